@@ -35,14 +35,20 @@ pub mod bench;
 mod buffer;
 mod communication;
 mod communicator;
+pub mod control;
 mod error;
+mod grpc;
 mod header;
 mod in_process;
 mod messages;
 mod options;
 pub mod pack;
+mod process_group;
 pub mod reduce;
+mod shared_memory;
+mod status;
 mod transport;
+mod wire;
 
 pub use buffer::{Buffer, DType, Element};
 pub use communication::{CommunicationImplementation, CommunicationOptions};
@@ -50,12 +56,13 @@ pub use communicator::{
     AbortHandle, AbortTarget, Communicator, CommunicatorExt, Description, GatherTarget, Gathered,
     chunk_range,
 };
-pub use error::{CollectiveError, Result};
+pub use error::{CollectiveError, MissingRank, Result};
 pub use header::{OperationHeader, OperationKind};
 pub use in_process::{
     InProcessCommunicator, InProcessTransport, in_process, in_process_transports,
 };
 pub use messages::TransportCommunicator;
 pub use options::{Algorithm, GroupOptions, Order};
+pub use process_group::{ProcessGroupOptions, ProcessTransport};
 pub use reduce::ReduceOp;
 pub use transport::{SEGMENTS_IN_FLIGHT, Transport};

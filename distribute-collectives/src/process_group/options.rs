@@ -1,0 +1,102 @@
+//! Settings of a group whose ranks are processes.
+
+use std::time::Duration;
+
+use crate::control::security::Security;
+use crate::options::GroupOptions;
+
+/// What carries the bytes between the ranks of a group of processes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
+pub enum ProcessTransport {
+    /// Shared memory between ranks that can share it, gRPC between the others.
+    #[default]
+    Auto,
+    /// Shared memory only; joining fails when two ranks cannot share memory.
+    SharedMemory,
+    /// gRPC only, also between ranks of one host.
+    Grpc,
+}
+
+/// Settings of one rank of a group of processes. All ranks must have the same addresses, name,
+/// generation, transport, token and [`GroupOptions`].
+#[derive(Debug, Clone)]
+pub struct ProcessGroupOptions {
+    pub(crate) rank: usize,
+    pub(crate) addresses: Vec<String>,
+    pub(crate) group: GroupOptions,
+    pub(crate) transport: ProcessTransport,
+    pub(crate) rendezvous_timeout: Duration,
+    pub(crate) heartbeat_interval: Duration,
+    pub(crate) heartbeat_misses: u32,
+    pub(crate) lanes: usize,
+    pub(crate) max_message_bytes: usize,
+    pub(crate) security: Security,
+}
+
+impl ProcessGroupOptions {
+    /// Rank `rank` of the group whose rank `i` listens at `addresses[i]` (`host:port`).
+    pub fn new(
+        rank: usize,
+        addresses: impl IntoIterator<Item = impl Into<String>>,
+    ) -> ProcessGroupOptions {
+        ProcessGroupOptions {
+            rank,
+            addresses: addresses.into_iter().map(Into::into).collect(),
+            group: GroupOptions::default(),
+            transport: ProcessTransport::Auto,
+            rendezvous_timeout: Duration::from_secs(60),
+            heartbeat_interval: Duration::from_millis(500),
+            heartbeat_misses: 6,
+            lanes: 1,
+            max_message_bytes: 4 << 20,
+            security: Security::default(),
+        }
+    }
+
+    /// Name, generation, deadline, algorithm and order of the group.
+    pub fn group(mut self, group: GroupOptions) -> Self {
+        self.group = group;
+        self
+    }
+
+    /// What carries the bytes (default [`ProcessTransport::Auto`]).
+    pub fn transport(mut self, transport: ProcessTransport) -> Self {
+        self.transport = transport;
+        self
+    }
+
+    /// How long to wait for the other ranks when joining (default 60 s).
+    pub fn rendezvous_timeout(mut self, timeout: Duration) -> Self {
+        self.rendezvous_timeout = timeout;
+        self
+    }
+
+    /// A rank that has not been heard of for `misses` intervals counts as stopped (default 6
+    /// times 500 ms). Both must be at least 1.
+    pub fn heartbeat(mut self, interval: Duration, misses: u32) -> Self {
+        self.heartbeat_interval = interval;
+        self.heartbeat_misses = misses;
+        self
+    }
+
+    /// TCP connections between each pair of ranks for gRPC data (default 1). More help where one
+    /// connection does not fill the network.
+    pub fn lanes(mut self, lanes: usize) -> Self {
+        self.lanes = lanes;
+        self
+    }
+
+    /// The largest data message that a peer may send (default 4 MiB); a larger one closes the
+    /// connection with an error.
+    pub fn max_message_bytes(mut self, bytes: usize) -> Self {
+        self.max_message_bytes = bytes;
+        self
+    }
+
+    /// Token and certificates (default: none, allowed on loopback addresses only).
+    pub fn security(mut self, security: Security) -> Self {
+        self.security = security;
+        self
+    }
+}

@@ -1,0 +1,1 @@
+//! Ranks of one host: buffers and meetings in a shared segment.

@@ -1,0 +1,170 @@
+//! What this process knows about its group: the operation that runs here, and the first failure.
+//!
+//! One value per rank of a group between processes, shared by the thread that calls operations
+//! (it waits for data and asks whether to give up) and the control thread (it hears of lost and
+//! silent ranks, and tells the others what went wrong here).
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::error::{CollectiveError, Result};
+use crate::header::OperationHeader;
+
+/// Why a group ended. The operation that it ended is added where it is reported.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Trouble {
+    /// A rank's process ended, or it left the group.
+    Lost { rank: usize, reason: String },
+    /// A rank is connected but has not been heard of for this long.
+    Silent { rank: usize, elapsed: Duration },
+    /// An error that says all there is to say: a mismatch, a deadline, an abort.
+    Ended(CollectiveError),
+}
+
+impl Trouble {
+    /// The error of the operation that this ended.
+    pub(crate) fn into_error(self, header: &OperationHeader) -> CollectiveError {
+        let (op, sequence) = (header.kind, header.sequence);
+        match self {
+            Trouble::Lost { rank, reason } => CollectiveError::PeerLost {
+                rank,
+                op,
+                sequence,
+                reason,
+            },
+            Trouble::Silent { rank, elapsed } => CollectiveError::Timeout {
+                missing: vec![rank],
+                op,
+                sequence,
+                elapsed,
+            },
+            Trouble::Ended(error) => error,
+        }
+    }
+}
+
+/// A trouble and the first operation that it concerns.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Failure {
+    pub(crate) trouble: Trouble,
+    /// The rank at fault had done its part of all operations before this one.
+    pub(crate) from_sequence: u64,
+}
+
+/// Called once, by the thread that notes the first failure.
+type Waker = Box<dyn Fn() + Send>;
+
+#[derive(Default)]
+struct Inner {
+    running: Option<OperationHeader>,
+    /// In the order in which they were noted; a rank that left after its last operation is in it.
+    failures: Vec<Failure>,
+    wakers: Vec<Waker>,
+}
+
+/// The state of one rank's membership.
+#[derive(Default)]
+pub(crate) struct GroupStatus {
+    failed: AtomicBool,
+    inner: Mutex<Inner>,
+}
+
+impl GroupStatus {
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        // The lock is never held across code that can panic half-way through a change.
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Registers what wakes a thread of this process that waits; called for every noted failure.
+    /// It must not block and must not call back into this value.
+    pub(crate) fn on_failure(&self, waker: impl Fn() + Send + 'static) {
+        self.lock().wakers.push(Box::new(waker));
+    }
+
+    /// Notes the operation that this rank has begun.
+    pub(crate) fn begin(&self, header: &OperationHeader) {
+        self.lock().running = Some(*header);
+    }
+
+    /// Notes that this rank has left the operation it had begun.
+    pub(crate) fn end(&self) {
+        self.lock().running = None;
+    }
+
+    /// The operation that this rank is in.
+    pub(crate) fn running(&self) -> Option<OperationHeader> {
+        self.lock().running
+    }
+
+    /// Notes a failure and wakes whoever waits.
+    pub(crate) fn fail(&self, failure: Failure) {
+        let mut inner = self.lock();
+        inner.failures.push(failure);
+        self.failed.store(true, Ordering::Release);
+        inner.wakers.iter().for_each(|wake| wake());
+    }
+
+    /// The first failure, whatever operation it concerns.
+    pub(crate) fn first_failure(&self) -> Option<Failure> {
+        self.lock().failures.first().cloned()
+    }
+
+    /// Whether to give up the operation: the cheap question for loops that wait.
+    ///
+    /// # Errors
+    /// The first failure that concerns this operation.
+    pub(crate) fn check(&self, header: &OperationHeader) -> Result<()> {
+        if !self.failed.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let inner = self.lock();
+        let concerns = |failure: &&Failure| failure.from_sequence <= header.sequence;
+        match inner.failures.iter().find(concerns) {
+            Some(failure) => Err(failure.trouble.clone().into_error(header)),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicUsize;
+
+    use super::*;
+    use crate::header::OperationKind;
+
+    fn header(sequence: u64) -> OperationHeader {
+        OperationHeader::new(OperationKind::AllReduce, 0, sequence)
+    }
+
+    #[test]
+    fn a_rank_that_left_ends_only_operations_it_did_not_do() {
+        let status = GroupStatus::default();
+        let woken = Arc::new(AtomicUsize::new(0));
+        let count = woken.clone();
+        status.on_failure(move || {
+            count.fetch_add(1, Ordering::SeqCst);
+        });
+        let trouble = Trouble::Lost {
+            rank: 3,
+            reason: "it left".to_string(),
+        };
+        status.fail(Failure {
+            trouble,
+            from_sequence: 5,
+        });
+        assert_eq!(woken.load(Ordering::SeqCst), 1);
+        assert_eq!(status.check(&header(4)), Ok(()));
+        let error = status.check(&header(5)).unwrap_err();
+        assert!(matches!(
+            error,
+            CollectiveError::PeerLost {
+                rank: 3,
+                sequence: 5,
+                ..
+            }
+        ));
+    }
+}

@@ -1,0 +1,1 @@
+//! Operation headers and data frames as bytes.
