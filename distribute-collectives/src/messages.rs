@@ -3,7 +3,8 @@
 use std::ops::Range;
 
 use crate::algorithm::{
-    Exchange, chain, gather, halving_doubling, hierarchical, ordered, point_to_point, ring,
+    Exchange, chain, direct_exchange, gather, halving_doubling, hierarchical, ordered,
+    point_to_point, ring,
 };
 use crate::auto;
 use crate::buffer::{Buffer, DType, Element, with_dtype};
@@ -107,6 +108,7 @@ impl<T: Transport> TransportCommunicator<T> {
             (Algorithm::Chain, _) | (Algorithm::Hierarchical { .. }, Order::Canonical) => {
                 chain::all_reduce::<E>(&mut exchange)
             }
+            (Algorithm::DirectExchange, _) => direct_exchange::all_reduce::<E>(&mut exchange),
             (_, Order::Canonical) => ordered::all_reduce::<E>(&mut exchange),
             (Algorithm::HalvingDoubling, _) => halving_doubling::all_reduce::<E>(&mut exchange),
             (Algorithm::Hierarchical { ranks_per_host }, _) => {
@@ -260,11 +262,8 @@ impl<T: Transport> Communicator for TransportCommunicator<T> {
     fn describe(&self) -> Description {
         let options = &self.options;
         let reason = match options.get_algorithm() {
-            Algorithm::Auto if options.get_order() == Order::Canonical => {
-                auto::select(Algorithm::Auto, Order::Canonical, self.world_size(), 0).reason
-            }
-            Algorithm::Auto => "halving_doubling up to 64 KiB, ring above",
-            _ => "asked for by name",
+            Algorithm::Auto => auto::explain(options.get_order(), self.world_size()),
+            _ => "asked for by name".to_string(),
         };
         Description {
             group: options.get_name().to_string(),
@@ -273,7 +272,7 @@ impl<T: Transport> Communicator for TransportCommunicator<T> {
             algorithm: options.get_algorithm(),
             transport: self.transport.name().to_string(),
             order: options.get_order(),
-            reason: reason.to_string(),
+            reason,
         }
     }
 }

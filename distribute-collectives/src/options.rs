@@ -39,6 +39,9 @@ pub enum Algorithm {
     Chain,
     /// Recursive halving and doubling: about `2 log2(world size)` steps; for small buffers.
     HalvingDoubling,
+    /// Every rank sends its whole buffer to every other rank: one step, for the smallest buffers;
+    /// always canonical.
+    DirectExchange,
     /// First inside a host, then a ring between one rank of each host, then inside the host again.
     Hierarchical {
         /// Ranks on one host; host `h` has the ranks from `h * ranks_per_host`. The last host may
@@ -55,6 +58,7 @@ impl fmt::Display for Algorithm {
             Algorithm::Ring => f.write_str("ring"),
             Algorithm::Chain => f.write_str("chain"),
             Algorithm::HalvingDoubling => f.write_str("halving_doubling"),
+            Algorithm::DirectExchange => f.write_str("direct_exchange"),
             Algorithm::Hierarchical { ranks_per_host } => {
                 write!(f, "hierarchical({ranks_per_host} ranks per host)")
             }

@@ -183,6 +183,21 @@ impl Exchange<'_, '_> {
             })
     }
 
+    /// Combines a range of this rank with the same elements that all other ranks send, in rank
+    /// order and rounded once.
+    pub(crate) fn combine_in_order<T: Element>(&mut self, own: Range<usize>) -> Result<()> {
+        let rank = self.rank();
+        for from in 0..self.size {
+            match (from == rank, from) {
+                (true, 0) => self.load::<T>(own.clone()),
+                (true, _) => self.add_own::<T>(own.clone()),
+                (false, _) => self.receive_wide::<T>(from, own.len(), from == 0)?,
+            }
+        }
+        self.store::<T>(own);
+        Ok(())
+    }
+
     /// Sends the scratch accumulator as it is (half types travel as `f32`).
     pub(crate) fn send_partial<T: Element>(&mut self, to: usize, len: usize) -> Result<()> {
         let acc = accumulator::<T>(self.scratch, len);

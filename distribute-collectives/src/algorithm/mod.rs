@@ -10,9 +10,11 @@
 //! | `chain` | chain | `2(P-1)`, pipelined | `S` or `2S` (see the module for half types) |
 //! | `halving_doubling` | Rabenseifner | `2 log2 P` (+2) | `2S(P-1)/P` (+`S`) |
 //! | `hierarchical` | host, ring of hosts, host | `2 + 2(H-1)` | a host sends `2S(H-1)/H` |
+//! | `direct_exchange` | everybody sends everything | 1 | `S(P-1)` |
 //! | `ordered` | canonical order for ring and halving_doubling | `2(P-1)` | `2S(P-1)/P` |
 
 pub(crate) mod chain;
+pub(crate) mod direct_exchange;
 mod exchange;
 pub(crate) mod gather;
 pub(crate) mod halving_doubling;
