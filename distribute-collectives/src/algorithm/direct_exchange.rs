@@ -32,3 +32,23 @@ pub(crate) fn all_reduce<T: Element>(exchange: &mut Exchange<'_, '_>) -> Result<
     }
     Ok(())
 }
+
+/// Reduce to one rank: the others send it their vectors, and it combines them in rank order.
+///
+/// The chain needs fewer bytes at the root; this is what gives the same bits as [`all_reduce`] when
+/// partial results would be rounded on the wire.
+pub(crate) fn reduce<T: Element>(exchange: &mut Exchange<'_, '_>, root: usize) -> Result<()> {
+    let (rank, size, vector) = (exchange.rank(), exchange.size, 0..exchange.len);
+    if size < 2 {
+        return Ok(());
+    }
+    for index in 0..exchange.segments(&vector) {
+        let range = segment_of(&vector, exchange.segment, index);
+        if rank == root {
+            exchange.combine_in_order::<T>(range)?;
+        } else {
+            exchange.send::<T>(root, range)?;
+        }
+    }
+    Ok(())
+}
