@@ -42,6 +42,7 @@ mod header;
 mod in_process;
 mod messages;
 mod options;
+pub mod overlap;
 pub mod pack;
 mod process_group;
 pub mod reduce;
