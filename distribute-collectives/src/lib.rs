@@ -42,6 +42,7 @@ mod header;
 mod in_process;
 mod messages;
 mod options;
+pub mod overlap;
 pub mod pack;
 mod process_group;
 pub mod reduce;
@@ -62,7 +63,7 @@ pub use in_process::{
     InProcessCommunicator, InProcessTransport, in_process, in_process_transports,
 };
 pub use messages::TransportCommunicator;
-pub use options::{Algorithm, GroupOptions, Order};
+pub use options::{Algorithm, GroupOptions, Order, WireType};
 pub use process_group::{ProcessGroupOptions, ProcessTransport};
 pub use reduce::ReduceOp;
 pub use transport::{SEGMENTS_IN_FLIGHT, Transport};

@@ -23,13 +23,14 @@ struct Case {
 }
 
 impl Case {
-    fn algorithms(&self) -> [Algorithm; 5] {
+    fn algorithms(&self) -> [Algorithm; 6] {
         let ranks_per_host = self.ranks_per_host;
         [
             Algorithm::Direct,
             Algorithm::Ring,
             Algorithm::Chain,
             Algorithm::HalvingDoubling,
+            Algorithm::DirectExchange,
             Algorithm::Hierarchical { ranks_per_host },
         ]
     }

@@ -69,6 +69,7 @@ fn only_the_first_call_allocates() {
         Algorithm::Ring,
         Algorithm::Chain,
         Algorithm::HalvingDoubling,
+        Algorithm::DirectExchange,
         Algorithm::Hierarchical { ranks_per_host: 2 },
     ] {
         for order in [Order::Fast, Order::Canonical] {
