@@ -40,6 +40,7 @@ mod error;
 mod grpc;
 mod header;
 mod in_process;
+mod link_cost;
 mod messages;
 mod options;
 pub mod overlap;
@@ -62,6 +63,7 @@ pub use header::{OperationHeader, OperationKind};
 pub use in_process::{
     InProcessCommunicator, InProcessTransport, in_process, in_process_transports,
 };
+pub use link_cost::LinkCost;
 pub use messages::TransportCommunicator;
 pub use options::{Algorithm, GroupOptions, Order, WireType};
 pub use process_group::{ProcessGroupOptions, ProcessTransport};

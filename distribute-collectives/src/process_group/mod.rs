@@ -1,11 +1,5 @@
 //! Groups whose ranks are processes: joining, and the communicator that comes of it.
 
-mod bound;
-mod communicator;
-mod hosts;
-mod mixed;
 mod options;
 
-pub use bound::BoundProcessGroup;
-pub use communicator::ProcessCommunicator;
 pub use options::{ProcessGroupOptions, ProcessTransport};
