@@ -125,6 +125,23 @@ impl GroupStatus {
             None => Ok(()),
         }
     }
+
+    /// As [`check`](Self::check), for a point-to-point call with rank `peer`: only that rank's loss
+    /// ends it, however many collective operations the rank had done before it left.
+    pub(crate) fn check_peer(&self, header: &OperationHeader, peer: usize) -> Result<()> {
+        if !self.failed.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let inner = self.lock();
+        let concerns = |failure: &&Failure| match failure.trouble {
+            Trouble::Lost { rank, .. } => rank == peer,
+            _ => failure.from_sequence <= header.sequence,
+        };
+        match inner.failures.iter().find(concerns) {
+            Some(failure) => Err(failure.trouble.clone().into_error(header)),
+            None => Ok(()),
+        }
+    }
 }
 
 #[cfg(test)]

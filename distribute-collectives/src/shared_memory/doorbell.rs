@@ -1,0 +1,246 @@
+//! Counters that members publish, and waiting for them.
+//!
+//! A member has one doorbell: a futex word that counts rings, and a word that says for which
+//! counter of which member it waits (0: it does not). Waiting:
+//!
+//! 1. poll for some microseconds, when every member can have a core;
+//! 2. read the bell, say for what it waits, a full fence, look at the counter once more;
+//! 3. sleep until the bell is no longer what was read in step 2.
+//!
+//! Publishing: write the counter, a full fence, then ring the members that wait for just this
+//! counter of this member. The two fences make it impossible that the publisher sees nobody
+//! waiting and the waiter sees the old counter. A ring between steps 2 and 3 changes the bell, so
+//! the kernel refuses to sleep. Whoever rings takes the "waits for" word back to 0, so that one
+//! sleep costs one ring.
+//!
+//! A note of a failure (another thread of the same process) rings the same bell, so a sleeping
+//! member looks at the failures at once.
+
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+use std::time::{Duration, Instant};
+
+use rustix::thread::futex::{self, Flags, Timespec};
+
+use crate::error::{CollectiveError, Result};
+use crate::header::{OperationHeader, OperationKind};
+use crate::shared_memory::layout::{Counter, Layout};
+use crate::shared_memory::segment::Segment;
+use crate::status::{Failure, GroupStatus, Trouble};
+
+/// How long a member polls before it sleeps: about as long as waking a process takes.
+const SPIN: Duration = Duration::from_micros(10);
+
+/// One member's view of the segment.
+pub(crate) struct Shared {
+    pub(crate) segment: Segment,
+    pub(crate) layout: Layout,
+    /// This member, from 0.
+    pub(crate) me: usize,
+    /// The rank of each member in the whole group, ascending.
+    pub(crate) ranks: Vec<usize>,
+}
+
+/// An operation that waits: what it is, since when, and until when.
+pub(crate) struct Operation<'a> {
+    pub(crate) status: &'a Arc<GroupStatus>,
+    pub(crate) header: OperationHeader,
+    pub(crate) begin: Instant,
+    pub(crate) deadline: Option<Instant>,
+    /// The other member of a point-to-point call: the only one that matters then.
+    pub(crate) only_peer: bool,
+}
+
+impl Shared {
+    pub(crate) fn members(&self) -> usize {
+        self.layout.members
+    }
+
+    /// All members but this one.
+    pub(crate) fn peers(&self) -> impl Iterator<Item = usize> {
+        let me = self.me;
+        (0..self.members()).filter(move |member| *member != me)
+    }
+
+    /// How far a member is.
+    pub(crate) fn counter(&self, member: usize, counter: Counter) -> u64 {
+        let at = self.layout.counter(member, counter);
+        self.segment.long(at).load(Ordering::Acquire)
+    }
+
+    /// Publishes this member's counter; what it wrote before is visible to who sees it.
+    pub(crate) fn announce(&self, counter: Counter, value: u64) {
+        let at = self.layout.counter(self.me, counter);
+        self.segment.long(at).store(value, Ordering::Release);
+        fence(Ordering::SeqCst);
+        for peer in self.peers() {
+            self.ring_if_waiting(peer, counter);
+        }
+    }
+
+    /// What a member that waits for `counter` of `member` writes.
+    fn reason(member: usize, counter: Counter) -> u32 {
+        ((counter as u32) << 16) | (member as u32 + 1)
+    }
+
+    /// The caller has published something and fenced.
+    pub(crate) fn ring_if_waiting(&self, peer: usize, counter: Counter) {
+        let waiting = self.segment.word(self.layout.waiting(peer));
+        let reason = Shared::reason(self.me, counter);
+        if waiting.load(Ordering::Relaxed) == reason
+            && waiting
+                .compare_exchange(reason, 0, Ordering::Relaxed, Ordering::Relaxed)
+                .is_ok()
+        {
+            self.ring(peer);
+        }
+    }
+
+    /// Wakes a member, or keeps it from falling asleep.
+    pub(crate) fn ring(&self, member: usize) {
+        let bell = self.segment.word(self.layout.bell(member));
+        bell.fetch_add(1, Ordering::SeqCst);
+        // Not `PRIVATE`: the sleeper is in another process. An error would mean that the address
+        // is not mapped; it is.
+        let _ = futex::wake(bell, Flags::empty(), 1);
+    }
+
+    /// Blocks until every other member's counter is at least `value`.
+    pub(crate) fn wait_all(
+        &self,
+        operation: &Operation<'_>,
+        counter: Counter,
+        value: u64,
+    ) -> Result<()> {
+        self.peers()
+            .try_for_each(|peer| self.wait_one(operation, peer, counter, value))
+    }
+
+    /// Blocks until the member's counter is at least `value`.
+    pub(crate) fn wait_one(
+        &self,
+        operation: &Operation<'_>,
+        peer: usize,
+        counter: Counter,
+        value: u64,
+    ) -> Result<()> {
+        let word = self.segment.long(self.layout.counter(peer, counter));
+        self.wait(operation, peer, counter, || {
+            word.load(Ordering::Acquire) >= value
+        })
+    }
+
+    /// Blocks until `ready`, which `peer` makes true before it rings for `counter`.
+    pub(crate) fn wait(
+        &self,
+        operation: &Operation<'_>,
+        peer: usize,
+        counter: Counter,
+        ready: impl Fn() -> bool,
+    ) -> Result<()> {
+        if ready() || (self.layout.may_spin && poll(&ready)) {
+            return Ok(());
+        }
+        let bell = self.segment.word(self.layout.bell(self.me));
+        let waiting = self.segment.word(self.layout.waiting(self.me));
+        loop {
+            let rings = bell.load(Ordering::SeqCst);
+            waiting.store(Shared::reason(peer, counter), Ordering::SeqCst);
+            fence(Ordering::SeqCst);
+            let done = ready();
+            // What is there counts, even when the member that wrote it has gone since.
+            let go_on = match done {
+                true => Ok(()),
+                false => operation.check(self, peer),
+            };
+            if done || go_on.is_err() {
+                waiting.store(0, Ordering::SeqCst);
+                return go_on;
+            }
+            let left = operation.left();
+            if left == Some(Duration::ZERO) {
+                waiting.store(0, Ordering::SeqCst);
+                return Err(operation.time_out(self, peer));
+            }
+            let left = left.and_then(|left| Timespec::try_from(left).ok());
+            // Every outcome (woken, rung before, interrupted, timed out) means: look again.
+            let _ = futex::wait(bell, Flags::empty(), rings, left.as_ref());
+        }
+    }
+}
+
+/// Polls for a while; whether it helped.
+fn poll(ready: &impl Fn() -> bool) -> bool {
+    let begin = Instant::now();
+    loop {
+        for _ in 0..64 {
+            if ready() {
+                return true;
+            }
+            std::hint::spin_loop();
+        }
+        if begin.elapsed() >= SPIN {
+            return false;
+        }
+    }
+}
+
+impl<'a> Operation<'a> {
+    /// Begins now and has `timeout` until its deadline.
+    pub(crate) fn new(
+        status: &'a Arc<GroupStatus>,
+        header: OperationHeader,
+        timeout: Duration,
+    ) -> Self {
+        let begin = Instant::now();
+        Operation {
+            status,
+            header,
+            begin,
+            deadline: begin.checked_add(timeout),
+            only_peer: matches!(header.kind, OperationKind::Send | OperationKind::Recv),
+        }
+    }
+
+    /// Time until the deadline; `None` without one.
+    fn left(&self) -> Option<Duration> {
+        let now = Instant::now();
+        self.deadline
+            .map(|deadline| deadline.saturating_duration_since(now))
+    }
+
+    fn check(&self, shared: &Shared, peer: usize) -> Result<()> {
+        match self.only_peer {
+            true => self.status.check_peer(&self.header, shared.ranks[peer]),
+            false => self.status.check(&self.header),
+        }
+    }
+
+    /// Ends the operation on all ranks because its deadline has passed.
+    fn time_out(&self, shared: &Shared, peer: usize) -> CollectiveError {
+        let late =
+            |member: &usize| shared.counter(*member, Counter::Arrived) <= self.header.sequence;
+        let mut missing: Vec<usize> = match self.only_peer {
+            true => Vec::new(),
+            false => shared.peers().filter(late).collect(),
+        };
+        if missing.is_empty() {
+            missing.push(peer);
+        }
+        self.fail(CollectiveError::Timeout {
+            missing: missing.iter().map(|member| shared.ranks[*member]).collect(),
+            op: self.header.kind,
+            sequence: self.header.sequence,
+            elapsed: self.begin.elapsed(),
+        })
+    }
+
+    /// Ends this and every later operation on all ranks with the error.
+    pub(crate) fn fail(&self, error: CollectiveError) -> CollectiveError {
+        self.status.fail(Failure {
+            trouble: Trouble::Ended(error.clone()),
+            from_sequence: self.header.sequence,
+        });
+        error
+    }
+}

@@ -1,0 +1,267 @@
+//! Ranks as real processes: this test binary starts itself again, told by a variable what to be.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::communicator::{Communicator, CommunicatorExt};
+use crate::error::CollectiveError;
+use crate::options::GroupOptions;
+use crate::reduce::ReduceOp;
+use crate::shared_memory::testing::{TellAll, soon, within_limit};
+use crate::shared_memory::tests::make_and_drop_groups;
+use crate::shared_memory::{Offer, Settings, SharedMemoryCommunicator, establish, find_leader};
+
+/// `<role> <rank> <world size>`.
+const ROLE: &str = "DISTRIBUTE_SHM_TEST_ROLE";
+
+struct Process(Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Starts one process per rank; each says its name and is told all names.
+fn start(role: &str, world_size: usize) -> Vec<Process> {
+    let program = std::env::current_exe().unwrap();
+    let mut ranks: Vec<Process> = (0..world_size)
+        .map(|rank| {
+            let test = "shared_memory::processes_test::a_rank";
+            let child = Command::new(&program)
+                .args([test, "--exact", "--nocapture", "--ignored", "-q"])
+                .env(ROLE, format!("{role} {rank} {world_size}"))
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .spawn();
+            Process(child.unwrap())
+        })
+        .collect();
+    let mut names = String::new();
+    for rank in &mut ranks {
+        let mut lines = BufReader::new(rank.0.stdout.as_mut().unwrap()).lines();
+        let name = lines.find_map(|line| {
+            let line = line.unwrap();
+            line.strip_prefix("NAME ").map(str::to_string)
+        });
+        names += &(name.unwrap() + "\n");
+    }
+    for rank in &mut ranks {
+        let mut stdin = rank.0.stdin.take().unwrap();
+        stdin.write_all(names.as_bytes()).unwrap();
+    }
+    ranks
+}
+
+fn join(rank: usize, world_size: usize, options: &GroupOptions) -> SharedMemoryCommunicator {
+    let offer = Offer::new().unwrap();
+    let hex: String = offer.name().iter().map(|b| format!("{b:02x}")).collect();
+    println!("\nNAME {hex}");
+    let names: Vec<Vec<u8>> = std::io::stdin()
+        .lines()
+        .take(world_size)
+        .map(|line| {
+            let line = line.unwrap();
+            let byte = |at: usize| u8::from_str_radix(&line[at..at + 2], 16).unwrap();
+            (0..line.len()).step_by(2).map(byte).collect()
+        })
+        .collect();
+    let attachment = find_leader(&names, rank, soon()).unwrap();
+    let ranks: Vec<usize> = (0..world_size).collect();
+    let (settings, status) = (Settings::default(), Arc::default());
+    let group = establish(offer, attachment, rank, &ranks, &settings, soon(), status).unwrap();
+    let abort = Arc::new(TellAll(Vec::new()));
+    SharedMemoryCommunicator::new(group, options.clone(), abort).unwrap()
+}
+
+#[test]
+#[ignore = "a rank of the other tests"]
+fn a_rank() {
+    let Ok(role) = std::env::var(ROLE) else {
+        return;
+    };
+    let words: Vec<&str> = role.split(' ').collect();
+    let number = |index: usize| words[index].parse::<usize>().unwrap();
+    match words[0] {
+        "sum" => sum(number(1), number(2)),
+        "die" => die(number(1), number(2)),
+        "bench" => bench::rank(number(1), number(2)),
+        "leak" => make_and_drop_groups(1000),
+        other => panic!("{other}"),
+    }
+}
+
+fn sum(rank: usize, world_size: usize) {
+    let mut endpoint = join(rank, world_size, &GroupOptions::default());
+    for count in [1, 100, 70_001, 1_000_003] {
+        let mut values: Vec<f64> = (0..count).map(|i| (i + rank) as f64).collect();
+        endpoint
+            .all_reduce(ReduceOp::Mean, &mut [(&mut values[..]).into()])
+            .unwrap();
+        let middle = (world_size - 1) as f64 / 2.0;
+        assert!(
+            values
+                .iter()
+                .enumerate()
+                .all(|(i, v)| *v == i as f64 + middle)
+        );
+        let all = endpoint.all_gather(&values[..count / (rank + 1)]).unwrap();
+        assert_eq!(all.rank(world_size - 1).len(), count / world_size);
+    }
+}
+
+/// Rank 1 stops in the middle; the others time out and name it.
+fn die(rank: usize, world_size: usize) {
+    let options = GroupOptions::default().timeout(Duration::from_millis(800));
+    let mut endpoint = join(rank, world_size, &options);
+    let mut values = vec![1.0_f32; 4_000_000];
+    for round in 0.. {
+        if rank == 1 && round == 3 {
+            rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL)
+                .unwrap();
+        }
+        let begin = Instant::now();
+        let result = endpoint.all_reduce(ReduceOp::Sum, &mut [(&mut values[..]).into()]);
+        if let Err(error) = result {
+            let CollectiveError::Timeout { missing, .. } = error else {
+                panic!("{error}");
+            };
+            assert_eq!((missing.as_slice(), round), (&[1][..], 3));
+            assert!(begin.elapsed() < Duration::from_secs(5));
+            return;
+        }
+    }
+}
+
+fn wait(mut process: Process) -> bool {
+    process.0.wait().unwrap().success()
+}
+
+#[test]
+fn processes_reduce_together() {
+    within_limit(|| {
+        for world_size in [1, 2, 4] {
+            let ranks = start("sum", world_size);
+            assert!(ranks.into_iter().all(wait));
+        }
+    });
+}
+
+fn named_memory() -> Vec<String> {
+    let entries = std::fs::read_dir("/dev/shm").into_iter().flatten();
+    let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    names.filter(|name| name.contains("distribute")).collect()
+}
+
+#[test]
+fn a_killed_process_is_named_and_leaves_nothing() {
+    within_limit(|| {
+        let ended: Vec<bool> = start("die", 3).into_iter().map(wait).collect();
+        assert_eq!(ended, [true, false, true]);
+        assert_eq!(named_memory(), [String::new(); 0]);
+    });
+}
+
+#[test]
+fn a_thousand_groups_leave_no_descriptor_and_no_mapping() {
+    within_limit(|| {
+        let program = std::env::current_exe().unwrap();
+        let test = "shared_memory::processes_test::a_rank";
+        let mut command = Command::new(program);
+        command.args([test, "--exact", "--ignored", "-q"]);
+        let child = command.env(ROLE, "leak").stdout(Stdio::null()).spawn();
+        assert!(wait(Process(child.unwrap())));
+    });
+}
+
+#[test]
+#[ignore = "a measurement; run it in release"]
+fn measure() {
+    let sizes = std::env::var("SHM_N").unwrap_or("2".to_string());
+    for world_size in sizes.split(',') {
+        let mut ranks = start("bench", world_size.parse().unwrap());
+        let stdout = ranks[0].0.stdout.take().unwrap();
+        for line in BufReader::new(stdout).lines() {
+            let line = line.unwrap();
+            if line.starts_with('{') {
+                println!("{line}");
+            }
+        }
+        assert!(ranks.into_iter().all(wait));
+    }
+}
+
+/// The measurement of `mpi_allreduce.c`, with the same sizes and keys.
+mod bench {
+    use super::*;
+
+    fn cpu_micros() -> f64 {
+        let stat = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
+        let nanos: f64 = stat.split(' ').next().unwrap().parse().unwrap();
+        nanos / 1e3
+    }
+
+    pub(super) fn rank(rank: usize, world_size: usize) {
+        let variable = |name: &str| std::env::var(name).ok();
+        let seconds: f64 = variable("SHM_SECS").map_or(0.5, |s| s.parse().unwrap());
+        let most: usize = variable("SHM_MAX").map_or(100 << 20, |s| s.parse().unwrap());
+        let mut endpoint = join(rank, world_size, &GroupOptions::default());
+        let mut values = vec![0.0_f32; most / 4];
+        for bytes in [4 << 10, 64 << 10, 1 << 20, 16 << 20, 100 << 20, 400 << 20] {
+            if bytes <= most {
+                size(&mut endpoint, &mut values[..bytes / 4], seconds);
+            }
+        }
+    }
+
+    fn size(endpoint: &mut SharedMemoryCommunicator, values: &mut [f32], seconds: f64) {
+        let (rank, n) = (endpoint.rank(), endpoint.world_size());
+        values.fill(0.0);
+        let mut times = Vec::new();
+        let (mut begin, mut cpu) = (Instant::now(), cpu_micros());
+        for round in 0.. {
+            if round == 2 {
+                (begin, cpu) = (Instant::now(), cpu_micros());
+                times.clear();
+            }
+            endpoint.barrier().unwrap();
+            let started = Instant::now();
+            endpoint
+                .all_reduce(ReduceOp::Sum, &mut [(&mut *values).into()])
+                .unwrap();
+            let mut took = [started.elapsed().as_secs_f64() * 1e6];
+            let max = &mut [(&mut took[..]).into()];
+            endpoint.all_reduce(ReduceOp::Max, max).unwrap();
+            times.push(took[0]);
+            let enough = round >= 4 && begin.elapsed().as_secs_f64() > seconds;
+            let mut go = [u8::from(!enough && round < 4000)];
+            endpoint.broadcast(0, &mut [(&mut go[..]).into()]).unwrap();
+            if go[0] == 0 {
+                break;
+            }
+        }
+        let mut cpu = [(cpu_micros() - cpu) / times.len() as f64];
+        endpoint
+            .all_reduce(ReduceOp::Sum, &mut [(&mut cpu[..]).into()])
+            .unwrap();
+        times.sort_by(f64::total_cmp);
+        let (us, bytes) = (times[times.len() / 2], size_of_val(values));
+        let algbw = bytes as f64 / us / 1e3;
+        let busbw = algbw * 2.0 * (n - 1) as f64 / n as f64;
+        if rank == 0 {
+            println!(
+                "{{\"bench\":\"allreduce\",\"impl\":\"distribute-shm\",\"n\":{n},\
+                 \"bytes\":{bytes},\"iters\":{},\"us\":{us:.1},\"min_us\":{:.1},\
+                 \"max_us\":{:.1},\"algbw\":{algbw:.3},\"busbw\":{busbw:.3},\
+                 \"cpu_us\":{:.1}}}",
+                times.len(),
+                times[0],
+                times[times.len() - 1],
+                cpu[0]
+            );
+        }
+    }
+}
