@@ -37,7 +37,8 @@ mod communication;
 mod communicator;
 pub mod control;
 mod error;
-mod grpc;
+#[doc(hidden)]
+pub mod grpc;
 mod header;
 mod in_process;
 mod link_cost;
