@@ -67,6 +67,8 @@ pub use in_process::{
 pub use link_cost::LinkCost;
 pub use messages::TransportCommunicator;
 pub use options::{Algorithm, GroupOptions, Order, WireType};
-pub use process_group::{ProcessGroupOptions, ProcessTransport};
+pub use process_group::{
+    BoundProcessGroup, ProcessCommunicator, ProcessGroupOptions, ProcessTransport, loopback,
+};
 pub use reduce::ReduceOp;
 pub use transport::{SEGMENTS_IN_FLIGHT, Transport};

@@ -128,6 +128,52 @@ impl LinkCost {
         crossovers
     }
 
+    fn numbers(&self) -> [f64; 4] {
+        [
+            self.latency.as_secs_f64(),
+            self.ring_bytes_per_second,
+            self.halving_doubling_bytes_per_second,
+            self.direct_exchange_bytes_per_second,
+        ]
+    }
+
+    fn from_numbers(numbers: [f64; 4]) -> Self {
+        LinkCost {
+            latency: Duration::from_secs_f64(numbers[0].clamp(0.0, 1e6)),
+            ring_bytes_per_second: numbers[1],
+            halving_doubling_bytes_per_second: numbers[2],
+            direct_exchange_bytes_per_second: numbers[3],
+        }
+    }
+
+    /// For the other ranks.
+    pub(crate) fn to_bytes(self) -> Vec<u8> {
+        self.numbers().map(f64::to_le_bytes).concat()
+    }
+
+    /// What [`to_bytes`](Self::to_bytes) wrote; `None` when it is something else.
+    pub(crate) fn from_bytes(bytes: &[u8]) -> Option<LinkCost> {
+        let mut numbers = [0.0; 4];
+        if bytes.len() != 8 * numbers.len() {
+            return None;
+        }
+        for (number, bytes) in numbers.iter_mut().zip(bytes.chunks_exact(8)) {
+            *number = f64::from_le_bytes(bytes.try_into().ok()?);
+        }
+        let valid = numbers.iter().all(|number| number.is_finite() && *number >= 0.0);
+        valid.then(|| Self::from_numbers(numbers))
+    }
+
+    /// The higher latency and the lower bandwidths of two.
+    pub(crate) fn worst(&self, other: &LinkCost) -> LinkCost {
+        let (a, b) = (self.numbers(), other.numbers());
+        let mut worst = [a[0].max(b[0]), 0.0, 0.0, 0.0];
+        for index in 1..worst.len() {
+            worst[index] = a[index].min(b[index]);
+        }
+        Self::from_numbers(worst)
+    }
+
     /// Measures a group: `all_reduce` runs one with a given algorithm. All ranks must call it
     /// together; all get the same result: the slowest rank's.
     pub(crate) fn measure<C: Communicator>(
@@ -155,12 +201,12 @@ impl LinkCost {
         }
         let all = communicator.all_gather(&own)?;
         let worst = |index: usize| all.iter().map(|one| one[index]).fold(0.0, f64::max);
-        Ok(LinkCost {
-            latency: Duration::from_secs_f64(worst(0)),
-            ring_bytes_per_second: 1.0 / worst(1),
-            halving_doubling_bytes_per_second: 1.0 / worst(2),
-            direct_exchange_bytes_per_second: 1.0 / worst(3),
-        })
+        Ok(Self::from_numbers([
+            worst(0),
+            1.0 / worst(1),
+            1.0 / worst(2),
+            1.0 / worst(3),
+        ]))
     }
 }
 
@@ -200,6 +246,19 @@ mod tests {
         };
         let until = |cost: LinkCost| cost.crossovers(8)[1].0;
         assert!(until(far) > until(near));
+    }
+
+    #[test]
+    fn costs_travel_as_bytes() {
+        let cost = LinkCost::default();
+        assert_eq!(LinkCost::from_bytes(&cost.to_bytes()), Some(cost));
+        assert_eq!(LinkCost::from_bytes(&[0; 31]), None);
+        assert_eq!(LinkCost::from_bytes(&[0xff; 32]), None, "NaN is no cost");
+        let slower = LinkCost {
+            ring_bytes_per_second: 1e8,
+            ..cost
+        };
+        assert_eq!(cost.worst(&slower), slower);
     }
 
     #[test]

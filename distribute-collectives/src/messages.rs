@@ -78,6 +78,27 @@ impl<T: Transport> TransportCommunicator<T> {
         Ok(cost)
     }
 
+    /// Takes the costs that are known already, or measures them.
+    pub(crate) fn decide(
+        &mut self,
+        known: Option<LinkCost>,
+        ranks_per_host: Option<usize>,
+    ) -> Result<LinkCost> {
+        self.topology.ranks_per_host = ranks_per_host;
+        match known {
+            Some(cost) => {
+                self.topology.cost = cost;
+                self.topology.is_measured = true;
+                Ok(cost)
+            }
+            None => self.measure_links(),
+        }
+    }
+
+    pub(crate) fn transport_mut(&mut self) -> &mut T {
+        &mut self.transport
+    }
+
     fn segment_bytes(&self) -> usize {
         self.options
             .get_segment_bytes()

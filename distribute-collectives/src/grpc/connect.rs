@@ -47,6 +47,9 @@ pub(crate) struct DataTls {
 /// Checks the proof in a hello whose other properties are right.
 pub(crate) type Verify = Arc<dyn Fn(&Hello) -> std::result::Result<(), String> + Send + Sync>;
 
+/// Makes the proof for the hello to a rank, on a lane.
+pub(crate) type Prove = Arc<dyn Fn(usize, usize) -> String + Send + Sync>;
+
 /// What the links of a rank are to be.
 pub(crate) struct LinkConfig {
     pub(crate) rank: usize,
@@ -57,8 +60,8 @@ pub(crate) struct LinkConfig {
     pub(crate) lanes: usize,
     pub(crate) max_message_bytes: usize,
     pub(crate) tls: Option<DataTls>,
-    /// What this rank shows to the ranks that it connects to: printable ASCII.
-    pub(crate) proof: String,
+    /// What this rank shows to a rank that it connects to, on a lane: printable ASCII.
+    pub(crate) proof: Prove,
     pub(crate) verify: Verify,
     pub(crate) status: Arc<GroupStatus>,
 }
@@ -134,14 +137,14 @@ impl LinkConfig {
         Err(CollectiveError::InvalidOption { what })
     }
 
-    fn hello(&self, lane: usize) -> Hello {
+    fn hello(&self, peer: usize, lane: usize) -> Hello {
         Hello {
             group: self.group.clone(),
             generation: self.generation,
             world_size: self.world_size,
             rank: self.rank,
             lane,
-            proof: self.proof.clone(),
+            proof: (self.proof)(peer, lane),
         }
     }
 }

@@ -237,6 +237,18 @@ impl Links {
         moved
     }
 
+    /// Moves what can be moved; waits for at most `limit` when nothing can.
+    pub(crate) fn drive_within(&mut self, limit: Duration) {
+        if self.drive_once() {
+            return;
+        }
+        let lanes = self.peers.iter().flatten().flat_map(|peer| &peer.lanes);
+        let waiting = lanes.filter(|lane| lane.has_pending_output());
+        let mut fds: Vec<_> = waiting.map(|lane| pollfd(lane, false)).collect();
+        // An error of poll shows again, and is reported, in the operation itself.
+        let _ = wait(&mut fds, Some(limit));
+    }
+
     /// Whether something that was sent has not been handed to the kernel yet.
     pub(crate) fn has_pending_output(&self) -> bool {
         let mut lanes = self.peers.iter().flatten().flat_map(|peer| &peer.lanes);

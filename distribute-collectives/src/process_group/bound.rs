@@ -5,13 +5,16 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
+use rustls::pki_types::ServerName;
+
 use crate::communicator::AbortTarget;
-use crate::control::{Announcement, ControlPlane, JoinOptions, Listener};
+use crate::control::{
+    Announcement, ControlPlane, JoinOptions, Listener, data_proof, verify_data_proof,
+};
 use crate::error::{CollectiveError, Result};
 use crate::grpc::{DataListener, DataTls, GrpcTransport, LinkConfig, Links};
-use crate::link_cost::LinkCost;
 use crate::messages::TransportCommunicator;
-use crate::options::{Algorithm, GroupOptions};
+use crate::options::Algorithm;
 use crate::process_group::communicator::{Inner, ProcessCommunicator};
 use crate::process_group::hosts::Hosts;
 use crate::process_group::mixed::MixedTransport;
@@ -21,7 +24,6 @@ use crate::shared_memory::{
     find_leader,
 };
 use crate::status::GroupStatus;
-use crate::transport::Transport;
 
 /// A rank that listens but has not met the others yet; made by [`ProcessGroupOptions::bind`].
 #[derive(Debug)]
@@ -97,6 +99,7 @@ struct Joining {
     control: ControlPlane,
     status: Arc<GroupStatus>,
     abort: Arc<dyn AbortTarget>,
+    address: SocketAddr,
     deadline: Instant,
 }
 
@@ -139,29 +142,35 @@ impl BoundProcessGroup {
             ProcessTransport::Grpc => None,
             _ => Some(Offer::new()?),
         };
+        let address = self.address();
         let status = Arc::new(GroupStatus::default());
         let announcement = Announcement {
-            data_port: self.data_address.port(),
+            data_port: Some(self.data_address.port()),
             shared_memory: offer.as_ref().map(|o| o.name().to_vec()).unwrap_or_default(),
         };
-        let control = self.meet(announcement, status.clone())?;
-        let abort = control.abort_target();
+        let join = JoinOptions {
+            rank: self.options.rank,
+            addresses: self.options.addresses.clone(),
+            listener: self.listener,
+            group: self.options.group.get_name().to_string(),
+            generation: self.options.group.get_generation(),
+            options: self.options.agreement(),
+            rendezvous_timeout: self.options.rendezvous_timeout,
+            heartbeat_interval: self.options.heartbeat_interval,
+            heartbeat_misses: self.options.heartbeat_misses,
+            security: self.options.security.clone(),
+            announcement,
+        };
+        let control = ControlPlane::join(join, status.clone())?;
         let joining = Joining {
             options: self.options,
+            abort: control.abort_target(),
             control,
             status,
-            abort,
+            address,
             deadline,
         };
         joining.connect(offer, self.data, &self.routes)
-    }
-
-    fn meet(
-        &mut self,
-        announcement: Announcement,
-        status: Arc<GroupStatus>,
-    ) -> Result<ControlPlane> {
-        todo_join(self, announcement, status)
     }
 }
 
@@ -191,7 +200,9 @@ impl Joining {
         };
         let mut communicator = ProcessCommunicator {
             inner,
+            address: self.address,
             link_cost: None,
+            status: self.status,
             control: self.control,
         };
         communicator.choose(&self.options, &hosts)?;
@@ -248,6 +259,71 @@ impl Joining {
         establish(offer, attachment, rank, members, &settings, self.deadline, status)
     }
 
+    /// Connects to all ranks of other hosts.
+    fn connect_links(
+        &self,
+        hosts: &Hosts,
+        data: DataListener,
+        routes: &BTreeMap<usize, SocketAddr>,
+    ) -> Result<Links> {
+        let options = &self.options;
+        let (rank, world_size) = (options.rank, options.addresses.len());
+        let generation = options.group.get_generation();
+        let mut addresses = vec![None; world_size];
+        let mut keys = vec![[0; 32]; world_size];
+        for peer in self.control.peers() {
+            keys[peer.rank] = peer.session_key;
+            if hosts.members(rank).contains(&peer.rank) {
+                continue;
+            }
+            // Only higher ranks connect; what they connect to is the host of the control port.
+            let port = peer.announcement.data_port.unwrap_or(0);
+            let announced = SocketAddr::new(peer.ip, port);
+            addresses[peer.rank] = Some(*routes.get(&peer.rank).unwrap_or(&announced));
+        }
+        let keys = Arc::new(keys);
+        let own = keys.clone();
+        let config = LinkConfig {
+            rank,
+            world_size,
+            generation,
+            group: options.group.get_name().to_string(),
+            lanes: options.lanes,
+            max_message_bytes: options.max_message_bytes,
+            tls: self.data_tls()?,
+            proof: Arc::new(move |peer, lane| data_proof(&own[peer], generation, rank, lane)),
+            verify: Arc::new(move |hello| {
+                let key = keys.get(hello.rank).ok_or("it has no such rank")?;
+                let (rank, lane, proof) = (hello.rank, hello.lane, &hello.proof);
+                match verify_data_proof(key, generation, rank, lane, proof) {
+                    true => Ok(()),
+                    false => Err("it does not know the key of this pair of ranks".to_string()),
+                }
+            }),
+            status: self.status.clone(),
+        };
+        Links::connect(config, data, &addresses, Some(self.deadline))
+    }
+
+    fn data_tls(&self) -> Result<Option<DataTls>> {
+        let Some(tls) = self.options.security.data_tls()? else {
+            return Ok(None);
+        };
+        let names = self.options.addresses.iter().enumerate().map(|(rank, address)| {
+            let host = host_of(address);
+            ServerName::try_from(host.to_string()).map_err(|_| CollectiveError::Address {
+                rank,
+                address: address.clone(),
+                reason: "its host is no name or IP address that a certificate can have".to_string(),
+            })
+        });
+        Ok(Some(DataTls {
+            client: tls.client,
+            server: tls.server,
+            server_names: names.collect::<Result<_>>()?,
+        }))
+    }
+
     fn on_one_host(&self, local: LocalGroup) -> Result<Inner> {
         let options = self.options.group.clone();
         let direct = matches!(options.get_algorithm(), Algorithm::Auto | Algorithm::Direct);
@@ -275,4 +351,12 @@ impl Joining {
             }
         })
     }
+}
+
+/// The host of `host:port`; an IPv6 address stands in brackets.
+fn host_of(address: &str) -> &str {
+    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
+    host.strip_prefix('[')
+        .and_then(|host| host.strip_suffix(']'))
+        .unwrap_or(host)
 }

@@ -1,6 +1,9 @@
 //! One rank's endpoint of a group of processes.
 
+use std::net::SocketAddr;
 use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use crate::buffer::{Buffer, DType};
 use crate::communicator::{AbortHandle, Communicator, Description, GatherTarget};
@@ -9,9 +12,16 @@ use crate::error::Result;
 use crate::grpc::GrpcTransport;
 use crate::link_cost::LinkCost;
 use crate::messages::TransportCommunicator;
+use crate::options::Algorithm;
+use crate::process_group::hosts::Hosts;
 use crate::process_group::mixed::MixedTransport;
+use crate::process_group::options::ProcessGroupOptions;
 use crate::reduce::ReduceOp;
-use crate::shared_memory::SharedMemoryCommunicator;
+use crate::shared_memory::{LocalTransport, SharedMemoryCommunicator};
+use crate::status::GroupStatus;
+
+/// How long a rank that leaves waits for the others to take what it has sent.
+const FLUSH_PATIENCE: Duration = Duration::from_secs(2);
 
 /// One rank's endpoint of a group of processes; see
 /// [`ProcessGroupOptions`](crate::ProcessGroupOptions).
@@ -19,14 +29,17 @@ use crate::shared_memory::SharedMemoryCommunicator;
 /// Dropping it takes this rank out of the group: what it still owes to the others is sent, they
 /// are told, and its thread and connections end.
 pub struct ProcessCommunicator {
-    // Dropped in this order: data first, then the control plane that says good-bye.
     pub(super) inner: Inner,
+    pub(super) address: SocketAddr,
     pub(super) link_cost: Option<LinkCost>,
+    pub(super) status: Arc<GroupStatus>,
+    /// Dropped last: it says goodbye when all data has gone out.
     pub(super) control: ControlPlane,
 }
 
 pub(super) enum Inner {
     SharedMemory(Box<SharedMemoryCommunicator>),
+    Local(Box<TransportCommunicator<LocalTransport>>),
     Grpc(Box<TransportCommunicator<GrpcTransport>>),
     Mixed(Box<TransportCommunicator<MixedTransport>>),
 }
@@ -40,13 +53,51 @@ impl ProcessCommunicator {
 
     /// The address on which the other ranks, and any gRPC client, reach this rank's control
     /// services.
-    pub fn address(&self) -> std::net::SocketAddr {
-        self.control.address()
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Finds out, together with all ranks, what [`Algorithm::Auto`] decides from.
+    pub(super) fn choose(&mut self, options: &ProcessGroupOptions, hosts: &Hosts) -> Result<()> {
+        if options.group.get_algorithm() != Algorithm::Auto || self.world_size() < 2 {
+            return Ok(());
+        }
+        let ranks_per_host = hosts.ranks_per_host().filter(|ranks| *ranks > 1);
+        let ranks_per_host = ranks_per_host.filter(|_| hosts.count() > 1);
+        let known = self.agree(options.link_cost)?;
+        self.link_cost = match &mut self.inner {
+            Inner::SharedMemory(_) => None,
+            Inner::Local(inner) => Some(inner.decide(known, ranks_per_host)?),
+            Inner::Grpc(inner) => Some(inner.decide(known, ranks_per_host)?),
+            Inner::Mixed(inner) => Some(inner.decide(known, ranks_per_host)?),
+        };
+        Ok(())
+    }
+
+    /// The costs that were given, when they were given to all ranks: the worst of each.
+    fn agree(&self, own: Option<LinkCost>) -> Result<Option<LinkCost>> {
+        let all = self.control.all_gather(&own.map_or_else(Vec::new, LinkCost::to_bytes))?;
+        let costs = all.iter().map(|bytes| LinkCost::from_bytes(bytes));
+        Ok(costs.reduce(|a, b| Some(a?.worst(&b?))).flatten())
+    }
+
+    /// Hands what this rank still owes to the kernel, so that closing loses nothing.
+    fn flush(&mut self) {
+        if self.status.first_failure().is_some() {
+            return;
+        }
+        let deadline = Instant::now() + FLUSH_PATIENCE;
+        match &mut self.inner {
+            Inner::Grpc(inner) => inner.transport_mut().flush(deadline),
+            Inner::Mixed(inner) => inner.transport_mut().flush(deadline),
+            Inner::SharedMemory(_) | Inner::Local(_) => {}
+        }
     }
 
     fn get(&self) -> &dyn Communicator {
         match &self.inner {
             Inner::SharedMemory(communicator) => &**communicator,
+            Inner::Local(communicator) => &**communicator,
             Inner::Grpc(communicator) => &**communicator,
             Inner::Mixed(communicator) => &**communicator,
         }
@@ -55,9 +106,16 @@ impl ProcessCommunicator {
     fn get_mut(&mut self) -> &mut dyn Communicator {
         match &mut self.inner {
             Inner::SharedMemory(communicator) => &mut **communicator,
+            Inner::Local(communicator) => &mut **communicator,
             Inner::Grpc(communicator) => &mut **communicator,
             Inner::Mixed(communicator) => &mut **communicator,
         }
+    }
+}
+
+impl Drop for ProcessCommunicator {
+    fn drop(&mut self) {
+        self.flush();
     }
 }
 

@@ -10,7 +10,7 @@ use crate::header::{OperationHeader, OperationKind};
 use crate::shared_memory::{LocalGroup, Operation};
 use crate::status::{Failure, GroupStatus, Trouble};
 use crate::transport::Transport;
-use crate::wire::{HEADER_BYTES, decode_header, encode_header};
+use crate::wire::{FrameHeader, HEADER_BYTES};
 
 /// How long output that the kernel does not take yet may keep a rank from looking into its
 /// mailboxes again.
@@ -107,8 +107,13 @@ impl MixedTransport {
         while distance < size {
             let to = (self.rank + distance) % size;
             let from = (self.rank + size - distance) % size;
+            let own = FrameHeader {
+                operation: *header,
+                point_to_point: false,
+                number: 0,
+            };
             self.send_with(to, HEADER_BYTES, &mut |frame| {
-                frame.copy_from_slice(&encode_header(header));
+                frame.copy_from_slice(&own.encode());
             })?;
             let mut found = [0; HEADER_BYTES];
             self.receive_with(from, HEADER_BYTES, &mut |frame| found.copy_from_slice(frame))?;
@@ -124,8 +129,8 @@ impl MixedTransport {
         from: usize,
         found: &[u8; HEADER_BYTES],
     ) -> Result<()> {
-        let what = match decode_header(found) {
-            Ok(found) => match header.difference(&found) {
+        let what = match FrameHeader::decode(found) {
+            Ok(found) => match header.difference(&found.operation) {
                 None => return Ok(()),
                 Some(what) => what,
             },
@@ -218,7 +223,7 @@ impl Transport for MixedTransport {
         }
         let status = self.status.clone();
         let operation = Self::operation(&status, &running);
-        self.drive_until(|this| Ok(this.local.can_send(&operation, to)))?;
+        self.drive_until(|this| this.local.can_send(&operation, to))?;
         let scratch = &mut self.scratch;
         self.local.send_with(&operation, to, bytes, fill, scratch)
     }
@@ -235,7 +240,7 @@ impl Transport for MixedTransport {
         }
         let status = self.status.clone();
         let operation = Self::operation(&status, &running);
-        self.drive_until(|this| Ok(this.local.can_receive(&operation, from)))?;
+        self.drive_until(|this| this.local.can_receive(&operation, from))?;
         let scratch = &mut self.scratch;
         self.local
             .receive_with(&operation, from, bytes, consume, scratch)

@@ -1,5 +1,13 @@
 //! Groups whose ranks are processes: joining, and the communicator that comes of it.
 
+mod bound;
+mod communicator;
+mod hosts;
+mod loopback;
+mod mixed;
 mod options;
 
+pub use bound::BoundProcessGroup;
+pub use communicator::ProcessCommunicator;
+pub use loopback::loopback;
 pub use options::{ProcessGroupOptions, ProcessTransport};

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::control::security::Security;
+use crate::link_cost::LinkCost;
 use crate::options::GroupOptions;
 
 /// What carries the bytes between the ranks of a group of processes.
@@ -32,6 +33,7 @@ pub struct ProcessGroupOptions {
     pub(crate) lanes: usize,
     pub(crate) max_message_bytes: usize,
     pub(crate) security: Security,
+    pub(crate) link_cost: Option<LinkCost>,
 }
 
 impl ProcessGroupOptions {
@@ -51,6 +53,7 @@ impl ProcessGroupOptions {
             lanes: 1,
             max_message_bytes: 4 << 20,
             security: Security::default(),
+            link_cost: None,
         }
     }
 
@@ -91,6 +94,14 @@ impl ProcessGroupOptions {
     /// connection with an error.
     pub fn max_message_bytes(mut self, bytes: usize) -> Self {
         self.max_message_bytes = bytes;
+        self
+    }
+
+    /// What the links cost, from an earlier generation's
+    /// [`link_cost`](crate::ProcessCommunicator::link_cost): saves measuring them again. Counts
+    /// only when all ranks have one.
+    pub fn link_cost(mut self, cost: Option<LinkCost>) -> Self {
+        self.link_cost = cost;
         self
     }
 

@@ -134,6 +134,20 @@ impl LocalGroup {
             .map_err(|found| self.wrong_size(operation, from, found, bytes))
     }
 
+    /// Whether there is room for a segment to a rank of this host.
+    pub(crate) fn can_send(&self, operation: &Operation<'_>, to: usize) -> Result<bool> {
+        let (to, shared) = (self.peer(operation, to)?, &self.shared);
+        let mailbox = shared.layout.mailbox(shared.me, to, operation.only_peer);
+        Ok(shared.can_send(mailbox).is_some())
+    }
+
+    /// Whether there is a segment of a rank of this host.
+    pub(crate) fn can_receive(&self, operation: &Operation<'_>, from: usize) -> Result<bool> {
+        let (from, shared) = (self.peer(operation, from)?, &self.shared);
+        let mailbox = shared.layout.mailbox(from, shared.me, operation.only_peer);
+        Ok(shared.can_receive(mailbox).is_some())
+    }
+
     /// Blocks until there is room for a segment to a rank of this host.
     pub(crate) fn wait_to_send(&self, operation: &Operation<'_>, to: usize) -> Result<()> {
         let (to, shared) = (self.peer(operation, to)?, &self.shared);

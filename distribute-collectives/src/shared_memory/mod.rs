@@ -31,6 +31,7 @@ mod tests;
 mod windows;
 
 pub(crate) use direct::SharedMemoryCommunicator;
+pub(crate) use doorbell::Operation;
 pub(crate) use endpoint::LocalTransport;
 pub(crate) use group::{LocalGroup, Settings};
 pub(crate) use passing::{Attachment, Offer, establish, find_leader};
