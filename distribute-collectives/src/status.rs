@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::error::{CollectiveError, Result};
-use crate::header::OperationHeader;
+use crate::header::{OperationHeader, OperationKind};
 
 /// Why a group ended. The operation that it ended is added where it is reported.
 #[derive(Debug, Clone, PartialEq)]
@@ -58,9 +58,19 @@ type Waker = Box<dyn Fn() + Send>;
 #[derive(Default)]
 struct Inner {
     running: Option<OperationHeader>,
+    /// Number of collective operations that this rank has completed.
+    completed: u64,
     /// In the order in which they were noted; a rank that left after its last operation is in it.
     failures: Vec<Failure>,
     wakers: Vec<Waker>,
+}
+
+impl Inner {
+    /// The first failure that concerns this operation.
+    fn failure_of(&self, header: &OperationHeader) -> Option<&Failure> {
+        let concerns = |failure: &&Failure| failure.from_sequence <= header.sequence;
+        self.failures.iter().find(concerns)
+    }
 }
 
 /// The state of one rank's membership.
@@ -87,9 +97,22 @@ impl GroupStatus {
         self.lock().running = Some(*header);
     }
 
-    /// Notes that this rank has left the operation it had begun.
+    /// Notes that this rank has left the operation it had begun. It counts as completed unless a
+    /// failure that concerns it was noted before.
     pub(crate) fn end(&self) {
-        self.lock().running = None;
+        let mut inner = self.lock();
+        let Some(header) = inner.running.take() else {
+            return;
+        };
+        let point_to_point = matches!(header.kind, OperationKind::Send | OperationKind::Recv);
+        if !point_to_point && inner.failure_of(&header).is_none() {
+            inner.completed = header.sequence + 1;
+        }
+    }
+
+    /// Number of collective operations that this rank has completed.
+    pub(crate) fn completed(&self) -> u64 {
+        self.lock().completed
     }
 
     /// The operation that this rank is in.
@@ -105,6 +128,11 @@ impl GroupStatus {
         inner.wakers.iter().for_each(|wake| wake());
     }
 
+    /// All failures, in the order in which they were noted.
+    pub(crate) fn failures(&self) -> Vec<Failure> {
+        self.lock().failures.clone()
+    }
+
     /// The first failure, whatever operation it concerns.
     pub(crate) fn first_failure(&self) -> Option<Failure> {
         self.lock().failures.first().cloned()
@@ -118,9 +146,7 @@ impl GroupStatus {
         if !self.failed.load(Ordering::Acquire) {
             return Ok(());
         }
-        let inner = self.lock();
-        let concerns = |failure: &&Failure| failure.from_sequence <= header.sequence;
-        match inner.failures.iter().find(concerns) {
+        match self.lock().failure_of(header) {
             Some(failure) => Err(failure.trouble.clone().into_error(header)),
             None => Ok(()),
         }
@@ -150,10 +176,33 @@ mod tests {
     use std::sync::atomic::AtomicUsize;
 
     use super::*;
-    use crate::header::OperationKind;
 
     fn header(sequence: u64) -> OperationHeader {
         OperationHeader::new(OperationKind::AllReduce, 0, sequence)
+    }
+
+    #[test]
+    fn completed_counts_collective_operations_that_did_not_fail() {
+        let status = GroupStatus::default();
+        let run = |kind, sequence| {
+            status.begin(&OperationHeader::new(kind, 0, sequence));
+            status.end();
+        };
+        run(OperationKind::AllReduce, 0);
+        run(OperationKind::Send, 1);
+        assert_eq!(status.completed(), 1);
+        status.begin(&header(1));
+        let trouble = Trouble::Lost {
+            rank: 1,
+            reason: String::new(),
+        };
+        status.fail(Failure {
+            trouble,
+            from_sequence: 1,
+        });
+        status.end();
+        status.end();
+        assert_eq!((status.completed(), status.failures().len()), (1, 1));
     }
 
     #[test]
