@@ -37,6 +37,7 @@ mod communication;
 mod communicator;
 pub mod control;
 mod error;
+pub mod flight_record;
 mod grpc;
 mod header;
 mod in_process;
