@@ -37,6 +37,7 @@ mod communication;
 mod communicator;
 pub mod control;
 mod error;
+pub mod flight_record;
 #[doc(hidden)]
 pub mod grpc;
 mod header;

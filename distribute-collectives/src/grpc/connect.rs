@@ -325,7 +325,7 @@ impl<'a> Connect<'a> {
         let running = dial(
             socket.clone(),
             tls,
-            config.hello(lane),
+            config.hello(rank, lane),
             address.to_string(),
             config.max_message_bytes,
         );
