@@ -16,7 +16,11 @@ use crate::header::{OperationHeader, OperationKind};
 use crate::status::{Failure, GroupStatus, Trouble};
 use crate::wire::{FrameHeader, HEADER_BYTES, OVERHEAD_BYTES, PREFIX_BYTES, encode_prefix};
 
-/// Output per lane that HTTP/2 may hold before a send waits, unless two segments are more.
+/// Segments to one rank that a send never waits for.
+pub(super) const SEGMENTS_IN_FLIGHT: usize = 8;
+
+/// Output per lane that HTTP/2 may hold before a send waits, unless the segments in flight are
+/// more.
 const PENDING_BYTES: usize = 2 << 20;
 
 /// Received messages per lane that nobody has asked for: no more is read then, except by whoever
@@ -162,7 +166,7 @@ impl Links {
             let number = peer.sent[usize::from(point_to_point)];
             (number, (number % peer.lanes.len() as u64) as usize)
         };
-        let most = PENDING_BYTES.max(2 * (bytes + OVERHEAD_BYTES));
+        let most = PENDING_BYTES.max(SEGMENTS_IN_FLIGHT * (bytes + OVERHEAD_BYTES));
         if self.outstanding(to, lane) + bytes > most {
             self.wait_for(header, Goal::Room { to, lane }, |links| {
                 links.outstanding(to, lane) + bytes <= most
