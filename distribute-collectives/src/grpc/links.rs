@@ -36,7 +36,7 @@ const EXPLANATION: Duration = Duration::from_millis(200);
 /// The connections to one rank.
 pub(super) struct Peer {
     address: String,
-    lanes: Vec<Lane>,
+    pub(super) lanes: Vec<Lane>,
     /// Messages sent and received: of collective operations, of point-to-point calls.
     sent: [u64; 2],
     received: [u64; 2],
@@ -65,7 +65,7 @@ pub(crate) struct Links {
     rank: usize,
     max_message_bytes: usize,
     pub(super) peers: Vec<Option<Peer>>,
-    pool: Arc<Pool>,
+    pub(super) pool: Arc<Pool>,
     status: Arc<GroupStatus>,
     /// Readable when a failure was noted.
     pub(super) wake: Arc<OwnedFd>,
