@@ -234,7 +234,8 @@ mod tests {
             plausible in any::<bool>(),
         ) {
             if plausible {
-                bytes[..8].copy_from_slice(&[VERSION, bytes[1] & 3, bytes[2] & 7, 0, 0, 0, 0, 0]);
+                let (flags, kind) = (bytes[1] & 3, bytes[2] & 7);
+                bytes[..8].copy_from_slice(&[VERSION, flags, kind, 0, 0, 0, 0, 0]);
             }
             let bytes: [u8; HEADER_BYTES] = bytes.try_into().unwrap();
             if let Ok(header) = FrameHeader::decode(&bytes) {

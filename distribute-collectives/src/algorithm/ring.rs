@@ -7,9 +7,11 @@
 //!
 //! Each chunk has `segments` segments, and the loop runs over items (step, segment). What an item
 //! sends was received `segments` items before. The loop sends item `i` before it receives item
-//! `i - 1`, so that a segment travels while another one is reduced; items up to `i - 2` have been
-//! received by then, so at least 2 segments per chunk are needed. There are `steps * segments`
-//! items and one more round to receive the last one. (After gloo, `allreduce.cc`.)
+//! `i - ahead`, so that segments travel while another one is reduced; items up to
+//! `i - ahead - 1` have been received by then, so `ahead` is below the number of segments, of
+//! which there are at least 2. `ahead + 1` segments are in flight: as many as the transport holds.
+//! There are `steps * segments` items and `ahead` more rounds to receive the last ones. (After
+//! gloo, `allreduce.cc`, where `ahead` is 1.)
 //!
 //! - Steps: `2(P - 1)`. Bytes sent per rank: `2S(P - 1)/P`.
 //! - Order: chunk `c` is reduced in the order `c + 1, c + 2, ..., c` (modulo `P`).
@@ -63,7 +65,9 @@ fn run<T: Element>(
     let before = |back: usize| (rank + size - back) % size;
     let reducing = if phases == Phases::Both { size - 1 } else { 0 };
     let items = (reducing + size - 1) * segments;
-    for item in 0..=items {
+    let in_flight = exchange.transport.segments_in_flight();
+    let ahead = in_flight.min(segments).saturating_sub(1).max(1);
+    for item in 0..items + ahead {
         if item < items {
             let (step, index) = (item / segments, item % segments);
             let sent = if step < reducing {
@@ -73,8 +77,8 @@ fn run<T: Element>(
             };
             exchange.send::<T>(next, segment_of(&chunk(sent), segment, index))?;
         }
-        if item > 0 {
-            let (step, index) = ((item - 1) / segments, (item - 1) % segments);
+        if item >= ahead {
+            let (step, index) = ((item - ahead) / segments, (item - ahead) % segments);
             if step < reducing {
                 let range = segment_of(&chunk(before(step + 2)), segment, index);
                 exchange.receive_reduce::<T>(previous, range, step + 1 == reducing)?;

@@ -144,6 +144,7 @@ impl LinkConfig {
             world_size: self.world_size,
             rank: self.rank,
             lane,
+            lanes: self.lanes,
             proof: (self.proof)(peer, lane),
         }
     }
@@ -412,6 +413,10 @@ impl<'a> Connect<'a> {
         if hello.world_size != config.world_size {
             let (here, there) = (config.world_size, hello.world_size);
             return refuse(format!("the world size here is {here}, not {there}"));
+        }
+        if hello.lanes != config.lanes {
+            let (here, there) = (config.lanes, hello.lanes);
+            return refuse(format!("the number of lanes here is {here}, not {there}"));
         }
         let expected = config.rank < hello.rank && hello.rank < config.world_size;
         if !expected || !self.is_linked(hello.rank) || hello.lane >= config.lanes {

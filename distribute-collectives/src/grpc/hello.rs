@@ -22,6 +22,8 @@ pub(crate) struct Hello {
     pub(crate) world_size: usize,
     pub(crate) rank: usize,
     pub(crate) lane: usize,
+    /// Number of lanes of each pair of ranks.
+    pub(crate) lanes: usize,
     /// Shows that it may join; only whoever checks it knows how.
     pub(crate) proof: String,
 }
@@ -116,6 +118,7 @@ impl Hello {
             .header("distribute-world-size", self.world_size)
             .header("distribute-rank", self.rank)
             .header("distribute-lane", self.lane)
+            .header("distribute-lanes", self.lanes)
             .header("distribute-proof", HeaderValue::from_str(&self.proof)?)
             .body(())
     }
@@ -143,6 +146,7 @@ impl Hello {
             world_size: size("distribute-world-size")?,
             rank: size("distribute-rank")?,
             lane: size("distribute-lane")?,
+            lanes: size("distribute-lanes")?,
             proof: text("distribute-proof")?.to_string(),
         })
     }
@@ -165,6 +169,7 @@ mod tests {
             world_size: 5,
             rank: 4,
             lane: 1,
+            lanes: 2,
             proof: "0123abcd".to_string(),
         };
         let request = hello.request("127.0.0.1:1", false).unwrap();

@@ -16,7 +16,11 @@ use crate::header::{OperationHeader, OperationKind};
 use crate::status::{Failure, GroupStatus, Trouble};
 use crate::wire::{FrameHeader, HEADER_BYTES, OVERHEAD_BYTES, PREFIX_BYTES, encode_prefix};
 
-/// Output per lane that HTTP/2 may hold before a send waits, unless two segments are more.
+/// Segments to one rank that a send never waits for.
+pub(super) const SEGMENTS_IN_FLIGHT: usize = 8;
+
+/// Output per lane that HTTP/2 may hold before a send waits, unless the segments in flight are
+/// more.
 const PENDING_BYTES: usize = 2 << 20;
 
 /// Received messages per lane that nobody has asked for: no more is read then, except by whoever
@@ -32,7 +36,7 @@ const EXPLANATION: Duration = Duration::from_millis(200);
 /// The connections to one rank.
 pub(super) struct Peer {
     address: String,
-    lanes: Vec<Lane>,
+    pub(super) lanes: Vec<Lane>,
     /// Messages sent and received: of collective operations, of point-to-point calls.
     sent: [u64; 2],
     received: [u64; 2],
@@ -61,7 +65,7 @@ pub(crate) struct Links {
     rank: usize,
     max_message_bytes: usize,
     pub(super) peers: Vec<Option<Peer>>,
-    pool: Arc<Pool>,
+    pub(super) pool: Arc<Pool>,
     status: Arc<GroupStatus>,
     /// Readable when a failure was noted.
     pub(super) wake: Arc<OwnedFd>,
@@ -162,7 +166,7 @@ impl Links {
             let number = peer.sent[usize::from(point_to_point)];
             (number, (number % peer.lanes.len() as u64) as usize)
         };
-        let most = PENDING_BYTES.max(2 * (bytes + OVERHEAD_BYTES));
+        let most = PENDING_BYTES.max(SEGMENTS_IN_FLIGHT * (bytes + OVERHEAD_BYTES));
         if self.outstanding(to, lane) + bytes > most {
             self.wait_for(header, Goal::Room { to, lane }, |links| {
                 links.outstanding(to, lane) + bytes <= most
@@ -273,7 +277,10 @@ impl Links {
             lane.drive(0);
         }
         loop {
-            self.drive_once();
+            // Also reads: that is how the end of the other side shows.
+            for lane in self.peers.iter_mut().flatten().flat_map(|peer| &mut peer.lanes) {
+                lane.drive(READ_BYTES);
+            }
             let mut lanes = self.peers.iter().flatten().flat_map(|peer| &peer.lanes);
             let now = Instant::now();
             if lanes.all(Lane::is_delivered) || now >= deadline {
@@ -282,8 +289,8 @@ impl Links {
             // Nothing tells when the peer's kernel has acknowledged: ask again soon.
             let soon = Duration::from_millis(1).min(deadline - now);
             let lanes = self.peers.iter().flatten().flat_map(|peer| &peer.lanes);
-            let waiting = lanes.filter(|lane| lane.has_pending_output());
-            let mut fds: Vec<_> = waiting.map(|lane| pollfd(lane, false)).collect();
+            let waiting = lanes.filter(|lane| !lane.is_delivered());
+            let mut fds: Vec<_> = waiting.map(|lane| pollfd(lane, true)).collect();
             if wait(&mut fds, Some(soon)).is_err() {
                 return;
             }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crate::communicator::{AbortHandle, AbortTarget};
 use crate::error::{CollectiveError, Result};
 use crate::grpc::lane::SEGMENT_BYTES;
-use crate::grpc::links::Links;
+use crate::grpc::links::{Links, SEGMENTS_IN_FLIGHT};
 use crate::header::{OperationHeader, OperationKind};
 use crate::status::{Failure, GroupStatus, Trouble};
 use crate::transport::Transport;
@@ -117,6 +117,10 @@ impl Transport for GrpcTransport {
 
     fn segment_bytes(&self) -> usize {
         SEGMENT_BYTES
+    }
+
+    fn segments_in_flight(&self) -> usize {
+        SEGMENTS_IN_FLIGHT
     }
 
     fn sequence(&self) -> u64 {
