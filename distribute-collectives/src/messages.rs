@@ -68,7 +68,10 @@ impl<T: Transport> TransportCommunicator<T> {
     pub fn measure_links(&mut self) -> Result<LinkCost> {
         let cost = LinkCost::measure(self, |this, algorithm, buffers| {
             let options = this.options.clone();
-            this.options = options.clone().algorithm(algorithm).wire(None);
+            // Segments of the size that suits the transport, whatever was asked for.
+            this.options = GroupOptions::default()
+                .generation(options.get_generation())
+                .algorithm(algorithm);
             let result = this.all_reduce(ReduceOp::Sum, buffers);
             this.options = options;
             result
