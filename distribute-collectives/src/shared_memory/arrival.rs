@@ -13,7 +13,6 @@ use crate::error::{CollectiveError, Result};
 use crate::header::{OperationHeader, OperationKind};
 use crate::reduce::ReduceOp;
 use crate::shared_memory::doorbell::{Operation, Shared};
-use crate::shared_memory::layout::Counter;
 
 const WORDS: usize = 8;
 const KINDS: [OperationKind; 8] = [
@@ -100,7 +99,7 @@ impl Shared {
             let at = at + index * size_of::<u64>();
             self.segment.long(at).store(word, Ordering::Relaxed);
         }
-        self.announce(Counter::Arrived, record.header.sequence + 1);
+        self.announce_arrival(record.header.sequence);
     }
 
     fn record(&self, member: usize, operation: &Operation<'_>) -> Result<Record> {
@@ -126,7 +125,7 @@ impl Shared {
     /// [`Mismatch`](CollectiveError::Mismatch), the same on every member: each of them sees all
     /// records before it gives up, whoever gave up before.
     pub(crate) fn meet(&self, operation: &Operation<'_>, bytes: &mut Vec<usize>) -> Result<()> {
-        self.wait_all(operation, Counter::Arrived, operation.header.sequence + 1)?;
+        self.wait_for_arrivals(operation)?;
         bytes.clear();
         let first = self.record(0, operation)?;
         for member in 0..self.members() {

@@ -62,12 +62,7 @@ impl LocalGroup {
         me: usize,
         status: Arc<GroupStatus>,
     ) -> LocalGroup {
-        let shared = Arc::new(Shared {
-            segment,
-            layout,
-            me,
-            ranks: ranks.to_vec(),
-        });
+        let shared = Arc::new(Shared::new(segment, layout, me, ranks.to_vec()));
         // Weak: the status may live longer than the mapping.
         let weak = Arc::downgrade(&shared);
         status.on_failure(move || {

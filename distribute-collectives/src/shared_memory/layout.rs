@@ -112,6 +112,9 @@ impl Layout {
         valid.then_some(layout)
     }
 
+    /// Arrivals of all members at all operations; the nonce before it has a line of its own.
+    pub(crate) const ARRIVALS: usize = LINE;
+
     fn control(&self, member: usize) -> usize {
         assert!(member < self.members);
         PAGE + member * CONTROL_BYTES

@@ -71,7 +71,12 @@ fn join(rank: usize, world_size: usize, options: &GroupOptions) -> SharedMemoryC
         .collect();
     let attachment = find_leader(&names, rank, soon()).unwrap();
     let ranks: Vec<usize> = (0..world_size).collect();
-    let (settings, status) = (Settings::default(), Arc::default());
+    let mut settings = Settings::default();
+    let v = |n: &str| std::env::var(n).ok().map(|s| s.parse::<usize>().unwrap());
+    settings.slot_bytes = v("SHM_SLOT");
+    settings.slots = v("SHM_SLOTS").unwrap_or(4);
+    settings.inline_bytes = v("SHM_INLINE").unwrap_or(16384);
+    let status = Arc::default();
     let group = establish(offer, attachment, rank, &ranks, &settings, soon(), status).unwrap();
     let abort = Arc::new(TellAll(Vec::new()));
     SharedMemoryCommunicator::new(group, options.clone(), abort).unwrap()
