@@ -30,8 +30,9 @@ const KINDS: [OperationKind; 8] = [
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Record {
     pub(crate) header: OperationHeader,
-    /// Bytes that this member puts in; differs between the members of an `all_gather`.
-    pub(crate) bytes: usize,
+    /// What may differ between the members: the bytes of its input in an `all_gather`, where its
+    /// buffer lies in an `all_reduce`.
+    pub(crate) own: usize,
 }
 
 impl Record {
@@ -47,7 +48,7 @@ impl Record {
             header.count as u64,
             header.buffers as u64,
             header.layout,
-            self.bytes as u64,
+            self.own as u64,
         ]
     }
 
@@ -61,7 +62,7 @@ impl Record {
             count,
             buffers,
             layout,
-            bytes,
+            own,
         ] = words;
         let tag = |shift: u32| (tags >> shift & 0xff) as usize;
         let kind = *KINDS.get(tag(0))?;
@@ -84,8 +85,8 @@ impl Record {
             buffers: buffers as usize,
             layout,
         };
-        let bytes = bytes as usize;
-        let record = Record { header, bytes };
+        let own = own as usize;
+        let record = Record { header, own };
         (record.encode() == words).then_some(record)
     }
 }
@@ -118,19 +119,19 @@ impl Shared {
         })
     }
 
-    /// Blocks until all members have arrived, and compares their headers. `bytes` gets what each
-    /// member puts in.
+    /// Blocks until all members have arrived, and compares their headers. `owns` gets what may
+    /// differ.
     ///
     /// # Errors
     /// [`Mismatch`](CollectiveError::Mismatch), the same on every member: each of them sees all
     /// records before it gives up, whoever gave up before.
-    pub(crate) fn meet(&self, operation: &Operation<'_>, bytes: &mut Vec<usize>) -> Result<()> {
+    pub(crate) fn meet(&self, operation: &Operation<'_>, owns: &mut Vec<usize>) -> Result<()> {
         self.wait_for_arrivals(operation)?;
-        bytes.clear();
+        owns.clear();
         let first = self.record(0, operation)?;
         for member in 0..self.members() {
             let record = self.record(member, operation)?;
-            bytes.push(record.bytes);
+            owns.push(record.own);
             if let Some(what) = first.header.difference(&record.header) {
                 return Err(operation.fail(CollectiveError::Mismatch {
                     rank_a: self.ranks[0],
@@ -157,7 +158,7 @@ mod tests {
                 header = header.with_dtype(dtype);
                 for op in ReduceOp::ALL {
                     header = header.with_op(op);
-                    let record = Record { header, bytes: 9 };
+                    let record = Record { header, own: 9 };
                     assert_eq!(Record::decode(record.encode()), Some(record));
                 }
             }
