@@ -103,7 +103,12 @@ impl Shared {
         self.announce_arrival(record.header.sequence);
     }
 
-    fn record(&self, member: usize, operation: &Operation<'_>) -> Result<Record> {
+    /// What another member says; this member's own words are not read back, so that nobody can
+    /// change them.
+    fn record(&self, member: usize, own: &Record, operation: &Operation<'_>) -> Result<Record> {
+        if member == self.me {
+            return Ok(*own);
+        }
         let at = self.layout.record(member, operation.header.sequence);
         let word = |index: usize| {
             let at = at + index * size_of::<u64>();
@@ -125,12 +130,17 @@ impl Shared {
     /// # Errors
     /// [`Mismatch`](CollectiveError::Mismatch), the same on every member: each of them sees all
     /// records before it gives up, whoever gave up before.
-    pub(crate) fn meet(&self, operation: &Operation<'_>, owns: &mut Vec<usize>) -> Result<()> {
+    pub(crate) fn meet(
+        &self,
+        own: &Record,
+        operation: &Operation<'_>,
+        owns: &mut Vec<usize>,
+    ) -> Result<()> {
         self.wait_for_arrivals(operation)?;
         owns.clear();
-        let first = self.record(0, operation)?;
+        let first = self.record(0, own, operation)?;
         for member in 0..self.members() {
-            let record = self.record(member, operation)?;
+            let record = self.record(member, own, operation)?;
             owns.push(record.own);
             if let Some(what) = first.header.difference(&record.header) {
                 return Err(operation.fail(CollectiveError::Mismatch {

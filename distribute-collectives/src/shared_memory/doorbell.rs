@@ -156,6 +156,24 @@ impl Shared {
         (sequence + 1).wrapping_mul(self.members() as u64)
     }
 
+    /// The other members that have not begun the operation; when all have, those that are behind
+    /// the others in it, for whom all others wait in the end.
+    fn behind(&self, sequence: u64) -> Vec<usize> {
+        let late = |member: &usize| self.counter(*member, Counter::Arrived) <= sequence;
+        let missing: Vec<usize> = self.peers().filter(late).collect();
+        if !missing.is_empty() {
+            return missing;
+        }
+        let progress = |member: usize| {
+            let steps = [Counter::Published, Counter::Reduced, Counter::Fetched];
+            let count = |step: Counter| self.counter(member, step);
+            steps.map(count).into_iter().fold(0, u64::wrapping_add)
+        };
+        let least = self.peers().map(progress).min();
+        let is_least = |member: &usize| Some(progress(*member)) == least;
+        self.peers().filter(is_least).collect()
+    }
+
     /// Blocks until every member has begun the operation.
     pub(crate) fn wait_for_arrivals(&self, operation: &Operation<'_>) -> Result<()> {
         let arrivals = self.segment.long(Layout::ARRIVALS);
@@ -297,15 +315,10 @@ impl<'a> Operation<'a> {
 
     /// Ends the operation on all ranks because its deadline has passed.
     fn time_out(&self, shared: &Shared, peer: usize) -> CollectiveError {
-        let late =
-            |member: &usize| shared.counter(*member, Counter::Arrived) <= self.header.sequence;
-        let mut missing: Vec<usize> = match self.only_peer {
-            true => Vec::new(),
-            false => shared.peers().filter(late).collect(),
+        let missing = match self.only_peer {
+            true => vec![peer],
+            false => shared.behind(self.header.sequence),
         };
-        if missing.is_empty() && peer < shared.members() {
-            missing.push(peer);
-        }
         self.fail(CollectiveError::Timeout {
             missing: missing.iter().map(|member| shared.ranks[*member]).collect(),
             op: self.header.kind,

@@ -113,8 +113,9 @@ impl LocalTransport {
         status.check(header)?;
         let (shared, header) = (&self.group.shared, *header);
         put(shared);
-        shared.arrive(&Record { header, own });
-        shared.meet(&operation, &mut self.owns)
+        let record = Record { header, own };
+        shared.arrive(&record);
+        shared.meet(&record, &operation, &mut self.owns)
     }
 
     /// Runs `f` for the operation that has begun.

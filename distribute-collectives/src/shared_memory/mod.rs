@@ -32,6 +32,7 @@ mod tests;
 mod windows;
 
 pub(crate) use direct::SharedMemoryCommunicator;
+pub(crate) use doorbell::Operation;
 pub(crate) use endpoint::LocalTransport;
 pub(crate) use group::{LocalGroup, Settings};
 pub(crate) use in_place::SharedBuffer;

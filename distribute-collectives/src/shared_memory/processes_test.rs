@@ -120,9 +120,9 @@ fn sum(rank: usize, world_size: usize) {
 
 /// Rank 1 stops in the middle; the others time out and name it.
 fn die(rank: usize, world_size: usize) {
-    let options = GroupOptions::default().timeout(Duration::from_millis(800));
+    let options = GroupOptions::default().timeout(Duration::from_secs(4));
     let mut endpoint = join(rank, world_size, &options);
-    let mut values = vec![1.0_f32; 4_000_000];
+    let mut values = vec![1.0_f32; 400_000];
     for round in 0.. {
         if rank == 1 && round == 3 {
             rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL)
@@ -135,7 +135,7 @@ fn die(rank: usize, world_size: usize) {
                 panic!("{error}");
             };
             assert_eq!((missing.as_slice(), round), (&[1][..], 3));
-            assert!(begin.elapsed() < Duration::from_secs(5));
+            assert!(begin.elapsed() < Duration::from_secs(10));
             return;
         }
     }
@@ -143,9 +143,9 @@ fn die(rank: usize, world_size: usize) {
 
 /// Rank 1 is stopped from outside, wherever it is; the others time out and name it.
 fn stop(rank: usize, world_size: usize) {
-    let options = GroupOptions::default().timeout(Duration::from_millis(1500));
+    let options = GroupOptions::default().timeout(Duration::from_secs(3));
     let mut endpoint = join(rank, world_size, &options);
-    let mut values = vec![1.0_f32; 3_000_000];
+    let mut values = vec![1.0_f32; 1_000_000];
     loop {
         let result = endpoint.all_reduce(ReduceOp::Max, &mut [(&mut values[..]).into()]);
         if let Err(error) = result {
