@@ -146,7 +146,10 @@ fn stop(rank: usize, world_size: usize) {
     let options = GroupOptions::default().timeout(Duration::from_secs(3));
     let mut endpoint = join(rank, world_size, &options);
     let mut values = vec![1.0_f32; 1_000_000];
-    loop {
+    for round in 0.. {
+        if round == 3 {
+            println!("\nRUNNING");
+        }
         let result = endpoint.all_reduce(ReduceOp::Max, &mut [(&mut values[..]).into()]);
         if let Err(error) = result {
             let CollectiveError::Timeout { missing, .. } = error else {
@@ -190,9 +193,10 @@ fn a_killed_process_is_named_and_leaves_nothing() {
 #[test]
 fn a_stopped_process_is_named_wherever_it_is() {
     within_limit(|| {
-        for round in 0..4 {
+        for _ in 0..4 {
             let mut ranks = start("stop", 3);
-            std::thread::sleep(Duration::from_millis(150 + 7 * round));
+            let mut lines = BufReader::new(ranks[1].0.stdout.take().unwrap()).lines();
+            assert!(lines.any(|line| line.unwrap() == "RUNNING"));
             let stopped = rustix::process::Pid::from_child(&ranks[1].0);
             rustix::process::kill_process(stopped, rustix::process::Signal::STOP).unwrap();
             let last = ranks.pop().unwrap();

@@ -364,11 +364,15 @@ fn a_noted_failure_wakes_a_sleeper_at_once() {
         let waited = join_all(2, &Settings::default(), |rank, group, statuses| {
             let abort = std::sync::Arc::new(TellAll(statuses.to_vec()));
             let options = GroupOptions::default();
-            let mut endpoint =
-                super::SharedMemoryCommunicator::new(group.unwrap(), options, abort).unwrap();
+            let group = group.unwrap();
+            let shared = group.shared.clone();
+            let mut endpoint = super::SharedMemoryCommunicator::new(group, options, abort).unwrap();
             if rank == 1 {
-                // Long enough that rank 0 sleeps.
-                std::thread::sleep(Duration::from_millis(200));
+                // Until rank 0 has said for what it waits, just before it sleeps.
+                let waiting = shared.segment.word(shared.layout.waiting(0));
+                while waiting.load(std::sync::atomic::Ordering::SeqCst) == 0 {
+                    std::thread::yield_now();
+                }
                 let noted = Instant::now();
                 statuses[0].fail(Failure {
                     trouble: Trouble::Lost {
