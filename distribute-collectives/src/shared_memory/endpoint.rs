@@ -90,7 +90,8 @@ impl LocalTransport {
     }
 
     /// Begins an operation: `put` writes this rank's input where the others find it, `own` is
-    /// what may differ, see [`Record`]. Returns when all ranks have begun it and their headers agree.
+    /// what may differ, see [`Record`]. Returns when all ranks have begun it and their headers
+    /// agree.
     pub(crate) fn start(
         &mut self,
         header: &OperationHeader,
