@@ -13,7 +13,6 @@ use crate::error::{CollectiveError, Result};
 use crate::header::{OperationHeader, OperationKind};
 use crate::reduce::ReduceOp;
 use crate::shared_memory::doorbell::{Operation, Shared};
-use crate::shared_memory::layout::Counter;
 
 const WORDS: usize = 8;
 const KINDS: [OperationKind; 8] = [
@@ -31,8 +30,9 @@ const KINDS: [OperationKind; 8] = [
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Record {
     pub(crate) header: OperationHeader,
-    /// Bytes that this member puts in; differs between the members of an `all_gather`.
-    pub(crate) bytes: usize,
+    /// What may differ between the members: the bytes of its input in an `all_gather`, where its
+    /// buffer lies in an `all_reduce`.
+    pub(crate) own: usize,
 }
 
 impl Record {
@@ -48,7 +48,7 @@ impl Record {
             header.count as u64,
             header.buffers as u64,
             header.layout,
-            self.bytes as u64,
+            self.own as u64,
         ]
     }
 
@@ -62,7 +62,7 @@ impl Record {
             count,
             buffers,
             layout,
-            bytes,
+            own,
         ] = words;
         let tag = |shift: u32| (tags >> shift & 0xff) as usize;
         let kind = *KINDS.get(tag(0))?;
@@ -85,8 +85,8 @@ impl Record {
             buffers: buffers as usize,
             layout,
         };
-        let bytes = bytes as usize;
-        let record = Record { header, bytes };
+        let own = own as usize;
+        let record = Record { header, own };
         (record.encode() == words).then_some(record)
     }
 }
@@ -100,10 +100,15 @@ impl Shared {
             let at = at + index * size_of::<u64>();
             self.segment.long(at).store(word, Ordering::Relaxed);
         }
-        self.announce(Counter::Arrived, record.header.sequence + 1);
+        self.announce_arrival(record.header.sequence);
     }
 
-    fn record(&self, member: usize, operation: &Operation<'_>) -> Result<Record> {
+    /// What another member says; this member's own words are not read back, so that nobody can
+    /// change them.
+    fn record(&self, member: usize, own: &Record, operation: &Operation<'_>) -> Result<Record> {
+        if member == self.me {
+            return Ok(*own);
+        }
         let at = self.layout.record(member, operation.header.sequence);
         let word = |index: usize| {
             let at = at + index * size_of::<u64>();
@@ -119,19 +124,24 @@ impl Shared {
         })
     }
 
-    /// Blocks until all members have arrived, and compares their headers. `bytes` gets what each
-    /// member puts in.
+    /// Blocks until all members have arrived, and compares their headers. `owns` gets what may
+    /// differ.
     ///
     /// # Errors
     /// [`Mismatch`](CollectiveError::Mismatch), the same on every member: each of them sees all
     /// records before it gives up, whoever gave up before.
-    pub(crate) fn meet(&self, operation: &Operation<'_>, bytes: &mut Vec<usize>) -> Result<()> {
-        self.wait_all(operation, Counter::Arrived, operation.header.sequence + 1)?;
-        bytes.clear();
-        let first = self.record(0, operation)?;
+    pub(crate) fn meet(
+        &self,
+        own: &Record,
+        operation: &Operation<'_>,
+        owns: &mut Vec<usize>,
+    ) -> Result<()> {
+        self.wait_for_arrivals(operation)?;
+        owns.clear();
+        let first = self.record(0, own, operation)?;
         for member in 0..self.members() {
-            let record = self.record(member, operation)?;
-            bytes.push(record.bytes);
+            let record = self.record(member, own, operation)?;
+            owns.push(record.own);
             if let Some(what) = first.header.difference(&record.header) {
                 return Err(operation.fail(CollectiveError::Mismatch {
                     rank_a: self.ranks[0],
@@ -158,7 +168,7 @@ mod tests {
                 header = header.with_dtype(dtype);
                 for op in ReduceOp::ALL {
                     header = header.with_op(op);
-                    let record = Record { header, bytes: 9 };
+                    let record = Record { header, own: 9 };
                     assert_eq!(Record::decode(record.encode()), Some(record));
                 }
             }

@@ -18,6 +18,7 @@ use crate::reduce::ReduceOp;
 use crate::shared_memory::doorbell::{Operation, Shared};
 use crate::shared_memory::endpoint::LocalTransport;
 use crate::shared_memory::group::LocalGroup;
+use crate::shared_memory::in_place::{self, SharedBuffer};
 use crate::shared_memory::inline;
 use crate::shared_memory::pieces;
 use crate::shared_memory::windows::{self, Broadcast, Gather, Reduction, Target};
@@ -28,6 +29,8 @@ pub(crate) struct SharedMemoryCommunicator {
     transport: LocalTransport,
     /// Windows of all operations so far.
     windows: u64,
+    /// Bytes of this rank's part of the segment that are allocated.
+    allocated: usize,
 }
 
 impl SharedMemoryCommunicator {
@@ -41,16 +44,19 @@ impl SharedMemoryCommunicator {
         Ok(SharedMemoryCommunicator {
             transport,
             windows: 0,
+            allocated: 0,
         })
+    }
+
+    /// A buffer in the segment; see [`SharedBuffer`]. `None` when
+    /// [`heap_bytes`](super::Settings::heap_bytes) are used up.
+    pub(crate) fn allocate_shared(&mut self, bytes: usize) -> Option<SharedBuffer> {
+        SharedBuffer::allocate(self.transport.shared(), &mut self.allocated, bytes)
     }
 
     fn header(&self, kind: OperationKind) -> OperationHeader {
         let generation = self.transport.options.get_generation();
         OperationHeader::new(kind, generation, self.transport.sequence())
-    }
-
-    fn shared(&self) -> Arc<Shared> {
-        self.transport.shared().clone()
     }
 
     /// Runs `body` when all ranks have begun the operation. `put`: whether this rank's buffers are
@@ -60,11 +66,15 @@ impl SharedMemoryCommunicator {
         header: OperationHeader,
         buffers: &mut [Buffer<'_>],
         put: bool,
-        body: impl FnOnce(&Shared, &Operation<'_>, &mut u64, &mut [Buffer<'_>]) -> Result<()>,
+        body: impl FnOnce(&LocalTransport, Running<'_>, &mut [Buffer<'_>]) -> Result<()>,
     ) -> Result<()> {
         self.transport.check()?;
         let size = header.dtype.map_or(1, DType::size_bytes);
-        let started = self.transport.start(&header, 0, |shared| {
+        let place = match header.kind {
+            OperationKind::AllReduce => self.transport.shared().place(buffers),
+            _ => 0,
+        };
+        let started = self.transport.start(&header, place, |shared| {
             if put {
                 inline::put(shared, header.sequence, buffers, size);
             }
@@ -72,7 +82,8 @@ impl SharedMemoryCommunicator {
         let windows = &mut self.windows;
         let result = started.and_then(|()| {
             self.transport.during(|transport, operation| {
-                body(transport.shared(), operation, windows, buffers)
+                let running = Running { operation, windows };
+                body(transport, running, buffers)
             })
         });
         self.transport.settle(header.kind, result)
@@ -95,29 +106,28 @@ impl SharedMemoryCommunicator {
     ) -> Result<()> {
         let inline = self.is_inline(&header);
         let size = header.dtype.map_or(1, DType::size_bytes);
-        self.operate(
-            header,
-            buffers,
-            inline,
-            |shared, operation, base, buffers| {
-                let (me, members) = (shared.me, shared.members());
-                if members == 1 || header.count == 0 {
-                    return Ok(());
-                }
-                if !inline {
-                    let mut program = Reduction::new(shared, buffers, size, op, target);
-                    return windows::run(shared, operation, base, &mut program);
-                }
-                let range = match target {
-                    Target::All => 0..header.count,
-                    Target::One(root) if root == me => 0..header.count,
-                    Target::One(_) => return Ok(()),
-                    Target::Shares => chunk_range(header.count, members, me),
-                };
-                inline::reduce(shared, header.sequence, op, buffers, range);
-                Ok(())
-            },
-        )
+        self.operate(header, buffers, inline, |transport, running, buffers| {
+            let (shared, operation) = (transport.shared(), running.operation);
+            let (me, members) = (shared.me, shared.members());
+            if members == 1 || header.count == 0 {
+                return Ok(());
+            }
+            if !inline && transport.same_place() {
+                return in_place::all_reduce(shared, operation, running.windows, op, buffers);
+            }
+            if !inline {
+                let mut program = Reduction::new(shared, buffers, size, op, target);
+                return windows::run(shared, operation, running.windows, &mut program);
+            }
+            let range = match target {
+                Target::All => 0..header.count,
+                Target::One(root) if root == me => 0..header.count,
+                Target::One(_) => return Ok(()),
+                Target::Shares => chunk_range(header.count, members, me),
+            };
+            inline::reduce(shared, header.sequence, op, buffers, range);
+            Ok(())
+        })
     }
 
     /// The part of `all_gather` after all ranks have begun it.
@@ -129,7 +139,7 @@ impl SharedMemoryCommunicator {
     ) -> Result<()> {
         let base = &mut self.windows;
         self.transport.during(|transport, operation| {
-            let (shared, sizes) = (transport.shared(), &transport.sizes);
+            let (shared, sizes) = (transport.shared(), &transport.owns);
             let total = sizes
                 .iter()
                 .try_fold(0_usize, |sum, size| sum.checked_add(*size));
@@ -160,6 +170,13 @@ impl SharedMemoryCommunicator {
             Ok(())
         })
     }
+}
+
+/// What the body of an operation works with.
+struct Running<'a> {
+    operation: &'a Operation<'a>,
+    /// Windows of all operations before.
+    windows: &'a mut u64,
 }
 
 /// Sizes that no group of ranks can have.
@@ -222,7 +239,8 @@ impl Communicator for SharedMemoryCommunicator {
         let (inline, is_root) = (self.is_inline(&header), self.rank() == root);
         let size = header.dtype.map_or(1, DType::size_bytes);
         let put = inline && is_root;
-        self.operate(header, buffers, put, |shared, operation, base, buffers| {
+        self.operate(header, buffers, put, |transport, running, buffers| {
+            let shared = transport.shared();
             if !inline {
                 let mut program = Broadcast {
                     len: pieces::len(buffers),
@@ -231,7 +249,7 @@ impl Communicator for SharedMemoryCommunicator {
                     root,
                     window: shared.layout.slot_bytes / size,
                 };
-                return windows::run(shared, operation, base, &mut program);
+                return windows::run(shared, running.operation, running.windows, &mut program);
             }
             if !is_root {
                 inline::take(shared, header.sequence, root, buffers, size);
@@ -259,7 +277,7 @@ impl Communicator for SharedMemoryCommunicator {
 
     fn barrier(&mut self) -> Result<()> {
         let header = self.header(OperationKind::Barrier);
-        self.operate(header, &mut [], false, |_, _, _, _| Ok(()))
+        self.operate(header, &mut [], false, |_, _, _| Ok(()))
     }
 
     fn abort_handle(&self) -> AbortHandle {

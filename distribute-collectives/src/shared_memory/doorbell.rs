@@ -3,7 +3,7 @@
 //! A member has one doorbell: a futex word that counts rings, and a word that says for which
 //! counter of which member it waits (0: it does not). Waiting:
 //!
-//! 1. poll for some microseconds, when every member can have a core;
+//! 1. poll for some microseconds, when every member can have a core and it helped lately;
 //! 2. read the bell, say for what it waits, a full fence, look at the counter once more;
 //! 3. sleep until the bell is no longer what was read in step 2.
 //!
@@ -17,7 +17,7 @@
 //! member looks at the failures at once.
 
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::time::{Duration, Instant};
 
 use rustix::thread::futex::{self, Flags, Timespec};
@@ -29,7 +29,46 @@ use crate::shared_memory::segment::Segment;
 use crate::status::{Failure, GroupStatus, Trouble};
 
 /// How long a member polls before it sleeps: about as long as waking a process takes.
-const SPIN: Duration = Duration::from_micros(10);
+const SPIN: Duration = Duration::from_micros(30);
+
+/// Waits without polling after one that polled in vain: at first, and at most.
+const SKIP_MIN: u32 = 4;
+const SKIP_MAX: u32 = 256;
+
+/// Whether polling is worth it. It saves sleeping and waking when the others run at the same time.
+/// When they do not (another program has their core) it only takes their time.
+#[derive(Default)]
+struct Patience {
+    /// Waits from now on that do not poll, and after the next one in vain.
+    skip: AtomicU32,
+    next_skip: AtomicU32,
+}
+
+impl Patience {
+    /// Polls for a while, if that is likely to help; whether it did.
+    fn poll(&self, ready: &impl Fn() -> bool) -> bool {
+        let skip = self.skip.load(Ordering::Relaxed);
+        if skip > 0 {
+            self.skip.store(skip - 1, Ordering::Relaxed);
+            return false;
+        }
+        let begin = Instant::now();
+        while begin.elapsed() < SPIN {
+            for _ in 0..64 {
+                if ready() {
+                    self.next_skip.store(0, Ordering::Relaxed);
+                    return true;
+                }
+                std::hint::spin_loop();
+            }
+        }
+        let skip = self.next_skip.load(Ordering::Relaxed).max(SKIP_MIN);
+        self.skip.store(skip, Ordering::Relaxed);
+        let next = (2 * skip).min(SKIP_MAX);
+        self.next_skip.store(next, Ordering::Relaxed);
+        false
+    }
+}
 
 /// One member's view of the segment.
 pub(crate) struct Shared {
@@ -39,6 +78,8 @@ pub(crate) struct Shared {
     pub(crate) me: usize,
     /// The rank of each member in the whole group, ascending.
     pub(crate) ranks: Vec<usize>,
+    /// For the begin of operations, where the ranks may come at any time, and for the rest.
+    patience: [Patience; 2],
 }
 
 /// An operation that waits: what it is, since when, and until when.
@@ -51,7 +92,20 @@ pub(crate) struct Operation<'a> {
     pub(crate) only_peer: bool,
 }
 
+/// In place of a member: the one that arrives last.
+const LAST: usize = 0xfffe;
+
 impl Shared {
+    pub(crate) fn new(segment: Segment, layout: Layout, me: usize, ranks: Vec<usize>) -> Shared {
+        Shared {
+            segment,
+            layout,
+            me,
+            ranks,
+            patience: Default::default(),
+        }
+    }
+
     pub(crate) fn members(&self) -> usize {
         self.layout.members
     }
@@ -73,9 +127,60 @@ impl Shared {
         let at = self.layout.counter(self.me, counter);
         self.segment.long(at).store(value, Ordering::Release);
         fence(Ordering::SeqCst);
+        let reason = Shared::reason(self.me, counter);
         for peer in self.peers() {
-            self.ring_if_waiting(peer, counter);
+            self.ring_if(peer, reason);
         }
+    }
+
+    /// Publishes that this member has begun operation `sequence`. Only the last one to do so rings,
+    /// so that everybody wakes once.
+    pub(crate) fn announce_arrival(&self, sequence: u64) {
+        let at = self.layout.counter(self.me, Counter::Arrived);
+        self.segment.long(at).store(sequence + 1, Ordering::Release);
+        // Release: the last one, and who sees its count, sees what all others wrote before.
+        let arrivals = self.segment.long(Layout::ARRIVALS);
+        let before = arrivals.fetch_add(1, Ordering::AcqRel);
+        if before.wrapping_add(1) == self.all_arrived(sequence) {
+            fence(Ordering::SeqCst);
+            let reason = Shared::reason(LAST, Counter::Arrived);
+            for peer in self.peers() {
+                self.ring_if(peer, reason);
+            }
+        }
+    }
+
+    /// The number of arrivals when all members have begun operation `sequence`. Nobody begins the
+    /// next one before, so the number says it all.
+    fn all_arrived(&self, sequence: u64) -> u64 {
+        (sequence + 1).wrapping_mul(self.members() as u64)
+    }
+
+    /// The other members that have not begun the operation; when all have, those that are behind
+    /// the others in it, for whom all others wait in the end.
+    fn behind(&self, sequence: u64) -> Vec<usize> {
+        let late = |member: &usize| self.counter(*member, Counter::Arrived) <= sequence;
+        let missing: Vec<usize> = self.peers().filter(late).collect();
+        if !missing.is_empty() {
+            return missing;
+        }
+        let progress = |member: usize| {
+            let steps = [Counter::Published, Counter::Reduced, Counter::Fetched];
+            let count = |step: Counter| self.counter(member, step);
+            steps.map(count).into_iter().fold(0, u64::wrapping_add)
+        };
+        let least = self.peers().map(progress).min();
+        let is_least = |member: &usize| Some(progress(*member)) == least;
+        self.peers().filter(is_least).collect()
+    }
+
+    /// Blocks until every member has begun the operation.
+    pub(crate) fn wait_for_arrivals(&self, operation: &Operation<'_>) -> Result<()> {
+        let arrivals = self.segment.long(Layout::ARRIVALS);
+        let all = self.all_arrived(operation.header.sequence);
+        self.wait(operation, LAST, Counter::Arrived, || {
+            arrivals.load(Ordering::Acquire) >= all
+        })
     }
 
     /// What a member that waits for `counter` of `member` writes.
@@ -83,13 +188,17 @@ impl Shared {
         ((counter as u32) << 16) | (member as u32 + 1)
     }
 
-    /// The caller has published something and fenced.
+    /// Rings a member that waits for this member's `counter`; the caller has published and fenced.
     pub(crate) fn ring_if_waiting(&self, peer: usize, counter: Counter) {
+        self.ring_if(peer, Shared::reason(self.me, counter));
+    }
+
+    fn ring_if(&self, peer: usize, reason: u32) {
         let waiting = self.segment.word(self.layout.waiting(peer));
-        let reason = Shared::reason(self.me, counter);
-        if waiting.load(Ordering::Relaxed) == reason
+        let (ordering, none) = (Ordering::Relaxed, 0);
+        if waiting.load(ordering) == reason
             && waiting
-                .compare_exchange(reason, 0, Ordering::Relaxed, Ordering::Relaxed)
+                .compare_exchange(reason, none, ordering, ordering)
                 .is_ok()
         {
             self.ring(peer);
@@ -138,7 +247,8 @@ impl Shared {
         counter: Counter,
         ready: impl Fn() -> bool,
     ) -> Result<()> {
-        if ready() || (self.layout.may_spin && poll(&ready)) {
+        let patience = &self.patience[usize::from(counter != Counter::Arrived)];
+        if ready() || (self.layout.may_spin && patience.poll(&ready)) {
             return Ok(());
         }
         let bell = self.segment.word(self.layout.bell(self.me));
@@ -169,22 +279,6 @@ impl Shared {
     }
 }
 
-/// Polls for a while; whether it helped.
-fn poll(ready: &impl Fn() -> bool) -> bool {
-    let begin = Instant::now();
-    loop {
-        for _ in 0..64 {
-            if ready() {
-                return true;
-            }
-            std::hint::spin_loop();
-        }
-        if begin.elapsed() >= SPIN {
-            return false;
-        }
-    }
-}
-
 impl<'a> Operation<'a> {
     /// Begins now and has `timeout` until its deadline.
     pub(crate) fn new(
@@ -211,22 +305,20 @@ impl<'a> Operation<'a> {
 
     fn check(&self, shared: &Shared, peer: usize) -> Result<()> {
         match self.only_peer {
-            true => self.status.check_peer(&self.header, shared.ranks[peer]),
+            true => {
+                let rank = shared.ranks.get(peer).copied().unwrap_or(usize::MAX);
+                self.status.check_peer(&self.header, rank)
+            }
             false => self.status.check(&self.header),
         }
     }
 
     /// Ends the operation on all ranks because its deadline has passed.
     fn time_out(&self, shared: &Shared, peer: usize) -> CollectiveError {
-        let late =
-            |member: &usize| shared.counter(*member, Counter::Arrived) <= self.header.sequence;
-        let mut missing: Vec<usize> = match self.only_peer {
-            true => Vec::new(),
-            false => shared.peers().filter(late).collect(),
+        let missing = match self.only_peer {
+            true => vec![peer],
+            false => shared.behind(self.header.sequence),
         };
-        if missing.is_empty() {
-            missing.push(peer);
-        }
         self.fail(CollectiveError::Timeout {
             missing: missing.iter().map(|member| shared.ranks[*member]).collect(),
             op: self.header.kind,

@@ -32,8 +32,8 @@ pub(crate) struct LocalTransport {
     running: Option<Running>,
     /// The first fatal error that was returned to the caller.
     failure: Option<CollectiveError>,
-    /// Bytes that each rank puts into the running operation; kept for its memory.
-    pub(crate) sizes: Vec<usize>,
+    /// What may differ between the ranks of the running operation; kept for its memory.
+    pub(crate) owns: Vec<usize>,
     /// For segments that are bigger than a mailbox slot; kept for its memory.
     scratch: Vec<u8>,
 }
@@ -60,13 +60,19 @@ impl LocalTransport {
             sequence: 0,
             running: None,
             failure: None,
-            sizes: Vec::new(),
+            owns: Vec::new(),
             scratch: Vec::new(),
         })
     }
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {
         &self.group.shared
+    }
+
+    /// Whether all ranks have said the same place, and not "elsewhere".
+    pub(crate) fn same_place(&self) -> bool {
+        let first = self.owns.first().copied().unwrap_or(0);
+        first != 0 && self.owns.iter().all(|own| *own == first)
     }
 
     /// Refuses to start an operation after a failure.
@@ -83,12 +89,13 @@ impl LocalTransport {
         matches!(kind, OperationKind::Send | OperationKind::Recv)
     }
 
-    /// Begins an operation: `put` writes this rank's input where the others find it, `bytes` is
-    /// its size. Returns when all ranks have begun it and their headers agree.
+    /// Begins an operation: `put` writes this rank's input where the others find it, `own` is
+    /// what may differ, see [`Record`]. Returns when all ranks have begun it and their headers
+    /// agree.
     pub(crate) fn start(
         &mut self,
         header: &OperationHeader,
-        bytes: usize,
+        own: usize,
         put: impl FnOnce(&Shared),
     ) -> Result<()> {
         self.check()?;
@@ -107,8 +114,9 @@ impl LocalTransport {
         status.check(header)?;
         let (shared, header) = (&self.group.shared, *header);
         put(shared);
-        shared.arrive(&Record { header, bytes });
-        shared.meet(&operation, &mut self.sizes)
+        let record = Record { header, own };
+        shared.arrive(&record);
+        shared.meet(&record, &operation, &mut self.owns)
     }
 
     /// Runs `f` for the operation that has begun.

@@ -10,8 +10,9 @@ use crate::status::GroupStatus;
 /// Sizes of the parts of the segment. The leader's settings count for all members.
 #[derive(Debug, Clone)]
 pub(crate) struct Settings {
-    /// Operations up to this size need one meeting; every rank reduces everything itself.
-    pub(crate) inline_bytes: usize,
+    /// Operations up to this size need one meeting; every rank reduces everything itself. By
+    /// default what suits the number of cores.
+    pub(crate) inline_bytes: Option<usize>,
     /// Bytes of the windows that bigger operations are cut into; by default what suits the number
     /// of cores.
     pub(crate) slot_bytes: Option<usize>,
@@ -26,7 +27,7 @@ pub(crate) struct Settings {
 impl Default for Settings {
     fn default() -> Self {
         Settings {
-            inline_bytes: 16 * 1024,
+            inline_bytes: None,
             slot_bytes: None,
             slots: 4,
             mailbox_bytes: 2 * SEGMENT_BYTES,
@@ -62,12 +63,7 @@ impl LocalGroup {
         me: usize,
         status: Arc<GroupStatus>,
     ) -> LocalGroup {
-        let shared = Arc::new(Shared {
-            segment,
-            layout,
-            me,
-            ranks: ranks.to_vec(),
-        });
+        let shared = Arc::new(Shared::new(segment, layout, me, ranks.to_vec()));
         // Weak: the status may live longer than the mapping.
         let weak = Arc::downgrade(&shared);
         status.on_failure(move || {

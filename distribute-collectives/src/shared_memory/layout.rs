@@ -59,13 +59,15 @@ impl Layout {
     pub(crate) fn new(members: usize, settings: &Settings) -> Layout {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let may_spin = members <= cores;
-        let slot_bytes = settings.slot_bytes.unwrap_or(match may_spin {
-            true => SLOT_BYTES,
-            false => SLOT_BYTES_CROWDED,
-        });
+        let (inline_bytes, slot_bytes) = match may_spin {
+            true => (INLINE_BYTES, SLOT_BYTES),
+            false => (INLINE_BYTES_CROWDED, SLOT_BYTES_CROWDED),
+        };
+        let inline_bytes = settings.inline_bytes.unwrap_or(inline_bytes);
+        let slot_bytes = settings.slot_bytes.unwrap_or(slot_bytes);
         Layout {
             members,
-            inline_bytes: round_up(settings.inline_bytes.min(PART_BYTES_MAX), LINE),
+            inline_bytes: round_up(inline_bytes.min(PART_BYTES_MAX), LINE),
             // Room for one element of each member's share.
             slot_bytes: slot_bytes.clamp(members * size_of::<u64>(), PART_BYTES_MAX),
             slots: settings.slots.clamp(SLOTS_MIN, 64),
@@ -111,6 +113,9 @@ impl Layout {
             && layout.encode() == words;
         valid.then_some(layout)
     }
+
+    /// Arrivals of all members at all operations; the nonce before it has a line of its own.
+    pub(crate) const ARRIVALS: usize = LINE;
 
     fn control(&self, member: usize) -> usize {
         assert!(member < self.members);
@@ -195,10 +200,13 @@ impl Layout {
 
 /// Slots that the pipeline needs: one window is published, one reduced, one fetched.
 const SLOTS_MIN: usize = 3;
+/// Up to here one meeting with more work for each takes less time than three.
+const INLINE_BYTES: usize = 16 * 1024;
 /// A window of all members and what they copy from it stays in the second-level cache.
 const SLOT_BYTES: usize = 256 * 1024;
-/// Members without a core of their own sleep and wake once per window: fewer, bigger windows.
-const SLOT_BYTES_CROWDED: usize = 1024 * 1024;
+/// Members without a core of their own sleep and wake at every meeting: fewer meetings.
+const INLINE_BYTES_CROWDED: usize = 64 * 1024;
+const SLOT_BYTES_CROWDED: usize = 512 * 1024;
 
 #[cfg(test)]
 mod tests {
@@ -209,7 +217,7 @@ mod tests {
         for members in [1, 2, 5] {
             let settings = Settings {
                 slot_bytes: Some(100),
-                inline_bytes: 3,
+                inline_bytes: Some(3),
                 mailbox_bytes: 70,
                 ..Settings::default()
             };

@@ -11,8 +11,9 @@ mod doorbell;
 mod endpoint;
 mod group;
 #[allow(unsafe_code)]
-mod inline;
+mod in_place;
 #[allow(unsafe_code)]
+mod inline;
 mod kernels;
 mod layout;
 #[allow(unsafe_code)]
@@ -34,4 +35,5 @@ pub(crate) use direct::SharedMemoryCommunicator;
 pub(crate) use doorbell::Operation;
 pub(crate) use endpoint::LocalTransport;
 pub(crate) use group::{LocalGroup, Settings};
+pub(crate) use in_place::SharedBuffer;
 pub(crate) use passing::{Attachment, Offer, establish, find_leader};

@@ -71,7 +71,11 @@ fn join(rank: usize, world_size: usize, options: &GroupOptions) -> SharedMemoryC
         .collect();
     let attachment = find_leader(&names, rank, soon()).unwrap();
     let ranks: Vec<usize> = (0..world_size).collect();
-    let (settings, status) = (Settings::default(), Arc::default());
+    let settings = Settings {
+        heap_bytes: 512 << 20,
+        ..Settings::default()
+    };
+    let status = Arc::default();
     let group = establish(offer, attachment, rank, &ranks, &settings, soon(), status).unwrap();
     let abort = Arc::new(TellAll(Vec::new()));
     SharedMemoryCommunicator::new(group, options.clone(), abort).unwrap()
@@ -88,6 +92,7 @@ fn a_rank() {
     match words[0] {
         "sum" => sum(number(1), number(2)),
         "die" => die(number(1), number(2)),
+        "stop" => stop(number(1), number(2)),
         "bench" => bench::rank(number(1), number(2)),
         "leak" => make_and_drop_groups(1000),
         other => panic!("{other}"),
@@ -115,9 +120,9 @@ fn sum(rank: usize, world_size: usize) {
 
 /// Rank 1 stops in the middle; the others time out and name it.
 fn die(rank: usize, world_size: usize) {
-    let options = GroupOptions::default().timeout(Duration::from_millis(800));
+    let options = GroupOptions::default().timeout(Duration::from_secs(4));
     let mut endpoint = join(rank, world_size, &options);
-    let mut values = vec![1.0_f32; 4_000_000];
+    let mut values = vec![1.0_f32; 400_000];
     for round in 0.. {
         if rank == 1 && round == 3 {
             rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL)
@@ -130,7 +135,27 @@ fn die(rank: usize, world_size: usize) {
                 panic!("{error}");
             };
             assert_eq!((missing.as_slice(), round), (&[1][..], 3));
-            assert!(begin.elapsed() < Duration::from_secs(5));
+            assert!(begin.elapsed() < Duration::from_secs(10));
+            return;
+        }
+    }
+}
+
+/// Rank 1 is stopped from outside, wherever it is; the others time out and name it.
+fn stop(rank: usize, world_size: usize) {
+    let options = GroupOptions::default().timeout(Duration::from_secs(3));
+    let mut endpoint = join(rank, world_size, &options);
+    let mut values = vec![1.0_f32; 1_000_000];
+    for round in 0.. {
+        if round == 3 {
+            println!("\nRUNNING");
+        }
+        let result = endpoint.all_reduce(ReduceOp::Max, &mut [(&mut values[..]).into()]);
+        if let Err(error) = result {
+            let CollectiveError::Timeout { missing, .. } = error else {
+                panic!("{error}");
+            };
+            assert_eq!(missing, [1]);
             return;
         }
     }
@@ -161,7 +186,24 @@ fn a_killed_process_is_named_and_leaves_nothing() {
     within_limit(|| {
         let ended: Vec<bool> = start("die", 3).into_iter().map(wait).collect();
         assert_eq!(ended, [true, false, true]);
-        assert_eq!(named_memory(), [String::new(); 0]);
+        assert_eq!(named_memory(), Vec::<String>::new());
+    });
+}
+
+#[test]
+fn a_stopped_process_is_named_wherever_it_is() {
+    within_limit(|| {
+        for _ in 0..4 {
+            let mut ranks = start("stop", 3);
+            let mut lines = BufReader::new(ranks[1].0.stdout.take().unwrap()).lines();
+            assert!(lines.any(|line| line.unwrap() == "RUNNING"));
+            let stopped = rustix::process::Pid::from_child(&ranks[1].0);
+            rustix::process::kill_process(stopped, rustix::process::Signal::STOP).unwrap();
+            let last = ranks.pop().unwrap();
+            let held = ranks.pop().unwrap();
+            assert!(wait(last) && wait(ranks.pop().unwrap()));
+            drop(held);
+        }
     });
 }
 
@@ -209,7 +251,12 @@ mod bench {
         let seconds: f64 = variable("SHM_SECS").map_or(0.5, |s| s.parse().unwrap());
         let most: usize = variable("SHM_MAX").map_or(100 << 20, |s| s.parse().unwrap());
         let mut endpoint = join(rank, world_size, &GroupOptions::default());
-        let mut values = vec![0.0_f32; most / 4];
+        let mut private = vec![0.0_f32; most / 4];
+        let mut shared = endpoint.allocate_shared(most).unwrap();
+        let values = match variable("SHM_IN_PLACE") {
+            Some(_) => shared.as_mut_slice::<f32>(),
+            None => &mut private[..],
+        };
         for bytes in [4 << 10, 64 << 10, 1 << 20, 16 << 20, 100 << 20, 400 << 20] {
             if bytes <= most {
                 size(&mut endpoint, &mut values[..bytes / 4], seconds);

@@ -49,7 +49,7 @@ pub(crate) fn within_limit<R: Send + 'static>(f: impl FnOnce() -> R + Send + 'st
 pub(crate) fn tiny(slot_bytes: usize, inline_bytes: usize) -> Settings {
     Settings {
         slot_bytes: Some(slot_bytes),
-        inline_bytes,
+        inline_bytes: Some(inline_bytes),
         slots: 3,
         mailbox_bytes: 64,
         heap_bytes: 0,
