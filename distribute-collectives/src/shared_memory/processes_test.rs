@@ -32,7 +32,7 @@ fn start(role: &str, world_size: usize) -> Vec<Process> {
         .map(|rank| {
             let test = "shared_memory::processes_test::a_rank";
             let child = Command::new(&program)
-                .args([test, "--exact", "--nocapture", "--ignored", "-q"])
+                .args([test, "--exact", "--nocapture", "-q"])
                 .env(ROLE, format!("{role} {rank} {world_size}"))
                 .stdin(Stdio::piped())
                 .stdout(Stdio::piped())
@@ -81,8 +81,8 @@ fn join(rank: usize, world_size: usize, options: &GroupOptions) -> SharedMemoryC
     SharedMemoryCommunicator::new(group, options.clone(), abort).unwrap()
 }
 
+/// Not a test: the process of a rank, which another test has started.
 #[test]
-#[ignore = "a rank of the other tests"]
 fn a_rank() {
     let Ok(role) = std::env::var(ROLE) else {
         return;
@@ -93,7 +93,6 @@ fn a_rank() {
         "sum" => sum(number(1), number(2)),
         "die" => die(number(1), number(2)),
         "stop" => stop(number(1), number(2)),
-        "bench" => bench::rank(number(1), number(2)),
         "leak" => make_and_drop_groups(1000),
         other => panic!("{other}"),
     }
@@ -213,102 +212,8 @@ fn a_thousand_groups_leave_no_descriptor_and_no_mapping() {
         let program = std::env::current_exe().unwrap();
         let test = "shared_memory::processes_test::a_rank";
         let mut command = Command::new(program);
-        command.args([test, "--exact", "--ignored", "-q"]);
+        command.args([test, "--exact", "-q"]);
         let child = command.env(ROLE, "leak").stdout(Stdio::null()).spawn();
         assert!(wait(Process(child.unwrap())));
     });
-}
-
-#[test]
-#[ignore = "a measurement; run it in release"]
-fn measure() {
-    let sizes = std::env::var("SHM_N").unwrap_or("2".to_string());
-    for world_size in sizes.split(',') {
-        let mut ranks = start("bench", world_size.parse().unwrap());
-        let stdout = ranks[0].0.stdout.take().unwrap();
-        for line in BufReader::new(stdout).lines() {
-            let line = line.unwrap();
-            if line.starts_with('{') {
-                println!("{line}");
-            }
-        }
-        assert!(ranks.into_iter().all(wait));
-    }
-}
-
-/// The measurement of `mpi_allreduce.c`, with the same sizes and keys.
-mod bench {
-    use super::*;
-
-    fn cpu_micros() -> f64 {
-        let stat = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
-        let nanos: f64 = stat.split(' ').next().unwrap().parse().unwrap();
-        nanos / 1e3
-    }
-
-    pub(super) fn rank(rank: usize, world_size: usize) {
-        let variable = |name: &str| std::env::var(name).ok();
-        let seconds: f64 = variable("SHM_SECS").map_or(0.5, |s| s.parse().unwrap());
-        let most: usize = variable("SHM_MAX").map_or(100 << 20, |s| s.parse().unwrap());
-        let mut endpoint = join(rank, world_size, &GroupOptions::default());
-        let mut private = vec![0.0_f32; most / 4];
-        let mut shared = endpoint.allocate_shared(most).unwrap();
-        let values = match variable("SHM_IN_PLACE") {
-            Some(_) => shared.as_mut_slice::<f32>(),
-            None => &mut private[..],
-        };
-        for bytes in [4 << 10, 64 << 10, 1 << 20, 16 << 20, 100 << 20, 400 << 20] {
-            if bytes <= most {
-                size(&mut endpoint, &mut values[..bytes / 4], seconds);
-            }
-        }
-    }
-
-    fn size(endpoint: &mut SharedMemoryCommunicator, values: &mut [f32], seconds: f64) {
-        let (rank, n) = (endpoint.rank(), endpoint.world_size());
-        values.fill(0.0);
-        let mut times = Vec::new();
-        let (mut begin, mut cpu) = (Instant::now(), cpu_micros());
-        for round in 0.. {
-            if round == 2 {
-                (begin, cpu) = (Instant::now(), cpu_micros());
-                times.clear();
-            }
-            endpoint.barrier().unwrap();
-            let started = Instant::now();
-            endpoint
-                .all_reduce(ReduceOp::Sum, &mut [(&mut *values).into()])
-                .unwrap();
-            let mut took = [started.elapsed().as_secs_f64() * 1e6];
-            let max = &mut [(&mut took[..]).into()];
-            endpoint.all_reduce(ReduceOp::Max, max).unwrap();
-            times.push(took[0]);
-            let enough = round >= 4 && begin.elapsed().as_secs_f64() > seconds;
-            let mut go = [u8::from(!enough && round < 4000)];
-            endpoint.broadcast(0, &mut [(&mut go[..]).into()]).unwrap();
-            if go[0] == 0 {
-                break;
-            }
-        }
-        let mut cpu = [(cpu_micros() - cpu) / times.len() as f64];
-        endpoint
-            .all_reduce(ReduceOp::Sum, &mut [(&mut cpu[..]).into()])
-            .unwrap();
-        times.sort_by(f64::total_cmp);
-        let (us, bytes) = (times[times.len() / 2], size_of_val(values));
-        let algbw = bytes as f64 / us / 1e3;
-        let busbw = algbw * 2.0 * (n - 1) as f64 / n as f64;
-        if rank == 0 {
-            println!(
-                "{{\"bench\":\"allreduce\",\"impl\":\"distribute-shm\",\"n\":{n},\
-                 \"bytes\":{bytes},\"iters\":{},\"us\":{us:.1},\"min_us\":{:.1},\
-                 \"max_us\":{:.1},\"algbw\":{algbw:.3},\"busbw\":{busbw:.3},\
-                 \"cpu_us\":{:.1}}}",
-                times.len(),
-                times[0],
-                times[times.len() - 1],
-                cpu[0]
-            );
-        }
-    }
 }
