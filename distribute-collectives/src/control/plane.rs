@@ -257,7 +257,7 @@ impl Drop for ThreadGuard {
 
 /// The thread.
 fn run(
-    pub(super) shared: Arc<Shared>,
+    shared: Arc<Shared>,
     listener: Listener,
     joined: mpsc::Sender<Result<Vec<Peer>>>,
     left: oneshot::Receiver<String>,

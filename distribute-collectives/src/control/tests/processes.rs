@@ -26,7 +26,7 @@ fn child() {
         return;
     };
     let rank: usize = rank.parse().unwrap();
-    let addresses: Vec<_> = std::env::var(ADDRESSES).unwrap();
+    let addresses = std::env::var(ADDRESSES).unwrap();
     let addresses: Vec<_> = addresses.split(' ').map(str::to_string).collect();
     let listener = Listener::bind(rank, &addresses[rank], &Security::default()).unwrap();
     let mut options = options(rank, listener, &addresses);
