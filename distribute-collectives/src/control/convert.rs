@@ -48,8 +48,12 @@ pub(super) fn operation(header: &OperationHeader) -> message::Operation {
 
 /// The header in a message, or `None` when it holds a value that this version does not know.
 pub(super) fn header(operation: &message::Operation) -> Option<OperationHeader> {
-    let dtype = operation.element_type.map(|index| value(&DType::ALL, index));
-    let op = operation.reduction.map(|index| value(&ReduceOp::ALL, index));
+    let dtype = operation
+        .element_type
+        .map(|index| value(&DType::ALL, index));
+    let op = operation
+        .reduction
+        .map(|index| value(&ReduceOp::ALL, index));
     if dtype == Some(None) || op == Some(None) {
         return None;
     }
@@ -186,7 +190,11 @@ pub(super) fn failure(notice: &message::Notice) -> Option<Failure> {
             reason: aborted.reason.clone(),
         }),
         notice::Failure::TimedOut(timed_out) => Trouble::Ended(CollectiveError::Timeout {
-            missing: timed_out.missing.iter().map(|rank| *rank as usize).collect(),
+            missing: timed_out
+                .missing
+                .iter()
+                .map(|rank| *rank as usize)
+                .collect(),
             op: value(&KINDS, timed_out.kind)?,
             sequence: timed_out.sequence,
             elapsed: Duration::from_micros(timed_out.elapsed_us),
@@ -216,7 +224,9 @@ mod tests {
         }
         for dtype in DType::ALL {
             for op in ReduceOp::ALL {
-                let mut sent = header_of(OperationKind::Reduce).with_op(op).with_dtype(dtype);
+                let mut sent = header_of(OperationKind::Reduce)
+                    .with_op(op)
+                    .with_dtype(dtype);
                 sent = sent.with_root(3);
                 (sent.count, sent.buffers, sent.layout) = (usize::MAX, 2, u64::MAX);
                 assert_eq!(header(&operation(&sent)), Some(sent));

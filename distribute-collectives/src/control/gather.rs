@@ -41,8 +41,7 @@ impl Shared {
         let mut state = self.state();
         let number = state.next_gather;
         state.next_gather += 1;
-        let header =
-            OperationHeader::new(OperationKind::AllGather, self.hello.generation, number);
+        let header = OperationHeader::new(OperationKind::AllGather, self.hello.generation, number);
         let world_size = self.world_size();
         let parts = state.gathers.entry(number);
         parts.or_insert_with(|| vec![None; world_size])[self.rank] = Some(value.to_vec());

@@ -25,7 +25,10 @@ fn an_abort_is_the_same_error_on_all_ranks() {
                 rank: 2,
                 reason: "the loss is NaN".to_string(),
             };
-            assert_eq!(failure_of(&member.status).trouble, Trouble::Ended(error.clone()));
+            assert_eq!(
+                failure_of(&member.status).trouble,
+                Trouble::Ended(error.clone())
+            );
             assert_eq!(member.status.check(&header(0)), Err(error.clone()));
             assert_eq!(member.plane.all_gather(b""), Err(error));
         }
@@ -108,7 +111,10 @@ fn gatherings_in_a_row_deliver_all_values_to_all_ranks() {
             }
         });
         let error = members[0].plane.all_gather(&[0; 17 << 10]).unwrap_err();
-        assert!(matches!(error, CollectiveError::InvalidArgument { .. }), "{error:?}");
+        assert!(
+            matches!(error, CollectiveError::InvalidArgument { .. }),
+            "{error:?}"
+        );
     });
 }
 
@@ -133,7 +139,10 @@ fn a_gathering_names_the_rank_that_does_not_take_part_or_has_left() {
         let mut members = group(2);
         drop(members.pop());
         let error = members[0].plane.all_gather(b"here").unwrap_err();
-        assert!(matches!(error, CollectiveError::PeerLost { rank: 1, .. }), "{error:?}");
+        assert!(
+            matches!(error, CollectiveError::PeerLost { rank: 1, .. }),
+            "{error:?}"
+        );
     });
 }
 
@@ -150,16 +159,26 @@ fn heartbeats_show_that_two_ranks_are_in_different_calls() {
         let id = shared.state().links[2].as_ref().unwrap().id;
         for _ in 0..3 {
             let beat = Heartbeat {
-                running: Some(convert::operation(&OperationHeader::new(OperationKind::Send, 0, 4))),
+                running: Some(convert::operation(&OperationHeader::new(
+                    OperationKind::Send,
+                    0,
+                    4,
+                ))),
                 completed: 4,
             };
             assert!(shared.handle(2, id, envelope(Message::Heartbeat(beat))));
         }
         assert_eq!(members[0].status.first_failure(), None);
-        members[2].status.begin(&header(4).with_op(ReduceOp::Max).with_dtype(DType::F32));
+        members[2]
+            .status
+            .begin(&header(4).with_op(ReduceOp::Max).with_dtype(DType::F32));
         for member in &members {
-            let Trouble::Ended(CollectiveError::Mismatch { rank_a, rank_b: 2, what, .. }) =
-                failure_of(&member.status).trouble
+            let Trouble::Ended(CollectiveError::Mismatch {
+                rank_a,
+                rank_b: 2,
+                what,
+                ..
+            }) = failure_of(&member.status).trouble
             else {
                 panic!("{:?}", member.status.failures());
             };

@@ -115,7 +115,10 @@ fn a_killed_process_is_noted_by_all_at_once() {
         victim.signal(Signal::KILL);
         for survivor in &processes {
             let said = survivor.says();
-            assert!(said.starts_with("Lost { rank: 2, reason: \"its process ended"), "{said}");
+            assert!(
+                said.starts_with("Lost { rank: 2, reason: \"its process ended"),
+                "{said}"
+            );
         }
         let took = killed.elapsed();
         println!("all survivors noted it after {took:?}");
@@ -149,6 +152,9 @@ fn a_process_that_leaves_is_no_failure() {
         let mut leaving = processes.pop().unwrap();
         drop(leaving.input.take());
         let said = processes[0].says();
-        assert!(said.contains("it left the group after 0 operations"), "{said}");
+        assert!(
+            said.contains("it left the group after 0 operations"),
+            "{said}"
+        );
     });
 }
