@@ -163,7 +163,9 @@ async fn channel(address: &str, connection: Connection) -> Result<Channel, Faile
     let connecting = endpoint.connect_with_connector(Opened(Some(connection)));
     match tokio::time::timeout(PATIENCE, connecting).await {
         Err(_) => Err(Failed::later("it is connected but does not answer")),
-        Ok(Err(error)) => Err(Failed::later(format!("cannot speak gRPC there: {error}"))),
+        Ok(Err(error)) => Err(Failed::later(format!(
+            "what answers there is no rank, or one with TLS ({error})"
+        ))),
         Ok(Ok(channel)) => Ok(channel),
     }
 }

@@ -37,6 +37,12 @@ impl Shared {
                 what: format!("{} bytes, at most {VALUE_MAX_BYTES} fit", value.len()),
             });
         }
+        if let Some(failure) = self.first_failure() {
+            let number = self.state().next_gather;
+            let generation = self.hello.generation;
+            let header = OperationHeader::new(OperationKind::AllGather, generation, number);
+            return Err(failure.trouble.into_error(&header));
+        }
         let started = Instant::now();
         let mut state = self.state();
         let number = state.next_gather;

@@ -153,7 +153,8 @@ pub(super) fn rejected(status: &Status) -> Failed {
         Code::InvalidArgument | Code::AlreadyExists => Failed::Refused(status.code(), reason),
         Code::FailedPrecondition => Failed::Later(status.code(), reason),
         code => Failed::later(format!(
-            "what answers there is no rank that this one understands ({code:?}: {reason})"
+            "what answers there is no rank that this one understands, or one with TLS settings of \
+             its own ({code:?}: {reason})"
         )),
     }
 }

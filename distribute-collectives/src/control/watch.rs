@@ -26,7 +26,7 @@ pub(super) async fn beat(shared: Arc<Shared>) {
 
 /// One look at the clock; returns when to look again. `late` is by how much this process itself
 /// was kept from looking.
-fn tick(shared: &Shared, late: Duration) -> Instant {
+pub(super) fn tick(shared: &Shared, late: Duration) -> Instant {
     let now = Instant::now();
     let heartbeat = Heartbeat {
         running: shared.status.running().as_ref().map(convert::operation),

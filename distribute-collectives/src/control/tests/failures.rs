@@ -2,10 +2,10 @@
 
 use super::*;
 use crate::buffer::DType;
-use crate::control::convert;
 use crate::control::generated::Heartbeat;
 use crate::control::generated::envelope::Message;
 use crate::control::shared::envelope;
+use crate::control::{convert, watch};
 use crate::header::{OperationHeader, OperationKind};
 use crate::reduce::ReduceOp;
 use crate::status::Trouble;
@@ -184,6 +184,53 @@ fn heartbeats_show_that_two_ranks_are_in_different_calls() {
             };
             assert!(rank_a < 2);
             assert_eq!(what, "op is sum on one and max on the other");
+        }
+    });
+}
+
+#[test]
+fn a_rank_that_hears_of_nobody_says_that_it_is_cut_off() {
+    within_limit(|| {
+        let joined = join_all(3, |_, options| {
+            options.heartbeat_interval = Duration::from_secs(10);
+            options.heartbeat_misses = 2;
+        });
+        let members: Vec<_> = joined.into_iter().map(Result::unwrap).collect();
+        let age = |member: &Member, ranks: &[usize]| {
+            let mut state = member.plane.shared.state();
+            let long_ago = Instant::now().checked_sub(Duration::from_secs(21)).unwrap();
+            for rank in ranks {
+                state.links[*rank].as_mut().unwrap().heard = long_ago;
+            }
+            drop(state);
+            watch::tick(&member.plane.shared, Duration::ZERO);
+        };
+        // A stop of this process itself is no silence of the others.
+        let mut state = members[0].plane.shared.state();
+        let heard = Instant::now().checked_sub(Duration::from_secs(25)).unwrap();
+        state.links[1].as_mut().unwrap().heard = heard;
+        drop(state);
+        watch::tick(&members[0].plane.shared, Duration::from_secs(11));
+        assert_eq!(members[0].status.first_failure(), None);
+        age(&members[0], &[1, 2]);
+        for member in &members {
+            let Trouble::Lost { rank: 0, reason } = failure_of(&member.status).trouble else {
+                panic!("{:?}", member.status.failures());
+            };
+            assert!(reason.contains("cut off"), "{reason}");
+        }
+        let joined = join_all(3, |_, options| {
+            options.heartbeat_interval = Duration::from_secs(10);
+            options.heartbeat_misses = 2;
+        });
+        let members: Vec<_> = joined.into_iter().map(Result::unwrap).collect();
+        age(&members[0], &[2]);
+        for member in &members {
+            let trouble = failure_of(&member.status).trouble;
+            assert!(
+                matches!(trouble, Trouble::Silent { rank: 2, .. }),
+                "{trouble:?}"
+            );
         }
     });
 }

@@ -187,3 +187,60 @@ fn an_expired_certificate_and_one_for_another_host_are_refused_by_both() {
         );
     });
 }
+
+#[test]
+fn a_client_without_a_certificate_gets_nowhere() {
+    within_limit(|| {
+        let ca = authority();
+        let tls = |identity| {
+            Security::default()
+                .tls(identity)
+                .data_tls()
+                .unwrap()
+                .unwrap()
+        };
+        let good = identity(&ca, &ca, "127.0.0.1", false);
+        let mut roots = rustls::RootCertStore::empty();
+        roots.add(ca.certificate.der().clone()).unwrap();
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let mut bare = rustls::ClientConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .unwrap()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        bare.alpn_protocols = tls(good.clone()).client.alpn_protocols.clone();
+        let (mut sockets, addresses) = listeners(2);
+        let mut options = options(0, sockets.remove(0), &addresses);
+        options.rendezvous_timeout = Duration::from_secs(2);
+        options.security = Security::default().tls(good);
+        let zero = std::thread::spawn(move || join(options));
+        let name = rustls::pki_types::ServerName::try_from("127.0.0.1").unwrap();
+        let connection = rustls::ClientConnection::new(Arc::new(bare), name).unwrap();
+        let socket = std::net::TcpStream::connect(&addresses[0]).unwrap();
+        let mut stream = rustls::StreamOwned::new(connection, socket);
+        let mut answer = Vec::new();
+        let error = std::io::Read::read_to_end(&mut stream, &mut answer).unwrap_err();
+        assert!(error.to_string().contains("CertificateRequired"), "{error}");
+        assert!(answer.is_empty());
+        let reason = refusal(zero.join().unwrap());
+        assert!(reason.contains("it shows no certificate"), "{reason}");
+    });
+}
+
+#[test]
+fn a_rank_with_tls_and_one_without_do_not_meet_and_say_why() {
+    within_limit(|| {
+        let ca = authority();
+        let identity = identity(&ca, &ca, "127.0.0.1", false);
+        for with_tls in [0, 1] {
+            let joined = join_all(2, |rank, options| {
+                options.rendezvous_timeout = Duration::from_secs(1);
+                if rank == with_tls {
+                    options.security = Security::default().tls(identity.clone());
+                }
+            });
+            let one = error_of(joined.into_iter().nth(1).unwrap()).to_string();
+            assert!(one.contains("TLS"), "{one}");
+        }
+    });
+}
