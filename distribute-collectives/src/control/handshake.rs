@@ -216,7 +216,7 @@ pub(super) async fn as_server(
     shared: &Shared,
     sender: &Sender,
     inbound: &mut Streaming<Envelope>,
-) -> Result<Shaken, (Option<Hello>, Failed)> {
+) -> Result<Shaken, (Option<usize>, Failed)> {
     let peer = next_hello(inbound).await.map_err(|failed| (None, failed))?;
     match prove(shared, &peer, sender, inbound).await {
         Ok(key) => Ok(Shaken {
@@ -224,7 +224,7 @@ pub(super) async fn as_server(
             key,
             announcement: None,
         }),
-        Err(failed) => Err((Some(peer), failed)),
+        Err(failed) => Err((Some(peer.rank as usize), failed)),
     }
 }
 
@@ -262,10 +262,13 @@ pub(super) fn register(
     let rank = peer.hello.rank as usize;
     let mut state = shared.state();
     if state.phase != Phase::Joining {
-        let reason = format!(
-            "it comes when generation {} runs already: it needs a new generation",
-            peer.hello.generation
-        );
+        let generation = peer.hello.generation;
+        let reason = match state.phase {
+            Phase::Leaving => "it comes when this rank leaves".to_string(),
+            _ => format!(
+                "it comes when generation {generation} runs already: it needs a new generation"
+            ),
+        };
         return Err(Failed::Later(Code::FailedPrecondition, reason));
     }
     let id = state.next_link;

@@ -15,8 +15,8 @@ use tonic_health::server::HealthReporter;
 use crate::control::DESCRIPTORS;
 use crate::control::client::{self, MESSAGE_MAX_BYTES};
 use crate::control::connection::{self, Connection, Guarded, Strangers};
+use crate::control::generated::Envelope;
 use crate::control::generated::control_server::{Control, ControlServer};
-use crate::control::generated::{Envelope, Hello};
 use crate::control::handshake::{self, Failed, PATIENCE};
 use crate::control::shared::{Doubt, Phase, QUEUE, Refusal, Sender, Shared};
 
@@ -55,9 +55,10 @@ impl Control for Service {
 async fn serve(shared: Arc<Shared>, mut inbound: Streaming<Envelope>, sender: Sender, info: Info) {
     let shaken = handshake::as_server(&shared, &sender, &mut inbound).await;
     let registered = shaken.and_then(|peer| {
+        let rank = peer.hello.rank as usize;
         handshake::register(&shared, &peer, info.remote.ip(), sender.clone())
-            .map(|id| (peer.hello.rank as usize, id))
-            .map_err(|failed| (Some(peer.hello), failed))
+            .map(|id| (rank, id))
+            .map_err(|failed| (Some(rank), failed))
     });
     match registered {
         Ok((rank, id)) => {
@@ -65,9 +66,9 @@ async fn serve(shared: Arc<Shared>, mut inbound: Streaming<Envelope>, sender: Se
             drop(sender);
             client::read(&shared, rank, id, inbound).await;
         }
-        Err((peer, failed)) => {
+        Err((claimed, failed)) => {
             shared.state().turned_away += 1;
-            turn_away(&shared, peer.as_ref(), &failed, &info);
+            turn_away(&shared, claimed, &failed, &info);
             let _ = sender.send(Err(failed.status(shared.rank))).await;
             drop(sender);
             // Until the peer has read it and closes its half.
@@ -80,10 +81,10 @@ async fn serve(shared: Arc<Shared>, mut inbound: Streaming<Envelope>, sender: Se
 }
 
 /// Notes why a peer was turned away. Nothing of a group that has formed changes.
-fn turn_away(shared: &Shared, peer: Option<&Hello>, failed: &Failed, info: &Info) {
+fn turn_away(shared: &Shared, claimed: Option<usize>, failed: &Failed, info: &Info) {
     let remote = info.remote;
     tracing::warn!(rank = shared.rank, %remote, ?failed, "turned a connection away");
-    let Some(rank) = peer.map(|peer| peer.rank as usize) else {
+    let Some(rank) = claimed else {
         return;
     };
     let listed = shared.addresses.get(rank).filter(|_| rank != shared.rank);

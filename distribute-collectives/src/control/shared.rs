@@ -22,6 +22,9 @@ use crate::status::{Failure, GroupStatus, Trouble};
 /// Messages that wait to be sent to one rank. Whoever does not read them will be found silent.
 pub(super) const QUEUE: usize = 64;
 
+/// Longer times count as this long: sums with the clock stay in its range.
+const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
+
 /// The sending half of a stream: a message, or the status that ends it.
 pub(super) type Sender = mpsc::Sender<Result<Envelope, Status>>;
 
@@ -203,6 +206,7 @@ impl Shared {
         status: Arc<GroupStatus>,
     ) -> Shared {
         let started = Instant::now();
+        let timeout = parts.rendezvous_timeout.min(FOREVER);
         let failed = Arc::new(Notify::new());
         let bell = failed.clone();
         status.on_failure(move || bell.notify_one());
@@ -214,11 +218,11 @@ impl Shared {
             announcement: parts.announcement,
             security: parts.security,
             tls,
-            interval: parts.interval,
+            interval: parts.interval.min(FOREVER),
             misses: parts.misses,
             started,
-            deadline: started + parts.rendezvous_timeout,
-            gather_timeout: parts.rendezvous_timeout,
+            deadline: started + timeout,
+            gather_timeout: timeout,
             status,
             changed: Notify::new(),
             failed,
@@ -237,7 +241,7 @@ impl Shared {
 
     /// The silence after which a rank counts as stopped.
     pub(super) fn silence_limit(&self) -> Duration {
-        self.interval.saturating_mul(self.misses)
+        self.interval.saturating_mul(self.misses).min(FOREVER)
     }
 
     pub(super) fn fail(&self, trouble: Trouble, from_sequence: u64) {
@@ -311,9 +315,8 @@ impl Shared {
             }
             Some(Message::Heartbeat(beat)) => self.heartbeat(rank, id, &beat),
             Some(Message::Notice(notice)) => {
-                if let Some(failure) = convert::failure(&notice)
-                    && self.first_failure().is_none()
-                {
+                let failure = convert::failure(self.world_size(), &notice);
+                if let Some(failure) = failure.filter(|_| self.first_failure().is_none()) {
                     self.status.fail(failure);
                 }
             }

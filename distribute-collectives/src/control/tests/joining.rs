@@ -58,6 +58,12 @@ fn a_rank_alone_and_options_that_cannot_be() {
         assert!(what(|o| o.rank = 1).contains("rank 1 does not exist: there are 1 addresses"));
         assert!(what(|o| o.addresses.push(o.addresses[0].clone())).contains("two ranks have"));
         assert!(what(|o| o.heartbeat_misses = 0).contains("above 0"));
+        // Times beyond the clock are no panic.
+        let (sockets, addresses) = listeners(1);
+        let mut options = options(0, sockets.into_iter().next().unwrap(), &addresses);
+        options.rendezvous_timeout = Duration::MAX;
+        options.heartbeat_interval = Duration::MAX;
+        assert!(join(options).is_ok());
         assert!(what(|o| o.addresses.push("nonsense".to_string())).contains("host:port"));
     });
 }
