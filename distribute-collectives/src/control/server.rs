@@ -191,6 +191,9 @@ pub(super) fn start(
         .map_err(io::Error::other)?;
     let server = Server::builder()
         .max_concurrent_streams(Some(8))
+        // What a peer can make this process hold, for each stream and for each connection.
+        .initial_stream_window_size(Some(2 * MESSAGE_MAX_BYTES as u32))
+        .initial_connection_window_size(Some(4 * MESSAGE_MAX_BYTES as u32))
         .http2_max_header_list_size(Some(8 << 10))
         .add_service(control)
         .add_service(health.max_decoding_message_size(MESSAGE_MAX_BYTES))
