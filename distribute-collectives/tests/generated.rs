@@ -33,7 +33,10 @@ fn the_code_is_that_of_the_proto_files() {
         .compile_fds(control)
         .unwrap();
     let made = std::fs::read_to_string(directory.path().join("distribute.v1.rs")).unwrap();
-    check("src/control/generated.rs", format!("{MARK}{made}").as_bytes());
+    check(
+        "src/control/generated.rs",
+        format!("{MARK}{made}").as_bytes(),
+    );
 }
 
 #[test]

@@ -50,7 +50,9 @@ impl Listener {
             .map_err(|error| refuse(format!("it does not resolve: {error}")))?
             .collect();
         if let (Some(open), Err(missing)) = (
-            resolved.iter().find(|resolved| !resolved.ip().is_loopback()),
+            resolved
+                .iter()
+                .find(|resolved| !resolved.ip().is_loopback()),
             security.allows_beyond_loopback(),
         ) {
             return Err(refuse(format!(
@@ -115,7 +117,17 @@ mod tests {
     fn addresses_are_split_into_host_and_port() {
         assert_eq!(split("localhost:80"), Ok(("localhost", 80)));
         assert_eq!(split("[::1]:0"), Ok(("::1", 0)));
-        for bad in ["", ":", "host", ":80", "host:", "host:65536", "::1:80", "[::1:80", "a/b:1"] {
+        for bad in [
+            "",
+            ":",
+            "host",
+            ":80",
+            "host:",
+            "host:65536",
+            "::1:80",
+            "[::1:80",
+            "a/b:1",
+        ] {
             assert!(split(bad).is_err(), "{bad}");
         }
     }
@@ -131,7 +143,9 @@ mod tests {
         assert!(reason("localhost").contains("host:port"));
         // A loopback address is local in every network; this one belongs to documentation.
         let open = Security::default().insecure();
-        let error = Listener::bind(3, "192.0.2.1:80", &open).unwrap_err().to_string();
+        let error = Listener::bind(3, "192.0.2.1:80", &open)
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("not an address of this host"), "{error}");
     }
 
@@ -142,7 +156,9 @@ mod tests {
             assert!(text.contains("needs a token and TLS"), "{text}");
         }
         let token = Token::new("0123456789abcdef").unwrap();
-        let full = Security::default().token(token).tls(TlsIdentity::new("", "", ""));
+        let full = Security::default()
+            .token(token)
+            .tls(TlsIdentity::new("", "", ""));
         assert!(Listener::bind(3, "0.0.0.0:0", &full).is_ok());
         assert!(Listener::bind(3, "0.0.0.0:0", &Security::default().insecure()).is_ok());
     }

@@ -62,7 +62,7 @@ pub(super) async fn keep(shared: Arc<Shared>, rank: usize) {
                 pause = PAUSE_MIN;
             }
             Err(Failed::Refused(_, reason) | Failed::Doubted(reason)) => {
-                shared.refuse(shared.addresses[rank].clone(), reason);
+                shared.refuse(Some(rank), shared.addresses[rank].clone(), reason);
                 return;
             }
             Err(Failed::Later(_, reason)) => shared.note(rank, reason),
@@ -88,27 +88,29 @@ pub(super) async fn read(shared: &Shared, rank: usize, id: u64, mut inbound: Str
     shared.ended(rank, id, reason);
 }
 
+/// What a broken stream says about the peer.
 fn why_ended(status: &Status) -> String {
-    let io_kind = std::iter::successors(std::error::Error::source(status), |e| e.source())
-        .find_map(|error| error.downcast_ref::<io::Error>())
-        .map(io::Error::kind);
-    match io_kind {
+    let chain = || std::iter::successors(std::error::Error::source(status), |e| e.source());
+    let io_kind = |error: &(dyn std::error::Error + 'static)| {
+        let wrapped = error
+            .downcast_ref::<h2::Error>()
+            .and_then(h2::Error::get_io);
+        let found = wrapped.or_else(|| error.downcast_ref::<io::Error>());
+        found.map(io::Error::kind)
+    };
+    match chain().find_map(io_kind) {
         Some(
             io::ErrorKind::BrokenPipe
             | io::ErrorKind::ConnectionReset
             | io::ErrorKind::ConnectionAborted
             | io::ErrorKind::UnexpectedEof,
         ) => "its process ended (connection closed)".to_string(),
-        _ => format!("the connection to it broke ({})", root_text(status)),
+        _ => {
+            let innermost = chain().last().map(|error| error.to_string());
+            let text = innermost.unwrap_or_else(|| status.message().to_string());
+            format!("the connection to it broke ({text})")
+        }
     }
-}
-
-/// The innermost text of an error.
-fn root_text(status: &Status) -> String {
-    let chain = std::iter::successors(std::error::Error::source(status), |e| e.source());
-    chain
-        .last()
-        .map_or_else(|| status.message().to_string(), |error| error.to_string())
 }
 
 async fn attempt(shared: &Shared, rank: usize) -> Result<Joined, Failed> {
@@ -149,8 +151,8 @@ async fn converse(
         .map_err(|_| Failed::later("it is connected but does not answer"))?
         .map_err(|status| handshake::rejected(&status))?;
     let mut inbound = response.into_inner();
-    let (peer, key) = handshake::as_client(shared, rank, &own, &sender, &mut inbound).await?;
-    let id = handshake::register(shared, &peer, key, ip, sender)?;
+    let peer = handshake::as_client(shared, rank, &own, &sender, &mut inbound).await?;
+    let id = handshake::register(shared, &peer, ip, sender)?;
     Ok(Joined { id, inbound })
 }
 
@@ -161,7 +163,9 @@ async fn channel(address: &str, connection: Connection) -> Result<Channel, Faile
     let connecting = endpoint.connect_with_connector(Opened(Some(connection)));
     match tokio::time::timeout(PATIENCE, connecting).await {
         Err(_) => Err(Failed::later("it is connected but does not answer")),
-        Ok(Err(error)) => Err(Failed::later(format!("cannot speak gRPC there: {error}"))),
+        Ok(Err(error)) => Err(Failed::later(format!(
+            "what answers there is no rank, or one with TLS ({error})"
+        ))),
         Ok(Ok(channel)) => Ok(channel),
     }
 }

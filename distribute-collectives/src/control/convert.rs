@@ -48,8 +48,12 @@ pub(super) fn operation(header: &OperationHeader) -> message::Operation {
 
 /// The header in a message, or `None` when it holds a value that this version does not know.
 pub(super) fn header(operation: &message::Operation) -> Option<OperationHeader> {
-    let dtype = operation.element_type.map(|index| value(&DType::ALL, index));
-    let op = operation.reduction.map(|index| value(&ReduceOp::ALL, index));
+    let dtype = operation
+        .element_type
+        .map(|index| value(&DType::ALL, index));
+    let op = operation
+        .reduction
+        .map(|index| value(&ReduceOp::ALL, index));
     if dtype == Some(None) || op == Some(None) {
         return None;
     }
@@ -155,45 +159,51 @@ fn short(text: &str) -> String {
     text.chars().take(CHARACTERS_MAX).collect()
 }
 
-/// The failure in a message, or `None` when this version does not know its kind.
-pub(super) fn failure(notice: &message::Notice) -> Option<Failure> {
+/// The failure in a message, or `None` when it is of a kind that this version does not know, or
+/// names a rank that does not exist.
+pub(super) fn failure(world_size: usize, notice: &message::Notice) -> Option<Failure> {
+    let rank = |rank: u32| Some(rank as usize).filter(|rank| *rank < world_size);
     let trouble = match notice.failure.as_ref()? {
         notice::Failure::Lost(lost) => match &lost.operation {
             None => Trouble::Lost {
-                rank: lost.rank as usize,
+                rank: rank(lost.rank)?,
                 reason: lost.reason.clone(),
             },
             Some(operation) => Trouble::Ended(CollectiveError::PeerLost {
-                rank: lost.rank as usize,
+                rank: rank(lost.rank)?,
                 op: value(&KINDS, operation.kind)?,
                 sequence: operation.sequence,
                 reason: lost.reason.clone(),
             }),
         },
         notice::Failure::Silent(silent) => Trouble::Silent {
-            rank: silent.rank as usize,
+            rank: rank(silent.rank)?,
             elapsed: Duration::from_micros(silent.elapsed_us),
         },
         notice::Failure::Mismatch(mismatch) => Trouble::Ended(CollectiveError::Mismatch {
-            rank_a: mismatch.rank_a as usize,
-            rank_b: mismatch.rank_b as usize,
+            rank_a: rank(mismatch.rank_a)?,
+            rank_b: rank(mismatch.rank_b)?,
             op: value(&KINDS, mismatch.kind)?,
             sequence: mismatch.sequence,
             what: mismatch.what.clone(),
         }),
         notice::Failure::Aborted(aborted) => Trouble::Ended(CollectiveError::Aborted {
-            rank: aborted.rank as usize,
+            rank: rank(aborted.rank)?,
             reason: aborted.reason.clone(),
         }),
         notice::Failure::TimedOut(timed_out) => Trouble::Ended(CollectiveError::Timeout {
-            missing: timed_out.missing.iter().map(|rank| *rank as usize).collect(),
+            missing: timed_out
+                .missing
+                .iter()
+                .map(|r| rank(*r))
+                .collect::<Option<_>>()?,
             op: value(&KINDS, timed_out.kind)?,
             sequence: timed_out.sequence,
             elapsed: Duration::from_micros(timed_out.elapsed_us),
         }),
         notice::Failure::Garbled(garbled) => Trouble::Ended(CollectiveError::Protocol {
-            rank: garbled.rank as usize,
-            peer: garbled.peer as usize,
+            rank: rank(garbled.rank)?,
+            peer: rank(garbled.peer)?,
             address: garbled.address.clone(),
             what: garbled.what.clone(),
         }),
@@ -216,7 +226,9 @@ mod tests {
         }
         for dtype in DType::ALL {
             for op in ReduceOp::ALL {
-                let mut sent = header_of(OperationKind::Reduce).with_op(op).with_dtype(dtype);
+                let mut sent = header_of(OperationKind::Reduce)
+                    .with_op(op)
+                    .with_dtype(dtype);
                 sent = sent.with_root(3);
                 (sent.count, sent.buffers, sent.layout) = (usize::MAX, 2, u64::MAX);
                 assert_eq!(header(&operation(&sent)), Some(sent));
@@ -281,9 +293,10 @@ mod tests {
                 trouble,
                 from_sequence: 7,
             };
-            assert_eq!(failure(&notice(0, &sent)), Some(sent));
+            assert_eq!(failure(7, &notice(0, &sent)), Some(sent.clone()));
+            assert_eq!(failure(1, &notice(0, &sent)), None);
         }
-        assert_eq!(failure(&message::Notice::default()), None);
+        assert_eq!(failure(7, &message::Notice::default()), None);
     }
 
     #[test]
@@ -299,7 +312,7 @@ mod tests {
             trouble: Trouble::Ended(poisoned),
             from_sequence: 0,
         };
-        let received = failure(&notice(0, &sent)).unwrap();
+        let received = failure(2, &notice(0, &sent)).unwrap();
         let Trouble::Ended(CollectiveError::Aborted { rank: 1, reason }) = received.trouble else {
             panic!("{received:?}");
         };

@@ -37,12 +37,17 @@ impl Shared {
                 what: format!("{} bytes, at most {VALUE_MAX_BYTES} fit", value.len()),
             });
         }
+        if let Some(failure) = self.first_failure() {
+            let number = self.state().next_gather;
+            let generation = self.hello.generation;
+            let header = OperationHeader::new(OperationKind::AllGather, generation, number);
+            return Err(failure.trouble.into_error(&header));
+        }
         let started = Instant::now();
         let mut state = self.state();
         let number = state.next_gather;
         state.next_gather += 1;
-        let header =
-            OperationHeader::new(OperationKind::AllGather, self.hello.generation, number);
+        let header = OperationHeader::new(OperationKind::AllGather, self.hello.generation, number);
         let world_size = self.world_size();
         let parts = state.gathers.entry(number);
         parts.or_insert_with(|| vec![None; world_size])[self.rank] = Some(value.to_vec());

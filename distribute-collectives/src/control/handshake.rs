@@ -8,8 +8,8 @@ use tonic::{Code, Status, Streaming};
 use crate::control::generated::envelope::Message;
 use crate::control::generated::{Envelope, Hello, Proof};
 use crate::control::proof::{self, Key, Side};
-use crate::control::random;
 use crate::control::shared::{Link, Phase, Sender, Shared, envelope};
+use crate::control::{Announcement, random};
 use crate::error::Result as CollectiveResult;
 
 /// The version of the messages and of the handshake.
@@ -45,6 +45,13 @@ impl Failed {
         };
         Status::new(code, format!("rank {rank} says of this rank: {reason}"))
     }
+}
+
+/// A peer that has proven itself.
+pub(super) struct Shaken {
+    pub(super) hello: Hello,
+    pub(super) key: Key,
+    pub(super) announcement: Option<Announcement>,
 }
 
 /// What this rank says at the start of a stream to `peer_rank`.
@@ -91,7 +98,10 @@ fn differs(own: &Hello, peer: &Hello, expected: Option<usize>) -> Option<Failed>
             peer.crate_version, own.crate_version
         )
     } else if peer.group != own.group {
-        format!("it is in group {:?}, this rank in {:?}", peer.group, own.group)
+        format!(
+            "it is in group {:?}, this rank in {:?}",
+            peer.group, own.group
+        )
     } else if peer.world_size != own.world_size {
         let (theirs, ours) = (peer.world_size, own.world_size);
         format!("it has world size {theirs}, this rank {ours}")
@@ -113,7 +123,10 @@ fn differs(own: &Hello, peer: &Hello, expected: Option<usize>) -> Option<Failed>
     } else if expected.is_none() && !(own.rank + 1..own.world_size).contains(&peer.rank) {
         format!("it says that it is rank {}, which cannot be", peer.rank)
     } else if peer.options != own.options {
-        format!("it has the options {:?}, this rank {:?}", peer.options, own.options)
+        format!(
+            "it has the options {:?}, this rank {:?}",
+            peer.options, own.options
+        )
     } else {
         return None;
     };
@@ -140,7 +153,8 @@ pub(super) fn rejected(status: &Status) -> Failed {
         Code::InvalidArgument | Code::AlreadyExists => Failed::Refused(status.code(), reason),
         Code::FailedPrecondition => Failed::Later(status.code(), reason),
         code => Failed::later(format!(
-            "what answers there is no rank that this one understands ({code:?}: {reason})"
+            "what answers there is no rank that this one understands, or one with TLS settings of \
+             its own ({code:?}: {reason})"
         )),
     }
 }
@@ -164,14 +178,15 @@ async fn say(sender: &Sender, message: Message) -> Result<(), Failed> {
     sent.map_err(|_| Failed::later("the connection closed"))
 }
 
-/// The handshake of the rank that connected to rank `expected`.
+/// The handshake of the rank that connected to rank `expected`, up to the announcement with which
+/// the server admits it.
 pub(super) async fn as_client(
     shared: &Shared,
     expected: usize,
     own: &Hello,
     sender: &Sender,
     inbound: &mut Streaming<Envelope>,
-) -> Result<(Hello, Key), Failed> {
+) -> Result<Shaken, Failed> {
     let token = shared.security.get_token();
     let peer = next_hello(inbound).await?;
     if let Some(failed) = differs_at_once(own, &peer) {
@@ -183,13 +198,17 @@ pub(super) async fn as_client(
     if !proof::verify(token, Side::Server, own, &peer, &theirs) {
         return Err(Failed::Doubted(TOKEN_DIFFERS.to_string()));
     }
-    match differs(own, &peer, Some(expected)) {
-        Some(failed) => Err(failed),
-        None => {
-            let key = proof::session_key(token, own, &peer);
-            Ok((peer, key))
-        }
+    if let Some(failed) = differs(own, &peer, Some(expected)) {
+        return Err(failed);
     }
+    let Message::Announcement(announcement) = next(inbound).await? else {
+        return Err(Failed::later("its third message is no Announcement"));
+    };
+    Ok(Shaken {
+        key: proof::session_key(token, own, &peer),
+        announcement: Some(announcement.into()),
+        hello: peer,
+    })
 }
 
 /// The handshake of the rank that was connected to. The claimed rank is told with the failure.
@@ -197,11 +216,15 @@ pub(super) async fn as_server(
     shared: &Shared,
     sender: &Sender,
     inbound: &mut Streaming<Envelope>,
-) -> Result<(Hello, Key), (Option<Hello>, Failed)> {
+) -> Result<Shaken, (Option<usize>, Failed)> {
     let peer = next_hello(inbound).await.map_err(|failed| (None, failed))?;
     match prove(shared, &peer, sender, inbound).await {
-        Ok(key) => Ok((peer, key)),
-        Err(failed) => Err((Some(peer), failed)),
+        Ok(key) => Ok(Shaken {
+            hello: peer,
+            key,
+            announcement: None,
+        }),
+        Err(failed) => Err((Some(peer.rank as usize), failed)),
     }
 }
 
@@ -232,18 +255,20 @@ async fn prove(
 /// Makes a link of a stream whose handshake has succeeded, and announces this rank there.
 pub(super) fn register(
     shared: &Shared,
-    peer: &Hello,
-    key: Key,
+    peer: &Shaken,
     ip: IpAddr,
     sender: Sender,
 ) -> Result<u64, Failed> {
-    let rank = peer.rank as usize;
+    let rank = peer.hello.rank as usize;
     let mut state = shared.state();
     if state.phase != Phase::Joining {
-        let reason = format!(
-            "it comes when generation {} runs already: it needs a new generation",
-            peer.generation
-        );
+        let generation = peer.hello.generation;
+        let reason = match state.phase {
+            Phase::Leaving => "it comes when this rank leaves".to_string(),
+            _ => format!(
+                "it comes when generation {generation} runs already: it needs a new generation"
+            ),
+        };
         return Err(Failed::Later(Code::FailedPrecondition, reason));
     }
     let id = state.next_link;
@@ -252,7 +277,7 @@ pub(super) fn register(
     };
     if let Some(link) = place
         && link.open
-        && link.instance != peer.instance
+        && link.instance != peer.hello.instance
     {
         return Err(Failed::Refused(
             Code::AlreadyExists,
@@ -262,10 +287,10 @@ pub(super) fn register(
     let link = Link {
         id,
         sender: Some(sender),
-        key,
-        instance: peer.instance.clone(),
+        key: peer.key,
+        instance: peer.hello.instance.clone(),
         ip,
-        announcement: None,
+        announcement: peer.announcement.clone(),
         ready: false,
         heard: Instant::now(),
         unwatched: false,
@@ -274,7 +299,12 @@ pub(super) fn register(
         suspicion: None,
     };
     link.send(Message::Announcement(shared.announcement.clone().into()));
-    *place = Some(link);
+    if let Some(doom) = &mut state.doom {
+        doom.tell(rank, &link);
+    }
+    state.links[rank] = Some(link);
     state.next_link += 1;
+    drop(state);
+    shared.changed.notify_one();
     Ok(id)
 }

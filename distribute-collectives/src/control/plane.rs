@@ -26,6 +26,8 @@ use crate::status::{GroupStatus, Trouble};
 
 /// How long a rank without the right token may keep the others waiting for the right one.
 const DOUBT_GRACE: Duration = Duration::from_secs(5);
+/// How long to stay so that ranks which come a little later hear why the group cannot form.
+const DOOM_PATIENCE: Duration = Duration::from_secs(1);
 /// How long to wait for the others to read the goodbye.
 const GOODBYE_PATIENCE: Duration = Duration::from_millis(500);
 /// How long to wait for a name look-up that cannot be interrupted.
@@ -203,7 +205,10 @@ fn check(options: &JoinOptions) -> Result<()> {
     let mut sorted: Vec<&String> = options.addresses.iter().collect();
     sorted.sort();
     let what = if options.rank >= world_size {
-        format!("rank {} does not exist: there are {world_size} addresses", options.rank)
+        format!(
+            "rank {} does not exist: there are {world_size} addresses",
+            options.rank
+        )
     } else if let Some(pair) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
         format!("two ranks have the address {}", pair[0])
     } else if options.heartbeat_interval.is_zero() || options.heartbeat_misses == 0 {
@@ -298,8 +303,7 @@ async fn live(
     }
     tokio::spawn(watch::beat(shared.clone()));
     tokio::spawn(watch::spread(shared.clone(), reporter.clone()));
-    let started = Instant::now();
-    let reason = match meet(shared, started).await {
+    let reason = match meet(shared).await {
         Ok(peers) => {
             serve(&reporter).await;
             let _ = joined.send(Ok(peers));
@@ -307,7 +311,6 @@ async fn live(
         }
         Err(error) => {
             let reason = error.to_string();
-            warn_peers(shared, &error);
             leave(shared, &reason).await;
             // Only now: whoever called may end the process at once.
             let _ = joined.send(Err(error));
@@ -326,33 +329,49 @@ async fn serve(reporter: &HealthReporter) {
 }
 
 /// Waits until all ranks have met all ranks.
-async fn meet(shared: &Shared, started: Instant) -> Result<Vec<Peer>> {
+async fn meet(shared: &Shared) -> Result<Vec<Peer>> {
     loop {
         if let Some(failure) = shared.first_failure() {
-            let header = OperationHeader::new(
-                OperationKind::Barrier,
-                shared.hello.generation,
-                0,
-            );
+            let header = OperationHeader::new(OperationKind::Barrier, shared.hello.generation, 0);
             return Err(failure.trouble.into_error(&header));
         }
         let wake = {
             let mut state = shared.state();
-            if let Some(refusal) = state.refusal.take() {
-                return Err(refused(shared, refusal));
+            match look(shared, &mut state)? {
+                Look::Met(peers) => return Ok(peers),
+                Look::Until(wake) => wake,
             }
-            form(shared, &mut state);
-            if let Some(peers) = peers(shared, &state) {
-                return Ok(peers);
-            }
-            let now = Instant::now();
-            let doubted = first_doubt(&state);
-            if now >= shared.deadline || doubted.is_some_and(|since| now >= since + DOUBT_GRACE) {
-                return Err(gave_up(shared, &mut state, started));
-            }
-            doubted.map_or(shared.deadline, |since| shared.deadline.min(since + DOUBT_GRACE))
         };
         let _ = tokio::time::timeout_at(wake.into(), shared.changed.notified()).await;
+    }
+}
+
+/// What [`meet`] found.
+enum Look {
+    Met(Vec<Peer>),
+    /// Look again when something changed, at the latest then.
+    Until(Instant),
+}
+
+fn look(shared: &Shared, state: &mut State) -> Result<Look> {
+    let now = Instant::now();
+    if let Some(doom) = &state.doom {
+        // The others start at about the same time: they need not wait for their deadlines.
+        let until = shared.deadline.min(doom.since + DOOM_PATIENCE);
+        return match now >= until || doom.told.iter().all(|told| *told) {
+            true => Err(refused(shared, doom.refusal.clone())),
+            false => Ok(Look::Until(until)),
+        };
+    }
+    form(shared, state);
+    if let Some(peers) = peers(shared, state) {
+        return Ok(Look::Met(peers));
+    }
+    let doubted = first_doubt(state).map(|since| since + DOUBT_GRACE);
+    let until = doubted.map_or(shared.deadline, |end| end.min(shared.deadline));
+    match now >= until {
+        true => Err(gave_up(shared, state)),
+        false => Ok(Look::Until(until)),
     }
 }
 
@@ -407,7 +426,7 @@ fn refused(shared: &Shared, refusal: Refusal) -> CollectiveError {
 }
 
 /// The error at the deadline.
-fn gave_up(shared: &Shared, state: &mut State, started: Instant) -> CollectiveError {
+fn gave_up(shared: &Shared, state: &mut State) -> CollectiveError {
     let is_missing = |rank: usize| state.links.get(rank).is_some_and(Option::is_none);
     let mut doubts = state.doubts.iter();
     if let Some(doubt) = doubts.find(|doubt| is_missing(doubt.rank)) {
@@ -442,23 +461,7 @@ fn gave_up(shared: &Shared, state: &mut State, started: Instant) -> CollectiveEr
     CollectiveError::Rendezvous {
         rank: shared.rank,
         missing,
-        elapsed: started.elapsed(),
-    }
-}
-
-/// A group in which one rank does not fit cannot form; the others need not wait for that.
-fn warn_peers(shared: &Shared, error: &CollectiveError) {
-    let CollectiveError::Refused {
-        address, reason, ..
-    } = error
-    else {
-        return;
-    };
-    for link in shared.state().open_links() {
-        link.send(Message::Refusal(message::Refusal {
-            address: address.clone(),
-            reason: reason.clone(),
-        }));
+        elapsed: shared.started.elapsed(),
     }
 }
 
@@ -478,7 +481,7 @@ async fn leave(shared: &Shared, reason: &str) {
         }
     }
     let all_closed = async {
-        while shared.state().open_links().next().is_some() {
+        while shared.state().has_streams() {
             shared.changed.notified().await;
         }
     };

@@ -200,11 +200,18 @@ mod tests {
     #[test]
     fn a_bad_token_is_refused_without_showing_it() {
         let error = Token::new("short-secret").unwrap_err().to_string();
-        assert!(error.contains("12 bytes") && error.contains("at least 16"), "{error}");
+        assert!(
+            error.contains("12 bytes") && error.contains("at least 16"),
+            "{error}"
+        );
         assert!(!error.contains("short-secret"), "{error}");
-        let error = Token::from_file("/nonexistent/token").unwrap_err().to_string();
+        let error = Token::from_file("/nonexistent/token")
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("/nonexistent/token"), "{error}");
-        let error = Token::from_env("DISTRIBUTE_NO_SUCH_TOKEN").unwrap_err().to_string();
+        let error = Token::from_env("DISTRIBUTE_NO_SUCH_TOKEN")
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("DISTRIBUTE_NO_SUCH_TOKEN"), "{error}");
     }
 

@@ -9,15 +9,15 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Server;
 use tonic::transport::server::Connected;
-use tonic::{Request, Response, Status, Streaming};
+use tonic::{Code, Request, Response, Status, Streaming};
 use tonic_health::server::HealthReporter;
 
 use crate::control::DESCRIPTORS;
 use crate::control::client::{self, MESSAGE_MAX_BYTES};
 use crate::control::connection::{self, Connection, Guarded, Strangers};
+use crate::control::generated::Envelope;
 use crate::control::generated::control_server::{Control, ControlServer};
-use crate::control::generated::{Envelope, Hello};
-use crate::control::handshake::{self, Failed};
+use crate::control::handshake::{self, Failed, PATIENCE};
 use crate::control::shared::{Doubt, Phase, QUEUE, Refusal, Sender, Shared};
 
 /// How often connections of strangers are looked at.
@@ -54,10 +54,11 @@ impl Control for Service {
 /// One stream of a higher rank, from its Hello to its end.
 async fn serve(shared: Arc<Shared>, mut inbound: Streaming<Envelope>, sender: Sender, info: Info) {
     let shaken = handshake::as_server(&shared, &sender, &mut inbound).await;
-    let registered = shaken.and_then(|(peer, key)| {
-        handshake::register(&shared, &peer, key, info.remote.ip(), sender.clone())
-            .map(|id| (peer.rank as usize, id))
-            .map_err(|failed| (Some(peer), failed))
+    let registered = shaken.and_then(|peer| {
+        let rank = peer.hello.rank as usize;
+        handshake::register(&shared, &peer, info.remote.ip(), sender.clone())
+            .map(|id| (rank, id))
+            .map_err(|failed| (Some(rank), failed))
     });
     match registered {
         Ok((rank, id)) => {
@@ -65,24 +66,35 @@ async fn serve(shared: Arc<Shared>, mut inbound: Streaming<Envelope>, sender: Se
             drop(sender);
             client::read(&shared, rank, id, inbound).await;
         }
-        Err((peer, failed)) => {
-            turn_away(&shared, peer.as_ref(), &failed, &info);
+        Err((claimed, failed)) => {
+            shared.state().turned_away += 1;
+            turn_away(&shared, claimed, &failed, &info);
             let _ = sender.send(Err(failed.status(shared.rank))).await;
+            drop(sender);
+            // Until the peer has read it and closes its half.
+            let drained = async { while let Ok(Some(_)) = inbound.message().await {} };
+            let _ = tokio::time::timeout(PATIENCE, drained).await;
+            shared.state().turned_away -= 1;
+            shared.changed.notify_one();
         }
     }
 }
 
 /// Notes why a peer was turned away. Nothing of a group that has formed changes.
-fn turn_away(shared: &Shared, peer: Option<&Hello>, failed: &Failed, info: &Info) {
+fn turn_away(shared: &Shared, claimed: Option<usize>, failed: &Failed, info: &Info) {
     let remote = info.remote;
     tracing::warn!(rank = shared.rank, %remote, ?failed, "turned a connection away");
-    let Some(rank) = peer.map(|peer| peer.rank as usize) else {
+    let Some(rank) = claimed else {
         return;
     };
     let listed = shared.addresses.get(rank).filter(|_| rank != shared.rank);
     let address = listed.cloned().unwrap_or_else(|| remote.to_string());
     match failed {
-        Failed::Refused(_, reason) => shared.refuse(address, reason.clone()),
+        Failed::Refused(code, reason) => {
+            // Of two processes with one rank, only the second one has heard it by now.
+            let informed = Some(rank).filter(|_| *code != Code::AlreadyExists);
+            shared.refuse(informed, address, reason.clone());
+        }
         Failed::Later(_, reason) => {
             if rank > shared.rank {
                 shared.note(rank, reason.clone());
@@ -179,6 +191,9 @@ pub(super) fn start(
         .map_err(io::Error::other)?;
     let server = Server::builder()
         .max_concurrent_streams(Some(8))
+        // What a peer can make this process hold, for each stream and for each connection.
+        .initial_stream_window_size(Some(2 * MESSAGE_MAX_BYTES as u32))
+        .initial_connection_window_size(Some(4 * MESSAGE_MAX_BYTES as u32))
         .http2_max_header_list_size(Some(8 << 10))
         .add_service(control)
         .add_service(health.max_decoding_message_size(MESSAGE_MAX_BYTES))

@@ -22,6 +22,9 @@ use crate::status::{Failure, GroupStatus, Trouble};
 /// Messages that wait to be sent to one rank. Whoever does not read them will be found silent.
 pub(super) const QUEUE: usize = 64;
 
+/// Longer times count as this long: sums with the clock stay in its range.
+const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
+
 /// The sending half of a stream: a message, or the status that ends it.
 pub(super) type Sender = mpsc::Sender<Result<Envelope, Status>>;
 
@@ -80,6 +83,28 @@ pub(super) struct Refusal {
     pub(super) reason: String,
 }
 
+/// The group cannot form, and this rank knows why; the others are told while they come.
+pub(super) struct Doom {
+    pub(super) refusal: Refusal,
+    pub(super) since: Instant,
+    /// By rank.
+    pub(super) told: Vec<bool>,
+}
+
+impl Doom {
+    /// Tells a rank why the group cannot form, once.
+    pub(super) fn tell(&mut self, rank: usize, link: &Link) {
+        if let Some(told) = self.told.get_mut(rank)
+            && !std::mem::replace(told, true)
+        {
+            link.send(Message::Refusal(message::Refusal {
+                address: self.refusal.address.clone(),
+                reason: self.refusal.reason.clone(),
+            }));
+        }
+    }
+}
+
 /// A peer that claimed a rank without the right token. The right one may still come.
 pub(super) struct Doubt {
     pub(super) since: Instant,
@@ -94,7 +119,7 @@ pub(super) struct State {
     pub(super) next_link: u64,
     /// What happened last with each rank, for the error when it does not come.
     pub(super) last: Vec<String>,
-    pub(super) refusal: Option<Refusal>,
+    pub(super) doom: Option<Doom>,
     pub(super) doubts: Vec<Doubt>,
     /// The last connection whose certificate was not accepted.
     pub(super) certificate: Option<Refusal>,
@@ -102,6 +127,8 @@ pub(super) struct State {
     pub(super) gathers: BTreeMap<u64, Vec<Option<Vec<u8>>>>,
     pub(super) next_gather: u64,
     pub(super) next_beat: Instant,
+    /// Streams that were turned away and still carry the reason to their peers.
+    pub(super) turned_away: usize,
     /// The peers know of the first failure.
     pub(super) spread: bool,
 }
@@ -115,6 +142,7 @@ pub(super) struct Shared {
     pub(super) tls: Option<DataTls>,
     pub(super) interval: Duration,
     pub(super) misses: u32,
+    pub(super) started: Instant,
     pub(super) deadline: Instant,
     pub(super) gather_timeout: Duration,
     pub(super) status: Arc<GroupStatus>,
@@ -134,12 +162,13 @@ impl State {
             links: (0..world_size).map(|_| None).collect(),
             next_link: 0,
             last: vec!["it has not connected".to_string(); world_size],
-            refusal: None,
+            doom: None,
             doubts: Vec::new(),
             certificate: None,
             gathers: BTreeMap::new(),
             next_gather: 0,
             next_beat: Instant::now(),
+            turned_away: 0,
             spread: false,
         }
     }
@@ -152,6 +181,11 @@ impl State {
 
     pub(super) fn open_links(&self) -> impl Iterator<Item = &Link> {
         self.links.iter().flatten().filter(|link| link.open)
+    }
+
+    /// Whether there are streams that a peer still reads.
+    pub(super) fn has_streams(&self) -> bool {
+        self.turned_away > 0 || self.open_links().next().is_some()
     }
 
     /// Whether a failure only says that a healthy rank has left.
@@ -171,6 +205,8 @@ impl Shared {
         tls: Option<DataTls>,
         status: Arc<GroupStatus>,
     ) -> Shared {
+        let started = Instant::now();
+        let timeout = parts.rendezvous_timeout.min(FOREVER);
         let failed = Arc::new(Notify::new());
         let bell = failed.clone();
         status.on_failure(move || bell.notify_one());
@@ -182,10 +218,11 @@ impl Shared {
             announcement: parts.announcement,
             security: parts.security,
             tls,
-            interval: parts.interval,
+            interval: parts.interval.min(FOREVER),
             misses: parts.misses,
-            deadline: Instant::now() + parts.rendezvous_timeout,
-            gather_timeout: parts.rendezvous_timeout,
+            started,
+            deadline: started + timeout,
+            gather_timeout: timeout,
             status,
             changed: Notify::new(),
             failed,
@@ -204,7 +241,7 @@ impl Shared {
 
     /// The silence after which a rank counts as stopped.
     pub(super) fn silence_limit(&self) -> Duration {
-        self.interval.saturating_mul(self.misses)
+        self.interval.saturating_mul(self.misses).min(FOREVER)
     }
 
     pub(super) fn fail(&self, trouble: Trouble, from_sequence: u64) {
@@ -229,11 +266,26 @@ impl Shared {
         }
     }
 
-    /// Ends the join of this rank.
-    pub(super) fn refuse(&self, address: String, reason: String) {
+    /// Ends the join of this rank, and of all others: the group cannot form. Rank `informed`
+    /// knows already.
+    pub(super) fn refuse(&self, informed: Option<usize>, address: String, reason: String) {
         let mut state = self.state();
-        if state.phase == Phase::Joining && state.refusal.is_none() {
-            state.refusal = Some(Refusal { address, reason });
+        if state.phase == Phase::Joining {
+            let State { doom, links, .. } = &mut *state;
+            let doom = doom.get_or_insert_with(|| Doom {
+                refusal: Refusal { address, reason },
+                since: Instant::now(),
+                told: vec![false; links.len()],
+            });
+            doom.told[self.rank] = true;
+            if let Some(told) = informed.and_then(|rank| doom.told.get_mut(rank)) {
+                *told = true;
+            }
+            for (rank, link) in links.iter().enumerate() {
+                if let Some(link) = link.as_ref().filter(|link| link.open) {
+                    doom.tell(rank, link);
+                }
+            }
         }
         drop(state);
         self.changed.notify_one();
@@ -263,15 +315,16 @@ impl Shared {
             }
             Some(Message::Heartbeat(beat)) => self.heartbeat(rank, id, &beat),
             Some(Message::Notice(notice)) => {
-                if let Some(failure) = convert::failure(&notice)
-                    && self.first_failure().is_none()
-                {
+                let failure = convert::failure(self.world_size(), &notice);
+                if let Some(failure) = failure.filter(|_| self.first_failure().is_none()) {
                     self.status.fail(failure);
                 }
             }
             Some(Message::Gather(part)) => self.take_part(rank, part),
             Some(Message::Goodbye(goodbye)) => self.goodbye(rank, id, &goodbye),
-            Some(Message::Refusal(refusal)) => self.refuse(refusal.address, refusal.reason),
+            Some(Message::Refusal(refusal)) => {
+                self.refuse(Some(rank), refusal.address, refusal.reason);
+            }
             // Messages of the handshake, and those of later versions.
             Some(Message::Hello(_) | Message::Proof(_)) | None => {}
         }

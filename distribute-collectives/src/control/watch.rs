@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 use tokio::time::sleep_until;
 use tonic_health::server::HealthReporter;
 
+use crate::control::convert;
+use crate::control::generated::Heartbeat;
 use crate::control::generated::control_server::ControlServer;
 use crate::control::generated::envelope::Message;
-use crate::control::generated::Heartbeat;
 use crate::control::server::Service;
 use crate::control::shared::{Link, Phase, Shared};
-use crate::control::convert;
 use crate::status::Trouble;
 
 /// Sends heartbeats and looks for silent ranks until the runtime ends.
@@ -26,7 +26,7 @@ pub(super) async fn beat(shared: Arc<Shared>) {
 
 /// One look at the clock; returns when to look again. `late` is by how much this process itself
 /// was kept from looking.
-fn tick(shared: &Shared, late: Duration) -> Instant {
+pub(super) fn tick(shared: &Shared, late: Duration) -> Instant {
     let now = Instant::now();
     let heartbeat = Heartbeat {
         running: shared.status.running().as_ref().map(convert::operation),
@@ -45,7 +45,11 @@ fn tick(shared: &Shared, late: Duration) -> Instant {
     }
     // Time in which this process was stopped says nothing about its peers: what they sent waits
     // in the sockets.
-    let stopped = if late > shared.interval { late } else { Duration::ZERO };
+    let stopped = if late > shared.interval {
+        late
+    } else {
+        Duration::ZERO
+    };
     let limit = shared.silence_limit();
     let mut wake = state.next_beat;
     let mut silent = None;

@@ -2,10 +2,10 @@
 
 use super::*;
 use crate::buffer::DType;
-use crate::control::convert;
 use crate::control::generated::Heartbeat;
 use crate::control::generated::envelope::Message;
 use crate::control::shared::envelope;
+use crate::control::{convert, watch};
 use crate::header::{OperationHeader, OperationKind};
 use crate::reduce::ReduceOp;
 use crate::status::Trouble;
@@ -25,7 +25,10 @@ fn an_abort_is_the_same_error_on_all_ranks() {
                 rank: 2,
                 reason: "the loss is NaN".to_string(),
             };
-            assert_eq!(failure_of(&member.status).trouble, Trouble::Ended(error.clone()));
+            assert_eq!(
+                failure_of(&member.status).trouble,
+                Trouble::Ended(error.clone())
+            );
             assert_eq!(member.status.check(&header(0)), Err(error.clone()));
             assert_eq!(member.plane.all_gather(b""), Err(error));
         }
@@ -108,7 +111,10 @@ fn gatherings_in_a_row_deliver_all_values_to_all_ranks() {
             }
         });
         let error = members[0].plane.all_gather(&[0; 17 << 10]).unwrap_err();
-        assert!(matches!(error, CollectiveError::InvalidArgument { .. }), "{error:?}");
+        assert!(
+            matches!(error, CollectiveError::InvalidArgument { .. }),
+            "{error:?}"
+        );
     });
 }
 
@@ -133,7 +139,10 @@ fn a_gathering_names_the_rank_that_does_not_take_part_or_has_left() {
         let mut members = group(2);
         drop(members.pop());
         let error = members[0].plane.all_gather(b"here").unwrap_err();
-        assert!(matches!(error, CollectiveError::PeerLost { rank: 1, .. }), "{error:?}");
+        assert!(
+            matches!(error, CollectiveError::PeerLost { rank: 1, .. }),
+            "{error:?}"
+        );
     });
 }
 
@@ -150,21 +159,78 @@ fn heartbeats_show_that_two_ranks_are_in_different_calls() {
         let id = shared.state().links[2].as_ref().unwrap().id;
         for _ in 0..3 {
             let beat = Heartbeat {
-                running: Some(convert::operation(&OperationHeader::new(OperationKind::Send, 0, 4))),
+                running: Some(convert::operation(&OperationHeader::new(
+                    OperationKind::Send,
+                    0,
+                    4,
+                ))),
                 completed: 4,
             };
             assert!(shared.handle(2, id, envelope(Message::Heartbeat(beat))));
         }
         assert_eq!(members[0].status.first_failure(), None);
-        members[2].status.begin(&header(4).with_op(ReduceOp::Max).with_dtype(DType::F32));
+        members[2]
+            .status
+            .begin(&header(4).with_op(ReduceOp::Max).with_dtype(DType::F32));
         for member in &members {
-            let Trouble::Ended(CollectiveError::Mismatch { rank_a, rank_b: 2, what, .. }) =
-                failure_of(&member.status).trouble
+            let Trouble::Ended(CollectiveError::Mismatch {
+                rank_a,
+                rank_b: 2,
+                what,
+                ..
+            }) = failure_of(&member.status).trouble
             else {
                 panic!("{:?}", member.status.failures());
             };
             assert!(rank_a < 2);
             assert_eq!(what, "op is sum on one and max on the other");
+        }
+    });
+}
+
+#[test]
+fn a_rank_that_hears_of_nobody_says_that_it_is_cut_off() {
+    within_limit(|| {
+        let joined = join_all(3, |_, options| {
+            options.heartbeat_interval = Duration::from_secs(10);
+            options.heartbeat_misses = 2;
+        });
+        let members: Vec<_> = joined.into_iter().map(Result::unwrap).collect();
+        let age = |member: &Member, ranks: &[usize]| {
+            let mut state = member.plane.shared.state();
+            let long_ago = Instant::now().checked_sub(Duration::from_secs(21)).unwrap();
+            for rank in ranks {
+                state.links[*rank].as_mut().unwrap().heard = long_ago;
+            }
+            drop(state);
+            watch::tick(&member.plane.shared, Duration::ZERO);
+        };
+        // A stop of this process itself is no silence of the others.
+        let mut state = members[0].plane.shared.state();
+        let heard = Instant::now().checked_sub(Duration::from_secs(25)).unwrap();
+        state.links[1].as_mut().unwrap().heard = heard;
+        drop(state);
+        watch::tick(&members[0].plane.shared, Duration::from_secs(11));
+        assert_eq!(members[0].status.first_failure(), None);
+        age(&members[0], &[1, 2]);
+        for member in &members {
+            let Trouble::Lost { rank: 0, reason } = failure_of(&member.status).trouble else {
+                panic!("{:?}", member.status.failures());
+            };
+            assert!(reason.contains("cut off"), "{reason}");
+        }
+        let joined = join_all(3, |_, options| {
+            options.heartbeat_interval = Duration::from_secs(10);
+            options.heartbeat_misses = 2;
+        });
+        let members: Vec<_> = joined.into_iter().map(Result::unwrap).collect();
+        age(&members[0], &[2]);
+        for member in &members {
+            let trouble = failure_of(&member.status).trouble;
+            assert!(
+                matches!(trouble, Trouble::Silent { rank: 2, .. }),
+                "{trouble:?}"
+            );
         }
     });
 }

@@ -17,7 +17,10 @@ fn all_ranks_meet_in_any_start_order_and_know_what_the_others_announced() {
                 let options = options(rank, listeners[rank].take().unwrap(), &addresses);
                 threads.push((rank, std::thread::spawn(move || join(options).unwrap())));
             }
-            let mut members: Vec<_> = threads.into_iter().map(|(r, t)| (r, t.join().unwrap())).collect();
+            let mut members: Vec<_> = threads
+                .into_iter()
+                .map(|(r, t)| (r, t.join().unwrap()))
+                .collect();
             members.sort_by_key(|(rank, _)| *rank);
             for (rank, member) in &members {
                 let peers: Vec<_> = member.plane.peers().iter().map(|peer| peer.rank).collect();
@@ -26,7 +29,10 @@ fn all_ranks_meet_in_any_start_order_and_know_what_the_others_announced() {
                 for peer in member.plane.peers() {
                     assert_eq!(peer.address, addresses[peer.rank]);
                     assert_eq!(peer.announcement.data_port, Some(1000 + peer.rank as u16));
-                    assert_eq!(peer.announcement.shared_memory, vec![peer.rank as u8; peer.rank]);
+                    assert_eq!(
+                        peer.announcement.shared_memory,
+                        vec![peer.rank as u8; peer.rank]
+                    );
                     let back = members[peer.rank].1.plane.peers();
                     let back = back.iter().find(|peer| peer.rank == *rank).unwrap();
                     assert_eq!(back.session_key, peer.session_key);
@@ -52,6 +58,12 @@ fn a_rank_alone_and_options_that_cannot_be() {
         assert!(what(|o| o.rank = 1).contains("rank 1 does not exist: there are 1 addresses"));
         assert!(what(|o| o.addresses.push(o.addresses[0].clone())).contains("two ranks have"));
         assert!(what(|o| o.heartbeat_misses = 0).contains("above 0"));
+        // Times beyond the clock are no panic.
+        let (sockets, addresses) = listeners(1);
+        let mut options = options(0, sockets.into_iter().next().unwrap(), &addresses);
+        options.rendezvous_timeout = Duration::MAX;
+        options.heartbeat_interval = Duration::MAX;
+        assert!(join(options).is_ok());
         assert!(what(|o| o.addresses.push("nonsense".to_string())).contains("host:port"));
     });
 }
@@ -68,12 +80,24 @@ fn missing_ranks_are_all_listed_with_what_happened_last() {
         options.rendezvous_timeout = Duration::from_millis(1500);
         let started = Instant::now();
         let error = error_of(join(options));
-        assert!(started.elapsed() < Duration::from_secs(4), "{:?}", started.elapsed());
-        let CollectiveError::Rendezvous { rank: 2, missing, elapsed } = &error else {
+        assert!(
+            started.elapsed() < Duration::from_secs(4),
+            "{:?}",
+            started.elapsed()
+        );
+        let CollectiveError::Rendezvous {
+            rank: 2,
+            missing,
+            elapsed,
+        } = &error
+        else {
             panic!("{error:?}");
         };
         assert!(*elapsed >= Duration::from_millis(1500));
-        let ranks: Vec<_> = missing.iter().map(|m| (m.rank, m.address.clone())).collect();
+        let ranks: Vec<_> = missing
+            .iter()
+            .map(|m| (m.rank, m.address.clone()))
+            .collect();
         let expected: Vec<_> = [0, 1, 3].map(|rank| (rank, addresses[rank].clone())).into();
         assert_eq!(ranks, expected);
         assert!(missing[1].reason.contains("does not resolve"), "{error}");
@@ -100,7 +124,10 @@ fn ranks_that_wait_for_another_one_are_not_blamed() {
             let CollectiveError::Rendezvous { missing, .. } = &error else {
                 panic!("{error:?}");
             };
-            assert!(missing.iter().any(|MissingRank { rank, .. }| *rank == 2), "{error}");
+            assert!(
+                missing.iter().any(|MissingRank { rank, .. }| *rank == 2),
+                "{error}"
+            );
             for other in missing.iter().filter(|missing| missing.rank != 2) {
                 // Its deadline was a moment earlier.
                 assert!(other.reason.contains("gave up joining"), "{error}");
@@ -164,8 +191,11 @@ fn all_ranks_hear_of_one_that_does_not_fit() {
 fn two_processes_with_one_rank_are_refused() {
     within_limit(|| {
         let (mut sockets, addresses) = listeners(3);
-        let (third, second, first) =
-            (sockets.pop().unwrap(), sockets.pop().unwrap(), sockets.pop().unwrap());
+        let (third, second, first) = (
+            sockets.pop().unwrap(),
+            sockets.pop().unwrap(),
+            sockets.pop().unwrap(),
+        );
         let all = [(0, first), (1, second), (1, third)];
         let threads = all.map(|(rank, listener)| {
             let options = options(rank, listener, &addresses);
@@ -198,17 +228,27 @@ fn a_rank_of_another_generation_waits_and_disturbs_nobody() {
         let CollectiveError::Rendezvous { missing, .. } = &error else {
             panic!("{error:?}");
         };
-        assert!(missing[0].reason.contains("it is in generation 5, this rank in 4"), "{error}");
+        assert!(
+            missing[0]
+                .reason
+                .contains("it is in generation 5, this rank in 4"),
+            "{error}"
+        );
         let one = join(with(1, second, 5, 20)).unwrap();
         let zero = zero.join().unwrap();
         // While the group runs.
         let spare = Listener::bind(1, "127.0.0.1:0", &Security::default()).unwrap();
         let error = error_of(join(with(1, spare, 6, 1)));
-        assert!(error.to_string().contains("it is in generation 5, this rank in 6"), "{error}");
+        assert!(
+            error
+                .to_string()
+                .contains("it is in generation 5, this rank in 6"),
+            "{error}"
+        );
         let spare = Listener::bind(1, "127.0.0.1:0", &Security::default()).unwrap();
         let error = error_of(join(with(1, spare, 5, 1)));
         assert!(error.to_string().contains("runs already"), "{error}");
-        assert_eq!(zero.plane.all_gather(b"a").err(), one.plane.all_gather(b"b").err());
+        gather_once(&[&zero, &one]);
         assert_eq!(zero.status.first_failure(), None);
         assert_eq!(one.status.first_failure(), None);
     });
@@ -241,11 +281,7 @@ fn strangers_disturb_neither_the_rendezvous_nor_the_group() {
         let threads: Vec<_> = sockets.into_iter().enumerate().map(start).collect();
         let members: Vec<_> = threads.into_iter().map(|t| t.join().unwrap()).collect();
         let more = disturb(200);
-        std::thread::scope(|scope| {
-            for member in &members {
-                scope.spawn(|| assert_eq!(member.plane.all_gather(b"x").unwrap().len(), 2));
-            }
-        });
+        gather_once(&[&members[0], &members[1]]);
         for member in &members {
             assert_eq!(member.status.first_failure(), None);
         }
@@ -262,14 +298,27 @@ fn nothing_is_left_of_100_groups() {
             .output()
             .unwrap();
         let text = String::from_utf8_lossy(&output.stdout);
-        assert!(output.status.success() && text.contains("1 passed"), "{text}");
+        assert!(
+            output.status.success() && text.contains("1 passed"),
+            "{text}"
+        );
         return;
     }
-    let count = |what: &str| std::fs::read_dir(format!("/proc/self/{what}")).unwrap().count();
+    let count = |what: &str| {
+        std::fs::read_dir(format!("/proc/self/{what}"))
+            .unwrap()
+            .count()
+    };
     drop(group(2));
     let before = (count("task"), count("fd"));
     for _ in 0..50 {
-        drop(group(2));
+        let named = join_all(2, |_, options| {
+            for address in &mut options.addresses {
+                *address = address.replace("127.0.0.1", "localhost");
+            }
+        });
+        assert!(named.iter().all(Result::is_ok));
+        drop(named);
         let ranks = group(3);
         ranks[0].plane.abort_handle().abort("enough");
         drop(ranks);

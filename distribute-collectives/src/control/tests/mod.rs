@@ -86,7 +86,10 @@ fn join_all(
             })
         };
         let threads: Vec<_> = listeners.into_iter().enumerate().map(start).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap())
+            .collect()
     })
 }
 
@@ -130,4 +133,16 @@ fn failure_where(status: &GroupStatus, wanted: impl Fn(&Failure) -> bool) -> Fai
 
 fn failure_of(status: &GroupStatus) -> Failure {
     failure_where(status, |_| true)
+}
+
+/// All ranks take part in one gathering.
+fn gather_once(members: &[&Member]) {
+    std::thread::scope(|scope| {
+        for member in members {
+            scope.spawn(|| {
+                let gathered = member.plane.all_gather(b"x").unwrap();
+                assert_eq!(gathered, vec![b"x"; members.len()]);
+            });
+        }
+    });
 }

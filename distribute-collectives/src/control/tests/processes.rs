@@ -26,7 +26,7 @@ fn child() {
         return;
     };
     let rank: usize = rank.parse().unwrap();
-    let addresses: Vec<_> = std::env::var(ADDRESSES).unwrap();
+    let addresses = std::env::var(ADDRESSES).unwrap();
     let addresses: Vec<_> = addresses.split(' ').map(str::to_string).collect();
     let listener = Listener::bind(rank, &addresses[rank], &Security::default()).unwrap();
     let mut options = options(rank, listener, &addresses);
@@ -115,7 +115,10 @@ fn a_killed_process_is_noted_by_all_at_once() {
         victim.signal(Signal::KILL);
         for survivor in &processes {
             let said = survivor.says();
-            assert!(said.starts_with("Lost { rank: 2, reason: \"its process ended"), "{said}");
+            assert!(
+                said.starts_with("Lost { rank: 2, reason: \"its process ended"),
+                "{said}"
+            );
         }
         let took = killed.elapsed();
         println!("all survivors noted it after {took:?}");
@@ -149,6 +152,9 @@ fn a_process_that_leaves_is_no_failure() {
         let mut leaving = processes.pop().unwrap();
         drop(leaving.input.take());
         let said = processes[0].says();
-        assert!(said.contains("it left the group after 0 operations"), "{said}");
+        assert!(
+            said.contains("it left the group after 0 operations"),
+            "{said}"
+        );
     });
 }

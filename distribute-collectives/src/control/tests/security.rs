@@ -86,7 +86,9 @@ fn authority() -> Authority {
     let key = KeyPair::generate().unwrap();
     let mut params = CertificateParams::new(Vec::<String>::new()).unwrap();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    params.distinguished_name.push(DnType::CommonName, "test authority");
+    params
+        .distinguished_name
+        .push(DnType::CommonName, "test authority");
     let certificate = params.self_signed(&key).unwrap();
     Authority {
         certificate,
@@ -103,7 +105,11 @@ fn identity(issuer: &Authority, accepts: &Authority, host: &str, expired: bool) 
         params.not_after = date_time_ymd(2001, 1, 1);
     }
     let certificate = params.signed_by(&key, &issuer.issuer).unwrap();
-    TlsIdentity::new(accepts.certificate.pem(), certificate.pem(), key.serialize_pem())
+    TlsIdentity::new(
+        accepts.certificate.pem(),
+        certificate.pem(),
+        key.serialize_pem(),
+    )
 }
 
 /// The outcome when rank 0 and rank 1 have these identities.
@@ -131,11 +137,7 @@ fn ranks_with_certificates_of_one_authority_form_a_group() {
         let good = || identity(&ca, &ca, "127.0.0.1", false);
         let joined = with_identities(good(), good());
         let members: Vec<_> = joined.into_iter().map(Result::unwrap).collect();
-        std::thread::scope(|scope| {
-            for member in &members {
-                scope.spawn(|| assert_eq!(member.plane.all_gather(b"x").unwrap().len(), 2));
-            }
-        });
+        gather_once(&[&members[0], &members[1]]);
         let security = Security::default().tls(good());
         let tls = security.data_tls().unwrap().unwrap();
         assert_eq!(tls.client.alpn_protocols, [b"h2"]);
@@ -168,12 +170,77 @@ fn an_expired_certificate_and_one_for_another_host_are_refused_by_both() {
         let ca = authority();
         let good = || identity(&ca, &ca, "127.0.0.1", false);
         let expired = || identity(&ca, &ca, "127.0.0.1", true);
-        refused_for(with_identities(good(), expired()), "has expired", "it has expired");
-        refused_for(with_identities(expired(), good()), "it has expired", "has expired");
+        refused_for(
+            with_identities(good(), expired()),
+            "has expired",
+            "it has expired",
+        );
+        refused_for(
+            with_identities(expired(), good()),
+            "it has expired",
+            "has expired",
+        );
         refused_for(
             with_identities(identity(&ca, &ca, "192.0.2.1", false), good()),
             "does not accept the certificate of this rank",
             "not for the host of its address",
         );
+    });
+}
+
+#[test]
+fn a_client_without_a_certificate_gets_nowhere() {
+    within_limit(|| {
+        let ca = authority();
+        let tls = |identity| {
+            Security::default()
+                .tls(identity)
+                .data_tls()
+                .unwrap()
+                .unwrap()
+        };
+        let good = identity(&ca, &ca, "127.0.0.1", false);
+        let mut roots = rustls::RootCertStore::empty();
+        roots.add(ca.certificate.der().clone()).unwrap();
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let mut bare = rustls::ClientConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .unwrap()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        bare.alpn_protocols = tls(good.clone()).client.alpn_protocols.clone();
+        let (mut sockets, addresses) = listeners(2);
+        let mut options = options(0, sockets.remove(0), &addresses);
+        options.rendezvous_timeout = Duration::from_secs(2);
+        options.security = Security::default().tls(good);
+        let zero = std::thread::spawn(move || join(options));
+        let name = rustls::pki_types::ServerName::try_from("127.0.0.1").unwrap();
+        let connection = rustls::ClientConnection::new(Arc::new(bare), name).unwrap();
+        let socket = std::net::TcpStream::connect(&addresses[0]).unwrap();
+        let mut stream = rustls::StreamOwned::new(connection, socket);
+        let mut answer = Vec::new();
+        let error = std::io::Read::read_to_end(&mut stream, &mut answer).unwrap_err();
+        assert!(error.to_string().contains("CertificateRequired"), "{error}");
+        assert!(answer.is_empty());
+        let reason = refusal(zero.join().unwrap());
+        assert!(reason.contains("it shows no certificate"), "{reason}");
+    });
+}
+
+#[test]
+fn a_rank_with_tls_and_one_without_do_not_meet_and_say_why() {
+    within_limit(|| {
+        let ca = authority();
+        let identity = identity(&ca, &ca, "127.0.0.1", false);
+        for with_tls in [0, 1] {
+            let joined = join_all(2, |rank, options| {
+                options.rendezvous_timeout = Duration::from_secs(1);
+                if rank == with_tls {
+                    options.security = Security::default().tls(identity.clone());
+                }
+            });
+            let one = error_of(joined.into_iter().nth(1).unwrap()).to_string();
+            assert!(one.contains("TLS"), "{one}");
+        }
     });
 }

@@ -5,8 +5,8 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Channel;
 use tonic::{Code, Status, Streaming};
 use tonic_health::pb::HealthCheckRequest;
-use tonic_health::pb::health_client::HealthClient;
 use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_client::HealthClient;
 use tonic_reflection::pb::v1 as reflection;
 
 use super::*;
@@ -46,7 +46,10 @@ fn health_says_whether_the_group_is_up() {
                 let channel = channel(member).await;
                 assert_eq!(health(channel.clone(), "").await, ServingStatus::Serving);
                 let control = "distribute.v1.Control";
-                assert_eq!(health(channel.clone(), control).await, ServingStatus::Serving);
+                assert_eq!(
+                    health(channel.clone(), control).await,
+                    ServingStatus::Serving
+                );
             }
             let channel = channel(&members[0]).await;
             members[1].plane.abort_handle().abort("over");
@@ -182,10 +185,16 @@ fn another_version_is_refused_by_both() {
             let status = speaker.end().await;
             assert_eq!(status.code(), Code::InvalidArgument);
             let text = status.message();
-            assert!(text.contains("version 2 of the protocol, this rank version 1"), "{text}");
+            assert!(
+                text.contains("version 2 of the protocol, this rank version 1"),
+                "{text}"
+            );
         });
         let reason = refusal(zero);
-        assert!(reason.contains("it speaks version 2 of the protocol"), "{reason}");
+        assert!(
+            reason.contains("it speaks version 2 of the protocol"),
+            "{reason}"
+        );
         let zero = against_rank_0(None, |address| async move {
             let mut speaker = Speaker::new(&address).await;
             let mut hello = hello_of_one();
@@ -224,7 +233,10 @@ fn a_recorded_proof_is_worth_nothing_in_another_session() {
             }
         });
         let reason = refusal(zero);
-        assert!(reason.contains("token") && !reason.contains(SECRET), "{reason}");
+        assert!(
+            reason.contains("token") && !reason.contains(SECRET),
+            "{reason}"
+        );
     });
 }
 
