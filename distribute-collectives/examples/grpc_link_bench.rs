@@ -1,7 +1,7 @@
 //! Measures the all-reduce over gRPC between processes of this machine.
 //!
 //! `cargo run --release -p distribute-collectives --example grpc_link_bench [RANKS [SECONDS
-//! [LANES [SEGMENT_BYTES]]]]` starts itself once per rank and prints one JSON object per size.
+//! [LANES [SEGMENT_BYTES [BYTES]]]]]` starts itself once per rank and prints one JSON object per size.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::SocketAddr;
@@ -20,6 +20,8 @@ struct Settings {
     seconds: f64,
     lanes: usize,
     segment_bytes: usize,
+    /// One size only, when not 0.
+    bytes: usize,
 }
 
 impl Settings {
@@ -30,6 +32,7 @@ impl Settings {
             seconds: next("1").parse()?,
             lanes: next("1").parse()?,
             segment_bytes: next("0").parse()?,
+            bytes: next("0").parse()?,
         })
     }
 }
@@ -90,7 +93,8 @@ fn run_rank(rank: usize, settings: &Settings) -> Result<(), Error> {
         options = options.segment_bytes(settings.segment_bytes);
     }
     let mut group = seat.connect(rank, settings.lanes, &addresses?, options)?;
-    for bytes in SIZES {
+    let wanted = |bytes: &usize| settings.bytes == 0 || settings.bytes == *bytes;
+    for bytes in SIZES.into_iter().filter(wanted) {
         measure(&mut *group, bytes, settings)?;
     }
     Ok(())

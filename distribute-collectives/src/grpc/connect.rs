@@ -34,6 +34,7 @@ const MAX_GUESTS: usize = 64;
 /// The kernel's buffers of a connection in each direction: deep enough for the segments in flight,
 /// shallow enough that what is in them is still in the cache. 0 leaves them to the kernel.
 const SOCKET_BUFFER_BYTES: usize = 0;
+fn sockbuf() -> usize { std::env::var("XSB").ok().and_then(|v| v.parse().ok()).unwrap_or(SOCKET_BUFFER_BYTES) }
 
 /// Certificates of data connections.
 #[derive(Clone)]
@@ -248,7 +249,7 @@ impl<'a> Connect<'a> {
             let Ok(socket) = SocketState::new(stream) else {
                 continue;
             };
-            let _ = socket.set_buffers(SOCKET_BUFFER_BYTES);
+            let _ = socket.set_buffers(sockbuf());
             if self.visitors.len() >= MAX_GUESTS {
                 self.visitors.remove(0);
             }
@@ -317,7 +318,7 @@ impl<'a> Connect<'a> {
         let config = self.config;
         let address = self.addresses[rank].ok_or(io::ErrorKind::AddrNotAvailable)?;
         let socket = SocketState::connect(address)?;
-        let _ = socket.set_buffers(SOCKET_BUFFER_BYTES);
+        let _ = socket.set_buffers(sockbuf());
         let tls = config.tls.as_ref();
         let tls = tls.map(|tls| (tls.client.clone(), tls.server_names[rank].clone()));
         let running = dial(

@@ -18,6 +18,7 @@ use crate::wire::{FrameHeader, HEADER_BYTES, OVERHEAD_BYTES, PREFIX_BYTES, encod
 
 /// Segments to one rank that a send never waits for.
 pub(super) const SEGMENTS_IN_FLIGHT: usize = 8;
+pub(super) fn in_flight() -> usize { std::env::var("XIF").ok().and_then(|v| v.parse().ok()).unwrap_or(SEGMENTS_IN_FLIGHT) }
 
 /// Output per lane that HTTP/2 may hold before a send waits, unless the segments in flight are
 /// more.
@@ -26,9 +27,6 @@ const PENDING_BYTES: usize = 2 << 20;
 /// Received messages per lane that nobody has asked for: no more is read then, except by whoever
 /// asks.
 const QUEUED_BYTES: usize = 4 << 20;
-
-/// Bytes read at a time, before they are used: they stay in the cache.
-const READ_BYTES: usize = 64 * 1024;
 
 /// How long a rank whose connection broke waits for the control plane to say why.
 const EXPLANATION: Duration = Duration::from_millis(200);
@@ -166,7 +164,7 @@ impl Links {
             let number = peer.sent[usize::from(point_to_point)];
             (number, (number % peer.lanes.len() as u64) as usize)
         };
-        let most = PENDING_BYTES.max(SEGMENTS_IN_FLIGHT * (bytes + OVERHEAD_BYTES));
+        let most = PENDING_BYTES.max(16 * (bytes + OVERHEAD_BYTES));
         if self.outstanding(to, lane) + bytes > most {
             self.wait_for(header, Goal::Room { to, lane }, |links| {
                 links.outstanding(to, lane) + bytes <= most
@@ -234,8 +232,8 @@ impl Links {
         let mut moved = false;
         for lane in self.peers.iter_mut().flatten().flat_map(|peer| &mut peer.lanes) {
             if lane.has_pending_output() {
-                let read = if lane.queued_bytes() < QUEUED_BYTES { READ_BYTES } else { 0 };
-                moved |= lane.drive(read);
+                let frames = if lane.queued_bytes() < QUEUED_BYTES { 1 } else { 0 };
+                moved |= lane.drive(frames);
             }
         }
         moved
@@ -350,7 +348,7 @@ impl Links {
         if let Goal::Message { from, lane } = goal
             && let Some(lane) = self.lane_mut(from, lane)
         {
-            moved |= lane.drive(READ_BYTES);
+            moved |= lane.drive(1);
             moved |= lane.may_read_more();
         }
         self.drive_once() || moved

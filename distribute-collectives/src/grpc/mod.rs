@@ -36,6 +36,7 @@ mod pool;
 #[allow(unsafe_code)]
 mod raw;
 mod socket;
+mod stream;
 #[cfg(test)]
 mod tests;
 mod transport;

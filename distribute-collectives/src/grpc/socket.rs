@@ -18,15 +18,15 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::grpc::raw;
 
-/// No limit for [`SocketState::allow_reading`].
-pub(super) const UNLIMITED: usize = usize::MAX;
+/// No limit for [`SocketState::allow_frames`].
+const UNLIMITED: usize = usize::MAX;
 
 /// Shared by the connection that reads and writes and the loop that drives it. Used by one thread
 /// at a time; the atomics only make it `Sync`.
 #[derive(Debug)]
 pub(super) struct SocketState {
     stream: TcpStream,
-    /// Bytes that may still be read before the connection is to look at what it has.
+    /// DATA frames that may still be read before the connection is to look at what it has.
     allowed: AtomicUsize,
     /// The last read, or the last write, found that the kernel cannot do it now.
     read_blocked: AtomicBool,
@@ -92,13 +92,27 @@ impl SocketState {
         }
     }
 
-    /// Lets the connection read this many bytes (a little more is possible).
-    pub(super) fn allow_reading(&self, bytes: usize) {
-        self.allowed.store(bytes, Ordering::Relaxed);
+    /// Lets the connection read this many DATA frames.
+    pub(super) fn allow_frames(&self, frames: usize) {
+        self.allowed.store(frames, Ordering::Relaxed);
+    }
+
+    /// Whether the connection may read now; if not, that is why it stops.
+    pub(super) fn is_reading_allowed(&self) -> bool {
+        self.read_blocked.store(false, Ordering::Relaxed);
+        self.allowed.load(Ordering::Relaxed) > 0
+    }
+
+    /// Notes that a whole DATA frame was read.
+    pub(super) fn note_data_frame(&self) {
+        let allowed = self.allowed.load(Ordering::Relaxed);
+        if allowed != UNLIMITED {
+            self.allowed.store(allowed.saturating_sub(1), Ordering::Relaxed);
+        }
     }
 
     /// Whether the connection stopped reading only because of
-    /// [`allow_reading`](Self::allow_reading).
+    /// [`allow_frames`](Self::allow_frames).
     pub(super) fn may_read_more(&self) -> bool {
         !self.read_blocked.load(Ordering::Relaxed)
     }
@@ -192,18 +206,9 @@ impl AsyncRead for Socket {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let state = &*self.0;
-        let allowed = state.allowed.load(Ordering::Relaxed);
-        state.read_blocked.store(false, Ordering::Relaxed);
-        if allowed == 0 {
-            return Poll::Pending;
-        }
         loop {
             match raw::read(&state.stream, buffer) {
                 Ok(bytes) => {
-                    if allowed != UNLIMITED {
-                        let left = allowed.saturating_sub(bytes);
-                        state.allowed.store(left, Ordering::Relaxed);
-                    }
                     state.note_moved(bytes);
                     return Poll::Ready(Ok(()));
                 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crate::communicator::{AbortHandle, AbortTarget};
 use crate::error::{CollectiveError, Result};
 use crate::grpc::lane::SEGMENT_BYTES;
-use crate::grpc::links::{Links, SEGMENTS_IN_FLIGHT};
+use crate::grpc::links::{Links, in_flight};
 use crate::header::{OperationHeader, OperationKind};
 use crate::status::{Failure, GroupStatus, Trouble};
 use crate::transport::Transport;
@@ -120,7 +120,7 @@ impl Transport for GrpcTransport {
     }
 
     fn segments_in_flight(&self) -> usize {
-        SEGMENTS_IN_FLIGHT
+        in_flight()
     }
 
     fn sequence(&self) -> u64 {
