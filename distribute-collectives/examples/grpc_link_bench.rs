@@ -50,7 +50,12 @@ fn main() -> Result<(), Error> {
     for rank in 0..settings.ranks {
         let mut command = Command::new(&program);
         let command = command.arg(format!("--rank={rank}")).args(&passed);
-        children.push(command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?);
+        children.push(
+            command
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .spawn()?,
+        );
     }
     let result = serve(&mut children);
     for child in &mut children {
@@ -124,7 +129,11 @@ fn measure(group: &mut dyn Communicator, bytes: usize, settings: &Settings) -> R
         times.push(start.elapsed().as_secs_f64() * 1e6);
         cpu += cpu_time() - cpu_start;
         let more = begin.elapsed().as_secs_f64() < settings.seconds || times.len() < 3;
-        let mut go = [if group.rank() == 0 { f32::from(more as u8) } else { 0.0 }];
+        let mut go = [if group.rank() == 0 {
+            f32::from(more as u8)
+        } else {
+            0.0
+        }];
         group.broadcast(0, &mut [(&mut go[..]).into()])?;
         if go[0] == 0.0 {
             break;

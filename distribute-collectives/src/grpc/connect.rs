@@ -31,11 +31,6 @@ const RETRY: Duration = Duration::from_millis(50);
 /// Connections without a valid hello that are kept at the same time; the oldest one has to go.
 const MAX_GUESTS: usize = 64;
 
-/// The kernel's buffers of a connection in each direction: deep enough for the segments in flight,
-/// shallow enough that what is in them is still in the cache. 0 leaves them to the kernel.
-const SOCKET_BUFFER_BYTES: usize = 0;
-fn sockbuf() -> usize { std::env::var("XSB").ok().and_then(|v| v.parse().ok()).unwrap_or(SOCKET_BUFFER_BYTES) }
-
 /// Certificates of data connections.
 #[derive(Clone)]
 pub(crate) struct DataTls {
@@ -74,9 +69,13 @@ impl DataListener {
         let address = SocketAddr::new(ip, 0);
         let listener = TcpListener::bind(address)
             .and_then(|listener| listener.set_nonblocking(true).map(|()| listener));
-        listener.map(DataListener).map_err(|error| CollectiveError::InvalidOption {
-            what: format!("cannot listen for data on {ip}: {error}; give an address of this host"),
-        })
+        listener
+            .map(DataListener)
+            .map_err(|error| CollectiveError::InvalidOption {
+                what: format!(
+                    "cannot listen for data on {ip}: {error}; give an address of this host"
+                ),
+            })
     }
 
     /// The address to tell to the other ranks.
@@ -128,7 +127,10 @@ impl LinkConfig {
         } else if self.max_message_bytes < HEADER_BYTES + 1024 {
             format!("max_message_bytes is {}; use more", self.max_message_bytes)
         } else if peers != self.world_size || names.is_some_and(|names| names != peers) {
-            format!("addresses or names for {peers} ranks, but the world has {}", self.world_size)
+            format!(
+                "addresses or names for {peers} ranks, but the world has {}",
+                self.world_size
+            )
         } else {
             return Ok(());
         };
@@ -178,7 +180,11 @@ impl<'a> Connect<'a> {
     }
 
     /// Connects until all lanes are there.
-    pub(super) fn run(mut self, deadline: Option<Instant>, wake: impl AsFd) -> Result<Vec<Option<Peer>>> {
+    pub(super) fn run(
+        mut self,
+        deadline: Option<Instant>,
+        wake: impl AsFd,
+    ) -> Result<Vec<Option<Peer>>> {
         let begin = Instant::now();
         let generation = self.config.generation;
         let header = OperationHeader::new(OperationKind::Barrier, generation, 0);
@@ -206,9 +212,8 @@ impl<'a> Connect<'a> {
 
     /// The ranks to which a lane is missing.
     fn missing(&self) -> impl Iterator<Item = usize> {
-        (0..self.config.world_size).filter(|&rank| {
-            self.is_linked(rank) && self.lanes[rank].iter().any(Option::is_none)
-        })
+        (0..self.config.world_size)
+            .filter(|&rank| self.is_linked(rank) && self.lanes[rank].iter().any(Option::is_none))
     }
 
     fn address(&self, rank: usize) -> String {
@@ -249,7 +254,6 @@ impl<'a> Connect<'a> {
             let Ok(socket) = SocketState::new(stream) else {
                 continue;
             };
-            let _ = socket.set_buffers(sockbuf());
             if self.visitors.len() >= MAX_GUESTS {
                 self.visitors.remove(0);
             }
@@ -318,7 +322,6 @@ impl<'a> Connect<'a> {
         let config = self.config;
         let address = self.addresses[rank].ok_or(io::ErrorKind::AddrNotAvailable)?;
         let socket = SocketState::connect(address)?;
-        let _ = socket.set_buffers(sockbuf());
         let tls = config.tls.as_ref();
         let tls = tls.map(|tls| (tls.client.clone(), tls.server_names[rank].clone()));
         let running = dial(
@@ -402,7 +405,10 @@ impl<'a> Connect<'a> {
         let config = self.config;
         let refuse = |what: String| Err(Refusal::new(FAILED_PRECONDITION, what));
         if hello.group != config.group {
-            return refuse(format!("the group here is {}, not {}", config.group, hello.group));
+            return refuse(format!(
+                "the group here is {}, not {}",
+                config.group, hello.group
+            ));
         }
         if hello.generation != config.generation {
             let (here, there) = (config.generation, hello.generation);
@@ -419,7 +425,10 @@ impl<'a> Connect<'a> {
         let expected = config.rank < hello.rank && hello.rank < config.world_size;
         if !expected || !self.is_linked(hello.rank) || hello.lane >= config.lanes {
             let (rank, lane) = (hello.rank, hello.lane);
-            return refuse(format!("rank {} expects no lane {lane} of rank {rank}", config.rank));
+            return refuse(format!(
+                "rank {} expects no lane {lane} of rank {rank}",
+                config.rank
+            ));
         }
         (config.verify)(hello).map_err(|what| Refusal::new(UNAUTHENTICATED, what))?;
         let lane = &mut self.lanes[hello.rank][hello.lane];
@@ -456,7 +465,10 @@ impl<'a> Connect<'a> {
             earlier(visitor.until);
             fds.push(PollFd::new(&*visitor.socket, visitor.socket.interest(true)));
         }
-        let waited = wait(&mut fds, until.map(|until| until.saturating_duration_since(now)));
+        let waited = wait(
+            &mut fds,
+            until.map(|until| until.saturating_duration_since(now)),
+        );
         waited.map_err(|error| CollectiveError::InvalidOption {
             what: format!("cannot wait for connections: {error}"),
         })

@@ -50,7 +50,9 @@ pub(super) async fn dial(
     let stream = match tls {
         None => Stream::plain(socket.clone()),
         Some((config, name)) => {
-            let tls = TlsConnector::from(config).connect(name, Socket(socket.clone())).await;
+            let tls = TlsConnector::from(config)
+                .connect(name, Socket(socket.clone()))
+                .await;
             let tls = tls.map_err(|error| HandshakeError::failed("TLS", error))?;
             Stream::tls(tls.into(), socket.clone())
         }
@@ -101,7 +103,9 @@ pub(super) async fn welcome(
     let stream = match tls {
         None => Stream::plain(socket.clone()),
         Some(config) => {
-            let tls = TlsAcceptor::from(config).accept(Socket(socket.clone())).await;
+            let tls = TlsAcceptor::from(config)
+                .accept(Socket(socket.clone()))
+                .await;
             let tls = tls.map_err(|error| HandshakeError::failed("TLS", error))?;
             Stream::tls(tls.into(), socket.clone())
         }

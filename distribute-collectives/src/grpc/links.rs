@@ -18,7 +18,6 @@ use crate::wire::{FrameHeader, HEADER_BYTES, OVERHEAD_BYTES, PREFIX_BYTES, encod
 
 /// Segments to one rank that a send never waits for.
 pub(super) const SEGMENTS_IN_FLIGHT: usize = 8;
-pub(super) fn in_flight() -> usize { std::env::var("XIF").ok().and_then(|v| v.parse().ok()).unwrap_or(SEGMENTS_IN_FLIGHT) }
 
 /// Output per lane that HTTP/2 may hold before a send waits, unless the segments in flight are
 /// more.
@@ -164,7 +163,7 @@ impl Links {
             let number = peer.sent[usize::from(point_to_point)];
             (number, (number % peer.lanes.len() as u64) as usize)
         };
-        let most = PENDING_BYTES.max(16 * (bytes + OVERHEAD_BYTES));
+        let most = PENDING_BYTES.max(SEGMENTS_IN_FLIGHT * (bytes + OVERHEAD_BYTES));
         if self.outstanding(to, lane) + bytes > most {
             self.wait_for(header, Goal::Room { to, lane }, |links| {
                 links.outstanding(to, lane) + bytes <= most
@@ -208,7 +207,9 @@ impl Links {
             let number = peer.received[kind];
             (number, (number % peer.lanes.len() as u64) as usize)
         };
-        let mut message = self.lane_mut(from, lane).and_then(|lane| lane.next_message(point_to_point));
+        let mut message = self
+            .lane_mut(from, lane)
+            .and_then(|lane| lane.next_message(point_to_point));
         if message.is_none() {
             self.wait_for(expected, Goal::Message { from, lane }, |links| {
                 let lane = links.lane_mut(from, lane);
@@ -230,9 +231,18 @@ impl Links {
     /// Moves what can be moved without waiting; returns whether bytes moved.
     pub(crate) fn drive_once(&mut self) -> bool {
         let mut moved = false;
-        for lane in self.peers.iter_mut().flatten().flat_map(|peer| &mut peer.lanes) {
+        for lane in self
+            .peers
+            .iter_mut()
+            .flatten()
+            .flat_map(|peer| &mut peer.lanes)
+        {
             if lane.has_pending_output() {
-                let frames = if lane.queued_bytes() < QUEUED_BYTES { 1 } else { 0 };
+                let frames = if lane.queued_bytes() < QUEUED_BYTES {
+                    1
+                } else {
+                    0
+                };
                 moved |= lane.drive(frames);
             }
         }
@@ -258,7 +268,12 @@ impl Links {
     /// the others have everything. Ending a connection earlier could lose what is on its way.
     pub(crate) fn flush(&mut self, deadline: Instant) {
         let pool = self.pool.clone();
-        for lane in self.peers.iter_mut().flatten().flat_map(|peer| &mut peer.lanes) {
+        for lane in self
+            .peers
+            .iter_mut()
+            .flatten()
+            .flat_map(|peer| &mut peer.lanes)
+        {
             lane.finish(&pool);
             lane.drive(0);
         }
@@ -333,6 +348,8 @@ impl Links {
                 return Err(self.ended(peer, header, end));
             }
             if !moved {
+                // Polling longer was measured: it gains nothing with a core per rank, and takes
+                // the time of the others where there is none.
                 self.block(header, goal)?;
             }
         }
@@ -357,14 +374,20 @@ impl Links {
     /// Blocks until a lane that matters can move, a failure is noted or the deadline has passed.
     fn block(&mut self, header: &OperationHeader, goal: Goal) -> Result<()> {
         let now = Instant::now();
-        let left = self.running.deadline.map(|end| end.saturating_duration_since(now));
+        let left = self
+            .running
+            .deadline
+            .map(|end| end.saturating_duration_since(now));
         if left == Some(Duration::ZERO) {
             return Err(self.timed_out(header, goal));
         }
         let mut fds = vec![PollFd::new(&*self.wake, PollFlags::IN)];
         for (rank, peer) in self.peers.iter().enumerate() {
             for (index, lane) in peer.iter().flat_map(|peer| peer.lanes.iter().enumerate()) {
-                let wanted = Goal::Message { from: rank, lane: index };
+                let wanted = Goal::Message {
+                    from: rank,
+                    lane: index,
+                };
                 if lane.ended().is_none() && (goal == wanted || lane.has_pending_output()) {
                     let reading = goal == wanted || lane.queued_bytes() < QUEUED_BYTES;
                     fds.push(pollfd(lane, reading));
@@ -438,7 +461,12 @@ impl Links {
         trouble.into_error(header)
     }
 
-    fn protocol_error(&mut self, peer: usize, header: &OperationHeader, what: String) -> CollectiveError {
+    fn protocol_error(
+        &mut self,
+        peer: usize,
+        header: &OperationHeader,
+        what: String,
+    ) -> CollectiveError {
         let address = match self.peers.get(peer) {
             Some(Some(peer)) => peer.address.clone(),
             _ => "no address".to_string(),
@@ -482,7 +510,9 @@ impl Links {
             let payload = message.payload().len();
             (payload != bytes).then(|| {
                 let rank = self.rank;
-                format!("rank {from} sent a segment of {payload} bytes, rank {rank} expects {bytes}")
+                format!(
+                    "rank {from} sent a segment of {payload} bytes, rank {rank} expects {bytes}"
+                )
             })
         });
         let Some(what) = difference else {

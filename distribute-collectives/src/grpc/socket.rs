@@ -13,7 +13,7 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 
 use rustix::event::PollFlags;
-use rustix::net::{SendAncillaryBuffer, SendFlags, sockopt};
+use rustix::net::{SendAncillaryBuffer, SendFlags};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::grpc::raw;
@@ -68,15 +68,6 @@ impl SocketState {
         }
     }
 
-    /// Sets the kernel's buffers; 0 leaves them to the kernel.
-    pub(super) fn set_buffers(&self, bytes: usize) -> io::Result<()> {
-        if bytes > 0 {
-            sockopt::set_socket_send_buffer_size(&self.stream, bytes)?;
-            sockopt::set_socket_recv_buffer_size(&self.stream, bytes)?;
-        }
-        Ok(())
-    }
-
     /// Ready when a [`connect`](Self::connect) has succeeded or failed.
     pub(super) fn poll_connected(&self) -> Poll<io::Result<()>> {
         if let Some(error) = self.stream.take_error()? {
@@ -107,7 +98,8 @@ impl SocketState {
     pub(super) fn note_data_frame(&self) {
         let allowed = self.allowed.load(Ordering::Relaxed);
         if allowed != UNLIMITED {
-            self.allowed.store(allowed.saturating_sub(1), Ordering::Relaxed);
+            self.allowed
+                .store(allowed.saturating_sub(1), Ordering::Relaxed);
         }
     }
 
@@ -146,7 +138,8 @@ impl SocketState {
 
     /// Whether the peer's kernel has everything that was written.
     pub(super) fn is_delivered(&self) -> bool {
-        self.write_error.get().is_some() || raw::unacknowledged_bytes(&self.stream).unwrap_or(0) == 0
+        self.write_error.get().is_some()
+            || raw::unacknowledged_bytes(&self.stream).unwrap_or(0) == 0
     }
 
     /// Ends the connection in both directions.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crate::communicator::{AbortHandle, AbortTarget};
 use crate::error::{CollectiveError, Result};
 use crate::grpc::lane::SEGMENT_BYTES;
-use crate::grpc::links::{Links, in_flight};
+use crate::grpc::links::{Links, SEGMENTS_IN_FLIGHT};
 use crate::header::{OperationHeader, OperationKind};
 use crate::status::{Failure, GroupStatus, Trouble};
 use crate::transport::Transport;
@@ -94,11 +94,12 @@ impl GrpcTransport {
     }
 
     fn header(&self) -> Result<OperationHeader> {
-        self.running.ok_or_else(|| CollectiveError::InvalidArgument {
-            rank: self.links.rank(),
-            op: OperationKind::Send,
-            what: "segments travel only between begin and end of an operation".to_string(),
-        })
+        self.running
+            .ok_or_else(|| CollectiveError::InvalidArgument {
+                rank: self.links.rank(),
+                op: OperationKind::Send,
+                what: "segments travel only between begin and end of an operation".to_string(),
+            })
     }
 }
 
@@ -120,7 +121,7 @@ impl Transport for GrpcTransport {
     }
 
     fn segments_in_flight(&self) -> usize {
-        in_flight()
+        SEGMENTS_IN_FLIGHT
     }
 
     fn sequence(&self) -> u64 {
