@@ -86,11 +86,14 @@ impl DataListener {
 
 type Running<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
+/// An attempt to connect, and its socket.
+type Attempt = (Arc<SocketState>, Running<Result<Lane, HandshakeError>>);
+
 /// One lane to a lower rank.
 struct Dial {
     rank: usize,
     lane: usize,
-    attempt: Option<(Arc<SocketState>, Running<Result<Lane, HandshakeError>>)>,
+    attempt: Option<Attempt>,
     /// When the attempt has to be over, or the next one may begin.
     at: Instant,
 }
@@ -267,58 +270,56 @@ impl<'a> Connect<'a> {
         any
     }
 
-    /// Begins and continues attempts; returns whether one began or ended.
+    /// Begins and continues attempts; returns whether one ended.
     fn poll_dials(&mut self) -> Result<bool> {
-        let mut context = Context::from_waker(Waker::noop());
-        let (mut changed, mut index) = (false, 0);
-        while index < self.dials.len() {
-            let dial = &mut self.dials[index];
-            let (rank, lane) = (dial.rank, dial.lane);
+        let mut changed = false;
+        for mut dial in std::mem::take(&mut self.dials) {
             let now = Instant::now();
-            let result = match &mut dial.attempt {
-                None if now < dial.at => Poll::Pending,
-                None => match self.begin_dial(rank, lane) {
-                    Ok(attempt) => {
-                        self.dials[index].attempt = Some(attempt);
-                        self.dials[index].at = now + ATTEMPT;
-                        // The same one again: its first poll.
-                        continue;
-                    }
-                    Err(error) => Poll::Ready(Err(HandshakeError::Failed(error.to_string()))),
-                },
-                Some((_, running)) => match running.as_mut().poll(&mut context) {
-                    Poll::Pending if now >= dial.at => {
-                        Poll::Ready(Err(HandshakeError::Failed("no answer".to_string())))
-                    }
-                    other => other,
-                },
-            };
-            index += 1;
-            let Poll::Ready(result) = result else {
-                continue;
-            };
-            changed = true;
-            match result {
-                Ok(connected) => {
-                    self.lanes[rank][lane] = Some(connected);
-                    index -= 1;
-                    self.dials.remove(index);
+            match self.poll_dial(&mut dial, now) {
+                Poll::Pending => {}
+                Poll::Ready(Ok(connected)) => {
+                    changed = true;
+                    self.lanes[dial.rank][dial.lane] = Some(connected);
+                    continue;
                 }
-                Err(error) => {
-                    self.reasons[rank] = self.reason(rank, error)?;
-                    self.dials[index - 1].attempt = None;
-                    self.dials[index - 1].at = now + RETRY;
+                Poll::Ready(Err(error)) => {
+                    changed = true;
+                    self.reasons[dial.rank] = self.reason(dial.rank, error)?;
+                    dial.attempt = None;
+                    dial.at = now + RETRY;
                 }
             }
+            self.dials.push(dial);
         }
         Ok(changed)
     }
 
-    fn begin_dial(
-        &self,
-        rank: usize,
-        lane: usize,
-    ) -> io::Result<(Arc<SocketState>, Running<Result<Lane, HandshakeError>>)> {
+    fn poll_dial(&self, dial: &mut Dial, now: Instant) -> Poll<Result<Lane, HandshakeError>> {
+        if dial.attempt.is_none() {
+            if now < dial.at {
+                return Poll::Pending;
+            }
+            match self.begin_dial(dial.rank, dial.lane) {
+                Ok(attempt) => dial.attempt = Some(attempt),
+                Err(error) => return Poll::Ready(Err(HandshakeError::Failed(error.to_string()))),
+            }
+            dial.at = now + ATTEMPT;
+        }
+        let Some((_, running)) = &mut dial.attempt else {
+            return Poll::Pending;
+        };
+        match running
+            .as_mut()
+            .poll(&mut Context::from_waker(Waker::noop()))
+        {
+            Poll::Pending if now >= dial.at => {
+                Poll::Ready(Err(HandshakeError::Failed("no answer".to_string())))
+            }
+            other => other,
+        }
+    }
+
+    fn begin_dial(&self, rank: usize, lane: usize) -> io::Result<Attempt> {
         let config = self.config;
         let address = self.addresses[rank].ok_or(io::ErrorKind::AddrNotAvailable)?;
         let socket = SocketState::connect(address)?;
