@@ -10,8 +10,8 @@
 //! service Collectives {
 //!   // Segments in both directions for as long as the group lives. Metadata of the request:
 //!   // distribute-group, distribute-generation, distribute-world-size, distribute-rank,
-//!   // distribute-lane, distribute-lanes, distribute-proof. A peer that does not belong here is answered
-//!   // UNAUTHENTICATED or FAILED_PRECONDITION.
+//!   // distribute-lane, distribute-lanes, distribute-proof. A peer that does not belong here
+//!   // is answered UNAUTHENTICATED or FAILED_PRECONDITION.
 //!   rpc Exchange(stream Segment) returns (stream Segment);
 //! }
 //! // Segment is not a protobuf message: 64 bytes of header (see `wire`), then the payload.
