@@ -1,7 +1,7 @@
 //! Measures the all-reduce over gRPC between processes of this machine.
 //!
 //! `cargo run --release -p distribute-collectives --example grpc_link_bench [RANKS [SECONDS
-//! [LANES [SEGMENT_BYTES]]]]` starts itself once per rank and prints one JSON object per size.
+//! [LANES [SEGMENT_BYTES [BYTES]]]]]` starts itself once per rank and prints one JSON object per size.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::SocketAddr;
@@ -20,6 +20,8 @@ struct Settings {
     seconds: f64,
     lanes: usize,
     segment_bytes: usize,
+    /// One size only, when not 0.
+    bytes: usize,
 }
 
 impl Settings {
@@ -30,6 +32,7 @@ impl Settings {
             seconds: next("1").parse()?,
             lanes: next("1").parse()?,
             segment_bytes: next("0").parse()?,
+            bytes: next("0").parse()?,
         })
     }
 }
@@ -47,7 +50,12 @@ fn main() -> Result<(), Error> {
     for rank in 0..settings.ranks {
         let mut command = Command::new(&program);
         let command = command.arg(format!("--rank={rank}")).args(&passed);
-        children.push(command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?);
+        children.push(
+            command
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .spawn()?,
+        );
     }
     let result = serve(&mut children);
     for child in &mut children {
@@ -90,7 +98,8 @@ fn run_rank(rank: usize, settings: &Settings) -> Result<(), Error> {
         options = options.segment_bytes(settings.segment_bytes);
     }
     let mut group = seat.connect(rank, settings.lanes, &addresses?, options)?;
-    for bytes in SIZES {
+    let wanted = |bytes: &usize| settings.bytes == 0 || settings.bytes == *bytes;
+    for bytes in SIZES.into_iter().filter(wanted) {
         measure(&mut *group, bytes, settings)?;
     }
     Ok(())
@@ -120,7 +129,11 @@ fn measure(group: &mut dyn Communicator, bytes: usize, settings: &Settings) -> R
         times.push(start.elapsed().as_secs_f64() * 1e6);
         cpu += cpu_time() - cpu_start;
         let more = begin.elapsed().as_secs_f64() < settings.seconds || times.len() < 3;
-        let mut go = [if group.rank() == 0 { f32::from(more as u8) } else { 0.0 }];
+        let mut go = [if group.rank() == 0 {
+            f32::from(more as u8)
+        } else {
+            0.0
+        }];
         group.broadcast(0, &mut [(&mut go[..]).into()])?;
         if go[0] == 0.0 {
             break;

@@ -8,8 +8,8 @@
 //! Each chunk has `segments` segments, and the loop runs over items (step, segment). What an item
 //! sends was received `segments` items before. The loop sends item `i` before it receives item
 //! `i - ahead`, so that segments travel while another one is reduced; items up to
-//! `i - ahead - 1` have been received by then, so `ahead` is below the number of segments, of
-//! which there are at least 2. `ahead + 1` segments are in flight: as many as the transport holds.
+//! `i - ahead - 1` have been received by then, so `ahead` is below the number of segments (0 for
+//! chunks so short that they are one segment). `ahead + 1` segments are in flight: as many as the transport holds.
 //! There are `steps * segments` items and `ahead` more rounds to receive the last ones. (After
 //! gloo, `allreduce.cc`, where `ahead` is 1.)
 //!
@@ -57,7 +57,13 @@ fn run<T: Element>(
     if size < 2 || longest == 0 {
         return Ok(());
     }
-    let segments = longest.div_ceil(exchange.segment).max(2);
+    // A short chunk is not worth a second message.
+    let fewest = if longest <= exchange.segment / 4 {
+        1
+    } else {
+        2
+    };
+    let segments = longest.div_ceil(exchange.segment).max(fewest);
     let segment = longest.div_ceil(segments);
     let (next, previous) = ((rank + 1) % size, (rank + size - 1) % size);
     // `back` steps before this rank, modulo the number of chunks; no step goes back further than
@@ -66,7 +72,7 @@ fn run<T: Element>(
     let reducing = if phases == Phases::Both { size - 1 } else { 0 };
     let items = (reducing + size - 1) * segments;
     let in_flight = exchange.transport.segments_in_flight();
-    let ahead = in_flight.min(segments).saturating_sub(1).max(1);
+    let ahead = in_flight.min(segments).saturating_sub(1);
     for item in 0..items + ahead {
         if item < items {
             let (step, index) = (item / segments, item % segments);

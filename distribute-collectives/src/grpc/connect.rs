@@ -31,10 +31,6 @@ const RETRY: Duration = Duration::from_millis(50);
 /// Connections without a valid hello that are kept at the same time; the oldest one has to go.
 const MAX_GUESTS: usize = 64;
 
-/// The kernel's buffers of a connection in each direction: deep enough for the segments in flight,
-/// shallow enough that what is in them is still in the cache. 0 leaves them to the kernel.
-const SOCKET_BUFFER_BYTES: usize = 0;
-
 /// Certificates of data connections.
 #[derive(Clone)]
 pub(crate) struct DataTls {
@@ -76,9 +72,13 @@ impl DataListener {
         let address = SocketAddr::new(ip, 0);
         let listener = TcpListener::bind(address)
             .and_then(|listener| listener.set_nonblocking(true).map(|()| listener));
-        listener.map(DataListener).map_err(|error| CollectiveError::InvalidOption {
-            what: format!("cannot listen for data on {ip}: {error}; give an address of this host"),
-        })
+        listener
+            .map(DataListener)
+            .map_err(|error| CollectiveError::InvalidOption {
+                what: format!(
+                    "cannot listen for data on {ip}: {error}; give an address of this host"
+                ),
+            })
     }
 
     /// The address to tell to the other ranks.
@@ -89,11 +89,14 @@ impl DataListener {
 
 type Running<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
+/// An attempt to connect, and its socket.
+type Attempt = (Arc<SocketState>, Running<Result<Lane, HandshakeError>>);
+
 /// One lane to a lower rank.
 struct Dial {
     rank: usize,
     lane: usize,
-    attempt: Option<(Arc<SocketState>, Running<Result<Lane, HandshakeError>>)>,
+    attempt: Option<Attempt>,
     /// When the attempt has to be over, or the next one may begin.
     at: Instant,
 }
@@ -130,7 +133,10 @@ impl LinkConfig {
         } else if self.max_message_bytes < HEADER_BYTES + 1024 {
             format!("max_message_bytes is {}; use more", self.max_message_bytes)
         } else if peers != self.world_size || names.is_some_and(|names| names != peers) {
-            format!("addresses or names for {peers} ranks, but the world has {}", self.world_size)
+            format!(
+                "addresses or names for {peers} ranks, but the world has {}",
+                self.world_size
+            )
         } else {
             return Ok(());
         };
@@ -180,7 +186,11 @@ impl<'a> Connect<'a> {
     }
 
     /// Connects until all lanes are there.
-    pub(super) fn run(mut self, deadline: Option<Instant>, wake: impl AsFd) -> Result<Vec<Option<Peer>>> {
+    pub(super) fn run(
+        mut self,
+        deadline: Option<Instant>,
+        wake: impl AsFd,
+    ) -> Result<Vec<Option<Peer>>> {
         let begin = Instant::now();
         let generation = self.config.generation;
         let header = OperationHeader::new(OperationKind::Barrier, generation, 0);
@@ -208,9 +218,8 @@ impl<'a> Connect<'a> {
 
     /// The ranks to which a lane is missing.
     fn missing(&self) -> impl Iterator<Item = usize> {
-        (0..self.config.world_size).filter(|&rank| {
-            self.is_linked(rank) && self.lanes[rank].iter().any(Option::is_none)
-        })
+        (0..self.config.world_size)
+            .filter(|&rank| self.is_linked(rank) && self.lanes[rank].iter().any(Option::is_none))
     }
 
     fn address(&self, rank: usize) -> String {
@@ -251,7 +260,6 @@ impl<'a> Connect<'a> {
             let Ok(socket) = SocketState::new(stream) else {
                 continue;
             };
-            let _ = socket.set_buffers(SOCKET_BUFFER_BYTES);
             if self.visitors.len() >= MAX_GUESTS {
                 self.visitors.remove(0);
             }
@@ -265,62 +273,59 @@ impl<'a> Connect<'a> {
         any
     }
 
-    /// Begins and continues attempts; returns whether one began or ended.
+    /// Begins and continues attempts; returns whether one ended.
     fn poll_dials(&mut self) -> Result<bool> {
-        let mut context = Context::from_waker(Waker::noop());
-        let (mut changed, mut index) = (false, 0);
-        while index < self.dials.len() {
-            let dial = &mut self.dials[index];
-            let (rank, lane) = (dial.rank, dial.lane);
+        let mut changed = false;
+        for mut dial in std::mem::take(&mut self.dials) {
             let now = Instant::now();
-            let result = match &mut dial.attempt {
-                None if now < dial.at => Poll::Pending,
-                None => match self.begin_dial(rank, lane) {
-                    Ok(attempt) => {
-                        self.dials[index].attempt = Some(attempt);
-                        self.dials[index].at = now + ATTEMPT;
-                        // The same one again: its first poll.
-                        continue;
-                    }
-                    Err(error) => Poll::Ready(Err(HandshakeError::Failed(error.to_string()))),
-                },
-                Some((_, running)) => match running.as_mut().poll(&mut context) {
-                    Poll::Pending if now >= dial.at => {
-                        Poll::Ready(Err(HandshakeError::Failed("no answer".to_string())))
-                    }
-                    other => other,
-                },
-            };
-            index += 1;
-            let Poll::Ready(result) = result else {
-                continue;
-            };
-            changed = true;
-            match result {
-                Ok(connected) => {
-                    self.lanes[rank][lane] = Some(connected);
-                    index -= 1;
-                    self.dials.remove(index);
+            match self.poll_dial(&mut dial, now) {
+                Poll::Pending => {}
+                Poll::Ready(Ok(connected)) => {
+                    changed = true;
+                    self.lanes[dial.rank][dial.lane] = Some(connected);
+                    continue;
                 }
-                Err(error) => {
-                    self.reasons[rank] = self.reason(rank, error)?;
-                    self.dials[index - 1].attempt = None;
-                    self.dials[index - 1].at = now + RETRY;
+                Poll::Ready(Err(error)) => {
+                    changed = true;
+                    self.reasons[dial.rank] = self.reason(dial.rank, error)?;
+                    dial.attempt = None;
+                    dial.at = now + RETRY;
                 }
             }
+            self.dials.push(dial);
         }
         Ok(changed)
     }
 
-    fn begin_dial(
-        &self,
-        rank: usize,
-        lane: usize,
-    ) -> io::Result<(Arc<SocketState>, Running<Result<Lane, HandshakeError>>)> {
+    fn poll_dial(&self, dial: &mut Dial, now: Instant) -> Poll<Result<Lane, HandshakeError>> {
+        if dial.attempt.is_none() {
+            if now < dial.at {
+                return Poll::Pending;
+            }
+            match self.begin_dial(dial.rank, dial.lane) {
+                Ok(attempt) => dial.attempt = Some(attempt),
+                Err(error) => return Poll::Ready(Err(HandshakeError::Failed(error.to_string()))),
+            }
+            dial.at = now + ATTEMPT;
+        }
+        let Some((_, running)) = &mut dial.attempt else {
+            return Poll::Pending;
+        };
+        match running
+            .as_mut()
+            .poll(&mut Context::from_waker(Waker::noop()))
+        {
+            Poll::Pending if now >= dial.at => {
+                Poll::Ready(Err(HandshakeError::Failed("no answer".to_string())))
+            }
+            other => other,
+        }
+    }
+
+    fn begin_dial(&self, rank: usize, lane: usize) -> io::Result<Attempt> {
         let config = self.config;
         let address = self.addresses[rank].ok_or(io::ErrorKind::AddrNotAvailable)?;
         let socket = SocketState::connect(address)?;
-        let _ = socket.set_buffers(SOCKET_BUFFER_BYTES);
         let tls = config.tls.as_ref();
         let tls = tls.map(|tls| (tls.client.clone(), tls.server_names[rank].clone()));
         let running = dial(
@@ -404,7 +409,10 @@ impl<'a> Connect<'a> {
         let config = self.config;
         let refuse = |what: String| Err(Refusal::new(FAILED_PRECONDITION, what));
         if hello.group != config.group {
-            return refuse(format!("the group here is {}, not {}", config.group, hello.group));
+            return refuse(format!(
+                "the group here is {}, not {}",
+                config.group, hello.group
+            ));
         }
         if hello.generation != config.generation {
             let (here, there) = (config.generation, hello.generation);
@@ -421,7 +429,10 @@ impl<'a> Connect<'a> {
         let expected = config.rank < hello.rank && hello.rank < config.world_size;
         if !expected || !self.is_linked(hello.rank) || hello.lane >= config.lanes {
             let (rank, lane) = (hello.rank, hello.lane);
-            return refuse(format!("rank {} expects no lane {lane} of rank {rank}", config.rank));
+            return refuse(format!(
+                "rank {} expects no lane {lane} of rank {rank}",
+                config.rank
+            ));
         }
         (config.verify)(hello).map_err(|what| Refusal::new(UNAUTHENTICATED, what))?;
         let lane = &mut self.lanes[hello.rank][hello.lane];
@@ -458,7 +469,10 @@ impl<'a> Connect<'a> {
             earlier(visitor.until);
             fds.push(PollFd::new(&*visitor.socket, visitor.socket.interest(true)));
         }
-        let waited = wait(&mut fds, until.map(|until| until.saturating_duration_since(now)));
+        let waited = wait(
+            &mut fds,
+            until.map(|until| until.saturating_duration_since(now)),
+        );
         waited.map_err(|error| CollectiveError::InvalidOption {
             what: format!("cannot wait for connections: {error}"),
         })

@@ -13,10 +13,10 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 use crate::grpc::hello::{self, Hello, Refusal};
 use crate::grpc::lane::{
     CONNECTION_WINDOW_BYTES, Driver, FRAME_BYTES, HEADER_LIST_BYTES, Lane, STREAM_WINDOW_BYTES,
-    Stream,
 };
 use crate::grpc::pool::Segment;
 use crate::grpc::socket::{Socket, SocketState};
+use crate::grpc::stream::Stream;
 
 /// Why a lane did not come about.
 #[derive(Debug)]
@@ -47,13 +47,14 @@ pub(super) async fn dial(
     let connected = poll_fn(|_| socket.poll_connected()).await;
     connected.map_err(|error| HandshakeError::failed("connecting", error))?;
     let has_tls = tls.is_some();
-    let plain = Socket(socket.clone());
     let stream = match tls {
-        None => Stream::Plain(plain),
+        None => Stream::plain(socket.clone()),
         Some((config, name)) => {
-            let tls = TlsConnector::from(config).connect(name, plain).await;
+            let tls = TlsConnector::from(config)
+                .connect(name, Socket(socket.clone()))
+                .await;
             let tls = tls.map_err(|error| HandshakeError::failed("TLS", error))?;
-            Stream::Tls(Box::new(tls.into()))
+            Stream::tls(tls.into(), socket.clone())
         }
     };
     let http2 = |error| HandshakeError::failed("HTTP/2", error);
@@ -99,13 +100,14 @@ pub(super) async fn welcome(
     socket: Arc<SocketState>,
     tls: Option<Arc<rustls::ServerConfig>>,
 ) -> Result<Guest, HandshakeError> {
-    let plain = Socket(socket.clone());
     let stream = match tls {
-        None => Stream::Plain(plain),
+        None => Stream::plain(socket.clone()),
         Some(config) => {
-            let tls = TlsAcceptor::from(config).accept(plain).await;
+            let tls = TlsAcceptor::from(config)
+                .accept(Socket(socket.clone()))
+                .await;
             let tls = tls.map_err(|error| HandshakeError::failed("TLS", error))?;
-            Stream::Tls(Box::new(tls.into()))
+            Stream::tls(tls.into(), socket.clone())
         }
     };
     let http2 = |error| HandshakeError::failed("HTTP/2", error);
@@ -115,7 +117,7 @@ pub(super) async fn welcome(
         .max_frame_size(FRAME_BYTES)
         .max_header_list_size(HEADER_LIST_BYTES)
         .max_concurrent_streams(1)
-        .handshake::<_, Segment>(stream)
+        .handshake::<_, Segment>(stream.of_server())
         .await
         .map_err(http2)?;
     match poll_fn(|context| connection.poll_accept(context)).await {

@@ -100,7 +100,11 @@ fn percent_encode(message: &str) -> String {
 }
 
 fn percent_decode(message: &str) -> String {
-    message.chars().take(500).collect::<String>().replace("%25", "%")
+    message
+        .chars()
+        .take(500)
+        .collect::<String>()
+        .replace("%25", "%")
 }
 
 impl Hello {
@@ -113,7 +117,10 @@ impl Hello {
             .version(Version::HTTP_2)
             .header("content-type", CONTENT_TYPE)
             .header("te", "trailers")
-            .header("distribute-group", HeaderValue::from_bytes(self.group.as_bytes())?)
+            .header(
+                "distribute-group",
+                HeaderValue::from_bytes(self.group.as_bytes())?,
+            )
             .header("distribute-generation", self.generation)
             .header("distribute-world-size", self.world_size)
             .header("distribute-rank", self.rank)
@@ -185,7 +192,10 @@ mod tests {
     fn a_refusal_is_a_trailers_only_answer() {
         let response = Refusal::new(UNAUTHENTICATED, "wrong token: 100% wrong\n").response();
         assert_eq!(response.headers()["grpc-status"], "16");
-        assert_eq!(response.headers()["grpc-message"], "wrong token: 100%25 wrong?");
+        assert_eq!(
+            response.headers()["grpc-message"],
+            "wrong token: 100%25 wrong?"
+        );
         assert_eq!(percent_decode("100%25"), "100%");
     }
 }

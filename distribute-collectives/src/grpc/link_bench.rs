@@ -56,8 +56,7 @@ impl Seat {
         let addresses: Vec<_> = addresses.iter().copied().map(Some).collect();
         let deadline = Instant::now() + Duration::from_secs(20);
         let links = Links::connect(config, self.0, &addresses, Some(deadline))?;
-        let transport =
-            GrpcTransport::new(links, status, Arc::new(NoAbort), options.get_timeout());
+        let transport = GrpcTransport::new(links, status, Arc::new(NoAbort), options.get_timeout());
         Ok(Box::new(TransportCommunicator::new(transport, options)?))
     }
 }

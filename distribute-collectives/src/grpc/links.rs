@@ -27,9 +27,6 @@ const PENDING_BYTES: usize = 2 << 20;
 /// asks.
 const QUEUED_BYTES: usize = 4 << 20;
 
-/// Bytes read at a time, before they are used: they stay in the cache.
-const READ_BYTES: usize = 64 * 1024;
-
 /// How long a rank whose connection broke waits for the control plane to say why.
 const EXPLANATION: Duration = Duration::from_millis(200);
 
@@ -210,7 +207,9 @@ impl Links {
             let number = peer.received[kind];
             (number, (number % peer.lanes.len() as u64) as usize)
         };
-        let mut message = self.lane_mut(from, lane).and_then(|lane| lane.next_message(point_to_point));
+        let mut message = self
+            .lane_mut(from, lane)
+            .and_then(|lane| lane.next_message(point_to_point));
         if message.is_none() {
             self.wait_for(expected, Goal::Message { from, lane }, |links| {
                 let lane = links.lane_mut(from, lane);
@@ -232,10 +231,19 @@ impl Links {
     /// Moves what can be moved without waiting; returns whether bytes moved.
     pub(crate) fn drive_once(&mut self) -> bool {
         let mut moved = false;
-        for lane in self.peers.iter_mut().flatten().flat_map(|peer| &mut peer.lanes) {
+        for lane in self
+            .peers
+            .iter_mut()
+            .flatten()
+            .flat_map(|peer| &mut peer.lanes)
+        {
             if lane.has_pending_output() {
-                let read = if lane.queued_bytes() < QUEUED_BYTES { READ_BYTES } else { 0 };
-                moved |= lane.drive(read);
+                let frames = if lane.queued_bytes() < QUEUED_BYTES {
+                    1
+                } else {
+                    0
+                };
+                moved |= lane.drive(frames);
             }
         }
         moved
@@ -272,7 +280,12 @@ impl Links {
     /// the others have everything. Ending a connection earlier could lose what is on its way.
     pub(crate) fn flush(&mut self, deadline: Instant) {
         let pool = self.pool.clone();
-        for lane in self.peers.iter_mut().flatten().flat_map(|peer| &mut peer.lanes) {
+        for lane in self
+            .peers
+            .iter_mut()
+            .flatten()
+            .flat_map(|peer| &mut peer.lanes)
+        {
             lane.finish(&pool);
             lane.drive(0);
         }
@@ -350,6 +363,8 @@ impl Links {
                 return Err(self.ended(peer, header, end));
             }
             if !moved {
+                // Polling longer was measured: it gains nothing with a core per rank, and takes
+                // the time of the others where there is none.
                 self.block(header, goal)?;
             }
         }
@@ -365,7 +380,7 @@ impl Links {
         if let Goal::Message { from, lane } = goal
             && let Some(lane) = self.lane_mut(from, lane)
         {
-            moved |= lane.drive(READ_BYTES);
+            moved |= lane.drive(1);
             moved |= lane.may_read_more();
         }
         self.drive_once() || moved
@@ -374,14 +389,20 @@ impl Links {
     /// Blocks until a lane that matters can move, a failure is noted or the deadline has passed.
     fn block(&mut self, header: &OperationHeader, goal: Goal) -> Result<()> {
         let now = Instant::now();
-        let left = self.running.deadline.map(|end| end.saturating_duration_since(now));
+        let left = self
+            .running
+            .deadline
+            .map(|end| end.saturating_duration_since(now));
         if left == Some(Duration::ZERO) {
             return Err(self.timed_out(header, goal));
         }
         let mut fds = vec![PollFd::new(&*self.wake, PollFlags::IN)];
         for (rank, peer) in self.peers.iter().enumerate() {
             for (index, lane) in peer.iter().flat_map(|peer| peer.lanes.iter().enumerate()) {
-                let wanted = Goal::Message { from: rank, lane: index };
+                let wanted = Goal::Message {
+                    from: rank,
+                    lane: index,
+                };
                 if lane.ended().is_none() && (goal == wanted || lane.has_pending_output()) {
                     let reading = goal == wanted || lane.queued_bytes() < QUEUED_BYTES;
                     fds.push(pollfd(lane, reading));
@@ -455,7 +476,12 @@ impl Links {
         trouble.into_error(header)
     }
 
-    fn protocol_error(&mut self, peer: usize, header: &OperationHeader, what: String) -> CollectiveError {
+    fn protocol_error(
+        &mut self,
+        peer: usize,
+        header: &OperationHeader,
+        what: String,
+    ) -> CollectiveError {
         let address = match self.peers.get(peer) {
             Some(Some(peer)) => peer.address.clone(),
             _ => "no address".to_string(),
@@ -499,7 +525,9 @@ impl Links {
             let payload = message.payload().len();
             (payload != bytes).then(|| {
                 let rank = self.rank;
-                format!("rank {from} sent a segment of {payload} bytes, rank {rank} expects {bytes}")
+                format!(
+                    "rank {from} sent a segment of {payload} bytes, rank {rank} expects {bytes}"
+                )
             })
         });
         let Some(what) = difference else {

@@ -10,8 +10,8 @@
 //! service Collectives {
 //!   // Segments in both directions for as long as the group lives. Metadata of the request:
 //!   // distribute-group, distribute-generation, distribute-world-size, distribute-rank,
-//!   // distribute-lane, distribute-lanes, distribute-proof. A peer that does not belong here is answered
-//!   // UNAUTHENTICATED or FAILED_PRECONDITION.
+//!   // distribute-lane, distribute-lanes, distribute-proof. A peer that does not belong here
+//!   // is answered UNAUTHENTICATED or FAILED_PRECONDITION.
 //!   rpc Exchange(stream Segment) returns (stream Segment);
 //! }
 //! // Segment is not a protobuf message: 64 bytes of header (see `wire`), then the payload.
@@ -20,8 +20,8 @@
 //! There is no thread and no reactor. [`Links::send`](links::Links::send) and
 //! [`Links::receive`](links::Links::receive) poll the HTTP/2 connections themselves and block in
 //! `poll(2)` when nothing moves. A segment is copied once, into a pooled buffer that is written
-//! at once, and received ones are used where HTTP/2 has put them: a segment of 64 KiB is one DATA
-//! frame, so both copies stay in the cache.
+//! at once, and received ones are used where HTTP/2 has put them: a segment is one DATA frame, so
+//! both copies stay in the cache.
 // Used by the groups between processes.
 #![allow(dead_code)]
 
@@ -36,11 +36,14 @@ mod pool;
 #[allow(unsafe_code)]
 mod raw;
 mod socket;
+mod stream;
 #[cfg(test)]
 mod tests;
 mod transport;
 
+#[allow(unused_imports)]
 pub(crate) use connect::{DataListener, DataTls, LinkConfig, Verify};
+#[allow(unused_imports)]
 pub(crate) use hello::Hello;
 pub(crate) use links::Links;
 pub(crate) use transport::GrpcTransport;

@@ -1,10 +1,12 @@
-//! Two calls of the kernel that have no safe wrapper.
+//! Reads into memory that was never written, and a call of the kernel without a safe wrapper.
 
 use std::io;
 use std::os::fd::AsFd;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
 
 use rustix::ioctl::{Getter, Opcode, ioctl};
-use tokio::io::ReadBuf;
+use tokio::io::{AsyncRead, ReadBuf};
 
 /// `SIOCOUTQ`, by its other name.
 const TIOCOUTQ: Opcode = 0x5411;
@@ -20,6 +22,23 @@ pub(super) fn read(fd: impl AsFd, buffer: &mut ReadBuf<'_>) -> io::Result<usize>
     unsafe { buffer.assume_init(bytes) };
     buffer.advance(bytes);
     Ok(bytes)
+}
+
+/// Reads at most `limit` bytes; returns how many.
+pub(super) fn poll_read_some(
+    stream: Pin<&mut impl AsyncRead>,
+    context: &mut Context<'_>,
+    buffer: &mut ReadBuf<'_>,
+    limit: usize,
+) -> Poll<io::Result<usize>> {
+    let mut limited = buffer.take(limit);
+    ready!(stream.poll_read(context, &mut limited))?;
+    let bytes = limited.filled().len();
+    // SAFETY: `limited` is the beginning of the unfilled part of `buffer` (a reader cannot put
+    // other memory there: `ReadBuf` does not let it) and its first `bytes` bytes are filled.
+    unsafe { buffer.assume_init(bytes) };
+    buffer.advance(bytes);
+    Poll::Ready(Ok(bytes))
 }
 
 /// Bytes written to a TCP socket that the peer's kernel has not acknowledged.

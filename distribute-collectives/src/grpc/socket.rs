@@ -13,20 +13,20 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 
 use rustix::event::PollFlags;
-use rustix::net::{SendAncillaryBuffer, SendFlags, sockopt};
+use rustix::net::{SendAncillaryBuffer, SendFlags};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::grpc::raw;
 
-/// No limit for [`SocketState::allow_reading`].
-pub(super) const UNLIMITED: usize = usize::MAX;
+/// No limit for [`SocketState::allow_frames`].
+const UNLIMITED: usize = usize::MAX;
 
 /// Shared by the connection that reads and writes and the loop that drives it. Used by one thread
 /// at a time; the atomics only make it `Sync`.
 #[derive(Debug)]
 pub(super) struct SocketState {
     stream: TcpStream,
-    /// Bytes that may still be read before the connection is to look at what it has.
+    /// DATA frames that may still be read before the connection is to look at what it has.
     allowed: AtomicUsize,
     /// The last read, or the last write, found that the kernel cannot do it now.
     read_blocked: AtomicBool,
@@ -68,15 +68,6 @@ impl SocketState {
         }
     }
 
-    /// Sets the kernel's buffers; 0 leaves them to the kernel.
-    pub(super) fn set_buffers(&self, bytes: usize) -> io::Result<()> {
-        if bytes > 0 {
-            sockopt::set_socket_send_buffer_size(&self.stream, bytes)?;
-            sockopt::set_socket_recv_buffer_size(&self.stream, bytes)?;
-        }
-        Ok(())
-    }
-
     /// Ready when a [`connect`](Self::connect) has succeeded or failed.
     pub(super) fn poll_connected(&self) -> Poll<io::Result<()>> {
         if let Some(error) = self.stream.take_error()? {
@@ -92,13 +83,28 @@ impl SocketState {
         }
     }
 
-    /// Lets the connection read this many bytes (a little more is possible).
-    pub(super) fn allow_reading(&self, bytes: usize) {
-        self.allowed.store(bytes, Ordering::Relaxed);
+    /// Lets the connection read this many DATA frames.
+    pub(super) fn allow_frames(&self, frames: usize) {
+        self.allowed.store(frames, Ordering::Relaxed);
+    }
+
+    /// Whether the connection may read now; if not, that is why it stops.
+    pub(super) fn is_reading_allowed(&self) -> bool {
+        self.read_blocked.store(false, Ordering::Relaxed);
+        self.allowed.load(Ordering::Relaxed) > 0
+    }
+
+    /// Notes that a whole DATA frame was read.
+    pub(super) fn note_data_frame(&self) {
+        let allowed = self.allowed.load(Ordering::Relaxed);
+        if allowed != UNLIMITED {
+            self.allowed
+                .store(allowed.saturating_sub(1), Ordering::Relaxed);
+        }
     }
 
     /// Whether the connection stopped reading only because of
-    /// [`allow_reading`](Self::allow_reading).
+    /// [`allow_frames`](Self::allow_frames).
     pub(super) fn may_read_more(&self) -> bool {
         !self.read_blocked.load(Ordering::Relaxed)
     }
@@ -132,7 +138,8 @@ impl SocketState {
 
     /// Whether the peer's kernel has everything that was written.
     pub(super) fn is_delivered(&self) -> bool {
-        self.write_error.get().is_some() || raw::unacknowledged_bytes(&self.stream).unwrap_or(0) == 0
+        self.write_error.get().is_some()
+            || raw::unacknowledged_bytes(&self.stream).unwrap_or(0) == 0
     }
 
     /// Ends the connection in both directions.
@@ -192,18 +199,9 @@ impl AsyncRead for Socket {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let state = &*self.0;
-        let allowed = state.allowed.load(Ordering::Relaxed);
-        state.read_blocked.store(false, Ordering::Relaxed);
-        if allowed == 0 {
-            return Poll::Pending;
-        }
         loop {
             match raw::read(&state.stream, buffer) {
                 Ok(bytes) => {
-                    if allowed != UNLIMITED {
-                        let left = allowed.saturating_sub(bytes);
-                        state.allowed.store(left, Ordering::Relaxed);
-                    }
                     state.note_moved(bytes);
                     return Poll::Ready(Ok(()));
                 }

@@ -156,19 +156,21 @@ fn cases() -> impl Strategy<Value = Case> {
         proptest::sample::select(algorithms.to_vec()),
         any::<bool>(),
     );
-    (shapes, ways).prop_map(|((size, count, lanes, segment_bytes), (tls, algorithm, order))| {
-        let order = if order { Order::Canonical } else { Order::Fast };
-        Case {
-            size,
-            // Many items of few bytes take long and show nothing new.
-            segment_bytes: segment_bytes.max(count / 50 * 4),
-            count,
-            lanes,
-            tls,
-            algorithm,
-            order,
-        }
-    })
+    (shapes, ways).prop_map(
+        |((size, count, lanes, segment_bytes), (tls, algorithm, order))| {
+            let order = if order { Order::Canonical } else { Order::Fast };
+            Case {
+                size,
+                // Many items of few bytes take long and show nothing new.
+                segment_bytes: segment_bytes.max(count / 50 * 4),
+                count,
+                lanes,
+                tls,
+                algorithm,
+                order,
+            }
+        },
+    )
 }
 
 /// The value of element `index` of rank `rank`: sums of them are exact.
@@ -195,7 +197,12 @@ fn all_operations(case: &Case, endpoint: &mut Endpoint) -> Result<()> {
     let gathered = endpoint.all_gather(&own[..count / (rank + 1)])?;
     for (other, values) in gathered.iter().enumerate() {
         assert!(values.len() == count / (other + 1));
-        assert!(values.iter().enumerate().all(|(i, v)| *v == value(other, i)));
+        assert!(
+            values
+                .iter()
+                .enumerate()
+                .all(|(i, v)| *v == value(other, i))
+        );
     }
 
     let root = count % size;
@@ -278,26 +285,51 @@ fn sum(endpoint: &mut Endpoint) -> Result<()> {
 #[test]
 fn a_mismatch_is_an_error_on_both_ranks() {
     let others: [(Call, &str); 7] = [
-        (|e| e.all_reduce(ReduceOp::Max, &mut [(&mut [1.0_f32; 100][..]).into()]), "op"),
-        (|e| e.all_reduce(ReduceOp::Sum, &mut [(&mut [1.0_f32; 99][..]).into()]), "count"),
-        (|e| e.all_reduce(ReduceOp::Sum, &mut [(&mut [1_i32; 100][..]).into()]), "dtype"),
-        (|e| e.all_reduce(ReduceOp::Sum, &mut [(&mut [1.0_f32; 2][..]).into()]), "count"),
-        (|e| e.broadcast(0, &mut [(&mut [1.0_f32; 100][..]).into()]), "kind"),
+        (
+            |e| e.all_reduce(ReduceOp::Max, &mut [(&mut [1.0_f32; 100][..]).into()]),
+            "op",
+        ),
+        (
+            |e| e.all_reduce(ReduceOp::Sum, &mut [(&mut [1.0_f32; 99][..]).into()]),
+            "count",
+        ),
+        (
+            |e| e.all_reduce(ReduceOp::Sum, &mut [(&mut [1_i32; 100][..]).into()]),
+            "dtype",
+        ),
+        (
+            |e| e.all_reduce(ReduceOp::Sum, &mut [(&mut [1.0_f32; 2][..]).into()]),
+            "count",
+        ),
+        (
+            |e| e.broadcast(0, &mut [(&mut [1.0_f32; 100][..]).into()]),
+            "kind",
+        ),
         (|e| e.all_gather(&[1.0_f32]).map(drop), "kind"),
         (|e| e.barrier(), "kind"),
     ];
     for (other, expected) in others {
         let results = within_limit(move || {
-            world(2, |_| {}, |links, status| {
-                let mut endpoint = endpoint(links, status, &options());
-                let call = if endpoint.rank() == 0 { sum } else { other };
-                let result = call(&mut endpoint);
-                let again = endpoint.barrier();
-                (result, again, endpoint)
-            })
+            world(
+                2,
+                |_| {},
+                |links, status| {
+                    let mut endpoint = endpoint(links, status, &options());
+                    let call = if endpoint.rank() == 0 { sum } else { other };
+                    let result = call(&mut endpoint);
+                    let again = endpoint.barrier();
+                    (result, again, endpoint)
+                },
+            )
         });
         for (result, again, _) in results {
-            let Err(CollectiveError::Mismatch { rank_a: 0, rank_b: 1, what, .. }) = &result else {
+            let Err(CollectiveError::Mismatch {
+                rank_a: 0,
+                rank_b: 1,
+                what,
+                ..
+            }) = &result
+            else {
                 panic!("{expected}: {result:?}");
             };
             assert!(what.starts_with(expected), "{what}");
@@ -310,13 +342,21 @@ fn a_mismatch_is_an_error_on_both_ranks() {
 fn nobody_finishes_when_one_of_four_differs() {
     for odd in 0..4 {
         let results = within_limit(move || {
-            world(4, |_| {}, |links, status| {
-                let options = options().timeout(Duration::from_millis(700));
-                let mut endpoint = endpoint(links, status, &options);
-                let op = if endpoint.rank() == odd { ReduceOp::Max } else { ReduceOp::Sum };
-                let result = endpoint.all_reduce(op, &mut [(&mut [1.0_f32; 8][..]).into()]);
-                (result, endpoint)
-            })
+            world(
+                4,
+                |_| {},
+                |links, status| {
+                    let options = options().timeout(Duration::from_millis(700));
+                    let mut endpoint = endpoint(links, status, &options);
+                    let op = if endpoint.rank() == odd {
+                        ReduceOp::Max
+                    } else {
+                        ReduceOp::Sum
+                    };
+                    let result = endpoint.all_reduce(op, &mut [(&mut [1.0_f32; 8][..]).into()]);
+                    (result, endpoint)
+                },
+            )
         });
         let results: Vec<_> = results.into_iter().map(|(result, _)| result).collect();
         assert!(results.iter().all(Result::is_err), "{results:?}");
@@ -329,14 +369,21 @@ fn nobody_finishes_when_one_of_four_differs() {
 fn a_rank_that_does_not_come_is_named_at_the_deadline() {
     let begin = Instant::now();
     let results = within_limit(|| {
-        world(2, |_| {}, |links, status| {
-            let options = options().timeout(Duration::from_millis(300));
-            let mut endpoint = endpoint(links, status, &options);
-            let result = (endpoint.rank() == 0).then(|| sum(&mut endpoint));
-            (result, endpoint)
-        })
+        world(
+            2,
+            |_| {},
+            |links, status| {
+                let options = options().timeout(Duration::from_millis(300));
+                let mut endpoint = endpoint(links, status, &options);
+                let result = (endpoint.rank() == 0).then(|| sum(&mut endpoint));
+                (result, endpoint)
+            },
+        )
     });
-    let Some(Err(CollectiveError::Timeout { missing, elapsed, .. })) = &results[0].0 else {
+    let Some(Err(CollectiveError::Timeout {
+        missing, elapsed, ..
+    })) = &results[0].0
+    else {
         panic!("{:?}", results[0].0);
     };
     assert_eq!(missing, &[1]);
@@ -347,13 +394,22 @@ fn a_rank_that_does_not_come_is_named_at_the_deadline() {
 #[test]
 fn a_rank_that_left_is_named() {
     let results = within_limit(|| {
-        world(2, |_| {}, |links, status| {
-            let mut endpoint = endpoint(links, status, &options());
-            sum(&mut endpoint).unwrap();
-            (endpoint.rank() == 0).then(|| sum(&mut endpoint))
-        })
+        world(
+            2,
+            |_| {},
+            |links, status| {
+                let mut endpoint = endpoint(links, status, &options());
+                sum(&mut endpoint).unwrap();
+                (endpoint.rank() == 0).then(|| sum(&mut endpoint))
+            },
+        )
     });
-    let Some(Err(CollectiveError::PeerLost { rank: 1, sequence: 1, .. })) = &results[0] else {
+    let Some(Err(CollectiveError::PeerLost {
+        rank: 1,
+        sequence: 1,
+        ..
+    })) = &results[0]
+    else {
         panic!("{results:?}");
     };
 }
@@ -361,59 +417,75 @@ fn a_rank_that_left_is_named() {
 #[test]
 fn what_was_sent_before_leaving_arrives() {
     within_limit(|| {
-        world(3, |_| {}, |mut links, _| {
-            let header = OperationHeader::new(OperationKind::Broadcast, 7, 0);
-            let deadline = Instant::now() + TIMEOUT;
-            links.begin_operation(Instant::now(), Some(deadline));
-            if links.rank() == 0 {
-                for to in [1, 2].repeat(20) {
-                    links.send(to, &header, 60_000, &mut |bytes| bytes.fill(9)).unwrap();
+        world(
+            3,
+            |_| {},
+            |mut links, _| {
+                let header = OperationHeader::new(OperationKind::Broadcast, 7, 0);
+                let deadline = Instant::now() + TIMEOUT;
+                links.begin_operation(Instant::now(), Some(deadline));
+                if links.rank() == 0 {
+                    for to in [1, 2].repeat(20) {
+                        links
+                            .send(to, &header, 60_000, &mut |bytes| bytes.fill(9))
+                            .unwrap();
+                    }
+                    links.flush(deadline);
+                } else {
+                    // Not asked for before the sender has gone.
+                    std::thread::yield_now();
+                    for _ in 0..20 {
+                        let check = &mut |bytes: &[u8]| assert!(bytes.iter().all(|b| *b == 9));
+                        links.receive(0, &header, 60_000, check).unwrap();
+                    }
                 }
-                links.flush(deadline);
-            } else {
-                // Not asked for before the sender has gone.
-                std::thread::yield_now();
-                for _ in 0..20 {
-                    let check = &mut |bytes: &[u8]| assert!(bytes.iter().all(|b| *b == 9));
-                    links.receive(0, &header, 60_000, check).unwrap();
-                }
-            }
-        });
+            },
+        );
     });
 }
 
 #[test]
 fn a_noted_failure_ends_a_blocked_receive_at_once() {
     let late = within_limit(|| {
-        world(2, |_| {}, |links, status| {
-            let mut endpoint = endpoint(links, status.clone(), &options());
-            if endpoint.rank() == 1 {
-                return (None, endpoint);
-            }
-            let noted = std::thread::scope(|scope| {
-                let noting = scope.spawn(|| {
-                    while status.running().is_none() {
-                        std::thread::yield_now();
-                    }
-                    // Most likely it blocks by now; if not the test shows less, but holds.
-                    let until = Instant::now() + Duration::from_millis(50);
-                    while Instant::now() < until {
-                        std::thread::yield_now();
-                    }
-                    let reason = "stopped".to_string();
-                    let trouble = Trouble::Lost { rank: 1, reason };
-                    let noted = Instant::now();
-                    status.fail(Failure { trouble, from_sequence: 0 });
-                    noted
+        world(
+            2,
+            |_| {},
+            |links, status| {
+                let mut endpoint = endpoint(links, status.clone(), &options());
+                if endpoint.rank() == 1 {
+                    return (None, endpoint);
+                }
+                let noted = std::thread::scope(|scope| {
+                    let noting = scope.spawn(|| {
+                        while status.running().is_none() {
+                            std::thread::yield_now();
+                        }
+                        // Most likely it blocks by now; if not the test shows less, but holds.
+                        let until = Instant::now() + Duration::from_millis(50);
+                        while Instant::now() < until {
+                            std::thread::yield_now();
+                        }
+                        let reason = "stopped".to_string();
+                        let trouble = Trouble::Lost { rank: 1, reason };
+                        let noted = Instant::now();
+                        status.fail(Failure {
+                            trouble,
+                            from_sequence: 0,
+                        });
+                        noted
+                    });
+                    let result = sum(&mut endpoint);
+                    let error = result.unwrap_err();
+                    assert!(
+                        matches!(error, CollectiveError::PeerLost { rank: 1, .. }),
+                        "{error}"
+                    );
+                    let ended = Instant::now();
+                    noting.join().unwrap().max(ended - TIMEOUT)..ended
                 });
-                let result = sum(&mut endpoint);
-                let error = result.unwrap_err();
-                assert!(matches!(error, CollectiveError::PeerLost { rank: 1, .. }), "{error}");
-                let ended = Instant::now();
-                noting.join().unwrap().max(ended - TIMEOUT)..ended
-            });
-            (Some(noted.end - noted.start), endpoint)
-        })
+                (Some(noted.end - noted.start), endpoint)
+            },
+        )
     });
     let took = late[0].0.unwrap();
     assert!(took < Duration::from_millis(200), "{took:?}");
@@ -465,9 +537,12 @@ fn strangers_that_connect_do_not_disturb() {
                 stranger.write_all(bytes).unwrap();
                 // The ones that send something wrong are thrown out, without waiting.
                 if bytes.starts_with(b"PRI") || bytes.starts_with(&[0xff]) {
-                    stranger.set_read_timeout(Some(Duration::from_secs(4))).unwrap();
+                    stranger
+                        .set_read_timeout(Some(Duration::from_secs(4)))
+                        .unwrap();
                     let ended = stranger.read_to_end(&mut Vec::new());
-                    let reset = |e: &std::io::Error| e.kind() == std::io::ErrorKind::ConnectionReset;
+                    let reset =
+                        |e: &std::io::Error| e.kind() == std::io::ErrorKind::ConnectionReset;
                     assert!(ended.as_ref().map_or_else(reset, |_| true), "{ended:?}");
                 }
                 open.push(stranger);
@@ -475,7 +550,10 @@ fn strangers_that_connect_do_not_disturb() {
             // More silent ones than are kept.
             open.extend((0..80).map(|_| TcpStream::connect(address).unwrap()));
             drop(open.drain(..3));
-            std::mem::forget(open.pop().map(|last| last.shutdown(std::net::Shutdown::Both)));
+            std::mem::forget(
+                open.pop()
+                    .map(|last| last.shutdown(std::net::Shutdown::Both)),
+            );
         });
     });
 }
@@ -486,7 +564,9 @@ fn refused_at(address: SocketAddr, adapt: impl Fn(&mut LinkConfig)) -> Collectiv
     let (seat, own) = listener();
     let deadline = Instant::now() + Duration::from_millis(400);
     let peers = [Some(address), Some(own)];
-    Links::connect(wrong, seat, &peers, Some(deadline)).err().unwrap()
+    Links::connect(wrong, seat, &peers, Some(deadline))
+        .err()
+        .unwrap()
 }
 
 #[test]
@@ -500,14 +580,23 @@ fn a_wrong_hello_is_refused_with_a_reason() {
             assert_eq!(missing[0].reason, "the generation here is 7, not 6");
             assert_eq!(missing[0].address, address.to_string());
             let error = refused_at(address, |config| config.proof = Arc::new(|_, _| "a guess".to_string()));
-            let CollectiveError::Refused { rank: 1, reason, .. } = &error else {
+            let CollectiveError::Refused {
+                rank: 1, reason, ..
+            } = &error
+            else {
                 panic!("{error}");
             };
             assert_eq!(reason, "wrong proof");
             let error = refused_at(address, |config| config.group = "other".to_string());
-            assert!(error.to_string().contains("the group here is tests"), "{error}");
+            assert!(
+                error.to_string().contains("the group here is tests"),
+                "{error}"
+            );
             let error = refused_at(address, |config| config.lanes = 2);
-            assert!(error.to_string().contains("lanes here is 1, not 2"), "{error}");
+            assert!(
+                error.to_string().contains("lanes here is 1, not 2"),
+                "{error}"
+            );
         });
     });
 }
@@ -519,8 +608,15 @@ fn missing_ranks_are_listed() {
     drop(silent);
     let peers = [Some(nobody), Some(own), Some(nobody)];
     let deadline = Instant::now() + Duration::from_millis(300);
-    let error = Links::connect(config(1, 3), seat, &peers, Some(deadline)).err().unwrap();
-    let CollectiveError::Rendezvous { rank: 1, missing, elapsed } = &error else {
+    let error = Links::connect(config(1, 3), seat, &peers, Some(deadline))
+        .err()
+        .unwrap();
+    let CollectiveError::Rendezvous {
+        rank: 1,
+        missing,
+        elapsed,
+    } = &error
+    else {
         panic!("{error}");
     };
     let ranks: Vec<_> = missing.iter().map(|missing| missing.rank).collect();
@@ -549,21 +645,28 @@ fn nonsense_from_a_peer_is_a_protocol_error() {
     ];
     for frame in frames.map(<[u8]>::to_vec) {
         let results = within_limit(move || {
-            world(2, |_| {}, |mut links, status| {
-                if links.rank() == 1 {
-                    let pool = links.pool.clone();
-                    let lane = only_lane(&mut links, 0);
-                    let mut segment = pool.take(frame.len(), lane.outstanding());
-                    segment.bytes_mut().copy_from_slice(&frame);
-                    lane.send(segment).unwrap();
-                    lane.drive(0);
-                    return (None, endpoint(links, status, &options()));
-                }
-                let mut endpoint = endpoint(links, status, &options());
-                (Some(sum(&mut endpoint)), endpoint)
-            })
+            world(
+                2,
+                |_| {},
+                |mut links, status| {
+                    if links.rank() == 1 {
+                        let pool = links.pool.clone();
+                        let lane = only_lane(&mut links, 0);
+                        let mut segment = pool.take(frame.len(), lane.outstanding());
+                        segment.bytes_mut().copy_from_slice(&frame);
+                        lane.send(segment).unwrap();
+                        lane.drive(0);
+                        return (None, endpoint(links, status, &options()));
+                    }
+                    let mut endpoint = endpoint(links, status, &options());
+                    (Some(sum(&mut endpoint)), endpoint)
+                },
+            )
         });
-        let Some(Err(CollectiveError::Protocol { rank: 0, peer: 1, .. })) = results[0].0 else {
+        let Some(Err(CollectiveError::Protocol {
+            rank: 0, peer: 1, ..
+        })) = results[0].0
+        else {
             panic!("{:?}", results[0].0);
         };
     }
@@ -572,24 +675,28 @@ fn nonsense_from_a_peer_is_a_protocol_error() {
 #[test]
 fn what_waits_for_a_slow_peer_is_bounded() {
     within_limit(|| {
-        world(2, |_| {}, |mut links, _| {
-            let header = OperationHeader::new(OperationKind::AllReduce, 7, 0);
-            if links.rank() == 1 {
-                return links;
-            }
-            let deadline = Instant::now() + Duration::from_millis(500);
-            links.begin_operation(Instant::now(), Some(deadline));
-            let mut sent = 0_usize;
-            let error = loop {
-                match links.send(1, &header, 64 << 10, &mut |_| sent += 1) {
-                    Ok(()) => assert!(sent < 1000, "nothing holds the sender back"),
-                    Err(error) => break error,
+        world(
+            2,
+            |_| {},
+            |mut links, _| {
+                let header = OperationHeader::new(OperationKind::AllReduce, 7, 0);
+                if links.rank() == 1 {
+                    return links;
                 }
-                assert!(only_lane(&mut links, 1).outstanding_bytes() <= 3 << 20);
-            };
-            assert!(matches!(error, CollectiveError::Timeout { .. }), "{error}");
-            links
-        });
+                let deadline = Instant::now() + Duration::from_millis(500);
+                links.begin_operation(Instant::now(), Some(deadline));
+                let mut sent = 0_usize;
+                let error = loop {
+                    match links.send(1, &header, 64 << 10, &mut |_| sent += 1) {
+                        Ok(()) => assert!(sent < 1000, "nothing holds the sender back"),
+                        Err(error) => break error,
+                    }
+                    assert!(only_lane(&mut links, 1).outstanding_bytes() <= 3 << 20);
+                };
+                assert!(matches!(error, CollectiveError::Timeout { .. }), "{error}");
+                links
+            },
+        );
     });
 }
 
@@ -603,7 +710,10 @@ fn two_hundred_groups_leave_no_descriptor() {
     if std::env::var_os(CHILD).is_none() {
         // Alone in a process: other tests open files too.
         let status = std::process::Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "grpc::tests::two_hundred_groups_leave_no_descriptor"])
+            .args([
+                "--exact",
+                "grpc::tests::two_hundred_groups_leave_no_descriptor",
+            ])
             .env(CHILD, "1")
             .status();
         assert!(status.unwrap().success());
@@ -612,10 +722,14 @@ fn two_hundred_groups_leave_no_descriptor() {
     within_limit(|| {
         let before = open_files();
         for _ in 0..200 {
-            world(2, |_| {}, |links, status| {
-                let mut endpoint = endpoint(links, status, &options());
-                sum(&mut endpoint).unwrap();
-            });
+            world(
+                2,
+                |_| {},
+                |links, status| {
+                    let mut endpoint = endpoint(links, status, &options());
+                    sum(&mut endpoint).unwrap();
+                },
+            );
         }
         assert_eq!(open_files(), before);
     });

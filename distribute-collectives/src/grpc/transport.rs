@@ -94,11 +94,12 @@ impl GrpcTransport {
     }
 
     fn header(&self) -> Result<OperationHeader> {
-        self.running.ok_or_else(|| CollectiveError::InvalidArgument {
-            rank: self.links.rank(),
-            op: OperationKind::Send,
-            what: "segments travel only between begin and end of an operation".to_string(),
-        })
+        self.running
+            .ok_or_else(|| CollectiveError::InvalidArgument {
+                rank: self.links.rank(),
+                op: OperationKind::Send,
+                what: "segments travel only between begin and end of an operation".to_string(),
+            })
     }
 }
 
