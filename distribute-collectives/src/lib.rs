@@ -42,6 +42,8 @@ mod grpc;
 mod header;
 mod in_process;
 mod messages;
+#[cfg(feature = "mpi")]
+pub mod mpi;
 mod options;
 pub mod overlap;
 pub mod pack;
