@@ -20,12 +20,13 @@
 //! MPI does not promise that `MPI_Allreduce` ends with the same bits on all ranks, nor what it does
 //! with NaN, and it knows no half types. Everything here holds nevertheless:
 //!
-//! - `i32` and `i64`: `MPI_Iallreduce`, whose result does not depend on the order (sums and products
-//!   are those of unsigned integers, which wrap around).
-//! - Floats, and `u8` (whose sums Open MPI 4.1 saturates where it uses AVX): `MPI_Ialltoallv` gives every rank its share of all ranks' elements, which it combines
-//!   in rank order and rounds once; `MPI_Iallgatherv` gives the shares to all ranks. These are the
-//!   bytes of a ring, `2S(P - 1)/P` per rank, and every element is combined in one place, so all
-//!   ranks have the same bits, and the bits of [`Order::Canonical`](crate::Order::Canonical).
+//! - `i32` and `i64`: `MPI_Iallreduce`, whose result does not depend on the order (sums and
+//!   products are those of unsigned integers, which wrap around).
+//! - Floats, and `u8` (whose sums Open MPI 4.1 saturates where it uses AVX): `MPI_Ialltoallv` gives
+//!   every rank its share of all ranks' elements, which it combines in rank order and rounds once;
+//!   `MPI_Iallgatherv` gives the shares to all ranks. These are the bytes of a ring,
+//!   `2S(P - 1)/P` per rank, and every element is combined in one place, so all ranks have the same
+//!   bits, those of [`Order::Canonical`](crate::Order::Canonical).
 //! - `reduce_scatter` is the first half of that, `reduce` ends with `MPI_Igatherv`.
 //! - `broadcast`: `MPI_Ibcast`. `all_gather`: `MPI_Iallgatherv`. `send` and `recv`: `MPI_Isend` and
 //!   `MPI_Irecv`, after both have agreed on type and length.
@@ -38,10 +39,10 @@
 //! # Failures
 //!
 //! MPI has no deadlines and cannot be repaired. Operations are non-blocking and polled (with pauses
-//! of up to a millisecond when it takes long), and work on memory of their own: a deadline, an abort
-//! or a lost rank ends the call with the usual error. What the library was doing then can not be
-//! taken back, so its memory (some segments) is given up and `MPI_Finalize` is not called any more:
-//! end the process soon, and `mpirun` ends the others.
+//! of up to a millisecond when it takes long), and work on memory of their own: a deadline, an
+//! abort or a lost rank ends the call with the usual error. What the library was doing then cannot
+//! be taken back, so its memory (some segments) is given up and `MPI_Finalize` is not called any
+//! more: end the process soon, and `mpirun` ends the others.
 
 mod collectives;
 mod notice;

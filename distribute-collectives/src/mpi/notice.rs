@@ -120,71 +120,64 @@ pub(super) enum Notice {
 
 /// Words: instance, code, two numbers, operation, sequence, microseconds; then a text.
 pub(super) fn encode(instance: u64, notice: &Notice) -> [u8; NOTICE_BYTES] {
-    let mut bytes = [0; NOTICE_BYTES];
-    let mut writer = Writer(&mut bytes);
-    writer.word(instance);
-    let mut words = |words: [u64; 6]| words.into_iter().for_each(|word| writer.word(word));
-    let number = |n: usize| n as u64;
-    let text = match notice {
+    let (words, text) = match notice {
         Notice::Left {
             rank,
             completed,
             panicked,
         } => {
-            words([0, number(*rank), u64::from(*panicked), 0, *completed, 0]);
-            String::new()
+            let words = [0, *rank as u64, u64::from(*panicked), 0, *completed, 0];
+            (words, String::new())
         }
         Notice::Waiting { rank, sequence } => {
-            words([1, number(*rank), 0, 0, *sequence, 0]);
-            String::new()
+            ([1, *rank as u64, 0, 0, *sequence, 0], String::new())
         }
-        Notice::Failed(CollectiveError::Aborted { rank, reason }) => {
-            words([2, number(*rank), 0, 0, 0, 0]);
-            reason.clone()
+        Notice::Failed(error) => encode_error(error),
+    };
+    let mut bytes = [0; NOTICE_BYTES];
+    let mut writer = Writer(&mut bytes);
+    writer.word(instance);
+    words.into_iter().for_each(|word| writer.word(word));
+    writer.text(&text);
+    bytes
+}
+
+fn encode_error(error: &CollectiveError) -> ([u64; 6], String) {
+    match error {
+        CollectiveError::Aborted { rank, reason } => {
+            ([2, *rank as u64, 0, 0, 0, 0], reason.clone())
         }
-        Notice::Failed(CollectiveError::Timeout {
+        CollectiveError::Timeout {
             missing,
             op,
             sequence,
             elapsed,
-        }) => {
-            words([3, 0, 0, *op as u64, *sequence, elapsed.as_micros() as u64]);
+        } => {
             let missing: Vec<String> = missing.iter().map(usize::to_string).collect();
-            missing.join(",")
+            let micros = elapsed.as_micros() as u64;
+            ([3, 0, 0, *op as u64, *sequence, micros], missing.join(","))
         }
-        Notice::Failed(CollectiveError::Mismatch {
+        CollectiveError::Mismatch {
             rank_a,
             rank_b,
             op,
             sequence,
             what,
-        }) => {
-            words([
-                4,
-                number(*rank_a),
-                number(*rank_b),
-                *op as u64,
-                *sequence,
-                0,
-            ]);
-            what.clone()
+        } => {
+            let (a, b) = (*rank_a as u64, *rank_b as u64);
+            ([4, a, b, *op as u64, *sequence, 0], what.clone())
         }
-        Notice::Failed(CollectiveError::PeerLost {
+        CollectiveError::PeerLost {
             rank,
             op,
             sequence,
             reason,
-        }) => {
-            words([5, number(*rank), 0, *op as u64, *sequence, 0]);
-            reason.clone()
+        } => {
+            let words = [5, *rank as u64, 0, *op as u64, *sequence, 0];
+            (words, reason.clone())
         }
-        Notice::Failed(other) => {
-            words([2, 0, 0, 0, 0, 0]);
-            other.to_string()
-        }
-    };
-    writer.text(&text);
-    bytes
+        other => ([2, 0, 0, 0, 0, 0], other.to_string()),
+    }
 }
 
 /// The instance and the notice; `None` for what this version does not know.

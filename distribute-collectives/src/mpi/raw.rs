@@ -2,8 +2,9 @@
 //!
 //! - Every call is made under one lock, so the library need only allow calls from one thread at a
 //!   time (`MPI_THREAD_SERIALIZED`).
-//! - Every operation is non-blocking and owns its [`Memory`] until it is complete. One that is given
-//!   up (a deadline passed) leaves its memory to the library for ever: it may still write there.
+//! - Every operation is non-blocking and owns its [`Memory`] until it is complete. One that is
+//!   given up (a deadline passed) leaves its memory to the library for ever, which may still write
+//!   there.
 //! - The bounds of what the library reads and writes are checked here.
 
 use std::ffi::{c_char, c_int};
@@ -270,7 +271,8 @@ impl Comm {
         })
     }
 
-    /// Combines `count` elements of `i32` or `i64` of all ranks' `outgoing` into every rank's `incoming`.
+    /// Combines `count` elements of `i32` or `i64` of all ranks' `outgoing` into every rank's
+    /// `incoming`.
     pub(super) fn all_reduce_integers(
         self: &Arc<Self>,
         memory: Memory,
