@@ -7,17 +7,22 @@
 //!   there.
 //! - The bounds of what the library reads and writes are checked here.
 
+use std::collections::BTreeSet;
 use std::ffi::{c_char, c_int};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use mpi::Threading;
 use mpi::environment::Universe;
 use mpi::ffi;
 
+use super::notice::Notice;
 use crate::buffer::DType;
 use crate::error::{CollectiveError, Result};
 use crate::reduce::ReduceOp;
+
+/// The tag of notices, which travel on a communicator of their own.
+pub(super) const NOTICE_TAG: i32 = 3;
 
 /// The library between `MPI_Init` and `MPI_Finalize`.
 pub(super) struct World {
@@ -25,8 +30,31 @@ pub(super) struct World {
     calls: Mutex<()>,
     /// Whether operations were given up: `MPI_Finalize` might wait for them for ever.
     abandoned: AtomicBool,
-    /// Communicators that were made.
-    instances: AtomicU64,
+    /// Carries the notices of all groups: they may arrive when a group has been dropped, and a
+    /// message on a communicator that was freed would get into the next one with its number.
+    notices: ffi::MPI_Comm,
+    inbox: Mutex<Inbox>,
+}
+
+// SAFETY: a communicator is a handle that every thread may use; calls are serialised by `calls`.
+unsafe impl Send for World {}
+// SAFETY: as above.
+unsafe impl Sync for World {}
+
+/// Notices that have arrived for other groups of this process than the one that looked.
+#[derive(Default)]
+pub(super) struct Inbox {
+    pub(super) notices: Vec<(u64, Notice)>,
+    alive: BTreeSet<u64>,
+    /// Number of the next group. The same on all ranks.
+    next: u64,
+}
+
+impl Inbox {
+    /// Whether a notice may still be of use: its group exists, or will be made here soon.
+    pub(super) fn is_expected(&self, instance: u64) -> bool {
+        instance >= self.next || self.alive.contains(&instance)
+    }
 }
 
 impl World {
@@ -45,8 +73,13 @@ impl World {
             universe: Some(universe),
             calls: Mutex::new(()),
             abandoned: AtomicBool::new(false),
-            instances: AtomicU64::new(0),
+            notices: duplicate_world()?,
+            inbox: Mutex::default(),
         }))
+    }
+
+    pub(super) fn inbox(&self) -> MutexGuard<'_, Inbox> {
+        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock(&self) -> MutexGuard<'_, ()> {
@@ -71,11 +104,11 @@ fn unavailable(reason: &str) -> CollectiveError {
 
 /// A duplicate of the world communicator, so that nothing is mixed up with other users of MPI.
 pub(super) struct Comm {
-    world: Arc<World>,
+    pub(super) world: Arc<World>,
     raw: ffi::MPI_Comm,
     pub(super) rank: usize,
     pub(super) size: usize,
-    /// The same number on all ranks; another one for every duplicate.
+    /// Number of the group. The same number on all ranks; another one for every duplicate.
     pub(super) instance: u64,
 }
 
@@ -90,19 +123,21 @@ impl Comm {
     pub(super) fn duplicate(world: &Arc<World>) -> Result<Self> {
         let (mut rank, mut size): (c_int, c_int) = (0, 0);
         let guard = world.lock();
+        let raw = duplicate_world()?;
         // SAFETY: MPI is initialised as long as `World` lives; the pointers are to locals that
         // outlive the calls.
-        let raw = unsafe {
-            let mut raw = ffi::RSMPI_COMM_NULL;
-            check(ffi::MPI_Comm_dup(ffi::RSMPI_COMM_WORLD, &mut raw))?;
-            check(ffi::MPI_Comm_set_errhandler(raw, ffi::RSMPI_ERRORS_RETURN))?;
+        unsafe {
             check(ffi::MPI_Comm_rank(raw, &mut rank))?;
             check(ffi::MPI_Comm_size(raw, &mut size))?;
-            raw
-        };
+        }
         drop(guard);
+        let mut inbox = world.inbox();
+        let instance = inbox.next;
+        inbox.next += 1;
+        inbox.alive.insert(instance);
+        drop(inbox);
         Ok(Comm {
-            instance: world.instances.fetch_add(1, Ordering::Relaxed),
+            instance,
             world: world.clone(),
             raw,
             rank: rank as usize,
@@ -110,8 +145,9 @@ impl Comm {
         })
     }
 
-    /// Takes the next message with a tag, from whomever. Messages are at most `N` bytes.
-    pub(super) fn take_message<const N: usize>(&self, tag: i32) -> Result<Option<[u8; N]>> {
+    /// Takes the next notice, from whomever, for whatever group. They are at most `N` bytes.
+    pub(super) fn take_notice<const N: usize>(&self) -> Result<Option<[u8; N]>> {
+        let (comm, tag) = (self.world.notices, NOTICE_TAG);
         let mut message = [0_u8; N];
         let mut found: c_int = 0;
         let _guard = self.world.lock();
@@ -121,7 +157,7 @@ impl Comm {
         unsafe {
             let mut status: ffi::MPI_Status = std::mem::zeroed();
             let any = ffi::RSMPI_ANY_SOURCE;
-            check(ffi::MPI_Iprobe(any, tag, self.raw, &mut found, &mut status))?;
+            check(ffi::MPI_Iprobe(any, tag, comm, &mut found, &mut status))?;
             if found == 0 {
                 return Ok(None);
             }
@@ -131,7 +167,7 @@ impl Comm {
                 ffi::RSMPI_UINT8_T,
                 status.MPI_SOURCE,
                 tag,
-                self.raw,
+                comm,
                 &mut status,
             ))?;
         }
@@ -312,7 +348,7 @@ impl Comm {
         })
     }
 
-    /// Sends the first `bytes` bytes of `outgoing`.
+    /// Sends the first `bytes` bytes of `outgoing`, as a segment or as a notice.
     pub(super) fn send(
         self: &Arc<Self>,
         memory: Memory,
@@ -321,7 +357,10 @@ impl Comm {
         tag: i32,
     ) -> Result<Pending> {
         memory.check(bytes, 0);
-        let raw = self.raw;
+        let raw = match tag {
+            NOTICE_TAG => self.world.notices,
+            _ => self.raw,
+        };
         self.start(memory, |memory, request| {
             let (buffer, _) = memory.pointers();
             // SAFETY: as in `all_gather`.
@@ -355,12 +394,25 @@ impl Comm {
 
 impl Drop for Comm {
     fn drop(&mut self) {
+        self.world.inbox().alive.remove(&self.instance);
         if self.world.abandoned.load(Ordering::Acquire) {
             return;
         }
         let _guard = self.world.lock();
         // SAFETY: every operation on it is complete: each holds a reference until then.
         let _ = unsafe { ffi::MPI_Comm_free(&mut self.raw) };
+    }
+}
+
+/// Blocks until all ranks have called it. MPI must be initialised, and the caller alone in it.
+fn duplicate_world() -> Result<ffi::MPI_Comm> {
+    // SAFETY: `World` is made after `MPI_Init`, and communicators are made from it; the pointer is
+    // to a local that outlives the calls.
+    unsafe {
+        let mut raw = ffi::RSMPI_COMM_NULL;
+        check(ffi::MPI_Comm_dup(ffi::RSMPI_COMM_WORLD, &mut raw))?;
+        check(ffi::MPI_Comm_set_errhandler(raw, ffi::RSMPI_ERRORS_RETURN))?;
+        Ok(raw)
     }
 }
 

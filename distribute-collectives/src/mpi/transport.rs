@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::notice::{self, HEADER_BYTES, NOTICE_BYTES, Notice};
-use super::raw::{Comm, Memory, Pending};
+use super::raw::{Comm, Memory, NOTICE_TAG, Pending};
 use crate::communicator::{AbortHandle, AbortTarget};
 use crate::error::{CollectiveError, Result};
 use crate::header::{OperationHeader, OperationKind};
@@ -24,7 +24,6 @@ const SEGMENT_BYTES: usize = 256 * 1024;
 
 const COLLECTIVE_TAG: i32 = 1;
 const POINT_TO_POINT_TAG: i32 = 2;
-const NOTICE_TAG: i32 = 3;
 
 /// A rank says that it waits after a quarter of the deadline, at most after this time.
 const SAY_WAITING_AFTER: Duration = Duration::from_secs(1);
@@ -76,31 +75,40 @@ impl Shared {
     /// Reads what the other ranks have told.
     fn listen(&self) -> Result<MutexGuard<'_, Heard>> {
         let mut heard = self.lock();
-        while let Some(message) = self.comm.take_message::<NOTICE_BYTES>(NOTICE_TAG)? {
-            let Some((instance, notice)) = notice::decode(&message) else {
-                continue;
-            };
-            let size = self.comm.size;
-            match notice {
-                // Of an earlier group, whose number of a communicator this one got.
-                _ if instance != self.comm.instance => {}
-                Notice::Failed(error) => {
-                    heard.failure.get_or_insert(error);
-                }
-                Notice::Left {
-                    rank,
-                    completed,
-                    panicked,
-                } if rank < size => {
-                    heard.left[rank] = Some((completed, panicked));
-                }
-                Notice::Waiting { rank, sequence } if rank < size => {
-                    heard.waiting[rank] = Some(sequence);
-                }
-                Notice::Left { .. } | Notice::Waiting { .. } => {}
-            }
+        let mut inbox = self.comm.world.inbox();
+        while let Some(message) = self.comm.take_notice::<NOTICE_BYTES>()? {
+            inbox.notices.extend(notice::decode(&message));
         }
+        let mut notices = std::mem::take(&mut inbox.notices);
+        notices.retain(|(instance, notice)| {
+            if *instance == self.comm.instance {
+                heard.note(notice);
+            }
+            *instance != self.comm.instance && inbox.is_expected(*instance)
+        });
+        inbox.notices = notices;
+        drop(inbox);
         Ok(heard)
+    }
+}
+
+impl Heard {
+    fn note(&mut self, notice: &Notice) {
+        let size = self.left.len();
+        match notice {
+            Notice::Failed(error) => {
+                self.failure.get_or_insert_with(|| error.clone());
+            }
+            Notice::Left {
+                rank,
+                completed,
+                panicked,
+            } if *rank < size => self.left[*rank] = Some((*completed, *panicked)),
+            Notice::Waiting { rank, sequence } if *rank < size => {
+                self.waiting[*rank] = Some(*sequence);
+            }
+            Notice::Left { .. } | Notice::Waiting { .. } => {}
+        }
     }
 }
 
