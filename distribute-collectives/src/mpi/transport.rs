@@ -93,6 +93,17 @@ impl Shared {
 }
 
 impl Heard {
+    /// The failure, unless it concerns later operations than this one.
+    fn failure_of(&self, running: u64) -> Option<CollectiveError> {
+        let from = match self.failure.as_ref()? {
+            CollectiveError::PeerLost { sequence, .. }
+            | CollectiveError::Timeout { sequence, .. }
+            | CollectiveError::Mismatch { sequence, .. } => *sequence,
+            _ => 0,
+        };
+        self.failure.clone().filter(|_| from <= running)
+    }
+
     fn note(&mut self, notice: &Notice) {
         let size = self.left.len();
         match notice {
@@ -221,8 +232,8 @@ impl MpiTransport {
         let (op, sequence) = (running.header.kind, running.header.sequence);
         let shared = self.shared.clone();
         let heard = shared.listen().map_err(|error| self.broken(&error))?;
-        if let Some(error) = &heard.failure {
-            return Err(error.clone());
+        if let Some(error) = heard.failure_of(sequence) {
+            return Err(error);
         }
         let gone = |rank: &usize| heard.left[*rank].is_some_and(|(done, _)| done <= sequence);
         let mut needed = (0..heard.left.len()).filter(|rank| peer.is_none_or(|peer| peer == *rank));
@@ -233,12 +244,16 @@ impl MpiTransport {
             } else {
                 "its endpoint was dropped"
             };
-            return Err(CollectiveError::PeerLost {
+            let error = CollectiveError::PeerLost {
                 rank,
                 op,
                 sequence,
                 reason: reason.to_string(),
-            });
+            };
+            drop(heard);
+            // Before this rank leaves too, or others would take it for the first one.
+            self.fail(error.clone());
+            return Err(error);
         }
         let elapsed = running.begin.elapsed();
         if !self.said_waiting && elapsed > (self.timeout / 4).min(SAY_WAITING_AFTER) {
@@ -370,7 +385,7 @@ impl Transport for MpiTransport {
         }
         // What was told while nothing ran here.
         let heard = self.shared.listen().map_err(|error| self.broken(&error))?;
-        if let Some(error) = heard.failure.clone() {
+        if let Some(error) = heard.failure_of(header.sequence) {
             return Err(error);
         }
         drop(heard);
