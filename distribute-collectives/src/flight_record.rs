@@ -2,8 +2,8 @@
 //!
 //! A [`FlightRecorder`] keeps the last 256 operations of a rank in fixed memory. [`Recorded`] does
 //! so for any communicator and writes the record to a directory when an operation fails. [`blame`]
-//! reads the records of all ranks from there and names the rank that others waited for, or that made
-//! another call.
+//! reads the records of all ranks from there and names the rank that others waited for, or that
+//! made another call.
 
 mod blame;
 mod record;

@@ -44,6 +44,8 @@ mod header;
 mod in_process;
 mod link_cost;
 mod messages;
+#[cfg(feature = "mpi")]
+pub mod mpi;
 mod options;
 pub mod overlap;
 pub mod pack;

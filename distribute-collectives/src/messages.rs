@@ -34,24 +34,26 @@ impl<T: Transport> TransportCommunicator<T> {
     /// [`CollectiveError::InvalidOption`] when the options ask for an algorithm that messages
     /// cannot carry out.
     pub fn new(transport: T, options: GroupOptions) -> Result<Self> {
+        Self::check_options(&options)?;
+        Ok(TransportCommunicator {
+            transport,
+            options,
+            topology: Topology::default(),
+            scratch: Vec::new(),
+            sizes: Vec::new(),
+        })
+    }
+
+    /// Refuses options that messages cannot carry out.
+    pub(crate) fn check_options(options: &GroupOptions) -> Result<()> {
         options.check_wire()?;
         let what = match options.get_algorithm() {
-            Algorithm::Direct => Some("direct needs shared memory; use ring or auto"),
-            Algorithm::Hierarchical { ranks_per_host: 0 } => Some("a host has at least 1 rank"),
-            _ => None,
+            Algorithm::Direct => "direct needs shared memory; use ring or auto",
+            Algorithm::Hierarchical { ranks_per_host: 0 } => "a host has at least 1 rank",
+            _ => return Ok(()),
         };
-        match what {
-            Some(what) => Err(CollectiveError::InvalidOption {
-                what: what.to_string(),
-            }),
-            None => Ok(TransportCommunicator {
-                transport,
-                options,
-                topology: Topology::default(),
-                scratch: Vec::new(),
-                sizes: Vec::new(),
-            }),
-        }
+        let what = what.to_string();
+        Err(CollectiveError::InvalidOption { what })
     }
 
     /// What [`Algorithm::Auto`] decides from; all ranks must give the same.

@@ -71,16 +71,16 @@ impl fmt::Display for Algorithm {
 
 /// What `f32` elements travel as while they are reduced; see [`GroupOptions::wire`].
 ///
-/// Half as many bytes travel. Every element is rounded to the wire type when it is sent, combined in
-/// `f32`, and the result is rounded to it on all ranks alike, so all ranks end with the same bits
-/// and every result is a value of the wire type. (A group of one rank sends nothing and rounds
+/// Half as many bytes travel. Every element is rounded to the wire type when it is sent, combined
+/// in `f32`, and the result is rounded to it on all ranks alike, so all ranks end with the same
+/// bits and every result is a value of the wire type. (A group of one rank sends nothing and rounds
 /// nothing.)
 ///
 /// # Error bound
 ///
-/// Let `u` be the unit roundoff: 2⁻⁸ for [`Bf16`](Self::Bf16), 2⁻¹¹ for [`F16`](Self::F16). A sum of
-/// `P` ranks is off from the exact one by at most `((1 + u)ᴿ - 1) · Σ|xᵢ|` (about `R·u·Σ|xᵢ|`), plus
-/// what adding in `f32` costs, where `R` is the number of roundings on an element's way:
+/// Let `u` be the unit roundoff: 2⁻⁸ for [`Bf16`](Self::Bf16), 2⁻¹¹ for [`F16`](Self::F16). A sum
+/// of `P` ranks is off from the exact one by at most `((1 + u)ᴿ - 1) · Σ|xᵢ|` (about `R·u·Σ|xᵢ|`),
+/// plus what adding in `f32` costs, where `R` is the number of roundings on an element's way:
 ///
 /// | algorithm | `R` |
 /// |---|---|
@@ -100,8 +100,8 @@ impl fmt::Display for Algorithm {
 /// # Order
 ///
 /// In [`Order::Canonical`] the elements of every rank are rounded once, combined in rank order and
-/// the result is rounded once, so that all algorithms give the same bits; chain and hierarchical then
-/// exchange chunks as the ring does in that order.
+/// the result is rounded once, so that all algorithms give the same bits; chain and hierarchical
+/// then exchange chunks as the ring does in that order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum WireType {

@@ -244,7 +244,7 @@ impl Exchange<'_, '_> {
 }
 
 /// Writes elements to a frame. With a wire type they are `f32`.
-fn put<T: Element>(wire: Option<WireType>, from: &[T], frame: &mut [u8]) {
+pub(crate) fn put<T: Element>(wire: Option<WireType>, from: &[T], frame: &mut [u8]) {
     match wire {
         Some(wire) => compression::compress(wire, bytemuck::cast_slice(from), frame),
         None => frame.copy_from_slice(bytemuck::cast_slice(from)),
@@ -252,7 +252,7 @@ fn put<T: Element>(wire: Option<WireType>, from: &[T], frame: &mut [u8]) {
 }
 
 /// Reads elements from a frame.
-fn take<T: Element>(wire: Option<WireType>, frame: &[u8], to: &mut [T]) {
+pub(crate) fn take<T: Element>(wire: Option<WireType>, frame: &[u8], to: &mut [T]) {
     match wire {
         Some(wire) => {
             let to: &mut [f32] = bytemuck::cast_slice_mut(to);
@@ -304,7 +304,8 @@ fn parts(
     })
 }
 
-fn for_pieces<T: Element>(
+/// Calls `f` with the parts of a range in each buffer and their offsets in the range.
+pub(crate) fn for_pieces<T: Element>(
     buffers: &[Buffer<'_>],
     range: Range<usize>,
     mut f: impl FnMut(usize, &[T]),
@@ -316,7 +317,8 @@ fn for_pieces<T: Element>(
     }
 }
 
-fn for_pieces_mut<T: Element>(
+/// As [`for_pieces`], for writing.
+pub(crate) fn for_pieces_mut<T: Element>(
     buffers: &mut [Buffer<'_>],
     range: Range<usize>,
     mut f: impl FnMut(usize, &mut [T]),

@@ -20,7 +20,7 @@
 pub(crate) mod chain;
 mod compression;
 pub(crate) mod direct_exchange;
-mod exchange;
+pub(crate) mod exchange;
 pub(crate) mod gather;
 pub(crate) mod halving_doubling;
 pub(crate) mod hierarchical;

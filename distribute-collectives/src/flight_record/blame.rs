@@ -71,8 +71,8 @@ impl fmt::Display for Blame {
 /// in which they differ.
 ///
 /// With records of several groups or generations, those of the group that started last are used.
-/// Files that are damaged are skipped and noted. To tell whether a rank came too late, the clocks of
-/// the hosts are compared.
+/// Files that are damaged are skipped and noted. To tell whether a rank came too late, the clocks
+/// of the hosts are compared.
 ///
 /// # Errors
 /// [`FlightRecordError::Io`] when the directory cannot be read, [`FlightRecordError::NoRecords`]

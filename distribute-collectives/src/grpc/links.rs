@@ -27,6 +27,9 @@ const PENDING_BYTES: usize = 2 << 20;
 /// asks.
 const QUEUED_BYTES: usize = 4 << 20;
 
+/// Frames that a rank which leaves reads at a time, only to see the end behind them.
+const FRAMES_WHILE_LEAVING: usize = 8;
+
 /// How long a rank whose connection broke waits for the control plane to say why.
 const EXPLANATION: Duration = Duration::from_millis(200);
 
@@ -292,7 +295,7 @@ impl Links {
         loop {
             // Also reads: that is how the end of the other side shows.
             for lane in self.peers.iter_mut().flatten().flat_map(|peer| &mut peer.lanes) {
-                lane.drive(READ_BYTES);
+                lane.drive(FRAMES_WHILE_LEAVING);
             }
             let mut lanes = self.peers.iter().flatten().flat_map(|peer| &peer.lanes);
             let now = Instant::now();

@@ -16,6 +16,14 @@ const UNSAFE_MODULES: &[(&str, &str)] = &[
         "the ranks of one process reduce each other's buffers where they lie, without a copy",
     ),
     (
+        "distribute-collectives/src/grpc/raw.rs",
+        "reads into memory that was never written, and asks the kernel what is unacknowledged",
+    ),
+    (
+        "distribute-collectives/src/mpi/raw.rs",
+        "MPI is a C library",
+    ),
+    (
         "distribute-collectives/src/shared_memory/in_place.rs",
         "the ranks of one host reduce buffers in the segment where they lie",
     ),
