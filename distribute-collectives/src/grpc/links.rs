@@ -278,7 +278,10 @@ impl Links {
             lane.drive(0);
         }
         loop {
-            self.drive_once();
+            // Also reads: a peer that has left in the meantime acknowledges nothing any more.
+            for lane in self.lanes_mut().filter(|lane| !lane.is_delivered()) {
+                lane.drive(usize::from(lane.queued_bytes() < QUEUED_BYTES));
+            }
             let mut lanes = self.peers.iter().flatten().flat_map(|peer| &peer.lanes);
             let now = Instant::now();
             if lanes.all(Lane::is_delivered) || now >= deadline {
@@ -293,6 +296,11 @@ impl Links {
                 return;
             }
         }
+    }
+
+    fn lanes_mut(&mut self) -> impl Iterator<Item = &mut Lane> {
+        let peers = self.peers.iter_mut().flatten();
+        peers.flat_map(|peer| &mut peer.lanes)
     }
 
     fn peer_mut(&mut self, rank: usize, header: &OperationHeader) -> Result<&mut Peer> {
