@@ -27,9 +27,6 @@ const PENDING_BYTES: usize = 2 << 20;
 /// asks.
 const QUEUED_BYTES: usize = 4 << 20;
 
-/// Frames that a rank which leaves reads at a time, only to see the end behind them.
-const FRAMES_WHILE_LEAVING: usize = 8;
-
 /// How long a rank whose connection broke waits for the control plane to say why.
 const EXPLANATION: Duration = Duration::from_millis(200);
 
@@ -293,9 +290,9 @@ impl Links {
             lane.drive(0);
         }
         loop {
-            // Also reads: that is how the end of the other side shows.
-            for lane in self.peers.iter_mut().flatten().flat_map(|peer| &mut peer.lanes) {
-                lane.drive(FRAMES_WHILE_LEAVING);
+            // Also reads: a peer that has left in the meantime acknowledges nothing any more.
+            for lane in self.lanes_mut().filter(|lane| !lane.is_delivered()) {
+                lane.drive(usize::from(lane.queued_bytes() < QUEUED_BYTES));
             }
             let mut lanes = self.peers.iter().flatten().flat_map(|peer| &peer.lanes);
             let now = Instant::now();
@@ -311,6 +308,11 @@ impl Links {
                 return;
             }
         }
+    }
+
+    fn lanes_mut(&mut self) -> impl Iterator<Item = &mut Lane> {
+        let peers = self.peers.iter_mut().flatten();
+        peers.flat_map(|peer| &mut peer.lanes)
     }
 
     fn peer_mut(&mut self, rank: usize, header: &OperationHeader) -> Result<&mut Peer> {
