@@ -78,7 +78,10 @@ pub(crate) fn explain(order: Order, world_size: usize, topology: &Topology) -> S
     let mut steps: Vec<(usize, Algorithm)> = Vec::new();
     for (bytes, _) in topology.cost.crossovers(world_size) {
         let selection = select(Algorithm::Auto, order, world_size, bytes, topology);
-        if steps.last().is_none_or(|(_, last)| *last != selection.algorithm) {
+        if steps
+            .last()
+            .is_none_or(|(_, last)| *last != selection.algorithm)
+        {
             steps.push((bytes, selection.algorithm));
         }
     }

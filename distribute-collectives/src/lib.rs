@@ -38,8 +38,7 @@ mod communicator;
 pub mod control;
 mod error;
 pub mod flight_record;
-#[doc(hidden)]
-pub mod grpc;
+mod grpc;
 mod header;
 mod in_process;
 mod link_cost;
@@ -74,4 +73,5 @@ pub use process_group::{
     BoundProcessGroup, ProcessCommunicator, ProcessGroupOptions, ProcessTransport, loopback,
 };
 pub use reduce::ReduceOp;
+pub use shared_memory::SharedBuffer;
 pub use transport::{SEGMENTS_IN_FLIGHT, Transport};

@@ -160,7 +160,9 @@ impl LinkCost {
         for (number, bytes) in numbers.iter_mut().zip(bytes.chunks_exact(8)) {
             *number = f64::from_le_bytes(bytes.try_into().ok()?);
         }
-        let valid = numbers.iter().all(|number| number.is_finite() && *number >= 0.0);
+        let valid = numbers
+            .iter()
+            .all(|number| number.is_finite() && *number >= 0.0);
         valid.then(|| Self::from_numbers(numbers))
     }
 
@@ -181,7 +183,7 @@ impl LinkCost {
         all_reduce: impl Fn(&mut C, Algorithm, &mut [Buffer<'_>]) -> Result<()>,
     ) -> Result<LinkCost> {
         let world_size = communicator.world_size();
-        let mut time = |communicator: &mut C, algorithm, samples, vector: &mut [f32]| {
+        let time = |communicator: &mut C, algorithm, samples, vector: &mut [f32]| {
             shortest(samples, || {
                 all_reduce(communicator, algorithm, &mut [(&mut *vector).into()])
             })
@@ -231,7 +233,11 @@ mod tests {
         let cost = LinkCost::default();
         for world_size in [2, 3, 4, 8, 9] {
             let crossovers = cost.crossovers(world_size);
-            assert_eq!(crossovers[0], (0, Algorithm::DirectExchange), "{world_size}");
+            assert_eq!(
+                crossovers[0],
+                (0, Algorithm::DirectExchange),
+                "{world_size}"
+            );
             assert_eq!(cost.cheapest(world_size, 1 << 30), Algorithm::Ring);
         }
         assert_eq!(cost.cheapest(64, 1000), Algorithm::HalvingDoubling);

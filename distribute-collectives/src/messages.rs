@@ -337,7 +337,7 @@ impl<T: Transport> Communicator for TransportCommunicator<T> {
         let reason = match options.get_algorithm() {
             Algorithm::Auto => {
                 auto::explain(options.get_order(), self.world_size(), &self.topology)
-            },
+            }
             _ => "asked for by name".to_string(),
         };
         let reason = match options.get_wire() {

@@ -5,7 +5,9 @@ mod common;
 mod properties;
 
 use common::{Carrier, Random, on_ranks, within_limit};
-use distribute_collectives::{Algorithm, Communicator, DType, GroupOptions, Order, ReduceOp, reduce};
+use distribute_collectives::{
+    Algorithm, Communicator, DType, GroupOptions, Order, ReduceOp, reduce,
+};
 use half::bf16;
 use properties::{FLOATS, cases};
 use proptest::prelude::*;

@@ -57,7 +57,9 @@ fn assert_named(survivors: &mut [&mut Rank], victim: usize, kinds: &[&str], sinc
         let elapsed = since.elapsed();
         let expected = kinds.iter().map(|kind| format!("{kind} [{victim}] "));
         assert!(
-            expected.clone().any(|expected| answer.starts_with(&expected)),
+            expected
+                .clone()
+                .any(|expected| answer.starts_with(&expected)),
             "rank {} says: {answer}; expected {kinds:?} naming {victim}",
             rank.number
         );

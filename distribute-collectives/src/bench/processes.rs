@@ -33,6 +33,8 @@ pub struct ProcessBench {
     pub algorithm: Algorithm,
     /// The element type.
     pub dtype: DType,
+    /// Whether the buffers lie in shared memory, where there is any.
+    pub shared_buffers: bool,
     /// Buffer sizes in bytes.
     pub sizes_bytes: Vec<usize>,
     /// Measured iterations per size; `None` takes as many as fit in `seconds`.
@@ -197,8 +199,15 @@ pub fn run_rank(
 ) -> Result<()> {
     let group = GroupOptions::default().algorithm(bench.algorithm);
     let listen = vec!["127.0.0.1:0"; bench.world_size];
+    let largest = bench.sizes_bytes.iter().copied().max().unwrap_or(0);
+    let heap_bytes = if bench.shared_buffers {
+        largest + 4096
+    } else {
+        0
+    };
     let bound = ProcessGroupOptions::new(rank, listen)
         .group(group)
+        .shared_buffer_bytes(heap_bytes)
         .transport(bench.transport)
         .bind()?;
     writeln!(output, "{}", bound.address())
@@ -209,9 +218,20 @@ pub fn run_rank(
         .read_line(&mut list)
         .map_err(|error| broken(rank, &error))?;
     let mut communicator = bound.join(list.split_whitespace())?;
+    let mut shared = match bench.shared_buffers {
+        true => communicator.allocate_shared(largest),
+        false => None,
+    };
     for &size_bytes in &bench.sizes_bytes {
         let report = with_dtype!(bench.dtype, T => {
-            measure::<T>(bench, &mut communicator, size_bytes)
+            let count = size_bytes / size_of::<T>();
+            match &mut shared {
+                Some(shared) => {
+                    let buffer = &mut shared.as_mut_slice::<T>()[..count];
+                    measure::<T>(bench, &mut communicator, buffer)
+                }
+                None => measure::<T>(bench, &mut communicator, &mut private(count)),
+            }
         })?;
         if rank == 0 {
             writeln!(output, "{}", report.to_line())
@@ -222,16 +242,21 @@ pub fn run_rank(
     Ok(())
 }
 
+/// Memory of this process. Written one by one: pages never written are one page of zeros.
+fn private<T: Element>(count: usize) -> Vec<T> {
+    std::iter::repeat_with(bytemuck::Zeroable::zeroed)
+        .take(count)
+        .collect()
+}
+
 fn measure<T: Element>(
     bench: &ProcessBench,
     communicator: &mut ProcessCommunicator,
-    size_bytes: usize,
+    buffer: &mut [T],
 ) -> Result<SizeReport> {
-    let count = size_bytes / size_of::<T>();
-    // Zeros stay zeros; written one by one, because pages never written are one page of zeros.
-    let mut buffer: Vec<T> = std::iter::repeat_with(bytemuck::Zeroable::zeroed)
-        .take(count)
-        .collect();
+    // Zeros stay zeros.
+    buffer.fill(bytemuck::Zeroable::zeroed());
+    let size_bytes = size_of_val(buffer);
     let mut times_us = Vec::with_capacity(MAX_ITERATIONS);
     let (mut begun, mut cpu_before) = (Instant::now(), cpu_time());
     let mut go_on = true;
@@ -242,16 +267,18 @@ fn measure<T: Element>(
         }
         communicator.barrier()?;
         let start = Instant::now();
-        communicator.all_reduce(ReduceOp::Sum, &mut [T::buffer(&mut buffer)])?;
+        communicator.all_reduce(ReduceOp::Sum, &mut [T::buffer(buffer)])?;
         if iteration >= WARMUP {
             times_us.push(start.elapsed().as_secs_f64() * 1e6);
         }
         iteration += 1;
         let done = times_us.len();
-        let mut flag = [u8::from(match bench.iterations {
-            Some(wanted) => done < wanted,
-            None => done < 3 || begun.elapsed().as_secs_f64() < bench.seconds,
-        } && done < MAX_ITERATIONS)];
+        let mut flag = [u8::from(
+            match bench.iterations {
+                Some(wanted) => done < wanted,
+                None => done < 3 || begun.elapsed().as_secs_f64() < bench.seconds,
+            } && done < MAX_ITERATIONS,
+        )];
         communicator.broadcast(0, &mut [(&mut flag[..]).into()])?;
         go_on = flag[0] == 1;
     }

@@ -24,9 +24,8 @@ mod tls;
 mod watch;
 
 pub(crate) use address::Listener;
-pub(crate) use plane::{Announcement, ControlPlane, JoinOptions, Peer};
+pub(crate) use plane::{Announcement, ControlPlane, JoinOptions};
 pub(crate) use proof::{data_proof, verify_data_proof};
-pub(crate) use tls::DataTls;
 
 use crate::error::{CollectiveError, Result};
 

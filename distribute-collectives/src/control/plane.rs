@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
-use crate::communicator::{AbortHandle, AbortTarget};
+use crate::communicator::AbortTarget;
 use crate::control::generated::control_server::ControlServer;
 use crate::control::generated::envelope::Message;
 use crate::control::generated::{self as message, Goodbye, Hello};
@@ -155,12 +155,7 @@ impl ControlPlane {
         &self.peers
     }
 
-    /// Ends the group on all ranks, from any thread.
-    pub(crate) fn abort_handle(&self) -> AbortHandle {
-        AbortHandle::new(self.shared.rank, self.abort_target())
-    }
-
-    /// What an [`AbortHandle`] acts on.
+    /// What an [`AbortHandle`](crate::AbortHandle) acts on.
     pub(crate) fn abort_target(&self) -> Arc<dyn AbortTarget> {
         self.shared.clone()
     }

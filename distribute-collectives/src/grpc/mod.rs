@@ -23,14 +23,12 @@
 //! at once, and received ones are used where HTTP/2 has put them: a segment is one DATA frame, so
 //! both copies stay in the cache.
 // Used by the groups between processes.
-#![allow(dead_code)]
 
 mod connect;
 mod frames;
 mod handshake;
 mod hello;
 mod lane;
-pub mod link_bench;
 mod links;
 mod pool;
 #[allow(unsafe_code)]
@@ -41,9 +39,6 @@ mod stream;
 mod tests;
 mod transport;
 
-#[allow(unused_imports)]
-pub(crate) use connect::{DataListener, DataTls, LinkConfig, Verify};
-#[allow(unused_imports)]
-pub(crate) use hello::Hello;
+pub(crate) use connect::{DataListener, DataTls, LinkConfig};
 pub(crate) use links::Links;
 pub(crate) use transport::GrpcTransport;

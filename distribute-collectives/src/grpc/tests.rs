@@ -9,8 +9,9 @@ use proptest::prelude::*;
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer, ServerName};
 
 use super::connect::{DataListener, DataTls, LinkConfig};
+use super::hello::Hello;
 use super::lane::Lane;
-use super::{GrpcTransport, Hello, Links};
+use super::{GrpcTransport, Links};
 use crate::buffer::Buffer;
 use crate::communicator::{AbortTarget, Communicator, CommunicatorExt, chunk_range};
 use crate::error::{CollectiveError, Result};
@@ -579,7 +580,9 @@ fn a_wrong_hello_is_refused_with_a_reason() {
             };
             assert_eq!(missing[0].reason, "the generation here is 7, not 6");
             assert_eq!(missing[0].address, address.to_string());
-            let error = refused_at(address, |config| config.proof = Arc::new(|_, _| "a guess".to_string()));
+            let error = refused_at(address, |config| {
+                config.proof = Arc::new(|_, _| "a guess".to_string())
+            });
             let CollectiveError::Refused {
                 rank: 1, reason, ..
             } = &error

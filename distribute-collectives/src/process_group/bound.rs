@@ -48,11 +48,13 @@ impl ProcessGroupOptions {
         let address = &self.addresses[self.rank];
         let listener = Listener::bind(self.rank, address, &self.security)?;
         let data = DataListener::bind(listener.local_addr().ip())?;
-        let data_address = data.local_addr().map_err(|error| CollectiveError::Address {
-            rank: self.rank,
-            address: address.clone(),
-            reason: error.to_string(),
-        })?;
+        let data_address = data
+            .local_addr()
+            .map_err(|error| CollectiveError::Address {
+                rank: self.rank,
+                address: address.clone(),
+                reason: error.to_string(),
+            })?;
         Ok(BoundProcessGroup {
             options: self,
             listener,
@@ -82,13 +84,15 @@ impl ProcessGroupOptions {
     fn agreement(&self) -> String {
         let group = &self.group;
         format!(
-            "algorithm {}, order {}, segments {:?}, wire {:?}, transport {:?}, {} lanes",
+            "algorithm {}, order {}, segments {:?}, wire {:?}, transport {:?}, {} lanes, \
+             {} bytes of shared buffers",
             group.get_algorithm(),
             group.get_order(),
             group.get_segment_bytes(),
             group.get_wire(),
             self.transport,
-            self.lanes
+            self.lanes,
+            self.shared_buffer_bytes
         )
     }
 }
@@ -146,7 +150,10 @@ impl BoundProcessGroup {
         let status = Arc::new(GroupStatus::default());
         let announcement = Announcement {
             data_port: Some(self.data_address.port()),
-            shared_memory: offer.as_ref().map(|o| o.name().to_vec()).unwrap_or_default(),
+            shared_memory: offer
+                .as_ref()
+                .map(|o| o.name().to_vec())
+                .unwrap_or_default(),
         };
         let join = JoinOptions {
             rank: self.options.rank,
@@ -251,12 +258,23 @@ impl Joining {
         attachment: Attachment,
         members: &[usize],
     ) -> Result<LocalGroup> {
-        let mut settings = Settings::default();
+        let mut settings = Settings {
+            heap_bytes: self.options.shared_buffer_bytes,
+            ..Settings::default()
+        };
         if let Some(bytes) = self.options.group.get_segment_bytes() {
             settings = settings.for_segments(bytes);
         }
         let (rank, status) = (self.options.rank, self.status.clone());
-        establish(offer, attachment, rank, members, &settings, self.deadline, status)
+        establish(
+            offer,
+            attachment,
+            rank,
+            members,
+            &settings,
+            self.deadline,
+            status,
+        )
     }
 
     /// Connects to all ranks of other hosts.
@@ -309,14 +327,20 @@ impl Joining {
         let Some(tls) = self.options.security.data_tls()? else {
             return Ok(None);
         };
-        let names = self.options.addresses.iter().enumerate().map(|(rank, address)| {
-            let host = host_of(address);
-            ServerName::try_from(host.to_string()).map_err(|_| CollectiveError::Address {
-                rank,
-                address: address.clone(),
-                reason: "its host is no name or IP address that a certificate can have".to_string(),
-            })
-        });
+        let names = self
+            .options
+            .addresses
+            .iter()
+            .enumerate()
+            .map(|(rank, address)| {
+                let host = host_of(address);
+                ServerName::try_from(host.to_string()).map_err(|_| CollectiveError::Address {
+                    rank,
+                    address: address.clone(),
+                    reason: "its host is no name or IP address that a certificate can have"
+                        .to_string(),
+                })
+            });
         Ok(Some(DataTls {
             client: tls.client,
             server: tls.server,

@@ -17,7 +17,7 @@ use crate::process_group::hosts::Hosts;
 use crate::process_group::mixed::MixedTransport;
 use crate::process_group::options::ProcessGroupOptions;
 use crate::reduce::ReduceOp;
-use crate::shared_memory::{LocalTransport, SharedMemoryCommunicator};
+use crate::shared_memory::{LocalTransport, SharedBuffer, SharedMemoryCommunicator};
 use crate::status::GroupStatus;
 
 /// How long a rank that leaves waits for the others to take what it has sent.
@@ -76,7 +76,9 @@ impl ProcessCommunicator {
 
     /// The costs that were given, when they were given to all ranks: the worst of each.
     fn agree(&self, own: Option<LinkCost>) -> Result<Option<LinkCost>> {
-        let all = self.control.all_gather(&own.map_or_else(Vec::new, LinkCost::to_bytes))?;
+        let all = self
+            .control
+            .all_gather(&own.map_or_else(Vec::new, LinkCost::to_bytes))?;
         let costs = all.iter().map(|bytes| LinkCost::from_bytes(bytes));
         Ok(costs.reduce(|a, b| Some(a?.worst(&b?))).flatten())
     }
@@ -91,6 +93,17 @@ impl ProcessCommunicator {
             Inner::Grpc(inner) => inner.transport_mut().flush(deadline),
             Inner::Mixed(inner) => inner.transport_mut().flush(deadline),
             Inner::SharedMemory(_) | Inner::Local(_) => {}
+        }
+    }
+
+    /// Memory that the ranks of this host can reduce without copying it. `None` when the group does
+    /// not reduce directly in shared memory, or
+    /// [`shared_buffer_bytes`](ProcessGroupOptions::shared_buffer_bytes) are used up: take ordinary
+    /// memory then. It is freed with the group.
+    pub fn allocate_shared(&mut self, bytes: usize) -> Option<SharedBuffer> {
+        match &mut self.inner {
+            Inner::SharedMemory(communicator) => communicator.allocate_shared(bytes),
+            _ => None,
         }
     }
 

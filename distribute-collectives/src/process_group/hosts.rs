@@ -39,7 +39,10 @@ impl Hosts {
         let per_host = self.0.first()?.len();
         let regular = self.0.iter().enumerate().all(|(index, host)| {
             let is_last = index + 1 == self.0.len();
-            let in_order = host.iter().enumerate().all(|(i, rank)| *rank == index * per_host + i);
+            let in_order = host
+                .iter()
+                .enumerate()
+                .all(|(i, rank)| *rank == index * per_host + i);
             in_order && (host.len() == per_host || is_last && host.len() < per_host)
         });
         regular.then_some(per_host)

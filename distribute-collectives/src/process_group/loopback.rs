@@ -27,7 +27,10 @@ pub fn loopback(
         let what = "a group has at least 1 rank, got world size 0".to_string();
         return Err(CollectiveError::InvalidOption { what });
     }
-    let addresses: Vec<String> = bound.iter().map(|rank| rank.address().to_string()).collect();
+    let addresses: Vec<String> = bound
+        .iter()
+        .map(|rank| rank.address().to_string())
+        .collect();
     std::thread::scope(|scope| {
         let addresses = &addresses;
         let threads: Vec<_> = bound

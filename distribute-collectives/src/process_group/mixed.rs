@@ -77,11 +77,12 @@ impl MixedTransport {
     }
 
     fn running(&self) -> Result<Running> {
-        self.running.ok_or_else(|| CollectiveError::InvalidArgument {
-            rank: self.rank,
-            op: OperationKind::Send,
-            what: "segments travel only between begin and end of an operation".to_string(),
-        })
+        self.running
+            .ok_or_else(|| CollectiveError::InvalidArgument {
+                rank: self.rank,
+                op: OperationKind::Send,
+                what: "segments travel only between begin and end of an operation".to_string(),
+            })
     }
 
     fn begin_checked(&mut self, header: &OperationHeader) -> Result<()> {
@@ -116,7 +117,9 @@ impl MixedTransport {
                 frame.copy_from_slice(&own.encode());
             })?;
             let mut found = [0; HEADER_BYTES];
-            self.receive_with(from, HEADER_BYTES, &mut |frame| found.copy_from_slice(frame))?;
+            self.receive_with(from, HEADER_BYTES, &mut |frame| {
+                found.copy_from_slice(frame)
+            })?;
             self.compare(header, from, &found)?;
             distance *= 2;
         }

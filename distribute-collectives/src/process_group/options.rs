@@ -34,6 +34,7 @@ pub struct ProcessGroupOptions {
     pub(crate) max_message_bytes: usize,
     pub(crate) security: Security,
     pub(crate) link_cost: Option<LinkCost>,
+    pub(crate) shared_buffer_bytes: usize,
 }
 
 impl ProcessGroupOptions {
@@ -54,6 +55,7 @@ impl ProcessGroupOptions {
             max_message_bytes: 4 << 20,
             security: Security::default(),
             link_cost: None,
+            shared_buffer_bytes: 0,
         }
     }
 
@@ -102,6 +104,13 @@ impl ProcessGroupOptions {
     /// only when all ranks have one.
     pub fn link_cost(mut self, cost: Option<LinkCost>) -> Self {
         self.link_cost = cost;
+        self
+    }
+
+    /// Room for [buffers in shared memory](crate::SharedBuffer), in bytes per rank (default 0).
+    /// Takes memory when they are used.
+    pub fn shared_buffer_bytes(mut self, bytes: usize) -> Self {
+        self.shared_buffer_bytes = bytes;
         self
     }
 

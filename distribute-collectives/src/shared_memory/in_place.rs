@@ -15,8 +15,6 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use bytemuck::Pod;
-
 use crate::buffer::{Buffer, Element, with_dtype};
 use crate::communicator::chunk_range;
 use crate::error::Result;
@@ -31,9 +29,15 @@ const BLOCK_BYTES: usize = 32 * 1024;
 /// What every buffer starts at a multiple of.
 const ALIGNMENT: usize = 4096;
 
-/// A buffer in the segment. All members that allocate the same sizes in the same order have their
-/// buffers at the same places, which an all-reduce without copies needs.
-pub(crate) struct SharedBuffer {
+/// Memory that all ranks of a host can reach, so that an all-reduce of it copies nothing; from
+/// [`ProcessCommunicator::allocate_shared`](crate::ProcessCommunicator::allocate_shared).
+///
+/// All ranks that allocate the same sizes in the same order have their buffers at the same places,
+/// which an all-reduce without copies needs; otherwise it is reduced as any other memory. Between
+/// operations it belongs to this process alone. After an operation that failed its values are
+/// unspecified, as those of any buffer are, and a rank that was merely slow may still change them
+/// until it has noticed: copy nothing from it, join a new generation.
+pub struct SharedBuffer {
     shared: Arc<Shared>,
     at: usize,
     bytes: usize,
@@ -59,7 +63,7 @@ impl SharedBuffer {
     }
 
     /// As many whole elements as fit.
-    pub(crate) fn as_mut_slice<T: Pod>(&mut self) -> &mut [T] {
+    pub fn as_mut_slice<T: Element>(&mut self) -> &mut [T] {
         let len = self.bytes / size_of::<T>();
         // SAFETY: every byte is handed out once, so `&mut self` makes the access exclusive in this
         // process; the other members access it only during an operation that it is lent to.

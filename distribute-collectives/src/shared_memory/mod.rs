@@ -35,5 +35,5 @@ pub(crate) use direct::SharedMemoryCommunicator;
 pub(crate) use doorbell::Operation;
 pub(crate) use endpoint::LocalTransport;
 pub(crate) use group::{LocalGroup, Settings};
-pub(crate) use in_place::SharedBuffer;
+pub use in_place::SharedBuffer;
 pub(crate) use passing::{Attachment, Offer, establish, find_leader};

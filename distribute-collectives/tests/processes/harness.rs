@@ -124,10 +124,7 @@ pub fn join(ranks: &mut [Rank], addresses: &Addresses) -> Vec<String> {
     for rank in &mut *ranks {
         rank.tell(&format!("join {}", addresses.control()));
     }
-    ranks
-        .iter_mut()
-        .map(|rank| rank.answer("joined"))
-        .collect()
+    ranks.iter_mut().map(|rank| rank.answer("joined")).collect()
 }
 
 /// A group that is ready.

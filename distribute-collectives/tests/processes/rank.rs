@@ -99,11 +99,9 @@ impl State {
         rest: &[&str],
     ) -> Result<String> {
         let mut group = GroupOptions::default().generation(number(generation) as u64);
-        let mut options = ProcessGroupOptions::new(
-            self.rank,
-            vec!["127.0.0.1:0"; number(world_size)],
-        )
-        .rendezvous_timeout(Duration::from_secs(20));
+        let mut options =
+            ProcessGroupOptions::new(self.rank, vec!["127.0.0.1:0"; number(world_size)])
+                .rendezvous_timeout(Duration::from_secs(20));
         options = options.transport(match transport {
             "grpc" => ProcessTransport::Grpc,
             "shm" => ProcessTransport::SharedMemory,
@@ -137,7 +135,9 @@ impl State {
         let (routes, addresses): (Vec<&str>, Vec<&str>) =
             words.iter().partition(|word| word.starts_with("data:"));
         for route in routes {
-            let (peer, address) = route["data:".len()..].split_once('=').expect("rank=address");
+            let (peer, address) = route["data:".len()..]
+                .split_once('=')
+                .expect("rank=address");
             bound = bound.route_data(number(peer), address.parse().expect("an address"));
         }
         let communicator = bound.join(addresses)?;

@@ -1,8 +1,7 @@
 //! Properties of every algorithm over one carrier: random world sizes, layouts, types, segments.
 
 use distribute_collectives::{
-    Algorithm, Buffer, Communicator, CommunicatorExt, DType, GroupOptions, Order, ReduceOp,
-    chunk_range, reduce,
+    Algorithm, Buffer, CommunicatorExt, DType, GroupOptions, Order, ReduceOp, chunk_range, reduce,
 };
 use half::{bf16, f16};
 use proptest::prelude::*;

@@ -18,8 +18,8 @@ fn header(sequence: u64) -> OperationHeader {
 fn an_abort_is_the_same_error_on_all_ranks() {
     within_limit(|| {
         let members = group(4);
-        members[2].plane.abort_handle().abort("the loss is NaN");
-        members[2].plane.abort_handle().abort("again");
+        members[2].abort("the loss is NaN");
+        members[2].abort("again");
         for member in &members {
             let error = CollectiveError::Aborted {
                 rank: 2,
@@ -85,7 +85,7 @@ fn a_rank_that_leaves_concerns_only_operations_it_did_not_do() {
             assert_eq!(member.status.check(&header(4)), Ok(()));
         }
         // That is no failure to tell: the others still find what they do wrong themselves.
-        members[0].plane.abort_handle().abort("later");
+        members[0].abort("later");
         let aborted = |failure: &Failure| matches!(failure.trouble, Trouble::Ended(_));
         for member in &members {
             failure_where(&member.status, aborted);

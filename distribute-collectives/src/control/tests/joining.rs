@@ -320,7 +320,7 @@ fn nothing_is_left_of_100_groups() {
         assert!(named.iter().all(Result::is_ok));
         drop(named);
         let ranks = group(3);
-        ranks[0].plane.abort_handle().abort("enough");
+        ranks[0].abort("enough");
         drop(ranks);
     }
     assert_eq!((count("task"), count("fd")), before);

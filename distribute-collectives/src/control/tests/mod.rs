@@ -64,6 +64,14 @@ struct Member {
     status: Arc<GroupStatus>,
 }
 
+impl Member {
+    fn abort(&self, reason: &str) {
+        self.plane
+            .abort_target()
+            .abort(self.plane.shared.rank, reason);
+    }
+}
+
 fn join(options: JoinOptions) -> Result<Member> {
     let status = Arc::new(GroupStatus::default());
     let plane = ControlPlane::join(options, status.clone())?;

@@ -52,7 +52,7 @@ fn health_says_whether_the_group_is_up() {
                 );
             }
             let channel = channel(&members[0]).await;
-            members[1].plane.abort_handle().abort("over");
+            members[1].abort("over");
             failure_of(&members[0].status);
             let mut status = ServingStatus::Serving;
             while status == ServingStatus::Serving {
