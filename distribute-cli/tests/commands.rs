@@ -137,7 +137,16 @@ fn a_resumed_run_ends_with_the_weights_of_an_uninterrupted_one() {
     let part = format!("{train} --checkpoint-dir saved");
     succeed(folder.path(), &format!("{part} --steps 7"));
     assert_eq!(hash(folder.path(), &format!("{part} --resume")), whole);
+    let names = || {
+        let entries = distribute_core::checkpoint::list(folder.path().join("saved")).unwrap();
+        entries
+            .into_iter()
+            .map(|entry| entry.path)
+            .collect::<Vec<_>>()
+    };
+    let saved = names();
     assert_eq!(hash(folder.path(), &format!("{part} --resume")), whole);
+    assert_eq!(names(), saved, "a finished run has nothing new to save");
 }
 
 #[test]

@@ -6,6 +6,7 @@ mod evaluate;
 mod libraries;
 mod predict;
 mod restore;
+mod start;
 mod train;
 
 use crate::args::Command;
