@@ -335,3 +335,39 @@ fn conformance_reports_every_case_and_fails_on_a_wrong_expectation() {
     );
     assert!(text.ends_with("0 passed, 1 failed, 0 skipped\n"), "{text}");
 }
+
+#[test]
+fn bench_train_measures_the_machines_ceiling_beside_the_strategies() {
+    let folder = tempfile::tempdir().unwrap();
+    let bench = "bench train --batch-size 2 --rounds 2 --seconds 0.01 --replicas 1,2,3";
+    let out = succeed(folder.path(), &format!("{bench} --output json"));
+    let lines: Vec<serde_json::Value> = out
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let names: Vec<String> = lines
+        .iter()
+        .map(|line| format!("{} {} {}", line["round"], line["impl"], line["replicas"]))
+        .collect();
+    let expected: Vec<String> = (0..2)
+        .flat_map(|round| {
+            let all = "hand-written 1, one-device 1, hand-written 2, hand-written 3, mirrored 1, \
+                       mirrored 2, mirrored 3, central-storage 1, central-storage 2, \
+                       central-storage 3";
+            all.split(", ").map(move |one| {
+                let (name, replicas) = one.split_once(' ').unwrap();
+                format!("{round} \"{name}\" {replicas}")
+            })
+        })
+        .collect();
+    assert_eq!(names, expected);
+    for line in &lines {
+        assert_eq!(line["bench"], "train");
+        assert!(line["images_per_s"].as_f64().unwrap() > 0.0, "{line}");
+        assert!(line["steps"].as_u64().unwrap() > 0, "{line}");
+    }
+    let table = succeed(folder.path(), bench);
+    assert_eq!(table.lines().count(), 11, "{table}");
+    assert!(table.starts_with("impl "), "{table}");
+    assert!(table.contains("to independent"), "{table}");
+}

@@ -6,6 +6,7 @@
 mod all_reduce;
 mod contenders;
 mod cpu_time;
+mod independent;
 mod train;
 
 use clap::{Subcommand, ValueEnum};
