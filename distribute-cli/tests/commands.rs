@@ -177,7 +177,7 @@ fn predictions_are_a_csv_that_fits_the_accuracy() {
     let csv = succeed(folder.path(), "predict --checkpoint-dir saved");
     succeed(
         folder.path(),
-        "predict --checkpoint-dir saved --output p.csv --strategy mirrored",
+        "predict --checkpoint-dir saved --predictions p.csv --strategy mirrored",
     );
     assert_eq!(
         fs::read_to_string(folder.path().join("p.csv")).unwrap(),
@@ -257,6 +257,49 @@ fn dropout_depends_on_the_seed_alone() {
     let with = hash(folder.path(), train);
     fs::write(folder.path().join("m.json"), without).unwrap();
     assert_ne!(hash(folder.path(), train), with);
+}
+
+#[test]
+fn a_folder_of_images_is_a_data_set() {
+    let folder = tempfile::tempdir().unwrap();
+    let digits = distribute_data::readers::digits_split().unwrap().train;
+    for index in 0..60 {
+        let label = digits.labels_i64(&[index]).unwrap()[0];
+        let class = folder.path().join(format!("digits/class-{label}"));
+        fs::create_dir_all(&class).unwrap();
+        let pixels = digits.features_f32(&[index]).unwrap();
+        let pixels: Vec<u8> = pixels.iter().map(|x| (x * 255.0) as u8).collect();
+        let image = image::GrayImage::from_raw(8, 8, pixels).unwrap();
+        image.save(class.join(format!("{index}.png"))).unwrap();
+    }
+    let train = "train --dataset images --data-dir digits --model mlp --replicas 2 --epochs 3 \
+                 --checkpoint-dir saved --output json";
+    let trained = last_event(&succeed(folder.path(), train));
+    let evaluate = "evaluate --checkpoint-dir saved --data-dir digits --output json";
+    let found = last_event(&succeed(folder.path(), evaluate));
+    assert_eq!(found["accuracy"], trained["val_accuracy"]);
+    assert_eq!(found["examples"], 12);
+    let predict = "predict --checkpoint-dir saved --data-dir digits";
+    let csv = succeed(folder.path(), predict);
+    assert!(csv.contains(",class-"), "{csv}");
+}
+
+#[test]
+fn a_batch_beyond_the_data_is_one_short_step_and_said_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let train = "train --model mlp --replicas 2 --epochs 2 --batch-size 1000";
+    let text = run(folder.path(), train);
+    assert_eq!(text.code, Some(0), "{}", text.stderr);
+    let line = text
+        .stderr
+        .lines()
+        .find(|line| line.contains("short batch"));
+    insta::assert_snapshot!(line.unwrap(), @"all 1438 training examples are one short batch, so an epoch is one step; its loss is divided by 2000, use a smaller --batch-size for more steps");
+    let json = run(folder.path(), &format!("{train} --output json"));
+    assert_eq!(last_event(&json.stdout)["steps"], 2);
+    assert_eq!(json.stderr.lines().next(), line);
+    let whole = run(folder.path(), &train.replace("1000", "719"));
+    assert!(!whole.stderr.contains("short batch"), "{}", whole.stderr);
 }
 
 #[test]

@@ -24,7 +24,7 @@ pub(crate) struct TrainArgs {
     /// Images per replica and step
     #[arg(long, default_value_t = 64)]
     batch_size: usize,
-    /// Replica counts of the strategies with several replicas
+    /// Replica counts of the strategies with several replicas, and of the loops without exchange
     #[arg(long, value_delimiter = ',', default_values_t = [1, 2])]
     replicas: Vec<usize>,
     /// Rounds; every round measures every competitor once

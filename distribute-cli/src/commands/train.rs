@@ -209,7 +209,7 @@ impl Run {
             ]);
             return Announcement {
                 event: Some(event),
-                notes: Vec::new(),
+                notes: self.short_batch(global).into_iter().collect(),
             };
         }
         let mut notes = vec![
@@ -225,8 +225,20 @@ impl Run {
                 self.batch_size
             ),
         ];
+        notes.extend(self.short_batch(global));
         notes.extend(continued.map(|step| format!("continuing after step {step}")));
         Announcement { event: None, notes }
+    }
+
+    /// What becomes of a batch size beyond the data: as in TensorFlow, one short batch.
+    fn short_batch(&self, global: usize) -> Option<String> {
+        let examples = self.data.train.len();
+        (global > examples).then(|| {
+            format!(
+                "all {examples} training examples are one short batch, so an epoch is one step; \
+                 its loss is divided by {global}, use a smaller --batch-size for more steps"
+            )
+        })
     }
 
     /// The last line, or why there is none.
