@@ -8,9 +8,9 @@ use distribute_core::{Error, Result};
 
 use super::contenders::{Contender, HandWritten, Trained};
 
-/// One [`HandWritten`] loop a thread, each with a model of its own. They are told to start
-/// together and then run freely: no exchange, no barrier, no shared state. No strategy with as many replicas can do
-/// more images per second.
+/// One [`HandWritten`] loop a thread, each with a model of its own. They are told to start together
+/// and then run freely: no exchange, no barrier, no shared state. No strategy with as many replicas
+/// can do more images per second.
 pub(crate) struct Independent {
     loops: Vec<Loop>,
 }

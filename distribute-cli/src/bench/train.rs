@@ -128,8 +128,8 @@ fn measure(
     })
 }
 
-/// Medians, and the medians of the ratios to the hand-written loop of the same round, and to as many
-/// independent loops of the same round.
+/// Medians, and the medians of the ratios to the hand-written loop of the same round, and to as
+/// many independent loops of the same round.
 fn table(samples: &[Sample], per_round: usize) -> Vec<String> {
     let head = [
         "impl",

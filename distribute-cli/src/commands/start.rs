@@ -20,8 +20,8 @@ pub(super) struct Start {
 }
 
 impl Start {
-    /// Holds the directory before it looks for a checkpoint in it, so that no other run adds a newer
-    /// one. A directory that does not exist is not made yet: the run may still be refused.
+    /// Holds the directory before it looks for a checkpoint in it, so that no other run adds a
+    /// newer one. A directory that does not exist is not made yet: the run may still be refused.
     ///
     /// Without `--resume` a directory with checkpoints is refused: the newest of a mix of two runs
     /// would be nobody's.

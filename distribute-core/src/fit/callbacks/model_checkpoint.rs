@@ -25,9 +25,9 @@ use crate::{Error, Result};
 /// step limit), and keeps everything. A save that fails ends training with the error; checkpoints
 /// that were complete before stay so. Weights that are not finite are never saved.
 ///
-/// Only one callback at a time may save into a directory; under a strategy with several workers, the
-/// chief's. It holds the directory from [`new`](Self::new) until it is dropped, and a second one is
-/// refused, in this process or another. Reading the checkpoints is possible all the while.
+/// Only one callback at a time may save into a directory; under a strategy with several workers,
+/// the chief's. It holds the directory from [`new`](Self::new) until it is dropped, and a second
+/// one is refused, in this process or another. Reading the checkpoints is possible all the while.
 #[derive(Debug)]
 pub struct ModelCheckpoint {
     manager: CheckpointManager,
