@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use distribute_core::LogicalDevice;
 
 use crate::data::DatasetName;
@@ -78,7 +78,7 @@ pub(crate) struct PredictArgs {
     pub(crate) verbose: bool,
     /// Write the CSV here [default: standard output]
     #[arg(long, value_name = "FILE")]
-    pub(crate) output: Option<PathBuf>,
+    pub(crate) predictions: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) restore: RestoreArgs,
     #[command(flatten)]
@@ -172,7 +172,7 @@ pub(crate) struct GeneralArgs {
 #[command(next_help_heading = "Strategy")]
 pub(crate) struct DeviceArgs {
     /// Copies of the model that train together [default: one per core]
-    #[arg(long, value_name = "N", value_parser = positive)]
+    #[arg(long, value_name = "N", value_parser = positive, allow_negative_numbers = true)]
     pub(crate) replicas: Option<usize>,
     /// The device of each replica: cpu:0,cpu:1,...
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
@@ -185,14 +185,14 @@ pub(crate) struct DataArgs {
     /// digits-cnn, mnist-cnn, mlp, text, or a model file of Keras [default: by data set]
     #[arg(long, value_name = "NAME|FILE")]
     pub(crate) model: Option<String>,
-    /// digits (or what the checkpoint says), mnist, fashion-mnist, idx:DIR, csv:FILE, npz:FILE
+    /// digits, mnist, fashion-mnist, images, idx:DIR, csv:FILE, npz:FILE [default: digits]
     #[arg(long, value_name = "NAME")]
     pub(crate) dataset: Option<DatasetName>,
-    /// Where the files of mnist and fashion-mnist are [default: data/NAME]
+    /// Where mnist, fashion-mnist [default: data/NAME] or images (a folder per class) are
     #[arg(long, value_name = "DIR")]
     pub(crate) data_dir: Option<PathBuf>,
     /// Examples of one step of one replica [default: up to 64, at least 20 steps an epoch]
-    #[arg(long, value_name = "N", value_parser = positive)]
+    #[arg(long, value_name = "N", value_parser = positive, allow_negative_numbers = true)]
     pub(crate) batch_size: Option<usize>,
 }
 
@@ -200,10 +200,10 @@ pub(crate) struct DataArgs {
 #[command(next_help_heading = "Training")]
 pub(crate) struct TrainingArgs {
     /// Times that every example is seen [default: 30 for digits, else 10]
-    #[arg(long, value_name = "N", value_parser = positive)]
+    #[arg(long, value_name = "N", value_parser = positive, allow_negative_numbers = true)]
     pub(crate) epochs: Option<usize>,
     /// Ends after this many updates in all, also in the middle of an epoch
-    #[arg(long, value_name = "N", value_parser = positive_u64)]
+    #[arg(long, value_name = "N", value_parser = positive_u64, allow_negative_numbers = true)]
     pub(crate) steps: Option<u64>,
     /// How weights follow from gradients, with Keras' arithmetic
     #[arg(long, value_name = "NAME", default_value = "adam")]
@@ -215,7 +215,13 @@ pub(crate) struct TrainingArgs {
     #[arg(long, value_name = "F", value_parser = factor, allow_negative_numbers = true)]
     pub(crate) l2: Option<f64>,
     /// Decides initial weights, the order of the examples and dropout
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 1,
+        value_parser = whole,
+        allow_negative_numbers = true
+    )]
     pub(crate) seed: u64,
 }
 
@@ -258,7 +264,7 @@ pub(crate) enum StrategyName {
     Default,
     /// One replica on one chosen device
     OneDevice,
-    /// A copy of the model per device, gradients summed over them
+    /// A copy of the model per device, all kept equal
     Mirrored,
     /// One copy of the weights, computation on all devices
     CentralStorage,
@@ -281,6 +287,37 @@ pub(crate) enum OutputFormat {
 pub(crate) enum SplitName {
     Train,
     Test,
+}
+
+/// The program's arguments. Commands that train nothing say what the flags they share with
+/// `train` mean to them.
+pub(crate) fn program() -> clap::Command {
+    let reading = |command: clap::Command| {
+        command
+            .mut_arg("replicas", |flag| {
+                flag.help("Replicas that share the examples [default: one per core]")
+            })
+            .mut_arg("model", |flag| {
+                flag.help("The model of the checkpoint: a name or a file [default: as it says]")
+            })
+            .mut_arg("dataset", |flag| {
+                flag.help(
+                    "digits, mnist, fashion-mnist, images, idx:DIR, csv:FILE, npz:FILE [default: \
+                     what the checkpoint says]",
+                )
+            })
+            .mut_arg("batch_size", |flag| {
+                flag.help("Examples of one step of one replica [default: 128]")
+            })
+    };
+    let mut program = Cli::command();
+    for command in program.get_subcommands_mut() {
+        // In its place: `mut_subcommand` would move it to the end.
+        if ["evaluate", "predict"].contains(&command.get_name()) {
+            *command = reading(std::mem::take(command));
+        }
+    }
+    program
 }
 
 impl Command {
@@ -307,6 +344,11 @@ fn positive(text: &str) -> Result<usize, String> {
 fn positive_u64(text: &str) -> Result<u64, String> {
     let number = text.parse().ok().filter(|number| *number > 0);
     number.ok_or_else(|| "a whole number from 1 on is needed".to_string())
+}
+
+fn whole(text: &str) -> Result<u64, String> {
+    let number = text.parse().ok();
+    number.ok_or_else(|| "a whole number from 0 on is needed".to_string())
 }
 
 fn learning_rate(text: &str) -> Result<f64, String> {

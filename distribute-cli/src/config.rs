@@ -5,10 +5,10 @@ use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 
 use clap::parser::ValueSource;
-use clap::{Arg, ArgMatches, Command, CommandFactory, FromArgMatches};
+use clap::{Arg, ArgMatches, Command, FromArgMatches};
 use toml::de::{DeTable, DeValue};
 
-use crate::args::Cli;
+use crate::args::{Cli, program};
 use crate::failure::Failure;
 
 /// How alike two names must be (Jaro-Winkler) for the other one to be suggested.
@@ -37,7 +37,7 @@ pub(crate) fn parse(arguments: Vec<OsString>) -> Result<Cli, Result<String, Fail
 }
 
 fn matches(arguments: &[OsString]) -> Result<ArgMatches, clap::Error> {
-    Cli::command().try_get_matches_from(arguments)
+    program().try_get_matches_from(arguments)
 }
 
 /// The arguments with those of the file behind them, without what was given already.
@@ -62,7 +62,7 @@ fn with_file(
         ))
     };
     let table = DeTable::parse(&text).map_err(not_toml)?;
-    let command = Cli::command();
+    let command = program();
     let flags = flags(&command, subcommand);
     let mut merged = arguments.to_vec();
     for (key, value) in table.get_ref() {
@@ -79,11 +79,8 @@ fn with_file(
             continue;
         }
         let argument = argument(flag, name, value.get_ref()).ok_or_else(|| {
-            let wanted = match flag.get_action().takes_values() {
-                true => "a text or number",
-                false => "true or false",
-            };
-            Failure::usage(format!("{}: `{name}` needs {wanted}", place()))
+            let (wanted, found) = (wanted(flag), kind(value.get_ref()));
+            Failure::usage(format!("{}: `{name}` needs {wanted}, not {found}", place()))
         })?;
         merged.extend(argument);
     }
@@ -126,7 +123,9 @@ fn argument(flag: &Arg, name: &str, value: &DeValue<'_>) -> Option<Option<OsStri
         return Some(on.then(|| format!("--{name}").into()));
     }
     let text = match value {
+        // Only flags with a list of values take a list, and not an empty one.
         DeValue::Array(items) => {
+            flag.get_value_delimiter().filter(|_| !items.is_empty())?;
             let items: Option<Vec<String>> =
                 items.iter().map(|item| scalar(item.get_ref())).collect();
             items?.join(",")
@@ -134,6 +133,32 @@ fn argument(flag: &Arg, name: &str, value: &DeValue<'_>) -> Option<Option<OsStri
         value => scalar(value)?,
     };
     Some(Some(format!("--{name}={text}").into()))
+}
+
+/// What a key of the file may be set to.
+fn wanted(flag: &Arg) -> &'static str {
+    let names = flag.get_value_names().unwrap_or_default();
+    let name = names.first().map_or("", |name| name.as_str());
+    match (flag.get_action().takes_values(), name) {
+        (false, _) => "true or false",
+        (true, "N") => "a whole number",
+        (true, "F") => "a number",
+        (true, "LIST") => "a text or a list of texts",
+        (true, _) => "a text",
+    }
+}
+
+/// What it is set to.
+fn kind(value: &DeValue<'_>) -> &'static str {
+    match value {
+        DeValue::String(_) => "a text",
+        DeValue::Integer(_) | DeValue::Float(_) => "a number",
+        DeValue::Boolean(_) => "true or false",
+        DeValue::Datetime(_) => "a date",
+        DeValue::Array(items) if items.is_empty() => "an empty list",
+        DeValue::Array(_) => "this list",
+        DeValue::Table(_) => "a table",
+    }
 }
 
 fn scalar(value: &DeValue<'_>) -> Option<String> {
@@ -157,6 +182,38 @@ fn line_of(text: &str, offset: usize) -> usize {
         .count()
 }
 
+/// Which commands there are, of the program or of the one that needs another, as its help says.
+fn no_command(help: &str) -> Failure {
+    let usage = help.lines().find_map(|line| line.strip_prefix("Usage: "));
+    let (program, _) = usage
+        .unwrap_or_default()
+        .split_once(" <")
+        .unwrap_or_default();
+    let program = program.trim_end_matches(" [OPTIONS]");
+    let mut command = program_command(program);
+    let names: Vec<String> = command
+        .get_subcommands_mut()
+        .map(|command| command.get_name().to_string())
+        .filter(|name| name != "help")
+        .collect();
+    let after = match program.split_once(' ') {
+        Some((_, command)) => format!(" after `{command}`"),
+        None => String::new(),
+    };
+    Failure::usage(format!(
+        "a command is needed{after}: {}; see --help",
+        names.join(", ")
+    ))
+}
+
+/// The command of `distribute-cli bench`, or the program itself.
+fn program_command(usage: &str) -> Command {
+    let names = usage.split_whitespace().skip(1);
+    names.fold(program(), |command, name| {
+        command.find_subcommand(name).cloned().unwrap_or(command)
+    })
+}
+
 /// Clap's error in at most two lines; help and version are not errors.
 fn clap_failure(error: clap::Error) -> Result<String, Failure> {
     use clap::error::ErrorKind;
@@ -171,9 +228,7 @@ fn clap_failure(error: clap::Error) -> Result<String, Failure> {
         });
     }
     if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-        return Err(Failure::usage(
-            "a command is needed: train, evaluate, predict, doctor, bench; see --help",
-        ));
+        return Err(no_command(&error.to_string()));
     }
     let text = error.to_string();
     let lines = text.lines().map(str::trim);

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use burn::tensor::Int;
 use distribute_core::{Device, Error, Result, Tensor, TensorData};
 use distribute_data::Dataset;
-use distribute_data::readers::{self, CsvOptions, Examples, TrainTest};
+use distribute_data::readers::{self, CsvOptions, Examples, ImageColor, TrainTest};
 
 use crate::args::SplitName;
 use crate::failure::Failure;
@@ -27,6 +27,7 @@ pub(crate) enum DatasetName {
     Digits,
     Mnist,
     FashionMnist,
+    Images,
     Idx(PathBuf),
     Csv(PathBuf),
     Npz(PathBuf),
@@ -40,6 +41,7 @@ impl FromStr for DatasetName {
             "digits" => Some(Self::Digits),
             "mnist" => Some(Self::Mnist),
             "fashion-mnist" => Some(Self::FashionMnist),
+            "images" => Some(Self::Images),
             _ => None,
         };
         let from_file = || {
@@ -53,7 +55,7 @@ impl FromStr for DatasetName {
             }
         };
         named.or_else(from_file).ok_or_else(|| {
-            "use digits, mnist, fashion-mnist, idx:DIR, csv:FILE or npz:FILE".to_string()
+            "use digits, mnist, fashion-mnist, images, idx:DIR, csv:FILE or npz:FILE".to_string()
         })
     }
 }
@@ -64,6 +66,7 @@ impl fmt::Display for DatasetName {
             Self::Digits => f.write_str("digits"),
             Self::Mnist => f.write_str("mnist"),
             Self::FashionMnist => f.write_str("fashion-mnist"),
+            Self::Images => f.write_str("images"),
             Self::Idx(path) => write!(f, "idx:{}", path.display()),
             Self::Csv(path) => write!(f, "csv:{}", path.display()),
             Self::Npz(path) => write!(f, "npz:{}", path.display()),
@@ -76,7 +79,7 @@ impl DatasetName {
     pub(crate) fn default_model(&self) -> &'static str {
         match self {
             Self::Digits => "digits-cnn",
-            Self::Mnist | Self::FashionMnist | Self::Idx(_) => "mnist-cnn",
+            Self::Mnist | Self::FashionMnist | Self::Images | Self::Idx(_) => "mnist-cnn",
             Self::Csv(_) | Self::Npz(_) => "mlp",
         }
     }
@@ -87,19 +90,23 @@ impl DatasetName {
         data_dir: Option<&Path>,
         as_text: bool,
     ) -> Result<TrainTest, Failure> {
-        let folder = || match data_dir {
-            Some(folder) => folder.to_path_buf(),
-            None => Path::new("data").join(self.to_string()),
-        };
-        if data_dir.is_some() && !matches!(self, Self::Mnist | Self::FashionMnist) {
+        let in_folder = matches!(self, Self::Mnist | Self::FashionMnist | Self::Images);
+        if data_dir.is_some() && !in_folder {
             return Err(Failure::usage(format!(
-                "--data-dir is for mnist and fashion-mnist, {self} does not need it"
+                "--data-dir is for mnist, fashion-mnist and images, {self} does not need it"
             )));
         }
         let data = match self {
             Self::Digits => readers::digits_split()?,
-            Self::Mnist | Self::FashionMnist => {
-                readers::read_mnist_folder(folder(), Some(MNIST_CLASSES))?
+            Self::Mnist | Self::FashionMnist => self.read_mnist(data_dir)?,
+            Self::Images => {
+                let folder = data_dir.ok_or_else(|| {
+                    Failure::usage(
+                        "--dataset images needs --data-dir: a folder with one folder of PNG or \
+                         JPEG images per class",
+                    )
+                })?;
+                self.hold_out(&readers::read_image_folder(folder, ImageColor::AsStored)?)?
             }
             Self::Idx(folder) => readers::read_mnist_folder(folder, None)?,
             Self::Csv(path) if as_text => self.hold_out(&readers::read_text_csv(path)?)?,
@@ -126,6 +133,25 @@ impl DatasetName {
 }
 
 impl DatasetName {
+    /// The four files in `data_dir`, or in the folder of the data set's name.
+    fn read_mnist(&self, data_dir: Option<&Path>) -> Result<TrainTest, Failure> {
+        let folder = match data_dir {
+            Some(folder) => folder.to_path_buf(),
+            None => Path::new("data").join(self.to_string()),
+        };
+        if !folder.exists() {
+            let names = ["train", "t10k"]
+                .map(|split| format!("{split}-images-idx3-ubyte.gz, {split}-labels-idx1-ubyte.gz"));
+            return Err(Failure::failed(format!(
+                "{} does not exist; put {} there (.gz or not), or name their folder with \
+                 --data-dir",
+                folder.display(),
+                names.join(", ")
+            )));
+        }
+        Ok(readers::read_mnist_folder(folder, Some(MNIST_CLASSES))?)
+    }
+
     /// Splits data that comes without test examples.
     fn hold_out(&self, all: &Examples) -> Result<TrainTest, Failure> {
         if all.len() < MIN_EXAMPLES {

@@ -235,7 +235,7 @@ impl Task {
             (None, None) => (stored_model, Source::BuiltIn),
         };
         let dataset = dataset.unwrap_or(stored);
-        let l2 = extra["l2"].as_f64();
+        let l2 = stored_l2(metadata);
         let mut task = Self::build(
             (dataset, name, source),
             (&features, classes),
@@ -248,6 +248,11 @@ impl Task {
             .collect();
         Ok(task)
     }
+}
+
+/// The `--l2` that a checkpoint was trained with; nothing if the model decided.
+pub(crate) fn stored_l2(metadata: &Metadata) -> Option<f64> {
+    metadata.extra.get(EXTRA_KEY)?["l2"].as_f64()
 }
 
 /// The text of a model file; nothing for the name of a built-in model.

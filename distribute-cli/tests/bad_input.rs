@@ -42,6 +42,12 @@ fn refused(name: &str, folder: &Path, arguments: &str, code: i32) {
 #[case("replicas_0", "train --replicas 0")]
 #[case("not_a_number", "train --epochs many")]
 #[case("learning_rate", "train --learning-rate -1")]
+#[case("epochs_negative", "train --epochs -1")]
+#[case("replicas_negative", "train --replicas -1")]
+#[case("seed_negative", "train --seed -1")]
+#[case("no_bench_command", "bench")]
+#[case("images_without_folder", "train --dataset images")]
+#[case("predict_output", "predict --output p.csv")]
 #[case("one_device_two_replicas", "train --strategy one-device --replicas 2")]
 #[case("replicas_and_devices", "train --devices cpu:0 --replicas 2")]
 #[case("data_dir_not_needed", "train --data-dir somewhere")]
@@ -59,6 +65,11 @@ fn wrong_usage(#[case] name: &str, #[case] arguments: &str) {
 #[case("config_value", "strategy = \"mirored\"\n")]
 #[case("config_zero", "batch-size = 0\n")]
 #[case("config_flag", "resume = 3\n")]
+#[case("config_empty_list", "epochs = 2\ndevices = []\n")]
+#[case("config_list", "epochs = [1]\n")]
+#[case("config_nested_list", "devices = [[\"cpu:0\"]]\n")]
+#[case("config_boolean", "learning-rate = true\n")]
+#[case("config_text_list", "strategy = [\"mirrored\"]\n")]
 #[case("config_table", "[training]\nepochs = 3\n")]
 #[case("config_not_toml", "epochs = 2\nseed: 3\n")]
 fn wrong_configuration(#[case] name: &str, #[case] text: &str) {
@@ -100,6 +111,7 @@ fn the_small_mnist_folder_itself_is_fine() {
 #[case("idx_label_out_of_range")]
 #[case("idx_no_examples")]
 #[case("idx_counts_differ")]
+#[case("idx_labels_for_images")]
 fn bad_data_folders(#[case] name: &str) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path();
@@ -109,6 +121,9 @@ fn bad_data_folders(#[case] name: &str) {
     match name {
         "data_dir_missing" => return refused(name, path, "train --dataset mnist", FAILED),
         "data_dir_empty" => fs::remove_file(&labels).unwrap(),
+        "idx_labels_for_images" => {
+            fs::copy(&labels, &images).unwrap();
+        }
         "idx_truncated" => idx(&images, &[12, 4, 4], 100),
         "idx_wrong_magic" => fs::write(&images, "<html>not found</html>").unwrap(),
         "idx_label_out_of_range" => {
@@ -128,6 +143,7 @@ fn bad_data_folders(#[case] name: &str) {
 #[rstest]
 #[case("csv_ragged", "a,b,label\n1,2,0\n1,2,3,1\n")]
 #[case("csv_not_a_number", "a,b,label\n1,2,0\n1,two,1\n")]
+#[case("csv_nan", "a,b,label\n1,2,0\n1,NaN,1\n")]
 #[case("csv_bad_label", "a,b,label\n1,2,0\n1,2,-1\n")]
 #[case("csv_empty", "a,b,label\n")]
 #[case("csv_nothing", "")]
@@ -276,20 +292,11 @@ fn checkpoints_of_something_else(#[case] name: &str, #[case] arguments: &str) {
     let arguments = format!("{arguments} --checkpoint-dir saved");
     let finished = run(folder.path(), &arguments);
     assert_eq!(finished.code, Some(FAILED), "{}", finished.stderr);
-    // What the run says before it fails is not part of the error.
-    let error = finished
-        .stderr
-        .lines()
-        .find(|line| line.starts_with("error: "));
-    insta::assert_snapshot!(name, error.unwrap());
-    assert_eq!(
-        finished
-            .stderr
-            .lines()
-            .filter(|line| line.contains("error: "))
-            .count(),
-        1
-    );
+    // It fails before it says that it begins, in text and in JSON.
+    assert_eq!(finished.stdout, "");
+    insta::assert_snapshot!(name, finished.stderr);
+    let text = arguments.replace(" --output json", "");
+    assert_eq!(run(folder.path(), &text).stderr, finished.stderr);
 }
 
 #[test]

@@ -137,7 +137,16 @@ fn a_resumed_run_ends_with_the_weights_of_an_uninterrupted_one() {
     let part = format!("{train} --checkpoint-dir saved");
     succeed(folder.path(), &format!("{part} --steps 7"));
     assert_eq!(hash(folder.path(), &format!("{part} --resume")), whole);
+    let names = || {
+        let entries = distribute_core::checkpoint::list(folder.path().join("saved")).unwrap();
+        entries
+            .into_iter()
+            .map(|entry| entry.path)
+            .collect::<Vec<_>>()
+    };
+    let saved = names();
     assert_eq!(hash(folder.path(), &format!("{part} --resume")), whole);
+    assert_eq!(names(), saved, "a finished run has nothing new to save");
 }
 
 #[test]
@@ -168,7 +177,7 @@ fn predictions_are_a_csv_that_fits_the_accuracy() {
     let csv = succeed(folder.path(), "predict --checkpoint-dir saved");
     succeed(
         folder.path(),
-        "predict --checkpoint-dir saved --output p.csv --strategy mirrored",
+        "predict --checkpoint-dir saved --predictions p.csv --strategy mirrored",
     );
     assert_eq!(
         fs::read_to_string(folder.path().join("p.csv")).unwrap(),
@@ -251,6 +260,49 @@ fn dropout_depends_on_the_seed_alone() {
 }
 
 #[test]
+fn a_folder_of_images_is_a_data_set() {
+    let folder = tempfile::tempdir().unwrap();
+    let digits = distribute_data::readers::digits_split().unwrap().train;
+    for index in 0..60 {
+        let label = digits.labels_i64(&[index]).unwrap()[0];
+        let class = folder.path().join(format!("digits/class-{label}"));
+        fs::create_dir_all(&class).unwrap();
+        let pixels = digits.features_f32(&[index]).unwrap();
+        let pixels: Vec<u8> = pixels.iter().map(|x| (x * 255.0) as u8).collect();
+        let image = image::GrayImage::from_raw(8, 8, pixels).unwrap();
+        image.save(class.join(format!("{index}.png"))).unwrap();
+    }
+    let train = "train --dataset images --data-dir digits --model mlp --replicas 2 --epochs 3 \
+                 --checkpoint-dir saved --output json";
+    let trained = last_event(&succeed(folder.path(), train));
+    let evaluate = "evaluate --checkpoint-dir saved --data-dir digits --output json";
+    let found = last_event(&succeed(folder.path(), evaluate));
+    assert_eq!(found["accuracy"], trained["val_accuracy"]);
+    assert_eq!(found["examples"], 12);
+    let predict = "predict --checkpoint-dir saved --data-dir digits";
+    let csv = succeed(folder.path(), predict);
+    assert!(csv.contains(",class-"), "{csv}");
+}
+
+#[test]
+fn a_batch_beyond_the_data_is_one_short_step_and_said_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let train = "train --model mlp --replicas 2 --epochs 2 --batch-size 1000";
+    let text = run(folder.path(), train);
+    assert_eq!(text.code, Some(0), "{}", text.stderr);
+    let line = text
+        .stderr
+        .lines()
+        .find(|line| line.contains("short batch"));
+    insta::assert_snapshot!(line.unwrap(), @"all 1438 training examples are one short batch, so an epoch is one step; its loss is divided by 2000, use a smaller --batch-size for more steps");
+    let json = run(folder.path(), &format!("{train} --output json"));
+    assert_eq!(last_event(&json.stdout)["steps"], 2);
+    assert_eq!(json.stderr.lines().next(), line);
+    let whole = run(folder.path(), &train.replace("1000", "719"));
+    assert!(!whole.stderr.contains("short batch"), "{}", whole.stderr);
+}
+
+#[test]
 fn a_configuration_file_holds_flags_and_the_command_line_wins() {
     let folder = tempfile::tempdir().unwrap();
     let toml = "model = \"mlp\"\nsteps = 3\nseed = 9\ndevices = [\"cpu:0\", \"cpu:1\"]\n\
@@ -325,4 +377,40 @@ fn conformance_reports_every_case_and_fails_on_a_wrong_expectation() {
         "{text}"
     );
     assert!(text.ends_with("0 passed, 1 failed, 0 skipped\n"), "{text}");
+}
+
+#[test]
+fn bench_train_measures_the_machines_ceiling_beside_the_strategies() {
+    let folder = tempfile::tempdir().unwrap();
+    let bench = "bench train --batch-size 2 --rounds 2 --seconds 0.01 --replicas 1,2,3";
+    let out = succeed(folder.path(), &format!("{bench} --output json"));
+    let lines: Vec<serde_json::Value> = out
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let names: Vec<String> = lines
+        .iter()
+        .map(|line| format!("{} {} {}", line["round"], line["impl"], line["replicas"]))
+        .collect();
+    let expected: Vec<String> = (0..2)
+        .flat_map(|round| {
+            let all = "hand-written 1, one-device 1, hand-written 2, hand-written 3, mirrored 1, \
+                       mirrored 2, mirrored 3, central-storage 1, central-storage 2, \
+                       central-storage 3";
+            all.split(", ").map(move |one| {
+                let (name, replicas) = one.split_once(' ').unwrap();
+                format!("{round} \"{name}\" {replicas}")
+            })
+        })
+        .collect();
+    assert_eq!(names, expected);
+    for line in &lines {
+        assert_eq!(line["bench"], "train");
+        assert!(line["images_per_s"].as_f64().unwrap() > 0.0, "{line}");
+        assert!(line["steps"].as_u64().unwrap() > 0, "{line}");
+    }
+    let table = succeed(folder.path(), bench);
+    assert_eq!(table.lines().count(), 11, "{table}");
+    assert!(table.starts_with("impl "), "{table}");
+    assert!(table.contains("to independent"), "{table}");
 }

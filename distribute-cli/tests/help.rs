@@ -11,11 +11,17 @@ use rstest::rstest;
 #[case("predict")]
 #[case("doctor")]
 #[case("conformance")]
+#[case("bench")]
+#[case("bench train")]
+#[case("bench all-reduce")]
 fn help_is_frozen(#[case] command: &str) {
     let folder = tempfile::tempdir().unwrap();
     let help = common::succeed(folder.path(), &format!("{command} --help"));
     let widest = help.lines().map(|line| line.chars().count()).max();
     assert!(widest <= Some(120), "{widest:?}");
-    let name = if command.is_empty() { "all" } else { command };
+    let name = match command {
+        "" => "all".to_string(),
+        command => command.replace(' ', "_"),
+    };
     insta::assert_snapshot!(format!("help_{name}"), help);
 }

@@ -147,6 +147,59 @@ fn ctrl_c_without_a_checkpoint_directory_is_a_failure() {
     });
 }
 
+#[test]
+fn two_runs_never_share_a_checkpoint_directory() {
+    let folder = tempfile::tempdir().unwrap();
+    let saved = folder.path().join("saved");
+    let long = format!("{LONG} --checkpoint-dir saved");
+    let training = Training::start(folder.path(), &long);
+    for second in [&long, &format!("{long} --resume")] {
+        let refused = run(folder.path(), second);
+        assert_eq!(refused.code, Some(1), "{}", refused.stderr);
+        assert_eq!(refused.stdout, "", "refused before it begins");
+        let id = training.child.id().to_string();
+        insta::assert_snapshot!("second_run", refused.stderr.replace(&id, "[ID]"));
+    }
+    // Whoever only reads is welcome.
+    succeed(folder.path(), "evaluate --checkpoint-dir saved");
+    succeed(folder.path(), "predict --checkpoint-dir saved");
+    // SIGKILL: what the dead run held is free at once.
+    drop(training);
+    all_complete(&saved);
+    let newest = checkpoint::latest(&saved).unwrap().found.unwrap().step;
+    let more = newest + 2;
+    let resumed = succeed(folder.path(), &format!("{long} --resume --steps {more}"));
+    assert_eq!(common::last_event(&resumed)["steps"], more);
+}
+
+#[test]
+fn of_two_runs_started_at_once_one_is_refused_and_one_trains() {
+    let folder = tempfile::tempdir().unwrap();
+    // Without a directory, so that both come as far as making it.
+    let start = || {
+        Command::new(assert_cmd::cargo::cargo_bin("distribute-cli"))
+            .current_dir(folder.path())
+            .args(format!("{QUICK} --checkpoint-dir saved").split_whitespace())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap()
+    };
+    let both = [start(), start()];
+    let _watchdogs: Vec<_> = both.iter().map(|child| watchdog(child.id())).collect();
+    let ends: Vec<_> = both.map(|child| child.wait_with_output().unwrap()).into();
+    let mut codes: Vec<_> = ends.iter().map(|end| end.status.code()).collect();
+    codes.sort_unstable();
+    // The second may come when the first is done: then its checkpoint is in the way.
+    assert!(
+        codes == [Some(0), Some(1)] || codes == [Some(0), Some(2)],
+        "{ends:?}"
+    );
+    let entries = checkpoint::list(folder.path().join("saved")).unwrap();
+    assert_eq!(entries.len(), 1, "{entries:?}");
+    all_complete(&folder.path().join("saved"));
+}
+
 /// Waits until a checkpoint is there and the save of the next one has begun: its temporary
 /// directory is there.
 fn wait_for_a_save(directory: &Path) {

@@ -115,6 +115,7 @@ fn the_documents_cnn_is_the_built_in_mnist_cnn() {
     "\"class_name\": \"Orthogonal\"",
     "regularizer"
 )]
+#[case("\"l2\": 1e-05", "\"l2\": -1e-05", "negative_regularizer")]
 #[case("\"filters\": 32", "\"filters\": -32", "size")]
 #[case(
     "\"bias_constraint\": null",

@@ -126,10 +126,10 @@ fn a_model_file_is_known_by_what_it_says_not_by_its_path() {
         folder.path(),
         &format!("train --model moved.json {flags} --resume"),
     );
-    fs::write(path("moved.json"), MODEL.replace("linear", "tanh")).unwrap();
+    fs::write(path("net.json"), MODEL.replace("linear", "tanh")).unwrap();
     let other = run(
         folder.path(),
-        &format!("train --model moved.json {flags} --resume"),
+        &format!("train --model net.json {flags} --resume"),
     );
     assert_eq!(other.code, Some(1), "{}", other.stderr);
     assert!(
@@ -174,6 +174,44 @@ fn another_learning_rate_is_refused_on_resume_not_ignored() {
         folder.path(),
         &format!("train {flags} --resume --learning-rate 0.01"),
     );
+}
+
+#[test]
+fn another_l2_is_refused_on_resume_and_the_own_one_is_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    let train = "train --model mlp --replicas 1 --epochs 1 --output json";
+    let resume = format!("{train} --checkpoint-dir saved --resume");
+    let part = format!("{train} --l2 0.01 --steps 3 --checkpoint-dir saved");
+    succeed(folder.path(), &part);
+    let other = run(folder.path(), &format!("{resume} --l2 0.02"));
+    assert_eq!(other.code, Some(1), "{}", other.stderr);
+    insta::assert_snapshot!("another_l2", other.stderr);
+    assert_eq!(other.stdout, "", "refused before it begins");
+    let hash = |out: &str| common::last_event(out)["weights_sha256"].clone();
+    let resumed = hash(&succeed(folder.path(), &resume));
+    assert_eq!(
+        resumed,
+        hash(&succeed(folder.path(), &format!("{train} --l2 0.01")))
+    );
+    assert_ne!(resumed, hash(&succeed(folder.path(), train)));
+
+    let plain = format!("{train} --steps 3 --checkpoint-dir plain");
+    succeed(folder.path(), &plain);
+    let other = run(folder.path(), &format!("{plain} --resume --l2 0.01"));
+    assert_eq!(other.code, Some(1), "{}", other.stderr);
+    insta::assert_snapshot!("another_l2_than_the_models", other.stderr);
+}
+
+#[test]
+fn a_resumed_run_announces_its_own_learning_rate() {
+    let folder = tempfile::tempdir().unwrap();
+    let train = "train --model mlp --replicas 1 --epochs 1 --output json --checkpoint-dir saved";
+    succeed(
+        folder.path(),
+        &format!("{train} --steps 2 --learning-rate 0.25"),
+    );
+    let resumed = succeed(folder.path(), &format!("{train} --steps 3 --resume"));
+    assert!(resumed.contains("\"learning_rate\":0.25"), "{resumed}");
 }
 
 #[test]

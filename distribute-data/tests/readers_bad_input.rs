@@ -291,6 +291,70 @@ fn npz_files() {
 }
 
 #[test]
+fn numbers_that_are_none_are_found_when_reading_not_when_training() {
+    let folder = tempdir().unwrap();
+    let f32s = |values: [f32; 4]| {
+        let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+        npy("'<f4'", false, "(2, 2)", &bytes)
+    };
+    let f64s = |values: [f64; 2]| {
+        let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+        npy("'<f8'", false, "(2,)", &bytes)
+    };
+    let y = || npy("'|u1'", false, "(2,)", &[0, 1]);
+    let read = |x, y| parse_npz(&npz(&[("x", x), ("y", y)], true), "a.npz").err();
+    let mnist = folder.path();
+    write_mnist(mnist, false);
+    let bytes: Vec<u8> = [1.0, 2.0, f32::NAN, 3.0, 4.0]
+        .map(f32::to_be_bytes)
+        .concat();
+    fs::write(
+        mnist.join("train-images-idx3-ubyte"),
+        idx(13, &[5, 1], &bytes),
+    )
+    .unwrap();
+    let csv = |text: &str| parse_csv(text.as_bytes(), "a.csv", &CsvOptions::default()).err();
+    let cases = vec![
+        ("nan", read(f32s([0.0, 1.0, 2.0, f32::NAN]), y())),
+        (
+            "infinite",
+            read(f32s([0.0, f32::NEG_INFINITY, 2.0, 3.0]), y()),
+        ),
+        ("beyond f32", read(f64s([0.0, 1e200]), y())),
+        ("target", read(f32s([0.0; 4]), f64s([f64::NAN, 1.0]))),
+        ("idx", read_mnist_folder(mnist, None).err()),
+        ("csv", csv("a,label\n1,0\nnan,1\n")),
+        ("csv infinite", csv("a,label\n1,0\n-inf,1\n")),
+    ];
+    insta::assert_snapshot!(messages(folder.path(), cases));
+}
+
+#[test]
+fn images_and_labels_that_are_mixed_up_are_told_apart() {
+    let folder = tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let read = || read_mnist_folder(folder.path(), None).err();
+    let [images, labels] = ["train-images-idx3-ubyte", "train-labels-idx1-ubyte"];
+    write_mnist(folder.path(), false);
+    fs::copy(path(labels), path(images)).unwrap();
+    let labels_for_images = read();
+    write_mnist(folder.path(), false);
+    fs::copy(path(images), path(labels)).unwrap();
+    let images_for_labels = read();
+    // Only the fourth byte is another one: then the length is wrong as well.
+    write_mnist(folder.path(), false);
+    let mut bytes = fs::read(path(images)).unwrap();
+    bytes[3] = 1;
+    fs::write(path(images), bytes).unwrap();
+    let cases = vec![
+        ("labels for images", labels_for_images),
+        ("images for labels", images_for_labels),
+        ("rank of labels", read()),
+    ];
+    insta::assert_snapshot!(messages(folder.path(), cases));
+}
+
+#[test]
 fn image_folders() {
     let folder = tempdir().unwrap();
     let root = folder.path();

@@ -133,17 +133,18 @@ fn merge_context(case: &Case, strategy: &dyn Strategy) -> Checked {
 }
 
 /// `.../device:CPU:1` or `CPU:1` is `cpu:1` here; no name is the first device.
-fn device(name: &Value) -> Option<LogicalDevice> {
-    let name = name.as_str()?.to_ascii_lowercase();
+fn device(name: &Value) -> CoreResult<LogicalDevice> {
+    let name = name.as_str().unwrap_or_default().to_ascii_lowercase();
     if name.is_empty() {
-        return Some(LogicalDevice::cpu(0));
+        return Ok(LogicalDevice::cpu(0));
     }
-    let short = name.rsplit("device:").next()?.trim_start_matches('/');
-    short.parse().ok()
+    let short = name.rsplit("device:").next().unwrap_or_default();
+    short.trim_start_matches('/').parse()
 }
 
 fn devices(list: &Value) -> Option<Vec<LogicalDevice>> {
-    list.as_array()?.iter().map(device).collect()
+    let list = list.as_array()?.iter();
+    list.map(|name| device(name).ok()).collect()
 }
 
 fn names(devices: &[LogicalDevice]) -> Value {
@@ -156,30 +157,33 @@ fn devices_of(strategy: &dyn Strategy) -> Vec<LogicalDevice> {
     replicas.map(|replica| replica.logical).collect()
 }
 
-/// Compares lists of devices; where TensorFlow has an error or another machine's list, nothing.
-fn same_devices(wanted: &Value, strategy: &dyn Strategy) -> Result<(), Failure> {
-    match devices(wanted) {
-        Some(wanted) => equal(&names(&wanted), &names(&devices_of(strategy))),
-        None => Ok(()),
+/// Compares lists of devices; where TensorFlow has an error, nothing.
+fn same_devices(wanted: &Value, found: &[LogicalDevice]) -> Result<(), Failure> {
+    if wanted.get("error").is_some() {
+        return Ok(());
     }
+    let wanted = devices(wanted).ok_or_else(|| Failure::new(wanted, names(found)))?;
+    equal(&names(&wanted), &names(found))
+}
+
+/// All devices of the machine that made the file, of which there are others here: numbered from 0.
+fn all_devices(wanted: &Value, n: &Value) -> Result<(), Failure> {
+    let count = count(n).ok_or_else(|| Failure::schema("n"))?;
+    let all: Vec<_> = (0..count).map(LogicalDevice::cpu).collect();
+    same_devices(wanted, &all)
 }
 
 fn properties(case: &Case, strategy: &dyn Strategy) -> Checked {
     let expected = expected(case)?;
     let replicas = json!(strategy.num_replicas_in_sync());
     equal(expected.field("num_replicas_in_sync")?, &replicas)?;
-    same_devices(&expected["worker_devices"], strategy)?;
+    same_devices(expected.field("worker_devices")?, &devices_of(strategy))?;
     // Variables live on one device, or on all of them.
-    if let Some(wanted) = devices(&expected["parameter_devices"]) {
-        let is_central = strategy.variable_placement() == VariablePlacement::Central;
-        let found = if is_central {
-            vec![LogicalDevice::cpu(0)]
-        } else {
-            devices_of(strategy)
-        };
-        equal(&names(&wanted), &names(&found))?;
-    }
-    Ok(Outcome::Passed)
+    let found = match strategy.variable_placement() {
+        VariablePlacement::Central => vec![LogicalDevice::cpu(0)],
+        _ => devices_of(strategy),
+    };
+    passed(same_devices(expected.field("parameter_devices")?, &found))
 }
 
 fn contexts(case: &Case, strategy: &dyn Strategy) -> Checked {
@@ -219,7 +223,10 @@ fn contexts(case: &Case, strategy: &dyn Strategy) -> Checked {
     for (_, replicas) in numbers.values() {
         equal(&wanted.field("n")?[0], &json!(replicas))?;
     }
-    passed(same_devices(&expected["devices"], strategy))
+    passed(same_devices(
+        expected.field("devices")?,
+        &devices_of(strategy),
+    ))
 }
 
 fn placement(case: &Case, strategy: &dyn Strategy) -> Checked {
@@ -269,18 +276,16 @@ fn construct(case: &Case) -> Checked {
     if list.is_string() && !is_one {
         return Ok(Outcome::NotApplicable(Rule::PythonType));
     }
-    let wanted = match list {
-        Value::Array(_) => devices(list),
-        Value::Null => Some(Vec::new()),
+    let wanted: CoreResult<Vec<_>> = match list {
+        Value::Array(list) => list.iter().map(device).collect(),
+        Value::Null => Ok(Vec::new()),
         single => device(single).map(|device| vec![device]),
     };
-    let Some(wanted) = wanted else {
+    let wanted = match wanted {
+        Ok(wanted) => wanted,
         // A name that is none, or a device that this build cannot use.
-        return Ok(if case.expects_value() {
-            Outcome::Deviation(Deviation::UnknownDevice)
-        } else {
-            Outcome::Passed
-        });
+        Err(error) if !case.expects_value() => return same_error(case, &error),
+        Err(_) => return Ok(Outcome::Deviation(Deviation::UnknownDevice)),
     };
     let strategy = if is_one {
         OneDeviceStrategy::new(wanted[0]).map(|strategy| strategy.handle())
@@ -290,13 +295,25 @@ fn construct(case: &Case) -> Checked {
     };
     match strategy {
         Err(error) => same_error(case, &error),
-        // All devices, which are those of another machine in the file.
-        Ok(_) if wanted.is_empty() => passed(expected(case).map(|_| ())),
+        Ok(strategy) if wanted.is_empty() => {
+            let count = json!(strategy.num_replicas_in_sync());
+            all_devices(&names(&devices_of(&*strategy)), &count)?;
+            let expected = expected(case)?;
+            passed(all_devices(
+                expected.field("devices")?,
+                expected.field("n")?,
+            ))
+        }
         Ok(strategy) => {
             let expected = expected(case)?;
-            let list = expected.get("devices").or_else(|| expected.get("worker"));
-            let list = list.ok_or_else(|| Failure::schema("no list of devices"))?;
-            passed(same_devices(list, &*strategy))
+            let lists = ["devices", "worker", "params"].map(|key| expected.get(key));
+            let lists: Vec<_> = lists.into_iter().flatten().collect();
+            if lists.is_empty() {
+                return Err(Failure::schema("no list of devices"));
+            }
+            let found = devices_of(&*strategy);
+            let mut lists = lists.into_iter();
+            passed(lists.try_for_each(|list| same_devices(list, &found)))
         }
     }
 }
@@ -305,17 +322,17 @@ fn construct(case: &Case) -> Checked {
 fn central(case: &Case) -> Checked {
     let named = case.op().matches("CPU:").count();
     let strategy = CentralStorageStrategy::new((0..named).map(LogicalDevice::cpu))?;
+    let found = json!(strategy.num_replicas_in_sync());
+    let expected = expected(case)?;
     if named == 0 {
         // One replica per core, where TensorFlow has one on a machine without accelerators.
-        return passed(equal(
-            &json!(true),
-            &json!(strategy.num_replicas_in_sync() > 0),
-        ));
+        all_devices(&names(&devices_of(&strategy)), &found)?;
+        all_devices(expected.field("worker")?, expected.field("n")?)?;
+    } else {
+        equal(expected.field("n")?, &found)?;
     }
-    passed(equal(
-        expected(case)?.field("n")?,
-        &json!(strategy.num_replicas_in_sync()),
-    ))
+    let host = [LogicalDevice::cpu(0)];
+    passed(same_devices(expected.field("params")?, &host))
 }
 
 fn partitioner(name: &str, args: &Value) -> CoreResult<Box<dyn Partitioner>> {

@@ -1,6 +1,8 @@
 //! The competitors of `bench train`: the same model, data and arithmetic, with and without this
 //! library.
 
+use std::time::{Duration, Instant};
+
 use burn::module::Module;
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::loss::{CrossEntropyLoss, CrossEntropyLossConfig};
@@ -86,7 +88,18 @@ fn batches(device: &Device, batch_size: usize, replica: usize) -> Vec<Batch> {
         .collect()
 }
 
-/// One competitor: does one training step at a time.
+/// What a competitor did in a measured time.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Trained {
+    /// Steps of all replicas together.
+    pub(crate) steps: usize,
+    /// The same by time.
+    pub(crate) steps_per_s: f64,
+    /// The loss of the last step.
+    pub(crate) loss: f32,
+}
+
+/// One competitor.
 pub(crate) trait Contender {
     /// The `impl` key of its results.
     fn name(&self) -> &'static str;
@@ -94,8 +107,26 @@ pub(crate) trait Contender {
     /// The number of replicas it trains on.
     fn replicas(&self) -> usize;
 
-    /// One step on all replicas; returns the loss.
-    fn step(&mut self) -> Result<f32>;
+    /// Trains for this time, to the end of the step that it ends in; at least one step.
+    fn train_for(&mut self, time: Duration) -> Result<Trained>;
+}
+
+/// Does one step after the other until the time is over. A step returns its loss.
+fn steps_for(time: Duration, mut step: impl FnMut() -> Result<f32>) -> Result<Trained> {
+    let started = Instant::now();
+    let mut steps = 0;
+    loop {
+        let loss = step()?;
+        steps += 1;
+        let elapsed = started.elapsed();
+        if elapsed >= time {
+            return Ok(Trained {
+                steps,
+                steps_per_s: steps as f64 / elapsed.as_secs_f64(),
+                loss,
+            });
+        }
+    }
 }
 
 /// A training loop as burn's documentation writes it, without this library.
@@ -118,6 +149,17 @@ impl HandWritten {
             steps: 0,
         }
     }
+
+    fn step(&mut self) -> Result<f32> {
+        let (images, labels) = self.batches[self.steps % BATCHES].clone();
+        self.steps += 1;
+        let missing = || distribute_core::Error::invalid("a step failed before");
+        let model = self.model.take().ok_or_else(missing)?;
+        let loss = self.loss.forward(model.forward(images), labels) + model.l2();
+        let gradients = GradientsParams::from_grads(loss.backward(), &model);
+        self.model = Some(self.optimizer.step(LEARNING_RATE, model, gradients));
+        Ok(loss.into_scalar())
+    }
 }
 
 impl Contender for HandWritten {
@@ -129,15 +171,8 @@ impl Contender for HandWritten {
         1
     }
 
-    fn step(&mut self) -> Result<f32> {
-        let (images, labels) = self.batches[self.steps % BATCHES].clone();
-        self.steps += 1;
-        let missing = || distribute_core::Error::invalid("a step failed before");
-        let model = self.model.take().ok_or_else(missing)?;
-        let loss = self.loss.forward(model.forward(images), labels) + model.l2();
-        let gradients = GradientsParams::from_grads(loss.backward(), &model);
-        self.model = Some(self.optimizer.step(LEARNING_RATE, model, gradients));
-        Ok(loss.into_scalar())
+    fn train_for(&mut self, time: Duration) -> Result<Trained> {
+        steps_for(time, || self.step())
     }
 }
 
@@ -173,16 +208,6 @@ impl<S: Strategy> UnderStrategy<S> {
             steps: 0,
         })
     }
-}
-
-impl<S: Strategy> Contender for UnderStrategy<S> {
-    fn name(&self) -> &'static str {
-        self.name
-    }
-
-    fn replicas(&self) -> usize {
-        self.strategy.num_replicas_in_sync()
-    }
 
     fn step(&mut self) -> Result<f32> {
         let batch = self.batches[self.steps % BATCHES].clone();
@@ -199,5 +224,19 @@ impl<S: Strategy> Contender for UnderStrategy<S> {
                 Ok(loss)
             })?;
         Ok(self.strategy.reduce(ReduceOp::Sum, losses)?.into_scalar())
+    }
+}
+
+impl<S: Strategy> Contender for UnderStrategy<S> {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn replicas(&self) -> usize {
+        self.strategy.num_replicas_in_sync()
+    }
+
+    fn train_for(&mut self, time: Duration) -> Result<Trained> {
+        steps_for(time, || self.step())
     }
 }

@@ -6,6 +6,7 @@
 mod all_reduce;
 mod contenders;
 mod cpu_time;
+mod independent;
 mod train;
 
 use clap::{Subcommand, ValueEnum};
@@ -17,7 +18,7 @@ use crate::failure::Failure;
 pub(crate) enum BenchCommand {
     /// All-reduce of buffers, against a plain multi-threaded sum of the same buffers
     AllReduce(all_reduce::AllReduceArgs),
-    /// Training throughput of every strategy, against a hand-written burn loop
+    /// Training throughput of every strategy, against hand-written burn loops
     Train(train::TrainArgs),
 }
 

@@ -1,6 +1,6 @@
 //! `bench train`: images per second of every strategy beside a hand-written burn loop.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use clap::Args;
 use distribute_core::{
@@ -10,9 +10,13 @@ use serde_json::json;
 
 use super::contenders::{Contender, HandWritten, UnderStrategy};
 use super::cpu_time::process_cpu_time;
+use super::independent::Independent;
 use super::{BenchOutput, median};
 use crate::events::line;
 use crate::failure::Failure;
+
+/// Every competitor trains for so long before the first round.
+const WARM_UP: Duration = Duration::from_millis(300);
 
 /// Options of `bench train`.
 #[derive(Debug, Args)]
@@ -20,7 +24,7 @@ pub(crate) struct TrainArgs {
     /// Images per replica and step
     #[arg(long, default_value_t = 64)]
     batch_size: usize,
-    /// Replica counts of the strategies with several replicas
+    /// Replica counts of the strategies with several replicas, and of the loops without exchange
     #[arg(long, value_delimiter = ',', default_values_t = [1, 2])]
     replicas: Vec<usize>,
     /// Rounds; every round measures every competitor once
@@ -34,6 +38,7 @@ pub(crate) struct TrainArgs {
     output: BenchOutput,
 }
 
+#[derive(Debug, Clone)]
 struct Sample {
     name: &'static str,
     replicas: usize,
@@ -50,9 +55,8 @@ pub(super) fn run(args: &TrainArgs) -> Result<(), Failure> {
         .map_err(|_| Failure::usage("--seconds must be a positive number"))?;
     let mut contenders = contenders(args)?;
     for contender in &mut contenders {
-        for _ in 0..5 {
-            contender.step()?;
-        }
+        // So that nobody's first round pays for memory that the others have already.
+        contender.train_for(WARM_UP.min(seconds))?;
     }
     let mut samples = Vec::new();
     for round in 0..args.rounds {
@@ -61,7 +65,9 @@ pub(super) fn run(args: &TrainArgs) -> Result<(), Failure> {
         }
     }
     if args.output == BenchOutput::Text {
-        print_table(&samples, contenders.len())?;
+        for row in table(&samples, contenders.len()) {
+            line(&row)?;
+        }
     }
     Ok(())
 }
@@ -73,6 +79,9 @@ fn contenders(args: &TrainArgs) -> Result<Vec<Box<dyn Contender>>> {
         Box::new(HandWritten::new(batch)),
         Box::new(UnderStrategy::new("one-device", one_device, batch)?),
     ];
+    for &replicas in args.replicas.iter().filter(|replicas| **replicas > 1) {
+        list.push(Box::new(Independent::new(replicas, batch)?));
+    }
     for &replicas in &args.replicas {
         let mirrored = MirroredStrategy::builder().replicas(replicas).build()?;
         list.push(Box::new(UnderStrategy::new("mirrored", mirrored, batch)?));
@@ -95,24 +104,20 @@ fn measure(
     seconds: Duration,
 ) -> Result<Sample, Failure> {
     let cpu_before = process_cpu_time();
-    let started = Instant::now();
-    let (mut steps, mut loss) = (0_usize, 0.0);
-    while started.elapsed() < seconds {
-        loss = contender.step()?;
-        steps += 1;
-    }
-    let elapsed = started.elapsed().as_secs_f64();
+    let trained = contender.train_for(seconds)?;
     let cpu = process_cpu_time()
         .zip(cpu_before)
         .map(|(after, before)| after - before);
     let (name, replicas) = (contender.name(), contender.replicas());
-    let images = (steps * args.batch_size * replicas) as f64;
-    let images_per_s = images / elapsed;
+    let images_per_step = (args.batch_size * replicas) as f64;
+    let images = trained.steps as f64 * images_per_step;
+    let images_per_s = trained.steps_per_s * images_per_step;
     if args.output == BenchOutput::Json {
         let object = json!({
             "bench": "train", "impl": name, "replicas": replicas, "round": round,
-            "images_per_s": images_per_s, "steps": steps, "batch_size": args.batch_size,
-            "cpu_us_per_image": cpu.map(|cpu| cpu.as_secs_f64() * 1e6 / images), "loss": loss,
+            "images_per_s": images_per_s, "steps": trained.steps, "batch_size": args.batch_size,
+            "cpu_us_per_image": cpu.map(|cpu| cpu.as_secs_f64() * 1e6 / images),
+            "loss": trained.loss,
         });
         line(&object.to_string())?;
     }
@@ -123,25 +128,71 @@ fn measure(
     })
 }
 
-/// Medians, and the medians of the ratios to the hand-written loop of the same round.
-fn print_table(samples: &[Sample], per_round: usize) -> Result<(), Failure> {
-    let head = ["impl", "replicas", "images/s", "to hand-written"];
-    line(&format!(
-        "{:<16} {:>8} {:>12} {:>16}",
-        head[0], head[1], head[2], head[3]
-    ))?;
+/// Medians, and the medians of the ratios to the hand-written loop of the same round, and to as
+/// many independent loops of the same round.
+fn table(samples: &[Sample], per_round: usize) -> Vec<String> {
+    let head = [
+        "impl",
+        "replicas",
+        "images/s",
+        "to hand-written",
+        "to independent",
+    ];
+    let mut rows = vec![format!(
+        "{:<16} {:>8} {:>12} {:>16} {:>16}",
+        head[0], head[1], head[2], head[3], head[4]
+    )];
     for column in 0..per_round {
-        let rows: Vec<&Sample> = samples.iter().skip(column).step_by(per_round).collect();
-        let rates: Vec<f64> = rows.iter().map(|sample| sample.images_per_s).collect();
-        let ratios: Vec<f64> = samples
-            .chunks(per_round)
-            .map(|round| round[column].images_per_s / round[0].images_per_s)
-            .collect();
-        let (name, replicas) = (rows[0].name, rows[0].replicas);
-        let (rate, ratio) = (median(&rates), median(&ratios));
-        line(&format!(
-            "{name:<16} {replicas:>8} {rate:>12.0} {ratio:>16.3}"
-        ))?;
+        let of_column: Vec<&Sample> = samples.iter().skip(column).step_by(per_round).collect();
+        let rates: Vec<f64> = of_column.iter().map(|sample| sample.images_per_s).collect();
+        let (name, replicas) = (of_column[0].name, of_column[0].replicas);
+        let ratio_to = |other: usize| {
+            let rounds = samples.chunks(per_round);
+            let ratios = rounds.map(|round| round[column].images_per_s / round[other].images_per_s);
+            format!("{:.3}", median(&ratios.collect::<Vec<_>>()))
+        };
+        let independent = samples[..per_round].iter().position(|sample| {
+            sample.name == "hand-written" && sample.replicas == replicas && replicas > 1
+        });
+        let ceiling = independent.map_or("-".to_string(), ratio_to);
+        rows.push(format!(
+            "{name:<16} {replicas:>8} {:>12.0} {:>16} {ceiling:>16}",
+            median(&rates),
+            ratio_to(0)
+        ));
     }
-    Ok(())
+    rows
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Sample, table};
+
+    #[test]
+    fn the_table_compares_within_rounds() {
+        let sample = |name, replicas, images_per_s| Sample {
+            name,
+            replicas,
+            images_per_s,
+        };
+        let round = |speed: f64, mirrored: f64| {
+            [
+                sample("hand-written", 1, 100.0 * speed),
+                sample("one-device", 1, 99.0 * speed),
+                sample("hand-written", 2, 190.0 * speed),
+                sample("mirrored", 1, 98.0 * speed),
+                sample("mirrored", 2, mirrored * speed),
+            ]
+        };
+        // The machine is half as fast in the second round, which no ratio shows.
+        let samples = [round(1.0, 180.0), round(0.5, 185.0), round(1.0, 190.0)].concat();
+        insta::assert_snapshot!(table(&samples, 5).join("\n"), @r"
+        impl             replicas     images/s  to hand-written   to independent
+        hand-written            1          100            1.000                -
+        one-device              1           99            0.990                -
+        hand-written            2          190            1.900            1.000
+        mirrored                1           98            0.980                -
+        mirrored                2          180            1.850            0.974
+        ");
+    }
 }

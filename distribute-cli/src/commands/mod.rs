@@ -8,6 +8,7 @@ mod evaluate;
 mod libraries;
 mod predict;
 mod restore;
+mod start;
 mod train;
 
 use crate::args::Command;

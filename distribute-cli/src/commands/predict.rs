@@ -16,7 +16,7 @@ pub(crate) fn run(args: PredictArgs) -> Result<(), Failure> {
     let restored = restored(&args.restore, &args.data, &args.devices)?;
     let probabilities = probabilities(&restored)?;
     let names = &restored.task.class_names;
-    match &args.output {
+    match &args.predictions {
         Some(path) => {
             let file = File::create(path).map_err(|error| cannot_write(path, &error))?;
             write(BufWriter::new(file), &probabilities, names)

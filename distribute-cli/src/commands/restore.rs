@@ -119,8 +119,8 @@ pub(crate) fn usable(
     directory: &Path,
 ) -> Result<(PathBuf, Checkpoint), Failure> {
     let Some((entry, checkpoint)) = newest.found else {
-        return Err(match newest.skipped.into_iter().next() {
-            Some(skipped) => skipped.reason.into(),
+        return Err(match newest.skipped.first() {
+            Some(skipped) => all_damaged(&skipped.reason, newest.skipped.len(), directory),
             None => CheckpointError::Missing {
                 path: directory.to_path_buf(),
             }
@@ -131,4 +131,23 @@ pub(crate) fn usable(
         note(&format!("warning: passed over {}", skipped.reason));
     }
     Ok((entry.path, checkpoint))
+}
+
+/// There is no older checkpoint to go back to.
+fn all_damaged(newest: &CheckpointError, count: usize, directory: &Path) -> Failure {
+    let why = match newest {
+        CheckpointError::Corrupt { path, what } | CheckpointError::Incomplete { path, what } => {
+            format!("{}: {what}", path.display())
+        }
+        other => other.to_string(),
+    };
+    let which = match count {
+        1 => "the only checkpoint".to_string(),
+        _ => format!("each of the {count} checkpoints"),
+    };
+    Failure::failed(format!(
+        "{which} in {} is damaged ({why}); bring back a copy of it, or train anew with another \
+         --checkpoint-dir",
+        directory.display()
+    ))
 }

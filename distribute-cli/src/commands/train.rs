@@ -5,18 +5,19 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use distribute_cli::model::Sequential;
-use distribute_core::checkpoint::{self, Checkpoint, CheckpointError, weights_sha256};
+use distribute_core::checkpoint::weights_sha256;
 use distribute_core::fit::callbacks::{
     HistoryFile, Interrupt, ModelCheckpoint, ProgressBar, TensorBoard, TerminateOnNan,
 };
-use distribute_core::fit::{Fit, History, Outcome, evaluate};
+use distribute_core::fit::{Callback, Control, Fit, History, Outcome, evaluate};
 use distribute_core::{Error, Mirrored, Strategy, StrategyExt, TrainState};
 use distribute_data::readers::{Examples, TrainTest};
 use distribute_data::{Batching, DistributedDataset, StrategyDataExt};
 use serde_json::json;
 
-use super::restore::{same_model, usable};
-use crate::args::{FileArgs, OutputFormat, TrainArgs};
+use super::restore::same_model;
+use super::start::Start;
+use crate::args::{OutputFormat, TrainArgs};
 use crate::data::{Classified, DatasetName};
 use crate::events::{self, JsonEpochs};
 use crate::failure::Failure;
@@ -50,9 +51,10 @@ struct Run {
 type Data = DistributedDataset<Classified>;
 type State = Mirrored<TrainState<Sequential>>;
 
-pub(crate) fn run(args: TrainArgs) -> Result<(), Failure> {
+pub(crate) fn run(mut args: TrainArgs) -> Result<(), Failure> {
     let interrupted = interrupt_flag()?;
-    let checkpoint = checkpoint_to_resume(&args.files)?;
+    let start = Start::new(&args.files)?;
+    start.complete(&mut args.training);
     let dataset = args.data.dataset.clone().unwrap_or(DatasetName::Digits);
     let default_epochs = match dataset {
         DatasetName::Digits => 30,
@@ -64,37 +66,13 @@ pub(crate) fn run(args: TrainArgs) -> Result<(), Failure> {
         args.data.model.as_deref(),
         args.training.l2,
     )?;
-    let parameters = task.plan.parameters();
-    if parameters > MAX_PARAMETERS {
-        return Err(Failure::failed(format!(
-            "the model {} has more than {MAX_PARAMETERS} parameters; with gradients and optimizer \
-             state that is over 32 GiB a replica: make its layers smaller",
-            task.model_name()
-        )));
-    }
-    if let Some((path, checkpoint)) = &checkpoint {
+    if let Some((path, checkpoint)) = &start.checkpoint {
         same_model(checkpoint, path, &task)?;
-        same_learning_rate(checkpoint, path, args.training.learning_rate)?;
-    }
-    if data.test.feature_shape() != data.train.feature_shape() {
-        return Err(Failure::failed(format!(
-            "{}: the training examples have the shape {:?}, the test examples {:?}; both must be \
-             alike",
-            task.dataset,
-            data.train.feature_shape(),
-            data.test.feature_shape()
-        )));
+        start.same_numbers(&args.training)?;
     }
     // Before the replicas' threads are started.
     let replicas = replica_count(args.strategy, &args.devices)?;
-    if data.train.len() < replicas {
-        return Err(Failure::failed(format!(
-            "{} has {} training examples for {replicas} replicas; use --replicas {} or fewer",
-            task.dataset,
-            data.train.len(),
-            data.train.len()
-        )));
-    }
+    check_sizes(&task, &data, replicas)?;
     let strategy = strategy(args.strategy, &args.devices)?;
     let run = Run {
         batch_size: args
@@ -107,30 +85,37 @@ pub(crate) fn run(args: TrainArgs) -> Result<(), Failure> {
         data,
         strategy,
     };
-    run.train(
-        checkpoint.map(|(_, checkpoint)| checkpoint),
-        Interrupt::new(interrupted),
-    )
+    run.train(start, Interrupt::new(interrupted))
 }
 
-/// A resumed run goes on with its own learning rate, so another one is refused, not ignored.
-fn same_learning_rate(
-    checkpoint: &Checkpoint,
-    path: &Path,
-    asked: Option<f64>,
-) -> Result<(), Failure> {
-    let optimizer = &checkpoint.metadata.optimizer;
-    let stored = optimizer.hyper_parameters["learning_rate"].as_f64();
-    match (asked, stored) {
-        (Some(asked), Some(stored)) if asked.to_bits() != stored.to_bits() => {
-            Err(Failure::failed(format!(
-                "{} was trained with --learning-rate {stored}, not {asked}; leave the flag out to \
-                 continue with it",
-                path.display()
-            )))
-        }
-        _ => Ok(()),
+/// Refuses what no memory holds, and examples that do not fit each other or the replicas.
+fn check_sizes(task: &Task, data: &TrainTest, replicas: usize) -> Result<(), Failure> {
+    let parameters = task.plan.parameters();
+    if parameters > MAX_PARAMETERS {
+        return Err(Failure::failed(format!(
+            "the model {} has more than {MAX_PARAMETERS} parameters; with gradients and optimizer \
+             state that is over 32 GiB a replica: make its layers smaller",
+            task.model_name()
+        )));
     }
+    if data.test.feature_shape() != data.train.feature_shape() {
+        return Err(Failure::failed(format!(
+            "{}: the training examples have the shape {:?}, the test examples {:?}; both must be \
+             alike",
+            task.dataset,
+            data.train.feature_shape(),
+            data.test.feature_shape()
+        )));
+    }
+    if data.train.len() < replicas {
+        return Err(Failure::failed(format!(
+            "{} has {} training examples for {replicas} replicas; use --replicas {} or fewer",
+            task.dataset,
+            data.train.len(),
+            data.train.len()
+        )));
+    }
+    Ok(())
 }
 
 /// The largest power of two up to 64 that gives an epoch at least 20 steps.
@@ -139,38 +124,8 @@ fn default_batch_size(examples: usize, replicas: usize) -> usize {
     1 << most.ilog2()
 }
 
-/// The checkpoint that `--resume` asks for. Without it, a directory with checkpoints is refused:
-/// the newest of a mix of two runs would be nobody's.
-fn checkpoint_to_resume(files: &FileArgs) -> Result<Option<(PathBuf, Checkpoint)>, Failure> {
-    let Some(directory) = &files.checkpoint_dir else {
-        return match files.resume {
-            true => Err(Failure::usage(
-                "--resume needs --checkpoint-dir: the directory to continue from",
-            )),
-            false => Ok(None),
-        };
-    };
-    if !files.resume {
-        let last = match checkpoint::list(directory) {
-            Ok(entries) => entries.last().map(|entry| entry.step),
-            Err(CheckpointError::Missing { .. }) => None,
-            Err(error) => return Err(error.into()),
-        };
-        return match last {
-            Some(step) => Err(Failure::usage(format!(
-                "{} holds checkpoints up to step {step}; add --resume to continue, or choose \
-                 another directory",
-                directory.display()
-            ))),
-            None => Ok(None),
-        };
-    }
-    let newest = checkpoint::load_latest(directory)?;
-    Ok(Some(usable(newest, directory)?))
-}
-
 impl Run {
-    fn train(&self, checkpoint: Option<Checkpoint>, interrupt: Interrupt) -> Result<(), Failure> {
+    fn train(&self, mut start: Start, interrupt: Interrupt) -> Result<(), Failure> {
         let seed = self.args.training.seed;
         let mut state = self.strategy.try_scope(|device| {
             let optimizer = optimizer(&self.args.training);
@@ -181,15 +136,16 @@ impl Run {
         let batching = Batching::per_replica(self.batch_size);
         let train = self.distribute(&self.data.train, batching.shuffle(seed))?;
         let test = self.distribute(&self.data.test, batching)?;
+        start.hold(&self.args.files)?;
+        let (path, checkpoint) = start.checkpoint.unzip();
         let continued = checkpoint.as_ref().map(|saved| saved.metadata.step);
-        self.announce(&state, continued)?;
-
-        let mut saver = self.saver()?;
+        let mut saver = start.saver.map(|saver| self.describe(saver));
         let mut fit = Fit::new(&*self.strategy)
             .epochs(self.epochs)
             .max_steps(self.args.training.steps)
             .seed(seed)
             .resume_from(checkpoint)
+            .callback(self.announcement(&state, continued))
             .callback(interrupt)
             .callback(TerminateOnNan::every_batches(NAN_CHECK_STEPS));
         fit = match self.args.general.output {
@@ -208,7 +164,8 @@ impl Run {
         }
         let history = fit.run(&mut state, &train, Some(&test), objective)?;
         let saved = saver.as_ref().and_then(ModelCheckpoint::last_saved);
-        let saved = saved.map(|saved| saved.entry.path.clone());
+        // Nothing newer than what the run began with.
+        let saved = saved.map(|saved| saved.entry.path.clone()).or(path);
         self.finish(&history, &state, &test, saved)
     }
 
@@ -217,19 +174,17 @@ impl Run {
         Ok(self.strategy.distribute_dataset(classified, batching)?)
     }
 
-    fn saver(&self) -> Result<Option<ModelCheckpoint>, Failure> {
-        let Some(directory) = &self.args.files.checkpoint_dir else {
-            return Ok(None);
-        };
+    /// Every checkpoint says what it is of.
+    fn describe(&self, saver: ModelCheckpoint) -> ModelCheckpoint {
         let (key, extra) = self.task.to_extra();
-        let saver = ModelCheckpoint::new(directory)?
+        saver
             .keep(CHECKPOINTS_KEPT)
             .model_name(self.task.model_name())
-            .extra(key, extra);
-        Ok(Some(saver))
+            .extra(key, extra)
     }
 
-    fn announce(&self, state: &State, continued: Option<u64>) -> Result<(), Failure> {
+    /// What is said once nothing can be refused any more.
+    fn announcement(&self, state: &State, continued: Option<u64>) -> Announcement {
         let devices = device_names(&*self.strategy);
         let global = self.batch_size * devices.len();
         let parameters = self.task.plan.parameters();
@@ -252,23 +207,38 @@ impl Run {
                 ("learning_rate", json!(state.primary().learning_rate())),
                 ("seed", json!(self.args.training.seed)),
             ]);
-            return events::line(&event);
+            return Announcement {
+                event: Some(event),
+                notes: self.short_batch(global).into_iter().collect(),
+            };
         }
-        events::note(&format!(
-            "{} ({parameters} parameters) on {}: {train} training and {test} test examples",
-            self.task.model_name(),
-            self.task.dataset
-        ));
-        events::note(&format!(
-            "{} strategy on {}: {} examples a step each, {global} together",
-            self.strategy.name(),
-            devices.join(", "),
-            self.batch_size
-        ));
-        if let Some(step) = continued {
-            events::note(&format!("continuing after step {step}"));
-        }
-        Ok(())
+        let mut notes = vec![
+            format!(
+                "{} ({parameters} parameters) on {}: {train} training and {test} test examples",
+                self.task.model_name(),
+                self.task.dataset
+            ),
+            format!(
+                "{} strategy on {}: {} examples a step each, {global} together",
+                self.strategy.name(),
+                devices.join(", "),
+                self.batch_size
+            ),
+        ];
+        notes.extend(self.short_batch(global));
+        notes.extend(continued.map(|step| format!("continuing after step {step}")));
+        Announcement { event: None, notes }
+    }
+
+    /// What becomes of a batch size beyond the data: as in TensorFlow, one short batch.
+    fn short_batch(&self, global: usize) -> Option<String> {
+        let examples = self.data.train.len();
+        (global > examples).then(|| {
+            format!(
+                "all {examples} training examples are one short batch, so an epoch is one step; \
+                 its loss is divided by {global}, use a smaller --batch-size for more steps"
+            )
+        })
     }
 
     /// The last line, or why there is none.
@@ -319,6 +289,25 @@ impl Run {
             accuracy.unwrap_or(f64::NAN),
             loss.unwrap_or(f64::NAN)
         ))
+    }
+}
+
+/// Says what is trained, as soon as the run has accepted its checkpoint.
+#[derive(Debug)]
+struct Announcement {
+    event: Option<String>,
+    notes: Vec<String>,
+}
+
+impl Callback for Announcement {
+    fn on_train_begin(&mut self, _: &mut Control<'_>) -> distribute_core::Result<()> {
+        for note in &self.notes {
+            events::note(note);
+        }
+        match &self.event {
+            Some(event) => events::line(event).map_err(|failure| Error::step(failure.to_string())),
+            None => Ok(()),
+        }
     }
 }
 

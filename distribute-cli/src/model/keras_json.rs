@@ -420,7 +420,14 @@ impl Reader<'_> {
         let (class, config) = self.object(key).ok_or_else(refuse)?;
         let number = |name: &str, default: f64| match config.get(name) {
             None | Some(Value::Null) => Ok(default),
-            Some(value) => value.as_f64().ok_or_else(refuse),
+            Some(value) => {
+                let factor = value.as_f64().ok_or_else(refuse)?;
+                let is_factor = factor.is_finite() && factor >= 0.0;
+                is_factor.then_some(factor).ok_or_else(|| {
+                    let what = format!("option `{key}` with {name} = {factor}");
+                    self.unsupported(what, "use a factor from 0 on")
+                })
+            }
         };
         let regularizer = match class.to_ascii_lowercase().as_str() {
             "l1" => Regularizer {

@@ -1,5 +1,6 @@
 //! What can go wrong with a checkpoint, and what to do about it.
 
+use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -85,8 +86,8 @@ pub enum CheckpointError {
     },
     /// The disk or the quota is full. Older checkpoints are untouched.
     #[error(
-        "no space left to write {} ({source}): free some space or keep fewer checkpoints; \
-         older checkpoints are untouched",
+        "no space left to write {} ({source}): free some space, remove the oldest checkpoints or \
+         choose a directory on another disk; older checkpoints are untouched",
         path.display()
     )]
     DiskFull {
@@ -105,14 +106,27 @@ pub enum CheckpointError {
         /// The operating system's reason.
         source: io::Error,
     },
-    /// Somebody else is saving into this directory right now. Only the chief may save, or every
-    /// worker needs its own directory.
+    /// Somebody else writes checkpoints into this directory: another process, or another
+    /// [`CheckpointManager`](super::CheckpointManager) of this one. Reading is possible all the
+    /// same. The directory is free as soon as that process has ended, however it ends.
     #[error(
-        "another save into {} is running: give every worker its own checkpoint directory, \
-         or save on the chief only",
-        path.display()
+        "{} is in use by {}, which saves its checkpoints there: wait until it has ended, or \
+         choose another checkpoint directory (of several workers, only the chief saves)",
+        path.display(),
+        Holder(*holder)
     )]
     Busy {
+        /// The directory of the checkpoints.
+        path: PathBuf,
+        /// The id of the process that holds the directory, if it could be found out.
+        holder: Option<u32>,
+    },
+    /// Checkpoints came and went faster than they could be read, several times in a row.
+    #[error(
+        "the checkpoints in {} are replaced faster than they can be read: try again",
+        path.display()
+    )]
+    Changing {
         /// The directory of the checkpoints.
         path: PathBuf,
     },
@@ -167,6 +181,19 @@ impl CheckpointError {
         Self::Corrupt {
             path: path.to_path_buf(),
             what: what.into(),
+        }
+    }
+}
+
+/// Who is in the way, for people.
+struct Holder(Option<u32>);
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(id) if id == std::process::id() => f.write_str("another manager of this process"),
+            Some(id) => write!(f, "process {id}"),
+            None => f.write_str("another process"),
         }
     }
 }

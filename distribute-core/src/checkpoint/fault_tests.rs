@@ -211,30 +211,76 @@ fn background_saves_happen_one_after_the_other_and_dropping_waits() {
     assert_eq!(latest.1, checkpoint(5, 5.0));
 }
 
+/// Whether a second manager is refused, with the directory and this process named.
+fn is_refused(directory: &Path) -> bool {
+    match CheckpointManager::open(directory) {
+        Ok(_) => false,
+        Err(error @ CheckpointError::Busy { holder, .. }) => {
+            assert_eq!(holder, Some(std::process::id()));
+            let text = error.to_string();
+            let start = format!("{} is in use by another manager", directory.display());
+            assert!(text.starts_with(&start), "{text}");
+            true
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
 #[test]
-fn two_managers_do_not_write_at_the_same_time() {
+fn a_second_manager_is_refused_until_the_first_and_its_clones_are_gone() {
     let directory = tempfile::tempdir().unwrap();
     let fs = FaultyFileSystem::faultless();
     let manager = manager(&fs, directory.path()).unwrap();
     let leftover = directory.path().join(format!(".tmp-distribute-{:032x}", 5));
     fs::create_dir(&leftover).unwrap();
-    let lock = fs::File::options()
-        .write(true)
-        .open(directory.path().join(".distribute-checkpoints.lock"))
-        .unwrap();
-    lock.lock().unwrap();
-
-    let error = manager.save(&checkpoint(1, 1.0)).unwrap_err();
-    assert!(matches!(error, CheckpointError::Busy { .. }), "{error}");
-    CheckpointManager::open(directory.path()).unwrap();
+    assert!(is_refused(directory.path()));
     assert!(
         leftover.exists(),
-        "it may belong to the save that holds the lock"
+        "it may belong to the save of whoever holds the lock"
     );
 
-    drop(lock);
-    manager.save(&checkpoint(1, 1.0)).unwrap();
+    let clone = manager.clone();
+    drop(manager);
+    assert!(is_refused(directory.path()), "a clone is left");
+    clone.save(&checkpoint(1, 1.0)).unwrap();
     assert!(!leftover.exists());
+    assert!(is_refused(directory.path()), "between two saves as well");
+    assert_eq!(
+        load_latest(directory.path()).unwrap().found.unwrap().0.step,
+        1
+    );
+
+    let mut handle = SaveHandle::new(clone);
+    handle.save(checkpoint(2, 2.0)).unwrap();
+    assert!(is_refused(directory.path()), "a save handle holds it too");
+    handle.finish().unwrap();
+    assert!(!is_refused(directory.path()));
+}
+
+#[test]
+fn a_directory_that_is_removed_while_it_is_held_is_taken_again() {
+    let parent = tempfile::tempdir().unwrap();
+    let directory = parent.path().join("checkpoints");
+    let first = CheckpointManager::open(&directory).unwrap();
+    fs::remove_dir_all(&directory).unwrap();
+    first.save(&checkpoint(1, 1.0)).unwrap();
+    assert!(is_refused(&directory));
+
+    fs::remove_dir_all(&directory).unwrap();
+    let second = CheckpointManager::open(&directory).unwrap();
+    drop(first);
+    assert!(is_refused(&directory), "the second has it now");
+    second.save(&checkpoint(1, 1.0)).unwrap();
+}
+
+#[test]
+fn a_lock_file_that_is_not_ours_is_never_written_to() {
+    let directory = tempfile::tempdir().unwrap();
+    let lock = directory.path().join(".distribute-checkpoints.lock");
+    let text = "somebody's notes, which must not be lost";
+    fs::write(&lock, text).unwrap();
+    drop(CheckpointManager::open(directory.path()).unwrap());
+    assert_eq!(fs::read_to_string(&lock).unwrap(), text);
 }
 
 #[test]

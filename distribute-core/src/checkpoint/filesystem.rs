@@ -23,7 +23,10 @@ pub(super) enum Lock {
     /// Held until this value is dropped (or the process dies, however it dies).
     Held(#[expect(dead_code, reason = "the open file is the lock")] Box<dyn Send>),
     /// Another process or another manager holds it.
-    Busy,
+    Busy {
+        /// The process, if it could be found out.
+        holder: Option<u32>,
+    },
     /// This file system has no locks: saving works, but nothing may be cleaned up.
     Unsupported,
 }
@@ -114,18 +117,63 @@ impl FileSystem for OsFileSystem {
     }
 
     fn lock(&self, path: &Path) -> io::Result<Lock> {
-        let file = OpenOptions::new()
+        let mut file = OpenOptions::new()
             .create(true)
             .truncate(false)
+            .read(true)
             .write(true)
             .open(path)?;
         match file.try_lock() {
-            Ok(()) => Ok(Lock::Held(Box::new(file))),
-            Err(TryLockError::WouldBlock) => Ok(Lock::Busy),
+            Ok(()) => {
+                let named = name_holder(&mut file, path).is_ok();
+                Ok(Lock::Held(Box::new(HeldFile { file, named })))
+            }
+            Err(TryLockError::WouldBlock) => Ok(Lock::Busy {
+                holder: holder(&mut file),
+            }),
             Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Unsupported => {
                 Ok(Lock::Unsupported)
             }
             Err(TryLockError::Error(error)) => Err(error),
         }
     }
+}
+
+/// A lock file of ours holds a process id and nothing else.
+const MAX_LOCK_BYTES: u64 = 16;
+
+/// The open file that is the lock.
+struct HeldFile {
+    file: File,
+    /// Whether the process id stands in it.
+    named: bool,
+}
+
+impl Drop for HeldFile {
+    fn drop(&mut self) {
+        // Closing the file would do, unless another thread is just starting a process: that one
+        // holds a copy of the file for a moment. A wrong process id only spoils a message.
+        if self.named {
+            let _ = self.file.set_len(0);
+        }
+        let _ = self.file.unlock();
+    }
+}
+
+/// Writes this process' id into the lock file, for the message of whoever is refused. Without it
+/// (a full disk) the lock is as good.
+fn name_holder(file: &mut File, path: &Path) -> io::Result<()> {
+    let ours = fs::symlink_metadata(path)?.is_file() && file.metadata()?.len() <= MAX_LOCK_BYTES;
+    if !ours {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    file.set_len(0)?;
+    writeln!(file, "{}", std::process::id())
+}
+
+/// Who holds the lock, as the lock file says.
+fn holder(file: &mut File) -> Option<u32> {
+    let mut text = String::new();
+    file.take(MAX_LOCK_BYTES).read_to_string(&mut text).ok()?;
+    text.trim().parse().ok()
 }

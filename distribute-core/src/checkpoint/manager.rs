@@ -16,8 +16,10 @@ use super::reader::{
 use super::tensor_file::PreparedTensors;
 use super::{Checkpoint, MARKER_FILE, METADATA_FILE, TENSORS_FILE, created_by};
 
-/// Locked while somebody writes into the directory, so that nobody's unfinished save is taken for
-/// a dead one. It stays in the directory: removing a lock file is a race.
+/// Locked by the manager of the directory for its whole life, so that two runs never replace each
+/// other's checkpoints and nobody's unfinished save is taken for a dead one. The operating system
+/// frees it when the process ends, however it ends. It stays in the directory: removing a lock file
+/// is a race.
 const LOCK_FILE: &str = ".distribute-checkpoints.lock";
 
 /// Followed by 32 hexadecimal digits: an unfinished save, or a checkpoint being removed.
@@ -26,7 +28,10 @@ const TEMPORARY_PREFIX: &str = ".tmp-distribute-";
 /// Saves checkpoints into one directory and removes old ones, like TensorFlow's
 /// `tf.train.CheckpointManager`. Clones share the directory; their saves wait for each other.
 ///
-/// Only one process may save into a directory (under a strategy: the chief).
+/// Only one manager at a time may save into a directory (under a strategy with several workers: the
+/// chief's). It holds the directory from [`open`](Self::open) until its last clone is dropped; a
+/// second one is refused with [`CheckpointError::Busy`]. Reading needs no manager and is possible
+/// at any time. A file system without locks cannot refuse: there, the caller has to see to it.
 #[derive(Clone)]
 pub struct CheckpointManager {
     inner: Arc<Inner>,
@@ -36,7 +41,8 @@ pub struct CheckpointManager {
 struct Inner {
     directory: PathBuf,
     fs: Box<dyn FileSystem>,
-    saving: Mutex<()>,
+    /// The hold on the directory; locked for the time of a save.
+    saving: Mutex<Lock>,
 }
 
 /// What a save did.
@@ -59,8 +65,8 @@ impl CheckpointManager {
     ///
     /// # Errors
     ///
-    /// [`CheckpointError::NotWritable`] or another error of the file system, so that a run does
-    /// not find out after its first epoch.
+    /// [`CheckpointError::Busy`] if somebody else saves there; [`CheckpointError::NotWritable`] or
+    /// another error of the file system, so that a run does not find out after its first epoch.
     pub fn open(directory: impl Into<PathBuf>) -> Result<Self, CheckpointError> {
         Self::open_in(Box::new(OsFileSystem), directory.into())
     }
@@ -69,16 +75,17 @@ impl CheckpointManager {
         fs: Box<dyn FileSystem>,
         directory: PathBuf,
     ) -> Result<Self, CheckpointError> {
-        let inner = Inner {
+        let mut inner = Inner {
             directory,
             fs,
-            saving: Mutex::new(()),
+            saving: Mutex::new(Lock::Unsupported),
         };
         inner.create_directory()?;
-        if let lock @ Lock::Held(_) = inner.lock()? {
+        let lock = inner.lock()?;
+        if let Lock::Held(_) = lock {
             inner.remove_leftovers()?;
-            drop(lock);
         }
+        inner.saving = Mutex::new(lock);
         Ok(Self {
             inner: Arc::new(inner),
             max_to_keep: None,
@@ -128,7 +135,7 @@ impl CheckpointManager {
     /// [`CheckpointError::Unsupported`] or [`CheckpointError::Io`]. Checkpoints that were complete
     /// before are then still complete.
     pub fn save(&self, checkpoint: &Checkpoint) -> Result<Saved, CheckpointError> {
-        let _saving = self
+        let mut lock = self
             .inner
             .saving
             .lock()
@@ -137,17 +144,13 @@ impl CheckpointManager {
         let tensors = PreparedTensors::new(&checkpoint.tensors, self.path())?;
 
         let inner = &self.inner;
-        inner.create_directory()?;
-        let lock = inner.lock()?;
+        if inner.create_directory()? {
+            // Somebody removed the directory, and with it the lock.
+            *lock = inner.lock()?;
+        }
         let mut not_removed = Vec::new();
-        match lock {
-            Lock::Busy => {
-                return Err(CheckpointError::Busy {
-                    path: inner.directory.clone(),
-                });
-            }
-            Lock::Held(_) => not_removed.extend(inner.remove_leftovers()?),
-            Lock::Unsupported => {}
+        if let Lock::Held(_) = *lock {
+            not_removed.extend(inner.remove_leftovers()?);
         }
 
         let temporary = inner.temporary_path()?;
@@ -168,7 +171,6 @@ impl CheckpointManager {
             }
             Err(_) => not_removed.push(inner.directory.clone()),
         }
-        drop(lock);
         Ok(Saved {
             entry,
             bytes,
@@ -189,23 +191,32 @@ impl fmt::Debug for CheckpointManager {
 }
 
 impl Inner {
-    fn create_directory(&self) -> Result<(), CheckpointError> {
+    /// Whether it had to be created.
+    fn create_directory(&self) -> Result<bool, CheckpointError> {
         let path = self.directory.as_path();
         if self.fs.is_dir(path) {
-            return Ok(());
+            return Ok(false);
         }
         let result = self.fs.create_dir_all(path).and_then(|()| {
             let parent = path.parent().filter(|parent| *parent != Path::new(""));
             self.fs.sync_dir(parent.unwrap_or(Path::new(".")))
         });
-        result.map_err(|error| CheckpointError::from_io(path, "create", error))
+        result
+            .map(|()| true)
+            .map_err(|error| CheckpointError::from_io(path, "create", error))
     }
 
+    /// Takes the directory, or says who has it.
     fn lock(&self) -> Result<Lock, CheckpointError> {
         let path = self.directory.join(LOCK_FILE);
-        self.fs
-            .lock(&path)
-            .map_err(|error| CheckpointError::from_io(&path, "lock", error))
+        match self.fs.lock(&path) {
+            Ok(Lock::Busy { holder }) => Err(CheckpointError::Busy {
+                path: self.directory.clone(),
+                holder,
+            }),
+            Ok(lock) => Ok(lock),
+            Err(error) => Err(CheckpointError::from_io(&path, "lock", error)),
+        }
     }
 
     /// Removes what dead saves left behind; the lock must be held. Returns what would not go.

@@ -93,7 +93,8 @@ pub fn list(directory: impl AsRef<Path>) -> Result<Vec<Entry>, CheckpointError> 
 ///
 /// [`CheckpointError::Missing`] if there is no such directory, [`CheckpointError::Version`] or
 /// [`CheckpointError::Io`] for a checkpoint which is not damaged but cannot be read. Going back to
-/// an older one is then for the user to decide.
+/// an older one is then for the user to decide. [`CheckpointError::Changing`] if whoever saves
+/// there removes every checkpoint before it is read, again and again.
 pub fn latest(directory: impl AsRef<Path>) -> Result<Newest<Entry>, CheckpointError> {
     let newest = newest_in(&OsFileSystem, directory.as_ref(), verify_in)?;
     Ok(Newest {
@@ -185,7 +186,7 @@ pub(super) fn newest_in<T>(
         }
         entries = listed_again;
     }
-    Err(CheckpointError::Busy {
+    Err(CheckpointError::Changing {
         path: directory.to_path_buf(),
     })
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use distribute_core::checkpoint::{Checkpoint, list, load_latest};
+use distribute_core::checkpoint::{Checkpoint, Entry, list, load_latest};
 use distribute_core::fit::callbacks::{
     EarlyStopping, HistoryFile, Interrupt, LearningRateScheduler, ModelCheckpoint,
 };
@@ -171,6 +171,42 @@ fn every_steps_saves_within_epochs_and_keeps_the_newest() {
         tensors.retain(|name, _| !name.starts_with("callback/"));
         tensors
     });
+}
+
+#[test]
+fn a_finished_run_that_is_resumed_saves_nothing_again() {
+    let parent = tempfile::tempdir().unwrap();
+    let strategy = DefaultStrategy::new();
+    let data = Points::new(&strategy);
+    let names = |directory: &Path| -> Vec<String> {
+        let name = |entry: Entry| {
+            entry
+                .path
+                .file_name()
+                .unwrap()
+                .to_str()
+                .unwrap()
+                .to_string()
+        };
+        list(directory).unwrap().into_iter().map(name).collect()
+    };
+    let run = |directory: &Path, epochs: usize, checkpoint: Option<Checkpoint>| {
+        let mut state = new_state(&strategy);
+        let checkpoints = ModelCheckpoint::new(directory).unwrap();
+        let fit = Fit::new(&strategy).epochs(epochs).seed(3);
+        let fit = fit.resume_from(checkpoint).callback(checkpoints);
+        fit.run(&mut state, &data, None, objective).unwrap();
+    };
+    let first = parent.path().join("first");
+    run(&first, 1, None);
+    run(&first, 1, Some(newest(&first)));
+    assert_eq!(names(&first), ["step-00000006"], "no step-00000006-r1");
+    // Elsewhere it is new, and so is what a longer run adds.
+    let second = parent.path().join("second");
+    run(&second, 1, Some(newest(&first)));
+    assert_eq!(names(&second), ["step-00000006"]);
+    run(&second, 2, Some(newest(&first)));
+    assert_eq!(names(&second), ["step-00000006", "step-00000012"]);
 }
 
 #[test]

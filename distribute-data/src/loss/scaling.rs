@@ -88,7 +88,7 @@ impl<const D: usize> From<Tensor<D, Bool>> for SampleWeight {
 /// It needs a [`ReplicaContext`], so a call outside of a step does not compile:
 ///
 /// ```compile_fail
-/// use distribute_core::{MirroredStrategy, StrategyExt, Tensor};
+/// use distribute_core::{MirroredStrategy, Strategy, Tensor};
 /// use distribute_data::compute_average_loss;
 ///
 /// let strategy = MirroredStrategy::builder().replicas(2).build().unwrap();
@@ -99,11 +99,13 @@ impl<const D: usize> From<Tensor<D, Bool>> for SampleWeight {
 /// Nor does a loss without axes (one number, already reduced):
 ///
 /// ```compile_fail
-/// use distribute_core::{DefaultStrategy, StrategyExt, Tensor};
+/// use distribute_core::{ReplicaContext, Result, Tensor};
 /// use distribute_data::compute_average_loss;
 ///
-/// let one_number = |ctx: &_, loss: Tensor<0>| compute_average_loss(ctx, loss, None, None);
-/// DefaultStrategy::new().run((), |ctx, ()| one_number(ctx, Tensor::ones([], ctx.device())));
+/// fn reduced_already(ctx: &ReplicaContext, loss: Tensor<0>) -> Result<Tensor<1>> {
+///     compute_average_loss(ctx, loss, None, None)
+/// }
+/// let _step: fn(&ReplicaContext, Tensor<0>) -> Result<Tensor<1>> = reduced_already;
 /// ```
 ///
 /// Inside a step, with one loss per example:

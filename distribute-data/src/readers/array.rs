@@ -128,6 +128,25 @@ impl Array {
     }
 }
 
+impl Array {
+    /// The first value that is not a finite `f32`: its row, its place in the row and itself.
+    pub(crate) fn first_not_finite(&self) -> Option<(usize, usize, f64)> {
+        let (position, value) = match &self.values {
+            Values::F32(v) => {
+                let position = v.iter().position(|x| !x.is_finite())?;
+                (position, f64::from(v[position]))
+            }
+            Values::F64(v) => {
+                let position = v.iter().position(|x| !(*x as f32).is_finite())?;
+                (position, v[position])
+            }
+            _ => return None,
+        };
+        let row_len = self.row_len().max(1);
+        Some((position / row_len, position % row_len, value))
+    }
+}
+
 /// The product of the extents, or `None` if it overflows. As in NumPy, the extents beside a zero
 /// must not overflow either, so the product of any part of the shape is safe too.
 pub(crate) fn checked_product(shape: &[usize]) -> Option<usize> {

@@ -215,6 +215,22 @@ pub enum ReadError {
         remedy: &'static str,
     },
 
+    /// A feature or target that is NaN, infinite or beyond `f32`: every loss would be NaN.
+    #[error(
+        "{}: example {row}, value {column} (both counted from 0) is {value:e}; replace it or leave \
+         the example out", .path.display()
+    )]
+    NotFinite {
+        /// The file, or the name of the data set.
+        path: PathBuf,
+        /// The example, counted from 0.
+        row: usize,
+        /// Which of the example's values, in the order in which they are stored, from 0.
+        column: usize,
+        /// The value.
+        value: f64,
+    },
+
     /// A text field that is not UTF-8.
     #[error(
         "{}: line {line}, column {column}: the text is not UTF-8; \

@@ -85,7 +85,8 @@ impl Examples {
     /// # Errors
     /// [`ReadError::Empty`] without examples or with rows of no values,
     /// [`ReadError::CountMismatch`] if there are more features than labels or fewer,
-    /// [`ReadError::LabelOutOfRange`] for a negative class or one above 1,048,575.
+    /// [`ReadError::LabelOutOfRange`] for a negative class or one above 1,048,575,
+    /// [`ReadError::NotFinite`] for NaN, infinity and numbers beyond `f32`.
     pub fn new(name: &str, features: Features, labels: Labels) -> Result<Self, ReadError> {
         Self::from_files(
             name,
@@ -123,9 +124,15 @@ impl Examples {
                 labels: labels.len(),
             });
         }
+        if let Features::Numbers(array) = &features {
+            check_finite(array, features_path)?;
+        }
         let classes = match &labels {
             Labels::Classes(labels) => Some(count_classes(labels, labels_path)?),
-            Labels::Numbers(_) => None,
+            Labels::Numbers(array) => {
+                check_finite(array, labels_path)?;
+                None
+            }
         };
         let mut files = vec![features_path.to_owned()];
         if labels_path != features_path {
@@ -386,6 +393,18 @@ impl Examples {
             wanted,
             found,
         }
+    }
+}
+
+fn check_finite(array: &Array, path: &Path) -> Result<(), ReadError> {
+    match array.first_not_finite() {
+        None => Ok(()),
+        Some((row, column, value)) => Err(ReadError::NotFinite {
+            path: path.into(),
+            row,
+            column,
+            value,
+        }),
     }
 }
 

@@ -16,7 +16,36 @@ const FORMAT: &str = "IDX (00 00, then a type 08, 09, 0b, 0c, 0d or 0e, then the
 /// [`ReadError`]: missing file, wrong magic, truncated, data after the end, or a header that
 /// promises more than the file can hold (found before anything is allocated).
 pub fn read_idx(path: impl AsRef<Path>) -> Result<Array, ReadError> {
-    parse(Source::open(path.as_ref())?)
+    parse(Source::open(path.as_ref())?, None)
+}
+
+/// As [`read_idx`], for a file that must hold `wanted`.
+pub(crate) fn read_idx_of(path: &Path, wanted: IdxKind) -> Result<Array, ReadError> {
+    parse(Source::open(path)?, Some(wanted))
+}
+
+/// What an IDX file is for. Its rank, the fourth byte, tells: a file of the other kind is a mix-up,
+/// and its sizes mean nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum IdxKind {
+    Images,
+    Labels,
+}
+
+impl IdxKind {
+    fn fits(self, rank: u8) -> bool {
+        match self {
+            Self::Images => rank >= 2,
+            Self::Labels => rank <= 2,
+        }
+    }
+
+    fn format(self) -> &'static str {
+        match self {
+            Self::Images => "IDX images (00 00 08 03; 00 00 08 01 are labels)",
+            Self::Labels => "IDX labels (00 00 08 01; 00 00 08 03 are images)",
+        }
+    }
 }
 
 /// Reads IDX from memory, gzip or not; `origin` names the data in errors.
@@ -24,10 +53,10 @@ pub fn read_idx(path: impl AsRef<Path>) -> Result<Array, ReadError> {
 /// # Errors
 /// As [`read_idx`].
 pub fn parse_idx(bytes: &[u8], origin: impl AsRef<Path>) -> Result<Array, ReadError> {
-    parse(Source::from_bytes(bytes, origin.as_ref())?)
+    parse(Source::from_bytes(bytes, origin.as_ref())?, None)
 }
 
-fn parse(mut source: Source<'_>) -> Result<Array, ReadError> {
+fn parse(mut source: Source<'_>, wanted: Option<IdxKind>) -> Result<Array, ReadError> {
     let magic = source.head(4)?;
     let stored = match magic[..] {
         [0, 0, code, _] => stored(code),
@@ -45,6 +74,10 @@ fn parse(mut source: Source<'_>) -> Result<Array, ReadError> {
             source.origin(),
             "the IDX header has rank 0",
         ));
+    }
+    if let Some(wanted) = wanted.filter(|wanted| !wanted.fits(rank)) {
+        let format = wanted.format();
+        return Err(ReadError::wrong_magic(source.origin(), format, &magic));
     }
     let extents = source.header(4 * usize::from(rank))?;
     let (extents, _) = extents.as_chunks::<4>();

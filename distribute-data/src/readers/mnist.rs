@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use super::array::{Array, Values, with_values};
 use super::error::{Place, ReadError};
 use super::examples::{Examples, Features, Labels, TrainTest};
-use super::idx::read_idx;
+use super::idx::{IdxKind, read_idx_of};
 use super::source::require_directory;
 
 /// Reads a folder with the four files of MNIST, Fashion-MNIST and their kin:
@@ -17,7 +17,8 @@ use super::source::require_directory;
 ///
 /// # Errors
 /// [`ReadError::Missing`] with the names looked for, [`ReadError::CountMismatch`],
-/// [`ReadError::LabelOutOfRange`], and those of [`read_idx`].
+/// [`ReadError::LabelOutOfRange`], [`ReadError::WrongMagic`] also for labels in place of images,
+/// and those of [`read_idx`](super::read_idx).
 pub fn read_mnist_folder(
     folder: impl AsRef<Path>,
     classes: Option<usize>,
@@ -31,8 +32,8 @@ pub fn read_mnist_folder(
     let train = find_pair(folder, "train")?;
     let test = find_pair(folder, "t10k")?;
     let read = |split, (images, labels): (PathBuf, PathBuf)| {
-        let features = Features::Numbers(read_idx(&images)?);
-        let classes_read = class_labels(read_idx(&labels)?, &labels)?;
+        let features = Features::Numbers(read_idx_of(&images, IdxKind::Images)?);
+        let classes_read = class_labels(read_idx_of(&labels, IdxKind::Labels)?, &labels)?;
         let name = format!("{name} {split}");
         let examples =
             Examples::from_files(&name, (features, &images), (classes_read, &labels), &[])?;

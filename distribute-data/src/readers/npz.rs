@@ -24,8 +24,8 @@ const WANTED: &str = "x_train and y_train (with x_test and y_test, or without), 
 ///
 /// # Errors
 /// [`ReadError::MissingName`] with the keys that are there, [`ReadError::CountMismatch`],
-/// [`ReadError::LabelOutOfRange`], [`ReadError::Malformed`] for a damaged archive, and those of
-/// [`read_npy`](super::read_npy) for its members.
+/// [`ReadError::LabelOutOfRange`], [`ReadError::NotFinite`], [`ReadError::Malformed`] for a damaged
+/// archive, and those of [`read_npy`](super::read_npy) for its members.
 pub fn read_npz(path: impl AsRef<Path>) -> Result<(Examples, Option<Examples>), ReadError> {
     let path = path.as_ref();
     let (file, length) = open_regular(path)?;

@@ -8,7 +8,9 @@ use burn::tensor::TensorData;
 use serde_json::{Map, Value, json};
 
 use super::monitor::{Direction, Monitor};
-use crate::checkpoint::{Checkpoint, CheckpointError, CheckpointManager, SaveHandle, Saved};
+use crate::checkpoint::{
+    Checkpoint, CheckpointError, CheckpointManager, SaveHandle, Saved, latest,
+};
 use crate::fit::{Callback, CallbackState, Control, EpochRecord, FitError, Outcome, Position};
 use crate::{Error, Result};
 
@@ -23,7 +25,9 @@ use crate::{Error, Result};
 /// step limit), and keeps everything. A save that fails ends training with the error; checkpoints
 /// that were complete before stay so. Weights that are not finite are never saved.
 ///
-/// Only one process may save into a directory; under a strategy with several workers, the chief.
+/// Only one callback at a time may save into a directory; under a strategy with several workers,
+/// the chief's. It holds the directory from [`new`](Self::new) until it is dropped, and a second
+/// one is refused, in this process or another. Reading the checkpoints is possible all the while.
 #[derive(Debug)]
 pub struct ModelCheckpoint {
     manager: CheckpointManager,
@@ -49,7 +53,7 @@ impl ModelCheckpoint {
     /// Opens the directory, so that a run does not find out after an epoch that it cannot write.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`] if it cannot be created or written.
+    /// [`Error::Checkpoint`] if it cannot be created or written, or if somebody else saves there.
     pub fn new(directory: impl Into<PathBuf>) -> Result<Self> {
         let manager = CheckpointManager::open(directory).map_err(failed)?;
         Ok(Self {
@@ -155,12 +159,19 @@ impl ModelCheckpoint {
 }
 
 impl Callback for ModelCheckpoint {
-    fn on_train_begin(&mut self, _: &mut Control<'_>) -> Result<()> {
+    fn on_train_begin(&mut self, run: &mut Control<'_>) -> Result<()> {
         if self.best_only.is_some() && matches!(self.every, Every::Steps(_)) {
             return Err(Error::invalid(
                 "ModelCheckpoint: `best_only` compares epochs; leave out `every_steps`, or use \
-                 one callback for each",
+                 one callback for each, with a directory of its own",
             ));
+        }
+        let progress = run.progress();
+        if progress.step > 0 {
+            // A run that goes on from a checkpoint of this directory has nothing new to save yet.
+            let newest = latest(self.manager.path()).map_err(failed)?;
+            let saved = newest.found.filter(|entry| entry.step == progress.step);
+            self.last = saved.map(|_| (progress.step, progress.position));
         }
         Ok(())
     }

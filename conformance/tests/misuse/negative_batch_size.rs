@@ -1,0 +1,11 @@
+//! TensorFlow: a negative global batch size is a ValueError. A batch size is a number of examples.
+
+use distribute_core::{ReplicaContext, Result, Tensor};
+
+fn loss(ctx: &ReplicaContext, losses: Tensor<1>) -> Result<Tensor<1>> {
+    distribute_data::compute_average_loss(ctx, losses, None, Some(-2))
+}
+
+fn main() {
+    let _ = loss;
+}

@@ -1,0 +1,127 @@
+//! Where a training run starts: from nothing or from a checkpoint, and who else saves there.
+
+use std::path::{Path, PathBuf};
+
+use distribute_core::checkpoint::{self, Checkpoint, CheckpointError};
+use distribute_core::fit::callbacks::ModelCheckpoint;
+
+use super::restore::usable;
+use crate::args::{FileArgs, TrainingArgs};
+use crate::failure::Failure;
+use crate::task::stored_l2;
+
+/// What the flags about files say.
+#[derive(Debug, Default)]
+pub(super) struct Start {
+    /// Holds the directory of the checkpoints, if it exists already; see [`Start::hold`].
+    pub(super) saver: Option<ModelCheckpoint>,
+    /// The checkpoint that `--resume` asks for, and where it is.
+    pub(super) checkpoint: Option<(PathBuf, Checkpoint)>,
+}
+
+impl Start {
+    /// Holds the directory before it looks for a checkpoint in it, so that no other run adds a
+    /// newer one. A directory that does not exist is not made yet: the run may still be refused.
+    ///
+    /// Without `--resume` a directory with checkpoints is refused: the newest of a mix of two runs
+    /// would be nobody's.
+    pub(super) fn new(files: &FileArgs) -> Result<Self, Failure> {
+        let Some(directory) = &files.checkpoint_dir else {
+            return match files.resume {
+                true => Err(Failure::usage(
+                    "--resume needs --checkpoint-dir: the directory to continue from",
+                )),
+                false => Ok(Self::default()),
+            };
+        };
+        if !directory.is_dir() {
+            if directory.exists() {
+                return Err(Failure::failed(format!(
+                    "{} is a file; choose a directory for --checkpoint-dir",
+                    directory.display()
+                )));
+            }
+            return match files.resume {
+                true => Err(CheckpointError::Missing {
+                    path: directory.clone(),
+                }
+                .into()),
+                false => Ok(Self::default()),
+            };
+        }
+        let saver = Some(ModelCheckpoint::new(directory)?);
+        if !files.resume {
+            refuse_checkpoints(directory)?;
+            let checkpoint = None;
+            return Ok(Self { saver, checkpoint });
+        }
+        let newest = checkpoint::load_latest(directory)?;
+        let checkpoint = Some(usable(newest, directory)?);
+        Ok(Self { saver, checkpoint })
+    }
+
+    /// Holds the directory now at the latest: everything that can be refused has been checked.
+    pub(super) fn hold(&mut self, files: &FileArgs) -> Result<(), Failure> {
+        if let (None, Some(directory)) = (&self.saver, &files.checkpoint_dir) {
+            self.saver = Some(ModelCheckpoint::new(directory)?);
+            // Another run may have come and gone since.
+            refuse_checkpoints(directory)?;
+        }
+        Ok(())
+    }
+
+    /// What is not asked for is taken from the checkpoint.
+    pub(super) fn complete(&self, training: &mut TrainingArgs) {
+        if let Some((_, checkpoint)) = &self.checkpoint {
+            training.learning_rate = training.learning_rate.or(learning_rate(checkpoint));
+            training.l2 = training.l2.or(stored_l2(&checkpoint.metadata));
+        }
+    }
+
+    /// A resumed run goes on with its own numbers, so others are refused, not ignored.
+    pub(super) fn same_numbers(&self, asked: &TrainingArgs) -> Result<(), Failure> {
+        let Some((path, checkpoint)) = &self.checkpoint else {
+            return Ok(());
+        };
+        let differ = |stored: String, asked: String| {
+            Failure::failed(format!(
+                "{} was trained with {stored}, not {asked}; leave the flag out to continue \
+                 with it",
+                path.display()
+            ))
+        };
+        let same = |a: f64, b: f64| a.to_bits() == b.to_bits();
+        if let (Some(asked), Some(stored)) = (asked.learning_rate, learning_rate(checkpoint))
+            && !same(asked, stored)
+        {
+            let stored = format!("--learning-rate {stored}");
+            return Err(differ(stored, asked.to_string()));
+        }
+        match (asked.l2, stored_l2(&checkpoint.metadata)) {
+            (Some(asked), Some(stored)) if !same(asked, stored) => {
+                Err(differ(format!("--l2 {stored}"), asked.to_string()))
+            }
+            (Some(asked), None) => {
+                let stored = "the L2 factors of the model itself".to_string();
+                Err(differ(stored, format!("--l2 {asked}")))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn learning_rate(checkpoint: &Checkpoint) -> Option<f64> {
+    checkpoint.metadata.optimizer.hyper_parameters["learning_rate"].as_f64()
+}
+
+fn refuse_checkpoints(directory: &Path) -> Result<(), Failure> {
+    match checkpoint::list(directory)?.last() {
+        Some(entry) => Err(Failure::usage(format!(
+            "{} holds checkpoints up to step {}; add --resume to continue, or choose another \
+             directory",
+            directory.display(),
+            entry.step
+        ))),
+        None => Ok(()),
+    }
+}
