@@ -55,12 +55,22 @@ fn blame_needs_records() {
         .expect("runs");
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     let text = String::from_utf8_lossy(&output.stderr).to_string();
-    assert!(text.starts_with("error: ") && text.contains("flight-"), "{text}");
+    assert!(
+        text.starts_with("error: ") && text.contains("flight-"),
+        "{text}"
+    );
 }
 
 fn bench(transport: &str, world: &str) -> Vec<serde_json::Value> {
     let output = program()
-        .args(["bench", "all-reduce", "--transport", transport, "--world", world])
+        .args([
+            "bench",
+            "all-reduce",
+            "--transport",
+            transport,
+            "--world",
+            world,
+        ])
         .args(["--bytes", "4K,1M", "--iterations", "5", "--output", "json"])
         .output()
         .expect("runs");

@@ -35,6 +35,9 @@ pub(crate) struct AllReduceArgs {
     /// Measured operations per size [default: 15 rounds in-process, else half a second]
     #[arg(long)]
     iterations: Option<usize>,
+    /// Reduce buffers that were allocated in shared memory (with shm and auto)
+    #[arg(long)]
+    shared_buffers: bool,
     /// How results are printed
     #[arg(long, value_enum, default_value_t = BenchOutput::Text)]
     output: BenchOutput,
@@ -149,7 +152,9 @@ fn size_bytes(text: &str) -> std::result::Result<usize, String> {
 
 pub(super) fn run(args: &AllReduceArgs) -> Result<(), Failure> {
     if args.world == 0 || args.iterations == Some(0) {
-        return Err(Failure::usage("--world and --iterations must be at least 1"));
+        return Err(Failure::usage(
+            "--world and --iterations must be at least 1",
+        ));
     }
     match (args.transport.between_processes(), args.rank) {
         (None, _) => between_threads(args),
@@ -169,6 +174,7 @@ fn process_bench(args: &AllReduceArgs, transport: ProcessTransport) -> ProcessBe
         transport,
         algorithm: args.algorithm.into(),
         dtype: args.dtype.into(),
+        shared_buffers: args.shared_buffers,
         sizes_bytes: args.bytes.clone(),
         iterations: args.iterations,
         seconds: 0.5,

@@ -31,7 +31,8 @@ pub(super) fn run(args: &CertsArgs) -> Result<(), Failure> {
             directory.display()
         )));
     }
-    let failed = |error: rcgen::Error| Failure::failed(format!("cannot make certificates: {error}"));
+    let failed =
+        |error: rcgen::Error| Failure::failed(format!("cannot make certificates: {error}"));
     let authority = authority(args.days).map_err(failed)?;
     create(directory)?;
     write(&directory.join("ca.pem"), &authority.pem(), false)?;
@@ -93,8 +94,7 @@ fn token() -> Result<String, Failure> {
 }
 
 fn create(directory: &Path) -> Result<(), Failure> {
-    std::fs::create_dir_all(directory)
-        .map_err(|error| Failure::failed(error).in_file(directory))
+    std::fs::create_dir_all(directory).map_err(|error| Failure::failed(error).in_file(directory))
 }
 
 /// Writes a new file; a secret one is readable by its owner only, from the first byte on.

@@ -65,6 +65,17 @@ impl<C: Communicator> Recorded<C> {
         &self.inner
     }
 
+    /// As [`get_ref`](Self::get_ref); calls of it are not recorded.
+    pub(crate) fn get_mut(&mut self) -> &mut C {
+        &mut self.inner
+    }
+
+    /// Numbers the next operation: for a communicator that has run some already.
+    pub(crate) fn starting_at(mut self, sequence: u64) -> Self {
+        self.sequence = sequence;
+        self
+    }
+
     fn header(&self, kind: OperationKind) -> OperationHeader {
         OperationHeader::new(kind, self.generation, self.sequence)
     }

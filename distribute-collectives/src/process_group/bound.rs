@@ -205,15 +205,14 @@ impl Joining {
                 self.over_links(links, local)?
             }
         };
-        let mut communicator = ProcessCommunicator {
+        ProcessCommunicator::new(
             inner,
-            address: self.address,
-            link_cost: None,
-            status: self.status,
-            control: self.control,
-        };
-        communicator.choose(&self.options, &hosts)?;
-        Ok(communicator)
+            self.control,
+            self.status,
+            self.address,
+            &self.options,
+            &hosts,
+        )
     }
 
     /// Which ranks share memory, as they found out by trying.

@@ -27,6 +27,11 @@ impl Hosts {
         self.0.len()
     }
 
+    /// Number of ranks on all hosts.
+    pub(crate) fn ranks(&self) -> usize {
+        self.0.iter().map(Vec::len).sum()
+    }
+
     /// The ranks that share the host of `rank`, itself among them.
     pub(crate) fn members(&self, rank: usize) -> &[usize] {
         let host = self.0.iter().find(|host| host.contains(&rank));

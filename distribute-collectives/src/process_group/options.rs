@@ -1,5 +1,6 @@
 //! Settings of a group whose ranks are processes.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::control::security::Security;
@@ -35,6 +36,7 @@ pub struct ProcessGroupOptions {
     pub(crate) security: Security,
     pub(crate) link_cost: Option<LinkCost>,
     pub(crate) shared_buffer_bytes: usize,
+    pub(crate) flight_records: Option<PathBuf>,
 }
 
 impl ProcessGroupOptions {
@@ -56,6 +58,7 @@ impl ProcessGroupOptions {
             security: Security::default(),
             link_cost: None,
             shared_buffer_bytes: 0,
+            flight_records: None,
         }
     }
 
@@ -111,6 +114,13 @@ impl ProcessGroupOptions {
     /// Takes memory when they are used.
     pub fn shared_buffer_bytes(mut self, bytes: usize) -> Self {
         self.shared_buffer_bytes = bytes;
+        self
+    }
+
+    /// Where a rank writes its last 256 operations when one fails, for `distribute-cli blame`
+    /// (default: nowhere). All ranks should name the same directory, or copy the files together.
+    pub fn flight_records(mut self, directory: impl Into<PathBuf>) -> Self {
+        self.flight_records = Some(directory.into());
         self
     }
 
