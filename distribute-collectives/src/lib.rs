@@ -48,6 +48,7 @@ pub mod mpi;
 mod options;
 pub mod overlap;
 pub mod pack;
+mod patience;
 mod process_group;
 pub mod reduce;
 mod shared_memory;

@@ -64,7 +64,8 @@ fn run<T: Element>(
         2
     };
     let segments = longest.div_ceil(exchange.segment).max(fewest);
-    let segment = longest.div_ceil(segments);
+    // Whole segments and a rest: a segment has the size that fills packets.
+    let segment = exchange.segment.min(longest.div_ceil(fewest));
     let (next, previous) = ((rank + 1) % size, (rank + size - 1) % size);
     // `back` steps before this rank, modulo the number of chunks; no step goes back further than
     // `size`.

@@ -13,6 +13,7 @@ use crate::grpc::frames::Message;
 use crate::grpc::lane::{End, Lane};
 use crate::grpc::pool::Pool;
 use crate::header::{OperationHeader, OperationKind};
+use crate::patience::Patience;
 use crate::status::{Failure, GroupStatus, Trouble};
 use crate::wire::{FrameHeader, HEADER_BYTES, OVERHEAD_BYTES, PREFIX_BYTES, encode_prefix};
 
@@ -67,7 +68,13 @@ pub(crate) struct Links {
     /// Readable when a failure was noted.
     pub(super) wake: Arc<OwnedFd>,
     running: Running,
+    /// Whether to poll before sleeping; where there are more ranks than cores it harms.
+    pub(super) may_spin: bool,
+    patience: Patience,
 }
+
+/// How long a rank polls before it sleeps.
+const SPIN: Duration = Duration::from_micros(50);
 
 /// What a rank waits for.
 #[derive(Clone, Copy, PartialEq)]
@@ -118,6 +125,8 @@ impl Links {
                 begin: Instant::now(),
                 deadline: None,
             },
+            may_spin: false,
+            patience: Patience::default(),
         })
     }
 
@@ -367,12 +376,22 @@ impl Links {
             {
                 return Err(self.ended(peer, header, end));
             }
-            if !moved {
-                // Polling longer was measured: it gains nothing with a core per rank, and takes
-                // the time of the others where there is none.
+            if !moved && !self.poll(goal) {
                 self.block(header, goal)?;
             }
         }
+    }
+
+    /// Where each rank has a core, tries for about as long as waking a thread takes; returns
+    /// whether bytes moved.
+    fn poll(&mut self, goal: Goal) -> bool {
+        if !self.may_spin {
+            return false;
+        }
+        let patience = std::mem::take(&mut self.patience);
+        let moved = patience.poll(SPIN, || self.drive_for(goal));
+        self.patience = patience;
+        moved
     }
 
     fn may_read(&self, rank: usize, lane: usize) -> bool {

@@ -17,13 +17,14 @@
 //! member looks at the failures at once.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
 use rustix::thread::futex::{self, Flags, Timespec};
 
 use crate::error::{CollectiveError, Result};
 use crate::header::{OperationHeader, OperationKind};
+use crate::patience::Patience;
 use crate::shared_memory::layout::{Counter, Layout};
 use crate::shared_memory::segment::Segment;
 use crate::status::{Failure, GroupStatus, Trouble};
@@ -31,43 +32,12 @@ use crate::status::{Failure, GroupStatus, Trouble};
 /// How long a member polls before it sleeps: about as long as waking a process takes.
 const SPIN: Duration = Duration::from_micros(30);
 
-/// Waits without polling after one that polled in vain: at first, and at most.
-const SKIP_MIN: u32 = 4;
-const SKIP_MAX: u32 = 256;
-
-/// Whether polling is worth it. It saves sleeping and waking when the others run at the same time.
-/// When they do not (another program has their core) it only takes their time.
-#[derive(Default)]
-struct Patience {
-    /// Waits from now on that do not poll, and after the next one in vain.
-    skip: AtomicU32,
-    next_skip: AtomicU32,
-}
-
-impl Patience {
-    /// Polls for a while, if that is likely to help; whether it did.
-    fn poll(&self, ready: &impl Fn() -> bool) -> bool {
-        let skip = self.skip.load(Ordering::Relaxed);
-        if skip > 0 {
-            self.skip.store(skip - 1, Ordering::Relaxed);
-            return false;
-        }
-        let begin = Instant::now();
-        while begin.elapsed() < SPIN {
-            for _ in 0..64 {
-                if ready() {
-                    self.next_skip.store(0, Ordering::Relaxed);
-                    return true;
-                }
-                std::hint::spin_loop();
-            }
-        }
-        let skip = self.next_skip.load(Ordering::Relaxed).max(SKIP_MIN);
-        self.skip.store(skip, Ordering::Relaxed);
-        let next = (2 * skip).min(SKIP_MAX);
-        self.next_skip.store(next, Ordering::Relaxed);
-        false
-    }
+/// Asks a few times, so that looking at the clock costs little.
+fn poll_some(ready: &impl Fn() -> bool) -> bool {
+    (0..64).any(|_| {
+        std::hint::spin_loop();
+        ready()
+    })
 }
 
 /// One member's view of the segment.
@@ -248,7 +218,7 @@ impl Shared {
         ready: impl Fn() -> bool,
     ) -> Result<()> {
         let patience = &self.patience[usize::from(counter != Counter::Arrived)];
-        if ready() || (self.layout.may_spin && patience.poll(&ready)) {
+        if ready() || (self.layout.may_spin && patience.poll(SPIN, || poll_some(&ready))) {
             return Ok(());
         }
         let bell = self.segment.word(self.layout.bell(self.me));
