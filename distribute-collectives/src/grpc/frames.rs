@@ -27,6 +27,14 @@ impl Message {
         }
     }
 
+    /// Copies the payload out of the buffer in which it was received: a small payload keeps all of
+    /// that buffer, with whatever else was in it.
+    pub(crate) fn detach(&mut self) {
+        if let Payload::Piece(bytes) = &self.payload {
+            self.payload = Payload::Assembled(bytes.to_vec());
+        }
+    }
+
     /// Bytes that it took on the wire, which its sender may send again once it is consumed.
     pub(crate) fn wire_bytes(&self) -> usize {
         OVERHEAD_BYTES + self.payload().len()

@@ -35,6 +35,9 @@ pub struct ProcessGroupOptions {
     pub(crate) security: Security,
     pub(crate) link_cost: Option<LinkCost>,
     pub(crate) shared_buffer_bytes: usize,
+    /// The host of each rank, as if ranks of one machine were on several.
+    #[cfg(test)]
+    pub(crate) hosts: Option<Vec<usize>>,
 }
 
 impl ProcessGroupOptions {
@@ -56,6 +59,8 @@ impl ProcessGroupOptions {
             security: Security::default(),
             link_cost: None,
             shared_buffer_bytes: 0,
+            #[cfg(test)]
+            hosts: None,
         }
     }
 
