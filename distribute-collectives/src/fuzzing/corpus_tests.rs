@@ -200,10 +200,15 @@ fn notice(trouble: Trouble) -> Vec<u8> {
 }
 
 fn messages_of_control() -> Seeds {
-    let reason = || "because".to_string();
+    let mut seeds = heartbeats();
+    seeds.extend(notices());
+    let giant = [&[0x32][..], &[0xff; 9], &[0x01]].concat();
+    seeds.insert("length-giant", giant);
+    seeds
+}
+
+fn heartbeats() -> Seeds {
     let (op, sequence) = (OperationKind::Reduce, 4);
-    let elapsed = std::time::Duration::from_micros(u64::MAX);
-    let ended = |error| notice(Trouble::Ended(error));
     let heartbeat = |change: fn(&mut message::Operation)| {
         let header = OperationHeader::new(op, 1, sequence).with_root(7);
         let mut running = convert::operation(&header.with_dtype(DType::BF16));
@@ -214,9 +219,6 @@ fn messages_of_control() -> Seeds {
             completed,
         }))
     };
-    let (rank, peer, address, what) = (7, 1, "host:1".to_string(), reason());
-    let (rank_a, rank_b) = (0, 7);
-    let missing = vec![0, 7];
     BTreeMap::from([
         ("heartbeat", heartbeat(|_| {})),
         ("heartbeat-kind-unknown", heartbeat(|it| it.kind = i32::MIN)),
@@ -224,6 +226,18 @@ fn messages_of_control() -> Seeds {
             "heartbeat-numbers",
             heartbeat(|it| (it.count, it.buffers) = (u64::MAX, u64::MAX)),
         ),
+    ])
+}
+
+fn notices() -> Seeds {
+    let reason = || "because".to_string();
+    let (op, sequence) = (OperationKind::Reduce, 4);
+    let elapsed = std::time::Duration::from_micros(u64::MAX);
+    let ended = |error| notice(Trouble::Ended(error));
+    let (rank, peer, address, what) = (7, 1, "host:1".to_string(), reason());
+    let (rank_a, rank_b) = (0, 7);
+    let missing = vec![0, 7];
+    BTreeMap::from([
         (
             "lost",
             notice(Trouble::Lost {
@@ -282,12 +296,6 @@ fn messages_of_control() -> Seeds {
                 address,
                 what,
             }),
-        ),
-        (
-            "length-giant",
-            vec![
-                0x32, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01,
-            ],
         ),
     ])
 }
