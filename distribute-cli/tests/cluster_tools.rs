@@ -56,7 +56,7 @@ fn blame_needs_records() {
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     let text = String::from_utf8_lossy(&output.stderr).to_string();
     assert!(
-        text.starts_with("error: ") && text.contains("flight-"),
+        text.starts_with("error: ") && text.contains("no flight record that can be read"),
         "{text}"
     );
 }

@@ -14,6 +14,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use blame::fuzz;
 pub use blame::{Blame, blame};
 pub use recorded::Recorded;
 
@@ -197,6 +199,19 @@ impl FlightRecorder {
     pub fn write(&self, dir: impl AsRef<Path>) -> Result<PathBuf, FlightRecordError> {
         let (head, lines) = self.snapshot();
         record::write(dir.as_ref(), &head, &lines)
+    }
+
+    /// What [`write`](Self::write) writes, but for the times, which count up from 1.
+    #[cfg(test)]
+    pub(crate) fn text_with_fixed_times(&self) -> String {
+        let (mut head, mut lines) = self.snapshot();
+        (head.started_unix_us, head.written_us) = (1, 1);
+        for (index, line) in lines.iter_mut().enumerate() {
+            let begin = 10 * index as u64 + 1;
+            line.begin_us = begin;
+            line.end_us = line.end_us.map(|_| begin + 1);
+        }
+        record::to_text(&head, &lines).expect("numbers and text")
     }
 
     fn snapshot(&self) -> (Head, Vec<Line>) {

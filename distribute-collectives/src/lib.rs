@@ -38,6 +38,9 @@ mod communicator;
 pub mod control;
 mod error;
 pub mod flight_record;
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod grpc;
 mod header;
 mod in_process;

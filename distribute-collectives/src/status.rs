@@ -4,9 +4,10 @@
 //! (it waits for data and asks whether to give up) and the control thread (it hears of lost and
 //! silent ranks, and tells the others what went wrong here).
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::error::{CollectiveError, Result};
 use crate::header::{OperationHeader, OperationKind};
@@ -55,6 +56,21 @@ pub(crate) struct Failure {
 /// Called once, by the thread that notes the first failure.
 type Waker = Box<dyn Fn() + Send>;
 
+/// What a rank has last said about itself.
+#[derive(Clone, Copy)]
+struct Report {
+    at: Instant,
+    running: Option<OperationHeader>,
+    completed: u64,
+}
+
+impl Report {
+    fn has_begun(&self, header: &OperationHeader) -> bool {
+        let sequence = |running: &OperationHeader| running.sequence >= header.sequence;
+        self.completed > header.sequence || self.running.as_ref().is_some_and(sequence)
+    }
+}
+
 #[derive(Default)]
 struct Inner {
     running: Option<OperationHeader>,
@@ -63,6 +79,8 @@ struct Inner {
     /// In the order in which they were noted; a rank that left after its last operation is in it.
     failures: Vec<Failure>,
     wakers: Vec<Waker>,
+    /// By rank.
+    reports: BTreeMap<usize, Report>,
 }
 
 impl Inner {
@@ -108,6 +126,40 @@ impl GroupStatus {
         if !point_to_point && inner.failure_of(&header).is_none() {
             inner.completed = header.sequence + 1;
         }
+    }
+
+    /// Notes what another rank says about itself.
+    pub(crate) fn note_peer(&self, rank: usize, running: Option<OperationHeader>, completed: u64) {
+        let report = Report {
+            at: Instant::now(),
+            running,
+            completed,
+        };
+        self.lock().reports.insert(rank, report);
+    }
+
+    /// Whom to name when an operation that began at `begin` was waiting for `ranks` at its
+    /// deadline. When those have said since then that they are in the operation, they wait for
+    /// others themselves: then those that have said that they are not.
+    pub(crate) fn to_blame(
+        &self,
+        header: &OperationHeader,
+        begin: Instant,
+        ranks: Vec<usize>,
+    ) -> Vec<usize> {
+        if matches!(header.kind, OperationKind::Send | OperationKind::Recv) {
+            return ranks;
+        }
+        let inner = self.lock();
+        let recent = |rank: &usize| inner.reports.get(rank).filter(|it| it.at > begin);
+        let wait = |rank: &usize| recent(rank).is_some_and(|it| it.has_begun(header));
+        let (waiting, not): (Vec<usize>, Vec<usize>) = ranks.into_iter().partition(wait);
+        if !not.is_empty() {
+            return not;
+        }
+        let absent = |rank: &&usize| recent(rank).is_some_and(|it| !it.has_begun(header));
+        let absent: Vec<usize> = inner.reports.keys().filter(absent).copied().collect();
+        if absent.is_empty() { waiting } else { absent }
     }
 
     /// Number of collective operations that this rank has completed.
@@ -203,6 +255,25 @@ mod tests {
         status.end();
         status.end();
         assert_eq!((status.completed(), status.failures().len()), (1, 1));
+    }
+
+    #[test]
+    fn a_rank_that_waits_for_another_one_is_not_to_blame() {
+        let status = GroupStatus::default();
+        status.note_peer(3, None, 0);
+        let begin = Instant::now();
+        let blame = |ranks: &[usize]| status.to_blame(&header(4), begin, ranks.to_vec());
+        assert_eq!(blame(&[1, 3]), [1, 3]);
+        status.note_peer(1, Some(header(4)), 4);
+        assert_eq!(blame(&[1, 3]), [3]);
+        // Rank 3 has said nothing since the operation began.
+        assert_eq!(blame(&[1]), [1]);
+        status.note_peer(3, Some(header(3)), 3);
+        status.note_peer(0, None, 5);
+        assert_eq!(blame(&[1]), [3]);
+        assert_eq!(blame(&[0, 1]), [3]);
+        let send = OperationHeader::new(OperationKind::Send, 0, 4);
+        assert_eq!(status.to_blame(&send, begin, vec![1]), [1]);
     }
 
     #[test]

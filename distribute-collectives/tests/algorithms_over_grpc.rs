@@ -1,5 +1,5 @@
-//! Every algorithm over gRPC connections against a plain loop: the properties of `algorithms.rs` with
-//! fewer cases, because every group has to meet first.
+//! Every algorithm over gRPC connections against a plain loop: the properties of `algorithms.rs`
+//! with fewer cases, because every group has to meet first.
 
 mod common;
 mod properties;

@@ -3,10 +3,16 @@
 
 #[path = "processes/harness.rs"]
 mod harness;
+#[path = "processes/memory.rs"]
+mod memory;
 #[path = "processes/proxy.rs"]
 mod proxy;
 #[path = "processes/rank.rs"]
 mod rank;
+#[path = "processes/secrets.rs"]
+mod secrets;
+#[path = "processes/trace.rs"]
+mod trace;
 
 use std::time::{Duration, Instant};
 

@@ -289,7 +289,7 @@ mod tests {
 
     #[test]
     fn steps_are_selected_in_their_order() {
-        let all = ["tidy", "edges", "fmt", "clippy", "doc", "test"];
+        let all = ["tidy", "edges", "fmt", "clippy", "doc", "fuzz", "test"];
         assert_eq!(names(&Selection::All), all);
         assert_eq!(names(&Selection::AllButTests), all[..5]);
         assert_eq!(names(&Selection::only("doc").expect("a step")), ["doc"]);

@@ -10,7 +10,13 @@ use std::process::Command;
 use crate::check::{cargo_command, finish};
 
 /// The programs of `fuzz/Cargo.toml`.
-pub const TARGETS: [&str; 3] = ["operation_header", "data_frames", "flight_record"];
+pub const TARGETS: [&str; 5] = [
+    "operation_header",
+    "data_frames",
+    "flight_record",
+    "control_message",
+    "shared_memory_welcome",
+];
 
 /// Seconds per target in `cargo xtask check`.
 pub const BRIEFLY_SECONDS: u64 = 10;

@@ -16,7 +16,8 @@ usage: cargo xtask check [--skip-tests] [--only STEP]
 
   --skip-tests   every step but `fuzz` and `test`
   --only STEP    one step: tidy, edges, fmt, clippy, doc, fuzz or test
-  TARGET         a fuzz target: operation_header, data_frames or flight_record";
+  TARGET         a fuzz target: operation_header, data_frames, flight_record, control_message or
+                 shared_memory_welcome";
 
 /// What the command line asks for.
 #[derive(Debug, PartialEq)]
@@ -117,6 +118,13 @@ mod tests {
             parse_words("fuzz data_frames 60"),
             Ok(Task::Fuzz("data_frames", 60))
         );
+    }
+
+    #[test]
+    fn the_usage_names_every_fuzz_target() {
+        for target in crate::fuzz::TARGETS {
+            assert!(super::USAGE.contains(target), "{target}");
+        }
     }
 
     #[test]

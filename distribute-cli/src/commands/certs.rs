@@ -31,17 +31,16 @@ pub(super) fn run(args: &CertsArgs) -> Result<(), Failure> {
             directory.display()
         )));
     }
-    let failed =
-        |error: rcgen::Error| Failure::failed(format!("cannot make certificates: {error}"));
-    let authority = authority(args.days).map_err(failed)?;
+    let authority = authority(args.days).map_err(|error| failed(&error))?;
     create(directory)?;
     write(&directory.join("ca.pem"), &authority.pem(), false)?;
     for host in &args.hosts {
-        let (certificate, key) = sign(host, args.days, &authority).map_err(failed)?;
-        let directory = directory.join(host.replace(':', "_"));
-        create(&directory)?;
-        write(&directory.join("certificate.pem"), &certificate, false)?;
-        write(&directory.join("key.pem"), &key, true)?;
+        write_host(
+            host,
+            args.days,
+            &authority,
+            &directory.join(host.replace(':', "_")),
+        )?;
     }
     write(&directory.join("token"), &token()?, true)?;
     line(&format!(
@@ -50,6 +49,22 @@ pub(super) fn run(args: &CertsArgs) -> Result<(), Failure> {
         args.hosts.join(", "),
         args.days,
     ))
+}
+
+fn failed(error: &rcgen::Error) -> Failure {
+    Failure::failed(format!("cannot make certificates: {error}"))
+}
+
+fn write_host(
+    host: &str,
+    days: u32,
+    authority: &Authority,
+    directory: &Path,
+) -> Result<(), Failure> {
+    let (certificate, key) = sign(host, days, authority).map_err(|error| failed(&error))?;
+    create(directory)?;
+    write(&directory.join("certificate.pem"), &certificate, false)?;
+    write(&directory.join("key.pem"), &key, true)
 }
 
 fn authority(days: u32) -> Result<Authority, rcgen::Error> {

@@ -32,7 +32,7 @@ fn value<T: Copy>(list: &[T], index: i32) -> Option<T> {
 }
 
 /// A header as a message.
-pub(super) fn operation(header: &OperationHeader) -> message::Operation {
+pub(crate) fn operation(header: &OperationHeader) -> message::Operation {
     message::Operation {
         generation: header.generation,
         sequence: header.sequence,
@@ -47,7 +47,7 @@ pub(super) fn operation(header: &OperationHeader) -> message::Operation {
 }
 
 /// The header in a message, or `None` when it holds a value that this version does not know.
-pub(super) fn header(operation: &message::Operation) -> Option<OperationHeader> {
+pub(crate) fn header(operation: &message::Operation) -> Option<OperationHeader> {
     let dtype = operation
         .element_type
         .map(|index| value(&DType::ALL, index));
@@ -75,7 +75,7 @@ fn micros(duration: Duration) -> u64 {
 }
 
 /// A failure as a message; `rank` is this rank.
-pub(super) fn notice(rank: usize, failure: &Failure) -> message::Notice {
+pub(crate) fn notice(rank: usize, failure: &Failure) -> message::Notice {
     let what = match &failure.trouble {
         Trouble::Lost { rank, reason } => notice::Failure::Lost(message::Lost {
             rank: *rank as u32,
@@ -161,7 +161,7 @@ fn short(text: &str) -> String {
 
 /// The failure in a message, or `None` when it is of a kind that this version does not know, or
 /// names a rank that does not exist.
-pub(super) fn failure(world_size: usize, notice: &message::Notice) -> Option<Failure> {
+pub(crate) fn failure(world_size: usize, notice: &message::Notice) -> Option<Failure> {
     let rank = |rank: u32| Some(rank as usize).filter(|rank| *rank < world_size);
     let trouble = match notice.failure.as_ref()? {
         notice::Failure::Lost(lost) => match &lost.operation {

@@ -7,11 +7,11 @@
 mod address;
 mod client;
 mod connection;
-mod convert;
+pub(crate) mod convert;
 mod gather;
 #[allow(missing_docs, clippy::all)]
 #[rustfmt::skip]
-mod generated;
+pub(crate) mod generated;
 mod handshake;
 mod plane;
 mod proof;

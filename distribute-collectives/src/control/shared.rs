@@ -362,6 +362,7 @@ impl Shared {
     fn heartbeat(&self, rank: usize, id: u64, beat: &message::Heartbeat) {
         let own = self.status.running();
         let theirs = beat.running.as_ref().and_then(convert::header);
+        self.status.note_peer(rank, theirs, beat.completed);
         let pair = own.zip(theirs).filter(|(own, theirs)| {
             let collective =
                 |h: &OperationHeader| !matches!(h.kind, OperationKind::Send | OperationKind::Recv);

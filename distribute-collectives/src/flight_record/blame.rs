@@ -104,6 +104,26 @@ pub fn blame(dir: impl AsRef<Path>) -> Result<Blame, FlightRecordError> {
     Ok(judge(newest, records, notes))
 }
 
+/// What a fuzz target does with any bytes: reads records, which a zero byte separates, writes them
+/// again, and judges them.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn fuzz(bytes: &[u8]) {
+    let texts = bytes.split(|byte| *byte == 0);
+    let texts = texts.filter_map(|text| std::str::from_utf8(text).ok());
+    let records: Vec<Record> = texts.filter_map(|text| record::parse(text).ok()).collect();
+    for record in &records {
+        let text = record::to_text(&record.head, &record.lines).expect("it came from text");
+        assert_eq!(record::parse(&text).as_ref(), Ok(record));
+    }
+    if let Some(first) = records.first() {
+        let head = &first.head;
+        let newest = (head.group.clone(), head.generation, head.world_size);
+        let blame = judge(newest, records, Vec::new());
+        assert!(blame.ranks().iter().all(|rank| *rank < blame.world_size));
+        assert!(!blame.to_string().is_empty());
+    }
+}
+
 fn judge(
     (group, generation, world_size): (String, u64, usize),
     records: Vec<Record>,

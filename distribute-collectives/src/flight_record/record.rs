@@ -139,16 +139,21 @@ fn file_name(head: &Head) -> String {
     )
 }
 
-/// Writes a record under another name, then renames it.
-pub(super) fn write(dir: &Path, head: &Head, lines: &[Line]) -> Result<PathBuf, FlightRecordError> {
-    let mut text = String::new();
-    let json = |error: serde_json::Error| FlightRecordError::io(dir, &error.into());
-    text += &serde_json::to_string(head).map_err(json)?;
+/// The content of a file.
+pub(super) fn to_text(head: &Head, lines: &[Line]) -> serde_json::Result<String> {
+    let mut text = serde_json::to_string(head)?;
     text.push('\n');
     for line in lines {
-        text += &serde_json::to_string(line).map_err(json)?;
+        text += &serde_json::to_string(line)?;
         text.push('\n');
     }
+    Ok(text)
+}
+
+/// Writes a record under another name, then renames it.
+pub(super) fn write(dir: &Path, head: &Head, lines: &[Line]) -> Result<PathBuf, FlightRecordError> {
+    let json = |error: serde_json::Error| FlightRecordError::io(dir, &error.into());
+    let text = to_text(head, lines).map_err(json)?;
     fs::create_dir_all(dir).map_err(|error| FlightRecordError::io(dir, &error))?;
     let name = file_name(head);
     let path = dir.join(&name);
@@ -200,7 +205,7 @@ pub(super) fn read(path: &Path) -> Result<Record, String> {
     parse(&text)
 }
 
-fn parse(text: &str) -> Result<Record, String> {
+pub(super) fn parse(text: &str) -> Result<Record, String> {
     let mut lines = text.lines();
     let first = lines.next().ok_or("it is empty")?;
     let head: Head = serde_json::from_str(first).map_err(|error| format!("line 1: {error}"))?;

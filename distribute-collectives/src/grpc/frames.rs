@@ -6,8 +6,8 @@ use crate::wire::{self, FrameHeader, HEADER_BYTES, OVERHEAD_BYTES, PREFIX_BYTES,
 
 /// A received message.
 #[derive(Debug)]
-pub(super) struct Message {
-    pub(super) header: FrameHeader,
+pub(crate) struct Message {
+    pub(crate) header: FrameHeader,
     payload: Payload,
 }
 
@@ -20,22 +20,30 @@ enum Payload {
 }
 
 impl Message {
-    pub(super) fn payload(&self) -> &[u8] {
+    pub(crate) fn payload(&self) -> &[u8] {
         match &self.payload {
             Payload::Piece(bytes) => bytes,
             Payload::Assembled(bytes) => bytes,
         }
     }
 
+    /// Copies the payload out of the buffer in which it was received: a small payload keeps all of
+    /// that buffer, with whatever else was in it.
+    pub(crate) fn detach(&mut self) {
+        if let Payload::Piece(bytes) = &self.payload {
+            self.payload = Payload::Assembled(bytes.to_vec());
+        }
+    }
+
     /// Bytes that it took on the wire, which its sender may send again once it is consumed.
-    pub(super) fn wire_bytes(&self) -> usize {
+    pub(crate) fn wire_bytes(&self) -> usize {
         OVERHEAD_BYTES + self.payload().len()
     }
 }
 
 /// Cuts a stream of bytes into messages. Holds at most one incomplete message.
 #[derive(Debug)]
-pub(super) struct Assembler {
+pub(crate) struct Assembler {
     /// Most bytes of a message without its prefix.
     limit: usize,
     /// The beginning of a message that has not arrived as a whole.
@@ -47,7 +55,7 @@ pub(super) struct Assembler {
 }
 
 impl Assembler {
-    pub(super) fn new(limit: usize) -> Self {
+    pub(crate) fn new(limit: usize) -> Self {
         Assembler {
             limit,
             front: [0; OVERHEAD_BYTES],
@@ -58,7 +66,7 @@ impl Assembler {
     }
 
     /// Takes memory of a consumed message back.
-    pub(super) fn recycle(&mut self, message: Message) {
+    pub(crate) fn recycle(&mut self, message: Message) {
         if let Payload::Assembled(mut bytes) = message.payload
             && self.partial.is_none()
             && self.payload.capacity() < bytes.capacity()
@@ -70,7 +78,7 @@ impl Assembler {
 
     /// Takes the next message off the front of `bytes`, or all of them when they do not complete
     /// one. The length of a message is checked before memory is asked for it.
-    pub(super) fn next(&mut self, bytes: &mut Bytes) -> Result<Option<Message>, WireError> {
+    pub(crate) fn next(&mut self, bytes: &mut Bytes) -> Result<Option<Message>, WireError> {
         if self.partial.is_none() {
             if self.front_bytes == 0 && bytes.len() >= OVERHEAD_BYTES {
                 self.front.copy_from_slice(&bytes[..OVERHEAD_BYTES]);
@@ -100,6 +108,12 @@ impl Assembler {
             self.partial = Some((header, payload_bytes));
         }
         Ok(self.assemble(bytes))
+    }
+
+    /// Memory for the payload of an incomplete message, or kept for the next one.
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(crate) fn payload_capacity(&self) -> usize {
+        self.payload.capacity()
     }
 
     fn assemble(&mut self, bytes: &mut Bytes) -> Option<Message> {
@@ -184,7 +198,7 @@ mod tests {
             let mut assembler = Assembler::new(128);
             let mut rest = Bytes::from(bytes);
             while !rest.is_empty() && assembler.next(&mut rest).is_ok() {}
-            prop_assert!(assembler.payload.capacity() <= 128);
+            prop_assert!(assembler.payload_capacity() <= 128);
         }
     }
 }

@@ -31,6 +31,13 @@ pub(super) const CONNECTION_WINDOW_BYTES: u32 = 64 << 20;
 /// Bytes of HTTP headers that a peer may send.
 pub(super) const HEADER_LIST_BYTES: u32 = 16 << 10;
 
+/// Messages that nobody has asked for and that lie where they were received. Later ones are copied.
+const PIECES_MAX: usize = 32;
+
+/// Messages that nobody has asked for. The smallest ones are more than their bytes on the wire; a
+/// rank that is at fault of nothing never has so many on their way (see `QUEUED_BYTES`).
+const MESSAGES_MAX: usize = 64 << 10;
+
 /// The connection, by the end that this rank is.
 pub(super) enum Driver {
     Client(h2::client::Connection<Stream, Segment>),
@@ -159,7 +166,15 @@ impl Lane {
         while !piece.is_empty() {
             let found = self.assembler.next(&mut piece);
             let found = found.map_err(|error| End::Protocol(error.to_string()))?;
-            if let Some(message) = found {
+            if let Some(mut message) = found {
+                let queued: usize = self.queues.iter().map(VecDeque::len).sum();
+                if queued >= MESSAGES_MAX {
+                    let what = format!("{queued} messages that this rank does not expect");
+                    return Err(End::Protocol(what));
+                }
+                if queued >= PIECES_MAX {
+                    message.detach();
+                }
                 self.queued_bytes += message.wire_bytes();
                 self.queues[usize::from(message.header.point_to_point)].push_back(message);
             }

@@ -453,8 +453,9 @@ impl Links {
             Goal::Message { from: rank, .. } | Goal::Room { to: rank, .. } => vec![rank],
             Goal::Written => (0..self.peers.len()).filter(pending).collect(),
         };
+        let begin = self.running.begin;
         let error = CollectiveError::Timeout {
-            missing,
+            missing: self.status.to_blame(header, begin, missing),
             op: header.kind,
             sequence: header.sequence,
             elapsed: self.running.begin.elapsed(),

@@ -25,7 +25,7 @@
 // Used by the groups between processes.
 
 mod connect;
-mod frames;
+pub(crate) mod frames;
 mod handshake;
 mod hello;
 mod lane;

@@ -14,6 +14,7 @@ use super::lane::Lane;
 use super::{GrpcTransport, Links};
 use crate::buffer::Buffer;
 use crate::communicator::{AbortTarget, Communicator, CommunicatorExt, chunk_range};
+use crate::control::security::{Security, TlsIdentity};
 use crate::error::{CollectiveError, Result};
 use crate::header::{OperationHeader, OperationKind};
 use crate::messages::TransportCommunicator;
@@ -735,5 +736,95 @@ fn two_hundred_groups_leave_no_descriptor() {
             );
         }
         assert_eq!(open_files(), before);
+    });
+}
+
+/// An authority whose certificates the ranks accept, or not.
+struct Authority {
+    pem: String,
+    issuer: rcgen::Issuer<'static, rcgen::KeyPair>,
+}
+
+impl Authority {
+    fn new() -> Authority {
+        let key = rcgen::KeyPair::generate().unwrap();
+        let mut params = rcgen::CertificateParams::new(Vec::<String>::new()).unwrap();
+        params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        let pem = params.self_signed(&key).unwrap().pem();
+        let issuer = rcgen::Issuer::new(params, key);
+        Authority { pem, issuer }
+    }
+
+    /// The settings of a rank that accepts the certificates of `accepts`.
+    fn tls(&self, accepts: &Authority, expired: bool) -> DataTls {
+        let key = rcgen::KeyPair::generate().unwrap();
+        let mut params = rcgen::CertificateParams::new(vec!["localhost".to_string()]).unwrap();
+        if expired {
+            params.not_before = rcgen::date_time_ymd(2000, 1, 1);
+            params.not_after = rcgen::date_time_ymd(2001, 1, 1);
+        }
+        let own = params.signed_by(&key, &self.issuer).unwrap();
+        let (ca, own, key) = (accepts.pem.clone(), own.pem(), key.serialize_pem());
+        let security = Security::default().tls(TlsIdentity::new(ca, own, key));
+        let tls = security.data_tls().unwrap().unwrap();
+        DataTls {
+            client: tls.client,
+            server: tls.server,
+            server_names: vec![ServerName::try_from("localhost").unwrap(); 2],
+        }
+    }
+}
+
+/// How two ranks with these settings connect: the reasons of both, when they do not.
+fn connect_with(zero: DataTls, one: DataTls) -> Vec<std::result::Result<(), String>> {
+    let (listeners, addresses): (Vec<_>, Vec<_>) = (0..2).map(|_| listener()).unzip();
+    let addresses: Vec<_> = addresses.into_iter().map(Some).collect();
+    let ranks = listeners.into_iter().zip([zero, one]).enumerate();
+    let ranks = ranks.map(|(rank, (listener, tls))| {
+        let (mut config, addresses) = (config(rank, 2), addresses.clone());
+        config.tls = Some(tls);
+        std::thread::spawn(move || {
+            let deadline = Some(Instant::now() + Duration::from_secs(1));
+            match Links::connect(config, listener, &addresses, deadline) {
+                Ok(_) => Ok(()),
+                Err(CollectiveError::Rendezvous { missing, .. }) => Err(missing[0].reason.clone()),
+                Err(other) => panic!("{other:?}"),
+            }
+        })
+    });
+    let ranks: Vec<_> = ranks.collect();
+    ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+}
+
+#[test]
+fn the_data_port_takes_only_certificates_of_its_authority() {
+    within_limit(|| {
+        let (ca, other) = (Authority::new(), Authority::new());
+        let good = || ca.tls(&ca, false);
+        let mut bare = good();
+        let mut roots = rustls::RootCertStore::empty();
+        let der = rustls::pki_types::pem::PemObject::from_pem_slice(ca.pem.as_bytes()).unwrap();
+        roots.add(der).unwrap();
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let client = rustls::ClientConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .unwrap()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        bare.client = Arc::new(client);
+        assert_eq!(connect_with(good(), good()), [Ok(()), Ok(())]);
+        for (zero, one) in [
+            (good(), other.tls(&ca, false)),
+            (other.tls(&ca, false), good()),
+            (good(), ca.tls(&ca, true)),
+            (ca.tls(&ca, true), good()),
+            (good(), ca.tls(&other, false)),
+            (good(), bare),
+        ] {
+            let reasons = connect_with(zero, one);
+            assert!(reasons.iter().all(Result::is_err), "{reasons:?}");
+            let one = reasons[1].clone().unwrap_err();
+            assert!(one.contains("TLS") || one.contains("HTTP/2"), "{one}");
+        }
     });
 }

@@ -193,7 +193,8 @@ impl Joining {
         let (hosts, attachment) = self.find_hosts(offer.as_ref())?;
         let members = hosts.members(rank).to_vec();
         let local = match (offer, attachment) {
-            (Some(offer), Some(attachment)) if hosts.count() == 1 || members.len() > 1 => {
+            // Also a rank that is alone on its host: all ranks must speak to each other in one way.
+            (Some(offer), Some(attachment)) if hosts.count() == 1 || hosts.share_memory() => {
                 Some(self.share_memory(offer, attachment, &members)?)
             }
             _ => None,
@@ -223,6 +224,12 @@ impl Joining {
         }
         let mut offers = vec![Vec::new(); world_size];
         for peer in self.control.peers() {
+            #[cfg(test)]
+            if let Some(hosts) = &self.options.hosts
+                && hosts[rank] != hosts[peer.rank]
+            {
+                continue;
+            }
             offers[peer.rank].clone_from(&peer.announcement.shared_memory);
         }
         let attachment = find_leader(&offers, rank, self.deadline)?;

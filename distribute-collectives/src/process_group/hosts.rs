@@ -32,6 +32,11 @@ impl Hosts {
         self.0.iter().map(Vec::len).sum()
     }
 
+    /// Whether any host has several ranks.
+    pub(crate) fn share_memory(&self) -> bool {
+        self.0.iter().any(|host| host.len() > 1)
+    }
+
     /// The ranks that share the host of `rank`, itself among them.
     pub(crate) fn members(&self, rank: usize) -> &[usize] {
         let host = self.0.iter().find(|host| host.contains(&rank));
@@ -63,6 +68,7 @@ mod tests {
         let hosts = Hosts::from_leaders(&[0, 0, 2, 2, 4]);
         assert_eq!(hosts.count(), 3);
         assert_eq!(hosts.members(3), [2, 3]);
+        assert!(hosts.share_memory() && !Hosts::separate(3).share_memory());
         assert_eq!(hosts.ranks_per_host(), Some(2));
         assert_eq!(Hosts::from_leaders(&[0, 1, 0, 1]).ranks_per_host(), None);
         assert_eq!(Hosts::from_leaders(&[0, 1, 1]).ranks_per_host(), None);

@@ -6,6 +6,8 @@ mod hosts;
 mod loopback;
 mod mixed;
 mod options;
+#[cfg(test)]
+mod tests;
 
 pub use bound::BoundProcessGroup;
 pub use communicator::ProcessCommunicator;

@@ -37,6 +37,9 @@ pub struct ProcessGroupOptions {
     pub(crate) link_cost: Option<LinkCost>,
     pub(crate) shared_buffer_bytes: usize,
     pub(crate) flight_records: Option<PathBuf>,
+    /// The host of each rank, as if ranks of one machine were on several.
+    #[cfg(test)]
+    pub(crate) hosts: Option<Vec<usize>>,
 }
 
 impl ProcessGroupOptions {
@@ -59,6 +62,8 @@ impl ProcessGroupOptions {
             link_cost: None,
             shared_buffer_bytes: 0,
             flight_records: None,
+            #[cfg(test)]
+            hosts: None,
         }
     }
 

@@ -285,12 +285,13 @@ impl<'a> Operation<'a> {
 
     /// Ends the operation on all ranks because its deadline has passed.
     fn time_out(&self, shared: &Shared, peer: usize) -> CollectiveError {
-        let missing = match self.only_peer {
+        let members = match self.only_peer {
             true => vec![peer],
             false => shared.behind(self.header.sequence),
         };
+        let ranks = members.iter().map(|member| shared.ranks[*member]).collect();
         self.fail(CollectiveError::Timeout {
-            missing: missing.iter().map(|member| shared.ranks[*member]).collect(),
+            missing: self.status.to_blame(&self.header, self.begin, ranks),
             op: self.header.kind,
             sequence: self.header.sequence,
             elapsed: self.begin.elapsed(),

@@ -192,6 +192,20 @@ impl Layout {
         self.mailbox(self.members - 1, self.members - 1, true) + self.mailbox_size()
     }
 
+    /// Fails when a part ends after the next one begins.
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(crate) fn check_parts(&self) {
+        let last = self.members - 1;
+        assert!(self.record(last, 1) + LINE <= self.inline(0, 0));
+        assert!(self.inline(last, 1) + self.inline_bytes <= self.slot(0, 0));
+        let slots_end = self.slot(last, self.slots as u64 - 1) + self.slot_bytes;
+        assert!(slots_end <= self.mailbox(0, 0, false));
+        let data = self.mail_data(self.mailbox(last, last, true), 1);
+        assert!(data + self.mailbox_bytes <= self.heap());
+        assert!(self.heap() + self.heap_bytes * self.members <= self.total());
+        assert!(self.total() <= isize::MAX as usize);
+    }
+
     /// Bytes of the whole segment.
     pub(crate) fn total(&self) -> usize {
         self.heap() + self.heap_bytes * self.members
@@ -223,13 +237,7 @@ mod tests {
             };
             let layout = Layout::new(members, &settings);
             assert_eq!(Layout::decode(layout.encode()), Some(layout));
-            let last = members - 1;
-            assert!(layout.record(last, 1) + LINE <= layout.inline(0, 0));
-            assert!(layout.inline(last, 1) + layout.inline_bytes <= layout.slot(0, 0));
-            let slots_end = layout.slot(last, layout.slots as u64 - 1) + layout.slot_bytes;
-            assert!(slots_end <= layout.mailbox(0, 0, false));
-            let data = layout.mail_data(layout.mailbox(last, last, true), 1);
-            assert!(data + layout.mailbox_bytes <= layout.total());
+            layout.check_parts();
         }
         let mut words = Layout::new(2, &Settings::default()).encode();
         words[0] = u64::MAX;

@@ -36,4 +36,8 @@ pub(crate) use doorbell::Operation;
 pub(crate) use endpoint::LocalTransport;
 pub(crate) use group::{LocalGroup, Settings};
 pub use in_place::SharedBuffer;
+#[cfg(test)]
+pub(crate) use passing::welcome_of;
 pub(crate) use passing::{Attachment, Offer, establish, find_leader};
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use passing::{WELCOME_BYTES, read_welcome};

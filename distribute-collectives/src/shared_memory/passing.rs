@@ -43,7 +43,7 @@ const NONCE_BYTES: usize = 32;
 /// First bytes of every packet: another program, or another version, is refused.
 const MAGIC: [u8; 8] = *b"dc-shm-1";
 const HELLO_BYTES: usize = 16;
-const WELCOME_BYTES: usize = 8 + 7 * 8 + 32;
+pub(crate) const WELCOME_BYTES: usize = 8 + 7 * 8 + 32;
 const ANSWER_BYTES: usize = 8 + 32;
 const GO_BYTES: usize = 16;
 
@@ -394,6 +394,25 @@ fn welcome(layout: &Layout, proof: &[u8; 32]) -> [u8; WELCOME_BYTES] {
     packet
 }
 
+/// The packet of a group with this many members, without a proof.
+#[cfg(test)]
+pub(crate) fn welcome_of(members: usize, settings: &Settings) -> [u8; WELCOME_BYTES] {
+    let mut layout = Layout::new(members, settings);
+    layout.may_spin = true;
+    welcome(&layout, &[0; 32])
+}
+
+/// The layout in a welcome, or `None` when it makes no sense.
+pub(crate) fn read_welcome(packet: &[u8; WELCOME_BYTES]) -> Option<Layout> {
+    let mut words = [0_u64; 7];
+    for (word, bytes) in words.iter_mut().zip(packet[8..].chunks_exact(8)) {
+        let mut le = [0; 8];
+        le.copy_from_slice(bytes);
+        *word = u64::from_le_bytes(le);
+    }
+    Layout::decode(words)
+}
+
 /// A member's side.
 fn join(connection: &OwnedFd, leader: usize, waiting: &Waiting<'_>) -> Result<(Segment, Layout)> {
     let mut hello = [0; HELLO_BYTES];
@@ -404,13 +423,7 @@ fn join(connection: &OwnedFd, leader: usize, waiting: &Waiting<'_>) -> Result<(S
     let mut packet = [0; WELCOME_BYTES];
     let file = receive_all(connection, &mut packet, leader, waiting)?;
     let file = file.ok_or_else(|| waiting.refused("the leader passed no file"))?;
-    let mut words = [0_u64; 7];
-    for (word, bytes) in words.iter_mut().zip(packet[8..].chunks_exact(8)) {
-        let mut le = [0; 8];
-        le.copy_from_slice(bytes);
-        *word = u64::from_le_bytes(le);
-    }
-    let layout = Layout::decode(words).filter(|it| it.members == waiting.members.len());
+    let layout = read_welcome(&packet).filter(|it| it.members == waiting.members.len());
     let layout = layout.ok_or_else(|| waiting.refused("the leader's layout makes no sense"))?;
     let segment = Segment::map(&file, layout.total())
         .map_err(|error| unavailable("mapping the shared segment", error))?;

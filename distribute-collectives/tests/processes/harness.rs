@@ -1,11 +1,12 @@
 //! The parent's side: starts ranks as processes of this test binary and talks to them.
 
 use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-use super::rank::RANK;
+use super::rank::{RANK, TRACE};
 
 /// The hard limit of every answer.
 const LIMIT: Duration = Duration::from_secs(40);
@@ -20,19 +21,36 @@ pub struct Rank {
 
 impl Rank {
     pub fn start(number: usize) -> Rank {
-        let mut child = Command::new(std::env::current_exe().expect("this program"))
+        Rank::start_with(number, &[], None)
+    }
+
+    /// A rank with environment variables. With a log, all that it writes and does goes there.
+    pub fn start_with(number: usize, variables: &[(&str, &str)], log: Option<&Path>) -> Rank {
+        let mut command = Command::new(std::env::current_exe().expect("this program"));
+        command
             .args(["--exact", "a_rank_of_another_test", "--nocapture"])
             .env(RANK, number.to_string())
+            .envs(variables.iter().copied())
             .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::inherit())
-            .spawn()
-            .expect("a process");
+            .stdout(Stdio::piped());
+        let log = log.map(|path| {
+            let mut options = std::fs::OpenOptions::new();
+            let open = options.create(true).append(true);
+            open.open(path).expect("a log file")
+        });
+        if let Some(log) = &log {
+            command.env(TRACE, "1");
+            command.stderr(log.try_clone().expect("a file"));
+        }
+        let mut child = command.spawn().expect("a process");
         let stdout = child.stdout.take().expect("piped");
         let (sender, lines) = channel();
         // Ends when the child closes its output.
         std::thread::spawn(move || {
             for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+                if let Some(mut log) = log.as_ref() {
+                    writeln!(log, "{line}").expect("a log file");
+                }
                 if let Some((_, text)) = line.split_once("@@")
                     && sender.send(text.to_string()).is_err()
                 {
@@ -70,6 +88,36 @@ impl Rank {
                 None => {}
             }
         }
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Waits until the process has ended by itself.
+    pub fn wait(&mut self) {
+        self.child.wait().expect("the process");
+    }
+
+    /// The most memory that it ever had, in bytes.
+    pub fn peak_bytes(&self) -> usize {
+        self.status_bytes("VmHWM:")
+    }
+
+    /// Its memory now, in bytes.
+    pub fn resident_bytes(&self) -> usize {
+        self.status_bytes("VmRSS:")
+    }
+
+    fn status_bytes(&self, name: &str) -> usize {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid()));
+        let status = status.expect("the process exists");
+        let line = status.lines().find_map(|line| line.strip_prefix(name));
+        let number = line.and_then(|line| line.trim().strip_suffix(" kB"));
+        number
+            .and_then(|text| text.parse::<usize>().ok())
+            .expect(name)
+            * 1024
     }
 
     pub fn signal(&self, signal: rustix::process::Signal) {

@@ -2,8 +2,8 @@
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// What the proxy does with bytes from now on.
@@ -34,15 +34,24 @@ const MODES: [Mode; 6] = [
 
 /// The proxies of one rank share their mode.
 #[derive(Clone)]
-pub struct Switch(Arc<AtomicU8>);
+pub struct Switch(Arc<AtomicU8>, Arc<Mutex<Vec<TcpStream>>>);
 
 impl Switch {
     pub fn new() -> Switch {
-        Switch(Arc::new(AtomicU8::new(Mode::Forward as u8)))
+        Switch(Arc::new(AtomicU8::new(Mode::Forward as u8)), Arc::default())
     }
 
     pub fn set(&self, mode: Mode) {
         self.0.store(mode as u8, Ordering::SeqCst);
+    }
+
+    /// The connections to whom the proxies stand before: what is written there comes in between.
+    pub fn upstreams(&self) -> Vec<TcpStream> {
+        let sockets = self.1.lock().expect("no panic");
+        sockets
+            .iter()
+            .map(|it| it.try_clone().expect("a socket"))
+            .collect()
     }
 
     fn get(&self) -> Mode {
@@ -66,6 +75,8 @@ pub fn start(upstream: &str, switch: &Switch) -> SocketAddr {
             for socket in [&client, &server] {
                 socket.set_nodelay(true).expect("a TCP socket");
             }
+            let upstream = server.try_clone().expect("a socket");
+            switch.1.lock().expect("no panic").push(upstream);
             let pair = (
                 client.try_clone().expect("a socket"),
                 server.try_clone().expect("a socket"),

@@ -4,6 +4,7 @@
 use std::io::Write;
 use std::time::{Duration, Instant};
 
+use distribute_collectives::control::security::{Security, TlsIdentity, Token};
 use distribute_collectives::{
     Algorithm, BoundProcessGroup, Buffer, CollectiveError, Communicator, CommunicatorExt,
     GroupOptions, ProcessCommunicator, ProcessGroupOptions, ProcessTransport, ReduceOp, Result,
@@ -12,10 +13,17 @@ use distribute_collectives::{
 /// The environment variable that makes the test binary a rank.
 pub const RANK: &str = "DISTRIBUTE_TEST_RANK";
 
+/// The environment variable that makes a rank write all trace events to standard error.
+pub const TRACE: &str = "DISTRIBUTE_TEST_TRACE";
+
 /// Runs the commands of standard input until it ends.
 pub fn run(rank: usize) {
+    if std::env::var_os(TRACE).is_some() {
+        tracing::subscriber::set_global_default(super::trace::Everything).expect("the first one");
+    }
     let mut state = State {
         rank,
+        options: None,
         bound: None,
         communicator: None,
         resources_before: resources(),
@@ -64,6 +72,7 @@ fn resources() -> (usize, usize) {
 
 struct State {
     rank: usize,
+    options: Option<ProcessGroupOptions>,
     bound: Option<BoundProcessGroup>,
     communicator: Option<ProcessCommunicator>,
     resources_before: (usize, usize),
@@ -83,6 +92,7 @@ impl State {
                 Ok("aborted".to_string())
             }
             ["leave"] => self.leave(),
+            ["panic"] => panic!("{:?} {:?}", self.options, self.bound),
             other => panic!("unknown command {other:?}"),
         }
     }
@@ -99,9 +109,13 @@ impl State {
         rest: &[&str],
     ) -> Result<String> {
         let mut group = GroupOptions::default().generation(number(generation) as u64);
-        let mut options =
-            ProcessGroupOptions::new(self.rank, vec!["127.0.0.1:0"; number(world_size)])
-                .rendezvous_timeout(Duration::from_secs(20));
+        let listen = rest
+            .iter()
+            .find_map(|setting| setting.strip_prefix("listen="));
+        let addresses = vec![listen.unwrap_or("127.0.0.1:0"); number(world_size)];
+        let mut options = ProcessGroupOptions::new(self.rank, addresses)
+            .rendezvous_timeout(Duration::from_secs(20));
+        let mut security = Security::default();
         options = options.transport(match transport {
             "grpc" => ProcessTransport::Grpc,
             "shm" => ProcessTransport::SharedMemory,
@@ -120,10 +134,17 @@ impl State {
                 "algorithm" => group = group.algorithm(algorithm(value)),
                 "max_message_bytes" => options = options.max_message_bytes(number(value)),
                 "lanes" => options = options.lanes(number(value)),
+                "listen" => {}
+                "token_env" => security = security.token(Token::from_env(value)?),
+                "token_file" => security = security.token(Token::from_file(value)?),
+                "tls" => security = security.tls(identity(value)?),
+                "insecure" => security = security.insecure(),
                 other => panic!("unknown setting {other}"),
             }
         }
-        let bound = options.group(group).bind()?;
+        let options = options.group(group).security(security);
+        self.options = Some(options.clone());
+        let bound = options.bind()?;
         let text = format!("bound {} {}", bound.address(), bound.data_address());
         self.bound = Some(bound);
         Ok(text)
@@ -221,6 +242,12 @@ impl State {
 
 fn number(text: &str) -> usize {
     text.parse().expect("a number")
+}
+
+/// `DIRECTORY` with `ca.pem`, `certificate.pem` and `key.pem`.
+fn identity(directory: &str) -> Result<TlsIdentity> {
+    let file = |name: &str| format!("{directory}/{name}.pem");
+    TlsIdentity::from_files(file("ca"), file("certificate"), file("key"))
 }
 
 fn algorithm(name: &str) -> Algorithm {
