@@ -134,7 +134,7 @@ pub(crate) struct ConformanceArgs {
     /// Check only this: default, one-device, mirrored or central-storage
     #[arg(long, value_name = "NAME")]
     pub(crate) strategy: Vec<String>,
-    /// Check only this: direct, ring, chain, halving-doubling, direct-exchange, hierarchical, shm or grpc
+    /// Check only this: an algorithm between threads (direct, ring, chain, ...), shm or grpc
     #[arg(long, value_name = "NAME")]
     pub(crate) communicator: Vec<String>,
     /// Run only this family: the name of a golden file, such as loss or cross_device

@@ -29,6 +29,11 @@
 //! - No call leaves a thread behind; waiting blocks, it does not burn a core.
 #![deny(unsafe_code)]
 
+/// Compiles the program of the document.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/between-processes.md")]
+mod between_processes {}
+
 mod algorithm;
 pub mod auto;
 pub mod bench;

@@ -81,6 +81,8 @@ struct Inner {
     wakers: Vec<Waker>,
     /// By rank.
     reports: BTreeMap<usize, Report>,
+    /// The failure that ended an operation of this rank.
+    reported: Option<Failure>,
 }
 
 impl Inner {
@@ -198,10 +200,19 @@ impl GroupStatus {
         if !self.failed.load(Ordering::Acquire) {
             return Ok(());
         }
-        match self.lock().failure_of(header) {
-            Some(failure) => Err(failure.trouble.clone().into_error(header)),
+        let mut inner = self.lock();
+        match inner.failure_of(header).cloned() {
+            Some(failure) => {
+                inner.reported.get_or_insert_with(|| failure.clone());
+                Err(failure.trouble.into_error(header))
+            }
             None => Ok(()),
         }
+    }
+
+    /// The failure that ended an operation of this rank, if one did.
+    pub(crate) fn reported(&self) -> Option<Failure> {
+        self.lock().reported.clone()
     }
 
     /// As [`check`](Self::check), for a point-to-point call with rank `peer`: only that rank's loss
@@ -231,6 +242,23 @@ mod tests {
 
     fn header(sequence: u64) -> OperationHeader {
         OperationHeader::new(OperationKind::AllReduce, 0, sequence)
+    }
+
+    #[test]
+    fn what_ended_an_operation_is_known() {
+        let status = GroupStatus::default();
+        let failure = Failure {
+            trouble: Trouble::Lost {
+                rank: 1,
+                reason: String::new(),
+            },
+            from_sequence: 2,
+        };
+        status.fail(failure.clone());
+        assert_eq!(status.check(&header(1)), Ok(()));
+        assert_eq!(status.reported(), None);
+        assert!(status.check(&header(2)).is_err());
+        assert_eq!(status.reported(), Some(failure));
     }
 
     #[test]

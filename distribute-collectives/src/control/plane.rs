@@ -463,6 +463,7 @@ fn gave_up(shared: &Shared, state: &mut State) -> CollectiveError {
 /// Says goodbye and waits until the others have heard it, within limits.
 async fn leave(shared: &Shared, reason: &str) {
     watch::tell(shared);
+    watch::tell_why(shared);
     let goodbye = Goodbye {
         completed: shared.status.completed(),
         reason: reason.to_string(),

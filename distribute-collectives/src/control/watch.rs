@@ -119,6 +119,21 @@ pub(super) async fn spread(shared: Arc<Shared>, reporter: HealthReporter) {
     }
 }
 
+/// Before this rank leaves because another one has left: tells the others of that one, so that
+/// they do not take this rank for the first.
+pub(super) fn tell_why(shared: &Shared) {
+    let Some(failure) = shared.status.reported() else {
+        return;
+    };
+    let notice = convert::notice(shared.rank, &failure);
+    let state = shared.state();
+    if state.is_departure(&failure) {
+        for link in state.open_links() {
+            link.send(Message::Notice(notice.clone()));
+        }
+    }
+}
+
 /// Sends the first failure to all ranks unless that was done. Returns whether there is one.
 pub(super) fn tell(shared: &Shared) -> bool {
     let Some(failure) = shared.first_failure() else {

@@ -7,7 +7,6 @@ use crate::buffer::Buffer;
 use crate::communicator::{Communicator, CommunicatorExt, chunk_range};
 use crate::error::CollectiveError;
 use crate::options::{Algorithm, GroupOptions, Order};
-use crate::process_group::communicator::Inner;
 use crate::process_group::{ProcessCommunicator, ProcessGroupOptions};
 use crate::reduce::{self, ReduceOp};
 
@@ -59,7 +58,8 @@ fn on_hosts<R: Send>(
         let threads = bound.into_iter().map(|rank| {
             scope.spawn(move || {
                 let endpoint = rank.join(addresses.clone()).unwrap();
-                assert!(matches!(endpoint.inner, Inner::Mixed(_)));
+                let transport = endpoint.describe().transport;
+                assert!(transport.ends_with("grpc between hosts"), "{transport}");
                 joined.wait();
                 f(endpoint)
             })
