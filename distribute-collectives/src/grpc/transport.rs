@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::communicator::{AbortHandle, AbortTarget};
 use crate::error::{CollectiveError, Result};
-use crate::grpc::lane::SEGMENT_BYTES;
+use crate::grpc::lane::{PAIR_SEGMENT_BYTES, SEGMENT_BYTES};
 use crate::grpc::links::{Links, SEGMENTS_IN_FLIGHT};
 use crate::header::{OperationHeader, OperationKind};
 use crate::status::{Failure, GroupStatus, Trouble};
@@ -117,11 +117,17 @@ impl Transport for GrpcTransport {
     }
 
     fn segment_bytes(&self) -> usize {
-        SEGMENT_BYTES
+        match self.links.world_size() {
+            2 => PAIR_SEGMENT_BYTES,
+            _ => SEGMENT_BYTES,
+        }
     }
 
     fn segments_in_flight(&self) -> usize {
-        SEGMENTS_IN_FLIGHT
+        match self.links.world_size() {
+            2 => crate::transport::SEGMENTS_IN_FLIGHT,
+            _ => SEGMENTS_IN_FLIGHT,
+        }
     }
 
     fn sequence(&self) -> u64 {
