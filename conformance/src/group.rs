@@ -4,7 +4,8 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use distribute_collectives::{
-    Algorithm, Buffer, CollectiveError, Communicator, GroupOptions, ReduceOp, in_process,
+    Algorithm, Buffer, CollectiveError, Communicator, GroupOptions, ProcessTransport, ReduceOp,
+    in_process, loopback,
 };
 use distribute_core::{CrossDeviceOps, LogicalDevice, Result, Strategy};
 
@@ -63,6 +64,7 @@ pub(crate) fn built_in() -> Vec<Arc<dyn CommunicatorFactory>> {
         ("ring", Algorithm::Ring),
         ("chain", Algorithm::Chain),
         ("halving-doubling", Algorithm::HalvingDoubling),
+        ("direct-exchange", Algorithm::DirectExchange),
         (
             "hierarchical",
             Algorithm::Hierarchical { ranks_per_host: 2 },
@@ -75,7 +77,32 @@ pub(crate) fn built_in() -> Vec<Arc<dyn CommunicatorFactory>> {
             Ok(group.into_iter().map(boxed).collect())
         })
     };
-    algorithms.map(factory).into()
+    let mut factories: Vec<_> = algorithms.map(factory).into();
+    factories.extend([
+        between_processes("shm", ProcessTransport::SharedMemory),
+        between_processes("grpc", ProcessTransport::Grpc),
+    ]);
+    factories
+}
+
+/// Groups whose ranks meet over loopback addresses, as processes do. The algorithm is named: the
+/// links of every little group need not be measured.
+fn between_processes(
+    name: &'static str,
+    transport: ProcessTransport,
+) -> Arc<dyn CommunicatorFactory> {
+    let algorithm = match transport {
+        ProcessTransport::Grpc => Algorithm::Ring,
+        _ => Algorithm::Direct,
+    };
+    communicator(name, move |world_size| {
+        let group = loopback(
+            world_size,
+            GroupOptions::default().algorithm(algorithm),
+            transport,
+        )?;
+        Ok(group.into_iter().map(boxed).collect())
+    })
 }
 
 fn boxed(rank: impl Communicator + 'static) -> Box<dyn Communicator> {

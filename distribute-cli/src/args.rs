@@ -27,6 +27,8 @@ pub(crate) enum Command {
     Doctor(DoctorArgs),
     Bench(BenchArgs),
     Conformance(ConformanceArgs),
+    Blame(BlameArgs),
+    Certs(CertsArgs),
 }
 
 /// Trains a model. Without options: a small CNN on the embedded digits, one replica per core.
@@ -95,6 +97,34 @@ pub(crate) struct BenchArgs {
     pub(crate) what: crate::bench::BenchCommand,
 }
 
+/// Names the rank that a hung group waited for, from the flight records its ranks wrote.
+#[derive(Debug, Args)]
+pub(crate) struct BlameArgs {
+    /// The directory with the flight-*.jsonl files of all ranks
+    #[arg(value_name = "DIR")]
+    pub(crate) directory: PathBuf,
+    /// Print the chain of causes behind an error
+    #[arg(long)]
+    pub(crate) verbose: bool,
+}
+
+/// Makes a certificate authority, a certificate per host and a job token.
+#[derive(Debug, Args)]
+pub(crate) struct CertsArgs {
+    /// Where to write them; must not exist
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: PathBuf,
+    /// Names or IP addresses of the hosts, as they stand in the addresses of the ranks
+    #[arg(long, value_name = "HOST", value_delimiter = ',', required = true)]
+    pub(crate) hosts: Vec<String>,
+    /// Days that the certificates are valid
+    #[arg(long, value_name = "DAYS", default_value_t = 365)]
+    pub(crate) days: u32,
+    /// Print the chain of causes behind an error
+    #[arg(long)]
+    pub(crate) verbose: bool,
+}
+
 /// Compares every strategy and communicator with what TensorFlow returned.
 #[derive(Debug, Args)]
 pub(crate) struct ConformanceArgs {
@@ -104,7 +134,7 @@ pub(crate) struct ConformanceArgs {
     /// Check only this: default, one-device, mirrored or central-storage
     #[arg(long, value_name = "NAME")]
     pub(crate) strategy: Vec<String>,
-    /// Check only this: direct, ring, chain, halving-doubling or hierarchical
+    /// Check only this: an algorithm between threads (direct, ring, chain, ...), shm or grpc
     #[arg(long, value_name = "NAME")]
     pub(crate) communicator: Vec<String>,
     /// Run only this family: the name of a golden file, such as loss or cross_device
@@ -300,6 +330,8 @@ impl Command {
             Self::Doctor(args) => args.general.verbose,
             Self::Bench(args) => args.verbose,
             Self::Conformance(args) => args.verbose,
+            Self::Blame(args) => args.verbose,
+            Self::Certs(args) => args.verbose,
         }
     }
 }

@@ -92,6 +92,7 @@ macro_rules! failure_from {
 failure_from!(
     distribute_core::Error,
     distribute_core::checkpoint::CheckpointError,
+    distribute_core::collectives::flight_record::FlightRecordError,
     distribute_data::readers::ReadError,
     distribute_cli::model::ModelError
 );

@@ -14,6 +14,8 @@ use rstest::rstest;
 #[case("bench")]
 #[case("bench train")]
 #[case("bench all-reduce")]
+#[case("blame")]
+#[case("certs")]
 fn help_is_frozen(#[case] command: &str) {
     let folder = tempfile::tempdir().unwrap();
     let help = common::succeed(folder.path(), &format!("{command} --help"));

@@ -14,9 +14,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             "ring" => Algorithm::Ring,
             "chain" => Algorithm::Chain,
             "halving_doubling" => Algorithm::HalvingDoubling,
+            "direct_exchange" => Algorithm::DirectExchange,
             other => {
                 let what = format!(
-                    "unknown algorithm '{other}'; use direct, ring, chain or halving_doubling"
+                    "unknown algorithm '{other}'; use direct, ring, chain, halving_doubling or \
+                     direct_exchange"
                 );
                 return Err(CollectiveError::InvalidOption { what }.into());
             }

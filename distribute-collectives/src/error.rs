@@ -102,6 +102,60 @@ pub enum CollectiveError {
         what: String,
     },
 
+    /// The group did not come together before the deadline.
+    #[error(
+        "rank {rank} waited {elapsed:.1?} for the other ranks; missing: {}; start them, or correct \
+         the list of addresses",
+        missing_ranks(missing)
+    )]
+    Rendezvous {
+        /// The rank that waited.
+        rank: usize,
+        /// The ranks that never answered, with their addresses and what happened last.
+        missing: Vec<MissingRank>,
+        /// How long the rank waited.
+        elapsed: Duration,
+    },
+
+    /// An address cannot be used: it does not resolve, is not local or is in use.
+    #[error("rank {rank}: cannot use the address {address}: {reason}")]
+    Address {
+        /// The rank whose address it is.
+        rank: usize,
+        /// The address as it was given.
+        address: String,
+        /// What is wrong and what to do.
+        reason: String,
+    },
+
+    /// A peer was refused, or refused this rank: wrong token, certificate, version, rank or world
+    /// size. Nothing of the group was changed by the peer.
+    #[error("rank {rank} and the peer at {address} do not form a group: {reason}")]
+    Refused {
+        /// The rank that reports it.
+        rank: usize,
+        /// The address of the peer.
+        address: String,
+        /// Which credential or property differs, and what to do.
+        reason: String,
+    },
+
+    /// The bytes of a peer make no sense: another program, or data damaged on the way.
+    #[error(
+        "rank {rank} received what it does not understand from rank {peer} at {address}: {what}; \
+         check that all ranks run the same program and that nothing rewrites the connection"
+    )]
+    Protocol {
+        /// The rank that reports it.
+        rank: usize,
+        /// The rank that sent the bytes.
+        peer: usize,
+        /// The address of the peer.
+        address: String,
+        /// What was found and what was expected.
+        what: String,
+    },
+
     /// The wanted implementation does not exist here.
     #[error("{backend} is not available: {reason}")]
     BackendUnavailable {
@@ -112,6 +166,22 @@ pub enum CollectiveError {
     },
 }
 
+/// A rank that did not come to the [rendezvous](CollectiveError::Rendezvous).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MissingRank {
+    /// The rank.
+    pub rank: usize,
+    /// Its address as it was given.
+    pub address: String,
+    /// What happened last: refused, no answer, another generation.
+    pub reason: String,
+}
+
+fn missing_ranks(missing: &[MissingRank]) -> String {
+    let one = |m: &MissingRank| format!("rank {} at {} ({})", m.rank, m.address, m.reason);
+    missing.iter().map(one).collect::<Vec<_>>().join(", ")
+}
+
 impl CollectiveError {
     /// Whether the group is unusable after this error.
     pub fn is_fatal(&self) -> bool {
@@ -120,6 +190,9 @@ impl CollectiveError {
             CollectiveError::InvalidArgument { .. }
                 | CollectiveError::InvalidOption { .. }
                 | CollectiveError::BackendUnavailable { .. }
+                | CollectiveError::Rendezvous { .. }
+                | CollectiveError::Address { .. }
+                | CollectiveError::Refused { .. }
         )
     }
 

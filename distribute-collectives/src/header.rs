@@ -4,6 +4,7 @@ use std::fmt;
 
 use crate::buffer::{Buffer, DType};
 use crate::error::{CollectiveError, Result};
+use crate::options::WireType;
 use crate::reduce::ReduceOp;
 
 /// The calls of a [`Communicator`](crate::Communicator).
@@ -44,6 +45,9 @@ impl fmt::Display for OperationKind {
     }
 }
 
+/// The bits of [`OperationHeader::layout`] that hold the wire type.
+const WIRE_BITS: u64 = 3;
+
 /// The description of one operation, compared between the ranks before any byte is combined.
 ///
 /// A transport sends it (or compares it in shared memory) and turns the first difference into
@@ -66,7 +70,8 @@ pub struct OperationHeader {
     pub count: usize,
     /// Number of buffers.
     pub buffers: usize,
-    /// Hash of the length of each buffer, so that two layouts with one total do not match.
+    /// Hash of the length of each buffer, so that two layouts with one total do not match. Its two
+    /// lowest bits are the [`WireType`] (0 for none).
     pub layout: u64,
 }
 
@@ -107,7 +112,7 @@ impl OperationHeader {
             layout = (layout ^ buffer.len() as u64).wrapping_mul(0x0000_0100_0000_01b3);
         }
         self.buffers = buffers.len();
-        self.layout = layout;
+        self.layout = layout & !WIRE_BITS;
         Ok(self)
     }
 
@@ -124,6 +129,17 @@ impl OperationHeader {
     pub(crate) fn with_dtype(mut self, dtype: DType) -> Self {
         self.dtype = Some(dtype);
         self
+    }
+
+    /// Notes what the elements travel as; after [`with_buffers`](Self::with_buffers).
+    pub(crate) fn with_wire(mut self, wire: Option<WireType>) -> Self {
+        self.layout |= wire.map_or(0, |wire| wire as u64);
+        self
+    }
+
+    fn wire(&self) -> Option<WireType> {
+        let bits = self.layout & WIRE_BITS;
+        WireType::ALL.into_iter().find(|wire| *wire as u64 == bits)
     }
 
     /// The first difference to another rank's header in words, or `None` when they are equal.
@@ -149,6 +165,7 @@ impl OperationHeader {
             .or_else(|| differ("root", self.root, other.root, option))
             .or_else(|| differ("number of buffers", self.buffers, other.buffers, size))
             .or_else(|| differ("count", self.count, other.count, size))
+            .or_else(|| differ("wire type", self.wire(), other.wire(), option))
             .or_else(|| {
                 (self.layout != other.layout)
                     .then(|| "the lengths of the single buffers differ".to_string())

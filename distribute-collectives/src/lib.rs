@@ -29,20 +29,40 @@
 //! - No call leaves a thread behind; waiting blocks, it does not burn a core.
 #![deny(unsafe_code)]
 
+/// Compiles the program of the document.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/between-processes.md")]
+mod between_processes {}
+
 mod algorithm;
 pub mod auto;
 pub mod bench;
 mod buffer;
 mod communication;
 mod communicator;
+pub mod control;
 mod error;
+pub mod flight_record;
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod fuzzing;
+mod grpc;
 mod header;
 mod in_process;
+mod link_cost;
 mod messages;
+#[cfg(feature = "mpi")]
+pub mod mpi;
 mod options;
+pub mod overlap;
 pub mod pack;
+mod patience;
+mod process_group;
 pub mod reduce;
+mod shared_memory;
+mod status;
 mod transport;
+mod wire;
 
 pub use buffer::{Buffer, DType, Element};
 pub use communication::{CommunicationImplementation, CommunicationOptions};
@@ -50,12 +70,17 @@ pub use communicator::{
     AbortHandle, AbortTarget, Communicator, CommunicatorExt, Description, GatherTarget, Gathered,
     chunk_range,
 };
-pub use error::{CollectiveError, Result};
+pub use error::{CollectiveError, MissingRank, Result};
 pub use header::{OperationHeader, OperationKind};
 pub use in_process::{
     InProcessCommunicator, InProcessTransport, in_process, in_process_transports,
 };
+pub use link_cost::LinkCost;
 pub use messages::TransportCommunicator;
-pub use options::{Algorithm, GroupOptions, Order};
+pub use options::{Algorithm, GroupOptions, Order, WireType};
+pub use process_group::{
+    BoundProcessGroup, ProcessCommunicator, ProcessGroupOptions, ProcessTransport, loopback,
+};
 pub use reduce::ReduceOp;
+pub use shared_memory::SharedBuffer;
 pub use transport::{SEGMENTS_IN_FLIGHT, Transport};

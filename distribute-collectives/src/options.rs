@@ -3,6 +3,9 @@
 use std::fmt;
 use std::time::Duration;
 
+use crate::buffer::DType;
+use crate::error::{CollectiveError, Result};
+
 /// In which order the contributions of the ranks are combined.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Order {
@@ -39,6 +42,9 @@ pub enum Algorithm {
     Chain,
     /// Recursive halving and doubling: about `2 log2(world size)` steps; for small buffers.
     HalvingDoubling,
+    /// Every rank sends its whole buffer to every other rank: one step, for the smallest buffers;
+    /// always canonical.
+    DirectExchange,
     /// First inside a host, then a ring between one rank of each host, then inside the host again.
     Hierarchical {
         /// Ranks on one host; host `h` has the ranks from `h * ranks_per_host`. The last host may
@@ -55,10 +61,70 @@ impl fmt::Display for Algorithm {
             Algorithm::Ring => f.write_str("ring"),
             Algorithm::Chain => f.write_str("chain"),
             Algorithm::HalvingDoubling => f.write_str("halving_doubling"),
+            Algorithm::DirectExchange => f.write_str("direct_exchange"),
             Algorithm::Hierarchical { ranks_per_host } => {
                 write!(f, "hierarchical({ranks_per_host} ranks per host)")
             }
         }
+    }
+}
+
+/// What `f32` elements travel as while they are reduced; see [`GroupOptions::wire`].
+///
+/// Half as many bytes travel. Every element is rounded to the wire type when it is sent, combined
+/// in `f32`, and the result is rounded to it on all ranks alike, so all ranks end with the same
+/// bits and every result is a value of the wire type. (A group of one rank sends nothing and rounds
+/// nothing.)
+///
+/// # Error bound
+///
+/// Let `u` be the unit roundoff: 2⁻⁸ for [`Bf16`](Self::Bf16), 2⁻¹¹ for [`F16`](Self::F16). A sum
+/// of `P` ranks is off from the exact one by at most `((1 + u)ᴿ - 1) · Σ|xᵢ|` (about `R·u·Σ|xᵢ|`),
+/// plus what adding in `f32` costs, where `R` is the number of roundings on an element's way:
+///
+/// | algorithm | `R` |
+/// |---|---|
+/// | ring, chain, reduce | `P`: partial sums are rounded on each of `P - 1` hops, the result once |
+/// | halving_doubling | `⌊log₂ P⌋ + 1`, one more when `P` is not a power of two |
+/// | hierarchical, `H` hosts | `H + 1` |
+/// | direct_exchange, reduce_scatter, everything in [`Order::Canonical`] | 2 |
+///
+/// A mean has the bound of the sum divided by `P`; partial results are sums. The minimum and the
+/// maximum are the rounded ones (`R = 1`). A product is off by at most
+/// `((1 + u)ᴾ⁺¹ - 1) · Π max(1, |xᵢ|)`.
+///
+/// For `F16` the bounds hold while no partial result is above 65504 (larger ones become infinite),
+/// and values below 2⁻¹⁴ are off by up to 2⁻²⁵ instead, once per rounding. `Bf16` has the range of
+/// `f32`.
+///
+/// # Order
+///
+/// In [`Order::Canonical`] the elements of every rank are rounded once, combined in rank order and
+/// the result is rounded once, so that all algorithms give the same bits; chain and hierarchical
+/// then exchange chunks as the ring does in that order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum WireType {
+    /// The upper half of a binary32: its range, 8 significant bits.
+    Bf16 = 1,
+    /// IEEE 754 binary16: up to 65504, 11 significant bits.
+    F16 = 2,
+}
+
+impl WireType {
+    /// Every wire type, in declaration order.
+    pub const ALL: [WireType; 2] = [WireType::Bf16, WireType::F16];
+
+    /// Bytes of one element on the wire.
+    pub const SIZE_BYTES: usize = 2;
+}
+
+impl fmt::Display for WireType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            WireType::Bf16 => "bf16",
+            WireType::F16 => "f16",
+        })
     }
 }
 
@@ -82,6 +148,7 @@ pub struct GroupOptions {
     segment_bytes: Option<usize>,
     name: String,
     generation: u64,
+    wire: Option<WireType>,
 }
 
 impl Default for GroupOptions {
@@ -93,6 +160,7 @@ impl Default for GroupOptions {
             segment_bytes: None,
             name: "group".to_string(),
             generation: 0,
+            wire: None,
         }
     }
 }
@@ -137,6 +205,21 @@ impl GroupOptions {
         self
     }
 
+    /// Compresses `f32` buffers on the way (default: none): `all_reduce`, `reduce_scatter` and
+    /// `reduce` send them as this type. See [`WireType`] for the error.
+    ///
+    /// Buffers of other types travel as they are, and calls that only move data (`broadcast`,
+    /// `all_gather`, `send`, `recv`) are never compressed. Ranks that do not agree on it get a
+    /// [`Mismatch`](CollectiveError::Mismatch) in the first operation that it concerns.
+    ///
+    /// Where nothing is sent, it would do nothing: with [`Algorithm::Direct`], which works in
+    /// shared memory, it is refused, and [`Algorithm::Auto`] does not pick that. So an in-process
+    /// group computes what a group of machines with the same options computes.
+    pub fn wire(mut self, wire: impl Into<Option<WireType>>) -> Self {
+        self.wire = wire.into();
+        self
+    }
+
     /// The deadline of every operation.
     pub fn get_timeout(&self) -> Duration {
         self.timeout
@@ -165,5 +248,29 @@ impl GroupOptions {
     /// The generation of the group.
     pub fn get_generation(&self) -> u64 {
         self.generation
+    }
+
+    /// What `f32` buffers travel as while they are reduced.
+    pub fn get_wire(&self) -> Option<WireType> {
+        self.wire
+    }
+
+    /// What buffers of a type travel as while they are reduced.
+    pub(crate) fn wire_of(&self, dtype: Option<DType>) -> Option<WireType> {
+        self.wire.filter(|_| dtype == Some(DType::F32))
+    }
+
+    /// Refuses a wire type where nothing is sent.
+    pub(crate) fn check_wire(&self) -> Result<()> {
+        match self.wire {
+            Some(wire) if self.algorithm == Algorithm::Direct => {
+                let what = format!(
+                    "the wire type {wire} has no effect with the algorithm direct, which sends \
+                     nothing; use another algorithm or no wire type"
+                );
+                Err(CollectiveError::InvalidOption { what })
+            }
+            _ => Ok(()),
+        }
     }
 }

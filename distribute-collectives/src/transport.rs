@@ -29,6 +29,13 @@ pub trait Transport: Send {
     /// The segment size in bytes that suits this transport.
     fn segment_bytes(&self) -> usize;
 
+    /// Segments to one rank that an algorithm may send before the first of them is received,
+    /// without being blocked. More keep a connection busy while ranks reduce; at least
+    /// [`SEGMENTS_IN_FLIGHT`].
+    fn segments_in_flight(&self) -> usize {
+        SEGMENTS_IN_FLIGHT
+    }
+
     /// Number of the next collective operation, from 0.
     fn sequence(&self) -> u64;
 

@@ -4,6 +4,7 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use distribute_collectives::flight_record::Recorded;
 use distribute_collectives::{
     Algorithm, Communicator, CommunicatorExt, Gathered, GroupOptions, Order, ReduceOp, in_process,
 };
@@ -69,14 +70,16 @@ fn only_the_first_call_allocates() {
         Algorithm::Ring,
         Algorithm::Chain,
         Algorithm::HalvingDoubling,
+        Algorithm::DirectExchange,
         Algorithm::Hierarchical { ranks_per_host: 2 },
     ] {
         for order in [Order::Fast, Order::Canonical] {
             let options = GroupOptions::default().algorithm(algorithm).order(order);
             let group = in_process(3, options.segment_bytes(4096)).unwrap();
             let counts: Vec<(usize, usize)> = std::thread::scope(|scope| {
-                let rank = |mut endpoint: distribute_collectives::InProcessCommunicator| {
+                let rank = |endpoint: distribute_collectives::InProcessCommunicator| {
                     move || {
+                        let mut endpoint = Recorded::new(endpoint);
                         let mut floats = vec![1.0_f32; 20_000];
                         let mut halves = vec![bf16::ONE; 5000];
                         let mut gathered = Gathered::default();

@@ -45,6 +45,7 @@ fn a_panicking_rank_is_named(
         Algorithm::Ring,
         Algorithm::Chain,
         Algorithm::HalvingDoubling,
+        Algorithm::DirectExchange,
         Algorithm::Hierarchical { ranks_per_host: 2 }
     )]
     algorithm: Algorithm,
@@ -101,6 +102,7 @@ fn leaving_after_the_last_operation_harms_nobody(
         Algorithm::Ring,
         Algorithm::Chain,
         Algorithm::HalvingDoubling,
+        Algorithm::DirectExchange,
         Algorithm::Hierarchical { ranks_per_host: 2 }
     )]
     algorithm: Algorithm,
@@ -179,6 +181,7 @@ fn a_rank_that_dies_between_segments_is_named(
         Algorithm::Ring,
         Algorithm::Chain,
         Algorithm::HalvingDoubling,
+        Algorithm::DirectExchange,
         Algorithm::Hierarchical { ranks_per_host: 2 }
     )]
     algorithm: Algorithm,

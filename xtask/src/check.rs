@@ -6,7 +6,7 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::tree::Tree;
-use crate::{edges, tidy};
+use crate::{edges, fuzz, tidy};
 
 /// Which steps to run.
 #[derive(Debug, PartialEq, Eq)]
@@ -29,7 +29,7 @@ impl Selection {
     fn includes(&self, step: &Step) -> bool {
         match self {
             Self::All => true,
-            Self::AllButTests => step.name != "test",
+            Self::AllButTests => !matches!(step.name, "test" | "fuzz"),
             Self::Only(name) => step.name == *name,
         }
     }
@@ -43,7 +43,7 @@ struct Step {
     run: fn(&Path) -> Result<String, String>,
 }
 
-const STEPS: [Step; 6] = [
+const STEPS: [Step; 7] = [
     Step {
         name: "tidy",
         advice: "fix the places above; xtask/README.md explains each rule",
@@ -73,6 +73,11 @@ const STEPS: [Step; 6] = [
             let mut command = cargo_command(root, "doc --workspace --no-deps");
             finish(command.env("RUSTDOCFLAGS", "-D warnings"))
         },
+    },
+    Step {
+        name: "fuzz",
+        advice: "the input that fails is named above; give it to the program as its argument",
+        run: |root| fuzz::run(root, &fuzz::TARGETS, fuzz::BRIEFLY_SECONDS),
     },
     Step {
         name: "test",
@@ -161,7 +166,7 @@ fn verdict(problems: Vec<String>, count: usize, what: &str) -> Result<String, St
 
 /// The cargo that runs this program, without the variables that it set for this program alone:
 /// build scripts that watch them would run again at every change between the two.
-fn cargo_command(root: &Path, arguments: &str) -> Command {
+pub fn cargo_command(root: &Path, arguments: &str) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(arguments.split_whitespace()).current_dir(root);
     for (name, _) in std::env::vars_os() {
@@ -178,7 +183,8 @@ fn cargo(root: &Path, arguments: &str) -> Result<String, String> {
     finish(&mut cargo_command(root, arguments))
 }
 
-fn finish(command: &mut Command) -> Result<String, String> {
+/// Runs a command of cargo to its end.
+pub fn finish(command: &mut Command) -> Result<String, String> {
     let status = command
         .status()
         .map_err(|error| format!("cannot start cargo: {error}"))?;
@@ -283,7 +289,7 @@ mod tests {
 
     #[test]
     fn steps_are_selected_in_their_order() {
-        let all = ["tidy", "edges", "fmt", "clippy", "doc", "test"];
+        let all = ["tidy", "edges", "fmt", "clippy", "doc", "fuzz", "test"];
         assert_eq!(names(&Selection::All), all);
         assert_eq!(names(&Selection::AllButTests), all[..5]);
         assert_eq!(names(&Selection::only("doc").expect("a step")), ["doc"]);

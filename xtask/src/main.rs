@@ -3,6 +3,7 @@
 
 mod check;
 mod edges;
+mod fuzz;
 mod tidy;
 mod tree;
 
@@ -11,14 +12,34 @@ use std::process::ExitCode;
 
 const USAGE: &str = "\
 usage: cargo xtask check [--skip-tests] [--only STEP]
+       cargo xtask fuzz TARGET SECONDS
 
-  --skip-tests   every step but `test`
-  --only STEP    one step: tidy, edges, fmt, clippy, doc or test";
+  --skip-tests   every step but `fuzz` and `test`
+  --only STEP    one step: tidy, edges, fmt, clippy, doc, fuzz or test
+  TARGET         a fuzz target: operation_header, data_frames, flight_record, control_message or
+                 shared_memory_welcome";
+
+/// What the command line asks for.
+#[derive(Debug, PartialEq)]
+enum Task {
+    Check(check::Selection),
+    Fuzz(&'static str, u64),
+}
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match parse(&arguments) {
-        Ok(selection) => check::run(&workspace_root(), &selection),
+        Ok(Task::Check(selection)) => check::run(&workspace_root(), &selection),
+        Ok(Task::Fuzz(target, seconds)) => match fuzz::run(&workspace_root(), &[target], seconds) {
+            Ok(note) => {
+                println!("fuzz: passed: {note}");
+                ExitCode::SUCCESS
+            }
+            Err(reason) => {
+                eprintln!("{reason}");
+                ExitCode::FAILURE
+            }
+        },
         Err(message) => {
             eprintln!("{message}\n\n{USAGE}");
             ExitCode::from(2)
@@ -27,10 +48,11 @@ fn main() -> ExitCode {
 }
 
 /// Reads the command line into the steps to run.
-fn parse(arguments: &[String]) -> Result<check::Selection, String> {
+fn parse(arguments: &[String]) -> Result<Task, String> {
     let mut words = arguments.iter().map(String::as_str);
     match words.next() {
         Some("check") => {}
+        Some("fuzz") => return parse_fuzz(words),
         Some(other) => return Err(format!("unknown command `{other}`")),
         None => return Err("no command given".to_owned()),
     }
@@ -45,7 +67,18 @@ fn parse(arguments: &[String]) -> Result<check::Selection, String> {
             other => return Err(format!("unknown option `{other}`")),
         };
     }
-    Ok(selection)
+    Ok(Task::Check(selection))
+}
+
+/// Reads what follows `fuzz`: a target and a number of seconds.
+fn parse_fuzz<'a>(mut words: impl Iterator<Item = &'a str>) -> Result<Task, String> {
+    let name = words.next().unwrap_or_default();
+    let target = fuzz::TARGETS.into_iter().find(|target| *target == name);
+    let seconds = words.next().and_then(|word| word.parse().ok());
+    match (target, seconds, words.next()) {
+        (Some(target), Some(seconds), None) => Ok(Task::Fuzz(target, seconds)),
+        _ => Err("`fuzz` takes a target and a number of seconds".to_owned()),
+    }
 }
 
 /// The directory above this crate: cargo says where this crate is, wherever it is called from.
@@ -59,9 +92,9 @@ fn workspace_root() -> PathBuf {
 
 #[cfg(test)]
 mod tests {
-    use super::{check::Selection, parse};
+    use super::{Task, check::Selection, parse};
 
-    fn parse_words(line: &str) -> Result<Selection, String> {
+    fn parse_words(line: &str) -> Result<Task, String> {
         parse(
             &line
                 .split_whitespace()
@@ -72,12 +105,26 @@ mod tests {
 
     #[test]
     fn known_options_select_steps() {
-        assert_eq!(parse_words("check"), Ok(Selection::All));
+        assert_eq!(parse_words("check"), Ok(Task::Check(Selection::All)));
         assert_eq!(
             parse_words("check --skip-tests"),
-            Ok(Selection::AllButTests)
+            Ok(Task::Check(Selection::AllButTests))
         );
-        assert_eq!(parse_words("check --only fmt"), Ok(Selection::Only("fmt")));
+        assert_eq!(
+            parse_words("check --only fmt"),
+            Ok(Task::Check(Selection::Only("fmt")))
+        );
+        assert_eq!(
+            parse_words("fuzz data_frames 60"),
+            Ok(Task::Fuzz("data_frames", 60))
+        );
+    }
+
+    #[test]
+    fn the_usage_names_every_fuzz_target() {
+        for target in crate::fuzz::TARGETS {
+            assert!(super::USAGE.contains(target), "{target}");
+        }
     }
 
     #[test]
@@ -97,6 +144,8 @@ mod tests {
                 .contains("tidy")
         );
         assert!(parse_words("check --only").unwrap_err().contains("tidy"));
+        assert!(parse_words("fuzz nothing 1").is_err());
+        assert!(parse_words("fuzz data_frames").is_err());
         assert!(
             parse_words("check --skip-tests --only fmt")
                 .unwrap_err()

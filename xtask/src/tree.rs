@@ -47,6 +47,8 @@ pub struct Tree {
     pub texts: BTreeMap<String, String>,
     pub rust: BTreeMap<String, RustFile>,
     pub members: Vec<Member>,
+    /// Crates with a workspace of their own.
+    pub excluded: Vec<Member>,
     pub manifest: toml::Table,
 }
 
@@ -71,21 +73,11 @@ impl Tree {
     /// Parses files that are already in memory.
     pub fn parse(texts: BTreeMap<String, String>) -> Result<Self, String> {
         let manifest = parse_manifest(&texts, "Cargo.toml")?;
-        let mut members = Vec::new();
-        for directory in member_directories(&manifest, &texts) {
-            let member_manifest = parse_manifest(&texts, &format!("{directory}/Cargo.toml"))?;
-            let name = member_manifest
-                .get("package")
-                .and_then(|package| package.get("name"))
-                .and_then(toml::Value::as_str)
-                .ok_or_else(|| format!("{directory}/Cargo.toml: has no package name"))?;
-            members.push(Member {
-                name: name.to_owned(),
-                is_listed: listed(&manifest, "members").contains(&directory),
-                directory,
-                manifest: member_manifest,
-            });
-        }
+        let members = member_directories(&manifest, &texts);
+        let members = parse_members(members, &manifest, &texts)?;
+        let mut excluded = listed(&manifest, "exclude");
+        excluded.retain(|directory| texts.contains_key(&format!("{directory}/Cargo.toml")));
+        let excluded = parse_members(excluded, &manifest, &texts)?;
         let mut rust = BTreeMap::new();
         for (path, text) in texts.iter().filter(|(path, _)| path.ends_with(".rs")) {
             let syntax = syn::parse_file(text).map_err(|error| not_rust(path, &error))?;
@@ -104,6 +96,7 @@ impl Tree {
             texts,
             rust,
             members,
+            excluded,
             manifest,
         })
     }
@@ -133,6 +126,30 @@ fn parse_manifest(texts: &BTreeMap<String, String>, path: &str) -> Result<toml::
         format!("{path}: is not tracked by git, so a clone would lack it: `git add {path}`")
     })?;
     text.parse().map_err(|error| format!("{path}: {error}"))
+}
+
+/// The crates in these directories.
+fn parse_members(
+    directories: BTreeSet<String>,
+    workspace: &toml::Table,
+    texts: &BTreeMap<String, String>,
+) -> Result<Vec<Member>, String> {
+    let mut members = Vec::new();
+    for directory in directories {
+        let manifest = parse_manifest(texts, &format!("{directory}/Cargo.toml"))?;
+        let name = manifest
+            .get("package")
+            .and_then(|package| package.get("name"))
+            .and_then(toml::Value::as_str)
+            .ok_or_else(|| format!("{directory}/Cargo.toml: has no package name"))?;
+        members.push(Member {
+            name: name.to_owned(),
+            is_listed: listed(workspace, "members").contains(&directory),
+            directory,
+            manifest,
+        });
+    }
+    Ok(members)
 }
 
 /// Every directory with a manifest, listed in the workspace or not, unless it is excluded.

@@ -1,9 +1,13 @@
-//! `bench all-reduce`: the collectives beside a plain multi-threaded sum of the same buffers.
+//! `bench all-reduce`: threads beside a plain sum of the same buffers, or processes, like
+//! nccl-tests.
+
+use std::process::Command;
 
 use clap::{Args, ValueEnum};
 use distribute_core::Error;
+use distribute_core::collectives::bench::processes::{self, ProcessBench, SizeReport};
 use distribute_core::collectives::bench::{AllReduceBench, AllReduceReport, Samples, all_reduce};
-use distribute_core::collectives::{Algorithm, DType};
+use distribute_core::collectives::{Algorithm, DType, ProcessTransport};
 use serde_json::json;
 
 use super::BenchOutput;
@@ -28,24 +32,59 @@ pub(crate) struct AllReduceArgs {
     /// The element type
     #[arg(long, value_enum, default_value_t = TypeName::F32)]
     dtype: TypeName,
-    /// Rounds; every round measures each implementation once
-    #[arg(long, default_value_t = 15)]
-    iterations: usize,
+    /// Measured operations per size [default: 15 rounds in-process, else half a second]
+    #[arg(long)]
+    iterations: Option<usize>,
+    /// Reduce buffers that were allocated in shared memory (with shm and auto)
+    #[arg(long)]
+    shared_buffers: bool,
     /// How results are printed
     #[arg(long, value_enum, default_value_t = BenchOutput::Text)]
     output: BenchOutput,
+    /// This process is one of the ranks, started by the command itself
+    #[arg(long, hide = true)]
+    rank: Option<usize>,
 }
 
-#[derive(Debug, Clone, Copy, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum TransportName {
     /// Threads of this process
     InProcess,
+    /// Processes that share memory
+    Shm,
+    /// Processes, over gRPC connections
+    Grpc,
+    /// Processes, over whatever the ranks find out to be best
+    Auto,
 }
 
-#[derive(Debug, Clone, Copy, ValueEnum)]
+impl TransportName {
+    /// The name on the command line.
+    fn name(self) -> &'static str {
+        match self {
+            TransportName::InProcess => "in-process",
+            TransportName::Shm => "shm",
+            TransportName::Grpc => "grpc",
+            TransportName::Auto => "auto",
+        }
+    }
+
+    /// `None` for threads.
+    fn between_processes(self) -> Option<ProcessTransport> {
+        match self {
+            TransportName::InProcess => None,
+            TransportName::Shm => Some(ProcessTransport::SharedMemory),
+            TransportName::Grpc => Some(ProcessTransport::Grpc),
+            TransportName::Auto => Some(ProcessTransport::Auto),
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum AlgorithmName {
     Auto,
     Direct,
+    DirectExchange,
     Ring,
     Chain,
     HalvingDoubling,
@@ -56,6 +95,7 @@ impl From<AlgorithmName> for Algorithm {
         match name {
             AlgorithmName::Auto => Self::Auto,
             AlgorithmName::Direct => Self::Direct,
+            AlgorithmName::DirectExchange => Self::DirectExchange,
             AlgorithmName::Ring => Self::Ring,
             AlgorithmName::Chain => Self::Chain,
             AlgorithmName::HalvingDoubling => Self::HalvingDoubling,
@@ -111,7 +151,92 @@ fn size_bytes(text: &str) -> std::result::Result<usize, String> {
 }
 
 pub(super) fn run(args: &AllReduceArgs) -> Result<(), Failure> {
-    let TransportName::InProcess = args.transport;
+    if args.world == 0 || args.iterations == Some(0) {
+        return Err(Failure::usage(
+            "--world and --iterations must be at least 1",
+        ));
+    }
+    match (args.transport.between_processes(), args.rank) {
+        (None, _) => between_threads(args),
+        (Some(transport), None) => between_processes(args, transport),
+        (Some(transport), Some(rank)) => {
+            let bench = process_bench(args, transport);
+            let (mut input, mut output) = (std::io::stdin().lock(), std::io::stdout().lock());
+            processes::run_rank(&bench, rank, &mut input, &mut output).map_err(Error::from)?;
+            Ok(())
+        }
+    }
+}
+
+fn process_bench(args: &AllReduceArgs, transport: ProcessTransport) -> ProcessBench {
+    ProcessBench {
+        world_size: args.world,
+        transport,
+        algorithm: args.algorithm.into(),
+        dtype: args.dtype.into(),
+        shared_buffers: args.shared_buffers,
+        sizes_bytes: args.bytes.clone(),
+        iterations: args.iterations,
+        seconds: 0.5,
+    }
+}
+
+/// Starts this program once per rank and prints what rank 0 reports.
+fn between_processes(args: &AllReduceArgs, transport: ProcessTransport) -> Result<(), Failure> {
+    let program = std::env::current_exe()
+        .map_err(|error| Failure::failed(format!("cannot find this program: {error}")))?;
+    let own: Vec<_> = std::env::args_os().skip(1).collect();
+    let command = |rank: usize| {
+        let mut command = Command::new(&program);
+        command.args(&own).arg("--rank").arg(rank.to_string());
+        command
+    };
+    if args.output == BenchOutput::Text {
+        line(&format!(
+            "{:<20} {:>3} {:>12} {:>12} {:>10} {:>10} {:>12} {:>12}",
+            "impl", "n", "bytes", "median us", "algbw GB/s", "busbw GB/s", "cpu us", "memory MiB"
+        ))?;
+    }
+    let mut printed = Ok(());
+    let mut last = String::new();
+    processes::run(&process_bench(args, transport), command, &mut |report| {
+        if printed.is_ok() {
+            printed = print_size(args, report);
+            last.clone_from(&report.selection);
+        }
+    })
+    .map_err(Error::from)?;
+    printed?;
+    if args.output == BenchOutput::Text {
+        line(&last)?;
+    }
+    Ok(())
+}
+
+fn print_size(args: &AllReduceArgs, report: &SizeReport) -> Result<(), Failure> {
+    let name = format!("ours-{}", args.transport.name());
+    let algbw = report.algorithm_bandwidth_gb_s();
+    let busbw = report.bus_bandwidth_gb_s(args.world);
+    if args.output == BenchOutput::Json {
+        let object = json!({
+            "bench": "allreduce", "impl": name, "n": args.world, "bytes": report.size_bytes,
+            "iters": report.iterations, "us": report.median_us, "min_us": report.min_us,
+            "max_us": report.max_us, "algbw": algbw, "busbw": busbw, "cpu_us": report.cpu_us,
+            "overhead_bytes": report.overhead_bytes, "selection": report.selection,
+        });
+        return line(&object.to_string());
+    }
+    line(&format!(
+        "{name:<20} {:>3} {:>12} {:>12.1} {algbw:>10.2} {busbw:>10.2} {:>12.1} {:>12.1}",
+        args.world,
+        report.size_bytes,
+        report.median_us,
+        report.cpu_us,
+        report.overhead_bytes as f64 / f64::from(1 << 20),
+    ))
+}
+
+fn between_threads(args: &AllReduceArgs) -> Result<(), Failure> {
     if args.output == BenchOutput::Text {
         line(&format!(
             "{:<20} {:>3} {:>12} {:>12} {:>10} {:>10} {:>12} {:>9}",
@@ -122,7 +247,7 @@ pub(super) fn run(args: &AllReduceArgs) -> Result<(), Failure> {
         let mut bench = AllReduceBench::new(args.world, bytes);
         bench.algorithm = args.algorithm.into();
         bench.dtype = args.dtype.into();
-        bench.rounds = args.iterations;
+        bench.rounds = args.iterations.unwrap_or(bench.rounds);
         let report = all_reduce(&bench).map_err(Error::from)?;
         for samples in [&report.plain_sum, &report.all_reduce] {
             print_samples(args, bytes, &report, samples)?;
@@ -143,7 +268,7 @@ fn print_samples(
     let ratio = if is_ours { report.median_ratio() } else { 1.0 };
     if args.output == BenchOutput::Json {
         let object = json!({
-            "bench": "all-reduce", "impl": samples.implementation, "n": args.world,
+            "bench": "allreduce", "impl": samples.implementation, "n": args.world,
             "bytes": bytes, "iters": samples.times_us.len(), "us": samples.median_us(),
             "min_us": samples.min_us(), "max_us": samples.max_us(), "algbw": algbw,
             "busbw": busbw, "cpu_us": samples.cpu_median_us(), "ratio_to_plain_sum": ratio,

@@ -1,5 +1,7 @@
 //! What the commands do.
 
+mod blame;
+mod certs;
 mod conformance;
 mod doctor;
 mod evaluate;
@@ -21,5 +23,7 @@ pub(crate) fn run(command: Command) -> Result<(), Failure> {
         Command::Doctor(args) => doctor::run(&args),
         Command::Bench(args) => crate::bench::run(args.what),
         Command::Conformance(args) => conformance::run(args),
+        Command::Blame(args) => blame::run(&args),
+        Command::Certs(args) => certs::run(&args),
     }
 }

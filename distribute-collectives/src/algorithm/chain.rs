@@ -10,6 +10,7 @@
 //!
 //! - Steps: `2(P - 1)`, pipelined over the segments. Bytes sent: `S` by the first and the last
 //!   rank, `2S` by the others; half types send partial results as `f32`, so `2S` forward.
+//! - With a wire type, partial results are rounded to it on every hop: `P` roundings in all.
 //! - Order: canonical. Half types are combined in `f32` and rounded once, by the last rank.
 
 use crate::algorithm::exchange::{Exchange, segment_of};

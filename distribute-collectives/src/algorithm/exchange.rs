@@ -2,8 +2,10 @@
 
 use std::ops::Range;
 
+use crate::algorithm::compression;
 use crate::buffer::{Buffer, Element};
 use crate::error::Result;
+use crate::options::WireType;
 use crate::reduce::{self, ReduceOp};
 use crate::transport::Transport;
 
@@ -23,6 +25,9 @@ pub(crate) struct Exchange<'a, 'b> {
     pub(crate) stride: usize,
     /// Number of ranks that take part.
     pub(crate) size: usize,
+    /// What `f32` elements travel as, when not as they are. Every fully reduced element is rounded
+    /// to it where it is reduced, so that this rank has what the others receive.
+    pub(crate) wire: Option<WireType>,
     /// Memory for one segment in the accumulator's type.
     pub(crate) scratch: &'a mut Vec<u64>,
 }
@@ -44,19 +49,26 @@ impl Exchange<'_, '_> {
         range.len().div_ceil(self.segment)
     }
 
+    /// Bytes of an element on the wire.
+    fn element_bytes<T: Element>(&self) -> usize {
+        match self.wire {
+            Some(_) => compression::BYTES,
+            None => size_of::<T>(),
+        }
+    }
+
     /// Sends elements. Nothing is sent for an empty range, and nothing expected.
     pub(crate) fn send<T: Element>(&mut self, to: usize, range: Range<usize>) -> Result<()> {
         if range.is_empty() {
             return Ok(());
         }
+        let (wire, each) = (self.wire, self.element_bytes::<T>());
         let buffers = &*self.buffers;
-        let bytes = range.len() * size_of::<T>();
         self.transport
-            .send_with(to * self.stride, bytes, &mut |frame| {
+            .send_with(to * self.stride, range.len() * each, &mut |frame| {
                 for_pieces::<T>(buffers, range.clone(), |offset, piece| {
-                    let at = offset * size_of::<T>();
-                    let piece: &[u8] = bytemuck::cast_slice(piece);
-                    frame[at..at + piece.len()].copy_from_slice(piece);
+                    let at = offset * each;
+                    put(wire, piece, &mut frame[at..at + piece.len() * each]);
                 });
             })
     }
@@ -66,14 +78,13 @@ impl Exchange<'_, '_> {
         if range.is_empty() {
             return Ok(());
         }
+        let (wire, each) = (self.wire, self.element_bytes::<T>());
         let buffers = &mut *self.buffers;
-        let bytes = range.len() * size_of::<T>();
         self.transport
-            .receive_with(from * self.stride, bytes, &mut |frame| {
+            .receive_with(from * self.stride, range.len() * each, &mut |frame| {
                 for_pieces_mut::<T>(buffers, range.clone(), |offset, piece| {
-                    let at = offset * size_of::<T>();
-                    let piece: &mut [u8] = bytemuck::cast_slice_mut(piece);
-                    piece.copy_from_slice(&frame[at..at + piece.len()]);
+                    let at = offset * each;
+                    take(wire, &frame[at..at + piece.len() * each], piece);
                 });
             })
     }
@@ -89,18 +100,19 @@ impl Exchange<'_, '_> {
         if range.is_empty() {
             return Ok(());
         }
+        let (wire, each) = (self.wire, self.element_bytes::<T>());
         let (op, divisor) = (self.op, self.divisor);
         let buffers = &mut *self.buffers;
-        let bytes = range.len() * size_of::<T>();
         self.transport
-            .receive_with(from * self.stride, bytes, &mut |frame| {
+            .receive_with(from * self.stride, range.len() * each, &mut |frame| {
                 for_pieces_mut::<T>(buffers, range.clone(), |offset, piece| {
-                    let at = offset * size_of::<T>();
-                    let frame = &frame[at..at + size_of_val(piece)];
-                    reduce::for_typed::<T>(frame, |start, values| {
+                    let at = offset * each;
+                    let frame = &frame[at..at + piece.len() * each];
+                    for_received::<T>(wire, frame, |start, values| {
                         let piece = &mut piece[start..start + values.len()];
                         if last {
                             reduce::accumulate_last(op, divisor, piece, values);
+                            round(wire, piece);
                         } else {
                             reduce::accumulate(op, piece, values);
                         }
@@ -154,9 +166,20 @@ impl Exchange<'_, '_> {
     pub(crate) fn store<T: Element>(&mut self, range: Range<usize>) {
         let acc = accumulator::<T>(self.scratch, range.len());
         reduce::finish(self.op, self.divisor, acc);
+        let wire = self.wire;
         for_pieces_mut::<T>(self.buffers, range, |offset, piece| {
             T::narrow(&acc[offset..offset + piece.len()], piece);
+            round(wire, piece);
         });
+    }
+
+    /// Rounds the own elements of a range to what other ranks receive of them, so that a result
+    /// does not depend on which rank it is computed on. Does nothing without compression.
+    pub(crate) fn round_own<T: Element>(&mut self, range: Range<usize>) {
+        let wire = self.wire;
+        if wire.is_some() {
+            for_pieces_mut::<T>(self.buffers, range, |_, piece| round(wire, piece));
+        }
     }
 
     /// Receives raw elements from a rank into the scratch accumulator: in place of what is there
@@ -167,12 +190,12 @@ impl Exchange<'_, '_> {
         len: usize,
         first: bool,
     ) -> Result<()> {
+        let (wire, each) = (self.wire, self.element_bytes::<T>());
         let acc = accumulator::<T>(self.scratch, len);
         let op = self.op;
-        let bytes = len * size_of::<T>();
         self.transport
-            .receive_with(from * self.stride, bytes, &mut |frame| {
-                reduce::for_typed::<T>(frame, |start, values| {
+            .receive_with(from * self.stride, len * each, &mut |frame| {
+                for_received::<T>(wire, frame, |start, values| {
                     let acc = &mut acc[start..start + values.len()];
                     if first {
                         T::widen(values, acc);
@@ -183,22 +206,78 @@ impl Exchange<'_, '_> {
             })
     }
 
-    /// Sends the scratch accumulator as it is (half types travel as `f32`).
+    /// Combines a range of this rank with the same elements that all other ranks send, in rank
+    /// order and rounded once.
+    pub(crate) fn combine_in_order<T: Element>(&mut self, own: Range<usize>) -> Result<()> {
+        let rank = self.rank();
+        self.round_own::<T>(own.clone());
+        for from in 0..self.size {
+            match (from == rank, from) {
+                (true, 0) => self.load::<T>(own.clone()),
+                (true, _) => self.add_own::<T>(own.clone()),
+                (false, _) => self.receive_wide::<T>(from, own.len(), from == 0)?,
+            }
+        }
+        self.store::<T>(own);
+        Ok(())
+    }
+
+    /// Sends the scratch accumulator as it is (half types travel as `f32`), or compressed.
     pub(crate) fn send_partial<T: Element>(&mut self, to: usize, len: usize) -> Result<()> {
+        let wire = self.wire;
         let acc = accumulator::<T>(self.scratch, len);
+        let bytes = len * wire.map_or(size_of::<T::Acc>(), |_| compression::BYTES);
         self.transport
-            .send_with(to * self.stride, size_of_val(acc), &mut |frame| {
-                frame.copy_from_slice(bytemuck::cast_slice(acc));
-            })
+            .send_with(to * self.stride, bytes, &mut |frame| put(wire, acc, frame))
     }
 
     /// Receives what [`send_partial`](Self::send_partial) sends.
     pub(crate) fn receive_partial<T: Element>(&mut self, from: usize, len: usize) -> Result<()> {
+        let wire = self.wire;
         let acc = accumulator::<T>(self.scratch, len);
+        let bytes = len * wire.map_or(size_of::<T::Acc>(), |_| compression::BYTES);
         self.transport
-            .receive_with(from * self.stride, size_of_val(acc), &mut |frame| {
-                bytemuck::cast_slice_mut(acc).copy_from_slice(frame);
+            .receive_with(from * self.stride, bytes, &mut |frame| {
+                take(wire, frame, acc);
             })
+    }
+}
+
+/// Writes elements to a frame. With a wire type they are `f32`.
+pub(crate) fn put<T: Element>(wire: Option<WireType>, from: &[T], frame: &mut [u8]) {
+    match wire {
+        Some(wire) => compression::compress(wire, bytemuck::cast_slice(from), frame),
+        None => frame.copy_from_slice(bytemuck::cast_slice(from)),
+    }
+}
+
+/// Reads elements from a frame.
+pub(crate) fn take<T: Element>(wire: Option<WireType>, frame: &[u8], to: &mut [T]) {
+    match wire {
+        Some(wire) => {
+            let to: &mut [f32] = bytemuck::cast_slice_mut(to);
+            compression::expand(wire, frame, |start, values| {
+                to[start..start + values.len()].copy_from_slice(values);
+            });
+        }
+        None => bytemuck::cast_slice_mut(to).copy_from_slice(frame),
+    }
+}
+
+/// Calls `f` with typed blocks of a frame and the index of the first element of each block.
+fn for_received<T: Element>(wire: Option<WireType>, frame: &[u8], mut f: impl FnMut(usize, &[T])) {
+    match wire {
+        Some(wire) => compression::expand(wire, frame, |start, values| {
+            f(start, bytemuck::cast_slice(values));
+        }),
+        None => reduce::for_typed::<T>(frame, f),
+    }
+}
+
+/// Rounds finished elements to what the other ranks receive.
+fn round<T: Element>(wire: Option<WireType>, values: &mut [T]) {
+    if let Some(wire) = wire {
+        compression::round(wire, bytemuck::cast_slice_mut(values));
     }
 }
 
@@ -225,7 +304,8 @@ fn parts(
     })
 }
 
-fn for_pieces<T: Element>(
+/// Calls `f` with the parts of a range in each buffer and their offsets in the range.
+pub(crate) fn for_pieces<T: Element>(
     buffers: &[Buffer<'_>],
     range: Range<usize>,
     mut f: impl FnMut(usize, &[T]),
@@ -237,7 +317,8 @@ fn for_pieces<T: Element>(
     }
 }
 
-fn for_pieces_mut<T: Element>(
+/// As [`for_pieces`], for writing.
+pub(crate) fn for_pieces_mut<T: Element>(
     buffers: &mut [Buffer<'_>],
     range: Range<usize>,
     mut f: impl FnMut(usize, &mut [T]),

@@ -10,10 +10,17 @@
 //! | `chain` | chain | `2(P-1)`, pipelined | `S` or `2S` (see the module for half types) |
 //! | `halving_doubling` | Rabenseifner | `2 log2 P` (+2) | `2S(P-1)/P` (+`S`) |
 //! | `hierarchical` | host, ring of hosts, host | `2 + 2(H-1)` | a host sends `2S(H-1)/H` |
+//! | `direct_exchange` | everybody sends everything | 1 | `S(P-1)` |
 //! | `ordered` | canonical order for ring and halving_doubling | `2(P-1)` | `2S(P-1)/P` |
+//!
+//! With a [`WireType`](crate::WireType) two bytes travel per `f32` element, so the bytes of the
+//! table are halved; that happens in `exchange`, and no algorithm knows of it but the two that add
+//! up in rank order (see [`Exchange::round_own`]).
 
 pub(crate) mod chain;
-mod exchange;
+mod compression;
+pub(crate) mod direct_exchange;
+pub(crate) mod exchange;
 pub(crate) mod gather;
 pub(crate) mod halving_doubling;
 pub(crate) mod hierarchical;

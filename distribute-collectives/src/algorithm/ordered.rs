@@ -40,17 +40,9 @@ pub(crate) fn reduce_scatter<T: Element>(exchange: &mut Exchange<'_, '_>) -> Res
             exchange.send::<T>(to, segment_of(&chunk(to), segment, index))?;
         }
         let own = segment_of(&chunk(rank), segment, index);
-        if own.is_empty() {
-            continue;
+        if !own.is_empty() {
+            exchange.combine_in_order::<T>(own)?;
         }
-        for from in 0..size {
-            match (from == rank, from) {
-                (true, 0) => exchange.load::<T>(own.clone()),
-                (true, _) => exchange.add_own::<T>(own.clone()),
-                (false, _) => exchange.receive_wide::<T>(from, own.len(), from == 0)?,
-            }
-        }
-        exchange.store::<T>(own);
     }
     Ok(())
 }

@@ -7,9 +7,12 @@
 //!
 //! Each chunk has `segments` segments, and the loop runs over items (step, segment). What an item
 //! sends was received `segments` items before. The loop sends item `i` before it receives item
-//! `i - 1`, so that a segment travels while another one is reduced; items up to `i - 2` have been
-//! received by then, so at least 2 segments per chunk are needed. There are `steps * segments`
-//! items and one more round to receive the last one. (After gloo, `allreduce.cc`.)
+//! `i - ahead`, so that segments travel while another one is reduced; items up to
+//! `i - ahead - 1` have been received by then, so `ahead` is below the number of segments (0 for
+//! chunks so short that they are one segment). `ahead + 1` segments are in flight: as many as the
+//! transport holds. There are `steps * segments` items and `ahead` more rounds to receive the last
+//! ones. (After gloo, `allreduce.cc`, where `ahead` is 1.) All segments but the last of a chunk have
+//! the size that suits the transport.
 //!
 //! - Steps: `2(P - 1)`. Bytes sent per rank: `2S(P - 1)/P`.
 //! - Order: chunk `c` is reduced in the order `c + 1, c + 2, ..., c` (modulo `P`).
@@ -55,15 +58,24 @@ fn run<T: Element>(
     if size < 2 || longest == 0 {
         return Ok(());
     }
-    let segments = longest.div_ceil(exchange.segment).max(2);
-    let segment = longest.div_ceil(segments);
+    // A short chunk is not worth a second message.
+    let fewest = if longest <= exchange.segment / 4 {
+        1
+    } else {
+        2
+    };
+    let segments = longest.div_ceil(exchange.segment).max(fewest);
+    // Whole segments and a rest: a segment has the size that fills packets.
+    let segment = exchange.segment.min(longest.div_ceil(fewest));
     let (next, previous) = ((rank + 1) % size, (rank + size - 1) % size);
     // `back` steps before this rank, modulo the number of chunks; no step goes back further than
     // `size`.
     let before = |back: usize| (rank + size - back) % size;
     let reducing = if phases == Phases::Both { size - 1 } else { 0 };
     let items = (reducing + size - 1) * segments;
-    for item in 0..=items {
+    let in_flight = exchange.transport.segments_in_flight();
+    let ahead = in_flight.min(segments).saturating_sub(1);
+    for item in 0..items + ahead {
         if item < items {
             let (step, index) = (item / segments, item % segments);
             let sent = if step < reducing {
@@ -73,8 +85,8 @@ fn run<T: Element>(
             };
             exchange.send::<T>(next, segment_of(&chunk(sent), segment, index))?;
         }
-        if item > 0 {
-            let (step, index) = ((item - 1) / segments, (item - 1) % segments);
+        if item >= ahead {
+            let (step, index) = ((item - ahead) / segments, (item - ahead) % segments);
             if step < reducing {
                 let range = segment_of(&chunk(before(step + 2)), segment, index);
                 exchange.receive_reduce::<T>(previous, range, step + 1 == reducing)?;

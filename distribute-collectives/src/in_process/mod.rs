@@ -34,10 +34,12 @@ pub fn in_process(world_size: usize, options: GroupOptions) -> Result<Vec<InProc
         let what = "a group has at least 1 rank, got world size 0".to_string();
         return Err(CollectiveError::InvalidOption { what });
     }
+    options.check_wire()?;
     let transports = in_process_transports(world_size, &options);
     let endpoints = transports.into_iter().map(|transport| {
         Ok(InProcessCommunicator(match options.get_algorithm() {
-            Algorithm::Auto | Algorithm::Direct => {
+            // A wire type takes effect where something is sent.
+            Algorithm::Auto | Algorithm::Direct if options.get_wire().is_none() => {
                 Inner::Direct(DirectCommunicator::new(transport))
             }
             _ => Inner::Messages(TransportCommunicator::new(transport, options.clone())?),

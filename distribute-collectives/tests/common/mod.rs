@@ -4,7 +4,10 @@
 use std::sync::mpsc;
 use std::time::Duration;
 
-use distribute_collectives::{Element, GroupOptions, InProcessCommunicator, in_process};
+use distribute_collectives::{
+    Algorithm, Communicator, Element, GroupOptions, InProcessCommunicator, ProcessTransport,
+    in_process, loopback,
+};
 use half::{bf16, f16};
 
 /// Runs `f` on a thread and fails the test when it takes longer than a minute.
@@ -30,6 +33,61 @@ pub fn on_ranks<R: Send>(
     f: impl Fn(InProcessCommunicator) -> R + Sync,
 ) -> Vec<R> {
     let endpoints = in_process(world_size, options).expect("valid options");
+    std::thread::scope(|scope| {
+        let f = &f;
+        let threads: Vec<_> = endpoints
+            .into_iter()
+            .map(|endpoint| scope.spawn(move || f(endpoint)))
+            .collect();
+        let joined = threads.into_iter().map(|thread| thread.join());
+        joined
+            .map(|result| result.unwrap_or_else(|p| std::panic::resume_unwind(p)))
+            .collect()
+    })
+}
+
+/// What carries the bytes between the ranks of a test.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Carrier {
+    Threads,
+    SharedMemory,
+    Grpc,
+}
+
+impl Carrier {
+    /// What `auto` means for buffers that are not tiny.
+    pub fn first_choice(self) -> Algorithm {
+        match self {
+            Carrier::Threads | Carrier::SharedMemory => Algorithm::Direct,
+            Carrier::Grpc => Algorithm::Auto,
+        }
+    }
+
+    fn group(self, world_size: usize, options: GroupOptions) -> Vec<Box<dyn Communicator>> {
+        fn boxed<C: Communicator + 'static>(endpoint: C) -> Box<dyn Communicator> {
+            Box::new(endpoint)
+        }
+        let transport = match self {
+            Carrier::Threads => {
+                let group = in_process(world_size, options).expect("valid options");
+                return group.into_iter().map(boxed).collect();
+            }
+            Carrier::SharedMemory => ProcessTransport::SharedMemory,
+            Carrier::Grpc => ProcessTransport::Grpc,
+        };
+        let group = loopback(world_size, options, transport).expect("a group");
+        group.into_iter().map(boxed).collect()
+    }
+}
+
+/// Runs `f` for every rank of a new group, each on its own thread.
+pub fn on_ranks_over<R: Send>(
+    carrier: Carrier,
+    world_size: usize,
+    options: GroupOptions,
+    f: impl Fn(Box<dyn Communicator>) -> R + Sync,
+) -> Vec<R> {
+    let endpoints = carrier.group(world_size, options);
     std::thread::scope(|scope| {
         let f = &f;
         let threads: Vec<_> = endpoints

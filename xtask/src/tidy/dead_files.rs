@@ -13,6 +13,9 @@ pub fn dead_file(tree: &Tree) -> Vec<Problem> {
     for member in &tree.members {
         reached.extend(modules::all_files(tree, member));
     }
+    for member in &tree.excluded {
+        reached.extend(modules::all_files(tree, member));
+    }
     let mut problems = Vec::new();
     for path in tree.rust.keys().filter(|path| !reached.contains(*path)) {
         match tree.member_of(path) {
@@ -69,6 +72,24 @@ mod tests {
             "sample/tests/common/mod.rs:1",
         );
         fails(dead_file, &[("scripts/a.rs", "")], "scripts/a.rs:1");
+    }
+
+    #[test]
+    fn a_crate_that_the_workspace_excludes_is_looked_at_too() {
+        let outside = [
+            (
+                "Cargo.toml",
+                "[workspace]\nmembers = [\"sample\"]\nexclude = [\"apart\"]\n",
+            ),
+            (
+                "apart/Cargo.toml",
+                "[package]\nname = \"apart\"\n[[bin]]\nname = \"a\"\npath = \"b/a.rs\"\n",
+            ),
+            ("apart/b/a.rs", ""),
+        ];
+        passes(dead_file, &outside);
+        let with_another = [&outside[..], &[("apart/b/c.rs", "")]].concat();
+        fails(dead_file, &with_another, "apart/b/c.rs:1");
     }
 
     #[test]

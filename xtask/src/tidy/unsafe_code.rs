@@ -16,6 +16,34 @@ const UNSAFE_MODULES: &[(&str, &str)] = &[
         "the ranks of one process reduce each other's buffers where they lie, without a copy",
     ),
     (
+        "distribute-collectives/src/grpc/raw.rs",
+        "reads into memory that was never written, and asks the kernel what is unacknowledged",
+    ),
+    (
+        "distribute-collectives/src/mpi/raw.rs",
+        "MPI is a C library",
+    ),
+    (
+        "distribute-collectives/src/shared_memory/in_place.rs",
+        "the ranks of one host reduce buffers in the segment where they lie",
+    ),
+    (
+        "distribute-collectives/src/shared_memory/inline.rs",
+        "small inputs are reduced where the other ranks have put them",
+    ),
+    (
+        "distribute-collectives/src/shared_memory/mailbox.rs",
+        "segments are written and read in the mailbox's slots, without a copy",
+    ),
+    (
+        "distribute-collectives/src/shared_memory/segment.rs",
+        "maps memory that several processes share",
+    ),
+    (
+        "distribute-collectives/src/shared_memory/windows.rs",
+        "windows are reduced where the other ranks have put them",
+    ),
+    (
         "distribute-collectives/tests/allocations.rs",
         "a counting allocator shows that the all-reduce does not allocate after the first call",
     ),

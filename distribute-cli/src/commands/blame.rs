@@ -1,0 +1,13 @@
+//! `blame`: which rank a hung group waited for, from the flight records that its ranks wrote.
+
+use distribute_core::collectives::flight_record;
+
+use crate::args::BlameArgs;
+use crate::events::line;
+use crate::failure::Failure;
+
+/// Prints what the records of a directory say.
+pub(super) fn run(args: &BlameArgs) -> Result<(), Failure> {
+    let blame = flight_record::blame(&args.directory)?;
+    line(blame.to_string().trim_end())
+}

@@ -1,0 +1,98 @@
+//! `certs`, `blame` and `bench all-reduce` between processes, as a user runs them.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::time::Duration;
+
+use assert_cmd::Command;
+
+fn program() -> Command {
+    let mut command = Command::cargo_bin("distribute-cli").expect("built");
+    command.timeout(Duration::from_secs(100));
+    command
+}
+
+fn mode(path: &Path) -> u32 {
+    let metadata = std::fs::metadata(path).expect("written");
+    metadata.permissions().mode() & 0o777
+}
+
+#[test]
+fn certs_writes_a_directory_per_host_and_keeps_secrets_private() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let out = directory.path().join("certs");
+    let certs = |program: &mut Command| {
+        program
+            .args(["certs", "--hosts", "127.0.0.1,node1.example", "--out"])
+            .arg(&out)
+            .output()
+            .expect("runs")
+    };
+    let first = certs(&mut program());
+    assert!(first.status.success(), "{first:?}");
+    for host in ["127.0.0.1", "node1.example"] {
+        assert_eq!(mode(&out.join(host).join("key.pem")), 0o600);
+        assert_eq!(mode(&out.join(host).join("certificate.pem")), 0o644);
+    }
+    assert_eq!(mode(&out.join("token")), 0o600);
+    let token = std::fs::read_to_string(out.join("token")).expect("written");
+    assert_eq!(token.len(), 64);
+    let printed = String::from_utf8_lossy(&first.stdout).to_string();
+    assert!(!printed.contains(&token), "the token is never printed");
+    let second = certs(&mut program());
+    assert_eq!(second.status.code(), Some(1), "nothing is overwritten");
+    let unchanged = std::fs::read_to_string(out.join("token")).expect("written");
+    assert_eq!(token, unchanged);
+}
+
+#[test]
+fn blame_needs_records() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let output = program()
+        .arg("blame")
+        .arg(directory.path())
+        .output()
+        .expect("runs");
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let text = String::from_utf8_lossy(&output.stderr).to_string();
+    assert!(
+        text.starts_with("error: ") && text.contains("no flight record that can be read"),
+        "{text}"
+    );
+}
+
+fn bench(transport: &str, world: &str) -> Vec<serde_json::Value> {
+    let output = program()
+        .args([
+            "bench",
+            "all-reduce",
+            "--transport",
+            transport,
+            "--world",
+            world,
+        ])
+        .args(["--bytes", "4K,1M", "--iterations", "5", "--output", "json"])
+        .output()
+        .expect("runs");
+    assert!(output.status.success(), "{output:?}");
+    let text = String::from_utf8(output.stdout).expect("UTF-8");
+    let parse = |line| serde_json::from_str(line).expect("a JSON object a line");
+    text.lines().map(parse).collect()
+}
+
+#[test]
+fn the_bench_starts_its_ranks_and_prints_the_keys_of_nccl_tests() {
+    for (transport, world) in [("shm", "2"), ("grpc", "3"), ("auto", "2")] {
+        let lines = bench(transport, world);
+        let sizes: Vec<_> = lines.iter().map(|line| line["bytes"].as_u64()).collect();
+        assert_eq!(sizes, [Some(4096), Some(1 << 20)], "{transport}");
+        for line in &lines {
+            assert_eq!(line["impl"], format!("ours-{transport}"));
+            assert_eq!(line["n"].to_string(), world);
+            assert_eq!(line["iters"], 5);
+            for key in ["us", "min_us", "max_us", "algbw", "busbw", "cpu_us"] {
+                assert!(line[key].as_f64().is_some_and(|v| v > 0.0), "{key}: {line}");
+            }
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! Direct exchange: every rank sends its whole vector to every other rank and combines all of them.
+//!
+//! One step is all there is: no rank waits for another rank's partial result, so the latency is
+//! that of one message, however many ranks there are. Every rank sends each byte `P - 1` times,
+//! which is why it is for small buffers.
+//!
+//! The loop runs over the segments of the vector: send segment `s` to all others, then combine
+//! segment `s` of all ranks in rank order. A rank that is in round `s + 1` has segment `s` of all
+//! others, so they have sent segment `s + 1` at most and read up to `s - 1` at least: two segments
+//! per pair of ranks are in flight at most, and no send waits for a rank that waits for this one.
+//!
+//! - Steps: 1. Bytes sent per rank: `S(P - 1)`.
+//! - Order: canonical, on every rank, so all ranks end with the same bits.
+//! - Half types are combined in `f32` and rounded once.
+
+use crate::algorithm::exchange::{Exchange, segment_of};
+use crate::buffer::Element;
+use crate::error::Result;
+
+/// All-reduce.
+pub(crate) fn all_reduce<T: Element>(exchange: &mut Exchange<'_, '_>) -> Result<()> {
+    let (rank, size, vector) = (exchange.rank(), exchange.size, 0..exchange.len);
+    if size < 2 {
+        return Ok(());
+    }
+    for index in 0..exchange.segments(&vector) {
+        let range = segment_of(&vector, exchange.segment, index);
+        for offset in 1..size {
+            exchange.send::<T>((rank + offset) % size, range.clone())?;
+        }
+        exchange.combine_in_order::<T>(range)?;
+    }
+    Ok(())
+}
+
+/// Reduce to one rank: the others send it their vectors, and it combines them in rank order.
+///
+/// The chain needs fewer bytes at the root; this is what gives the same bits as [`all_reduce`] when
+/// partial results would be rounded on the wire.
+pub(crate) fn reduce<T: Element>(exchange: &mut Exchange<'_, '_>, root: usize) -> Result<()> {
+    let (rank, size, vector) = (exchange.rank(), exchange.size, 0..exchange.len);
+    if size < 2 {
+        return Ok(());
+    }
+    for index in 0..exchange.segments(&vector) {
+        let range = segment_of(&vector, exchange.segment, index);
+        if rank == root {
+            exchange.combine_in_order::<T>(range)?;
+        } else {
+            exchange.send::<T>(root, range)?;
+        }
+    }
+    Ok(())
+}

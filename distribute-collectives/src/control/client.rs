@@ -1,0 +1,171 @@
+//! Streams to the lower ranks: connecting, again and again until the deadline.
+
+use std::io;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use http::Uri;
+use hyper_util::rt::TokioIo;
+use tokio::sync::mpsc;
+use tokio_stream::StreamExt;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::codegen::Service;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Status, Streaming};
+
+use crate::control::connection::Connection;
+use crate::control::generated::Envelope;
+use crate::control::generated::control_client::ControlClient;
+use crate::control::generated::envelope::Message;
+use crate::control::handshake::{self, Failed, PATIENCE};
+use crate::control::shared::{Phase, QUEUE, Sender, Shared, envelope};
+
+/// The largest message, in both directions.
+pub(super) const MESSAGE_MAX_BYTES: usize = 64 << 10;
+const PAUSE_MIN: Duration = Duration::from_millis(10);
+const PAUSE_MAX: Duration = Duration::from_millis(250);
+
+/// Hands an open connection to tonic, once.
+struct Opened(Option<Connection>);
+
+impl Service<Uri> for Opened {
+    type Response = TokioIo<Connection>;
+    type Error = io::Error;
+    type Future = std::future::Ready<io::Result<Self::Response>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: Uri) -> Self::Future {
+        // A second connection would be one that this rank does not know of.
+        let closed = || io::Error::from(io::ErrorKind::NotConnected);
+        std::future::ready(self.0.take().map(TokioIo::new).ok_or_else(closed))
+    }
+}
+
+/// A stream that has become a link.
+struct Joined {
+    id: u64,
+    inbound: Streaming<Envelope>,
+}
+
+/// Keeps a stream to a lower rank until the group has formed and beyond.
+pub(super) async fn keep(shared: Arc<Shared>, rank: usize) {
+    let mut pause = PAUSE_MIN;
+    while shared.state().phase == Phase::Joining {
+        match attempt(&shared, rank).await {
+            Ok(joined) => {
+                read(&shared, rank, joined.id, joined.inbound).await;
+                pause = PAUSE_MIN;
+            }
+            Err(Failed::Refused(_, reason) | Failed::Doubted(reason)) => {
+                shared.refuse(Some(rank), shared.addresses[rank].clone(), reason);
+                return;
+            }
+            Err(Failed::Later(_, reason)) => shared.note(rank, reason),
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 3 / 2).min(PAUSE_MAX);
+    }
+}
+
+/// Handles the messages of a link until it ends.
+pub(super) async fn read(shared: &Shared, rank: usize, id: u64, mut inbound: Streaming<Envelope>) {
+    let reason = loop {
+        match inbound.message().await {
+            Ok(Some(message)) => {
+                if !shared.handle(rank, id, message) {
+                    return;
+                }
+            }
+            Ok(None) => break "its process ended (connection closed)".to_string(),
+            Err(status) => break why_ended(&status),
+        }
+    };
+    shared.ended(rank, id, reason);
+}
+
+/// What a broken stream says about the peer.
+fn why_ended(status: &Status) -> String {
+    let chain = || std::iter::successors(std::error::Error::source(status), |e| e.source());
+    let io_kind = |error: &(dyn std::error::Error + 'static)| {
+        let wrapped = error
+            .downcast_ref::<h2::Error>()
+            .and_then(h2::Error::get_io);
+        let found = wrapped.or_else(|| error.downcast_ref::<io::Error>());
+        found.map(io::Error::kind)
+    };
+    match chain().find_map(io_kind) {
+        Some(
+            io::ErrorKind::BrokenPipe
+            | io::ErrorKind::ConnectionReset
+            | io::ErrorKind::ConnectionAborted
+            | io::ErrorKind::UnexpectedEof,
+        ) => "its process ended (connection closed)".to_string(),
+        _ => {
+            let innermost = chain().last().map(|error| error.to_string());
+            let text = innermost.unwrap_or_else(|| status.message().to_string());
+            format!("the connection to it broke ({text})")
+        }
+    }
+}
+
+async fn attempt(shared: &Shared, rank: usize) -> Result<Joined, Failed> {
+    let address = &shared.addresses[rank];
+    let opening = Connection::open(address, shared.tls.as_ref());
+    let connection = match tokio::time::timeout(PATIENCE, opening).await {
+        Err(_) => return Err(Failed::later("no answer to the attempt to connect")),
+        Ok(Err((reason, true))) => return Err(Failed::Doubted(reason)),
+        Ok(Err((reason, false))) => return Err(Failed::later(reason)),
+        Ok(Ok(connection)) => connection,
+    };
+    let guard = connection.guard.clone();
+    let result = converse(shared, rank, connection, guard.remote.ip()).await;
+    // A certificate that the other side does not accept shows only after the TLS handshake.
+    match guard.certificate_refusal() {
+        Some(reason) if result.is_err() => Err(Failed::Doubted(reason)),
+        _ => result,
+    }
+}
+
+async fn converse(
+    shared: &Shared,
+    rank: usize,
+    connection: Connection,
+    ip: IpAddr,
+) -> Result<Joined, Failed> {
+    let channel = channel(&shared.addresses[rank], connection).await?;
+    let mut client = ControlClient::new(channel)
+        .max_decoding_message_size(MESSAGE_MAX_BYTES)
+        .max_encoding_message_size(MESSAGE_MAX_BYTES);
+    let (sender, receiver): (Sender, _) = mpsc::channel(QUEUE);
+    let own = handshake::hello(shared, rank).map_err(|error| Failed::later(error.to_string()))?;
+    // The queue is new: there is room.
+    let _ = sender.try_send(Ok(envelope(Message::Hello(own.clone()))));
+    let outbound = ReceiverStream::new(receiver).map_while(Result::ok);
+    let called = tokio::time::timeout(PATIENCE, client.join(outbound)).await;
+    let response = called
+        .map_err(|_| Failed::later("it is connected but does not answer"))?
+        .map_err(|status| handshake::rejected(&status))?;
+    let mut inbound = response.into_inner();
+    let peer = handshake::as_client(shared, rank, &own, &sender, &mut inbound).await?;
+    let id = handshake::register(shared, &peer, ip, sender)?;
+    Ok(Joined { id, inbound })
+}
+
+async fn channel(address: &str, connection: Connection) -> Result<Channel, Failed> {
+    let endpoint = Endpoint::from_shared(format!("http://{address}"))
+        .map_err(|error| Failed::later(format!("the address cannot be used: {error}")))?
+        .http2_max_header_list_size(8 << 10);
+    let connecting = endpoint.connect_with_connector(Opened(Some(connection)));
+    match tokio::time::timeout(PATIENCE, connecting).await {
+        Err(_) => Err(Failed::later("it is connected but does not answer")),
+        Ok(Err(error)) => Err(Failed::later(format!(
+            "what answers there is no rank, or one with TLS ({error})"
+        ))),
+        Ok(Ok(channel)) => Ok(channel),
+    }
+}

@@ -1,0 +1,340 @@
+//! TCP connections with or without TLS, and a limit on those whose peer has not proven itself.
+
+use std::io::{self, IoSlice};
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use rustls::pki_types::ServerName;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpStream, lookup_host};
+use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
+use tonic::transport::server::Connected;
+
+use crate::control::address;
+use crate::control::tls::{DataTls, certificate_refusal};
+
+/// How long a connection may live without a member of the group at its other end.
+const STRANGER_LIFETIME: Duration = Duration::from_secs(10);
+/// How many such connections there may be; a new one ends the oldest.
+const STRANGERS_MAX: usize = 64;
+
+#[derive(Default)]
+struct Watched {
+    admitted: bool,
+    closed: bool,
+    waker: Option<Waker>,
+    certificate: Option<String>,
+}
+
+/// What the control plane knows about a connection, and its power to end it.
+pub(super) struct Guard {
+    pub(super) remote: SocketAddr,
+    opened: Instant,
+    watched: Mutex<Watched>,
+}
+
+impl Guard {
+    fn new(remote: SocketAddr) -> Arc<Guard> {
+        Arc::new(Guard {
+            remote,
+            opened: Instant::now(),
+            watched: Mutex::default(),
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Watched> {
+        self.watched.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The peer is a member of the group: the connection may stay.
+    pub(super) fn admit(&self) {
+        self.lock().admitted = true;
+    }
+
+    fn is_admitted(&self) -> bool {
+        self.lock().admitted
+    }
+
+    fn close(&self) {
+        let mut watched = self.lock();
+        watched.closed = true;
+        if let Some(waker) = watched.waker.take() {
+            waker.wake();
+        }
+    }
+
+    /// Which certificate was not accepted, when the connection failed of that.
+    pub(super) fn certificate_refusal(&self) -> Option<String> {
+        self.lock().certificate.clone()
+    }
+
+    fn note(&self, error: &io::Error) {
+        if let Some(refusal) = certificate_refusal(error) {
+            self.lock().certificate = Some(refusal);
+        }
+    }
+
+    fn poll(&self, context: &Context<'_>) -> io::Result<()> {
+        let mut watched = self.lock();
+        if watched.closed {
+            return Err(io::ErrorKind::ConnectionAborted.into());
+        }
+        if !watched.admitted {
+            watched.waker = Some(context.waker().clone());
+        }
+        Ok(())
+    }
+}
+
+/// The connections whose peers have not proven themselves.
+#[derive(Default)]
+pub(super) struct Strangers {
+    guards: Vec<Weak<Guard>>,
+}
+
+impl Strangers {
+    /// Watches a new connection.
+    pub(super) fn add(&mut self, guard: &Arc<Guard>) {
+        self.expire();
+        if self.guards.len() >= STRANGERS_MAX
+            && let Some(oldest) = self.guards.remove(0).upgrade()
+        {
+            oldest.close();
+        }
+        self.guards.push(Arc::downgrade(guard));
+    }
+
+    /// Ends those that have lived for too long, and forgets those that have been admitted.
+    pub(super) fn expire(&mut self) {
+        self.guards.retain(|guard| match guard.upgrade() {
+            Some(guard) if guard.is_admitted() => false,
+            Some(guard) if guard.opened.elapsed() > STRANGER_LIFETIME => {
+                guard.close();
+                false
+            }
+            found => found.is_some(),
+        });
+    }
+}
+
+/// A TCP connection that its guard can end.
+pub(super) struct Guarded {
+    tcp: TcpStream,
+    guard: Arc<Guard>,
+}
+
+impl AsyncRead for Guarded {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        self.guard.poll(context)?;
+        Pin::new(&mut self.tcp).poll_read(context, buffer)
+    }
+}
+
+impl AsyncWrite for Guarded {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.tcp).poll_write(context, bytes)
+    }
+
+    // The last words of a failed TLS handshake are several slices in one write.
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.tcp).poll_write_vectored(context, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.tcp.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.tcp).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.tcp).poll_shutdown(context)
+    }
+}
+
+enum Stream {
+    Plain(Guarded),
+    Tls(Box<TlsStream<Guarded>>),
+}
+
+/// A connection that gRPC runs over.
+pub(super) struct Connection {
+    stream: Stream,
+    pub(super) guard: Arc<Guard>,
+}
+
+impl Connection {
+    /// Wraps an accepted connection and does the TLS handshake.
+    ///
+    /// # Errors
+    /// Which certificate was not accepted, if that is why there is no connection.
+    pub(super) async fn accept(
+        guarded: Guarded,
+        tls: Option<&DataTls>,
+    ) -> Result<Connection, Option<String>> {
+        let guard = guarded.guard.clone();
+        let stream = match tls {
+            None => Stream::Plain(guarded),
+            Some(tls) => {
+                let accepted = TlsAcceptor::from(tls.server.clone()).accept(guarded);
+                let stream = accepted.await.map_err(|e| certificate_refusal(&e))?;
+                Stream::Tls(Box::new(stream.into()))
+            }
+        };
+        Ok(Connection { stream, guard })
+    }
+
+    /// Connects to the address of a rank.
+    ///
+    /// # Errors
+    /// What happened, and whether a certificate was not accepted (then it is no use to try again).
+    pub(super) async fn open(
+        address: &str,
+        tls: Option<&DataTls>,
+    ) -> Result<Connection, (String, bool)> {
+        let later = |reason: String| (reason, false);
+        let (host, port) = address::split(address).map_err(later)?;
+        let tcp = connect(host, port).await.map_err(later)?;
+        let remote = tcp.peer_addr().map_err(|error| later(error.to_string()))?;
+        let guarded = guard(tcp, remote);
+        let guard = guarded.guard.clone();
+        guard.admit();
+        let stream = match tls {
+            None => Stream::Plain(guarded),
+            Some(tls) => {
+                let name = ServerName::try_from(host.to_string())
+                    .map_err(|_| later(format!("{host:?} cannot be the name in a certificate")))?;
+                let connected = TlsConnector::from(tls.client.clone()).connect(name, guarded);
+                let stream = connected.await.map_err(|e| match certificate_refusal(&e) {
+                    Some(reason) => (reason, true),
+                    None => later(format!("the TLS handshake failed ({e}); does it use TLS?")),
+                })?;
+                Stream::Tls(Box::new(stream.into()))
+            }
+        };
+        Ok(Connection { stream, guard })
+    }
+}
+
+/// Puts a connection under a guard.
+pub(super) fn guard(tcp: TcpStream, remote: SocketAddr) -> Guarded {
+    // Small messages; a connection without the option still works.
+    let _ = tcp.set_nodelay(true);
+    Guarded {
+        tcp,
+        guard: Guard::new(remote),
+    }
+}
+
+impl Guarded {
+    pub(super) fn guard(&self) -> &Arc<Guard> {
+        &self.guard
+    }
+}
+
+async fn connect(host: &str, port: u16) -> Result<TcpStream, String> {
+    let resolved = lookup_host((host, port))
+        .await
+        .map_err(|error| format!("the address does not resolve: {error}"))?;
+    let mut last = "the address resolves to nothing".to_string();
+    for candidate in resolved {
+        match TcpStream::connect(candidate).await {
+            // A port that nobody listens on, drawn by chance as the port of this very socket.
+            Ok(tcp) if tcp.local_addr().ok() == tcp.peer_addr().ok() => {
+                last = "nobody listens there".to_string();
+            }
+            Ok(tcp) => return Ok(tcp),
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                last = "nobody listens there: connection refused".to_string();
+            }
+            Err(error) => last = format!("cannot connect: {error}"),
+        }
+    }
+    Err(last)
+}
+
+impl AsyncRead for Connection {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let read = match &mut self.stream {
+            Stream::Plain(stream) => Pin::new(stream).poll_read(context, buffer),
+            Stream::Tls(stream) => Pin::new(stream).poll_read(context, buffer),
+        };
+        if let Poll::Ready(Err(error)) = &read {
+            self.guard.note(error);
+        }
+        read
+    }
+}
+
+impl AsyncWrite for Connection {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        match &mut self.stream {
+            Stream::Plain(stream) => Pin::new(stream).poll_write(context, bytes),
+            Stream::Tls(stream) => Pin::new(stream).poll_write(context, bytes),
+        }
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        match &mut self.stream {
+            Stream::Plain(stream) => Pin::new(stream).poll_write_vectored(context, slices),
+            Stream::Tls(stream) => Pin::new(stream).poll_write_vectored(context, slices),
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        match &self.stream {
+            Stream::Plain(stream) => stream.is_write_vectored(),
+            Stream::Tls(stream) => stream.is_write_vectored(),
+        }
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match &mut self.stream {
+            Stream::Plain(stream) => Pin::new(stream).poll_flush(context),
+            Stream::Tls(stream) => Pin::new(stream).poll_flush(context),
+        }
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match &mut self.stream {
+            Stream::Plain(stream) => Pin::new(stream).poll_shutdown(context),
+            Stream::Tls(stream) => Pin::new(stream).poll_shutdown(context),
+        }
+    }
+}
+
+impl Connected for Connection {
+    type ConnectInfo = Arc<Guard>;
+
+    fn connect_info(&self) -> Self::ConnectInfo {
+        self.guard.clone()
+    }
+}

@@ -1,0 +1,321 @@
+//! Operations and failures as messages, and back.
+
+use std::time::Duration;
+
+use crate::buffer::DType;
+use crate::control::generated::{self as message, notice};
+use crate::error::CollectiveError;
+use crate::header::{OperationHeader, OperationKind};
+use crate::reduce::ReduceOp;
+use crate::status::{Failure, Trouble};
+
+/// In the order of the message's enumeration.
+const KINDS: [OperationKind; 8] = [
+    OperationKind::AllReduce,
+    OperationKind::ReduceScatter,
+    OperationKind::AllGather,
+    OperationKind::Broadcast,
+    OperationKind::Reduce,
+    OperationKind::Barrier,
+    OperationKind::Send,
+    OperationKind::Recv,
+];
+
+/// The place of a value in a list that holds all values.
+fn index<T: PartialEq>(list: &[T], value: &T) -> i32 {
+    let position = list.iter().position(|other| other == value);
+    position.map_or(-1, |index| index as i32)
+}
+
+fn value<T: Copy>(list: &[T], index: i32) -> Option<T> {
+    list.get(usize::try_from(index).ok()?).copied()
+}
+
+/// A header as a message.
+pub(crate) fn operation(header: &OperationHeader) -> message::Operation {
+    message::Operation {
+        generation: header.generation,
+        sequence: header.sequence,
+        kind: index(&KINDS, &header.kind),
+        element_type: header.dtype.map(|dtype| index(&DType::ALL, &dtype)),
+        reduction: header.op.map(|op| index(&ReduceOp::ALL, &op)),
+        root: header.root.map(|root| root as u32),
+        count: header.count as u64,
+        buffers: header.buffers as u64,
+        layout: header.layout,
+    }
+}
+
+/// The header in a message, or `None` when it holds a value that this version does not know.
+pub(crate) fn header(operation: &message::Operation) -> Option<OperationHeader> {
+    let dtype = operation
+        .element_type
+        .map(|index| value(&DType::ALL, index));
+    let op = operation
+        .reduction
+        .map(|index| value(&ReduceOp::ALL, index));
+    if dtype == Some(None) || op == Some(None) {
+        return None;
+    }
+    Some(OperationHeader {
+        generation: operation.generation,
+        sequence: operation.sequence,
+        kind: value(&KINDS, operation.kind)?,
+        dtype: dtype.flatten(),
+        op: op.flatten(),
+        root: operation.root.map(|root| root as usize),
+        count: usize::try_from(operation.count).ok()?,
+        buffers: usize::try_from(operation.buffers).ok()?,
+        layout: operation.layout,
+    })
+}
+
+fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// A failure as a message; `rank` is this rank.
+pub(crate) fn notice(rank: usize, failure: &Failure) -> message::Notice {
+    let what = match &failure.trouble {
+        Trouble::Lost { rank, reason } => notice::Failure::Lost(message::Lost {
+            rank: *rank as u32,
+            reason: short(reason),
+            operation: None,
+        }),
+        Trouble::Silent { rank, elapsed } => notice::Failure::Silent(message::Silent {
+            rank: *rank as u32,
+            elapsed_us: micros(*elapsed),
+        }),
+        Trouble::Ended(error) => ended(rank, error.root_cause()),
+    };
+    message::Notice {
+        from_sequence: failure.from_sequence,
+        failure: Some(what),
+    }
+}
+
+fn ended(own_rank: usize, error: &CollectiveError) -> notice::Failure {
+    match error {
+        CollectiveError::Mismatch {
+            rank_a,
+            rank_b,
+            op,
+            sequence,
+            what,
+        } => notice::Failure::Mismatch(message::Mismatch {
+            rank_a: *rank_a as u32,
+            rank_b: *rank_b as u32,
+            kind: index(&KINDS, op),
+            sequence: *sequence,
+            what: short(what),
+        }),
+        CollectiveError::PeerLost {
+            rank,
+            op,
+            sequence,
+            reason,
+        } => notice::Failure::Lost(message::Lost {
+            rank: *rank as u32,
+            reason: short(reason),
+            operation: Some(operation(&OperationHeader::new(*op, 0, *sequence))),
+        }),
+        CollectiveError::Timeout {
+            missing,
+            op,
+            sequence,
+            elapsed,
+        } => notice::Failure::TimedOut(message::TimedOut {
+            missing: missing.iter().map(|rank| *rank as u32).collect(),
+            kind: index(&KINDS, op),
+            sequence: *sequence,
+            elapsed_us: micros(*elapsed),
+        }),
+        CollectiveError::Protocol {
+            rank,
+            peer,
+            address,
+            what,
+        } => notice::Failure::Garbled(message::Garbled {
+            rank: *rank as u32,
+            peer: *peer as u32,
+            address: address.clone(),
+            what: short(what),
+        }),
+        CollectiveError::Aborted { rank, reason } => notice::Failure::Aborted(message::Aborted {
+            rank: *rank as u32,
+            reason: short(reason),
+        }),
+        // No other error ends a group by itself; the sender is then the one that ended it.
+        other => notice::Failure::Aborted(message::Aborted {
+            rank: own_rank as u32,
+            reason: short(&other.to_string()),
+        }),
+    }
+}
+
+/// Cut so that a message stays far below the limit.
+fn short(text: &str) -> String {
+    const CHARACTERS_MAX: usize = 2000;
+    text.chars().take(CHARACTERS_MAX).collect()
+}
+
+/// The failure in a message, or `None` when it is of a kind that this version does not know, or
+/// names a rank that does not exist.
+pub(crate) fn failure(world_size: usize, notice: &message::Notice) -> Option<Failure> {
+    let rank = |rank: u32| Some(rank as usize).filter(|rank| *rank < world_size);
+    let trouble = match notice.failure.as_ref()? {
+        notice::Failure::Lost(lost) => match &lost.operation {
+            None => Trouble::Lost {
+                rank: rank(lost.rank)?,
+                reason: lost.reason.clone(),
+            },
+            Some(operation) => Trouble::Ended(CollectiveError::PeerLost {
+                rank: rank(lost.rank)?,
+                op: value(&KINDS, operation.kind)?,
+                sequence: operation.sequence,
+                reason: lost.reason.clone(),
+            }),
+        },
+        notice::Failure::Silent(silent) => Trouble::Silent {
+            rank: rank(silent.rank)?,
+            elapsed: Duration::from_micros(silent.elapsed_us),
+        },
+        notice::Failure::Mismatch(mismatch) => Trouble::Ended(CollectiveError::Mismatch {
+            rank_a: rank(mismatch.rank_a)?,
+            rank_b: rank(mismatch.rank_b)?,
+            op: value(&KINDS, mismatch.kind)?,
+            sequence: mismatch.sequence,
+            what: mismatch.what.clone(),
+        }),
+        notice::Failure::Aborted(aborted) => Trouble::Ended(CollectiveError::Aborted {
+            rank: rank(aborted.rank)?,
+            reason: aborted.reason.clone(),
+        }),
+        notice::Failure::TimedOut(timed_out) => Trouble::Ended(CollectiveError::Timeout {
+            missing: timed_out
+                .missing
+                .iter()
+                .map(|r| rank(*r))
+                .collect::<Option<_>>()?,
+            op: value(&KINDS, timed_out.kind)?,
+            sequence: timed_out.sequence,
+            elapsed: Duration::from_micros(timed_out.elapsed_us),
+        }),
+        notice::Failure::Garbled(garbled) => Trouble::Ended(CollectiveError::Protocol {
+            rank: rank(garbled.rank)?,
+            peer: rank(garbled.peer)?,
+            address: garbled.address.clone(),
+            what: garbled.what.clone(),
+        }),
+    };
+    Some(Failure {
+        trouble,
+        from_sequence: notice.from_sequence,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_header_survives_the_way() {
+        let header_of = |kind| OperationHeader::new(kind, 4, 9);
+        for kind in KINDS {
+            assert_eq!(header(&operation(&header_of(kind))), Some(header_of(kind)));
+        }
+        for dtype in DType::ALL {
+            for op in ReduceOp::ALL {
+                let mut sent = header_of(OperationKind::Reduce)
+                    .with_op(op)
+                    .with_dtype(dtype);
+                sent = sent.with_root(3);
+                (sent.count, sent.buffers, sent.layout) = (usize::MAX, 2, u64::MAX);
+                assert_eq!(header(&operation(&sent)), Some(sent));
+            }
+        }
+    }
+
+    #[test]
+    fn unknown_values_are_no_header() {
+        let good = operation(&OperationHeader::new(OperationKind::Send, 0, 0));
+        let with = |change: fn(&mut message::Operation)| {
+            let mut operation = good;
+            change(&mut operation);
+            header(&operation)
+        };
+        assert_eq!(with(|o| o.kind = 8), None);
+        assert_eq!(with(|o| o.kind = -1), None);
+        assert_eq!(with(|o| o.element_type = Some(7)), None);
+        assert_eq!(with(|o| o.reduction = Some(i32::MIN)), None);
+    }
+
+    #[test]
+    fn failures_survive_the_way() {
+        let (op, sequence) = (OperationKind::Broadcast, 12);
+        let (elapsed, reason) = (Duration::from_micros(1_234_567), "because".to_string());
+        let errors = [
+            CollectiveError::Mismatch {
+                rank_a: 1,
+                rank_b: 2,
+                op,
+                sequence,
+                what: reason.clone(),
+            },
+            CollectiveError::PeerLost {
+                rank: 3,
+                op,
+                sequence,
+                reason: reason.clone(),
+            },
+            CollectiveError::Timeout {
+                missing: vec![1, 3],
+                op,
+                sequence,
+                elapsed,
+            },
+            CollectiveError::Aborted {
+                rank: 2,
+                reason: reason.clone(),
+            },
+            CollectiveError::Protocol {
+                rank: 0,
+                peer: 1,
+                address: "host:1".to_string(),
+                what: reason.clone(),
+            },
+        ];
+        let mut troubles: Vec<_> = errors.into_iter().map(Trouble::Ended).collect();
+        troubles.push(Trouble::Lost { rank: 5, reason });
+        troubles.push(Trouble::Silent { rank: 6, elapsed });
+        for trouble in troubles {
+            let sent = Failure {
+                trouble,
+                from_sequence: 7,
+            };
+            assert_eq!(failure(7, &notice(0, &sent)), Some(sent.clone()));
+            assert_eq!(failure(1, &notice(0, &sent)), None);
+        }
+        assert_eq!(failure(7, &message::Notice::default()), None);
+    }
+
+    #[test]
+    fn the_first_cause_is_sent_of_a_poisoned_group_and_any_text_is_cut() {
+        let cause = CollectiveError::Aborted {
+            rank: 1,
+            reason: "x".repeat(100_000),
+        };
+        let poisoned = CollectiveError::Poisoned {
+            cause: Box::new(cause),
+        };
+        let sent = Failure {
+            trouble: Trouble::Ended(poisoned),
+            from_sequence: 0,
+        };
+        let received = failure(2, &notice(0, &sent)).unwrap();
+        let Trouble::Ended(CollectiveError::Aborted { rank: 1, reason }) = received.trouble else {
+            panic!("{received:?}");
+        };
+        assert_eq!(reason.len(), 2000);
+    }
+}

@@ -1,0 +1,125 @@
+//! Small values of all ranks, exchanged over the control streams.
+
+use std::time::Instant;
+
+use crate::control::generated::Gather;
+use crate::control::generated::envelope::Message;
+use crate::control::shared::{Shared, State};
+use crate::error::{CollectiveError, Result};
+use crate::header::{OperationHeader, OperationKind};
+use crate::status::Trouble;
+
+/// The largest value of one rank.
+pub(super) const VALUE_MAX_BYTES: usize = 16 << 10;
+
+impl Shared {
+    /// Takes the part of a peer. Nobody is more than one gathering ahead, since each needs the
+    /// part of this rank; more is not kept.
+    pub(super) fn take_part(&self, rank: usize, part: Gather) {
+        let mut state = self.state();
+        let expected = state.next_gather.saturating_sub(1)..=state.next_gather;
+        let world_size = self.world_size();
+        if part.value.len() > VALUE_MAX_BYTES || !expected.contains(&part.number) {
+            return;
+        }
+        let parts = state.gathers.entry(part.number);
+        let parts = parts.or_insert_with(|| vec![None; world_size]);
+        parts[rank] = Some(part.value);
+        self.gathered.notify_all();
+    }
+
+    /// Gives every rank the values of all ranks, in rank order. All ranks call it equally often.
+    pub(super) fn gather(&self, value: &[u8]) -> Result<Vec<Vec<u8>>> {
+        if value.len() > VALUE_MAX_BYTES {
+            return Err(CollectiveError::InvalidArgument {
+                rank: self.rank,
+                op: OperationKind::AllGather,
+                what: format!("{} bytes, at most {VALUE_MAX_BYTES} fit", value.len()),
+            });
+        }
+        if let Some(failure) = self.first_failure() {
+            let number = self.state().next_gather;
+            let generation = self.hello.generation;
+            let header = OperationHeader::new(OperationKind::AllGather, generation, number);
+            return Err(failure.trouble.into_error(&header));
+        }
+        let started = Instant::now();
+        let mut state = self.state();
+        let number = state.next_gather;
+        state.next_gather += 1;
+        let header = OperationHeader::new(OperationKind::AllGather, self.hello.generation, number);
+        let world_size = self.world_size();
+        let parts = state.gathers.entry(number);
+        parts.or_insert_with(|| vec![None; world_size])[self.rank] = Some(value.to_vec());
+        for link in state.open_links() {
+            link.send(Message::Gather(Gather {
+                number,
+                value: value.to_vec(),
+            }));
+        }
+        loop {
+            let missing = missing(&state, number);
+            if missing.is_empty() {
+                let parts = state.gathers.remove(&number).unwrap_or_default();
+                return Ok(parts.into_iter().flatten().collect());
+            }
+            let gone = missing.iter().find(|rank| is_gone(&state, **rank)).copied();
+            let left = self.gather_timeout.saturating_sub(started.elapsed());
+            if gone.is_none() && !left.is_zero() && !self.has_failed(&state) {
+                let woken = self.gathered.wait_timeout(state, left);
+                state = match woken {
+                    Ok((state, _)) => state,
+                    Err(poisoned) => poisoned.into_inner().0,
+                };
+                continue;
+            }
+            drop(state);
+            return Err(self.gather_error(&header, gone, missing, started));
+        }
+    }
+
+    fn has_failed(&self, state: &State) -> bool {
+        let failures = self.status.failures();
+        failures.iter().any(|failure| !state.is_departure(failure))
+    }
+
+    fn gather_error(
+        &self,
+        header: &OperationHeader,
+        gone: Option<usize>,
+        missing: Vec<usize>,
+        started: Instant,
+    ) -> CollectiveError {
+        if let Some(failure) = self.first_failure() {
+            return failure.trouble.into_error(header);
+        }
+        if let Some(rank) = gone {
+            let reason = "it left the group".to_string();
+            return Trouble::Lost { rank, reason }.into_error(header);
+        }
+        let error = CollectiveError::Timeout {
+            missing,
+            op: header.kind,
+            sequence: header.sequence,
+            elapsed: started.elapsed(),
+        };
+        self.fail(Trouble::Ended(error.clone()), 0);
+        error
+    }
+}
+
+/// The ranks whose part of a gathering is missing.
+fn missing(state: &State, number: u64) -> Vec<usize> {
+    let parts = state.gathers.get(&number);
+    let parts = parts.map_or(&[][..], Vec::as_slice).iter().enumerate();
+    parts
+        .filter(|(_, part)| part.is_none())
+        .map(|(rank, _)| rank)
+        .collect()
+}
+
+/// Whether nothing more can come from a rank.
+fn is_gone(state: &State, rank: usize) -> bool {
+    let link = state.links.get(rank).and_then(Option::as_ref);
+    link.is_none_or(|link| link.left || !link.open)
+}

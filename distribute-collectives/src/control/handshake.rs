@@ -1,0 +1,310 @@
+//! The first messages of a stream: two ranks find out whether they form a group.
+
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use tonic::{Code, Status, Streaming};
+
+use crate::control::generated::envelope::Message;
+use crate::control::generated::{Envelope, Hello, Proof};
+use crate::control::proof::{self, Key, Side};
+use crate::control::shared::{Link, Phase, Sender, Shared, envelope};
+use crate::control::{Announcement, random};
+use crate::error::Result as CollectiveResult;
+
+/// The version of the messages and of the handshake.
+pub(super) const PROTOCOL_VERSION: u32 = 1;
+/// How long a peer may take for each step.
+pub(super) const PATIENCE: Duration = Duration::from_secs(5);
+const NONCE_BYTES: usize = 32;
+/// Both sides say this, so that both errors name the token.
+const TOKEN_DIFFERS: &str = "its proof of the token is wrong: the two ranks have different tokens";
+
+/// Why a handshake did not succeed.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Failed {
+    /// The peer cannot be a member of this group as both are configured.
+    Refused(Code, String),
+    /// The peer did not prove who it is.
+    Doubted(String),
+    /// Not now, but perhaps later.
+    Later(Code, String),
+}
+
+impl Failed {
+    pub(super) fn later(reason: impl Into<String>) -> Failed {
+        Failed::Later(Code::Unavailable, reason.into())
+    }
+
+    /// The status that the peer's stream ends with. `peer` is what this says of the peer; the
+    /// reader is that peer.
+    pub(super) fn status(&self, rank: usize) -> Status {
+        let (code, reason) = match self {
+            Failed::Refused(code, reason) | Failed::Later(code, reason) => (*code, reason),
+            Failed::Doubted(reason) => (Code::Unauthenticated, reason),
+        };
+        Status::new(code, format!("rank {rank} says of this rank: {reason}"))
+    }
+}
+
+/// A peer that has proven itself.
+pub(super) struct Shaken {
+    pub(super) hello: Hello,
+    pub(super) key: Key,
+    pub(super) announcement: Option<Announcement>,
+}
+
+/// What this rank says at the start of a stream to `peer_rank`.
+pub(super) fn hello(shared: &Shared, peer_rank: usize) -> CollectiveResult<Hello> {
+    Ok(Hello {
+        peer_rank: peer_rank as u32,
+        nonce: random::<NONCE_BYTES>(shared.rank)?.to_vec(),
+        ..shared.hello.clone()
+    })
+}
+
+/// What makes it useless to go on to the proofs.
+fn differs_at_once(own: &Hello, peer: &Hello) -> Option<Failed> {
+    if peer.protocol_version != own.protocol_version {
+        return Some(invalid(format!(
+            "it speaks version {} of the protocol, this rank version {}",
+            peer.protocol_version, own.protocol_version
+        )));
+    }
+    if peer.nonce.len() != NONCE_BYTES || peer.instance.is_empty() {
+        return Some(Failed::later("its first message makes no sense"));
+    }
+    match (peer.has_token, own.has_token) {
+        (true, false) => Some(Failed::Doubted(
+            "it has a token, this rank has none".to_string(),
+        )),
+        (false, true) => Some(Failed::Doubted(
+            "it has no token, this rank has one".to_string(),
+        )),
+        _ => None,
+    }
+}
+
+fn invalid(reason: String) -> Failed {
+    Failed::Refused(Code::InvalidArgument, reason)
+}
+
+/// What differs between two ranks that have proven themselves. The other end of the stream is
+/// supposed to be rank `expected`; a server only knows that it must be higher than its own.
+fn differs(own: &Hello, peer: &Hello, expected: Option<usize>) -> Option<Failed> {
+    let reason = if peer.crate_version != own.crate_version {
+        format!(
+            "it has version {} of distribute-collectives, this rank version {}",
+            peer.crate_version, own.crate_version
+        )
+    } else if peer.group != own.group {
+        format!(
+            "it is in group {:?}, this rank in {:?}",
+            peer.group, own.group
+        )
+    } else if peer.world_size != own.world_size {
+        let (theirs, ours) = (peer.world_size, own.world_size);
+        format!("it has world size {theirs}, this rank {ours}")
+    } else if peer.generation != own.generation {
+        let (theirs, ours) = (peer.generation, own.generation);
+        let reason = format!("it is in generation {theirs}, this rank in {ours}");
+        return Some(Failed::Later(Code::FailedPrecondition, reason));
+    } else if peer.rank == own.rank {
+        let rank = own.rank;
+        let reason = format!("it also says that it is rank {rank}: two processes have one rank");
+        return Some(Failed::Refused(Code::AlreadyExists, reason));
+    } else if peer.peer_rank != own.rank {
+        format!(
+            "it expects rank {} at the address of rank {}: the lists of addresses differ",
+            peer.peer_rank, own.rank
+        )
+    } else if expected.is_some_and(|rank| peer.rank as usize != rank) {
+        format!("it is rank {}: the lists of addresses differ", peer.rank)
+    } else if expected.is_none() && !(own.rank + 1..own.world_size).contains(&peer.rank) {
+        format!("it says that it is rank {}, which cannot be", peer.rank)
+    } else if peer.options != own.options {
+        format!(
+            "it has the options {:?}, this rank {:?}",
+            peer.options, own.options
+        )
+    } else {
+        return None;
+    };
+    Some(invalid(reason))
+}
+
+/// The next message, within a limit of time.
+async fn next(inbound: &mut Streaming<Envelope>) -> Result<Message, Failed> {
+    match tokio::time::timeout(PATIENCE, inbound.message()).await {
+        Err(_) => Err(Failed::later("it is connected but does not answer")),
+        Ok(Err(status)) => Err(rejected(&status)),
+        Ok(Ok(Some(Envelope {
+            message: Some(message),
+        }))) => Ok(message),
+        Ok(Ok(_)) => Err(Failed::later("it closed the stream")),
+    }
+}
+
+/// What the status says that a peer ended the stream with.
+pub(super) fn rejected(status: &Status) -> Failed {
+    let reason = status.message().to_string();
+    match status.code() {
+        Code::Unauthenticated => Failed::Doubted(reason),
+        Code::InvalidArgument | Code::AlreadyExists => Failed::Refused(status.code(), reason),
+        Code::FailedPrecondition => Failed::Later(status.code(), reason),
+        code => Failed::later(format!(
+            "what answers there is no rank that this one understands, or one with TLS settings of \
+             its own ({code:?}: {reason})"
+        )),
+    }
+}
+
+async fn next_hello(inbound: &mut Streaming<Envelope>) -> Result<Hello, Failed> {
+    match next(inbound).await? {
+        Message::Hello(hello) => Ok(hello),
+        _ => Err(Failed::later("its first message is no Hello")),
+    }
+}
+
+async fn next_proof(inbound: &mut Streaming<Envelope>) -> Result<Vec<u8>, Failed> {
+    match next(inbound).await? {
+        Message::Proof(proof) => Ok(proof.mac),
+        _ => Err(Failed::later("its second message is no Proof")),
+    }
+}
+
+async fn say(sender: &Sender, message: Message) -> Result<(), Failed> {
+    let sent = sender.send(Ok(envelope(message))).await;
+    sent.map_err(|_| Failed::later("the connection closed"))
+}
+
+/// The handshake of the rank that connected to rank `expected`, up to the announcement with which
+/// the server admits it.
+pub(super) async fn as_client(
+    shared: &Shared,
+    expected: usize,
+    own: &Hello,
+    sender: &Sender,
+    inbound: &mut Streaming<Envelope>,
+) -> Result<Shaken, Failed> {
+    let token = shared.security.get_token();
+    let peer = next_hello(inbound).await?;
+    if let Some(failed) = differs_at_once(own, &peer) {
+        return Err(failed);
+    }
+    let mac = proof::proof(token, Side::Client, own, &peer);
+    say(sender, Message::Proof(Proof { mac })).await?;
+    let theirs = next_proof(inbound).await?;
+    if !proof::verify(token, Side::Server, own, &peer, &theirs) {
+        return Err(Failed::Doubted(TOKEN_DIFFERS.to_string()));
+    }
+    if let Some(failed) = differs(own, &peer, Some(expected)) {
+        return Err(failed);
+    }
+    let Message::Announcement(announcement) = next(inbound).await? else {
+        return Err(Failed::later("its third message is no Announcement"));
+    };
+    Ok(Shaken {
+        key: proof::session_key(token, own, &peer),
+        announcement: Some(announcement.into()),
+        hello: peer,
+    })
+}
+
+/// The handshake of the rank that was connected to. The claimed rank is told with the failure.
+pub(super) async fn as_server(
+    shared: &Shared,
+    sender: &Sender,
+    inbound: &mut Streaming<Envelope>,
+) -> Result<Shaken, (Option<usize>, Failed)> {
+    let peer = next_hello(inbound).await.map_err(|failed| (None, failed))?;
+    match prove(shared, &peer, sender, inbound).await {
+        Ok(key) => Ok(Shaken {
+            hello: peer,
+            key,
+            announcement: None,
+        }),
+        Err(failed) => Err((Some(peer.rank as usize), failed)),
+    }
+}
+
+async fn prove(
+    shared: &Shared,
+    peer: &Hello,
+    sender: &Sender,
+    inbound: &mut Streaming<Envelope>,
+) -> Result<Key, Failed> {
+    let token = shared.security.get_token();
+    let own = hello(shared, peer.rank as usize).map_err(|e| Failed::later(e.to_string()))?;
+    say(sender, Message::Hello(own.clone())).await?;
+    if let Some(failed) = differs_at_once(&own, peer) {
+        return Err(failed);
+    }
+    let theirs = next_proof(inbound).await?;
+    if !proof::verify(token, Side::Client, peer, &own, &theirs) {
+        return Err(Failed::Doubted(TOKEN_DIFFERS.to_string()));
+    }
+    let mac = proof::proof(token, Side::Server, peer, &own);
+    say(sender, Message::Proof(Proof { mac })).await?;
+    match differs(&own, peer, None) {
+        Some(failed) => Err(failed),
+        None => Ok(proof::session_key(token, peer, &own)),
+    }
+}
+
+/// Makes a link of a stream whose handshake has succeeded, and announces this rank there.
+pub(super) fn register(
+    shared: &Shared,
+    peer: &Shaken,
+    ip: IpAddr,
+    sender: Sender,
+) -> Result<u64, Failed> {
+    let rank = peer.hello.rank as usize;
+    let mut state = shared.state();
+    if state.phase != Phase::Joining {
+        let generation = peer.hello.generation;
+        let reason = match state.phase {
+            Phase::Leaving => "it comes when this rank leaves".to_string(),
+            _ => format!(
+                "it comes when generation {generation} runs already: it needs a new generation"
+            ),
+        };
+        return Err(Failed::Later(Code::FailedPrecondition, reason));
+    }
+    let id = state.next_link;
+    let Some(place) = state.links.get_mut(rank) else {
+        return Err(invalid(format!("there is no rank {rank}")));
+    };
+    if let Some(link) = place
+        && link.open
+        && link.instance != peer.hello.instance
+    {
+        return Err(Failed::Refused(
+            Code::AlreadyExists,
+            format!("it says that it is rank {rank}, as another one: two processes have one rank"),
+        ));
+    }
+    let link = Link {
+        id,
+        sender: Some(sender),
+        key: peer.key,
+        instance: peer.hello.instance.clone(),
+        ip,
+        announcement: peer.announcement.clone(),
+        ready: false,
+        heard: Instant::now(),
+        unwatched: false,
+        left: false,
+        open: true,
+        suspicion: None,
+    };
+    link.send(Message::Announcement(shared.announcement.clone().into()));
+    if let Some(doom) = &mut state.doom {
+        doom.tell(rank, &link);
+    }
+    state.links[rank] = Some(link);
+    state.next_link += 1;
+    drop(state);
+    shared.changed.notify_one();
+    Ok(id)
+}

@@ -1,0 +1,45 @@
+//! The control plane: ranks find each other, watch each other and tell each other what went wrong.
+//!
+//! Every rank of a group of processes has one [`ControlPlane`]: a thread with a gRPC server on the
+//! rank's address and one stream to every other rank (see `proto/control.proto`). The thread only
+//! moves small messages, so that it answers in time also while all cores compute.
+
+mod address;
+mod client;
+mod connection;
+pub(crate) mod convert;
+mod gather;
+#[allow(missing_docs, clippy::all)]
+#[rustfmt::skip]
+pub(crate) mod generated;
+mod handshake;
+mod plane;
+mod proof;
+pub mod security;
+mod server;
+mod shared;
+#[cfg(test)]
+mod tests;
+mod tls;
+mod watch;
+
+pub(crate) use address::Listener;
+pub(crate) use plane::{Announcement, ControlPlane, JoinOptions};
+pub(crate) use proof::{data_proof, verify_data_proof};
+
+use crate::error::{CollectiveError, Result};
+
+/// The descriptions of all services, for the reflection service.
+const DESCRIPTORS: &[u8] = include_bytes!("descriptors.bin");
+
+/// Bytes that nobody can guess.
+fn random<const BYTES: usize>(rank: usize) -> Result<[u8; BYTES]> {
+    let mut bytes = [0; BYTES];
+    match getrandom::fill(&mut bytes) {
+        Ok(()) => Ok(bytes),
+        Err(error) => Err(CollectiveError::BackendUnavailable {
+            backend: "the control plane".to_string(),
+            reason: format!("rank {rank} gets no random numbers from the system: {error}"),
+        }),
+    }
+}

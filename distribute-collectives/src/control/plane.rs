@@ -1,0 +1,485 @@
+//! Joining a group, and the thread that keeps the streams to its ranks.
+
+use std::net::IpAddr;
+use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use tokio::runtime::Runtime;
+use tokio::sync::oneshot;
+use tonic_health::ServingStatus;
+use tonic_health::server::HealthReporter;
+
+use crate::communicator::AbortTarget;
+use crate::control::generated::control_server::ControlServer;
+use crate::control::generated::envelope::Message;
+use crate::control::generated::{self as message, Goodbye, Hello};
+use crate::control::handshake::PROTOCOL_VERSION;
+use crate::control::proof::Key;
+use crate::control::security::Security;
+use crate::control::server::{self, Service};
+use crate::control::shared::{Link, Parts, Phase, Refusal, Shared, State};
+use crate::control::{Listener, address, client, random, watch};
+use crate::error::{CollectiveError, MissingRank, Result};
+use crate::header::{OperationHeader, OperationKind};
+use crate::status::{GroupStatus, Trouble};
+
+/// How long a rank without the right token may keep the others waiting for the right one.
+const DOUBT_GRACE: Duration = Duration::from_secs(5);
+/// How long to stay so that ranks which come a little later hear why the group cannot form.
+const DOOM_PATIENCE: Duration = Duration::from_secs(1);
+/// How long to wait for the others to read the goodbye.
+const GOODBYE_PATIENCE: Duration = Duration::from_millis(500);
+/// How long to wait for a name look-up that cannot be interrupted.
+const RUNTIME_PATIENCE: Duration = Duration::from_secs(1);
+/// The largest description of a rank's shared memory.
+const SHARED_MEMORY_MAX_BYTES: usize = 16 << 10;
+/// The longest description of options and the longest name of a group.
+const TEXT_MAX_BYTES: usize = 4 << 10;
+
+/// What a rank tells its peers once they have proven themselves.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Announcement {
+    /// The port of its data listener.
+    pub(crate) data_port: Option<u16>,
+    /// How to reach the memory that it shares with ranks of its host.
+    pub(crate) shared_memory: Vec<u8>,
+}
+
+impl From<message::Announcement> for Announcement {
+    fn from(message: message::Announcement) -> Self {
+        let port = u16::try_from(message.data_port).unwrap_or(0);
+        Announcement {
+            data_port: (port != 0).then_some(port),
+            shared_memory: message.shared_memory,
+        }
+    }
+}
+
+impl From<Announcement> for message::Announcement {
+    fn from(announcement: Announcement) -> Self {
+        message::Announcement {
+            data_port: announcement.data_port.unwrap_or(0).into(),
+            shared_memory: announcement.shared_memory,
+        }
+    }
+}
+
+/// What [`ControlPlane::join`] needs to know.
+#[derive(Debug)]
+pub(crate) struct JoinOptions {
+    pub(crate) rank: usize,
+    /// `addresses[i]` is where rank `i` listens; their number is the world size.
+    pub(crate) addresses: Vec<String>,
+    /// Bound to the address of this rank.
+    pub(crate) listener: Listener,
+    pub(crate) group: String,
+    pub(crate) generation: u64,
+    /// All settings that must be equal on all ranks, in words; shown when they differ.
+    pub(crate) options: String,
+    pub(crate) rendezvous_timeout: Duration,
+    pub(crate) heartbeat_interval: Duration,
+    pub(crate) heartbeat_misses: u32,
+    pub(crate) security: Security,
+    pub(crate) announcement: Announcement,
+}
+
+/// Another rank of the group.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Peer {
+    pub(crate) rank: usize,
+    /// Its address in the list.
+    pub(crate) address: String,
+    /// The IP address that its control connection has.
+    pub(crate) ip: IpAddr,
+    pub(crate) announcement: Announcement,
+    /// Known to the two ranks only (when there is a token).
+    pub(crate) session_key: Key,
+}
+
+/// One rank's membership in a group. Dropping it says goodbye to the others, closes all
+/// connections and ends the thread.
+pub(crate) struct ControlPlane {
+    pub(super) shared: Arc<Shared>,
+    peers: Vec<Peer>,
+    /// Carries the reason for leaving.
+    leave: Option<oneshot::Sender<String>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl ControlPlane {
+    /// Meets the other ranks; returns when all have met all. `status` hears of lost and silent
+    /// ranks from now on, and what it hears of first is told to all ranks.
+    ///
+    /// # Errors
+    /// [`CollectiveError::Rendezvous`] names the ranks that did not come before the deadline,
+    /// [`CollectiveError::Refused`] a rank that does not fit, [`CollectiveError::PeerLost`] one
+    /// that was lost at the last moment.
+    pub(crate) fn join(options: JoinOptions, status: Arc<GroupStatus>) -> Result<ControlPlane> {
+        check(&options)?;
+        let tls = options.security.data_tls()?;
+        let hello = hello(&options)?;
+        let parts = Parts {
+            rank: options.rank,
+            addresses: options.addresses,
+            announcement: options.announcement,
+            security: options.security,
+            interval: options.heartbeat_interval,
+            misses: options.heartbeat_misses,
+            rendezvous_timeout: options.rendezvous_timeout,
+        };
+        let shared = Arc::new(Shared::new(parts, hello, tls, status));
+        let (leave, left) = oneshot::channel();
+        let (joined, outcome) = mpsc::channel();
+        let (rank, own) = (shared.rank, shared.clone());
+        let thread = std::thread::Builder::new()
+            .name("distribute-control".to_string())
+            .spawn(move || run(own, options.listener, joined, left))
+            .map_err(|error| unavailable(rank, &error))?;
+        let mut plane = ControlPlane {
+            shared,
+            peers: Vec::new(),
+            leave: Some(leave),
+            thread: Some(thread),
+        };
+        // The thread always answers: it knows the deadline.
+        plane.peers = outcome.recv().unwrap_or_else(|_| {
+            let ended = "its thread ended".to_string();
+            Err(unavailable(rank, &std::io::Error::other(ended)))
+        })?;
+        Ok(plane)
+    }
+
+    /// All other ranks, in rank order.
+    pub(crate) fn peers(&self) -> &[Peer] {
+        &self.peers
+    }
+
+    /// What an [`AbortHandle`](crate::AbortHandle) acts on.
+    pub(crate) fn abort_target(&self) -> Arc<dyn AbortTarget> {
+        self.shared.clone()
+    }
+
+    /// Gives every rank the values of all ranks, in rank order: at most 16 KiB each, for what has
+    /// to be agreed on at the start. All ranks call it equally often.
+    ///
+    /// # Errors
+    /// The failure that ended the group, or [`CollectiveError::Timeout`] with the ranks whose
+    /// value did not come within the time that joining may take.
+    pub(crate) fn all_gather(&self, value: &[u8]) -> Result<Vec<Vec<u8>>> {
+        self.shared.gather(value)
+    }
+}
+
+impl Drop for ControlPlane {
+    fn drop(&mut self) {
+        let reason = match std::thread::panicking() {
+            true => "its thread panicked",
+            false => "",
+        };
+        if let Some(leave) = self.leave.take() {
+            let _ = leave.send(reason.to_string());
+        }
+        if let Some(thread) = self.thread.take() {
+            // A panic there was noted by the guard of the thread.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn unavailable(rank: usize, error: &std::io::Error) -> CollectiveError {
+    CollectiveError::BackendUnavailable {
+        backend: "the control plane".to_string(),
+        reason: format!("rank {rank} cannot start it: {error}"),
+    }
+}
+
+/// Refuses options that cannot be right.
+fn check(options: &JoinOptions) -> Result<()> {
+    let world_size = options.addresses.len();
+    let mut sorted: Vec<&String> = options.addresses.iter().collect();
+    sorted.sort();
+    let what = if options.rank >= world_size {
+        format!(
+            "rank {} does not exist: there are {world_size} addresses",
+            options.rank
+        )
+    } else if let Some(pair) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
+        format!("two ranks have the address {}", pair[0])
+    } else if options.heartbeat_interval.is_zero() || options.heartbeat_misses == 0 {
+        "the interval and the misses of heartbeats must be above 0".to_string()
+    } else if options.announcement.shared_memory.len() > SHARED_MEMORY_MAX_BYTES {
+        "the description of the shared memory is too long".to_string()
+    } else if options.group.len() > TEXT_MAX_BYTES || options.options.len() > TEXT_MAX_BYTES {
+        format!("the name of the group has more than {TEXT_MAX_BYTES} bytes")
+    } else {
+        for (rank, address) in options.addresses.iter().enumerate() {
+            address::split(address).map_err(|reason| CollectiveError::Address {
+                rank,
+                address: address.clone(),
+                reason,
+            })?;
+        }
+        return Ok(());
+    };
+    Err(CollectiveError::InvalidOption { what })
+}
+
+fn hello(options: &JoinOptions) -> Result<Hello> {
+    Ok(Hello {
+        protocol_version: PROTOCOL_VERSION,
+        crate_version: env!("CARGO_PKG_VERSION").to_string(),
+        group: options.group.clone(),
+        generation: options.generation,
+        world_size: options.addresses.len() as u32,
+        rank: options.rank as u32,
+        peer_rank: 0,
+        options: options.options.clone(),
+        instance: random::<16>(options.rank)?.to_vec(),
+        nonce: Vec::new(),
+        has_token: options.security.get_token().is_some(),
+    })
+}
+
+/// Notes that the thread has ended by a panic, so that nobody waits for it.
+struct ThreadGuard(Arc<Shared>);
+
+impl Drop for ThreadGuard {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let reason = "its control thread panicked".to_string();
+            let rank = self.0.rank;
+            self.0.fail(Trouble::Lost { rank, reason }, 0);
+            self.0.gathered.notify_all();
+        }
+    }
+}
+
+/// The thread.
+fn run(
+    shared: Arc<Shared>,
+    listener: Listener,
+    joined: mpsc::Sender<Result<Vec<Peer>>>,
+    left: oneshot::Receiver<String>,
+) {
+    let _guard = ThreadGuard(shared.clone());
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .max_blocking_threads(2)
+        .build();
+    let runtime: Runtime = match runtime {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            let _ = joined.send(Err(unavailable(shared.rank, &error)));
+            return;
+        }
+    };
+    runtime.block_on(live(&shared, listener, joined, left));
+    // Ends all tasks and closes all connections.
+    runtime.shutdown_timeout(RUNTIME_PATIENCE);
+}
+
+async fn live(
+    shared: &Arc<Shared>,
+    listener: Listener,
+    joined: mpsc::Sender<Result<Vec<Peer>>>,
+    left: oneshot::Receiver<String>,
+) {
+    let reporter = HealthReporter::new();
+    reporter
+        .set_service_status(NAME, ServingStatus::NotServing)
+        .await;
+    if let Err(error) = server::start(shared, listener.socket, reporter.clone()) {
+        let _ = joined.send(Err(unavailable(shared.rank, &error)));
+        return;
+    }
+    for rank in 0..shared.rank {
+        tokio::spawn(client::keep(shared.clone(), rank));
+    }
+    tokio::spawn(watch::beat(shared.clone()));
+    tokio::spawn(watch::spread(shared.clone(), reporter.clone()));
+    let reason = match meet(shared).await {
+        Ok(peers) => {
+            serve(&reporter).await;
+            let _ = joined.send(Ok(peers));
+            left.await.unwrap_or_default()
+        }
+        Err(error) => {
+            let reason = error.to_string();
+            leave(shared, &reason).await;
+            // Only now: whoever called may end the process at once.
+            let _ = joined.send(Err(error));
+            return;
+        }
+    };
+    leave(shared, &reason).await;
+}
+
+const NAME: &str = <ControlServer<Service> as tonic::server::NamedService>::NAME;
+
+async fn serve(reporter: &HealthReporter) {
+    reporter
+        .set_service_status(NAME, ServingStatus::Serving)
+        .await;
+}
+
+/// Waits until all ranks have met all ranks.
+async fn meet(shared: &Shared) -> Result<Vec<Peer>> {
+    loop {
+        if let Some(failure) = shared.first_failure() {
+            let header = OperationHeader::new(OperationKind::Barrier, shared.hello.generation, 0);
+            return Err(failure.trouble.into_error(&header));
+        }
+        let wake = {
+            let mut state = shared.state();
+            match look(shared, &mut state)? {
+                Look::Met(peers) => return Ok(peers),
+                Look::Until(wake) => wake,
+            }
+        };
+        let _ = tokio::time::timeout_at(wake.into(), shared.changed.notified()).await;
+    }
+}
+
+/// What [`meet`] found.
+enum Look {
+    Met(Vec<Peer>),
+    /// Look again when something changed, at the latest then.
+    Until(Instant),
+}
+
+fn look(shared: &Shared, state: &mut State) -> Result<Look> {
+    let now = Instant::now();
+    if let Some(doom) = &state.doom {
+        // The others start at about the same time: they need not wait for their deadlines.
+        let until = shared.deadline.min(doom.since + DOOM_PATIENCE);
+        return match now >= until || doom.told.iter().all(|told| *told) {
+            true => Err(refused(shared, doom.refusal.clone())),
+            false => Ok(Look::Until(until)),
+        };
+    }
+    form(shared, state);
+    if let Some(peers) = peers(shared, state) {
+        return Ok(Look::Met(peers));
+    }
+    let doubted = first_doubt(state).map(|since| since + DOUBT_GRACE);
+    let until = doubted.map_or(shared.deadline, |end| end.min(shared.deadline));
+    match now >= until {
+        true => Err(gave_up(shared, state)),
+        false => Ok(Look::Until(until)),
+    }
+}
+
+/// Since when a missing rank has been claimed without the right token.
+fn first_doubt(state: &State) -> Option<Instant> {
+    let missing = |rank: usize| state.links.get(rank).is_some_and(Option::is_none);
+    let doubts = state.doubts.iter().filter(|doubt| missing(doubt.rank));
+    doubts.map(|doubt| doubt.since).min()
+}
+
+/// Tells all ranks when this one has met all of them.
+fn form(shared: &Shared, state: &mut State) {
+    let met = |link: &&Link| link.open && link.announcement.is_some();
+    let count = state.links.iter().flatten().filter(met).count();
+    if state.phase != Phase::Joining || count + 1 != shared.world_size() {
+        return;
+    }
+    state.phase = Phase::Formed;
+    for link in state.links.iter_mut().flatten() {
+        link.heard = Instant::now();
+        link.send(Message::Ready(message::Ready {}));
+    }
+}
+
+/// The peers, when all of them have met all ranks.
+fn peers(shared: &Shared, state: &State) -> Option<Vec<Peer>> {
+    if state.phase != Phase::Formed {
+        return None;
+    }
+    let others = state.links.iter().enumerate();
+    others
+        .filter(|(rank, _)| *rank != shared.rank)
+        .map(|(rank, link)| {
+            let link = link.as_ref().filter(|link| link.ready)?;
+            Some(Peer {
+                rank,
+                address: shared.addresses[rank].clone(),
+                ip: link.ip,
+                announcement: link.announcement.clone()?,
+                session_key: link.key,
+            })
+        })
+        .collect()
+}
+
+fn refused(shared: &Shared, refusal: Refusal) -> CollectiveError {
+    CollectiveError::Refused {
+        rank: shared.rank,
+        address: refusal.address,
+        reason: refusal.reason,
+    }
+}
+
+/// The error at the deadline.
+fn gave_up(shared: &Shared, state: &mut State) -> CollectiveError {
+    let is_missing = |rank: usize| state.links.get(rank).is_some_and(Option::is_none);
+    let mut doubts = state.doubts.iter();
+    if let Some(doubt) = doubts.find(|doubt| is_missing(doubt.rank)) {
+        return refused(shared, doubt.refusal.clone());
+    }
+    let others = (0..shared.world_size()).filter(|rank| *rank != shared.rank);
+    let (absent, met): (Vec<_>, Vec<_>) = others.partition(|rank| is_missing(*rank));
+    if let Some(refusal) = state.certificate.take().filter(|_| !absent.is_empty()) {
+        return refused(shared, refusal);
+    }
+    let missing = |rank: usize, reason: String| MissingRank {
+        rank,
+        address: shared.addresses[rank].clone(),
+        reason,
+    };
+    let waits = "it is connected and waits for other ranks";
+    let unready = |rank: &usize| {
+        let link = state.links.get(*rank).and_then(Option::as_ref);
+        link.is_some_and(|link| !link.ready)
+    };
+    let missing = match absent.is_empty() {
+        true => met
+            .into_iter()
+            .filter(unready)
+            .map(|rank| missing(rank, waits.to_string()))
+            .collect(),
+        false => absent
+            .into_iter()
+            .map(|rank| missing(rank, state.last[rank].clone()))
+            .collect(),
+    };
+    CollectiveError::Rendezvous {
+        rank: shared.rank,
+        missing,
+        elapsed: shared.started.elapsed(),
+    }
+}
+
+/// Says goodbye and waits until the others have heard it, within limits.
+async fn leave(shared: &Shared, reason: &str) {
+    watch::tell(shared);
+    watch::tell_why(shared);
+    let goodbye = Goodbye {
+        completed: shared.status.completed(),
+        reason: reason.to_string(),
+    };
+    {
+        let mut state = shared.state();
+        state.phase = Phase::Leaving;
+        for link in state.links.iter_mut().flatten() {
+            link.send(Message::Goodbye(goodbye.clone()));
+            link.sender = None;
+        }
+    }
+    let all_closed = async {
+        while shared.state().has_streams() {
+            shared.changed.notified().await;
+        }
+    };
+    let _ = tokio::time::timeout(GOODBYE_PATIENCE, all_closed).await;
+}

@@ -1,0 +1,238 @@
+//! Who may join a group: job token and certificates.
+
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::control::tls::{self, DataTls};
+use crate::error::{CollectiveError, Result};
+
+/// The fewest bytes of a token.
+const TOKEN_MIN_BYTES: usize = 16;
+
+/// What a rank shows to its peers, and what it demands of them.
+///
+/// Without a token and certificates a rank listens on loopback addresses only, unless
+/// [`insecure`](Self::insecure) says otherwise.
+///
+/// ```
+/// use distribute_collectives::control::security::{Security, Token};
+///
+/// let security = Security::default().token(Token::new("0123456789abcdef")?);
+/// assert_eq!(format!("{security:?}").matches("0123456789abcdef").count(), 0);
+/// # Ok::<(), distribute_collectives::CollectiveError>(())
+/// ```
+#[derive(Debug, Clone, Default)]
+pub struct Security {
+    token: Option<Token>,
+    tls: Option<Arc<TlsIdentity>>,
+    insecure: bool,
+}
+
+impl Security {
+    /// Demands that every peer knows the token of the job. It is never sent.
+    pub fn token(mut self, token: Token) -> Self {
+        self.token = Some(token);
+        self
+    }
+
+    /// Encrypts all connections and demands a certificate of the same CA from every peer.
+    pub fn tls(mut self, identity: TlsIdentity) -> Self {
+        self.tls = Some(Arc::new(identity));
+        self
+    }
+
+    /// Allows addresses beyond loopback without a token or without TLS: whoever reaches the port
+    /// can then take part or read along.
+    pub fn insecure(mut self) -> Self {
+        self.insecure = true;
+        self
+    }
+
+    pub(crate) fn get_token(&self) -> Option<&Token> {
+        self.token.as_ref()
+    }
+
+    /// Whether a rank may listen beyond loopback; else what is missing.
+    pub(crate) fn allows_beyond_loopback(&self) -> std::result::Result<(), &'static str> {
+        match (&self.token, &self.tls) {
+            _ if self.insecure => Ok(()),
+            (Some(_), Some(_)) => Ok(()),
+            (None, Some(_)) => Err("a token"),
+            (Some(_), None) => Err("TLS"),
+            (None, None) => Err("a token and TLS"),
+        }
+    }
+
+    /// The TLS settings of both ends of a connection, or `None` without TLS.
+    ///
+    /// # Errors
+    /// [`CollectiveError::InvalidOption`] when a certificate or the key cannot be used.
+    pub(crate) fn data_tls(&self) -> Result<Option<DataTls>> {
+        let identity = self.tls.as_deref();
+        identity.map(tls::settings).transpose()
+    }
+}
+
+/// The secret that all ranks of a job share. No output of this crate contains it.
+#[derive(Clone)]
+pub struct Token(Arc<[u8]>);
+
+impl Token {
+    /// A token of at least 16 bytes.
+    ///
+    /// # Errors
+    /// [`CollectiveError::InvalidOption`] when it is shorter.
+    pub fn new(secret: impl AsRef<[u8]>) -> Result<Token> {
+        let secret = secret.as_ref();
+        if secret.len() < TOKEN_MIN_BYTES {
+            return Err(CollectiveError::InvalidOption {
+                what: format!(
+                    "the token has {} bytes, it must have at least {TOKEN_MIN_BYTES}",
+                    secret.len()
+                ),
+            });
+        }
+        Ok(Token(secret.into()))
+    }
+
+    /// The content of a file, without white space at its end.
+    ///
+    /// # Errors
+    /// [`CollectiveError::InvalidOption`] when the file cannot be read or is too short.
+    pub fn from_file(path: impl AsRef<Path>) -> Result<Token> {
+        Token::new(read("token", path.as_ref())?.trim_ascii_end())
+    }
+
+    /// The value of an environment variable, without white space at its end.
+    ///
+    /// # Errors
+    /// [`CollectiveError::InvalidOption`] when the variable is not set or its value is too short.
+    pub fn from_env(name: &str) -> Result<Token> {
+        let value = std::env::var_os(name).ok_or_else(|| CollectiveError::InvalidOption {
+            what: format!("the environment variable {name}, which holds the token, is not set"),
+        })?;
+        Token::new(value.as_encoded_bytes().trim_ascii_end())
+    }
+
+    pub(crate) fn secret(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Token(..)")
+    }
+}
+
+/// The certificate of a rank, its key, and the CA whose certificates it accepts; all PEM.
+///
+/// A certificate must name the host or the IP address under which the other ranks know the rank
+/// (subject alternative name), for both server and client use.
+#[derive(Clone)]
+pub struct TlsIdentity {
+    pub(crate) ca_pem: Vec<u8>,
+    pub(crate) certificate_pem: Vec<u8>,
+    pub(crate) key_pem: Vec<u8>,
+}
+
+impl TlsIdentity {
+    /// From PEM texts: the CA's certificate, the rank's certificate (chain) and its key.
+    pub fn new(
+        ca_pem: impl Into<Vec<u8>>,
+        certificate_pem: impl Into<Vec<u8>>,
+        key_pem: impl Into<Vec<u8>>,
+    ) -> TlsIdentity {
+        TlsIdentity {
+            ca_pem: ca_pem.into(),
+            certificate_pem: certificate_pem.into(),
+            key_pem: key_pem.into(),
+        }
+    }
+
+    /// From PEM files.
+    ///
+    /// # Errors
+    /// [`CollectiveError::InvalidOption`] when a file cannot be read.
+    pub fn from_files(
+        ca: impl AsRef<Path>,
+        certificate: impl AsRef<Path>,
+        key: impl AsRef<Path>,
+    ) -> Result<TlsIdentity> {
+        Ok(TlsIdentity {
+            ca_pem: read("CA certificate", ca.as_ref())?,
+            certificate_pem: read("certificate", certificate.as_ref())?,
+            key_pem: read("key", key.as_ref())?,
+        })
+    }
+}
+
+impl fmt::Debug for TlsIdentity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("TlsIdentity(..)")
+    }
+}
+
+fn read(what: &str, path: &Path) -> Result<Vec<u8>> {
+    std::fs::read(path).map_err(|error| CollectiveError::InvalidOption {
+        what: format!("cannot read the {what} file {}: {error}", path.display()),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECRET: &str = "correct horse battery staple";
+
+    #[test]
+    fn a_token_comes_from_text_or_a_file_and_shows_in_no_output() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("token");
+        std::fs::write(&path, format!("{SECRET}\n")).unwrap();
+        let token = Token::from_file(&path).unwrap();
+        assert_eq!(token.secret(), Token::new(SECRET).unwrap().secret());
+        let shown = format!("{token:?} {:#?}", Security::default().token(token.clone()));
+        assert!(!shown.contains("horse"), "{shown}");
+    }
+
+    #[test]
+    fn a_bad_token_is_refused_without_showing_it() {
+        let error = Token::new("short-secret").unwrap_err().to_string();
+        assert!(
+            error.contains("12 bytes") && error.contains("at least 16"),
+            "{error}"
+        );
+        assert!(!error.contains("short-secret"), "{error}");
+        let error = Token::from_file("/nonexistent/token")
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("/nonexistent/token"), "{error}");
+        let error = Token::from_env("DISTRIBUTE_NO_SUCH_TOKEN")
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("DISTRIBUTE_NO_SUCH_TOKEN"), "{error}");
+    }
+
+    #[test]
+    fn both_token_and_tls_are_needed_beyond_loopback() {
+        let identity = || TlsIdentity::new("", "", "");
+        let token = Token::new(SECRET).unwrap();
+        let none = Security::default();
+        assert_eq!(none.allows_beyond_loopback(), Err("a token and TLS"));
+        let half = none.clone().token(token.clone());
+        assert_eq!(half.allows_beyond_loopback(), Err("TLS"));
+        let other_half = none.clone().tls(identity());
+        assert_eq!(other_half.allows_beyond_loopback(), Err("a token"));
+        assert_eq!(half.tls(identity()).allows_beyond_loopback(), Ok(()));
+        assert_eq!(none.insecure().allows_beyond_loopback(), Ok(()));
+    }
+
+    #[test]
+    fn bad_certificates_are_an_error_that_says_which() {
+        let security = Security::default().tls(TlsIdentity::new("no PEM", "", ""));
+        let error = security.data_tls().unwrap_err().to_string();
+        assert!(error.contains("CA certificate"), "{error}");
+    }
+}

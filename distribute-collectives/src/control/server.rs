@@ -1,0 +1,204 @@
+//! What listens: the streams of higher ranks, and the health and reflection services.
+
+use std::io;
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::Server;
+use tonic::transport::server::Connected;
+use tonic::{Code, Request, Response, Status, Streaming};
+use tonic_health::server::HealthReporter;
+
+use crate::control::DESCRIPTORS;
+use crate::control::client::{self, MESSAGE_MAX_BYTES};
+use crate::control::connection::{self, Connection, Guarded, Strangers};
+use crate::control::generated::Envelope;
+use crate::control::generated::control_server::{Control, ControlServer};
+use crate::control::handshake::{self, Failed, PATIENCE};
+use crate::control::shared::{Doubt, Phase, QUEUE, Refusal, Sender, Shared};
+
+/// How often connections of strangers are looked at.
+const LOOK: Duration = Duration::from_secs(1);
+/// The pause after a failed accept (too many open files).
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// The connection that a request came over.
+type Info = <Connection as Connected>::ConnectInfo;
+
+/// The service of `control.proto`.
+pub(super) struct Service {
+    shared: Arc<Shared>,
+}
+
+#[tonic::async_trait]
+impl Control for Service {
+    type JoinStream = ReceiverStream<Result<Envelope, Status>>;
+
+    async fn join(
+        &self,
+        request: Request<Streaming<Envelope>>,
+    ) -> Result<Response<Self::JoinStream>, Status> {
+        let Some(info) = request.extensions().get::<Info>().cloned() else {
+            return Err(Status::internal("the connection is unknown"));
+        };
+        let (sender, receiver) = mpsc::channel(QUEUE);
+        let shared = self.shared.clone();
+        tokio::spawn(serve(shared, request.into_inner(), sender, info));
+        Ok(Response::new(ReceiverStream::new(receiver)))
+    }
+}
+
+/// One stream of a higher rank, from its Hello to its end.
+async fn serve(shared: Arc<Shared>, mut inbound: Streaming<Envelope>, sender: Sender, info: Info) {
+    let shaken = handshake::as_server(&shared, &sender, &mut inbound).await;
+    let registered = shaken.and_then(|peer| {
+        let rank = peer.hello.rank as usize;
+        handshake::register(&shared, &peer, info.remote.ip(), sender.clone())
+            .map(|id| (rank, id))
+            .map_err(|failed| (Some(rank), failed))
+    });
+    match registered {
+        Ok((rank, id)) => {
+            info.admit();
+            drop(sender);
+            client::read(&shared, rank, id, inbound).await;
+        }
+        Err((claimed, failed)) => {
+            shared.state().turned_away += 1;
+            turn_away(&shared, claimed, &failed, &info);
+            let _ = sender.send(Err(failed.status(shared.rank))).await;
+            drop(sender);
+            // Until the peer has read it and closes its half.
+            let drained = async { while let Ok(Some(_)) = inbound.message().await {} };
+            let _ = tokio::time::timeout(PATIENCE, drained).await;
+            shared.state().turned_away -= 1;
+            shared.changed.notify_one();
+        }
+    }
+}
+
+/// Notes why a peer was turned away. Nothing of a group that has formed changes.
+fn turn_away(shared: &Shared, claimed: Option<usize>, failed: &Failed, info: &Info) {
+    let remote = info.remote;
+    tracing::warn!(rank = shared.rank, %remote, ?failed, "turned a connection away");
+    let Some(rank) = claimed else {
+        return;
+    };
+    let listed = shared.addresses.get(rank).filter(|_| rank != shared.rank);
+    let address = listed.cloned().unwrap_or_else(|| remote.to_string());
+    match failed {
+        Failed::Refused(code, reason) => {
+            // Of two processes with one rank, only the second one has heard it by now.
+            let informed = Some(rank).filter(|_| *code != Code::AlreadyExists);
+            shared.refuse(informed, address, reason.clone());
+        }
+        Failed::Later(_, reason) => {
+            if rank > shared.rank {
+                shared.note(rank, reason.clone());
+            }
+        }
+        Failed::Doubted(reason) => {
+            let mut state = shared.state();
+            let known = |doubt: &Doubt| doubt.rank == rank;
+            if state.phase == Phase::Joining && !state.doubts.iter().any(known) {
+                let refusal = Refusal {
+                    address,
+                    reason: reason.clone(),
+                };
+                state.doubts.push(Doubt {
+                    since: Instant::now(),
+                    rank,
+                    refusal,
+                });
+                drop(state);
+                shared.changed.notify_one();
+            }
+        }
+    }
+}
+
+/// Accepts connections and hands those that are ready for gRPC on.
+async fn accept(
+    shared: Arc<Shared>,
+    listener: tokio::net::TcpListener,
+    ready: mpsc::Sender<io::Result<Connection>>,
+) {
+    let mut strangers = Strangers::default();
+    loop {
+        match tokio::time::timeout(LOOK, listener.accept()).await {
+            Err(_) => strangers.expire(),
+            Ok(Err(error)) => {
+                tracing::warn!(rank = shared.rank, %error, "cannot accept a connection");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+            Ok(Ok((tcp, remote))) => {
+                let guarded = connection::guard(tcp, remote);
+                strangers.add(guarded.guard());
+                tokio::spawn(prepare(shared.clone(), guarded, ready.clone()));
+            }
+        }
+    }
+}
+
+/// The TLS handshake of one connection; its guard limits how long it takes.
+async fn prepare(
+    shared: Arc<Shared>,
+    guarded: Guarded,
+    ready: mpsc::Sender<io::Result<Connection>>,
+) {
+    let address = guarded.guard().remote.to_string();
+    match Connection::accept(guarded, shared.tls.as_ref()).await {
+        Ok(connection) => {
+            let _ = ready.send(Ok(connection)).await;
+        }
+        Err(None) => tracing::debug!(rank = shared.rank, address, "no TLS handshake"),
+        Err(Some(reason)) => {
+            tracing::warn!(rank = shared.rank, address, reason, "refused a certificate");
+            shared.state().certificate = Some(Refusal { address, reason });
+        }
+    }
+}
+
+/// Starts everything that listens.
+pub(super) fn start(
+    shared: &Arc<Shared>,
+    listener: TcpListener,
+    reporter: HealthReporter,
+) -> io::Result<()> {
+    listener.set_nonblocking(true)?;
+    let listener = tokio::net::TcpListener::from_std(listener)?;
+    let (sender, receiver) = mpsc::channel(QUEUE);
+    tokio::spawn(accept(shared.clone(), listener, sender));
+    let control = ControlServer::new(Service {
+        shared: shared.clone(),
+    })
+    .max_decoding_message_size(MESSAGE_MAX_BYTES)
+    .max_encoding_message_size(MESSAGE_MAX_BYTES);
+    let health = tonic_health::server::HealthService::from_health_reporter(reporter);
+    let health = tonic_health::pb::health_server::HealthServer::new(health);
+    let reflection = tonic_reflection::server::Builder::configure()
+        .register_encoded_file_descriptor_set(DESCRIPTORS)
+        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+        .build_v1()
+        .map_err(io::Error::other)?;
+    let alpha = tonic_reflection::server::Builder::configure()
+        .register_encoded_file_descriptor_set(DESCRIPTORS)
+        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+        .build_v1alpha()
+        .map_err(io::Error::other)?;
+    let server = Server::builder()
+        .max_concurrent_streams(Some(8))
+        // What a peer can make this process hold, for each stream and for each connection.
+        .initial_stream_window_size(Some(2 * MESSAGE_MAX_BYTES as u32))
+        .initial_connection_window_size(Some(4 * MESSAGE_MAX_BYTES as u32))
+        .http2_max_header_list_size(Some(8 << 10))
+        .add_service(control)
+        .add_service(health.max_decoding_message_size(MESSAGE_MAX_BYTES))
+        .add_service(reflection.max_decoding_message_size(MESSAGE_MAX_BYTES))
+        .add_service(alpha.max_decoding_message_size(MESSAGE_MAX_BYTES));
+    tokio::spawn(server.serve_with_incoming(ReceiverStream::new(receiver)));
+    Ok(())
+}

@@ -1,0 +1,236 @@
+//! Lost, silent and leaving ranks, and how all ranks hear of them.
+
+use super::*;
+use crate::buffer::DType;
+use crate::control::generated::Heartbeat;
+use crate::control::generated::envelope::Message;
+use crate::control::shared::envelope;
+use crate::control::{convert, watch};
+use crate::header::{OperationHeader, OperationKind};
+use crate::reduce::ReduceOp;
+use crate::status::Trouble;
+
+fn header(sequence: u64) -> OperationHeader {
+    OperationHeader::new(OperationKind::AllReduce, 0, sequence)
+}
+
+#[test]
+fn an_abort_is_the_same_error_on_all_ranks() {
+    within_limit(|| {
+        let members = group(4);
+        members[2].abort("the loss is NaN");
+        members[2].abort("again");
+        for member in &members {
+            let error = CollectiveError::Aborted {
+                rank: 2,
+                reason: "the loss is NaN".to_string(),
+            };
+            assert_eq!(
+                failure_of(&member.status).trouble,
+                Trouble::Ended(error.clone())
+            );
+            assert_eq!(member.status.check(&header(0)), Err(error.clone()));
+            assert_eq!(member.plane.all_gather(b""), Err(error));
+        }
+    });
+}
+
+#[test]
+fn what_one_rank_found_is_known_to_all() {
+    within_limit(|| {
+        let errors = [
+            CollectiveError::Mismatch {
+                rank_a: 1,
+                rank_b: 2,
+                op: OperationKind::Reduce,
+                sequence: 7,
+                what: "count is 1 on one and 2 on the other".to_string(),
+            },
+            CollectiveError::Timeout {
+                missing: vec![0, 2],
+                op: OperationKind::Barrier,
+                sequence: 3,
+                elapsed: Duration::from_micros(1_500_000),
+            },
+        ];
+        for error in errors {
+            let members = group(3);
+            let failure = Failure {
+                trouble: Trouble::Ended(error),
+                from_sequence: 0,
+            };
+            members[1].status.fail(failure.clone());
+            for member in &members {
+                assert_eq!(failure_of(&member.status), failure);
+            }
+        }
+    });
+}
+
+#[test]
+fn a_rank_that_leaves_concerns_only_operations_it_did_not_do() {
+    within_limit(|| {
+        let mut members = group(3);
+        let leaving = members.pop().unwrap();
+        for sequence in 0..5 {
+            leaving.status.begin(&header(sequence));
+            leaving.status.end();
+        }
+        drop(leaving);
+        for member in &members {
+            let failure = failure_of(&member.status);
+            assert_eq!(failure.from_sequence, 5);
+            let reason = "it left the group after 5 operations".to_string();
+            assert_eq!(failure.trouble, Trouble::Lost { rank: 2, reason });
+            assert_eq!(member.status.check(&header(4)), Ok(()));
+        }
+        // That is no failure to tell: the others still find what they do wrong themselves.
+        members[0].abort("later");
+        let aborted = |failure: &Failure| matches!(failure.trouble, Trouble::Ended(_));
+        for member in &members {
+            failure_where(&member.status, aborted);
+            assert_eq!(member.status.failures().len(), 2);
+        }
+    });
+}
+
+#[test]
+fn gatherings_in_a_row_deliver_all_values_to_all_ranks() {
+    within_limit(|| {
+        let members = group(4);
+        let value = |rank: usize, round: usize| vec![rank as u8; round * 2000 + rank];
+        std::thread::scope(|scope| {
+            for (rank, member) in members.iter().enumerate() {
+                scope.spawn(move || {
+                    for round in 0..8 {
+                        let gathered = member.plane.all_gather(&value(rank, round)).unwrap();
+                        let expected: Vec<_> = (0..4).map(|rank| value(rank, round)).collect();
+                        assert!(gathered == expected, "rank {rank}, round {round}");
+                    }
+                });
+            }
+        });
+        let error = members[0].plane.all_gather(&[0; 17 << 10]).unwrap_err();
+        assert!(
+            matches!(error, CollectiveError::InvalidArgument { .. }),
+            "{error:?}"
+        );
+    });
+}
+
+#[test]
+fn a_gathering_names_the_rank_that_does_not_take_part_or_has_left() {
+    within_limit(|| {
+        let joined = join_all(3, |_, options| {
+            options.rendezvous_timeout = Duration::from_secs(3);
+        });
+        let members: Vec<_> = joined.into_iter().map(Result::unwrap).collect();
+        std::thread::scope(|scope| {
+            for member in &members[..2] {
+                scope.spawn(|| {
+                    let error = member.plane.all_gather(b"here").unwrap_err();
+                    let CollectiveError::Timeout { missing, .. } = &error else {
+                        panic!("{error:?}");
+                    };
+                    assert_eq!(missing, &[2]);
+                });
+            }
+        });
+        let mut members = group(2);
+        drop(members.pop());
+        let error = members[0].plane.all_gather(b"here").unwrap_err();
+        assert!(
+            matches!(error, CollectiveError::PeerLost { rank: 1, .. }),
+            "{error:?}"
+        );
+    });
+}
+
+#[test]
+fn heartbeats_show_that_two_ranks_are_in_different_calls() {
+    within_limit(|| {
+        let members = group(3);
+        let same = header(4).with_op(ReduceOp::Sum).with_dtype(DType::F32);
+        for member in &members[..2] {
+            member.status.begin(&same);
+        }
+        // Point-to-point calls have the number of the next collective: they differ rightly.
+        let shared = &members[0].plane.shared;
+        let id = shared.state().links[2].as_ref().unwrap().id;
+        for _ in 0..3 {
+            let beat = Heartbeat {
+                running: Some(convert::operation(&OperationHeader::new(
+                    OperationKind::Send,
+                    0,
+                    4,
+                ))),
+                completed: 4,
+            };
+            assert!(shared.handle(2, id, envelope(Message::Heartbeat(beat))));
+        }
+        assert_eq!(members[0].status.first_failure(), None);
+        members[2]
+            .status
+            .begin(&header(4).with_op(ReduceOp::Max).with_dtype(DType::F32));
+        for member in &members {
+            let Trouble::Ended(CollectiveError::Mismatch {
+                rank_a,
+                rank_b: 2,
+                what,
+                ..
+            }) = failure_of(&member.status).trouble
+            else {
+                panic!("{:?}", member.status.failures());
+            };
+            assert!(rank_a < 2);
+            assert_eq!(what, "op is sum on one and max on the other");
+        }
+    });
+}
+
+#[test]
+fn a_rank_that_hears_of_nobody_says_that_it_is_cut_off() {
+    within_limit(|| {
+        let joined = join_all(3, |_, options| {
+            options.heartbeat_interval = Duration::from_secs(10);
+            options.heartbeat_misses = 2;
+        });
+        let members: Vec<_> = joined.into_iter().map(Result::unwrap).collect();
+        let age = |member: &Member, ranks: &[usize]| {
+            let mut state = member.plane.shared.state();
+            let long_ago = Instant::now().checked_sub(Duration::from_secs(21)).unwrap();
+            for rank in ranks {
+                state.links[*rank].as_mut().unwrap().heard = long_ago;
+            }
+            drop(state);
+            watch::tick(&member.plane.shared, Duration::ZERO);
+        };
+        // A stop of this process itself is no silence of the others.
+        let mut state = members[0].plane.shared.state();
+        let heard = Instant::now().checked_sub(Duration::from_secs(25)).unwrap();
+        state.links[1].as_mut().unwrap().heard = heard;
+        drop(state);
+        watch::tick(&members[0].plane.shared, Duration::from_secs(11));
+        assert_eq!(members[0].status.first_failure(), None);
+        age(&members[0], &[1, 2]);
+        for member in &members {
+            let Trouble::Lost { rank: 0, reason } = failure_of(&member.status).trouble else {
+                panic!("{:?}", member.status.failures());
+            };
+            assert!(reason.contains("cut off"), "{reason}");
+        }
+        let joined = join_all(3, |_, options| {
+            options.heartbeat_interval = Duration::from_secs(10);
+            options.heartbeat_misses = 2;
+        });
+        let members: Vec<_> = joined.into_iter().map(Result::unwrap).collect();
+        age(&members[0], &[2]);
+        for member in &members {
+            let trouble = failure_of(&member.status).trouble;
+            assert!(
+                matches!(trouble, Trouble::Silent { rank: 2, .. }),
+                "{trouble:?}"
+            );
+        }
+    });
+}

@@ -1,0 +1,327 @@
+//! Who is there, who is missing and who does not fit.
+
+use std::io::Write;
+use std::net::TcpStream;
+
+use super::*;
+use crate::error::MissingRank;
+
+#[test]
+fn all_ranks_meet_in_any_start_order_and_know_what_the_others_announced() {
+    within_limit(|| {
+        for order in [[0, 1, 2], [2, 1, 0], [1, 2, 0]] {
+            let (listeners, addresses) = listeners(3);
+            let mut listeners: Vec<_> = listeners.into_iter().map(Some).collect();
+            let mut threads = Vec::new();
+            for rank in order {
+                let options = options(rank, listeners[rank].take().unwrap(), &addresses);
+                threads.push((rank, std::thread::spawn(move || join(options).unwrap())));
+            }
+            let mut members: Vec<_> = threads
+                .into_iter()
+                .map(|(r, t)| (r, t.join().unwrap()))
+                .collect();
+            members.sort_by_key(|(rank, _)| *rank);
+            for (rank, member) in &members {
+                let peers: Vec<_> = member.plane.peers().iter().map(|peer| peer.rank).collect();
+                let others: Vec<_> = (0..3).filter(|other| other != rank).collect();
+                assert_eq!(peers, others);
+                for peer in member.plane.peers() {
+                    assert_eq!(peer.address, addresses[peer.rank]);
+                    assert_eq!(peer.announcement.data_port, Some(1000 + peer.rank as u16));
+                    assert_eq!(
+                        peer.announcement.shared_memory,
+                        vec![peer.rank as u8; peer.rank]
+                    );
+                    let back = members[peer.rank].1.plane.peers();
+                    let back = back.iter().find(|peer| peer.rank == *rank).unwrap();
+                    assert_eq!(back.session_key, peer.session_key);
+                }
+            }
+            let first = &members[0].1.plane.peers();
+            assert_ne!(first[0].session_key, first[1].session_key);
+        }
+    });
+}
+
+#[test]
+fn a_rank_alone_and_options_that_cannot_be() {
+    within_limit(|| {
+        assert!(group(1)[0].plane.peers().is_empty());
+        let what = |change: fn(&mut JoinOptions)| {
+            let (listeners, addresses) = listeners(1);
+            let listener = listeners.into_iter().next().unwrap();
+            let mut options = options(0, listener, &addresses);
+            change(&mut options);
+            error_of(join(options)).to_string()
+        };
+        assert!(what(|o| o.rank = 1).contains("rank 1 does not exist: there are 1 addresses"));
+        assert!(what(|o| o.addresses.push(o.addresses[0].clone())).contains("two ranks have"));
+        assert!(what(|o| o.heartbeat_misses = 0).contains("above 0"));
+        // Times beyond the clock are no panic.
+        let (sockets, addresses) = listeners(1);
+        let mut options = options(0, sockets.into_iter().next().unwrap(), &addresses);
+        options.rendezvous_timeout = Duration::MAX;
+        options.heartbeat_interval = Duration::MAX;
+        assert!(join(options).is_ok());
+        assert!(what(|o| o.addresses.push("nonsense".to_string())).contains("host:port"));
+    });
+}
+
+#[test]
+fn missing_ranks_are_all_listed_with_what_happened_last() {
+    within_limit(|| {
+        let (mut sockets, mut addresses) = listeners(4);
+        addresses[1] = "no-such-host.invalid:80".to_string();
+        addresses[3] = "127.0.0.1:1".to_string();
+        let mut options = options(2, sockets.remove(2), &addresses);
+        // Rank 0 is a socket that accepts and says nothing.
+        sockets.truncate(1);
+        options.rendezvous_timeout = Duration::from_millis(1500);
+        let started = Instant::now();
+        let error = error_of(join(options));
+        assert!(
+            started.elapsed() < Duration::from_secs(4),
+            "{:?}",
+            started.elapsed()
+        );
+        let CollectiveError::Rendezvous {
+            rank: 2,
+            missing,
+            elapsed,
+        } = &error
+        else {
+            panic!("{error:?}");
+        };
+        assert!(*elapsed >= Duration::from_millis(1500));
+        let ranks: Vec<_> = missing
+            .iter()
+            .map(|m| (m.rank, m.address.clone()))
+            .collect();
+        let expected: Vec<_> = [0, 1, 3].map(|rank| (rank, addresses[rank].clone())).into();
+        assert_eq!(ranks, expected);
+        assert!(missing[1].reason.contains("does not resolve"), "{error}");
+        assert_eq!(missing[2].reason, "it has not connected");
+    });
+}
+
+#[test]
+fn ranks_that_wait_for_another_one_are_not_blamed() {
+    within_limit(|| {
+        let (sockets, addresses) = listeners(3);
+        let threads: Vec<_> = sockets
+            .into_iter()
+            .take(2)
+            .enumerate()
+            .map(|(rank, listener)| {
+                let mut options = options(rank, listener, &addresses);
+                options.rendezvous_timeout = Duration::from_secs(1);
+                std::thread::spawn(move || error_of(join(options)))
+            })
+            .collect();
+        for thread in threads {
+            let error = thread.join().unwrap();
+            let CollectiveError::Rendezvous { missing, .. } = &error else {
+                panic!("{error:?}");
+            };
+            assert!(
+                missing.iter().any(|MissingRank { rank, .. }| *rank == 2),
+                "{error}"
+            );
+            for other in missing.iter().filter(|missing| missing.rank != 2) {
+                // Its deadline was a moment earlier.
+                assert!(other.reason.contains("gave up joining"), "{error}");
+                assert!(other.reason.contains("rank 2 at"), "{error}");
+            }
+        }
+    });
+}
+
+/// Two ranks, the second with a change; both must refuse with this difference.
+#[track_caller]
+fn both_refuse(change: impl Fn(&mut JoinOptions) + Sync, of_zero: &str, of_one: &str) {
+    let mut joined = join_all(2, |rank, options| {
+        if rank == 1 {
+            change(options);
+        }
+    });
+    let (one, zero) = (joined.pop().unwrap(), joined.pop().unwrap());
+    let (zero, one) = (refusal(zero), refusal(one));
+    assert!(zero.contains(of_zero), "{zero}");
+    assert!(one.contains(of_one), "{one}");
+}
+
+#[test]
+fn another_world_size_name_or_option_is_refused_by_both() {
+    within_limit(|| {
+        both_refuse(
+            |options| options.addresses.push("127.0.0.1:1".to_string()),
+            "it has world size 3, this rank 2",
+            "it has world size 2, this rank 3",
+        );
+        both_refuse(
+            |options| options.group = "other".to_string(),
+            "it is in group \"other\", this rank in \"test\"",
+            "it is in group \"test\", this rank in \"other\"",
+        );
+        both_refuse(
+            |options| options.options = "transport shm".to_string(),
+            "it has the options \"transport shm\", this rank \"transport grpc\"",
+            "it has the options \"transport grpc\", this rank \"transport shm\"",
+        );
+    });
+}
+
+#[test]
+fn all_ranks_hear_of_one_that_does_not_fit() {
+    within_limit(|| {
+        let joined = join_all(4, |rank, options| {
+            if rank == 3 {
+                options.options = "transport shm".to_string();
+            }
+        });
+        for result in joined {
+            let reason = refusal(result);
+            assert!(reason.contains("transport shm"), "{reason}");
+        }
+    });
+}
+
+#[test]
+fn two_processes_with_one_rank_are_refused() {
+    within_limit(|| {
+        let (mut sockets, addresses) = listeners(3);
+        let (third, second, first) = (
+            sockets.pop().unwrap(),
+            sockets.pop().unwrap(),
+            sockets.pop().unwrap(),
+        );
+        let all = [(0, first), (1, second), (1, third)];
+        let threads = all.map(|(rank, listener)| {
+            let options = options(rank, listener, &addresses);
+            std::thread::spawn(move || join(options))
+        });
+        for thread in threads {
+            let reason = refusal(thread.join().unwrap());
+            assert!(reason.contains("two processes have one rank"), "{reason}");
+            assert!(reason.contains("rank 1"), "{reason}");
+        }
+    });
+}
+
+#[test]
+fn a_rank_of_another_generation_waits_and_disturbs_nobody() {
+    within_limit(|| {
+        let (mut sockets, addresses) = listeners(2);
+        let spare = Listener::bind(1, "127.0.0.1:0", &Security::default()).unwrap();
+        let (second, first) = (sockets.pop().unwrap(), sockets.pop().unwrap());
+        let with = |rank, listener, generation, seconds| {
+            let mut options = options(rank, listener, &addresses);
+            options.generation = generation;
+            options.rendezvous_timeout = Duration::from_secs(seconds);
+            options
+        };
+        let zero = with(0, first, 5, 20);
+        let zero = std::thread::spawn(move || join(zero).unwrap());
+        // While rank 0 joins: the old one only learns why it waits.
+        let error = error_of(join(with(1, spare, 4, 1)));
+        let CollectiveError::Rendezvous { missing, .. } = &error else {
+            panic!("{error:?}");
+        };
+        assert!(
+            missing[0]
+                .reason
+                .contains("it is in generation 5, this rank in 4"),
+            "{error}"
+        );
+        let one = join(with(1, second, 5, 20)).unwrap();
+        let zero = zero.join().unwrap();
+        // While the group runs.
+        let spare = Listener::bind(1, "127.0.0.1:0", &Security::default()).unwrap();
+        let error = error_of(join(with(1, spare, 6, 1)));
+        assert!(
+            error
+                .to_string()
+                .contains("it is in generation 5, this rank in 6"),
+            "{error}"
+        );
+        let spare = Listener::bind(1, "127.0.0.1:0", &Security::default()).unwrap();
+        let error = error_of(join(with(1, spare, 5, 1)));
+        assert!(error.to_string().contains("runs already"), "{error}");
+        gather_once(&[&zero, &one]);
+        assert_eq!(zero.status.first_failure(), None);
+        assert_eq!(one.status.first_failure(), None);
+    });
+}
+
+#[test]
+fn strangers_disturb_neither_the_rendezvous_nor_the_group() {
+    within_limit(|| {
+        let (sockets, addresses) = listeners(2);
+        let disturb = |count: usize| -> Vec<TcpStream> {
+            let connect = |index: usize| {
+                let mut stream = TcpStream::connect(&addresses[index % 2]).unwrap();
+                let text: &[u8] = match index % 4 {
+                    0 | 1 => b"",
+                    2 => b"GET / HTTP/1.1\r\n\r\n",
+                    _ => &[0xff; 4096],
+                };
+                // The other end may have closed the connection already.
+                let _ = stream.write_all(text);
+                stream
+            };
+            (0..count).map(connect).collect()
+        };
+        // More than may stay: the oldest have to go.
+        let strangers = disturb(200);
+        let start = |(rank, listener): (usize, Listener)| {
+            let options = options(rank, listener, &addresses);
+            std::thread::spawn(move || join(options).unwrap())
+        };
+        let threads: Vec<_> = sockets.into_iter().enumerate().map(start).collect();
+        let members: Vec<_> = threads.into_iter().map(|t| t.join().unwrap()).collect();
+        let more = disturb(200);
+        gather_once(&[&members[0], &members[1]]);
+        for member in &members {
+            assert_eq!(member.status.first_failure(), None);
+        }
+        drop((strangers, more));
+    });
+}
+
+#[test]
+fn nothing_is_left_of_100_groups() {
+    if std::env::var_os("DISTRIBUTE_CONTROL_ALONE").is_none() {
+        // Other tests of this process open descriptors of their own.
+        let output = processes::again("joining::nothing_is_left_of_100_groups")
+            .env("DISTRIBUTE_CONTROL_ALONE", "1")
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(
+            output.status.success() && text.contains("1 passed"),
+            "{text}"
+        );
+        return;
+    }
+    let count = |what: &str| {
+        std::fs::read_dir(format!("/proc/self/{what}"))
+            .unwrap()
+            .count()
+    };
+    drop(group(2));
+    let before = (count("task"), count("fd"));
+    for _ in 0..50 {
+        let named = join_all(2, |_, options| {
+            for address in &mut options.addresses {
+                *address = address.replace("127.0.0.1", "localhost");
+            }
+        });
+        assert!(named.iter().all(Result::is_ok));
+        drop(named);
+        let ranks = group(3);
+        ranks[0].abort("enough");
+        drop(ranks);
+    }
+    assert_eq!((count("task"), count("fd")), before);
+}

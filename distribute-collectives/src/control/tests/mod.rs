@@ -1,0 +1,156 @@
+//! Ranks as threads over real loopback sockets, and as processes where one is killed or stopped.
+
+mod failures;
+mod joining;
+mod processes;
+mod security;
+mod services;
+
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+use crate::control::security::Security;
+use crate::control::{Announcement, ControlPlane, JoinOptions, Listener};
+use crate::error::{CollectiveError, Result};
+use crate::status::{Failure, GroupStatus};
+
+/// Runs `f` on a thread and fails the test when it takes too long.
+fn within_limit<R: Send + 'static>(f: impl FnOnce() -> R + Send + 'static) -> R {
+    let (sender, receiver) = mpsc::channel();
+    let worker = std::thread::spawn(move || {
+        let _ = sender.send(f());
+    });
+    match receiver.recv_timeout(Duration::from_secs(60)) {
+        Ok(result) => result,
+        Err(mpsc::RecvTimeoutError::Timeout) => panic!("hard limit of 60 s passed: a hang"),
+        Err(mpsc::RecvTimeoutError::Disconnected) => match worker.join() {
+            Err(panic) => std::panic::resume_unwind(panic),
+            Ok(()) => panic!("the test thread ended without a result"),
+        },
+    }
+}
+
+/// The open sockets of all ranks of a group, and the list of their addresses.
+fn listeners(world_size: usize) -> (Vec<Listener>, Vec<String>) {
+    let bind = |rank| Listener::bind(rank, "127.0.0.1:0", &Security::default()).unwrap();
+    let listeners: Vec<_> = (0..world_size).map(bind).collect();
+    let text = |listener: &Listener| listener.local_addr().to_string();
+    let addresses = listeners.iter().map(text).collect();
+    (listeners, addresses)
+}
+
+fn options(rank: usize, listener: Listener, addresses: &[String]) -> JoinOptions {
+    JoinOptions {
+        rank,
+        addresses: addresses.to_vec(),
+        listener,
+        group: "test".to_string(),
+        generation: 0,
+        options: "transport grpc".to_string(),
+        rendezvous_timeout: Duration::from_secs(20),
+        heartbeat_interval: Duration::from_millis(100),
+        heartbeat_misses: 20,
+        security: Security::default(),
+        announcement: Announcement {
+            data_port: Some(1000 + rank as u16),
+            shared_memory: vec![rank as u8; rank],
+        },
+    }
+}
+
+/// A rank that has joined.
+struct Member {
+    plane: ControlPlane,
+    status: Arc<GroupStatus>,
+}
+
+impl Member {
+    fn abort(&self, reason: &str) {
+        self.plane
+            .abort_target()
+            .abort(self.plane.shared.rank, reason);
+    }
+}
+
+fn join(options: JoinOptions) -> Result<Member> {
+    let status = Arc::new(GroupStatus::default());
+    let plane = ControlPlane::join(options, status.clone())?;
+    Ok(Member { plane, status })
+}
+
+/// All ranks join at once, each with options that `change` has seen.
+fn join_all(
+    world_size: usize,
+    change: impl Fn(usize, &mut JoinOptions) + Sync,
+) -> Vec<Result<Member>> {
+    let (listeners, addresses) = listeners(world_size);
+    std::thread::scope(|scope| {
+        let (change, addresses) = (&change, &addresses);
+        let start = |(rank, listener)| {
+            scope.spawn(move || {
+                let mut options = options(rank, listener, addresses);
+                change(rank, &mut options);
+                join(options)
+            })
+        };
+        let threads: Vec<_> = listeners.into_iter().enumerate().map(start).collect();
+        threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap())
+            .collect()
+    })
+}
+
+fn group(world_size: usize) -> Vec<Member> {
+    let joined = join_all(world_size, |_, _| {});
+    joined.into_iter().map(Result::unwrap).collect()
+}
+
+/// The error of a rank that must not have joined.
+fn error_of(result: Result<Member>) -> CollectiveError {
+    match result {
+        Ok(_) => panic!("the rank has joined"),
+        Err(error) => error,
+    }
+}
+
+/// The reason of a refusal.
+fn refusal(result: Result<Member>) -> String {
+    match error_of(result) {
+        CollectiveError::Refused { reason, .. } => reason,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Waits for the first failure that `wanted` accepts.
+fn failure_where(status: &GroupStatus, wanted: impl Fn(&Failure) -> bool) -> Failure {
+    let (sender, receiver) = mpsc::channel();
+    status.on_failure(move || {
+        let _ = sender.send(());
+    });
+    let deadline = Instant::now() + Duration::from_secs(20);
+    loop {
+        if let Some(failure) = status.failures().into_iter().find(&wanted) {
+            return failure;
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        let waited = receiver.recv_timeout(left);
+        assert!(waited.is_ok(), "no such failure: {:?}", status.failures());
+    }
+}
+
+fn failure_of(status: &GroupStatus) -> Failure {
+    failure_where(status, |_| true)
+}
+
+/// All ranks take part in one gathering.
+fn gather_once(members: &[&Member]) {
+    std::thread::scope(|scope| {
+        for member in members {
+            scope.spawn(|| {
+                let gathered = member.plane.all_gather(b"x").unwrap();
+                assert_eq!(gathered, vec![b"x"; members.len()]);
+            });
+        }
+    });
+}

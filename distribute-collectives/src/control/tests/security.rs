@@ -1,0 +1,246 @@
+//! Tokens and certificates: right ones, wrong ones and none.
+
+use rcgen::{
+    BasicConstraints, Certificate, CertificateParams, DnType, IsCa, Issuer, KeyPair, date_time_ymd,
+};
+
+use super::*;
+use crate::control::security::{TlsIdentity, Token};
+
+const TOKEN: &str = "0123456789 the right token";
+const OTHER: &str = "9876543210 of another job";
+
+fn with_tokens(tokens: [Option<&str>; 2]) -> Vec<Result<Member>> {
+    join_all(2, |rank, options| {
+        if let Some(secret) = tokens[rank] {
+            options.security = Security::default().token(Token::new(secret).unwrap());
+        }
+    })
+}
+
+#[test]
+fn ranks_with_one_token_form_a_group() {
+    within_limit(|| {
+        let joined = with_tokens([Some(TOKEN); 2]);
+        let members: Vec<_> = joined.into_iter().map(Result::unwrap).collect();
+        let keys = members.iter().map(|m| m.plane.peers()[0].session_key);
+        let keys: Vec<_> = keys.collect();
+        assert_eq!(keys[0], keys[1]);
+        assert_ne!(keys[0], [0; 32]);
+    });
+}
+
+#[test]
+fn a_wrong_or_missing_token_is_refused_by_both_and_never_shown() {
+    within_limit(|| {
+        for tokens in [
+            [Some(TOKEN), Some(OTHER)],
+            [Some(TOKEN), None],
+            [None, Some(TOKEN)],
+        ] {
+            for result in with_tokens(tokens) {
+                let error = error_of(result);
+                let CollectiveError::Refused { reason, .. } = &error else {
+                    panic!("{error:?}");
+                };
+                assert!(reason.contains("token"), "{error}");
+                let shown = format!("{error} {error:?}");
+                for secret in [TOKEN, OTHER] {
+                    assert!(!shown.contains(secret), "{shown}");
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn a_rank_with_a_wrong_token_does_not_keep_the_right_one_out() {
+    within_limit(|| {
+        let (mut sockets, addresses) = listeners(2);
+        let (second, first) = (sockets.pop().unwrap(), sockets.pop().unwrap());
+        let spare = Listener::bind(1, "127.0.0.1:0", &Security::default()).unwrap();
+        let with = |rank, listener, token| {
+            let mut options = options(rank, listener, &addresses);
+            options.security = Security::default().token(Token::new(token).unwrap());
+            options
+        };
+        let zero = with(0, first, TOKEN);
+        let zero = std::thread::spawn(move || join(zero).unwrap());
+        assert!(refusal(join(with(1, spare, OTHER))).contains("token"));
+        let one = join(with(1, second, TOKEN)).unwrap();
+        let zero = zero.join().unwrap();
+        // And once more while the group runs.
+        let spare = Listener::bind(1, "127.0.0.1:0", &Security::default()).unwrap();
+        assert!(refusal(join(with(1, spare, OTHER))).contains("token"));
+        assert_eq!(zero.status.first_failure(), None);
+        assert_eq!(one.status.first_failure(), None);
+    });
+}
+
+struct Authority {
+    certificate: Certificate,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+fn authority() -> Authority {
+    let key = KeyPair::generate().unwrap();
+    let mut params = CertificateParams::new(Vec::<String>::new()).unwrap();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    params
+        .distinguished_name
+        .push(DnType::CommonName, "test authority");
+    let certificate = params.self_signed(&key).unwrap();
+    Authority {
+        certificate,
+        issuer: Issuer::new(params, key),
+    }
+}
+
+/// A rank's certificate by one authority, which accepts those of another.
+fn identity(issuer: &Authority, accepts: &Authority, host: &str, expired: bool) -> TlsIdentity {
+    let key = KeyPair::generate().unwrap();
+    let mut params = CertificateParams::new(vec![host.to_string()]).unwrap();
+    if expired {
+        params.not_before = date_time_ymd(2000, 1, 1);
+        params.not_after = date_time_ymd(2001, 1, 1);
+    }
+    let certificate = params.signed_by(&key, &issuer.issuer).unwrap();
+    TlsIdentity::new(
+        accepts.certificate.pem(),
+        certificate.pem(),
+        key.serialize_pem(),
+    )
+}
+
+/// The outcome when rank 0 and rank 1 have these identities.
+fn with_identities(zero: TlsIdentity, one: TlsIdentity) -> Vec<Result<Member>> {
+    let identities = [zero, one];
+    join_all(2, |rank, options| {
+        options.rendezvous_timeout = Duration::from_secs(3);
+        options.security = Security::default()
+            .token(Token::new(TOKEN).unwrap())
+            .tls(identities[rank].clone());
+    })
+}
+
+#[track_caller]
+fn refused_for(results: Vec<Result<Member>>, of_zero: &str, of_one: &str) {
+    let reasons: Vec<_> = results.into_iter().map(refusal).collect();
+    assert!(reasons[0].contains(of_zero), "{reasons:?}");
+    assert!(reasons[1].contains(of_one), "{reasons:?}");
+}
+
+#[test]
+fn ranks_with_certificates_of_one_authority_form_a_group() {
+    within_limit(|| {
+        let ca = authority();
+        let good = || identity(&ca, &ca, "127.0.0.1", false);
+        let joined = with_identities(good(), good());
+        let members: Vec<_> = joined.into_iter().map(Result::unwrap).collect();
+        gather_once(&[&members[0], &members[1]]);
+        let security = Security::default().tls(good());
+        let tls = security.data_tls().unwrap().unwrap();
+        assert_eq!(tls.client.alpn_protocols, [b"h2"]);
+        assert_eq!(tls.server.alpn_protocols, [b"h2"]);
+    });
+}
+
+#[test]
+fn a_certificate_of_another_authority_is_refused_by_both() {
+    within_limit(|| {
+        let (ca, other) = (authority(), authority());
+        let good = || identity(&ca, &ca, "127.0.0.1", false);
+        // Rank 1 shows a foreign certificate; then rank 0 does.
+        refused_for(
+            with_identities(good(), identity(&other, &ca, "127.0.0.1", false)),
+            "was not issued by the CA",
+            "does not accept the certificate of this rank",
+        );
+        refused_for(
+            with_identities(identity(&other, &ca, "127.0.0.1", false), good()),
+            "does not accept the certificate of this rank",
+            "was not issued by the CA",
+        );
+    });
+}
+
+#[test]
+fn an_expired_certificate_and_one_for_another_host_are_refused_by_both() {
+    within_limit(|| {
+        let ca = authority();
+        let good = || identity(&ca, &ca, "127.0.0.1", false);
+        let expired = || identity(&ca, &ca, "127.0.0.1", true);
+        refused_for(
+            with_identities(good(), expired()),
+            "has expired",
+            "it has expired",
+        );
+        refused_for(
+            with_identities(expired(), good()),
+            "it has expired",
+            "has expired",
+        );
+        refused_for(
+            with_identities(identity(&ca, &ca, "192.0.2.1", false), good()),
+            "does not accept the certificate of this rank",
+            "not for the host of its address",
+        );
+    });
+}
+
+#[test]
+fn a_client_without_a_certificate_gets_nowhere() {
+    within_limit(|| {
+        let ca = authority();
+        let tls = |identity| {
+            Security::default()
+                .tls(identity)
+                .data_tls()
+                .unwrap()
+                .unwrap()
+        };
+        let good = identity(&ca, &ca, "127.0.0.1", false);
+        let mut roots = rustls::RootCertStore::empty();
+        roots.add(ca.certificate.der().clone()).unwrap();
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let mut bare = rustls::ClientConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .unwrap()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        bare.alpn_protocols = tls(good.clone()).client.alpn_protocols.clone();
+        let (mut sockets, addresses) = listeners(2);
+        let mut options = options(0, sockets.remove(0), &addresses);
+        options.rendezvous_timeout = Duration::from_secs(2);
+        options.security = Security::default().tls(good);
+        let zero = std::thread::spawn(move || join(options));
+        let name = rustls::pki_types::ServerName::try_from("127.0.0.1").unwrap();
+        let connection = rustls::ClientConnection::new(Arc::new(bare), name).unwrap();
+        let socket = std::net::TcpStream::connect(&addresses[0]).unwrap();
+        let mut stream = rustls::StreamOwned::new(connection, socket);
+        let mut answer = Vec::new();
+        let error = std::io::Read::read_to_end(&mut stream, &mut answer).unwrap_err();
+        assert!(error.to_string().contains("CertificateRequired"), "{error}");
+        assert!(answer.is_empty());
+        let reason = refusal(zero.join().unwrap());
+        assert!(reason.contains("it shows no certificate"), "{reason}");
+    });
+}
+
+#[test]
+fn a_rank_with_tls_and_one_without_do_not_meet_and_say_why() {
+    within_limit(|| {
+        let ca = authority();
+        let identity = identity(&ca, &ca, "127.0.0.1", false);
+        for with_tls in [0, 1] {
+            let joined = join_all(2, |rank, options| {
+                options.rendezvous_timeout = Duration::from_secs(1);
+                if rank == with_tls {
+                    options.security = Security::default().tls(identity.clone());
+                }
+            });
+            let one = error_of(joined.into_iter().nth(1).unwrap()).to_string();
+            assert!(one.contains("TLS"), "{one}");
+        }
+    });
+}

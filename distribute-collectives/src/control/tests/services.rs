@@ -1,0 +1,268 @@
+//! What any gRPC client can ask, and what a client of this service must not be able to do.
+
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::Channel;
+use tonic::{Code, Status, Streaming};
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_client::HealthClient;
+use tonic_reflection::pb::v1 as reflection;
+
+use super::*;
+use crate::control::generated::control_client::ControlClient;
+use crate::control::generated::envelope::Message;
+use crate::control::generated::{Envelope, Heartbeat, Hello, Proof};
+use crate::control::proof::{self, Side};
+use crate::control::security::Token;
+use crate::control::shared::envelope;
+
+/// Runs a client's part.
+fn client<R>(part: impl Future<Output = R>) -> R {
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    builder.enable_all().build().unwrap().block_on(part)
+}
+
+async fn channel(member: &Member) -> Channel {
+    let address = &member.plane.shared.addresses[member.plane.shared.rank];
+    let endpoint = tonic::transport::Endpoint::from_shared(format!("http://{address}")).unwrap();
+    endpoint.connect().await.unwrap()
+}
+
+async fn health(channel: Channel, service: &str) -> ServingStatus {
+    let request = HealthCheckRequest {
+        service: service.to_string(),
+    };
+    let response = HealthClient::new(channel).check(request).await.unwrap();
+    response.into_inner().status()
+}
+
+#[test]
+fn health_says_whether_the_group_is_up() {
+    within_limit(|| {
+        let members = group(2);
+        client(async {
+            for member in &members {
+                let channel = channel(member).await;
+                assert_eq!(health(channel.clone(), "").await, ServingStatus::Serving);
+                let control = "distribute.v1.Control";
+                assert_eq!(
+                    health(channel.clone(), control).await,
+                    ServingStatus::Serving
+                );
+            }
+            let channel = channel(&members[0]).await;
+            members[1].abort("over");
+            failure_of(&members[0].status);
+            let mut status = ServingStatus::Serving;
+            while status == ServingStatus::Serving {
+                status = health(channel.clone(), "distribute.v1.Control").await;
+            }
+            assert_eq!(status, ServingStatus::NotServing);
+        });
+    });
+}
+
+#[test]
+fn reflection_lists_the_services_and_their_files() {
+    within_limit(|| {
+        let members = group(1);
+        client(async {
+            let channel = channel(&members[0]).await;
+            let mut client =
+                reflection::server_reflection_client::ServerReflectionClient::new(channel);
+            use reflection::server_reflection_request::MessageRequest;
+            use reflection::server_reflection_response::MessageResponse;
+            let ask = |request| reflection::ServerReflectionRequest {
+                host: String::new(),
+                message_request: Some(request),
+            };
+            let requests = tokio_stream::iter([
+                ask(MessageRequest::ListServices(String::new())),
+                ask(MessageRequest::FileContainingSymbol(
+                    "distribute.v1.Collectives".to_string(),
+                )),
+            ]);
+            let response = client.server_reflection_info(requests).await.unwrap();
+            let mut answers = response.into_inner();
+            let list = answers.message().await.unwrap().unwrap().message_response;
+            let Some(MessageResponse::ListServicesResponse(list)) = list else {
+                panic!("{list:?}");
+            };
+            let names: Vec<_> = list.service.iter().map(|service| &*service.name).collect();
+            for name in ["distribute.v1.Control", "grpc.health.v1.Health"] {
+                assert!(names.contains(&name), "{names:?}");
+            }
+            let file = answers.message().await.unwrap().unwrap().message_response;
+            let found = matches!(file, Some(MessageResponse::FileDescriptorResponse(_)));
+            assert!(found, "{file:?}");
+        });
+    });
+}
+
+/// A client that speaks the protocol by hand.
+struct Speaker {
+    sender: mpsc::Sender<Envelope>,
+    inbound: Streaming<Envelope>,
+}
+
+impl Speaker {
+    async fn new(member_address: &str) -> Speaker {
+        let (sender, receiver) = mpsc::channel(8);
+        let endpoint = format!("http://{member_address}");
+        let mut client = ControlClient::connect(endpoint).await.unwrap();
+        let inbound = client.join(ReceiverStream::new(receiver)).await.unwrap();
+        Speaker {
+            sender,
+            inbound: inbound.into_inner(),
+        }
+    }
+
+    async fn say(&self, message: Message) {
+        // The other end may have closed the stream already.
+        let _ = self.sender.send(envelope(message)).await;
+    }
+
+    async fn hello(&mut self) -> Hello {
+        match self.inbound.message().await.unwrap().unwrap().message {
+            Some(Message::Hello(hello)) => hello,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// The status that the stream ends with.
+    async fn end(&mut self) -> Status {
+        loop {
+            match self.inbound.message().await {
+                Ok(Some(_)) => {}
+                Ok(None) => panic!("the stream ended without a status"),
+                Err(status) => return status,
+            }
+        }
+    }
+}
+
+fn hello_of_one() -> Hello {
+    Hello {
+        protocol_version: 1,
+        crate_version: env!("CARGO_PKG_VERSION").to_string(),
+        group: "test".to_string(),
+        generation: 0,
+        world_size: 2,
+        rank: 1,
+        peer_rank: 0,
+        options: "transport grpc".to_string(),
+        instance: vec![1; 16],
+        nonce: vec![7; 32],
+        has_token: false,
+    }
+}
+
+/// Rank 0 of two waits; `part` plays rank 1 at its address.
+fn against_rank_0<F: Future<Output = ()>>(
+    token: Option<&str>,
+    part: impl FnOnce(String) -> F,
+) -> Result<Member> {
+    let (mut sockets, addresses) = listeners(2);
+    let mut options = options(0, sockets.remove(0), &addresses);
+    options.rendezvous_timeout = Duration::from_secs(2);
+    if let Some(secret) = token {
+        options.security = Security::default().token(Token::new(secret).unwrap());
+    }
+    let zero = std::thread::spawn(move || join(options));
+    client(part(addresses[0].clone()));
+    zero.join().unwrap()
+}
+
+#[test]
+fn another_version_is_refused_by_both() {
+    within_limit(|| {
+        let zero = against_rank_0(None, |address| async move {
+            let mut speaker = Speaker::new(&address).await;
+            let mut hello = hello_of_one();
+            hello.protocol_version = 2;
+            speaker.say(Message::Hello(hello)).await;
+            let status = speaker.end().await;
+            assert_eq!(status.code(), Code::InvalidArgument);
+            let text = status.message();
+            assert!(
+                text.contains("version 2 of the protocol, this rank version 1"),
+                "{text}"
+            );
+        });
+        let reason = refusal(zero);
+        assert!(
+            reason.contains("it speaks version 2 of the protocol"),
+            "{reason}"
+        );
+        let zero = against_rank_0(None, |address| async move {
+            let mut speaker = Speaker::new(&address).await;
+            let mut hello = hello_of_one();
+            hello.crate_version = "9.9.9".to_string();
+            speaker.say(Message::Hello(hello)).await;
+            speaker.say(Message::Proof(Proof::default())).await;
+            assert_eq!(speaker.end().await.code(), Code::InvalidArgument);
+        });
+        assert!(refusal(zero).contains("it has version 9.9.9 of distribute-collectives"));
+    });
+}
+
+#[test]
+fn a_recorded_proof_is_worth_nothing_in_another_session() {
+    const SECRET: &str = "0123456789abcdef";
+    within_limit(|| {
+        let zero = against_rank_0(Some(SECRET), |address| async move {
+            let mut own = hello_of_one();
+            own.has_token = true;
+            // The stream that is recorded: made with the right token.
+            let mut first = Speaker::new(&address).await;
+            first.say(Message::Hello(own.clone())).await;
+            let token = Token::new(SECRET).unwrap();
+            let theirs = first.hello().await;
+            let mac = proof::proof(Some(&token), Side::Client, &own, &theirs);
+            drop(first);
+            for mac in [mac, Vec::new(), vec![0; 32]] {
+                let mut replayed = Speaker::new(&address).await;
+                replayed.say(Message::Hello(own.clone())).await;
+                let fresh = replayed.hello().await;
+                assert_ne!(fresh.nonce, theirs.nonce);
+                replayed.say(Message::Proof(Proof { mac })).await;
+                let status = replayed.end().await;
+                assert_eq!(status.code(), Code::Unauthenticated);
+                assert!(status.message().contains("token"), "{status:?}");
+            }
+        });
+        let reason = refusal(zero);
+        assert!(
+            reason.contains("token") && !reason.contains(SECRET),
+            "{reason}"
+        );
+    });
+}
+
+#[test]
+fn messages_of_any_kind_and_size_do_not_disturb_a_group() {
+    within_limit(|| {
+        let members = group(2);
+        client(async {
+            let address = &members[0].plane.shared.addresses[0];
+            for message in [
+                Message::Heartbeat(Heartbeat::default()),
+                Message::Proof(Proof {
+                    mac: vec![0; 1 << 20],
+                }),
+                Message::Hello(Hello::default()),
+                Message::Hello(hello_of_one()),
+            ] {
+                let mut speaker = Speaker::new(address).await;
+                speaker.say(message).await;
+                speaker.say(Message::Proof(Proof::default())).await;
+                let code = speaker.end().await.code();
+                assert_ne!(code, Code::Ok);
+            }
+        });
+        for member in &members {
+            assert_eq!(member.status.first_failure(), None);
+        }
+    });
+}

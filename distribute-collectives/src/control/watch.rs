@@ -1,0 +1,151 @@
+//! Heartbeats, silence, and telling the other ranks what went wrong.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::time::sleep_until;
+use tonic_health::server::HealthReporter;
+
+use crate::control::convert;
+use crate::control::generated::Heartbeat;
+use crate::control::generated::control_server::ControlServer;
+use crate::control::generated::envelope::Message;
+use crate::control::server::Service;
+use crate::control::shared::{Link, Phase, Shared};
+use crate::status::Trouble;
+
+/// Sends heartbeats and looks for silent ranks until the runtime ends.
+pub(super) async fn beat(shared: Arc<Shared>) {
+    let mut wake = Instant::now();
+    loop {
+        sleep_until(wake.into()).await;
+        let late = wake.elapsed();
+        wake = tick(&shared, late);
+    }
+}
+
+/// One look at the clock; returns when to look again. `late` is by how much this process itself
+/// was kept from looking.
+pub(super) fn tick(shared: &Shared, late: Duration) -> Instant {
+    let now = Instant::now();
+    let heartbeat = Heartbeat {
+        running: shared.status.running().as_ref().map(convert::operation),
+        completed: shared.status.completed(),
+    };
+    let mut state = shared.state();
+    if now >= state.next_beat {
+        for link in state.open_links() {
+            // Leaves room for what is more important.
+            let room = link.sender.as_ref().is_some_and(|s| s.capacity() > 32);
+            if room {
+                link.send(Message::Heartbeat(heartbeat));
+            }
+        }
+        state.next_beat = now + shared.interval;
+    }
+    // Time in which this process was stopped says nothing about its peers: what they sent waits
+    // in the sockets.
+    let stopped = if late > shared.interval {
+        late
+    } else {
+        Duration::ZERO
+    };
+    let limit = shared.silence_limit();
+    let mut wake = state.next_beat;
+    let mut silent = None;
+    let watching = state.phase == Phase::Formed;
+    for (rank, link) in state.links.iter_mut().enumerate() {
+        let Some(link) = link.as_mut().filter(|link| watching && !link.unwatched) else {
+            continue;
+        };
+        link.heard += stopped;
+        let elapsed = now.saturating_duration_since(link.heard);
+        if elapsed < limit {
+            wake = wake.min(link.heard + limit);
+        } else if silent.is_none() {
+            link.unwatched = true;
+            silent = Some((rank, elapsed));
+        } else {
+            // Looked at again at once, after the first one has been noted.
+            wake = now;
+        }
+    }
+    let Some((rank, elapsed)) = silent else {
+        return wake;
+    };
+    let others = state.links.iter().flatten().filter(|link| !link.left);
+    let cut_off = shared.world_size() > 2
+        && others.clone().count() + 1 == shared.world_size()
+        && others.clone().all(|link| nearly_silent(shared, link, now));
+    drop(state);
+    note_silence(shared, rank, elapsed, cut_off);
+    wake
+}
+
+fn nearly_silent(shared: &Shared, link: &Link, now: Instant) -> bool {
+    // Heartbeats of different ranks are up to one interval apart.
+    let limit = shared.silence_limit();
+    let almost = limit.saturating_sub(shared.interval * 3 / 2).max(limit / 2);
+    now.saturating_duration_since(link.heard) >= almost
+}
+
+fn note_silence(shared: &Shared, rank: usize, elapsed: Duration, cut_off: bool) {
+    let trouble = if cut_off {
+        Trouble::Lost {
+            rank: shared.rank,
+            reason: format!(
+                "this rank is cut off: none of the other {} ranks was heard of for {elapsed:.1?}",
+                shared.world_size() - 1
+            ),
+        }
+    } else {
+        Trouble::Silent { rank, elapsed }
+    };
+    shared.fail(trouble, 0);
+}
+
+/// Tells all ranks of the first failure, and wakes the threads of this one.
+pub(super) async fn spread(shared: Arc<Shared>, reporter: HealthReporter) {
+    loop {
+        shared.failed.notified().await;
+        if tell(&shared) {
+            reporter.set_not_serving::<ControlServer<Service>>().await;
+        }
+        // Under the lock, so that no thread misses it between its look and its sleep.
+        let state = shared.state();
+        shared.gathered.notify_all();
+        drop(state);
+        shared.changed.notify_one();
+    }
+}
+
+/// Before this rank leaves because another one has left: tells the others of that one, so that
+/// they do not take this rank for the first.
+pub(super) fn tell_why(shared: &Shared) {
+    let Some(failure) = shared.status.reported() else {
+        return;
+    };
+    let notice = convert::notice(shared.rank, &failure);
+    let state = shared.state();
+    if state.is_departure(&failure) {
+        for link in state.open_links() {
+            link.send(Message::Notice(notice.clone()));
+        }
+    }
+}
+
+/// Sends the first failure to all ranks unless that was done. Returns whether there is one.
+pub(super) fn tell(shared: &Shared) -> bool {
+    let Some(failure) = shared.first_failure() else {
+        return false;
+    };
+    let notice = convert::notice(shared.rank, &failure);
+    let mut state = shared.state();
+    if !std::mem::replace(&mut state.spread, true) {
+        tracing::warn!(rank = shared.rank, ?failure, "the group failed");
+        for link in state.open_links() {
+            link.send(Message::Notice(notice.clone()));
+        }
+    }
+    true
+}

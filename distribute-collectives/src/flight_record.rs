@@ -1,0 +1,276 @@
+//! What a rank did last, kept for the moment when the group hangs, and who is to blame.
+//!
+//! A [`FlightRecorder`] keeps the last 256 operations of a rank in fixed memory. [`Recorded`] does
+//! so for any communicator and writes the record to a directory when an operation fails. [`blame`]
+//! reads the records of all ranks from there and names the rank that others waited for, or that
+//! made another call.
+
+mod blame;
+mod record;
+mod recorded;
+
+use std::fmt::{self, Write as _};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use blame::fuzz;
+pub use blame::{Blame, blame};
+pub use recorded::Recorded;
+
+use crate::error::CollectiveError;
+use crate::header::OperationHeader;
+use record::{Head, Line, Outcome};
+
+/// Operations that a recorder keeps.
+pub const RECORDED_OPERATIONS: usize = 256;
+
+/// Bytes of an error's text that are kept.
+const ERROR_BYTES: usize = 254;
+
+/// Why a record was not written, or no blame can be given.
+#[non_exhaustive]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum FlightRecordError {
+    /// A file or directory cannot be used.
+    #[error("{path}: {reason}")]
+    Io {
+        /// The file or directory.
+        path: String,
+        /// What the system said.
+        reason: String,
+    },
+    /// The directory has no record that can be read.
+    #[error("{path} has no flight record that can be read{}", in_brackets(notes))]
+    NoRecords {
+        /// The directory.
+        path: String,
+        /// Why files were skipped.
+        notes: Vec<String>,
+    },
+}
+
+impl FlightRecordError {
+    fn io(path: &Path, error: &std::io::Error) -> Self {
+        FlightRecordError::Io {
+            path: path.display().to_string(),
+            reason: error.to_string(),
+        }
+    }
+}
+
+fn in_brackets(notes: &[String]) -> String {
+    if notes.is_empty() {
+        String::new()
+    } else {
+        format!(" ({})", notes.join("; "))
+    }
+}
+
+/// The start of an error's text, without memory of its own elsewhere.
+#[derive(Clone, Copy)]
+struct ErrorText {
+    len: usize,
+    bytes: [u8; ERROR_BYTES],
+}
+
+impl ErrorText {
+    fn of(error: &CollectiveError) -> Self {
+        let mut text = ErrorText {
+            len: 0,
+            bytes: [0; ERROR_BYTES],
+        };
+        // An error means that the text is cut off.
+        let _ = write!(text, "{error}");
+        text
+    }
+
+    fn as_str(&self) -> &str {
+        std::str::from_utf8(&self.bytes[..self.len]).unwrap_or_default()
+    }
+}
+
+impl fmt::Write for ErrorText {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        let room = ERROR_BYTES - self.len;
+        let fits = text.floor_char_boundary(room);
+        self.bytes[self.len..self.len + fits].copy_from_slice(&text.as_bytes()[..fits]);
+        self.len += fits;
+        if fits < text.len() {
+            Err(fmt::Error)
+        } else {
+            Ok(())
+        }
+    }
+}
+
+/// One operation. Times are measured from the start of the recorder.
+#[derive(Clone, Copy)]
+struct Entry {
+    header: OperationHeader,
+    begin: Duration,
+    end: Option<Duration>,
+    error: Option<ErrorText>,
+    timed_out: bool,
+}
+
+struct Inner {
+    group: String,
+    generation: u64,
+    rank: usize,
+    world_size: usize,
+    started: Instant,
+    started_wall: SystemTime,
+    /// A ring: operation `i` is at index `i % RECORDED_OPERATIONS`.
+    entries: Box<[Option<Entry>]>,
+    /// Operations that have begun.
+    begun: u64,
+}
+
+/// Which operation [`FlightRecorder::end`] ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ticket(u64);
+
+/// The last operations of one rank, in fixed memory (about 100 KiB).
+///
+/// Clones share the record, so that a watchdog thread can write it while the rank's own thread is
+/// stuck.
+#[derive(Clone)]
+pub struct FlightRecorder(Arc<Mutex<Inner>>);
+
+impl FlightRecorder {
+    /// An empty record of a rank.
+    pub fn new(group: &str, generation: u64, rank: usize, world_size: usize) -> Self {
+        FlightRecorder(Arc::new(Mutex::new(Inner {
+            group: group.to_string(),
+            generation,
+            rank,
+            world_size,
+            started: Instant::now(),
+            started_wall: SystemTime::now(),
+            entries: vec![None; RECORDED_OPERATIONS].into_boxed_slice(),
+            begun: 0,
+        })))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        // The lock is never held across code that can panic half-way through a change.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes that an operation begins. Does not allocate.
+    pub fn begin(&self, header: &OperationHeader) -> Ticket {
+        let mut inner = self.lock();
+        let ticket = inner.begun;
+        inner.begun += 1;
+        let begin = inner.started.elapsed();
+        inner.entries[ticket as usize % RECORDED_OPERATIONS] = Some(Entry {
+            header: *header,
+            begin,
+            end: None,
+            error: None,
+            timed_out: false,
+        });
+        Ticket(ticket)
+    }
+
+    /// Notes how an operation ended. Does not allocate; long error texts are cut off.
+    pub fn end<T>(&self, ticket: Ticket, result: &Result<T, CollectiveError>) {
+        let mut inner = self.lock();
+        let overwritten = inner.begun - ticket.0 > RECORDED_OPERATIONS as u64;
+        let now = inner.started.elapsed();
+        let entry = &mut inner.entries[ticket.0 as usize % RECORDED_OPERATIONS];
+        if let Some(entry) = entry
+            && !overwritten
+        {
+            entry.end = Some(now);
+            entry.error = result.as_ref().err().map(ErrorText::of);
+            entry.timed_out = matches!(result, Err(CollectiveError::Timeout { .. }));
+        }
+    }
+
+    /// Writes the record as JSON lines to `flight-<group>-g<generation>-rank<rank>.jsonl` in a
+    /// directory, which is made when it does not exist. The file appears complete or not at all;
+    /// an earlier one is replaced.
+    ///
+    /// # Errors
+    /// [`FlightRecordError::Io`].
+    pub fn write(&self, dir: impl AsRef<Path>) -> Result<PathBuf, FlightRecordError> {
+        let (head, lines) = self.snapshot();
+        record::write(dir.as_ref(), &head, &lines)
+    }
+
+    /// What [`write`](Self::write) writes, but for the times, which count up from 1.
+    #[cfg(test)]
+    pub(crate) fn text_with_fixed_times(&self) -> String {
+        let (mut head, mut lines) = self.snapshot();
+        (head.started_unix_us, head.written_us) = (1, 1);
+        for (index, line) in lines.iter_mut().enumerate() {
+            let begin = 10 * index as u64 + 1;
+            line.begin_us = begin;
+            line.end_us = line.end_us.map(|_| begin + 1);
+        }
+        record::to_text(&head, &lines).expect("numbers and text")
+    }
+
+    fn snapshot(&self) -> (Head, Vec<Line>) {
+        let inner = self.lock();
+        let kept = inner.begun.min(RECORDED_OPERATIONS as u64);
+        let since_epoch = inner.started_wall.duration_since(UNIX_EPOCH);
+        let head = Head {
+            format: record::FORMAT.to_string(),
+            version: record::VERSION,
+            group: inner.group.clone(),
+            generation: inner.generation,
+            rank: inner.rank,
+            world_size: inner.world_size,
+            started_unix_us: micros(since_epoch.unwrap_or_default()),
+            written_us: micros(inner.started.elapsed()),
+            operations: inner.begun,
+            lines: kept as usize,
+        };
+        let entry = |ticket: u64| inner.entries[ticket as usize % RECORDED_OPERATIONS].as_ref();
+        let lines = (inner.begun - kept..inner.begun)
+            .filter_map(entry)
+            .map(line);
+        (head, lines.collect())
+    }
+}
+
+impl fmt::Debug for FlightRecorder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let inner = self.lock();
+        f.debug_struct("FlightRecorder")
+            .field("rank", &inner.rank)
+            .field("begun", &inner.begun)
+            .finish_non_exhaustive()
+    }
+}
+
+fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}
+
+fn line(entry: &Entry) -> Line {
+    let header = &entry.header;
+    Line {
+        sequence: header.sequence,
+        kind: header.kind.to_string(),
+        dtype: header.dtype.map(|dtype| dtype.to_string()),
+        op: header.op.map(|op| op.to_string()),
+        root: header.root,
+        count: header.count,
+        buffers: header.buffers,
+        layout: format!("{:016x}", header.layout),
+        begin_us: micros(entry.begin),
+        end_us: entry.end.map(micros),
+        outcome: match (entry.end, entry.error) {
+            (None, _) => Outcome::Running,
+            (Some(_), None) => Outcome::Done,
+            (Some(_), Some(_)) if entry.timed_out => Outcome::Timeout,
+            (Some(_), Some(_)) => Outcome::Error,
+        },
+        error: entry.error.map(|error| error.as_str().to_string()),
+    }
+}

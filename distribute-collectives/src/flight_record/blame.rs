@@ -1,0 +1,409 @@
+//! Which rank the others waited for.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::fmt;
+use std::path::Path;
+
+use super::FlightRecordError;
+use super::record::{self, Line, Outcome, Record};
+
+/// What the records of a group say; made to be printed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Blame {
+    /// The name of the group.
+    pub group: String,
+    /// The generation of the group.
+    pub generation: u64,
+    /// Number of ranks.
+    pub world_size: usize,
+    /// The first operation in which the ranks differ, else the last one that any rank has begun.
+    pub sequence: Option<u64>,
+    /// Ranks that never began that operation.
+    pub lagging: Vec<usize>,
+    /// Ranks that began it after another rank had given up.
+    pub late: Vec<usize>,
+    /// Ranks that made another call than most; all ranks when there is no majority.
+    pub diverging: Vec<usize>,
+    /// Ranks without a record that can be read.
+    pub missing: Vec<usize>,
+    /// What was found, one sentence each.
+    pub findings: Vec<String>,
+    /// What was skipped while reading, one sentence each.
+    pub notes: Vec<String>,
+}
+
+impl Blame {
+    /// The ranks to look at first: those that differ, else those without a record.
+    pub fn ranks(&self) -> Vec<usize> {
+        let mut ranks = [&self.lagging[..], &self.late, &self.diverging].concat();
+        if ranks.is_empty() {
+            ranks.clone_from(&self.missing);
+        }
+        ranks.sort_unstable();
+        ranks.dedup();
+        ranks
+    }
+}
+
+impl fmt::Display for Blame {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Blame {
+            group, generation, ..
+        } = self;
+        write!(
+            f,
+            "{group} (generation {generation}): {} ranks",
+            self.world_size
+        )?;
+        for finding in &self.findings {
+            write!(f, "\n{finding}")?;
+        }
+        for note in &self.notes {
+            write!(f, "\nnote: {note}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Reads the records that the ranks of a group wrote to a directory and finds the first operation
+/// in which they differ.
+///
+/// With records of several groups or generations, those of the group that started last are used.
+/// Files that are damaged are skipped and noted. To tell whether a rank came too late, the clocks
+/// of the hosts are compared.
+///
+/// # Errors
+/// [`FlightRecordError::Io`] when the directory cannot be read, [`FlightRecordError::NoRecords`]
+/// when it has no record.
+pub fn blame(dir: impl AsRef<Path>) -> Result<Blame, FlightRecordError> {
+    let dir = dir.as_ref();
+    let mut notes = Vec::new();
+    let mut records = Vec::new();
+    for path in record::list(dir)? {
+        match record::read(&path) {
+            Ok(record) => records.push(record),
+            Err(reason) => {
+                let name = path.file_name().unwrap_or_default().to_string_lossy();
+                notes.push(format!("{name} was skipped: {reason}"));
+            }
+        }
+    }
+    let Some(newest) = records
+        .iter()
+        .map(|r| &r.head)
+        .max_by_key(|head| head.started_unix_us)
+    else {
+        return Err(FlightRecordError::NoRecords {
+            path: dir.display().to_string(),
+            notes,
+        });
+    };
+    let newest = (newest.group.clone(), newest.generation, newest.world_size);
+    Ok(judge(newest, records, notes))
+}
+
+/// What a fuzz target does with any bytes: reads records, which a zero byte separates, writes them
+/// again, and judges them.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn fuzz(bytes: &[u8]) {
+    let texts = bytes.split(|byte| *byte == 0);
+    let texts = texts.filter_map(|text| std::str::from_utf8(text).ok());
+    let records: Vec<Record> = texts.filter_map(|text| record::parse(text).ok()).collect();
+    for record in &records {
+        let text = record::to_text(&record.head, &record.lines).expect("it came from text");
+        assert_eq!(record::parse(&text).as_ref(), Ok(record));
+    }
+    if let Some(first) = records.first() {
+        let head = &first.head;
+        let newest = (head.group.clone(), head.generation, head.world_size);
+        let blame = judge(newest, records, Vec::new());
+        assert!(blame.ranks().iter().all(|rank| *rank < blame.world_size));
+        assert!(!blame.to_string().is_empty());
+    }
+}
+
+fn judge(
+    (group, generation, world_size): (String, u64, usize),
+    records: Vec<Record>,
+    mut notes: Vec<String>,
+) -> Blame {
+    let mut ranks: BTreeMap<usize, Record> = BTreeMap::new();
+    for record in records {
+        let head = &record.head;
+        let other =
+            (&head.group, head.generation, head.world_size) != (&group, generation, world_size);
+        let (name, rank) = (&head.group, head.rank);
+        if other {
+            notes.push(format!(
+                "the record of rank {rank} of {name} (generation {}, {} ranks) was not used",
+                head.generation, head.world_size
+            ));
+            continue;
+        }
+        match ranks.entry(rank) {
+            Entry::Vacant(entry) => {
+                entry.insert(record);
+            }
+            Entry::Occupied(_) => {
+                notes.push(format!(
+                    "there is a second record of rank {rank}; it was not used"
+                ));
+            }
+        }
+    }
+    let mut blame = Blame {
+        group,
+        generation,
+        world_size,
+        sequence: None,
+        lagging: Vec::new(),
+        late: Vec::new(),
+        diverging: Vec::new(),
+        missing: (0..world_size)
+            .filter(|rank| !ranks.contains_key(rank))
+            .collect(),
+        findings: Vec::new(),
+        notes,
+    };
+    let ranks: Vec<Rank> = ranks.values().map(Rank::new).collect();
+    find(&mut blame, &ranks);
+    if !blame.missing.is_empty() {
+        blame.findings.push(format!(
+            "{} left no record: killed, stuck outside of any operation, or still running",
+            numbers(&blame.missing)
+        ));
+    }
+    blame
+}
+
+/// One rank's record, by operation.
+struct Rank<'a> {
+    record: &'a Record,
+    /// The collective operations; the last try of each.
+    calls: BTreeMap<u64, &'a Line>,
+}
+
+impl<'a> Rank<'a> {
+    fn new(record: &'a Record) -> Self {
+        let collective = record.lines.iter().filter(|line| !line.is_point_to_point());
+        Rank {
+            record,
+            calls: collective.map(|line| (line.sequence, line)).collect(),
+        }
+    }
+
+    fn number(&self) -> usize {
+        self.record.head.rank
+    }
+
+    /// The first operation that the record can say anything about.
+    fn first(&self) -> u64 {
+        let forgotten = self.record.head.operations > self.record.lines.len() as u64;
+        let first = self.calls.keys().next().copied();
+        if forgotten { first.unwrap_or(0) } else { 0 }
+    }
+
+    fn wall_us(&self, time_us: u64) -> u64 {
+        self.record.head.started_unix_us.saturating_add(time_us)
+    }
+
+    /// How long the rank has been in an operation.
+    fn waited_us(&self, line: &Line) -> u64 {
+        let end = line.end_us.unwrap_or(self.record.head.written_us);
+        end.saturating_sub(line.begin_us)
+    }
+
+    /// The last thing this rank did, in words.
+    fn last_operation(&self) -> String {
+        let Some(line) = self.record.lines.last() else {
+            return "it has begun no operation at all".to_string();
+        };
+        let outcome = match line.outcome {
+            Outcome::Done => "done".to_string(),
+            Outcome::Running => format!("still in it after {}", seconds(self.waited_us(line))),
+            Outcome::Timeout | Outcome::Error => {
+                line.error.clone().unwrap_or_else(|| "failed".to_string())
+            }
+        };
+        let call = if line.is_point_to_point() {
+            format!("a {}", line.in_full())
+        } else {
+            format!("{} ({})", line.sequence, line.brief())
+        };
+        format!("its last operation was {call}, {outcome}")
+    }
+}
+
+/// Looks for the first operation that not all ranks began, or not with the same call.
+fn find(blame: &mut Blame, ranks: &[Rank]) {
+    let first = ranks.iter().map(Rank::first).max().unwrap_or(0);
+    let mut sequences: Vec<u64> = ranks
+        .iter()
+        .flat_map(|rank| rank.calls.keys().copied())
+        .collect();
+    sequences.retain(|sequence| *sequence >= first);
+    sequences.sort_unstable();
+    sequences.dedup();
+    for sequence in &sequences {
+        blame.sequence = Some(*sequence);
+        let in_it: Vec<(&Rank, &Line)> = ranks
+            .iter()
+            .filter_map(|rank| Some((rank, *rank.calls.get(sequence)?)))
+            .collect();
+        let absent: Vec<&Rank> = ranks
+            .iter()
+            .filter(|rank| !rank.calls.contains_key(sequence))
+            .collect();
+        let differs = diverging(blame, &in_it) | lagging(blame, &in_it, &absent);
+        let failed = in_it.iter().any(|(_, line)| line.error.is_some());
+        if failed && !differs {
+            late(blame, &in_it);
+        }
+        if failed || differs {
+            return errors(blame, &in_it);
+        }
+    }
+    waiting(blame, ranks);
+}
+
+/// Ranks that made another call than most.
+fn diverging(blame: &mut Blame, in_it: &[(&Rank, &Line)]) -> bool {
+    let mut calls: Vec<(&Line, Vec<usize>)> = Vec::new();
+    for (rank, line) in in_it {
+        match calls.iter_mut().find(|(call, _)| call.is_same_call(line)) {
+            Some((_, ranks)) => ranks.push(rank.number()),
+            None => calls.push((line, vec![rank.number()])),
+        }
+    }
+    if calls.len() < 2 {
+        return false;
+    }
+    // The largest set first; sets of one size stay in the order of their first ranks.
+    calls.sort_by_key(|(_, ranks)| std::cmp::Reverse(ranks.len()));
+    let majority = calls[0].1.len() > calls[1].1.len();
+    let others = calls.iter().skip(usize::from(majority));
+    blame.diverging = others.flat_map(|(_, ranks)| ranks.clone()).collect();
+    blame.diverging.sort_unstable();
+    let same_words = calls
+        .iter()
+        .all(|(call, _)| call.in_full() == calls[0].0.in_full());
+    let called = |(call, ranks): &(&Line, Vec<usize>)| {
+        let layout = if same_words {
+            format!(" (layout {})", call.layout)
+        } else {
+            String::new()
+        };
+        format!("{} called {}{layout}", numbers(ranks), call.in_full())
+    };
+    let calls: Vec<String> = calls.iter().rev().map(called).collect();
+    blame.findings.push(format!(
+        "the calls differ in operation {}: {}",
+        in_it[0].1.sequence,
+        calls.join("; ")
+    ));
+    true
+}
+
+/// Ranks that never began what others wait in.
+fn lagging(blame: &mut Blame, in_it: &[(&Rank, &Line)], absent: &[&Rank]) -> bool {
+    let Some((_, line)) = in_it.first() else {
+        return false;
+    };
+    let waiting: Vec<usize> = in_it.iter().map(|(rank, _)| rank.number()).collect();
+    let waited = in_it.iter().map(|(rank, line)| rank.waited_us(line)).max();
+    for rank in absent {
+        blame.lagging.push(rank.number());
+        blame.findings.push(format!(
+            "rank {} never began operation {} ({}), {} waited {} in it; {}",
+            rank.number(),
+            line.sequence,
+            line.brief(),
+            numbers(&waiting),
+            seconds(waited.unwrap_or(0)),
+            rank.last_operation()
+        ));
+    }
+    !absent.is_empty()
+}
+
+/// Ranks that began an operation after another one had waited for them in vain. When the operation
+/// ended for another reason than a deadline, the order in which ranks came says nothing.
+fn late(blame: &mut Blame, in_it: &[(&Rank, &Line)]) {
+    let failed = in_it.iter().filter(|(_, line)| line.error.is_some());
+    let first = failed
+        .filter_map(|(rank, line)| Some((rank.wall_us(line.end_us?), line.outcome)))
+        .min_by_key(|(end, _)| *end);
+    let Some((gave_up, Outcome::Timeout)) = first else {
+        return;
+    };
+    for (rank, line) in in_it {
+        let begin = rank.wall_us(line.begin_us);
+        if begin > gave_up {
+            blame.late.push(rank.number());
+            blame.findings.push(format!(
+                "rank {} began operation {} ({}) {} after the first rank had given it up",
+                rank.number(),
+                line.sequence,
+                line.brief(),
+                seconds(begin - gave_up)
+            ));
+        }
+    }
+}
+
+/// What the ranks reported about an operation.
+fn errors(blame: &mut Blame, in_it: &[(&Rank, &Line)]) {
+    let mut texts: Vec<(&str, Vec<usize>)> = Vec::new();
+    for (rank, line) in in_it {
+        let Some(error) = line.error.as_deref() else {
+            continue;
+        };
+        match texts.iter_mut().find(|(text, _)| *text == error) {
+            Some((_, ranks)) => ranks.push(rank.number()),
+            None => texts.push((error, vec![rank.number()])),
+        }
+    }
+    for (text, ranks) in texts {
+        blame
+            .findings
+            .push(format!("{} reported: {text}", numbers(&ranks)));
+    }
+}
+
+/// All ranks made the same calls and none failed.
+fn waiting(blame: &mut Blame, ranks: &[Rank]) {
+    let last = blame.sequence.and_then(|sequence| {
+        let line = ranks.iter().find_map(|rank| rank.calls.get(&sequence))?;
+        Some((sequence, line.brief()))
+    });
+    let Some((sequence, call)) = last else {
+        blame.findings.push("no operation has begun".to_string());
+        return;
+    };
+    let running = |rank: &&Rank| {
+        let line = rank.calls.get(&sequence);
+        line.is_some_and(|line| line.outcome == Outcome::Running)
+    };
+    let running: Vec<usize> = ranks.iter().filter(running).map(Rank::number).collect();
+    blame.findings.push(if running.is_empty() {
+        format!("no difference: all ended operation {sequence} ({call})")
+    } else {
+        format!(
+            "no difference: {} still in operation {sequence} ({call})",
+            numbers(&running)
+        )
+    });
+}
+
+/// `rank 2` or `ranks 0, 1, 3`.
+fn numbers(ranks: &[usize]) -> String {
+    let list: Vec<String> = ranks.iter().map(usize::to_string).collect();
+    let plural = if ranks.len() == 1 { "" } else { "s" };
+    format!("rank{plural} {}", list.join(", "))
+}
+
+fn seconds(micros: u64) -> String {
+    format!("{:.1} s", micros as f64 / 1e6)
+}

@@ -1,0 +1,328 @@
+//! The seeds in `fuzz/corpus`: what they are made of, and that no target fails with one.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use super::*;
+use crate::DType;
+use crate::error::CollectiveError;
+use crate::flight_record::FlightRecorder;
+use crate::header::{OperationHeader, OperationKind};
+use crate::reduce::ReduceOp;
+use crate::shared_memory::{Settings, welcome_of};
+use crate::status::{Failure, Trouble};
+
+type Target = (&'static str, fn(&[u8]));
+type Seeds = BTreeMap<&'static str, Vec<u8>>;
+
+const TARGETS: [Target; 5] = [
+    ("operation_header", operation_header),
+    ("data_frames", data_frames),
+    ("flight_record", flight_record),
+    ("control_message", control_message),
+    ("shared_memory_welcome", shared_memory_welcome),
+];
+
+fn directory(target: &str) -> PathBuf {
+    let fuzz = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpus");
+    fuzz.join(target)
+}
+
+/// With `DISTRIBUTE_WRITE_CORPUS=1` the seeds are written first, as after a change of a format.
+#[test]
+fn the_corpus_has_the_seeds_and_no_target_fails_with_a_file_of_it() {
+    let write = std::env::var_os("DISTRIBUTE_WRITE_CORPUS").is_some();
+    for (target, run) in TARGETS {
+        for (name, bytes) in seeds(target) {
+            let path = directory(target).join(name);
+            if write {
+                std::fs::create_dir_all(directory(target)).unwrap();
+                std::fs::write(&path, &bytes).unwrap();
+            }
+            assert_eq!(std::fs::read(&path).unwrap(), bytes, "{}", path.display());
+        }
+        for entry in std::fs::read_dir(directory(target)).unwrap() {
+            run(&std::fs::read(entry.unwrap().path()).unwrap());
+        }
+    }
+}
+
+fn seeds(target: &str) -> Seeds {
+    match target {
+        "operation_header" => headers(),
+        "data_frames" => streams(),
+        "flight_record" => records(),
+        "control_message" => messages_of_control(),
+        _ => welcomes(),
+    }
+}
+
+/// A message with its prefix.
+fn message(number: u64, payload: &[u8]) -> Vec<u8> {
+    let header = FrameHeader {
+        operation: OperationHeader::new(OperationKind::AllReduce, 1, 2)
+            .with_dtype(DType::F32)
+            .with_op(ReduceOp::Sum),
+        point_to_point: false,
+        number,
+    };
+    let prefix = wire::encode_prefix(payload.len());
+    [&prefix[..], &header.encode(), payload].concat()
+}
+
+/// A change of some bytes of a valid message.
+fn changed(offset: usize, bytes: &[u8]) -> Vec<u8> {
+    let mut whole = message(0, &[]);
+    whole[offset..offset + bytes.len()].copy_from_slice(bytes);
+    whole
+}
+
+fn headers() -> Seeds {
+    let at = |offset| PREFIX_BYTES + offset;
+    let mut with_root = changed(at(1), &[3]);
+    with_root[at(48)..at(56)].copy_from_slice(&5_u64.to_le_bytes());
+    BTreeMap::from([
+        ("valid", message(0, &[])),
+        ("valid-with-root", with_root),
+        ("length-giant", changed(1, &[0xff; 4])),
+        ("length-below-header", changed(1, &63_u32.to_be_bytes())),
+        ("compressed", changed(0, &[1])),
+        ("version-0", changed(at(0), &[0])),
+        ("version-255", changed(at(0), &[255])),
+        ("flags-unknown", changed(at(1), &[4])),
+        ("kind-unknown", changed(at(2), &[8])),
+        ("types-unknown", changed(at(3), &[255, 255])),
+        ("padding-used", changed(at(7), &[1])),
+        ("numbers-overflowing", changed(at(8), &[0xff; 40])),
+        ("root-without-flag", changed(at(48), &[1])),
+        ("root-giant", {
+            let mut giant = changed(at(1), &[2]);
+            giant[at(48)..at(56)].copy_from_slice(&[0xff; 8]);
+            giant
+        }),
+    ])
+}
+
+fn streams() -> Seeds {
+    let stream = |cuts: &[u8], parts: &[Vec<u8>]| {
+        let front = [&[cuts.len() as u8], cuts].concat();
+        [front, parts.concat()].concat()
+    };
+    let three = || [message(0, &[]), message(1, &[7; 300]), message(2, &[9; 5])];
+    let giant = || changed(1, &[0xff; 4]);
+    BTreeMap::from([
+        ("whole", stream(&[], &three())),
+        ("byte-by-byte", stream(&[0], &three())),
+        ("cut-in-header", stream(&[2, 60, 255], &three())),
+        ("cut-at-ends", stream(&[4, 63, 68, 255, 44, 73], &three())),
+        (
+            "largest",
+            stream(&[255], &[message(0, &[1; LIMIT - HEADER_BYTES])]),
+        ),
+        (
+            "one-too-large",
+            stream(&[255], &[message(0, &[1; LIMIT - HEADER_BYTES + 1])]),
+        ),
+        (
+            "then-giant",
+            stream(&[100], &[message(0, &[7; 50]), giant()]),
+        ),
+        (
+            "then-truncated",
+            stream(
+                &[9],
+                &[message(0, &[7; 50]), message(1, &[])[..30].to_vec()],
+            ),
+        ),
+    ])
+}
+
+fn record_of(rank: usize, operations: u64, fail: bool) -> String {
+    let recorder = FlightRecorder::new("seeds", 3, rank, 2);
+    for sequence in 0..operations {
+        let header = OperationHeader::new(OperationKind::AllReduce, 3, sequence);
+        let ticket = recorder.begin(&header.with_dtype(DType::F32).with_op(ReduceOp::Sum));
+        let timeout = CollectiveError::Timeout {
+            missing: vec![1],
+            op: OperationKind::AllReduce,
+            sequence,
+            elapsed: std::time::Duration::from_secs(1),
+        };
+        let failed = fail && sequence + 1 == operations;
+        recorder.end(ticket, &if failed { Err(timeout) } else { Ok(()) });
+    }
+    recorder.text_with_fixed_times()
+}
+
+fn records() -> Seeds {
+    let (zero, one) = (record_of(0, 3, true), record_of(1, 2, false));
+    let huge = zero
+        .replace("_us\":1,", "_us\":18446744073709551615,")
+        .replace("\"count\":0", "\"count\":18446744073709551615");
+    BTreeMap::from([
+        ("one", zero.clone().into_bytes()),
+        ("two", format!("{zero}\0{one}").into_bytes()),
+        ("huge-numbers", format!("{huge}\0{one}").into_bytes()),
+        (
+            "number-too-large",
+            zero.replace(":3,", ":99999999999999999999,").into_bytes(),
+        ),
+        (
+            "version",
+            zero.replace("\"version\":1", "\"version\":2").into_bytes(),
+        ),
+        (
+            "many-ranks",
+            zero.replace("\"world_size\":2", "\"world_size\":65536")
+                .into_bytes(),
+        ),
+        (
+            "too-many-ranks",
+            zero.replace("\"world_size\":2", "\"world_size\":65537")
+                .into_bytes(),
+        ),
+        ("truncated", zero.as_bytes()[..zero.len() / 2].to_vec()),
+        ("deep", "[".repeat(1000).into_bytes()),
+    ])
+}
+
+fn envelope(message: envelope::Message) -> Vec<u8> {
+    let message = Some(message);
+    message::Envelope { message }.encode_to_vec()
+}
+
+fn notice(trouble: Trouble) -> Vec<u8> {
+    let failure = Failure {
+        trouble,
+        from_sequence: u64::MAX,
+    };
+    envelope(envelope::Message::Notice(convert::notice(0, &failure)))
+}
+
+fn messages_of_control() -> Seeds {
+    let mut seeds = heartbeats();
+    seeds.extend(notices());
+    let giant = [&[0x32][..], &[0xff; 9], &[0x01]].concat();
+    seeds.insert("length-giant", giant);
+    seeds
+}
+
+fn heartbeats() -> Seeds {
+    let (op, sequence) = (OperationKind::Reduce, 4);
+    let heartbeat = |change: fn(&mut message::Operation)| {
+        let header = OperationHeader::new(op, 1, sequence).with_root(7);
+        let mut running = convert::operation(&header.with_dtype(DType::BF16));
+        change(&mut running);
+        let completed = u64::MAX;
+        envelope(envelope::Message::Heartbeat(message::Heartbeat {
+            running: Some(running),
+            completed,
+        }))
+    };
+    BTreeMap::from([
+        ("heartbeat", heartbeat(|_| {})),
+        ("heartbeat-kind-unknown", heartbeat(|it| it.kind = i32::MIN)),
+        (
+            "heartbeat-numbers",
+            heartbeat(|it| (it.count, it.buffers) = (u64::MAX, u64::MAX)),
+        ),
+    ])
+}
+
+fn notices() -> Seeds {
+    let reason = || "because".to_string();
+    let (op, sequence) = (OperationKind::Reduce, 4);
+    let elapsed = std::time::Duration::from_micros(u64::MAX);
+    let ended = |error| notice(Trouble::Ended(error));
+    let (rank, peer, address, what) = (7, 1, "host:1".to_string(), reason());
+    let (rank_a, rank_b) = (0, 7);
+    let missing = vec![0, 7];
+    BTreeMap::from([
+        (
+            "lost",
+            notice(Trouble::Lost {
+                rank,
+                reason: reason(),
+            }),
+        ),
+        (
+            "lost-no-such-rank",
+            notice(Trouble::Lost {
+                rank: 8,
+                reason: reason(),
+            }),
+        ),
+        ("silent", notice(Trouble::Silent { rank, elapsed })),
+        (
+            "mismatch",
+            ended(CollectiveError::Mismatch {
+                rank_a,
+                rank_b,
+                op,
+                sequence,
+                what: reason(),
+            }),
+        ),
+        (
+            "peer-lost",
+            ended(CollectiveError::PeerLost {
+                rank,
+                op,
+                sequence,
+                reason: reason(),
+            }),
+        ),
+        (
+            "timeout",
+            ended(CollectiveError::Timeout {
+                missing,
+                op,
+                sequence,
+                elapsed,
+            }),
+        ),
+        (
+            "aborted",
+            ended(CollectiveError::Aborted {
+                rank,
+                reason: reason(),
+            }),
+        ),
+        (
+            "protocol",
+            ended(CollectiveError::Protocol {
+                rank,
+                peer,
+                address,
+                what,
+            }),
+        ),
+    ])
+}
+
+fn welcomes() -> Seeds {
+    // Else they depend on the number of cores.
+    let settings = Settings {
+        inline_bytes: Some(16 << 10),
+        slot_bytes: Some(256 << 10),
+        ..Settings::default()
+    };
+    let valid = welcome_of(3, &settings);
+    let word = |index: usize, value: u64| {
+        let mut packet = valid;
+        packet[8 + 8 * index..16 + 8 * index].copy_from_slice(&value.to_le_bytes());
+        packet.to_vec()
+    };
+    BTreeMap::from([
+        ("valid", valid.to_vec()),
+        ("no-members", word(0, 0)),
+        ("members-giant", word(0, u64::MAX)),
+        ("inline-giant", word(1, u64::MAX - 127)),
+        ("slot-giant", word(2, 1 << 63)),
+        ("slots-giant", word(3, 1 << 32)),
+        ("mailbox-giant", word(4, u64::MAX)),
+        ("heap-largest", word(5, 1 << 46)),
+        ("heap-giant", word(5, u64::MAX - 4095)),
+        ("flag-unknown", word(6, 2)),
+    ])
+}

@@ -1,0 +1,510 @@
+//! The full mesh: every rank dials all lower ranks and welcomes all higher ones, at the same time.
+
+use std::future::Future;
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::os::fd::AsFd;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags};
+use rustls::pki_types::ServerName;
+
+use crate::error::{CollectiveError, MissingRank, Result};
+use crate::grpc::handshake::{Guest, HandshakeError, dial, welcome};
+use crate::grpc::hello::{FAILED_PRECONDITION, Hello, Refusal, UNAUTHENTICATED};
+use crate::grpc::lane::Lane;
+use crate::grpc::links::{Links, Peer, wait};
+use crate::grpc::socket::SocketState;
+use crate::header::{OperationHeader, OperationKind};
+use crate::status::GroupStatus;
+use crate::wire::HEADER_BYTES;
+
+/// How long one attempt to connect, or one guest, may take.
+const ATTEMPT: Duration = Duration::from_secs(5);
+
+/// How long to wait after a failed attempt.
+const RETRY: Duration = Duration::from_millis(50);
+
+/// Connections without a valid hello that are kept at the same time; the oldest one has to go.
+const MAX_GUESTS: usize = 64;
+
+/// Certificates of data connections.
+#[derive(Clone)]
+pub(crate) struct DataTls {
+    pub(crate) client: Arc<rustls::ClientConfig>,
+    pub(crate) server: Arc<rustls::ServerConfig>,
+    /// The name in the certificate of each rank.
+    pub(crate) server_names: Vec<ServerName<'static>>,
+}
+
+/// Checks the proof in a hello whose other properties are right.
+pub(crate) type Verify = Arc<dyn Fn(&Hello) -> std::result::Result<(), String> + Send + Sync>;
+
+/// Makes the proof for the hello to a rank, on a lane.
+pub(crate) type Prove = Arc<dyn Fn(usize, usize) -> String + Send + Sync>;
+
+/// What the links of a rank are to be.
+pub(crate) struct LinkConfig {
+    pub(crate) rank: usize,
+    pub(crate) world_size: usize,
+    pub(crate) generation: u64,
+    pub(crate) group: String,
+    /// Connections per pair of ranks, at least 1.
+    pub(crate) lanes: usize,
+    pub(crate) max_message_bytes: usize,
+    pub(crate) tls: Option<DataTls>,
+    /// What this rank shows to a rank that it connects to, on a lane: printable ASCII.
+    pub(crate) proof: Prove,
+    pub(crate) verify: Verify,
+    pub(crate) status: Arc<GroupStatus>,
+}
+
+/// Where the higher ranks connect to.
+#[derive(Debug)]
+pub(crate) struct DataListener(TcpListener);
+
+impl DataListener {
+    /// Listens on a free port.
+    pub(crate) fn bind(ip: IpAddr) -> Result<DataListener> {
+        let address = SocketAddr::new(ip, 0);
+        let listener = TcpListener::bind(address)
+            .and_then(|listener| listener.set_nonblocking(true).map(|()| listener));
+        listener
+            .map(DataListener)
+            .map_err(|error| CollectiveError::InvalidOption {
+                what: format!(
+                    "cannot listen for data on {ip}: {error}; give an address of this host"
+                ),
+            })
+    }
+
+    /// The address to tell to the other ranks.
+    pub(crate) fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.0.local_addr()
+    }
+}
+
+type Running<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+/// An attempt to connect, and its socket.
+type Attempt = (Arc<SocketState>, Running<Result<Lane, HandshakeError>>);
+
+/// One lane to a lower rank.
+struct Dial {
+    rank: usize,
+    lane: usize,
+    attempt: Option<Attempt>,
+    /// When the attempt has to be over, or the next one may begin.
+    at: Instant,
+}
+
+enum Stage {
+    Welcome(Running<Result<Guest, HandshakeError>>),
+    Refuse(Running<()>),
+}
+
+/// One connection to the listener that is not a lane.
+struct Visitor {
+    socket: Arc<SocketState>,
+    stage: Stage,
+    until: Instant,
+}
+
+/// The loop that connects one rank.
+pub(super) struct Connect<'a> {
+    config: &'a LinkConfig,
+    addresses: &'a [Option<SocketAddr>],
+    listener: DataListener,
+    dials: Vec<Dial>,
+    visitors: Vec<Visitor>,
+    lanes: Vec<Vec<Option<Lane>>>,
+    /// What happened last with each rank.
+    reasons: Vec<String>,
+}
+
+impl LinkConfig {
+    fn check(&self, peers: usize) -> Result<()> {
+        let names = self.tls.as_ref().map(|tls| tls.server_names.len());
+        let what = if self.lanes == 0 {
+            "lanes is 0; use at least 1".to_string()
+        } else if self.max_message_bytes < HEADER_BYTES + 1024 {
+            format!("max_message_bytes is {}; use more", self.max_message_bytes)
+        } else if peers != self.world_size || names.is_some_and(|names| names != peers) {
+            format!(
+                "addresses or names for {peers} ranks, but the world has {}",
+                self.world_size
+            )
+        } else {
+            return Ok(());
+        };
+        Err(CollectiveError::InvalidOption { what })
+    }
+
+    fn hello(&self, peer: usize, lane: usize) -> Hello {
+        Hello {
+            group: self.group.clone(),
+            generation: self.generation,
+            world_size: self.world_size,
+            rank: self.rank,
+            lane,
+            lanes: self.lanes,
+            proof: (self.proof)(peer, lane),
+        }
+    }
+}
+
+impl<'a> Connect<'a> {
+    pub(super) fn new(
+        config: &'a LinkConfig,
+        listener: DataListener,
+        addresses: &'a [Option<SocketAddr>],
+    ) -> Result<Self> {
+        config.check(addresses.len())?;
+        let now = Instant::now();
+        let dial = |rank, lane| Dial {
+            rank,
+            lane,
+            attempt: None,
+            at: now,
+        };
+        let lower = (0..config.rank).filter(|&rank| addresses[rank].is_some());
+        let empty = || (0..config.lanes).map(|_| None).collect();
+        Ok(Connect {
+            config,
+            addresses,
+            listener,
+            dials: lower
+                .flat_map(|rank| (0..config.lanes).map(move |lane| dial(rank, lane)))
+                .collect(),
+            visitors: Vec::new(),
+            lanes: addresses.iter().map(|_| empty()).collect(),
+            reasons: vec!["no answer yet".to_string(); config.world_size],
+        })
+    }
+
+    /// Connects until all lanes are there.
+    pub(super) fn run(
+        mut self,
+        deadline: Option<Instant>,
+        wake: impl AsFd,
+    ) -> Result<Vec<Option<Peer>>> {
+        let begin = Instant::now();
+        let generation = self.config.generation;
+        let header = OperationHeader::new(OperationKind::Barrier, generation, 0);
+        loop {
+            self.config.status.check(&header)?;
+            let mut changed = self.accept();
+            changed |= self.poll_dials()?;
+            changed |= self.poll_visitors();
+            if self.missing().next().is_none() {
+                return Ok(self.into_peers());
+            }
+            let now = Instant::now();
+            if deadline.is_some_and(|deadline| now >= deadline) {
+                return Err(self.rendezvous_error(begin));
+            }
+            if !changed {
+                self.wait(deadline, now, wake.as_fd())?;
+            }
+        }
+    }
+
+    fn is_linked(&self, rank: usize) -> bool {
+        rank != self.config.rank && self.addresses[rank].is_some()
+    }
+
+    /// The ranks to which a lane is missing.
+    fn missing(&self) -> impl Iterator<Item = usize> {
+        (0..self.config.world_size)
+            .filter(|&rank| self.is_linked(rank) && self.lanes[rank].iter().any(Option::is_none))
+    }
+
+    fn address(&self, rank: usize) -> String {
+        self.addresses[rank].map_or_else(|| "no address".to_string(), |a| a.to_string())
+    }
+
+    fn rendezvous_error(&self, begin: Instant) -> CollectiveError {
+        let missing = self.missing().map(|rank| MissingRank {
+            rank,
+            address: self.address(rank),
+            reason: self.reasons[rank].clone(),
+        });
+        CollectiveError::Rendezvous {
+            rank: self.config.rank,
+            missing: missing.collect(),
+            elapsed: begin.elapsed(),
+        }
+    }
+
+    fn into_peers(self) -> Vec<Option<Peer>> {
+        let address = |rank: usize| self.address(rank);
+        let addresses: Vec<String> = (0..self.config.world_size).map(address).collect();
+        let peers = self.lanes.into_iter().zip(addresses);
+        peers
+            .map(|(lanes, address)| {
+                let lanes: Option<Vec<Lane>> = lanes.into_iter().collect();
+                lanes.map(|lanes| Peer::new(address, lanes))
+            })
+            .collect()
+    }
+
+    /// Takes new connections; returns whether there were any.
+    fn accept(&mut self) -> bool {
+        let mut any = false;
+        // An error concerns the connection that was to be accepted, or will come again.
+        while let Ok((stream, _)) = self.listener.0.accept() {
+            any = true;
+            let Ok(socket) = SocketState::new(stream) else {
+                continue;
+            };
+            if self.visitors.len() >= MAX_GUESTS {
+                self.visitors.remove(0);
+            }
+            let tls = self.config.tls.as_ref().map(|tls| tls.server.clone());
+            self.visitors.push(Visitor {
+                stage: Stage::Welcome(Box::pin(welcome(socket.clone(), tls))),
+                socket,
+                until: Instant::now() + ATTEMPT,
+            });
+        }
+        any
+    }
+
+    /// Begins and continues attempts; returns whether one ended.
+    fn poll_dials(&mut self) -> Result<bool> {
+        let mut changed = false;
+        for mut dial in std::mem::take(&mut self.dials) {
+            let now = Instant::now();
+            match self.poll_dial(&mut dial, now) {
+                Poll::Pending => {}
+                Poll::Ready(Ok(connected)) => {
+                    changed = true;
+                    self.lanes[dial.rank][dial.lane] = Some(connected);
+                    continue;
+                }
+                Poll::Ready(Err(error)) => {
+                    changed = true;
+                    self.reasons[dial.rank] = self.reason(dial.rank, error)?;
+                    dial.attempt = None;
+                    dial.at = now + RETRY;
+                }
+            }
+            self.dials.push(dial);
+        }
+        Ok(changed)
+    }
+
+    fn poll_dial(&self, dial: &mut Dial, now: Instant) -> Poll<Result<Lane, HandshakeError>> {
+        if dial.attempt.is_none() {
+            if now < dial.at {
+                return Poll::Pending;
+            }
+            match self.begin_dial(dial.rank, dial.lane) {
+                Ok(attempt) => dial.attempt = Some(attempt),
+                Err(error) => return Poll::Ready(Err(HandshakeError::Failed(error.to_string()))),
+            }
+            dial.at = now + ATTEMPT;
+        }
+        let Some((_, running)) = &mut dial.attempt else {
+            return Poll::Pending;
+        };
+        match running
+            .as_mut()
+            .poll(&mut Context::from_waker(Waker::noop()))
+        {
+            Poll::Pending if now >= dial.at => {
+                Poll::Ready(Err(HandshakeError::Failed("no answer".to_string())))
+            }
+            other => other,
+        }
+    }
+
+    fn begin_dial(&self, rank: usize, lane: usize) -> io::Result<Attempt> {
+        let config = self.config;
+        let address = self.addresses[rank].ok_or(io::ErrorKind::AddrNotAvailable)?;
+        let socket = SocketState::connect(address)?;
+        let tls = config.tls.as_ref();
+        let tls = tls.map(|tls| (tls.client.clone(), tls.server_names[rank].clone()));
+        let running = dial(
+            socket.clone(),
+            tls,
+            config.hello(rank, lane),
+            address.to_string(),
+            config.max_message_bytes,
+        );
+        Ok((socket, Box::pin(running)))
+    }
+
+    /// Why an attempt failed, when it makes sense to try again.
+    fn reason(&self, rank: usize, error: HandshakeError) -> Result<String> {
+        match error {
+            HandshakeError::Failed(reason) => Ok(reason),
+            HandshakeError::Refused(refusal) if refusal.status != UNAUTHENTICATED => {
+                Ok(refusal.message)
+            }
+            HandshakeError::Refused(refusal) => Err(CollectiveError::Refused {
+                rank: self.config.rank,
+                address: self.address(rank),
+                reason: refusal.message,
+            }),
+        }
+    }
+
+    /// Continues with the guests; returns whether one became something else.
+    fn poll_visitors(&mut self) -> bool {
+        let mut context = Context::from_waker(Waker::noop());
+        let now = Instant::now();
+        let mut changed = false;
+        for mut visitor in std::mem::take(&mut self.visitors) {
+            if now >= visitor.until {
+                changed = true;
+                continue;
+            }
+            match &mut visitor.stage {
+                Stage::Welcome(running) => match running.as_mut().poll(&mut context) {
+                    Poll::Pending => self.visitors.push(visitor),
+                    Poll::Ready(result) => {
+                        changed = true;
+                        // A stranger that does not speak HTTP/2 is not worth an answer.
+                        if let Ok(guest) = result {
+                            visitor.stage = match self.admit(guest) {
+                                None => continue,
+                                Some(refusing) => Stage::Refuse(refusing),
+                            };
+                            self.visitors.push(visitor);
+                        }
+                    }
+                },
+                Stage::Refuse(running) => match running.as_mut().poll(&mut context) {
+                    Poll::Pending => self.visitors.push(visitor),
+                    Poll::Ready(()) => changed = true,
+                },
+            }
+        }
+        changed
+    }
+
+    /// Makes a guest a lane, or says how it is being refused.
+    fn admit(&mut self, guest: Guest) -> Option<Running<()>> {
+        let hello = match Hello::parse(&guest.request) {
+            Ok(hello) => hello,
+            Err(refusal) => return Some(Box::pin(guest.refuse(refusal))),
+        };
+        if let Err(refusal) = self.check(&hello) {
+            if let Some(reason) = self.reasons.get_mut(hello.rank) {
+                *reason = format!("a connection in its name was refused: {}", refusal.message);
+            }
+            return Some(Box::pin(guest.refuse(refusal)));
+        }
+        if let Ok(lane) = guest.accept(self.config.max_message_bytes) {
+            self.lanes[hello.rank][hello.lane] = Some(lane);
+        }
+        None
+    }
+
+    fn check(&mut self, hello: &Hello) -> Result<(), Refusal> {
+        let config = self.config;
+        let refuse = |what: String| Err(Refusal::new(FAILED_PRECONDITION, what));
+        if hello.group != config.group {
+            return refuse(format!(
+                "the group here is {}, not {}",
+                config.group, hello.group
+            ));
+        }
+        if hello.generation != config.generation {
+            let (here, there) = (config.generation, hello.generation);
+            return refuse(format!("the generation here is {here}, not {there}"));
+        }
+        if hello.world_size != config.world_size {
+            let (here, there) = (config.world_size, hello.world_size);
+            return refuse(format!("the world size here is {here}, not {there}"));
+        }
+        if hello.lanes != config.lanes {
+            let (here, there) = (config.lanes, hello.lanes);
+            return refuse(format!("the number of lanes here is {here}, not {there}"));
+        }
+        let expected = config.rank < hello.rank && hello.rank < config.world_size;
+        if !expected || !self.is_linked(hello.rank) || hello.lane >= config.lanes {
+            let (rank, lane) = (hello.rank, hello.lane);
+            return refuse(format!(
+                "rank {} expects no lane {lane} of rank {rank}",
+                config.rank
+            ));
+        }
+        (config.verify)(hello).map_err(|what| Refusal::new(UNAUTHENTICATED, what))?;
+        let lane = &mut self.lanes[hello.rank][hello.lane];
+        if let Some(taken) = lane {
+            taken.drive(usize::MAX);
+            if taken.ended().is_none() {
+                let (rank, lane) = (hello.rank, hello.lane);
+                return refuse(format!("lane {lane} of rank {rank} is connected already"));
+            }
+            *lane = None;
+        }
+        Ok(())
+    }
+
+    fn wait(
+        &self,
+        deadline: Option<Instant>,
+        now: Instant,
+        wake: std::os::fd::BorrowedFd<'_>,
+    ) -> Result<()> {
+        let mut fds = vec![
+            PollFd::from_borrowed_fd(wake, PollFlags::IN),
+            PollFd::new(&self.listener.0, PollFlags::IN),
+        ];
+        let mut until = deadline;
+        let mut earlier = |at: Instant| until = Some(until.map_or(at, |until| until.min(at)));
+        for dial in &self.dials {
+            earlier(dial.at);
+            if let Some((socket, _)) = &dial.attempt {
+                fds.push(PollFd::new(&**socket, socket.interest(true)));
+            }
+        }
+        for visitor in &self.visitors {
+            earlier(visitor.until);
+            fds.push(PollFd::new(&*visitor.socket, visitor.socket.interest(true)));
+        }
+        let waited = wait(
+            &mut fds,
+            until.map(|until| until.saturating_duration_since(now)),
+        );
+        waited.map_err(|error| CollectiveError::InvalidOption {
+            what: format!("cannot wait for connections: {error}"),
+        })
+    }
+}
+
+impl Links {
+    /// Connects this rank to all ranks that have an address.
+    ///
+    /// # Errors
+    /// [`CollectiveError::Rendezvous`] at the deadline, with the ranks that are missing;
+    /// [`CollectiveError::Refused`] when a rank does not accept the proof.
+    pub(crate) fn connect(
+        config: LinkConfig,
+        listener: DataListener,
+        peers: &[Option<SocketAddr>],
+        deadline: Option<Instant>,
+    ) -> Result<Links> {
+        let mut links = Links::unconnected(&config)?;
+        links.may_spin = has_core_for_each(&listener, peers);
+        let connect = Connect::new(&config, listener, peers)?;
+        links.peers = connect.run(deadline, links.wake.as_fd())?;
+        Ok(links)
+    }
+}
+
+/// Whether this machine has a core for this rank and each of the peers that seem to be here.
+fn has_core_for_each(listener: &DataListener, peers: &[Option<SocketAddr>]) -> bool {
+    let own = listener.local_addr().map(|address| address.ip());
+    let is_here =
+        |peer: &&SocketAddr| peer.ip().is_loopback() || own.as_ref().ok() == Some(&peer.ip());
+    let here = peers.iter().flatten().filter(is_here).count();
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    here < cores
+}

@@ -1,0 +1,280 @@
+//! One HTTP/2 connection with one stream: messages in both directions between two ranks.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll, Waker};
+
+use bytes::Bytes;
+use h2::{Reason, RecvStream, SendStream};
+use rustix::event::PollFlags;
+
+use crate::grpc::frames::{Assembler, Message};
+use crate::grpc::pool::{Pool, Segment};
+use crate::grpc::socket::SocketState;
+use crate::grpc::stream::Stream;
+use crate::wire::OVERHEAD_BYTES;
+
+/// Payload bytes of a segment that fills one HTTP/2 frame. A little below 128 KiB, so that with all
+/// that stands in front of it it fills two of the largest packets (65483 bytes of payload on the
+/// loopback interface) instead of two and a tiny third one.
+pub(super) const SEGMENT_BYTES: usize = 128 * 1024 - 256;
+
+/// The same between two ranks. They have one neighbour, so nothing is gained by passing small
+/// segments on early, and fewer messages cost less: 1 MiB takes about 195 instead of 215 us.
+pub(super) const PAIR_SEGMENT_BYTES: usize = 512 * 1024;
+
+/// The largest HTTP/2 frame that is accepted: one segment with all that stands in front of it.
+pub(super) const FRAME_BYTES: u32 = (PAIR_SEGMENT_BYTES + OVERHEAD_BYTES) as u32;
+
+pub(super) const STREAM_WINDOW_BYTES: u32 = 32 << 20;
+pub(super) const CONNECTION_WINDOW_BYTES: u32 = 64 << 20;
+
+/// Bytes of HTTP headers that a peer may send.
+pub(super) const HEADER_LIST_BYTES: u32 = 16 << 10;
+
+/// Messages that nobody has asked for and that lie where they were received. Later ones are copied.
+const PIECES_MAX: usize = 32;
+
+/// Messages that nobody has asked for. The smallest ones are more than their bytes on the wire; a
+/// rank that is at fault of nothing never has so many on their way (see `QUEUED_BYTES`).
+const MESSAGES_MAX: usize = 64 << 10;
+
+/// The connection, by the end that this rank is.
+pub(super) enum Driver {
+    Client(h2::client::Connection<Stream, Segment>),
+    Server(h2::server::Connection<Stream, Segment>),
+}
+
+impl Driver {
+    pub(super) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<(), h2::Error>> {
+        match self {
+            Driver::Client(connection) => Pin::new(connection).poll(context),
+            Driver::Server(connection) => connection.poll_closed(context),
+        }
+    }
+}
+
+/// Why nothing more comes from a peer.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum End {
+    /// It has gone.
+    Lost(String),
+    /// It sent what makes no sense.
+    Protocol(String),
+}
+
+impl End {
+    fn of(error: &h2::Error, socket: &SocketState) -> Self {
+        if let Some(reason) = socket.write_error() {
+            return End::Lost(format!("its connection broke: {reason}"));
+        }
+        match error.reason() {
+            Some(Reason::NO_ERROR | Reason::CANCEL) => {
+                End::Lost("it closed the connection".to_string())
+            }
+            Some(reason) if error.is_remote() => {
+                End::Protocol(format!("it refused what this rank sent: {reason}"))
+            }
+            Some(reason) => End::Protocol(format!("not HTTP/2 as agreed: {reason}")),
+            None => End::Lost(format!("its connection broke: {error}")),
+        }
+    }
+}
+
+/// One connection to a peer.
+pub(super) struct Lane {
+    socket: Arc<SocketState>,
+    driver: Driver,
+    send: SendStream<Segment>,
+    receive: RecvStream,
+    assembler: Assembler,
+    /// Messages that were not asked for yet: of collective operations, of point-to-point calls.
+    queues: [VecDeque<Message>; 2],
+    queued_bytes: usize,
+    /// Bytes of segments that HTTP/2 has not written yet.
+    outstanding: Arc<AtomicUsize>,
+    ended: Option<End>,
+}
+
+impl Lane {
+    pub(super) fn new(
+        socket: Arc<SocketState>,
+        driver: Driver,
+        send: SendStream<Segment>,
+        receive: RecvStream,
+        max_message_bytes: usize,
+    ) -> Self {
+        Lane {
+            socket,
+            driver,
+            send,
+            receive,
+            assembler: Assembler::new(max_message_bytes),
+            queues: Default::default(),
+            queued_bytes: 0,
+            outstanding: Arc::default(),
+            ended: None,
+        }
+    }
+
+    /// Reads at most `frames` DATA frames, writes what can be written. Returns whether bytes moved.
+    pub(super) fn drive(&mut self, frames: usize) -> bool {
+        if self.ended.is_some() {
+            return false;
+        }
+        let mut context = Context::from_waker(Waker::noop());
+        let before = self.socket.moved();
+        self.socket.allow_frames(frames);
+        let connection = self.driver.poll(&mut context);
+        if frames > 0 || connection.is_ready() {
+            self.take_pieces(&mut context);
+        }
+        if let (Poll::Ready(result), None) = (connection, &self.ended) {
+            self.ended = Some(match result {
+                Ok(()) => End::Lost("it closed the connection".to_string()),
+                Err(error) => End::of(&error, &self.socket),
+            });
+        }
+        if self.ended.is_some() {
+            self.close();
+        }
+        self.socket.moved() != before
+    }
+
+    fn take_pieces(&mut self, context: &mut Context<'_>) {
+        loop {
+            match self.receive.poll_data(context) {
+                Poll::Pending => return,
+                Poll::Ready(Some(Ok(piece))) => {
+                    if let Err(end) = self.take_piece(piece) {
+                        self.ended = Some(end);
+                        return;
+                    }
+                }
+                Poll::Ready(Some(Err(error))) => {
+                    self.ended = Some(End::of(&error, &self.socket));
+                    return;
+                }
+                Poll::Ready(None) => {
+                    self.ended = Some(End::Lost("it left the group".to_string()));
+                    return;
+                }
+            }
+        }
+    }
+
+    fn take_piece(&mut self, mut piece: Bytes) -> Result<(), End> {
+        while !piece.is_empty() {
+            let found = self.assembler.next(&mut piece);
+            let found = found.map_err(|error| End::Protocol(error.to_string()))?;
+            if let Some(mut message) = found {
+                let queued: usize = self.queues.iter().map(VecDeque::len).sum();
+                if queued >= MESSAGES_MAX {
+                    let what = format!("{queued} messages that this rank does not expect");
+                    return Err(End::Protocol(what));
+                }
+                if queued >= PIECES_MAX {
+                    message.detach();
+                }
+                self.queued_bytes += message.wire_bytes();
+                self.queues[usize::from(message.header.point_to_point)].push_back(message);
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the connection at once; what was received stays.
+    fn close(&mut self) {
+        self.socket.shut_down();
+    }
+
+    /// Hands a message to HTTP/2. It is written by [`drive`](Self::drive).
+    pub(super) fn send(&mut self, segment: Segment) -> Result<(), End> {
+        let sent = self.send.send_data(segment, false);
+        sent.map_err(|error| End::of(&error, &self.socket))
+    }
+
+    /// The oldest message that was not asked for yet.
+    pub(super) fn next_message(&mut self, point_to_point: bool) -> Option<Message> {
+        self.queues[usize::from(point_to_point)].pop_front()
+    }
+
+    /// Takes a message back whose payload is not needed any more: its sender may send as much.
+    pub(super) fn consumed(&mut self, message: Message) {
+        let bytes = message.wire_bytes();
+        self.queued_bytes -= bytes;
+        self.assembler.recycle(message);
+        // Fails only when the connection has ended, which the next drive tells.
+        let _ = self.receive.flow_control().release_capacity(bytes);
+    }
+
+    /// Says that nothing more will be sent, as gRPC does it: the client ends its stream, the
+    /// server adds a status.
+    pub(super) fn finish(&mut self, pool: &Arc<Pool>) {
+        let finished = match self.driver {
+            Driver::Client(_) => {
+                let nothing = pool.take(0, &self.outstanding);
+                self.send.send_data(nothing, true)
+            }
+            Driver::Server(_) => {
+                let mut trailers = http::HeaderMap::new();
+                trailers.insert("grpc-status", http::HeaderValue::from_static("0"));
+                self.send.send_trailers(trailers)
+            }
+        };
+        // Fails only when the stream has ended already.
+        drop(finished);
+    }
+
+    pub(super) fn ended(&self) -> Option<&End> {
+        self.ended.as_ref()
+    }
+
+    /// Why nothing can be sent any more.
+    pub(super) fn broken(&self) -> Option<End> {
+        let broken = |reason: &str| End::Lost(format!("its connection broke: {reason}"));
+        self.ended
+            .clone()
+            .or_else(|| self.socket.write_error().map(broken))
+    }
+
+    pub(super) fn outstanding_bytes(&self) -> usize {
+        self.outstanding.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn outstanding(&self) -> &Arc<AtomicUsize> {
+        &self.outstanding
+    }
+
+    pub(super) fn queued_bytes(&self) -> usize {
+        self.queued_bytes
+    }
+
+    /// Whether something waits for the peer's kernel or for the peer.
+    pub(super) fn has_pending_output(&self) -> bool {
+        self.ended.is_none() && (self.outstanding_bytes() > 0 || self.socket.is_write_blocked())
+    }
+
+    /// Whether the last drive could have read more.
+    pub(super) fn may_read_more(&self) -> bool {
+        self.ended.is_none() && self.socket.may_read_more()
+    }
+
+    /// Whether the peer's kernel has all that was sent.
+    pub(super) fn is_delivered(&self) -> bool {
+        self.ended.is_some() || (!self.has_pending_output() && self.socket.is_delivered())
+    }
+
+    pub(super) fn interest(&self, reading: bool) -> PollFlags {
+        self.socket.interest(reading)
+    }
+}
+
+impl AsFd for Lane {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}

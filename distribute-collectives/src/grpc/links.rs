@@ -1,0 +1,576 @@
+//! All connections of a rank, driven by whoever sends or receives.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd};
+
+use crate::error::{CollectiveError, Result};
+use crate::grpc::connect::LinkConfig;
+use crate::grpc::frames::Message;
+use crate::grpc::lane::{End, Lane};
+use crate::grpc::pool::Pool;
+use crate::header::{OperationHeader, OperationKind};
+use crate::patience::Patience;
+use crate::status::{Failure, GroupStatus, Trouble};
+use crate::wire::{FrameHeader, HEADER_BYTES, OVERHEAD_BYTES, PREFIX_BYTES, encode_prefix};
+
+/// Segments to one rank that a send never waits for.
+pub(super) const SEGMENTS_IN_FLIGHT: usize = 8;
+
+/// Output per lane that HTTP/2 may hold before a send waits, unless the segments in flight are
+/// more.
+const PENDING_BYTES: usize = 2 << 20;
+
+/// Received messages per lane that nobody has asked for: no more is read then, except by whoever
+/// asks.
+const QUEUED_BYTES: usize = 4 << 20;
+
+/// How long a rank whose connection broke waits for the control plane to say why.
+const EXPLANATION: Duration = Duration::from_millis(200);
+
+/// The connections to one rank.
+pub(super) struct Peer {
+    address: String,
+    pub(super) lanes: Vec<Lane>,
+    /// Messages sent and received: of collective operations, of point-to-point calls.
+    sent: [u64; 2],
+    received: [u64; 2],
+}
+
+impl Peer {
+    pub(super) fn new(address: String, lanes: Vec<Lane>) -> Self {
+        Peer {
+            address,
+            lanes,
+            sent: [0; 2],
+            received: [0; 2],
+        }
+    }
+}
+
+/// The time limits of the running operation.
+#[derive(Clone, Copy)]
+struct Running {
+    begin: Instant,
+    deadline: Option<Instant>,
+}
+
+/// All data connections of one rank.
+pub(crate) struct Links {
+    rank: usize,
+    max_message_bytes: usize,
+    pub(super) peers: Vec<Option<Peer>>,
+    pub(super) pool: Arc<Pool>,
+    status: Arc<GroupStatus>,
+    /// Readable when a failure was noted.
+    pub(super) wake: Arc<OwnedFd>,
+    running: Running,
+    /// Whether to poll before sleeping; where there are more ranks than cores it harms.
+    pub(super) may_spin: bool,
+    patience: Patience,
+}
+
+/// How long a rank polls before it sleeps.
+const SPIN: Duration = Duration::from_micros(50);
+
+/// What a rank waits for.
+#[derive(Clone, Copy, PartialEq)]
+enum Goal {
+    /// A message on this lane of this rank.
+    Message { from: usize, lane: usize },
+    /// Room for output on this lane of this rank.
+    Room { to: usize, lane: usize },
+    /// All output written.
+    Written,
+}
+
+/// `poll(2)`; returns also when interrupted.
+pub(super) fn wait(fds: &mut [PollFd<'_>], timeout: Option<Duration>) -> io::Result<()> {
+    // Round up: a poll that returns just before the deadline would be repeated.
+    let timeout = timeout.map(|timeout| timeout + Duration::from_micros(1));
+    let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
+    match rustix::event::poll(fds, timeout.as_ref()) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn is_point_to_point(kind: OperationKind) -> bool {
+    matches!(kind, OperationKind::Send | OperationKind::Recv)
+}
+
+impl Links {
+    pub(super) fn unconnected(config: &LinkConfig) -> Result<Links> {
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let wake = wake.map_err(|error| CollectiveError::InvalidOption {
+            what: format!("cannot make an eventfd: {error}"),
+        })?;
+        let wake = Arc::new(wake);
+        let ring = wake.clone();
+        config.status.on_failure(move || {
+            // Fails only when it is ringing already.
+            let _ = rustix::io::write(&*ring, &1_u64.to_ne_bytes());
+        });
+        Ok(Links {
+            rank: config.rank,
+            max_message_bytes: config.max_message_bytes,
+            peers: Vec::new(),
+            pool: Arc::default(),
+            status: config.status.clone(),
+            wake,
+            running: Running {
+                begin: Instant::now(),
+                deadline: None,
+            },
+            may_spin: false,
+            patience: Patience::default(),
+        })
+    }
+
+    /// This rank.
+    pub(crate) fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// Number of ranks, with or without a link.
+    pub(crate) fn world_size(&self) -> usize {
+        self.peers.len()
+    }
+
+    /// Whether there is a link to this rank.
+    pub(crate) fn has_link(&self, rank: usize) -> bool {
+        self.peers.get(rank).is_some_and(Option::is_some)
+    }
+
+    /// Starts the clock of an operation.
+    pub(crate) fn begin_operation(&mut self, begin: Instant, deadline: Option<Instant>) {
+        self.running = Running { begin, deadline };
+    }
+
+    /// Sends a segment of `bytes` bytes; `fill` writes it. Returns when it is on its way or
+    /// queued; waits while too much is queued.
+    pub(crate) fn send(
+        &mut self,
+        to: usize,
+        header: &OperationHeader,
+        bytes: usize,
+        fill: &mut dyn FnMut(&mut [u8]),
+    ) -> Result<()> {
+        let point_to_point = is_point_to_point(header.kind);
+        let limit = self.max_message_bytes;
+        if HEADER_BYTES + bytes > limit {
+            return Err(self.invalid(
+                header,
+                format!("a segment of {bytes} bytes does not fit max_message_bytes, {limit}"),
+            ));
+        }
+        let (number, lane) = {
+            let peer = self.peer_mut(to, header)?;
+            let number = peer.sent[usize::from(point_to_point)];
+            (number, (number % peer.lanes.len() as u64) as usize)
+        };
+        let most = PENDING_BYTES.max(SEGMENTS_IN_FLIGHT * (bytes + OVERHEAD_BYTES));
+        if self.outstanding(to, lane) + bytes > most {
+            self.wait_for(header, Goal::Room { to, lane }, |links| {
+                links.outstanding(to, lane) + bytes <= most
+            })?;
+        }
+        let frame = FrameHeader {
+            operation: *header,
+            point_to_point,
+            number,
+        };
+        let pool = self.pool.clone();
+        let peer = self.peer_mut(to, header)?;
+        peer.sent[usize::from(point_to_point)] += 1;
+        let lane = &mut peer.lanes[lane];
+        let mut segment = pool.take(OVERHEAD_BYTES + bytes, lane.outstanding());
+        let (front, payload) = segment.bytes_mut().split_at_mut(OVERHEAD_BYTES);
+        front[..PREFIX_BYTES].copy_from_slice(&encode_prefix(bytes));
+        front[PREFIX_BYTES..].copy_from_slice(&frame.encode());
+        fill(payload);
+        let sent = lane.send(segment);
+        lane.drive(0);
+        match sent.err().or_else(|| lane.broken()) {
+            None => Ok(()),
+            Some(end) => Err(self.ended(to, header, end)),
+        }
+    }
+
+    /// Receives the next segment from `from`, which must belong to the expected operation and
+    /// have `bytes` bytes; `consume` reads it where it lies.
+    pub(crate) fn receive(
+        &mut self,
+        from: usize,
+        expected: &OperationHeader,
+        bytes: usize,
+        consume: &mut dyn FnMut(&[u8]),
+    ) -> Result<()> {
+        let point_to_point = is_point_to_point(expected.kind);
+        let kind = usize::from(point_to_point);
+        let (number, lane) = {
+            let peer = self.peer_mut(from, expected)?;
+            let number = peer.received[kind];
+            (number, (number % peer.lanes.len() as u64) as usize)
+        };
+        let mut message = self
+            .lane_mut(from, lane)
+            .and_then(|lane| lane.next_message(point_to_point));
+        if message.is_none() {
+            self.wait_for(expected, Goal::Message { from, lane }, |links| {
+                let lane = links.lane_mut(from, lane);
+                message = lane.and_then(|lane| lane.next_message(point_to_point));
+                message.is_some()
+            })?;
+        }
+        let Some(message) = message else {
+            return Err(self.invalid(expected, "no message".to_string()));
+        };
+        self.check_message(from, expected, number, bytes, &message)?;
+        consume(message.payload());
+        let peer = self.peer_mut(from, expected)?;
+        peer.received[kind] += 1;
+        peer.lanes[lane].consumed(message);
+        Ok(())
+    }
+
+    /// Moves what can be moved without waiting; returns whether bytes moved.
+    pub(crate) fn drive_once(&mut self) -> bool {
+        let mut moved = false;
+        for lane in self
+            .peers
+            .iter_mut()
+            .flatten()
+            .flat_map(|peer| &mut peer.lanes)
+        {
+            if lane.has_pending_output() {
+                let frames = if lane.queued_bytes() < QUEUED_BYTES {
+                    1
+                } else {
+                    0
+                };
+                moved |= lane.drive(frames);
+            }
+        }
+        moved
+    }
+
+    /// Moves what can be moved; waits for at most `limit` when nothing can.
+    pub(crate) fn drive_within(&mut self, limit: Duration) {
+        if self.drive_once() {
+            return;
+        }
+        let lanes = self.peers.iter().flatten().flat_map(|peer| &peer.lanes);
+        let waiting = lanes.filter(|lane| lane.has_pending_output());
+        let mut fds: Vec<_> = waiting.map(|lane| pollfd(lane, false)).collect();
+        // An error of poll shows again, and is reported, in the operation itself.
+        let _ = wait(&mut fds, Some(limit));
+    }
+
+    /// Whether something that was sent has not been handed to the kernel yet.
+    pub(crate) fn has_pending_output(&self) -> bool {
+        let mut lanes = self.peers.iter().flatten().flat_map(|peer| &peer.lanes);
+        lanes.any(Lane::has_pending_output)
+    }
+
+    /// Returns when the kernel has everything that this operation sent: afterwards the others can
+    /// go on, whatever this rank does.
+    pub(crate) fn finish_operation(&mut self, header: &OperationHeader) -> Result<()> {
+        if !self.has_pending_output() {
+            return Ok(());
+        }
+        self.wait_for(header, Goal::Written, |links| !links.has_pending_output())
+    }
+
+    /// Before this rank leaves: says that nothing more will come, and waits until the kernels of
+    /// the others have everything. Ending a connection earlier could lose what is on its way.
+    pub(crate) fn flush(&mut self, deadline: Instant) {
+        let pool = self.pool.clone();
+        for lane in self
+            .peers
+            .iter_mut()
+            .flatten()
+            .flat_map(|peer| &mut peer.lanes)
+        {
+            lane.finish(&pool);
+            lane.drive(0);
+        }
+        loop {
+            // Also reads: a peer that has left in the meantime acknowledges nothing any more.
+            for lane in self.lanes_mut().filter(|lane| !lane.is_delivered()) {
+                lane.drive(usize::from(lane.queued_bytes() < QUEUED_BYTES));
+            }
+            let mut lanes = self.peers.iter().flatten().flat_map(|peer| &peer.lanes);
+            let now = Instant::now();
+            if lanes.all(Lane::is_delivered) || now >= deadline {
+                return;
+            }
+            // Nothing tells when the peer's kernel has acknowledged: ask again soon.
+            let soon = Duration::from_millis(1).min(deadline - now);
+            let lanes = self.peers.iter().flatten().flat_map(|peer| &peer.lanes);
+            let waiting = lanes.filter(|lane| !lane.is_delivered());
+            let mut fds: Vec<_> = waiting.map(|lane| pollfd(lane, true)).collect();
+            if wait(&mut fds, Some(soon)).is_err() {
+                return;
+            }
+        }
+    }
+
+    fn lanes_mut(&mut self) -> impl Iterator<Item = &mut Lane> {
+        let peers = self.peers.iter_mut().flatten();
+        peers.flat_map(|peer| &mut peer.lanes)
+    }
+
+    fn peer_mut(&mut self, rank: usize, header: &OperationHeader) -> Result<&mut Peer> {
+        if !self.has_link(rank) {
+            return Err(self.invalid(header, format!("there is no gRPC link to rank {rank}")));
+        }
+        match self.peers.get_mut(rank) {
+            Some(Some(peer)) => Ok(peer),
+            _ => Err(CollectiveError::InvalidArgument {
+                rank: self.rank,
+                op: header.kind,
+                what: format!("there is no gRPC link to rank {rank}"),
+            }),
+        }
+    }
+
+    fn lane_mut(&mut self, rank: usize, lane: usize) -> Option<&mut Lane> {
+        self.peers.get_mut(rank)?.as_mut()?.lanes.get_mut(lane)
+    }
+
+    fn lane(&self, rank: usize, lane: usize) -> Option<&Lane> {
+        self.peers.get(rank)?.as_ref()?.lanes.get(lane)
+    }
+
+    fn outstanding(&self, rank: usize, lane: usize) -> usize {
+        self.lane(rank, lane).map_or(0, Lane::outstanding_bytes)
+    }
+
+    fn invalid(&self, header: &OperationHeader, what: String) -> CollectiveError {
+        CollectiveError::InvalidArgument {
+            rank: self.rank,
+            op: header.kind,
+            what,
+        }
+    }
+
+    /// Drives the connections until `done`.
+    fn wait_for(
+        &mut self,
+        header: &OperationHeader,
+        goal: Goal,
+        mut done: impl FnMut(&mut Links) -> bool,
+    ) -> Result<()> {
+        loop {
+            let moved = self.drive_for(goal);
+            if done(self) {
+                return Ok(());
+            }
+            if let Goal::Message { from: peer, lane } | Goal::Room { to: peer, lane } = goal
+                && let Some(end) = self.lane(peer, lane).and_then(Lane::broken)
+                && !matches!(goal, Goal::Message { .. } if self.may_read(peer, lane))
+            {
+                return Err(self.ended(peer, header, end));
+            }
+            if !moved && !self.poll(goal) {
+                self.block(header, goal)?;
+            }
+        }
+    }
+
+    /// Where each rank has a core, tries for about as long as waking a thread takes; returns
+    /// whether bytes moved.
+    fn poll(&mut self, goal: Goal) -> bool {
+        if !self.may_spin {
+            return false;
+        }
+        let patience = std::mem::take(&mut self.patience);
+        let moved = patience.poll(SPIN, || self.drive_for(goal));
+        self.patience = patience;
+        moved
+    }
+
+    fn may_read(&self, rank: usize, lane: usize) -> bool {
+        self.lane(rank, lane).is_some_and(Lane::may_read_more)
+    }
+
+    /// One step for all lanes that matter; returns whether to try again before blocking.
+    fn drive_for(&mut self, goal: Goal) -> bool {
+        let mut moved = false;
+        if let Goal::Message { from, lane } = goal
+            && let Some(lane) = self.lane_mut(from, lane)
+        {
+            moved |= lane.drive(1);
+            moved |= lane.may_read_more();
+        }
+        self.drive_once() || moved
+    }
+
+    /// Blocks until a lane that matters can move, a failure is noted or the deadline has passed.
+    fn block(&mut self, header: &OperationHeader, goal: Goal) -> Result<()> {
+        let now = Instant::now();
+        let left = self
+            .running
+            .deadline
+            .map(|end| end.saturating_duration_since(now));
+        if left == Some(Duration::ZERO) {
+            return Err(self.timed_out(header, goal));
+        }
+        let mut fds = vec![PollFd::new(&*self.wake, PollFlags::IN)];
+        for (rank, peer) in self.peers.iter().enumerate() {
+            for (index, lane) in peer.iter().flat_map(|peer| peer.lanes.iter().enumerate()) {
+                let wanted = Goal::Message {
+                    from: rank,
+                    lane: index,
+                };
+                if lane.ended().is_none() && (goal == wanted || lane.has_pending_output()) {
+                    let reading = goal == wanted || lane.queued_bytes() < QUEUED_BYTES;
+                    fds.push(pollfd(lane, reading));
+                }
+            }
+        }
+        let waited = wait(&mut fds, left);
+        let rung = fds.first().is_some_and(|fd| !fd.revents().is_empty());
+        waited.map_err(|error| self.invalid(header, format!("cannot wait: {error}")))?;
+        if rung {
+            self.status.check(header)?;
+            // It concerns later operations only; the next one asks the status itself.
+            let _ = rustix::io::read(&*self.wake, &mut [0; 8]);
+        }
+        Ok(())
+    }
+
+    fn timed_out(&self, header: &OperationHeader, goal: Goal) -> CollectiveError {
+        let pending = |rank: &usize| {
+            let peer = self.peers[*rank].as_ref();
+            peer.is_some_and(|peer| peer.lanes.iter().any(Lane::has_pending_output))
+        };
+        let missing = match goal {
+            Goal::Message { from: rank, .. } | Goal::Room { to: rank, .. } => vec![rank],
+            Goal::Written => (0..self.peers.len()).filter(pending).collect(),
+        };
+        let begin = self.running.begin;
+        let error = CollectiveError::Timeout {
+            missing: self.status.to_blame(header, begin, missing),
+            op: header.kind,
+            sequence: header.sequence,
+            elapsed: self.running.begin.elapsed(),
+        };
+        self.fail(header, Trouble::Ended(error.clone()));
+        error
+    }
+
+    /// Notes a trouble that this rank has found, so that all ranks hear of it.
+    fn fail(&self, header: &OperationHeader, trouble: Trouble) {
+        self.status.fail(Failure {
+            trouble,
+            from_sequence: header.sequence,
+        });
+    }
+
+    /// The error of an operation whose connection to `peer` has ended.
+    fn ended(&mut self, peer: usize, header: &OperationHeader, end: End) -> CollectiveError {
+        let reason = match end {
+            End::Protocol(what) => return self.protocol_error(peer, header, what),
+            End::Lost(reason) => reason,
+        };
+        // The control plane may know better: which rank failed first, or that it was aborted.
+        let until = Instant::now() + EXPLANATION;
+        loop {
+            if let Err(error) = self.status.check(header) {
+                return error;
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            let _ = rustix::io::read(&*self.wake, &mut [0; 8]);
+            if self.status.check(header).is_ok() {
+                let mut fds = [PollFd::new(&*self.wake, PollFlags::IN)];
+                if wait(&mut fds, Some(left)).is_err() {
+                    break;
+                }
+            }
+        }
+        let trouble = Trouble::Lost { rank: peer, reason };
+        self.fail(header, trouble.clone());
+        trouble.into_error(header)
+    }
+
+    fn protocol_error(
+        &mut self,
+        peer: usize,
+        header: &OperationHeader,
+        what: String,
+    ) -> CollectiveError {
+        let address = match self.peers.get(peer) {
+            Some(Some(peer)) => peer.address.clone(),
+            _ => "no address".to_string(),
+        };
+        let error = CollectiveError::Protocol {
+            rank: self.rank,
+            peer,
+            address,
+            what,
+        };
+        self.fail(header, Trouble::Ended(error.clone()));
+        error
+    }
+
+    /// Refuses a message that is not the expected one.
+    fn check_message(
+        &mut self,
+        from: usize,
+        expected: &OperationHeader,
+        number: u64,
+        bytes: usize,
+        message: &Message,
+    ) -> Result<()> {
+        let found = &message.header.operation;
+        if message.header.number != number {
+            let what = format!("frame {} in place of {number}", message.header.number);
+            return Err(self.protocol_error(from, expected, what));
+        }
+        let difference = if is_point_to_point(expected.kind) {
+            // The two ranks compare their buffers themselves, and their kinds differ.
+            (found.generation != expected.generation).then(|| {
+                let (here, there) = (expected.generation, found.generation);
+                format!("generation is {here} on one and {there} on the other")
+            })
+        } else if from < self.rank {
+            found.difference(expected)
+        } else {
+            expected.difference(found)
+        };
+        let difference = difference.or_else(|| {
+            let payload = message.payload().len();
+            (payload != bytes).then(|| {
+                let rank = self.rank;
+                format!(
+                    "rank {from} sent a segment of {payload} bytes, rank {rank} expects {bytes}"
+                )
+            })
+        });
+        let Some(what) = difference else {
+            return Ok(());
+        };
+        let lower = if from < self.rank { found } else { expected };
+        let error = CollectiveError::Mismatch {
+            rank_a: from.min(self.rank),
+            rank_b: from.max(self.rank),
+            op: lower.kind,
+            sequence: expected.sequence,
+            what,
+        };
+        self.fail(expected, Trouble::Ended(error.clone()));
+        Err(error)
+    }
+}
+
+fn pollfd(lane: &Lane, reading: bool) -> PollFd<'_> {
+    PollFd::from_borrowed_fd(lane.as_fd(), lane.interest(reading))
+}

@@ -1,0 +1,248 @@
+//! A non-blocking socket as tokio's traits, without tokio's reactor.
+//!
+//! A call that cannot proceed notes what it waits for and returns `Pending`; nothing is registered
+//! anywhere. Whoever drives the connection asks for it ([`SocketState::interest`]) and blocks in
+//! `poll(2)`.
+
+use std::io;
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll};
+
+use rustix::event::PollFlags;
+use rustix::net::{SendAncillaryBuffer, SendFlags};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use crate::grpc::raw;
+
+/// No limit for [`SocketState::allow_frames`].
+const UNLIMITED: usize = usize::MAX;
+
+/// Shared by the connection that reads and writes and the loop that drives it. Used by one thread
+/// at a time; the atomics only make it `Sync`.
+#[derive(Debug)]
+pub(super) struct SocketState {
+    stream: TcpStream,
+    /// DATA frames that may still be read before the connection is to look at what it has.
+    allowed: AtomicUsize,
+    /// The last read, or the last write, found that the kernel cannot do it now.
+    read_blocked: AtomicBool,
+    write_blocked: AtomicBool,
+    /// Bytes read and written so far.
+    moved: AtomicU64,
+    /// Why nothing can be written any more.
+    write_error: OnceLock<String>,
+}
+
+impl SocketState {
+    /// Wraps a socket that is connected, or is being connected.
+    pub(super) fn new(stream: TcpStream) -> io::Result<Arc<Self>> {
+        stream.set_nonblocking(true)?;
+        stream.set_nodelay(true)?;
+        Ok(Arc::new(SocketState {
+            stream,
+            allowed: AtomicUsize::new(UNLIMITED),
+            read_blocked: AtomicBool::new(false),
+            write_blocked: AtomicBool::new(false),
+            moved: AtomicU64::new(0),
+            write_error: OnceLock::new(),
+        }))
+    }
+
+    /// Begins to connect to an address.
+    pub(super) fn connect(address: SocketAddr) -> io::Result<Arc<Self>> {
+        use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with};
+        let family = if address.is_ipv4() {
+            AddressFamily::INET
+        } else {
+            AddressFamily::INET6
+        };
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = socket_with(family, SocketType::STREAM, flags, None)?;
+        match connect(&socket, &address) {
+            Ok(()) | Err(rustix::io::Errno::INPROGRESS) => Self::new(TcpStream::from(socket)),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Ready when a [`connect`](Self::connect) has succeeded or failed.
+    pub(super) fn poll_connected(&self) -> Poll<io::Result<()>> {
+        if let Some(error) = self.stream.take_error()? {
+            return Poll::Ready(Err(error));
+        }
+        match self.stream.peer_addr() {
+            Ok(_) => Poll::Ready(Ok(())),
+            Err(error) if error.kind() == io::ErrorKind::NotConnected => {
+                self.write_blocked.store(true, Ordering::Relaxed);
+                Poll::Pending
+            }
+            Err(error) => Poll::Ready(Err(error)),
+        }
+    }
+
+    /// Lets the connection read this many DATA frames.
+    pub(super) fn allow_frames(&self, frames: usize) {
+        self.allowed.store(frames, Ordering::Relaxed);
+    }
+
+    /// Whether the connection may read now; if not, that is why it stops.
+    pub(super) fn is_reading_allowed(&self) -> bool {
+        self.read_blocked.store(false, Ordering::Relaxed);
+        self.allowed.load(Ordering::Relaxed) > 0
+    }
+
+    /// Notes that a whole DATA frame was read.
+    pub(super) fn note_data_frame(&self) {
+        let allowed = self.allowed.load(Ordering::Relaxed);
+        if allowed != UNLIMITED {
+            self.allowed
+                .store(allowed.saturating_sub(1), Ordering::Relaxed);
+        }
+    }
+
+    /// Whether the connection stopped reading only because of
+    /// [`allow_frames`](Self::allow_frames).
+    pub(super) fn may_read_more(&self) -> bool {
+        !self.read_blocked.load(Ordering::Relaxed)
+    }
+
+    /// Whether the kernel's buffer was full at the last write.
+    pub(super) fn is_write_blocked(&self) -> bool {
+        self.write_blocked.load(Ordering::Relaxed)
+    }
+
+    /// Changes whenever bytes were read or written.
+    pub(super) fn moved(&self) -> u64 {
+        self.moved.load(Ordering::Relaxed)
+    }
+
+    /// What the connection waits for, when it may read or not.
+    pub(super) fn interest(&self, reading: bool) -> PollFlags {
+        let mut flags = PollFlags::empty();
+        if reading {
+            flags |= PollFlags::IN;
+        }
+        if self.write_blocked.load(Ordering::Relaxed) {
+            flags |= PollFlags::OUT;
+        }
+        flags
+    }
+
+    /// Why nothing can be written any more.
+    pub(super) fn write_error(&self) -> Option<&str> {
+        self.write_error.get().map(String::as_str)
+    }
+
+    /// Whether the peer's kernel has everything that was written.
+    pub(super) fn is_delivered(&self) -> bool {
+        self.write_error.get().is_some()
+            || raw::unacknowledged_bytes(&self.stream).unwrap_or(0) == 0
+    }
+
+    /// Ends the connection in both directions.
+    pub(super) fn shut_down(&self) {
+        // Fails when the peer has ended it before.
+        let _ = self.stream.shutdown(Shutdown::Both);
+    }
+
+    fn note_moved(&self, bytes: usize) {
+        self.moved.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    fn write(&self, slices: &[io::IoSlice<'_>]) -> Poll<io::Result<usize>> {
+        let len = slices.iter().map(|slice| slice.len()).sum();
+        if self.write_error.get().is_some() {
+            return Poll::Ready(Ok(len));
+        }
+        let mut control = SendAncillaryBuffer::default();
+        loop {
+            match rustix::net::sendmsg(&self.stream, slices, &mut control, SendFlags::NOSIGNAL) {
+                Ok(bytes) => {
+                    self.write_blocked.store(false, Ordering::Relaxed);
+                    self.note_moved(bytes);
+                    return Poll::Ready(Ok(bytes));
+                }
+                Err(rustix::io::Errno::INTR) => {}
+                Err(rustix::io::Errno::AGAIN) => {
+                    self.write_blocked.store(true, Ordering::Relaxed);
+                    return Poll::Pending;
+                }
+                Err(error) => {
+                    // What the peer had sent before it left can still be read, but HTTP/2 would
+                    // give up at once: say so only when reading ends.
+                    self.write_blocked.store(false, Ordering::Relaxed);
+                    let _ = self.write_error.set(io::Error::from(error).to_string());
+                    return Poll::Ready(Ok(len));
+                }
+            }
+        }
+    }
+}
+
+impl AsFd for SocketState {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}
+
+/// The socket, for the connection.
+#[derive(Debug)]
+pub(super) struct Socket(pub(super) Arc<SocketState>);
+
+impl AsyncRead for Socket {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let state = &*self.0;
+        loop {
+            match raw::read(&state.stream, buffer) {
+                Ok(bytes) => {
+                    state.note_moved(bytes);
+                    return Poll::Ready(Ok(()));
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    state.read_blocked.store(true, Ordering::Relaxed);
+                    return Poll::Pending;
+                }
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+        }
+    }
+}
+
+impl AsyncWrite for Socket {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.0.write(&[io::IoSlice::new(bytes)])
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.0.write(slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let _ = self.0.stream.shutdown(Shutdown::Write);
+        Poll::Ready(Ok(()))
+    }
+}

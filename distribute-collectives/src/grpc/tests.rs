@@ -1,0 +1,830 @@
+//! Ranks as threads on the loopback interface.
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+use proptest::prelude::*;
+use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer, ServerName};
+
+use super::connect::{DataListener, DataTls, LinkConfig};
+use super::hello::Hello;
+use super::lane::Lane;
+use super::{GrpcTransport, Links};
+use crate::buffer::Buffer;
+use crate::communicator::{AbortTarget, Communicator, CommunicatorExt, chunk_range};
+use crate::control::security::{Security, TlsIdentity};
+use crate::error::{CollectiveError, Result};
+use crate::header::{OperationHeader, OperationKind};
+use crate::messages::TransportCommunicator;
+use crate::options::{Algorithm, GroupOptions, Order};
+use crate::reduce::ReduceOp;
+use crate::status::{Failure, GroupStatus, Trouble};
+
+const TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Runs `f` on a thread and fails the test when it takes longer than a minute.
+fn within_limit<R: Send + 'static>(f: impl FnOnce() -> R + Send + 'static) -> R {
+    let (sender, receiver) = mpsc::channel();
+    let worker = std::thread::spawn(move || drop(sender.send(f())));
+    match receiver.recv_timeout(Duration::from_secs(60)) {
+        Ok(result) => result,
+        Err(mpsc::RecvTimeoutError::Timeout) => panic!("hard limit of 60 s passed: a hang"),
+        Err(mpsc::RecvTimeoutError::Disconnected) => match worker.join() {
+            Err(panic) => std::panic::resume_unwind(panic),
+            Ok(()) => panic!("the test thread ended without a result"),
+        },
+    }
+}
+
+struct NoAbort;
+
+impl AbortTarget for NoAbort {
+    fn abort(&self, _: usize, _: &str) {}
+}
+
+fn config(rank: usize, world_size: usize) -> LinkConfig {
+    LinkConfig {
+        rank,
+        world_size,
+        generation: 7,
+        group: "tests".to_string(),
+        lanes: 1,
+        max_message_bytes: 1 << 20,
+        tls: None,
+        proof: Arc::new(|_, _| "let me in".to_string()),
+        verify: Arc::new(|hello: &Hello| match hello.proof.as_str() {
+            "let me in" => Ok(()),
+            _ => Err("wrong proof".to_string()),
+        }),
+        status: Arc::default(),
+    }
+}
+
+fn listener() -> (DataListener, SocketAddr) {
+    let listener = DataListener::bind(IpAddr::V4(Ipv4Addr::LOCALHOST)).unwrap();
+    let address = listener.local_addr().unwrap();
+    (listener, address)
+}
+
+/// A world on threads; `adapt` changes the configuration of each rank.
+fn world<R: Send>(
+    size: usize,
+    adapt: impl Fn(&mut LinkConfig) + Sync,
+    f: impl Fn(Links, Arc<GroupStatus>) -> R + Sync,
+) -> Vec<R> {
+    let (listeners, addresses): (Vec<_>, Vec<_>) = (0..size).map(|_| listener()).unzip();
+    let addresses: Vec<_> = addresses.into_iter().map(Some).collect();
+    let (adapt, f, addresses) = (&adapt, &f, &addresses);
+    std::thread::scope(|scope| {
+        let ranks = listeners.into_iter().enumerate().map(|(rank, listener)| {
+            scope.spawn(move || {
+                let mut config = config(rank, size);
+                adapt(&mut config);
+                let status = config.status.clone();
+                let deadline = Instant::now() + TIMEOUT;
+                let links = Links::connect(config, listener, addresses, Some(deadline)).unwrap();
+                f(links, status)
+            })
+        });
+        let ranks: Vec<_> = ranks.collect();
+        let joined = ranks.into_iter().map(|rank| rank.join());
+        joined
+            .map(|result| result.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            .collect()
+    })
+}
+
+type Endpoint = TransportCommunicator<GrpcTransport>;
+
+fn endpoint(links: Links, status: Arc<GroupStatus>, options: &GroupOptions) -> Endpoint {
+    let timeout = options.get_timeout();
+    let transport = GrpcTransport::new(links, status, Arc::new(NoAbort), timeout);
+    TransportCommunicator::new(transport, options.clone()).unwrap()
+}
+
+fn options() -> GroupOptions {
+    GroupOptions::default().generation(7).timeout(TIMEOUT)
+}
+
+fn tls(size: usize) -> DataTls {
+    let key = rcgen::generate_simple_self_signed(["localhost".to_string()]).unwrap();
+    let certificate = key.cert.der().clone();
+    let private = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.signing_key.serialize_der()));
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(certificate.clone()).unwrap();
+    let client = rustls::ClientConfig::builder_with_provider(provider.clone())
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let server = rustls::ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![certificate], private)
+        .unwrap();
+    DataTls {
+        client: Arc::new(client),
+        server: Arc::new(server),
+        server_names: vec![ServerName::try_from("localhost").unwrap(); size],
+    }
+}
+
+#[derive(Debug, Clone)]
+struct Case {
+    size: usize,
+    count: usize,
+    lanes: usize,
+    segment_bytes: usize,
+    tls: bool,
+    algorithm: Algorithm,
+    order: Order,
+}
+
+fn cases() -> impl Strategy<Value = Case> {
+    let algorithms = [
+        Algorithm::Auto,
+        Algorithm::Ring,
+        Algorithm::Chain,
+        Algorithm::HalvingDoubling,
+        Algorithm::Hierarchical { ranks_per_host: 2 },
+    ];
+    let shapes = (1_usize..=5, 0_usize..3000, 1_usize..=3, 4_usize..4000);
+    let ways = (
+        any::<bool>(),
+        proptest::sample::select(algorithms.to_vec()),
+        any::<bool>(),
+    );
+    (shapes, ways).prop_map(
+        |((size, count, lanes, segment_bytes), (tls, algorithm, order))| {
+            let order = if order { Order::Canonical } else { Order::Fast };
+            Case {
+                size,
+                // Many items of few bytes take long and show nothing new.
+                segment_bytes: segment_bytes.max(count / 50 * 4),
+                count,
+                lanes,
+                tls,
+                algorithm,
+                order,
+            }
+        },
+    )
+}
+
+/// The value of element `index` of rank `rank`: sums of them are exact.
+fn value(rank: usize, index: usize) -> f32 {
+    ((rank * 31 + index * 7) % 101) as f32
+}
+
+fn all_operations(case: &Case, endpoint: &mut Endpoint) -> Result<()> {
+    let (rank, size, count) = (endpoint.rank(), case.size, case.count);
+    let own: Vec<f32> = (0..count).map(|index| value(rank, index)).collect();
+    let sum = |index: usize| (0..size).map(|rank| value(rank, index)).sum::<f32>();
+    let sums: Vec<f32> = (0..count).map(sum).collect();
+
+    let mut vector = own.clone();
+    let (left, right) = vector.split_at_mut(count / 3);
+    endpoint.all_reduce(ReduceOp::Sum, &mut [left.into(), right.into()])?;
+    assert_eq!(vector, sums);
+
+    vector.copy_from_slice(&own);
+    let share = endpoint.reduce_scatter(ReduceOp::Sum, (&mut vector[..]).into())?;
+    assert_eq!(share, chunk_range(count, size, rank));
+    assert_eq!(vector[share.clone()], sums[share]);
+
+    let gathered = endpoint.all_gather(&own[..count / (rank + 1)])?;
+    for (other, values) in gathered.iter().enumerate() {
+        assert!(values.len() == count / (other + 1));
+        assert!(
+            values
+                .iter()
+                .enumerate()
+                .all(|(i, v)| *v == value(other, i))
+        );
+    }
+
+    let root = count % size;
+    vector.copy_from_slice(&own);
+    endpoint.broadcast(root, &mut [(&mut vector[..]).into()])?;
+    assert!(vector.iter().enumerate().all(|(i, v)| *v == value(root, i)));
+
+    vector.copy_from_slice(&own);
+    endpoint.reduce(ReduceOp::Sum, root, &mut [(&mut vector[..]).into()])?;
+    assert!(rank != root || vector == sums);
+
+    if size > 1 && rank < 2 {
+        vector.copy_from_slice(&own);
+        let peer = 1 - rank;
+        for turn in 0..2 {
+            match rank == turn {
+                true => endpoint.send(peer, Buffer::from(&mut vector[..]))?,
+                false => endpoint.recv(peer, Buffer::from(&mut vector[..]))?,
+            }
+        }
+        assert!(vector.iter().enumerate().all(|(i, v)| *v == value(0, i)));
+    }
+    endpoint.barrier()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+    #[test]
+    fn all_operations_equal_naive_ones(case in cases()) {
+        within_limit(move || {
+            let tls = case.tls.then(|| tls(case.size));
+            let options = options()
+                .segment_bytes(case.segment_bytes)
+                .algorithm(case.algorithm)
+                .order(case.order);
+            let adapt = |config: &mut LinkConfig| {
+                config.lanes = case.lanes;
+                config.tls = tls.clone();
+            };
+            let endpoints = world(case.size, adapt, |links, status| {
+                let mut endpoint = endpoint(links, status, &options);
+                all_operations(&case, &mut endpoint).unwrap();
+                endpoint
+            });
+            drop(endpoints);
+        });
+    }
+}
+
+#[test]
+fn big_segments_over_several_frames_and_lanes() {
+    for tls_too in [false, true] {
+        within_limit(move || {
+            let certificates = tls_too.then(|| tls(2));
+            let options = options().segment_bytes(900_000).algorithm(Algorithm::Ring);
+            let adapt = |config: &mut LinkConfig| {
+                config.lanes = 2;
+                config.tls = certificates.clone();
+            };
+            let endpoints = world(2, adapt, |links, status| {
+                let mut endpoint = endpoint(links, status, &options);
+                let mut vector = vec![1.5_f32; 5_000_000];
+                let buffers = &mut [(&mut vector[..]).into()];
+                endpoint.all_reduce(ReduceOp::Sum, buffers).unwrap();
+                assert!(vector.iter().all(|value| *value == 3.0));
+                endpoint
+            });
+            drop(endpoints);
+        });
+    }
+}
+
+/// What a rank does in a test of mismatches.
+type Call = fn(&mut Endpoint) -> Result<()>;
+
+fn sum(endpoint: &mut Endpoint) -> Result<()> {
+    endpoint.all_reduce(ReduceOp::Sum, &mut [(&mut [1.0_f32; 100][..]).into()])
+}
+
+#[test]
+fn a_mismatch_is_an_error_on_both_ranks() {
+    let others: [(Call, &str); 7] = [
+        (
+            |e| e.all_reduce(ReduceOp::Max, &mut [(&mut [1.0_f32; 100][..]).into()]),
+            "op",
+        ),
+        (
+            |e| e.all_reduce(ReduceOp::Sum, &mut [(&mut [1.0_f32; 99][..]).into()]),
+            "count",
+        ),
+        (
+            |e| e.all_reduce(ReduceOp::Sum, &mut [(&mut [1_i32; 100][..]).into()]),
+            "dtype",
+        ),
+        (
+            |e| e.all_reduce(ReduceOp::Sum, &mut [(&mut [1.0_f32; 2][..]).into()]),
+            "count",
+        ),
+        (
+            |e| e.broadcast(0, &mut [(&mut [1.0_f32; 100][..]).into()]),
+            "kind",
+        ),
+        (|e| e.all_gather(&[1.0_f32]).map(drop), "kind"),
+        (|e| e.barrier(), "kind"),
+    ];
+    for (other, expected) in others {
+        let results = within_limit(move || {
+            world(
+                2,
+                |_| {},
+                |links, status| {
+                    let mut endpoint = endpoint(links, status, &options());
+                    let call = if endpoint.rank() == 0 { sum } else { other };
+                    let result = call(&mut endpoint);
+                    let again = endpoint.barrier();
+                    (result, again, endpoint)
+                },
+            )
+        });
+        for (result, again, _) in results {
+            let Err(CollectiveError::Mismatch {
+                rank_a: 0,
+                rank_b: 1,
+                what,
+                ..
+            }) = &result
+            else {
+                panic!("{expected}: {result:?}");
+            };
+            assert!(what.starts_with(expected), "{what}");
+            assert!(matches!(again, Err(CollectiveError::Poisoned { .. })));
+        }
+    }
+}
+
+#[test]
+fn nobody_finishes_when_one_of_four_differs() {
+    for odd in 0..4 {
+        let results = within_limit(move || {
+            world(
+                4,
+                |_| {},
+                |links, status| {
+                    let options = options().timeout(Duration::from_millis(700));
+                    let mut endpoint = endpoint(links, status, &options);
+                    let op = if endpoint.rank() == odd {
+                        ReduceOp::Max
+                    } else {
+                        ReduceOp::Sum
+                    };
+                    let result = endpoint.all_reduce(op, &mut [(&mut [1.0_f32; 8][..]).into()]);
+                    (result, endpoint)
+                },
+            )
+        });
+        let results: Vec<_> = results.into_iter().map(|(result, _)| result).collect();
+        assert!(results.iter().all(Result::is_err), "{results:?}");
+        let mismatch = |r: &Result<()>| matches!(r, Err(CollectiveError::Mismatch { .. }));
+        assert!(results.iter().any(mismatch), "{results:?}");
+    }
+}
+
+#[test]
+fn a_rank_that_does_not_come_is_named_at_the_deadline() {
+    let begin = Instant::now();
+    let results = within_limit(|| {
+        world(
+            2,
+            |_| {},
+            |links, status| {
+                let options = options().timeout(Duration::from_millis(300));
+                let mut endpoint = endpoint(links, status, &options);
+                let result = (endpoint.rank() == 0).then(|| sum(&mut endpoint));
+                (result, endpoint)
+            },
+        )
+    });
+    let Some(Err(CollectiveError::Timeout {
+        missing, elapsed, ..
+    })) = &results[0].0
+    else {
+        panic!("{:?}", results[0].0);
+    };
+    assert_eq!(missing, &[1]);
+    assert!(*elapsed >= Duration::from_millis(300));
+    assert!(begin.elapsed() < Duration::from_secs(10));
+}
+
+#[test]
+fn a_rank_that_left_is_named() {
+    let results = within_limit(|| {
+        world(
+            2,
+            |_| {},
+            |links, status| {
+                let mut endpoint = endpoint(links, status, &options());
+                sum(&mut endpoint).unwrap();
+                (endpoint.rank() == 0).then(|| sum(&mut endpoint))
+            },
+        )
+    });
+    let Some(Err(CollectiveError::PeerLost {
+        rank: 1,
+        sequence: 1,
+        ..
+    })) = &results[0]
+    else {
+        panic!("{results:?}");
+    };
+}
+
+#[test]
+fn what_was_sent_before_leaving_arrives() {
+    within_limit(|| {
+        world(
+            3,
+            |_| {},
+            |mut links, _| {
+                let header = OperationHeader::new(OperationKind::Broadcast, 7, 0);
+                let deadline = Instant::now() + TIMEOUT;
+                links.begin_operation(Instant::now(), Some(deadline));
+                if links.rank() == 0 {
+                    for to in [1, 2].repeat(20) {
+                        links
+                            .send(to, &header, 60_000, &mut |bytes| bytes.fill(9))
+                            .unwrap();
+                    }
+                    links.flush(deadline);
+                } else {
+                    // Not asked for before the sender has gone.
+                    std::thread::yield_now();
+                    for _ in 0..20 {
+                        let check = &mut |bytes: &[u8]| assert!(bytes.iter().all(|b| *b == 9));
+                        links.receive(0, &header, 60_000, check).unwrap();
+                    }
+                }
+            },
+        );
+    });
+}
+
+#[test]
+fn a_noted_failure_ends_a_blocked_receive_at_once() {
+    let late = within_limit(|| {
+        world(
+            2,
+            |_| {},
+            |links, status| {
+                let mut endpoint = endpoint(links, status.clone(), &options());
+                if endpoint.rank() == 1 {
+                    return (None, endpoint);
+                }
+                let noted = std::thread::scope(|scope| {
+                    let noting = scope.spawn(|| {
+                        while status.running().is_none() {
+                            std::thread::yield_now();
+                        }
+                        // Most likely it blocks by now; if not the test shows less, but holds.
+                        let until = Instant::now() + Duration::from_millis(50);
+                        while Instant::now() < until {
+                            std::thread::yield_now();
+                        }
+                        let reason = "stopped".to_string();
+                        let trouble = Trouble::Lost { rank: 1, reason };
+                        let noted = Instant::now();
+                        status.fail(Failure {
+                            trouble,
+                            from_sequence: 0,
+                        });
+                        noted
+                    });
+                    let result = sum(&mut endpoint);
+                    let error = result.unwrap_err();
+                    assert!(
+                        matches!(error, CollectiveError::PeerLost { rank: 1, .. }),
+                        "{error}"
+                    );
+                    let ended = Instant::now();
+                    noting.join().unwrap().max(ended - TIMEOUT)..ended
+                });
+                (Some(noted.end - noted.start), endpoint)
+            },
+        )
+    });
+    let took = late[0].0.unwrap();
+    assert!(took < Duration::from_millis(200), "{took:?}");
+}
+
+/// Connects rank 0 of 2 while `stranger` does what it wants with its address, then rank 1.
+fn with_stranger(stranger: impl FnOnce(SocketAddr) + Send) {
+    let (seats, addresses): (Vec<_>, Vec<_>) = (0..2).map(|_| listener()).unzip();
+    let addresses: Vec<_> = addresses.into_iter().map(Some).collect();
+    let mut seats = seats.into_iter();
+    let (first, second) = (seats.next().unwrap(), seats.next().unwrap());
+    let addresses = &addresses[..];
+    let deadline = Some(Instant::now() + TIMEOUT);
+    std::thread::scope(|scope| {
+        let zero = scope.spawn(move || {
+            let config = config(0, 2);
+            let status = config.status.clone();
+            let links = Links::connect(config, first, addresses, deadline).unwrap();
+            let mut endpoint = endpoint(links, status, &options());
+            sum(&mut endpoint).unwrap();
+            endpoint
+        });
+        stranger(addresses[0].unwrap());
+        let config = config(1, 2);
+        let status = config.status.clone();
+        let links = Links::connect(config, second, addresses, deadline).unwrap();
+        let mut endpoint = endpoint(links, status, &options());
+        sum(&mut endpoint).unwrap();
+        drop(zero.join().unwrap());
+        // Nobody can come later: the door is shut.
+        assert!(TcpStream::connect(addresses[0].unwrap()).is_err());
+    });
+}
+
+#[test]
+fn strangers_that_connect_do_not_disturb() {
+    let bad: [&'static [u8]; 4] = [
+        b"",
+        b"GET / HTTP/1.1\r\nhost: x\r\n\r\n",
+        // A preface, then a frame of 16 MiB.
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\xff\xff\xff\x00\x00\x00\x00\x00\x01",
+        &[0xff; 4096],
+    ];
+    within_limit(move || {
+        with_stranger(move |address| {
+            let mut open = Vec::new();
+            for bytes in bad {
+                let mut stranger = TcpStream::connect(address).unwrap();
+                stranger.write_all(bytes).unwrap();
+                // The ones that send something wrong are thrown out, without waiting.
+                if bytes.starts_with(b"PRI") || bytes.starts_with(&[0xff]) {
+                    stranger
+                        .set_read_timeout(Some(Duration::from_secs(4)))
+                        .unwrap();
+                    let ended = stranger.read_to_end(&mut Vec::new());
+                    let reset =
+                        |e: &std::io::Error| e.kind() == std::io::ErrorKind::ConnectionReset;
+                    assert!(ended.as_ref().map_or_else(reset, |_| true), "{ended:?}");
+                }
+                open.push(stranger);
+            }
+            // More silent ones than are kept.
+            open.extend((0..80).map(|_| TcpStream::connect(address).unwrap()));
+            drop(open.drain(..3));
+            std::mem::forget(
+                open.pop()
+                    .map(|last| last.shutdown(std::net::Shutdown::Both)),
+            );
+        });
+    });
+}
+
+fn refused_at(address: SocketAddr, adapt: impl Fn(&mut LinkConfig)) -> CollectiveError {
+    let mut wrong = config(1, 2);
+    adapt(&mut wrong);
+    let (seat, own) = listener();
+    let deadline = Instant::now() + Duration::from_millis(400);
+    let peers = [Some(address), Some(own)];
+    Links::connect(wrong, seat, &peers, Some(deadline))
+        .err()
+        .unwrap()
+}
+
+#[test]
+fn a_wrong_hello_is_refused_with_a_reason() {
+    within_limit(|| {
+        with_stranger(|address| {
+            let error = refused_at(address, |config| config.generation = 6);
+            let CollectiveError::Rendezvous { missing, .. } = &error else {
+                panic!("{error}");
+            };
+            assert_eq!(missing[0].reason, "the generation here is 7, not 6");
+            assert_eq!(missing[0].address, address.to_string());
+            let error = refused_at(address, |config| {
+                config.proof = Arc::new(|_, _| "a guess".to_string())
+            });
+            let CollectiveError::Refused {
+                rank: 1, reason, ..
+            } = &error
+            else {
+                panic!("{error}");
+            };
+            assert_eq!(reason, "wrong proof");
+            let error = refused_at(address, |config| config.group = "other".to_string());
+            assert!(
+                error.to_string().contains("the group here is tests"),
+                "{error}"
+            );
+            let error = refused_at(address, |config| config.lanes = 2);
+            assert!(
+                error.to_string().contains("lanes here is 1, not 2"),
+                "{error}"
+            );
+        });
+    });
+}
+
+#[test]
+fn missing_ranks_are_listed() {
+    let (seat, own) = listener();
+    let (silent, nobody) = listener();
+    drop(silent);
+    let peers = [Some(nobody), Some(own), Some(nobody)];
+    let deadline = Instant::now() + Duration::from_millis(300);
+    let error = Links::connect(config(1, 3), seat, &peers, Some(deadline))
+        .err()
+        .unwrap();
+    let CollectiveError::Rendezvous {
+        rank: 1,
+        missing,
+        elapsed,
+    } = &error
+    else {
+        panic!("{error}");
+    };
+    let ranks: Vec<_> = missing.iter().map(|missing| missing.rank).collect();
+    assert_eq!(ranks, [0, 2]);
+    assert!(missing[0].reason.contains("refused"), "{error}");
+    assert_eq!(missing[1].reason, "no answer yet");
+    assert!(*elapsed < Duration::from_secs(5));
+}
+
+fn only_lane(links: &mut Links, rank: usize) -> &mut Lane {
+    &mut links.peers[rank].as_mut().unwrap().lanes[0]
+}
+
+#[test]
+fn nonsense_from_a_peer_is_a_protocol_error() {
+    let frames: [&[u8]; 4] = [
+        // Compressed; too long; too short for a header; a header of zeros.
+        &[1, 0, 0, 0, 64],
+        &[0, 0xff, 0xff, 0xff, 0xff],
+        &[0, 0, 0, 0, 3, 1, 2, 3],
+        &{
+            let mut zeros = [0; 69];
+            zeros[4] = 64;
+            zeros
+        },
+    ];
+    for frame in frames.map(<[u8]>::to_vec) {
+        let results = within_limit(move || {
+            world(
+                2,
+                |_| {},
+                |mut links, status| {
+                    if links.rank() == 1 {
+                        let pool = links.pool.clone();
+                        let lane = only_lane(&mut links, 0);
+                        let mut segment = pool.take(frame.len(), lane.outstanding());
+                        segment.bytes_mut().copy_from_slice(&frame);
+                        lane.send(segment).unwrap();
+                        lane.drive(0);
+                        return (None, endpoint(links, status, &options()));
+                    }
+                    let mut endpoint = endpoint(links, status, &options());
+                    (Some(sum(&mut endpoint)), endpoint)
+                },
+            )
+        });
+        let Some(Err(CollectiveError::Protocol {
+            rank: 0, peer: 1, ..
+        })) = results[0].0
+        else {
+            panic!("{:?}", results[0].0);
+        };
+    }
+}
+
+#[test]
+fn what_waits_for_a_slow_peer_is_bounded() {
+    within_limit(|| {
+        world(
+            2,
+            |_| {},
+            |mut links, _| {
+                let header = OperationHeader::new(OperationKind::AllReduce, 7, 0);
+                if links.rank() == 1 {
+                    return links;
+                }
+                let deadline = Instant::now() + Duration::from_millis(500);
+                links.begin_operation(Instant::now(), Some(deadline));
+                let mut sent = 0_usize;
+                let error = loop {
+                    match links.send(1, &header, 64 << 10, &mut |_| sent += 1) {
+                        Ok(()) => assert!(sent < 1000, "nothing holds the sender back"),
+                        Err(error) => break error,
+                    }
+                    assert!(only_lane(&mut links, 1).outstanding_bytes() <= 3 << 20);
+                };
+                assert!(matches!(error, CollectiveError::Timeout { .. }), "{error}");
+                links
+            },
+        );
+    });
+}
+
+fn open_files() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+#[test]
+fn two_hundred_groups_leave_no_descriptor() {
+    const CHILD: &str = "DISTRIBUTE_GRPC_COUNTS_DESCRIPTORS";
+    if std::env::var_os(CHILD).is_none() {
+        // Alone in a process: other tests open files too.
+        let status = std::process::Command::new(std::env::current_exe().unwrap())
+            .args([
+                "--exact",
+                "grpc::tests::two_hundred_groups_leave_no_descriptor",
+            ])
+            .env(CHILD, "1")
+            .status();
+        assert!(status.unwrap().success());
+        return;
+    }
+    within_limit(|| {
+        let before = open_files();
+        for _ in 0..200 {
+            world(
+                2,
+                |_| {},
+                |links, status| {
+                    let mut endpoint = endpoint(links, status, &options());
+                    sum(&mut endpoint).unwrap();
+                },
+            );
+        }
+        assert_eq!(open_files(), before);
+    });
+}
+
+/// An authority whose certificates the ranks accept, or not.
+struct Authority {
+    pem: String,
+    issuer: rcgen::Issuer<'static, rcgen::KeyPair>,
+}
+
+impl Authority {
+    fn new() -> Authority {
+        let key = rcgen::KeyPair::generate().unwrap();
+        let mut params = rcgen::CertificateParams::new(Vec::<String>::new()).unwrap();
+        params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        let pem = params.self_signed(&key).unwrap().pem();
+        let issuer = rcgen::Issuer::new(params, key);
+        Authority { pem, issuer }
+    }
+
+    /// The settings of a rank that accepts the certificates of `accepts`.
+    fn tls(&self, accepts: &Authority, expired: bool) -> DataTls {
+        let key = rcgen::KeyPair::generate().unwrap();
+        let mut params = rcgen::CertificateParams::new(vec!["localhost".to_string()]).unwrap();
+        if expired {
+            params.not_before = rcgen::date_time_ymd(2000, 1, 1);
+            params.not_after = rcgen::date_time_ymd(2001, 1, 1);
+        }
+        let own = params.signed_by(&key, &self.issuer).unwrap();
+        let (ca, own, key) = (accepts.pem.clone(), own.pem(), key.serialize_pem());
+        let security = Security::default().tls(TlsIdentity::new(ca, own, key));
+        let tls = security.data_tls().unwrap().unwrap();
+        DataTls {
+            client: tls.client,
+            server: tls.server,
+            server_names: vec![ServerName::try_from("localhost").unwrap(); 2],
+        }
+    }
+}
+
+/// How two ranks with these settings connect: the reasons of both, when they do not.
+fn connect_with(zero: DataTls, one: DataTls) -> Vec<std::result::Result<(), String>> {
+    let (listeners, addresses): (Vec<_>, Vec<_>) = (0..2).map(|_| listener()).unzip();
+    let addresses: Vec<_> = addresses.into_iter().map(Some).collect();
+    let ranks = listeners.into_iter().zip([zero, one]).enumerate();
+    let ranks = ranks.map(|(rank, (listener, tls))| {
+        let (mut config, addresses) = (config(rank, 2), addresses.clone());
+        config.tls = Some(tls);
+        std::thread::spawn(move || {
+            let deadline = Some(Instant::now() + Duration::from_secs(1));
+            match Links::connect(config, listener, &addresses, deadline) {
+                Ok(_) => Ok(()),
+                Err(CollectiveError::Rendezvous { missing, .. }) => Err(missing[0].reason.clone()),
+                Err(other) => panic!("{other:?}"),
+            }
+        })
+    });
+    let ranks: Vec<_> = ranks.collect();
+    ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+}
+
+#[test]
+fn the_data_port_takes_only_certificates_of_its_authority() {
+    within_limit(|| {
+        let (ca, other) = (Authority::new(), Authority::new());
+        let good = || ca.tls(&ca, false);
+        let mut bare = good();
+        let mut roots = rustls::RootCertStore::empty();
+        let der = rustls::pki_types::pem::PemObject::from_pem_slice(ca.pem.as_bytes()).unwrap();
+        roots.add(der).unwrap();
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let client = rustls::ClientConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .unwrap()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        bare.client = Arc::new(client);
+        assert_eq!(connect_with(good(), good()), [Ok(()), Ok(())]);
+        for (zero, one) in [
+            (good(), other.tls(&ca, false)),
+            (other.tls(&ca, false), good()),
+            (good(), ca.tls(&ca, true)),
+            (ca.tls(&ca, true), good()),
+            (good(), ca.tls(&other, false)),
+            (good(), bare),
+        ] {
+            let reasons = connect_with(zero, one);
+            assert!(reasons.iter().all(Result::is_err), "{reasons:?}");
+            let one = reasons[1].clone().unwrap_err();
+            assert!(one.contains("TLS") || one.contains("HTTP/2"), "{one}");
+        }
+    });
+}

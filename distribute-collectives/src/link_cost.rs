@@ -1,0 +1,281 @@
+//! What a link costs, and which algorithm is cheapest on it.
+//!
+//! The model is the usual one (Hockney): a step costs a latency, a byte costs the inverse of the
+//! bandwidth. The latency and the bandwidth that each algorithm gets out of the links (it includes
+//! what the algorithm computes) are measured when a group is made, by all ranks together, so that
+//! every rank chooses the same algorithm for the same size.
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use crate::buffer::Buffer;
+use crate::communicator::{Communicator, CommunicatorExt};
+use crate::error::Result;
+use crate::options::Algorithm;
+
+/// Operations that are timed for the latency.
+const LATENCY_SAMPLES: usize = 15;
+/// Operations that are timed for the bandwidth of an algorithm, and the bytes of each.
+const BANDWIDTH_SAMPLES: usize = 4;
+const BANDWIDTH_BYTES: usize = 1 << 20;
+
+/// The algorithms that [`Algorithm::Auto`] chooses from by their cost.
+const CANDIDATES: [Algorithm; 3] = [
+    Algorithm::Ring,
+    Algorithm::HalvingDoubling,
+    Algorithm::DirectExchange,
+];
+
+/// The measured constants of the links of a group.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LinkCost {
+    /// Time of a step that carries almost nothing.
+    pub latency: Duration,
+    /// What a rank sends while it receives as much, in bytes per second, with ring.
+    pub ring_bytes_per_second: f64,
+    /// The same with halving_doubling.
+    pub halving_doubling_bytes_per_second: f64,
+    /// The same with direct_exchange.
+    pub direct_exchange_bytes_per_second: f64,
+}
+
+impl Default for LinkCost {
+    /// Links that were not measured: about those of a loopback connection.
+    fn default() -> Self {
+        LinkCost {
+            latency: Duration::from_micros(20),
+            ring_bytes_per_second: 2e9,
+            halving_doubling_bytes_per_second: 1.8e9,
+            direct_exchange_bytes_per_second: 1.6e9,
+        }
+    }
+}
+
+impl fmt::Display for LinkCost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{:.0} us a step, {:.2} GB/s each way",
+            self.latency.as_secs_f64() * 1e6,
+            self.ring_bytes_per_second / 1e9
+        )
+    }
+}
+
+/// Steps of an algorithm, and bytes that a rank sends per byte of the vector.
+fn steps_and_traffic(algorithm: Algorithm, world_size: usize) -> (f64, f64) {
+    let ranks = world_size as f64;
+    let power = f64::from(1_u32 << world_size.max(1).ilog2());
+    let odd = f64::from(u8::from(!world_size.is_power_of_two()));
+    match algorithm {
+        _ if world_size < 2 => (0.0, 0.0),
+        // One step, but every further message takes its time to send: half a latency.
+        Algorithm::DirectExchange => (1.0 + (ranks - 2.0) / 2.0, ranks - 1.0),
+        Algorithm::HalvingDoubling => (
+            2.0 * power.log2() + 2.0 * odd,
+            2.0 * (power - 1.0) / power + 2.0 * odd,
+        ),
+        Algorithm::Chain => (2.0 * (ranks - 1.0), 2.0),
+        _ => (2.0 * (ranks - 1.0), 2.0 * (ranks - 1.0) / ranks),
+    }
+}
+
+impl LinkCost {
+    fn bytes_per_second(&self, algorithm: Algorithm) -> f64 {
+        match algorithm {
+            Algorithm::DirectExchange => self.direct_exchange_bytes_per_second,
+            Algorithm::HalvingDoubling => self.halving_doubling_bytes_per_second,
+            _ => self.ring_bytes_per_second,
+        }
+    }
+
+    /// What the model expects an all-reduce of `bytes` bytes over `world_size` ranks to take:
+    /// `steps x latency + bytes sent / bandwidth`.
+    ///
+    /// | algorithm | steps | bytes sent |
+    /// |---|---|---|
+    /// | direct_exchange | `1`, and half a latency for each further rank | `S(P-1)` |
+    /// | halving_doubling | `2 log2 Q` (+2) | `2S(Q-1)/Q` (+`2S`) |
+    /// | ring | `2(P-1)` | `2S(P-1)/P` |
+    /// | chain | `2(P-1)` | `2S` |
+    pub fn expected(&self, algorithm: Algorithm, world_size: usize, bytes: usize) -> Duration {
+        let (steps, traffic) = steps_and_traffic(algorithm, world_size);
+        let sending = traffic * bytes as f64 / self.bytes_per_second(algorithm);
+        let seconds = steps * self.latency.as_secs_f64() + sending;
+        Duration::from_secs_f64(seconds.clamp(0.0, 1e6))
+    }
+
+    /// The cheapest algorithm for `bytes` bytes.
+    pub fn cheapest(&self, world_size: usize, bytes: usize) -> Algorithm {
+        let cost = |algorithm: &Algorithm| self.expected(*algorithm, world_size, bytes);
+        CANDIDATES
+            .into_iter()
+            .min_by_key(cost)
+            .unwrap_or(Algorithm::Ring)
+    }
+
+    /// The sizes in bytes, as powers of two, from which on the cheapest algorithm changes, smallest
+    /// first, with the algorithm that starts there. The first one starts at 0.
+    pub fn crossovers(&self, world_size: usize) -> Vec<(usize, Algorithm)> {
+        let mut crossovers: Vec<(usize, Algorithm)> = Vec::new();
+        let powers = (3..32).map(|shift| 1_usize << shift);
+        for bytes in std::iter::once(0).chain(powers) {
+            let algorithm = self.cheapest(world_size, bytes.max(1));
+            if crossovers.last().is_none_or(|(_, last)| *last != algorithm) {
+                crossovers.push((bytes, algorithm));
+            }
+        }
+        crossovers
+    }
+
+    fn numbers(&self) -> [f64; 4] {
+        [
+            self.latency.as_secs_f64(),
+            self.ring_bytes_per_second,
+            self.halving_doubling_bytes_per_second,
+            self.direct_exchange_bytes_per_second,
+        ]
+    }
+
+    fn from_numbers(numbers: [f64; 4]) -> Self {
+        LinkCost {
+            latency: Duration::from_secs_f64(numbers[0].clamp(0.0, 1e6)),
+            ring_bytes_per_second: numbers[1],
+            halving_doubling_bytes_per_second: numbers[2],
+            direct_exchange_bytes_per_second: numbers[3],
+        }
+    }
+
+    /// For the other ranks.
+    pub(crate) fn to_bytes(self) -> Vec<u8> {
+        self.numbers().map(f64::to_le_bytes).concat()
+    }
+
+    /// What [`to_bytes`](Self::to_bytes) wrote; `None` when it is something else.
+    pub(crate) fn from_bytes(bytes: &[u8]) -> Option<LinkCost> {
+        let mut numbers = [0.0; 4];
+        if bytes.len() != 8 * numbers.len() {
+            return None;
+        }
+        for (number, bytes) in numbers.iter_mut().zip(bytes.chunks_exact(8)) {
+            *number = f64::from_le_bytes(bytes.try_into().ok()?);
+        }
+        let valid = numbers
+            .iter()
+            .all(|number| number.is_finite() && *number >= 0.0);
+        valid.then(|| Self::from_numbers(numbers))
+    }
+
+    /// The higher latency and the lower bandwidths of two.
+    pub(crate) fn worst(&self, other: &LinkCost) -> LinkCost {
+        let (a, b) = (self.numbers(), other.numbers());
+        let mut worst = [a[0].max(b[0]), 0.0, 0.0, 0.0];
+        for index in 1..worst.len() {
+            worst[index] = a[index].min(b[index]);
+        }
+        Self::from_numbers(worst)
+    }
+
+    /// Measures a group: `all_reduce` runs one with a given algorithm. All ranks must call it
+    /// together; all get the same result: the slowest rank's.
+    pub(crate) fn measure<C: Communicator>(
+        communicator: &mut C,
+        all_reduce: impl Fn(&mut C, Algorithm, &mut [Buffer<'_>]) -> Result<()>,
+    ) -> Result<LinkCost> {
+        let world_size = communicator.world_size();
+        let time = |communicator: &mut C, algorithm, samples, vector: &mut [f32]| {
+            shortest(samples, || {
+                all_reduce(communicator, algorithm, &mut [(&mut *vector).into()])
+            })
+        };
+        let smallest = Algorithm::DirectExchange;
+        let (steps, _) = steps_and_traffic(smallest, world_size);
+        let least = time(communicator, smallest, LATENCY_SAMPLES, &mut [0.0])?;
+        let latency = least.as_secs_f64() / steps.max(1.0);
+        // The latency, then what a byte costs with each of the candidates, in seconds.
+        let mut own = [latency; 1 + CANDIDATES.len()];
+        let mut vector = vec![0.0_f32; BANDWIDTH_BYTES / size_of::<f32>()];
+        for (cost, algorithm) in own[1..].iter_mut().zip(CANDIDATES) {
+            let least = time(communicator, algorithm, BANDWIDTH_SAMPLES, &mut vector)?;
+            let (steps, traffic) = steps_and_traffic(algorithm, world_size);
+            let sending = (least.as_secs_f64() - steps * latency).max(1e-6);
+            *cost = sending / (traffic * BANDWIDTH_BYTES as f64).max(1.0);
+        }
+        let all = communicator.all_gather(&own)?;
+        let worst = |index: usize| all.iter().map(|one| one[index]).fold(0.0, f64::max);
+        Ok(Self::from_numbers([
+            worst(0),
+            1.0 / worst(1),
+            1.0 / worst(2),
+            1.0 / worst(3),
+        ]))
+    }
+}
+
+/// The shortest of some runs: whatever else the machine does only makes them longer.
+fn shortest(samples: usize, mut operation: impl FnMut() -> Result<()>) -> Result<Duration> {
+    operation()?;
+    let mut shortest = Duration::MAX;
+    for _ in 0..samples {
+        let begun = Instant::now();
+        operation()?;
+        shortest = shortest.min(begun.elapsed());
+    }
+    Ok(shortest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_steps_win_for_small_buffers_and_few_bytes_for_big_ones() {
+        let cost = LinkCost::default();
+        for world_size in [2, 3, 4, 8, 9] {
+            let crossovers = cost.crossovers(world_size);
+            assert_eq!(
+                crossovers[0],
+                (0, Algorithm::DirectExchange),
+                "{world_size}"
+            );
+            assert_eq!(cost.cheapest(world_size, 1 << 30), Algorithm::Ring);
+        }
+        assert_eq!(cost.cheapest(64, 1000), Algorithm::HalvingDoubling);
+    }
+
+    #[test]
+    fn a_slow_link_prefers_few_steps_for_longer() {
+        let near = LinkCost::default();
+        let far = LinkCost {
+            latency: Duration::from_millis(10),
+            ..near
+        };
+        let until = |cost: LinkCost| cost.crossovers(8)[1].0;
+        assert!(until(far) > until(near));
+    }
+
+    #[test]
+    fn costs_travel_as_bytes() {
+        let cost = LinkCost::default();
+        assert_eq!(LinkCost::from_bytes(&cost.to_bytes()), Some(cost));
+        assert_eq!(LinkCost::from_bytes(&[0; 31]), None);
+        assert_eq!(LinkCost::from_bytes(&[0xff; 32]), None, "NaN is no cost");
+        let slower = LinkCost {
+            ring_bytes_per_second: 1e8,
+            ..cost
+        };
+        assert_eq!(cost.worst(&slower), slower);
+    }
+
+    #[test]
+    fn the_ring_of_two_takes_two_steps() {
+        let cost = LinkCost {
+            latency: Duration::from_micros(10),
+            ring_bytes_per_second: 1e9,
+            ..LinkCost::default()
+        };
+        let expected = cost.expected(Algorithm::Ring, 2, 1_000_000);
+        assert_eq!(expected, Duration::from_micros(20 + 1000));
+        assert_eq!(cost.expected(Algorithm::Ring, 1, 1_000_000), Duration::ZERO);
+    }
+}

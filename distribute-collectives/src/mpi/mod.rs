@@ -1,0 +1,184 @@
+//! A communicator over the system's MPI (feature `mpi`), so that the network of a cluster is used
+//! as its administrators have set it up.
+//!
+//! ```no_run
+//! use distribute_collectives::mpi::MpiEnvironment;
+//! use distribute_collectives::{Communicator, GroupOptions, ReduceOp};
+//!
+//! let environment = MpiEnvironment::initialize()?;
+//! let mut group = environment.communicator(GroupOptions::default())?;
+//! let mut gradient = [1.0_f32; 4];
+//! group.all_reduce(ReduceOp::Mean, &mut [(&mut gradient[..]).into()])?;
+//! # Ok::<(), distribute_collectives::CollectiveError>(())
+//! ```
+//!
+//! Run it with `mpirun -np 4 PROGRAM`; without `mpirun` it is a group of one rank. Rank and world
+//! size are those of MPI's world.
+//!
+//! # Which MPI calls are used
+//!
+//! MPI does not promise that `MPI_Allreduce` ends with the same bits on all ranks, nor what it does
+//! with NaN, and it knows no half types. Everything here holds nevertheless:
+//!
+//! - `i32` and `i64`: `MPI_Iallreduce`, whose result does not depend on the order (sums and
+//!   products are those of unsigned integers, which wrap around).
+//! - Floats, and `u8` (whose sums Open MPI 4.1 saturates where it uses AVX): `MPI_Ialltoallv` gives
+//!   every rank its share of all ranks' elements, which it combines in rank order and rounds once;
+//!   `MPI_Iallgatherv` gives the shares to all ranks. These are the bytes of a ring,
+//!   `2S(P - 1)/P` per rank, and every element is combined in one place, so all ranks have the same
+//!   bits, those of [`Order::Canonical`](crate::Order::Canonical).
+//! - `reduce_scatter` is the first half of that, `reduce` ends with `MPI_Igatherv`.
+//! - `broadcast`: `MPI_Ibcast`. `all_gather`: `MPI_Iallgatherv`. `send` and `recv`: `MPI_Isend` and
+//!   `MPI_Irecv`, after both have agreed on type and length.
+//! - Before each collective operation the ranks compare its description with `MPI_Iallgather`; that
+//!   is also the `barrier`.
+//!
+//! With another algorithm than [`Auto`](crate::Algorithm::Auto), that algorithm of this crate runs
+//! over `MPI_Isend` and `MPI_Irecv`. A [wire type](GroupOptions::wire) takes effect in either case.
+//!
+//! # Failures
+//!
+//! MPI has no deadlines and cannot be repaired. Operations are non-blocking and polled (with pauses
+//! of up to a millisecond when it takes long), and work on memory of their own: a deadline, an
+//! abort or a lost rank ends the call with the usual error. What the library was doing then cannot
+//! be taken back, so its memory (some segments) is given up and `MPI_Finalize` is not called any
+//! more: end the process soon, and `mpirun` ends the others.
+
+mod collectives;
+mod notice;
+#[allow(unsafe_code)]
+mod raw;
+mod transport;
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::buffer::{Buffer, DType};
+use crate::communicator::{AbortHandle, Communicator, Description, GatherTarget};
+use crate::error::Result;
+use crate::messages::TransportCommunicator;
+use crate::options::{Algorithm, GroupOptions};
+use crate::reduce::ReduceOp;
+use collectives::MpiCollectives;
+use raw::{Comm, World};
+use transport::MpiTransport;
+
+/// MPI between `MPI_Init` and `MPI_Finalize`, which is called when this value and all its
+/// communicators have been dropped.
+///
+/// A process can initialise MPI once. Clones are the same environment.
+#[derive(Clone)]
+pub struct MpiEnvironment(Arc<World>);
+
+impl MpiEnvironment {
+    /// Initialises MPI.
+    ///
+    /// # Errors
+    /// [`BackendUnavailable`](crate::CollectiveError::BackendUnavailable) when this process has
+    /// initialised MPI before, or when the library cannot be called from several threads
+    /// (`MPI_THREAD_SERIALIZED` is needed).
+    pub fn initialize() -> Result<Self> {
+        World::initialize().map(MpiEnvironment)
+    }
+
+    /// Makes a group of all ranks of the world, which all must call this in the same order. It
+    /// blocks until they have: MPI has no deadline for that.
+    ///
+    /// # Errors
+    /// [`InvalidOption`](crate::CollectiveError::InvalidOption) when the options contradict
+    /// themselves (on every rank that has them; no message is sent before),
+    /// [`BackendUnavailable`](crate::CollectiveError::BackendUnavailable) when MPI fails.
+    pub fn communicator(&self, options: GroupOptions) -> Result<MpiCommunicator> {
+        TransportCommunicator::<MpiTransport>::check_options(&options)?;
+        let transport = MpiTransport::new(Comm::duplicate(&self.0)?, &options);
+        Ok(MpiCommunicator(match options.get_algorithm() {
+            Algorithm::Auto => Inner::Native(MpiCollectives::new(transport, options)),
+            _ => Inner::Messages(TransportCommunicator::new(transport, options)?),
+        }))
+    }
+}
+
+impl std::fmt::Debug for MpiEnvironment {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("MpiEnvironment").finish_non_exhaustive()
+    }
+}
+
+/// One rank's endpoint of a group over MPI; see [`MpiEnvironment::communicator`].
+pub struct MpiCommunicator(Inner);
+
+enum Inner {
+    Native(MpiCollectives),
+    Messages(TransportCommunicator<MpiTransport>),
+}
+
+impl MpiCommunicator {
+    fn get(&self) -> &dyn Communicator {
+        match &self.0 {
+            Inner::Native(communicator) => communicator,
+            Inner::Messages(communicator) => communicator,
+        }
+    }
+
+    fn get_mut(&mut self) -> &mut dyn Communicator {
+        match &mut self.0 {
+            Inner::Native(communicator) => communicator,
+            Inner::Messages(communicator) => communicator,
+        }
+    }
+}
+
+impl Communicator for MpiCommunicator {
+    fn rank(&self) -> usize {
+        self.get().rank()
+    }
+
+    fn world_size(&self) -> usize {
+        self.get().world_size()
+    }
+
+    fn all_reduce(&mut self, op: ReduceOp, buffers: &mut [Buffer<'_>]) -> Result<()> {
+        self.get_mut().all_reduce(op, buffers)
+    }
+
+    fn reduce_scatter(&mut self, op: ReduceOp, buffer: Buffer<'_>) -> Result<Range<usize>> {
+        self.get_mut().reduce_scatter(op, buffer)
+    }
+
+    fn all_gather_into(
+        &mut self,
+        dtype: DType,
+        input: &[u8],
+        output: &mut dyn GatherTarget,
+    ) -> Result<()> {
+        self.get_mut().all_gather_into(dtype, input, output)
+    }
+
+    fn broadcast(&mut self, root: usize, buffers: &mut [Buffer<'_>]) -> Result<()> {
+        self.get_mut().broadcast(root, buffers)
+    }
+
+    fn reduce(&mut self, op: ReduceOp, root: usize, buffers: &mut [Buffer<'_>]) -> Result<()> {
+        self.get_mut().reduce(op, root, buffers)
+    }
+
+    fn send(&mut self, to: usize, buffer: Buffer<'_>) -> Result<()> {
+        self.get_mut().send(to, buffer)
+    }
+
+    fn recv(&mut self, from: usize, buffer: Buffer<'_>) -> Result<()> {
+        self.get_mut().recv(from, buffer)
+    }
+
+    fn barrier(&mut self) -> Result<()> {
+        self.get_mut().barrier()
+    }
+
+    fn abort_handle(&self) -> AbortHandle {
+        self.get().abort_handle()
+    }
+
+    fn describe(&self) -> Description {
+        self.get().describe()
+    }
+}

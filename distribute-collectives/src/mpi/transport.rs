@@ -1,0 +1,504 @@
+//! Segments, headers and notices over MPI, with deadlines.
+//!
+//! MPI itself knows no deadlines, so every operation is non-blocking and polled: at first at once,
+//! then after yielding the core, then after pauses of up to a millisecond, so that a rank that
+//! waits for long does not burn a core. While it polls, a rank reads the notices of the others: an
+//! abort, a failure, a dropped endpoint. A rank that has been waiting for a while says so; when the
+//! deadline passes, those that did not are the ones that are missing.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::notice::{self, HEADER_BYTES, NOTICE_BYTES, Notice};
+use super::raw::{Comm, Memory, NOTICE_TAG, Pending};
+use crate::communicator::{AbortHandle, AbortTarget};
+use crate::error::{CollectiveError, Result};
+use crate::header::{OperationHeader, OperationKind};
+use crate::options::GroupOptions;
+use crate::transport::{SEGMENTS_IN_FLIGHT, Transport};
+
+/// Bytes of a segment for each rank.
+const SEGMENT_BYTES: usize = 256 * 1024;
+
+const COLLECTIVE_TAG: i32 = 1;
+const POINT_TO_POINT_TAG: i32 = 2;
+
+/// A rank says that it waits after a quarter of the deadline, at most after this time.
+const SAY_WAITING_AFTER: Duration = Duration::from_secs(1);
+
+/// The longest pause between two polls.
+const LONGEST_PAUSE: Duration = Duration::from_millis(1);
+
+/// What is known of the other ranks.
+struct Heard {
+    failure: Option<CollectiveError>,
+    /// Per rank: the operations that it had finished when it left, and whether it panicked.
+    left: Vec<Option<(u64, bool)>>,
+    /// Per rank: the last operation that it said to wait in.
+    waiting: Vec<Option<u64>>,
+    /// Notices under way.
+    outgoing: Vec<Pending>,
+}
+
+/// The part of an endpoint that other threads may use.
+pub(super) struct Shared {
+    comm: Arc<Comm>,
+    heard: Mutex<Heard>,
+    closed: AtomicBool,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Heard> {
+        // The lock is never held across code that can panic half-way through a change.
+        self.heard.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells all other ranks.
+    fn tell(&self, notice: &Notice) {
+        let bytes = notice::encode(self.comm.instance, notice);
+        let mut heard = self.lock();
+        for rank in (0..self.comm.size).filter(|rank| *rank != self.comm.rank) {
+            let mut memory = Memory::default();
+            memory.outgoing(NOTICE_BYTES).copy_from_slice(&bytes);
+            // A rank that cannot be told finds out by its own deadline.
+            if let Ok(pending) = self.comm.send(memory, NOTICE_BYTES, rank, NOTICE_TAG) {
+                heard.outgoing.push(pending);
+            }
+        }
+        heard
+            .outgoing
+            .retain_mut(|pending| matches!(pending.test(), Ok(None)));
+    }
+
+    /// Reads what the other ranks have told.
+    fn listen(&self) -> Result<MutexGuard<'_, Heard>> {
+        let mut heard = self.lock();
+        let mut inbox = self.comm.world.inbox();
+        while let Some(message) = self.comm.take_notice::<NOTICE_BYTES>()? {
+            inbox.notices.extend(notice::decode(&message));
+        }
+        let mut notices = std::mem::take(&mut inbox.notices);
+        notices.retain(|(instance, notice)| {
+            if *instance == self.comm.instance {
+                heard.note(notice);
+            }
+            *instance != self.comm.instance && inbox.is_expected(*instance)
+        });
+        inbox.notices = notices;
+        drop(inbox);
+        Ok(heard)
+    }
+}
+
+impl Heard {
+    /// The failure, unless it concerns later operations than this one.
+    fn failure_of(&self, running: u64) -> Option<CollectiveError> {
+        let from = match self.failure.as_ref()? {
+            CollectiveError::PeerLost { sequence, .. }
+            | CollectiveError::Timeout { sequence, .. }
+            | CollectiveError::Mismatch { sequence, .. } => *sequence,
+            _ => 0,
+        };
+        self.failure.clone().filter(|_| from <= running)
+    }
+
+    fn note(&mut self, notice: &Notice) {
+        let size = self.left.len();
+        match notice {
+            Notice::Failed(error) => {
+                self.failure.get_or_insert_with(|| error.clone());
+            }
+            Notice::Left {
+                rank,
+                completed,
+                panicked,
+            } if *rank < size => self.left[*rank] = Some((*completed, *panicked)),
+            Notice::Waiting { rank, sequence } if *rank < size => {
+                self.waiting[*rank] = Some(*sequence);
+            }
+            Notice::Left { .. } | Notice::Waiting { .. } => {}
+        }
+    }
+}
+
+impl AbortTarget for Shared {
+    fn abort(&self, rank: usize, reason: &str) {
+        if self.closed.load(Ordering::Acquire) {
+            return;
+        }
+        let reason = reason.to_string();
+        let error = CollectiveError::Aborted { rank, reason };
+        let mut heard = self.lock();
+        if heard.failure.is_none() {
+            heard.failure = Some(error.clone());
+            drop(heard);
+            self.tell(&Notice::Failed(error));
+        }
+    }
+}
+
+/// The operation that runs.
+#[derive(Clone, Copy)]
+pub(super) struct Running {
+    pub(super) header: OperationHeader,
+    begin: Instant,
+    deadline: Option<Instant>,
+}
+
+/// One rank's endpoint.
+pub(super) struct MpiTransport {
+    pub(super) comm: Arc<Comm>,
+    shared: Arc<Shared>,
+    timeout: Duration,
+    sequence: u64,
+    failure: Option<CollectiveError>,
+    running: Option<Running>,
+    said_waiting: bool,
+    /// Memory for the next operations.
+    memory: Vec<Memory>,
+    /// Segments under way to each rank, collective and point-to-point ones.
+    outgoing: Vec<[VecDeque<Pending>; 2]>,
+}
+
+impl MpiTransport {
+    pub(super) fn new(comm: Comm, options: &GroupOptions) -> Self {
+        let comm = Arc::new(comm);
+        let size = comm.size;
+        let shared = Shared {
+            comm: comm.clone(),
+            heard: Mutex::new(Heard {
+                failure: None,
+                left: vec![None; size],
+                waiting: vec![None; size],
+                outgoing: Vec::new(),
+            }),
+            closed: AtomicBool::new(false),
+        };
+        MpiTransport {
+            shared: Arc::new(shared),
+            timeout: options.get_timeout(),
+            sequence: 0,
+            failure: None,
+            running: None,
+            said_waiting: false,
+            memory: Vec::new(),
+            outgoing: (0..size).map(|_| Default::default()).collect(),
+            comm,
+        }
+    }
+
+    /// Memory for an operation; give it back with [`put_back`](Self::put_back).
+    pub(super) fn take_memory(&mut self) -> Memory {
+        self.memory.pop().unwrap_or_default()
+    }
+
+    pub(super) fn put_back(&mut self, memory: Memory) {
+        self.memory.push(memory);
+    }
+
+    /// Runs an operation of the library to its end.
+    pub(super) fn complete(&mut self, pending: Result<Pending>) -> Result<Memory> {
+        let pending = pending.map_err(|error| self.broken(&error))?;
+        Ok(self.wait(pending, None)?.0)
+    }
+
+    /// Waits for an operation; `peer` is the only rank that it needs, if it needs only one.
+    fn wait(&mut self, mut pending: Pending, peer: Option<usize>) -> Result<(Memory, usize)> {
+        let mut polls = 0_u32;
+        loop {
+            let tested = pending.test().map_err(|error| self.broken(&error))?;
+            if let Some(done) = tested {
+                return Ok(done);
+            }
+            if polls.is_multiple_of(16) || polls > 256 {
+                self.check(peer)?;
+            }
+            match polls {
+                0..32 => std::hint::spin_loop(),
+                32..256 => std::thread::yield_now(),
+                _ => std::thread::sleep(pause(polls - 256)),
+            }
+            polls = polls.saturating_add(1);
+        }
+    }
+
+    /// Whether to give up the running operation.
+    fn check(&mut self, peer: Option<usize>) -> Result<()> {
+        let Some(running) = self.running else {
+            return Err(self.outside_operation());
+        };
+        let (op, sequence) = (running.header.kind, running.header.sequence);
+        let shared = self.shared.clone();
+        let heard = shared.listen().map_err(|error| self.broken(&error))?;
+        if let Some(error) = heard.failure_of(sequence) {
+            return Err(error);
+        }
+        let gone = |rank: &usize| heard.left[*rank].is_some_and(|(done, _)| done <= sequence);
+        let mut needed = (0..heard.left.len()).filter(|rank| peer.is_none_or(|peer| peer == *rank));
+        if let Some(rank) = needed.find(gone) {
+            let panicked = heard.left[rank].is_some_and(|(_, panicked)| panicked);
+            let reason = if panicked {
+                "its thread panicked"
+            } else {
+                "its endpoint was dropped"
+            };
+            let error = CollectiveError::PeerLost {
+                rank,
+                op,
+                sequence,
+                reason: reason.to_string(),
+            };
+            drop(heard);
+            // Before this rank leaves too, or others would take it for the first one.
+            self.fail(error.clone());
+            return Err(error);
+        }
+        let elapsed = running.begin.elapsed();
+        if !self.said_waiting && elapsed > (self.timeout / 4).min(SAY_WAITING_AFTER) {
+            self.said_waiting = true;
+            drop(heard);
+            let rank = self.comm.rank;
+            self.shared.tell(&Notice::Waiting { rank, sequence });
+            return Ok(());
+        }
+        if running
+            .deadline
+            .is_none_or(|deadline| Instant::now() < deadline)
+        {
+            return Ok(());
+        }
+        let silent = |rank: &usize| {
+            *rank != self.comm.rank && heard.waiting[*rank].is_none_or(|other| other < sequence)
+        };
+        let missing = match peer {
+            Some(peer) => vec![peer],
+            None => (0..self.comm.size).filter(silent).collect(),
+        };
+        drop(heard);
+        let error = CollectiveError::Timeout {
+            missing,
+            op,
+            sequence,
+            elapsed,
+        };
+        self.fail(error.clone());
+        Err(error)
+    }
+
+    /// A failure of the library.
+    fn broken(&self, error: &CollectiveError) -> CollectiveError {
+        CollectiveError::Aborted {
+            rank: self.comm.rank,
+            reason: error.to_string(),
+        }
+    }
+
+    fn outside_operation(&self) -> CollectiveError {
+        CollectiveError::InvalidArgument {
+            rank: self.comm.rank,
+            op: OperationKind::Send,
+            what: "segments travel only between begin and end of an operation".to_string(),
+        }
+    }
+
+    fn is_point_to_point(kind: OperationKind) -> bool {
+        matches!(kind, OperationKind::Send | OperationKind::Recv)
+    }
+
+    /// Which queue and tag the running operation uses.
+    fn lane(&self) -> (usize, i32) {
+        let kind = self.running.map(|running| running.header.kind);
+        match kind.is_some_and(Self::is_point_to_point) {
+            true => (1, POINT_TO_POINT_TAG),
+            false => (0, COLLECTIVE_TAG),
+        }
+    }
+
+    /// The only rank that a point-to-point call needs.
+    fn only(&self, peer: usize) -> Option<usize> {
+        (self.lane().1 == POINT_TO_POINT_TAG).then_some(peer)
+    }
+
+    /// Compares the headers of all ranks.
+    fn agree(&mut self, header: &OperationHeader) -> Result<()> {
+        let size = self.comm.size;
+        let own = notice::encode_header(header);
+        let mut memory = self.take_memory();
+        memory.outgoing(HEADER_BYTES).copy_from_slice(&own);
+        memory.incoming(HEADER_BYTES * size);
+        let pending = self.comm.all_gather(memory, HEADER_BYTES);
+        let mut memory = self.complete(pending)?;
+        let headers = memory.incoming(HEADER_BYTES * size);
+        let agreed = if headers.chunks(HEADER_BYTES).all(|other| other == own) {
+            Ok(())
+        } else {
+            let decode = headers.chunks(HEADER_BYTES).map(notice::decode_header);
+            OperationHeader::agree(&decode.collect::<Vec<_>>())
+        };
+        self.put_back(memory);
+        agreed
+    }
+}
+
+/// Grows with every poll in vain.
+fn pause(polls: u32) -> Duration {
+    LONGEST_PAUSE.min(Duration::from_micros(20 + u64::from(polls) * 5))
+}
+
+impl Transport for MpiTransport {
+    fn rank(&self) -> usize {
+        self.comm.rank
+    }
+
+    fn world_size(&self) -> usize {
+        self.comm.size
+    }
+
+    fn name(&self) -> &str {
+        "MPI"
+    }
+
+    fn segment_bytes(&self) -> usize {
+        SEGMENT_BYTES
+    }
+
+    fn sequence(&self) -> u64 {
+        self.sequence
+    }
+
+    fn begin(&mut self, header: &OperationHeader) -> Result<()> {
+        if let Some(cause) = &self.failure {
+            let cause = Box::new(cause.clone());
+            return Err(CollectiveError::Poisoned { cause });
+        }
+        let begin = Instant::now();
+        self.said_waiting = false;
+        self.running = Some(Running {
+            header: *header,
+            begin,
+            deadline: begin.checked_add(self.timeout),
+        });
+        if Self::is_point_to_point(header.kind) {
+            return Ok(());
+        }
+        // What was told while nothing ran here.
+        let heard = self.shared.listen().map_err(|error| self.broken(&error))?;
+        if let Some(error) = heard.failure_of(header.sequence) {
+            return Err(error);
+        }
+        drop(heard);
+        self.agree(header)
+    }
+
+    fn end(&mut self, header: &OperationHeader, result: Result<()>) -> Result<()> {
+        self.running = None;
+        match &result {
+            Ok(()) if !Self::is_point_to_point(header.kind) => self.sequence += 1,
+            Err(error) if error.is_fatal() && self.failure.is_none() => {
+                self.failure = Some(error.clone());
+            }
+            _ => {}
+        }
+        result
+    }
+
+    fn send_with(
+        &mut self,
+        to: usize,
+        bytes: usize,
+        fill: &mut dyn FnMut(&mut [u8]),
+    ) -> Result<()> {
+        let (lane, tag) = self.lane();
+        if self.outgoing[to][lane].len() >= SEGMENTS_IN_FLIGHT
+            && let Some(oldest) = self.outgoing[to][lane].pop_front()
+        {
+            let (memory, _) = self.wait(oldest, self.only(to))?;
+            self.put_back(memory);
+        }
+        let mut memory = self.take_memory();
+        fill(memory.outgoing(bytes));
+        let pending = self.comm.send(memory, bytes, to, tag);
+        let pending = pending.map_err(|error| self.broken(&error))?;
+        self.outgoing[to][lane].push_back(pending);
+        Ok(())
+    }
+
+    fn receive_with(
+        &mut self,
+        from: usize,
+        bytes: usize,
+        consume: &mut dyn FnMut(&[u8]),
+    ) -> Result<()> {
+        let mut memory = self.take_memory();
+        memory.incoming(bytes);
+        let pending = self.comm.receive(memory, bytes, from, self.lane().1);
+        let pending = pending.map_err(|error| self.broken(&error))?;
+        let (mut memory, found) = self.wait(pending, self.only(from))?;
+        if found != bytes {
+            let (rank, sequence) = (self.comm.rank, self.sequence);
+            let error = CollectiveError::Mismatch {
+                rank_a: from.min(rank),
+                rank_b: from.max(rank),
+                op: self
+                    .running
+                    .map_or(OperationKind::Recv, |running| running.header.kind),
+                sequence,
+                what: format!(
+                    "rank {from} sent a segment of {found} bytes, rank {rank} expects {bytes}"
+                ),
+            };
+            self.fail(error.clone());
+            return Err(error);
+        }
+        consume(memory.incoming(bytes));
+        self.put_back(memory);
+        Ok(())
+    }
+
+    fn fail(&mut self, error: CollectiveError) {
+        let mut heard = self.shared.lock();
+        if heard.failure.is_none() {
+            heard.failure = Some(error.clone());
+            drop(heard);
+            self.shared.tell(&Notice::Failed(error));
+        }
+    }
+
+    fn abort_handle(&self) -> AbortHandle {
+        AbortHandle::new(self.comm.rank, self.shared.clone())
+    }
+}
+
+impl Drop for MpiTransport {
+    fn drop(&mut self) {
+        self.shared.closed.store(true, Ordering::Release);
+        self.shared.tell(&Notice::Left {
+            rank: self.comm.rank,
+            completed: self.sequence,
+            panicked: std::thread::panicking(),
+        });
+        // Segments that were sent but not received yet belong to operations that this rank has
+        // finished: the receivers will take them, within the deadline of an operation.
+        let deadline = Instant::now().checked_add(self.timeout);
+        let failed = std::thread::panicking()
+            || self.failure.is_some()
+            || self.shared.lock().failure.is_some();
+        let mut left: Vec<Pending> = self.outgoing.drain(..).flatten().flatten().collect();
+        let mut polls = 0;
+        loop {
+            left.retain_mut(|pending| matches!(pending.test(), Ok(None)));
+            self.shared
+                .lock()
+                .outgoing
+                .retain_mut(|pending| matches!(pending.test(), Ok(None)));
+            let late = deadline.is_some_and(|deadline| Instant::now() >= deadline);
+            if left.is_empty() && self.shared.lock().outgoing.is_empty() || failed || late {
+                return;
+            }
+            std::thread::sleep(pause(polls));
+            polls += 1;
+        }
+    }
+}

@@ -1,0 +1,271 @@
+//! One rank's endpoint of a group of processes.
+
+use std::net::SocketAddr;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::buffer::{Buffer, DType};
+use crate::communicator::{AbortHandle, Communicator, Description, GatherTarget};
+use crate::control::ControlPlane;
+use crate::error::Result;
+use crate::flight_record::{FlightRecorder, Recorded};
+use crate::grpc::GrpcTransport;
+use crate::link_cost::LinkCost;
+use crate::messages::TransportCommunicator;
+use crate::options::Algorithm;
+use crate::process_group::hosts::Hosts;
+use crate::process_group::mixed::MixedTransport;
+use crate::process_group::options::ProcessGroupOptions;
+use crate::reduce::ReduceOp;
+use crate::shared_memory::{LocalTransport, SharedBuffer, SharedMemoryCommunicator};
+use crate::status::GroupStatus;
+
+/// How long a rank that leaves waits for the others to take what it has sent.
+const FLUSH_PATIENCE: Duration = Duration::from_secs(2);
+
+/// One rank's endpoint of a group of processes; see
+/// [`ProcessGroupOptions`](crate::ProcessGroupOptions).
+///
+/// Dropping it takes this rank out of the group: what it still owes to the others is sent, they
+/// are told, and its thread and connections end.
+pub struct ProcessCommunicator {
+    inner: Recorded<Inner>,
+    address: SocketAddr,
+    link_cost: Option<LinkCost>,
+    status: Arc<GroupStatus>,
+    /// Says goodbye when it is dropped, after all data has gone out. Held for that only.
+    _control: ControlPlane,
+}
+
+pub(super) enum Inner {
+    SharedMemory(Box<SharedMemoryCommunicator>),
+    Local(Box<TransportCommunicator<LocalTransport>>),
+    Grpc(Box<TransportCommunicator<GrpcTransport>>),
+    Mixed(Box<TransportCommunicator<MixedTransport>>),
+}
+
+impl ProcessCommunicator {
+    /// What the links were measured to cost when the group was made; `None` where it does not
+    /// matter: in shared memory, or when an algorithm was asked for by name.
+    pub fn link_cost(&self) -> Option<LinkCost> {
+        self.link_cost
+    }
+
+    /// The address on which the other ranks, and any gRPC client, reach this rank's control
+    /// services.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The endpoint of a group that has just met. All ranks find out together what
+    /// [`Algorithm::Auto`] decides from.
+    pub(super) fn new(
+        mut inner: Inner,
+        control: ControlPlane,
+        status: Arc<GroupStatus>,
+        address: SocketAddr,
+        options: &ProcessGroupOptions,
+        hosts: &Hosts,
+    ) -> Result<Self> {
+        let choosing = options.group.get_algorithm() == Algorithm::Auto && hosts.ranks() > 1;
+        let link_cost = match choosing {
+            true => inner.decide(agree(&control, options.link_cost)?, hosts)?,
+            false => None,
+        };
+        let recorded = Recorded::new(inner).starting_at(status.completed());
+        Ok(ProcessCommunicator {
+            inner: match &options.flight_records {
+                Some(directory) => recorded.directory(directory),
+                None => recorded,
+            },
+            address,
+            link_cost,
+            status,
+            _control: control,
+        })
+    }
+
+    /// The last operations of this rank; see [`FlightRecorder`].
+    pub fn flight_recorder(&self) -> FlightRecorder {
+        self.inner.recorder()
+    }
+
+    /// Hands what this rank still owes to the kernel, so that closing loses nothing.
+    fn flush(&mut self) {
+        if self.status.first_failure().is_some() {
+            return;
+        }
+        let deadline = Instant::now() + FLUSH_PATIENCE;
+        match self.inner.get_mut() {
+            Inner::Grpc(inner) => inner.transport_mut().flush(deadline),
+            Inner::Mixed(inner) => inner.transport_mut().flush(deadline),
+            Inner::SharedMemory(_) | Inner::Local(_) => {}
+        }
+    }
+
+    /// Memory that the ranks of this host can reduce without copying it. `None` when the group does
+    /// not reduce directly in shared memory, or
+    /// [`shared_buffer_bytes`](ProcessGroupOptions::shared_buffer_bytes) are used up: take ordinary
+    /// memory then. It is freed with the group.
+    pub fn allocate_shared(&mut self, bytes: usize) -> Option<SharedBuffer> {
+        match self.inner.get_mut() {
+            Inner::SharedMemory(communicator) => communicator.allocate_shared(bytes),
+            _ => None,
+        }
+    }
+}
+
+/// The costs that were given, when they were given to all ranks: the worst of each.
+fn agree(control: &ControlPlane, own: Option<LinkCost>) -> Result<Option<LinkCost>> {
+    let all = control.all_gather(&own.map_or_else(Vec::new, LinkCost::to_bytes))?;
+    let costs = all.iter().map(|bytes| LinkCost::from_bytes(bytes));
+    Ok(costs.reduce(|a, b| Some(a?.worst(&b?))).flatten())
+}
+
+impl Inner {
+    fn decide(&mut self, known: Option<LinkCost>, hosts: &Hosts) -> Result<Option<LinkCost>> {
+        let ranks_per_host = hosts.ranks_per_host().filter(|ranks| *ranks > 1);
+        let ranks_per_host = ranks_per_host.filter(|_| hosts.count() > 1);
+        Ok(match self {
+            Inner::SharedMemory(_) => None,
+            Inner::Local(inner) => Some(inner.decide(known, ranks_per_host)?),
+            Inner::Grpc(inner) => Some(inner.decide(known, ranks_per_host)?),
+            Inner::Mixed(inner) => Some(inner.decide(known, ranks_per_host)?),
+        })
+    }
+
+    fn get(&self) -> &dyn Communicator {
+        match self {
+            Inner::SharedMemory(communicator) => &**communicator,
+            Inner::Local(communicator) => &**communicator,
+            Inner::Grpc(communicator) => &**communicator,
+            Inner::Mixed(communicator) => &**communicator,
+        }
+    }
+
+    fn get_mut(&mut self) -> &mut dyn Communicator {
+        match self {
+            Inner::SharedMemory(communicator) => &mut **communicator,
+            Inner::Local(communicator) => &mut **communicator,
+            Inner::Grpc(communicator) => &mut **communicator,
+            Inner::Mixed(communicator) => &mut **communicator,
+        }
+    }
+}
+
+impl Drop for ProcessCommunicator {
+    fn drop(&mut self) {
+        self.flush();
+    }
+}
+
+impl Communicator for Inner {
+    fn rank(&self) -> usize {
+        self.get().rank()
+    }
+
+    fn world_size(&self) -> usize {
+        self.get().world_size()
+    }
+
+    fn all_reduce(&mut self, op: ReduceOp, buffers: &mut [Buffer<'_>]) -> Result<()> {
+        self.get_mut().all_reduce(op, buffers)
+    }
+
+    fn reduce_scatter(&mut self, op: ReduceOp, buffer: Buffer<'_>) -> Result<Range<usize>> {
+        self.get_mut().reduce_scatter(op, buffer)
+    }
+
+    fn all_gather_into(
+        &mut self,
+        dtype: DType,
+        input: &[u8],
+        output: &mut dyn GatherTarget,
+    ) -> Result<()> {
+        self.get_mut().all_gather_into(dtype, input, output)
+    }
+
+    fn broadcast(&mut self, root: usize, buffers: &mut [Buffer<'_>]) -> Result<()> {
+        self.get_mut().broadcast(root, buffers)
+    }
+
+    fn reduce(&mut self, op: ReduceOp, root: usize, buffers: &mut [Buffer<'_>]) -> Result<()> {
+        self.get_mut().reduce(op, root, buffers)
+    }
+
+    fn send(&mut self, to: usize, buffer: Buffer<'_>) -> Result<()> {
+        self.get_mut().send(to, buffer)
+    }
+
+    fn recv(&mut self, from: usize, buffer: Buffer<'_>) -> Result<()> {
+        self.get_mut().recv(from, buffer)
+    }
+
+    fn barrier(&mut self) -> Result<()> {
+        self.get_mut().barrier()
+    }
+
+    fn abort_handle(&self) -> AbortHandle {
+        self.get().abort_handle()
+    }
+
+    fn describe(&self) -> Description {
+        self.get().describe()
+    }
+}
+
+impl Communicator for ProcessCommunicator {
+    fn rank(&self) -> usize {
+        self.inner.rank()
+    }
+
+    fn world_size(&self) -> usize {
+        self.inner.world_size()
+    }
+
+    fn all_reduce(&mut self, op: ReduceOp, buffers: &mut [Buffer<'_>]) -> Result<()> {
+        self.inner.all_reduce(op, buffers)
+    }
+
+    fn reduce_scatter(&mut self, op: ReduceOp, buffer: Buffer<'_>) -> Result<Range<usize>> {
+        self.inner.reduce_scatter(op, buffer)
+    }
+
+    fn all_gather_into(
+        &mut self,
+        dtype: DType,
+        input: &[u8],
+        output: &mut dyn GatherTarget,
+    ) -> Result<()> {
+        self.inner.all_gather_into(dtype, input, output)
+    }
+
+    fn broadcast(&mut self, root: usize, buffers: &mut [Buffer<'_>]) -> Result<()> {
+        self.inner.broadcast(root, buffers)
+    }
+
+    fn reduce(&mut self, op: ReduceOp, root: usize, buffers: &mut [Buffer<'_>]) -> Result<()> {
+        self.inner.reduce(op, root, buffers)
+    }
+
+    fn send(&mut self, to: usize, buffer: Buffer<'_>) -> Result<()> {
+        self.inner.send(to, buffer)
+    }
+
+    fn recv(&mut self, from: usize, buffer: Buffer<'_>) -> Result<()> {
+        self.inner.recv(from, buffer)
+    }
+
+    fn barrier(&mut self) -> Result<()> {
+        self.inner.barrier()
+    }
+
+    fn abort_handle(&self) -> AbortHandle {
+        self.inner.abort_handle()
+    }
+
+    fn describe(&self) -> Description {
+        self.inner.describe()
+    }
+}

@@ -1,0 +1,77 @@
+//! Which ranks share a host, as they found out by sharing memory.
+
+/// The hosts of a group: the ranks of each, in rank order; hosts in the order of their first rank.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Hosts(Vec<Vec<usize>>);
+
+impl Hosts {
+    /// `leaders[i]` is the lowest rank that shares memory with rank `i` (itself when there is no
+    /// lower one).
+    pub(crate) fn from_leaders(leaders: &[usize]) -> Hosts {
+        let mut hosts: Vec<Vec<usize>> = Vec::new();
+        for (rank, leader) in leaders.iter().enumerate() {
+            match hosts.iter_mut().find(|host| host[0] == *leader) {
+                Some(host) => host.push(rank),
+                None => hosts.push(vec![rank]),
+            }
+        }
+        Hosts(hosts)
+    }
+
+    /// Every rank on a host of its own.
+    pub(crate) fn separate(world_size: usize) -> Hosts {
+        Hosts((0..world_size).map(|rank| vec![rank]).collect())
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Number of ranks on all hosts.
+    pub(crate) fn ranks(&self) -> usize {
+        self.0.iter().map(Vec::len).sum()
+    }
+
+    /// Whether any host has several ranks.
+    pub(crate) fn share_memory(&self) -> bool {
+        self.0.iter().any(|host| host.len() > 1)
+    }
+
+    /// The ranks that share the host of `rank`, itself among them.
+    pub(crate) fn members(&self, rank: usize) -> &[usize] {
+        let host = self.0.iter().find(|host| host.contains(&rank));
+        host.map_or(&[], Vec::as_slice)
+    }
+
+    /// The number of ranks per host, when host `h` has the ranks from `h` times that number on
+    /// (the last host may have fewer): what the hierarchical algorithm needs.
+    pub(crate) fn ranks_per_host(&self) -> Option<usize> {
+        let per_host = self.0.first()?.len();
+        let regular = self.0.iter().enumerate().all(|(index, host)| {
+            let is_last = index + 1 == self.0.len();
+            let in_order = host
+                .iter()
+                .enumerate()
+                .all(|(i, rank)| *rank == index * per_host + i);
+            in_order && (host.len() == per_host || is_last && host.len() < per_host)
+        });
+        regular.then_some(per_host)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts_are_groups_of_ranks_with_one_leader() {
+        let hosts = Hosts::from_leaders(&[0, 0, 2, 2, 4]);
+        assert_eq!(hosts.count(), 3);
+        assert_eq!(hosts.members(3), [2, 3]);
+        assert!(hosts.share_memory() && !Hosts::separate(3).share_memory());
+        assert_eq!(hosts.ranks_per_host(), Some(2));
+        assert_eq!(Hosts::from_leaders(&[0, 1, 0, 1]).ranks_per_host(), None);
+        assert_eq!(Hosts::from_leaders(&[0, 1, 1]).ranks_per_host(), None);
+        assert_eq!(Hosts::separate(3).ranks_per_host(), Some(1));
+    }
+}

@@ -1,0 +1,262 @@
+//! Segments over shared memory between ranks of one host, over gRPC between hosts.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::communicator::{AbortHandle, AbortTarget};
+use crate::error::{CollectiveError, Result};
+use crate::grpc::Links;
+use crate::header::{OperationHeader, OperationKind};
+use crate::shared_memory::{LocalGroup, Operation};
+use crate::status::{Failure, GroupStatus, Trouble};
+use crate::transport::Transport;
+use crate::wire::{FrameHeader, HEADER_BYTES};
+
+/// How long output that the kernel does not take yet may keep a rank from looking into its
+/// mailboxes again.
+const LOOK: Duration = Duration::from_micros(200);
+
+/// One rank's access to ranks of its own host and of others.
+///
+/// Frames between hosts carry the header of their operation, segments in shared memory only their
+/// size. So every collective operation begins with a dissemination barrier that carries the
+/// headers: in round `k` a rank sends its header to the rank `2^k` after it and compares the one of
+/// the rank `2^k` before it.
+pub(crate) struct MixedTransport {
+    rank: usize,
+    links: Links,
+    local: LocalGroup,
+    status: Arc<GroupStatus>,
+    abort: Arc<dyn AbortTarget>,
+    timeout: Duration,
+    sequence: u64,
+    running: Option<Running>,
+    /// The first fatal error that was returned to the caller.
+    failure: Option<CollectiveError>,
+    /// For segments that are bigger than a mailbox; kept for its memory.
+    scratch: Vec<u8>,
+}
+
+/// What of a running operation outlives a call.
+#[derive(Clone, Copy)]
+struct Running {
+    header: OperationHeader,
+    begin: Instant,
+    deadline: Option<Instant>,
+}
+
+fn is_point_to_point(kind: OperationKind) -> bool {
+    matches!(kind, OperationKind::Send | OperationKind::Recv)
+}
+
+impl MixedTransport {
+    pub(super) fn new(
+        links: Links,
+        local: LocalGroup,
+        status: Arc<GroupStatus>,
+        abort: Arc<dyn AbortTarget>,
+        timeout: Duration,
+    ) -> Self {
+        MixedTransport {
+            rank: links.rank(),
+            links,
+            local,
+            status,
+            abort,
+            timeout,
+            sequence: 0,
+            running: None,
+            failure: None,
+            scratch: Vec::new(),
+        }
+    }
+
+    /// Before this rank leaves, see [`Links::flush`].
+    pub(super) fn flush(&mut self, deadline: Instant) {
+        self.links.flush(deadline);
+    }
+
+    fn running(&self) -> Result<Running> {
+        self.running
+            .ok_or_else(|| CollectiveError::InvalidArgument {
+                rank: self.rank,
+                op: OperationKind::Send,
+                what: "segments travel only between begin and end of an operation".to_string(),
+            })
+    }
+
+    fn begin_checked(&mut self, header: &OperationHeader) -> Result<()> {
+        let begin = Instant::now();
+        let running = Running {
+            header: *header,
+            begin,
+            deadline: begin.checked_add(self.timeout),
+        };
+        self.links.begin_operation(begin, running.deadline);
+        self.status.begin(header);
+        self.running = Some(running);
+        if is_point_to_point(header.kind) {
+            return Ok(());
+        }
+        self.status.check(header)?;
+        self.meet(header)
+    }
+
+    fn meet(&mut self, header: &OperationHeader) -> Result<()> {
+        let size = self.links.world_size();
+        let mut distance = 1;
+        while distance < size {
+            let to = (self.rank + distance) % size;
+            let from = (self.rank + size - distance) % size;
+            let own = FrameHeader {
+                operation: *header,
+                point_to_point: false,
+                number: 0,
+            };
+            self.send_with(to, HEADER_BYTES, &mut |frame| {
+                frame.copy_from_slice(&own.encode());
+            })?;
+            let mut found = [0; HEADER_BYTES];
+            self.receive_with(from, HEADER_BYTES, &mut |frame| {
+                found.copy_from_slice(frame)
+            })?;
+            self.compare(header, from, &found)?;
+            distance *= 2;
+        }
+        Ok(())
+    }
+
+    fn compare(
+        &mut self,
+        header: &OperationHeader,
+        from: usize,
+        found: &[u8; HEADER_BYTES],
+    ) -> Result<()> {
+        let what = match FrameHeader::decode(found) {
+            Ok(found) => match header.difference(&found.operation) {
+                None => return Ok(()),
+                Some(what) => what,
+            },
+            Err(error) => error.to_string(),
+        };
+        let error = CollectiveError::Mismatch {
+            rank_a: self.rank.min(from),
+            rank_b: self.rank.max(from),
+            op: header.kind,
+            sequence: header.sequence,
+            what,
+        };
+        self.fail(error.clone());
+        Err(error)
+    }
+
+    /// Writes what is waiting for other hosts, as far as their kernels take it, until `done`.
+    fn drive_until(&mut self, mut done: impl FnMut(&Self) -> Result<bool>) -> Result<()> {
+        while !done(self)? && self.links.has_pending_output() {
+            self.links.drive_within(LOOK);
+            self.status.check(&self.running()?.header)?;
+        }
+        Ok(())
+    }
+
+    fn operation<'a>(status: &'a Arc<GroupStatus>, running: &Running) -> Operation<'a> {
+        Operation {
+            status,
+            header: running.header,
+            begin: running.begin,
+            deadline: running.deadline,
+            only_peer: is_point_to_point(running.header.kind),
+        }
+    }
+}
+
+impl Transport for MixedTransport {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn world_size(&self) -> usize {
+        self.links.world_size()
+    }
+
+    fn name(&self) -> &str {
+        "shared memory inside a host, grpc between hosts"
+    }
+
+    fn segment_bytes(&self) -> usize {
+        (self.local.mailbox_bytes() / 2).max(1)
+    }
+
+    fn sequence(&self) -> u64 {
+        self.sequence
+    }
+
+    fn begin(&mut self, header: &OperationHeader) -> Result<()> {
+        match &self.failure {
+            Some(cause) => Err(CollectiveError::Poisoned {
+                cause: Box::new(cause.clone()),
+            }),
+            None => self.begin_checked(header),
+        }
+    }
+
+    fn end(&mut self, header: &OperationHeader, result: Result<()>) -> Result<()> {
+        let result = result.and_then(|()| self.links.finish_operation(header));
+        self.running = None;
+        self.status.end();
+        match &result {
+            Ok(()) if !is_point_to_point(header.kind) => self.sequence += 1,
+            Err(error) if error.is_fatal() && self.failure.is_none() => {
+                self.failure = Some(error.clone());
+            }
+            _ => {}
+        }
+        result
+    }
+
+    fn send_with(
+        &mut self,
+        to: usize,
+        bytes: usize,
+        fill: &mut dyn FnMut(&mut [u8]),
+    ) -> Result<()> {
+        let running = self.running()?;
+        if self.local.member(to).is_none() {
+            return self.links.send(to, &running.header, bytes, fill);
+        }
+        let status = self.status.clone();
+        let operation = Self::operation(&status, &running);
+        self.drive_until(|this| this.local.can_send(&operation, to))?;
+        let scratch = &mut self.scratch;
+        self.local.send_with(&operation, to, bytes, fill, scratch)
+    }
+
+    fn receive_with(
+        &mut self,
+        from: usize,
+        bytes: usize,
+        consume: &mut dyn FnMut(&[u8]),
+    ) -> Result<()> {
+        let running = self.running()?;
+        if self.local.member(from).is_none() {
+            return self.links.receive(from, &running.header, bytes, consume);
+        }
+        let status = self.status.clone();
+        let operation = Self::operation(&status, &running);
+        self.drive_until(|this| this.local.can_receive(&operation, from))?;
+        let scratch = &mut self.scratch;
+        self.local
+            .receive_with(&operation, from, bytes, consume, scratch)
+    }
+
+    fn fail(&mut self, error: CollectiveError) {
+        self.status.fail(Failure {
+            trouble: Trouble::Ended(error),
+            from_sequence: self.sequence,
+        });
+    }
+
+    fn abort_handle(&self) -> AbortHandle {
+        AbortHandle::new(self.rank, self.abort.clone())
+    }
+}

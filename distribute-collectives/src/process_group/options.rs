@@ -1,0 +1,137 @@
+//! Settings of a group whose ranks are processes.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::control::security::Security;
+use crate::link_cost::LinkCost;
+use crate::options::GroupOptions;
+
+/// What carries the bytes between the ranks of a group of processes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
+pub enum ProcessTransport {
+    /// Shared memory between ranks that can share it, gRPC between the others.
+    #[default]
+    Auto,
+    /// Shared memory only; joining fails when two ranks cannot share memory.
+    SharedMemory,
+    /// gRPC only, also between ranks of one host.
+    Grpc,
+}
+
+/// Settings of one rank of a group of processes. All ranks must have the same addresses, name,
+/// generation, transport, token and [`GroupOptions`].
+#[derive(Debug, Clone)]
+pub struct ProcessGroupOptions {
+    pub(crate) rank: usize,
+    pub(crate) addresses: Vec<String>,
+    pub(crate) group: GroupOptions,
+    pub(crate) transport: ProcessTransport,
+    pub(crate) rendezvous_timeout: Duration,
+    pub(crate) heartbeat_interval: Duration,
+    pub(crate) heartbeat_misses: u32,
+    pub(crate) lanes: usize,
+    pub(crate) max_message_bytes: usize,
+    pub(crate) security: Security,
+    pub(crate) link_cost: Option<LinkCost>,
+    pub(crate) shared_buffer_bytes: usize,
+    pub(crate) flight_records: Option<PathBuf>,
+    /// The host of each rank, as if ranks of one machine were on several.
+    #[cfg(test)]
+    pub(crate) hosts: Option<Vec<usize>>,
+}
+
+impl ProcessGroupOptions {
+    /// Rank `rank` of the group whose rank `i` listens at `addresses[i]` (`host:port`).
+    pub fn new(
+        rank: usize,
+        addresses: impl IntoIterator<Item = impl Into<String>>,
+    ) -> ProcessGroupOptions {
+        ProcessGroupOptions {
+            rank,
+            addresses: addresses.into_iter().map(Into::into).collect(),
+            group: GroupOptions::default(),
+            transport: ProcessTransport::Auto,
+            rendezvous_timeout: Duration::from_secs(60),
+            heartbeat_interval: Duration::from_millis(500),
+            heartbeat_misses: 6,
+            lanes: 1,
+            max_message_bytes: 4 << 20,
+            security: Security::default(),
+            link_cost: None,
+            shared_buffer_bytes: 0,
+            flight_records: None,
+            #[cfg(test)]
+            hosts: None,
+        }
+    }
+
+    /// Name, generation, deadline, algorithm and order of the group.
+    pub fn group(mut self, group: GroupOptions) -> Self {
+        self.group = group;
+        self
+    }
+
+    /// What carries the bytes (default [`ProcessTransport::Auto`]).
+    pub fn transport(mut self, transport: ProcessTransport) -> Self {
+        self.transport = transport;
+        self
+    }
+
+    /// How long to wait for the other ranks when joining (default 60 s).
+    pub fn rendezvous_timeout(mut self, timeout: Duration) -> Self {
+        self.rendezvous_timeout = timeout;
+        self
+    }
+
+    /// A rank that has not been heard of for `misses` intervals counts as stopped (default 6
+    /// times 500 ms). Both must be at least 1.
+    pub fn heartbeat(mut self, interval: Duration, misses: u32) -> Self {
+        self.heartbeat_interval = interval;
+        self.heartbeat_misses = misses;
+        self
+    }
+
+    /// TCP connections between each pair of ranks for gRPC data (default 1). More help where one
+    /// connection does not fill the network.
+    pub fn lanes(mut self, lanes: usize) -> Self {
+        self.lanes = lanes;
+        self
+    }
+
+    /// The largest data message that a peer may send (default 4 MiB); a larger one closes the
+    /// connection with an error.
+    pub fn max_message_bytes(mut self, bytes: usize) -> Self {
+        self.max_message_bytes = bytes;
+        self
+    }
+
+    /// What the links cost, from an earlier generation's
+    /// [`link_cost`](crate::ProcessCommunicator::link_cost): saves measuring them again. Counts
+    /// only when all ranks have one.
+    pub fn link_cost(mut self, cost: Option<LinkCost>) -> Self {
+        self.link_cost = cost;
+        self
+    }
+
+    /// Room for [buffers in shared memory](crate::SharedBuffer), in bytes per rank (default 0).
+    /// Takes memory when they are used.
+    pub fn shared_buffer_bytes(mut self, bytes: usize) -> Self {
+        self.shared_buffer_bytes = bytes;
+        self
+    }
+
+    /// Where a rank writes its last 256 operations when one fails, for `distribute-cli blame`
+    /// (default: nowhere). All ranks should name the same directory, or copy the files together.
+    pub fn flight_records(mut self, directory: impl Into<PathBuf>) -> Self {
+        self.flight_records = Some(directory.into());
+        self
+    }
+
+    /// Token and certificates (default: none, allowed on loopback addresses only).
+    pub fn security(mut self, security: Security) -> Self {
+        self.security = security;
+        self
+    }
+}

@@ -1,0 +1,306 @@
+//! Groups over several hosts: the ranks of one machine act as if they were on two or three.
+
+use std::sync::mpsc;
+use std::time::Duration;
+
+use crate::buffer::Buffer;
+use crate::communicator::{Communicator, CommunicatorExt, chunk_range};
+use crate::error::CollectiveError;
+use crate::options::{Algorithm, GroupOptions, Order};
+use crate::process_group::{ProcessCommunicator, ProcessGroupOptions};
+use crate::reduce::{self, ReduceOp};
+
+/// Which rank is on which host: two hosts, in rank order, mixed, and with one rank alone.
+const HOSTS: [&[usize]; 6] = [
+    &[0, 0, 1],
+    &[0, 1, 0],
+    &[0, 0, 1, 1],
+    &[0, 1, 0, 1],
+    &[0, 0, 1, 1, 1],
+    &[0, 1, 1, 0, 2],
+];
+
+/// Runs `f` on a thread and fails the test when it takes longer than a minute.
+fn within_limit<R: Send + 'static>(f: impl FnOnce() -> R + Send + 'static) -> R {
+    let (sender, receiver) = mpsc::channel();
+    let worker = std::thread::spawn(move || drop(sender.send(f())));
+    match receiver.recv_timeout(Duration::from_secs(60)) {
+        Ok(result) => result,
+        Err(mpsc::RecvTimeoutError::Timeout) => panic!("hard limit of 60 s passed: a hang"),
+        Err(mpsc::RecvTimeoutError::Disconnected) => match worker.join() {
+            Err(panic) => std::panic::resume_unwind(panic),
+            Ok(()) => panic!("the test thread ended without a result"),
+        },
+    }
+}
+
+/// Runs `f` for every rank of a new group, each on its own thread.
+fn on_hosts<R: Send>(
+    hosts: &[usize],
+    group: &GroupOptions,
+    f: impl Fn(ProcessCommunicator) -> R + Sync,
+) -> Vec<R> {
+    let bound = (0..hosts.len()).map(|rank| {
+        let addresses = vec!["127.0.0.1:0"; hosts.len()];
+        let mut options = ProcessGroupOptions::new(rank, addresses)
+            .group(group.clone())
+            .heartbeat(Duration::from_millis(100), 30)
+            .rendezvous_timeout(Duration::from_secs(20));
+        options.hosts = Some(hosts.to_vec());
+        options.bind().unwrap()
+    });
+    let bound: Vec<_> = bound.collect();
+    let addresses: Vec<_> = bound.iter().map(|it| it.address().to_string()).collect();
+    // A group that fails while a rank still joins is an error of joining: here all are in it.
+    let joined = std::sync::Barrier::new(hosts.len());
+    std::thread::scope(|scope| {
+        let (f, addresses, joined) = (&f, &addresses, &joined);
+        let threads = bound.into_iter().map(|rank| {
+            scope.spawn(move || {
+                let endpoint = rank.join(addresses.clone()).unwrap();
+                let transport = endpoint.describe().transport;
+                assert!(transport.ends_with("grpc between hosts"), "{transport}");
+                joined.wait();
+                f(endpoint)
+            })
+        });
+        let threads: Vec<_> = threads.collect();
+        let joined = threads.into_iter().map(|thread| thread.join());
+        joined
+            .map(|result| result.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            .collect()
+    })
+}
+
+fn algorithms() -> [Algorithm; 6] {
+    [
+        Algorithm::Auto,
+        Algorithm::Ring,
+        Algorithm::Chain,
+        Algorithm::HalvingDoubling,
+        Algorithm::DirectExchange,
+        Algorithm::Hierarchical { ranks_per_host: 2 },
+    ]
+}
+
+fn options(algorithm: Algorithm) -> GroupOptions {
+    let options = GroupOptions::default().timeout(Duration::from_secs(20));
+    options.algorithm(algorithm).segment_bytes(64)
+}
+
+/// Sums of these are exact in every order.
+fn exact(rank: usize, index: usize) -> f32 {
+    ((rank * 31 + index * 7) % 101) as f32
+}
+
+/// Sums of these depend on the order.
+fn rounded(rank: usize, index: usize) -> f32 {
+    let seed = (rank as u32 * 1000 + index as u32).wrapping_mul(2_654_435_761);
+    seed as f32 / 1e9 + 1e-3
+}
+
+fn vectors(size: usize, count: usize, value: fn(usize, usize) -> f32) -> Vec<Vec<f32>> {
+    let one = |rank| (0..count).map(|index| value(rank, index)).collect();
+    (0..size).map(one).collect()
+}
+
+fn reduced(op: ReduceOp, inputs: &[Vec<f32>]) -> Vec<f32> {
+    let inputs: Vec<&[f32]> = inputs.iter().map(Vec::as_slice).collect();
+    let mut output = vec![0.0; inputs[0].len()];
+    reduce::reduce_into(op, &inputs, &mut output);
+    output
+}
+
+/// Every operation once, against plain loops.
+fn all_operations(endpoint: &mut ProcessCommunicator, count: usize) {
+    let (rank, size) = (endpoint.rank(), endpoint.world_size());
+    let inputs = vectors(size, count, exact);
+    let (own, sums) = (&inputs[rank], reduced(ReduceOp::Sum, &inputs));
+
+    let mut vector = own.clone();
+    let (left, right) = vector.split_at_mut(count / 3);
+    endpoint
+        .all_reduce(ReduceOp::Sum, &mut [left.into(), right.into()])
+        .unwrap();
+    assert_eq!(vector, sums);
+
+    vector.copy_from_slice(own);
+    endpoint
+        .all_reduce(ReduceOp::Max, &mut [(&mut vector[..]).into()])
+        .unwrap();
+    assert_eq!(vector, reduced(ReduceOp::Max, &inputs));
+
+    vector.copy_from_slice(own);
+    let buffer = Buffer::from(&mut vector[..]);
+    let share = endpoint.reduce_scatter(ReduceOp::Sum, buffer).unwrap();
+    assert_eq!(share, chunk_range(count, size, rank));
+    assert_eq!(vector[share.clone()], sums[share]);
+
+    let gathered = endpoint.all_gather(&own[..count / (rank + 1)]).unwrap();
+    for (other, values) in gathered.iter().enumerate() {
+        assert_eq!(values, &inputs[other][..count / (other + 1)]);
+    }
+    for root in 0..size {
+        rooted(endpoint, root, &inputs, &sums);
+    }
+    around(endpoint, &inputs);
+    endpoint.barrier().unwrap();
+}
+
+fn rooted(endpoint: &mut ProcessCommunicator, root: usize, inputs: &[Vec<f32>], sums: &[f32]) {
+    let rank = endpoint.rank();
+    let mut vector = inputs[rank].clone();
+    endpoint
+        .broadcast(root, &mut [(&mut vector[..]).into()])
+        .unwrap();
+    assert_eq!(vector, inputs[root]);
+    vector.copy_from_slice(&inputs[rank]);
+    endpoint
+        .reduce(ReduceOp::Sum, root, &mut [(&mut vector[..]).into()])
+        .unwrap();
+    if rank == root {
+        assert_eq!(vector, sums);
+    }
+}
+
+/// Every rank sends its vector to the next one; even ranks send first.
+fn around(endpoint: &mut ProcessCommunicator, inputs: &[Vec<f32>]) {
+    let (rank, size) = (endpoint.rank(), endpoint.world_size());
+    let (next, previous) = ((rank + 1) % size, (rank + size - 1) % size);
+    let (mut own, mut other) = (inputs[rank].clone(), inputs[rank].clone());
+    // The last rank of an odd world waits for its neighbours, which both send first.
+    if rank % 2 == 0 && rank + 1 < size {
+        endpoint.send(next, (&mut own[..]).into()).unwrap();
+        endpoint.recv(previous, (&mut other[..]).into()).unwrap();
+    } else {
+        endpoint.recv(previous, (&mut other[..]).into()).unwrap();
+        endpoint.send(next, (&mut own[..]).into()).unwrap();
+    }
+    assert_eq!(other, inputs[previous]);
+}
+
+#[test]
+fn all_operations_equal_plain_loops_across_hosts() {
+    for hosts in HOSTS {
+        within_limit(move || {
+            for algorithm in algorithms() {
+                for order in [Order::Fast, Order::Canonical] {
+                    let group = options(algorithm).order(order);
+                    on_hosts(hosts, &group, |mut endpoint| {
+                        for count in [0, 1, 2, 7, 100, 1000] {
+                            all_operations(&mut endpoint, count);
+                        }
+                    });
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn two_hosts_mix_both_kinds_of_links() {
+    within_limit(|| {
+        let describe = |endpoint: ProcessCommunicator| endpoint.describe().to_string();
+        for description in on_hosts(&[0, 0, 1, 1], &options(Algorithm::Ring), describe) {
+            assert!(description.contains("between hosts"), "{description}");
+        }
+    });
+}
+
+#[test]
+fn canonical_order_gives_the_bits_of_a_plain_loop_across_hosts() {
+    for hosts in HOSTS {
+        within_limit(move || {
+            let inputs = vectors(hosts.len(), 777, rounded);
+            let bits = |vector: &[f32]| vector.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+            let expected = bits(&reduced(ReduceOp::Sum, &inputs));
+            for algorithm in algorithms() {
+                let group = options(algorithm).order(Order::Canonical);
+                let results = on_hosts(hosts, &group, |mut endpoint| {
+                    let mut vector = inputs[endpoint.rank()].clone();
+                    endpoint
+                        .all_reduce(ReduceOp::Sum, &mut [(&mut vector[..]).into()])
+                        .unwrap();
+                    vector
+                });
+                for result in results {
+                    assert_eq!(bits(&result), expected, "{algorithm} {hosts:?}");
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn different_calls_are_a_mismatch_on_all_ranks_across_hosts() {
+    for odd in 0..4 {
+        within_limit(move || {
+            let errors = on_hosts(&[0, 0, 1, 1], &options(Algorithm::Ring), |mut endpoint| {
+                let count = 500 + usize::from(endpoint.rank() == odd);
+                let mut vector = vec![1.0_f32; count];
+                endpoint
+                    .all_reduce(ReduceOp::Sum, &mut [(&mut vector[..]).into()])
+                    .unwrap_err()
+            });
+            for error in errors {
+                let CollectiveError::Mismatch { rank_a, rank_b, .. } = error.root_cause() else {
+                    panic!("{error:?}");
+                };
+                assert!(*rank_a == odd || *rank_b == odd, "{error}");
+            }
+        });
+    }
+}
+
+#[test]
+fn a_rank_that_leaves_is_named_across_hosts() {
+    for lost in 0..4 {
+        within_limit(move || {
+            // A survivor that leaves at once may be heard of before the rank that left first.
+            let reported = std::sync::Barrier::new(3);
+            let errors = on_hosts(&[0, 1, 0, 1], &options(Algorithm::Ring), |mut endpoint| {
+                if endpoint.rank() == lost {
+                    return None;
+                }
+                let mut vector = vec![1.0_f32; 100_000];
+                let buffers = &mut [(&mut vector[..]).into()];
+                let error = endpoint.all_reduce(ReduceOp::Sum, buffers).unwrap_err();
+                reported.wait();
+                Some(error)
+            });
+            for error in errors.into_iter().flatten() {
+                let CollectiveError::PeerLost { rank, .. } = error.root_cause() else {
+                    panic!("{error:?}");
+                };
+                assert_eq!(*rank, lost, "{error}");
+            }
+        });
+    }
+}
+
+#[test]
+fn a_rank_that_never_calls_is_named_at_the_deadline_across_hosts() {
+    within_limit(|| {
+        let group = options(Algorithm::Ring).timeout(Duration::from_millis(700));
+        let (left, wait) = mpsc::channel::<()>();
+        let wait = std::sync::Mutex::new(Some(wait));
+        let errors = on_hosts(&[0, 0, 1, 1], &group, |mut endpoint| {
+            if endpoint.rank() == 2 {
+                // Stays in the group until the others have their errors.
+                let wait = wait.lock().unwrap().take().unwrap();
+                let _ = wait.recv_timeout(Duration::from_millis(1500));
+                return None;
+            }
+            let mut vector = vec![1.0_f32; 100_000];
+            let buffers = &mut [(&mut vector[..]).into()];
+            Some(endpoint.all_reduce(ReduceOp::Sum, buffers).unwrap_err())
+        });
+        drop(left);
+        for error in errors.into_iter().flatten() {
+            let CollectiveError::Timeout { missing, .. } = error.root_cause() else {
+                panic!("{error:?}");
+            };
+            assert_eq!(missing, &[2], "{error}");
+        }
+    });
+}

@@ -1,0 +1,309 @@
+//! The `direct` algorithm between processes: shared memory, canonical order.
+//!
+//! Small operations need one meeting ([`inline`]); bigger ones go through slots in windows
+//! ([`windows`]). Both give the same bits as the in-process `direct` algorithm.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::buffer::{Buffer, DType};
+use crate::communicator::{
+    AbortHandle, AbortTarget, Communicator, Description, GatherTarget, chunk_range,
+};
+use crate::error::{CollectiveError, Result};
+use crate::header::{OperationHeader, OperationKind};
+use crate::messages::{self, check_rank};
+use crate::options::{Algorithm, GroupOptions};
+use crate::reduce::ReduceOp;
+use crate::shared_memory::doorbell::{Operation, Shared};
+use crate::shared_memory::endpoint::LocalTransport;
+use crate::shared_memory::group::LocalGroup;
+use crate::shared_memory::in_place::{self, SharedBuffer};
+use crate::shared_memory::inline;
+use crate::shared_memory::pieces;
+use crate::shared_memory::windows::{self, Broadcast, Gather, Reduction, Target};
+use crate::transport::Transport;
+
+/// One rank's endpoint of a group whose ranks all share the host.
+pub(crate) struct SharedMemoryCommunicator {
+    transport: LocalTransport,
+    /// Windows of all operations so far.
+    windows: u64,
+    /// Bytes of this rank's part of the segment that are allocated.
+    allocated: usize,
+}
+
+impl SharedMemoryCommunicator {
+    /// See [`LocalTransport::new`].
+    pub(crate) fn new(
+        group: LocalGroup,
+        options: GroupOptions,
+        abort: Arc<dyn AbortTarget>,
+    ) -> Result<Self> {
+        let transport = LocalTransport::new(group, options, abort)?;
+        Ok(SharedMemoryCommunicator {
+            transport,
+            windows: 0,
+            allocated: 0,
+        })
+    }
+
+    /// A buffer in the segment; see [`SharedBuffer`]. `None` when
+    /// [`heap_bytes`](super::Settings::heap_bytes) are used up.
+    pub(crate) fn allocate_shared(&mut self, bytes: usize) -> Option<SharedBuffer> {
+        SharedBuffer::allocate(self.transport.shared(), &mut self.allocated, bytes)
+    }
+
+    fn header(&self, kind: OperationKind) -> OperationHeader {
+        let generation = self.transport.options.get_generation();
+        OperationHeader::new(kind, generation, self.transport.sequence())
+    }
+
+    /// Runs `body` when all ranks have begun the operation. `put`: whether this rank's buffers are
+    /// written beside its arrival record.
+    fn operate(
+        &mut self,
+        header: OperationHeader,
+        buffers: &mut [Buffer<'_>],
+        put: bool,
+        body: impl FnOnce(&LocalTransport, Running<'_>, &mut [Buffer<'_>]) -> Result<()>,
+    ) -> Result<()> {
+        self.transport.check()?;
+        let size = header.dtype.map_or(1, DType::size_bytes);
+        let place = match header.kind {
+            OperationKind::AllReduce => self.transport.shared().place(buffers),
+            _ => 0,
+        };
+        let started = self.transport.start(&header, place, |shared| {
+            if put {
+                inline::put(shared, header.sequence, buffers, size);
+            }
+        });
+        let windows = &mut self.windows;
+        let result = started.and_then(|()| {
+            self.transport.during(|transport, operation| {
+                let running = Running { operation, windows };
+                body(transport, running, buffers)
+            })
+        });
+        self.transport.settle(header.kind, result)
+    }
+
+    /// Whether an operation with this header is done with one meeting; the same on all ranks.
+    fn is_inline(&self, header: &OperationHeader) -> bool {
+        let size = header.dtype.map_or(1, DType::size_bytes);
+        let bytes = header.count.checked_mul(size);
+        bytes.is_some_and(|bytes| bytes <= self.transport.shared().layout.inline_bytes)
+    }
+
+    /// `all_reduce`, `reduce` and `reduce_scatter`.
+    fn reduction(
+        &mut self,
+        header: OperationHeader,
+        op: ReduceOp,
+        target: Target,
+        buffers: &mut [Buffer<'_>],
+    ) -> Result<()> {
+        let inline = self.is_inline(&header);
+        let size = header.dtype.map_or(1, DType::size_bytes);
+        self.operate(header, buffers, inline, |transport, running, buffers| {
+            let (shared, operation) = (transport.shared(), running.operation);
+            let (me, members) = (shared.me, shared.members());
+            if members == 1 || header.count == 0 {
+                return Ok(());
+            }
+            if !inline && transport.same_place() {
+                return in_place::all_reduce(shared, operation, running.windows, op, buffers);
+            }
+            if !inline {
+                let mut program = Reduction::new(shared, buffers, size, op, target);
+                return windows::run(shared, operation, running.windows, &mut program);
+            }
+            let range = match target {
+                Target::All => 0..header.count,
+                Target::One(root) if root == me => 0..header.count,
+                Target::One(_) => return Ok(()),
+                Target::Shares => chunk_range(header.count, members, me),
+            };
+            inline::reduce(shared, header.sequence, op, buffers, range);
+            Ok(())
+        })
+    }
+
+    /// The part of `all_gather` after all ranks have begun it.
+    fn gather(
+        &mut self,
+        header: &OperationHeader,
+        input: &[u8],
+        output: &mut dyn GatherTarget,
+    ) -> Result<()> {
+        let base = &mut self.windows;
+        self.transport.during(|transport, operation| {
+            let (shared, sizes) = (transport.shared(), &transport.owns);
+            let total = sizes
+                .iter()
+                .try_fold(0_usize, |sum, size| sum.checked_add(*size));
+            if total.is_none_or(|total| total > isize::MAX as usize) {
+                return Err(operation.fail(impossible_sizes(shared, sizes)));
+            }
+            let output = output.resize(sizes);
+            let start: usize = sizes[..shared.me].iter().sum();
+            output[start..start + input.len()].copy_from_slice(input);
+            if sizes.iter().any(|size| *size > shared.layout.inline_bytes) {
+                let mut program = Gather {
+                    input,
+                    sizes,
+                    output,
+                    window: shared.layout.slot_bytes,
+                };
+                return windows::run(shared, operation, base, &mut program);
+            }
+            let mut rest = output;
+            for (member, size) in sizes.iter().enumerate() {
+                let (to, after) = rest.split_at_mut(*size);
+                if member != shared.me {
+                    let at = shared.layout.inline(member, header.sequence);
+                    shared.segment.copy_out(at, to);
+                }
+                rest = after;
+            }
+            Ok(())
+        })
+    }
+}
+
+/// What the body of an operation works with.
+struct Running<'a> {
+    operation: &'a Operation<'a>,
+    /// Windows of all operations before.
+    windows: &'a mut u64,
+}
+
+/// Sizes that no group of ranks can have.
+fn impossible_sizes(shared: &Shared, sizes: &[usize]) -> CollectiveError {
+    let largest = (0..sizes.len()).max_by_key(|member| sizes[*member]);
+    CollectiveError::Protocol {
+        rank: shared.ranks[shared.me],
+        peer: shared.ranks[largest.unwrap_or(0)],
+        address: "shared memory of this host".to_string(),
+        what: "inputs of an all_gather that no memory can hold".to_string(),
+    }
+}
+
+impl Communicator for SharedMemoryCommunicator {
+    fn rank(&self) -> usize {
+        self.transport.rank()
+    }
+
+    fn world_size(&self) -> usize {
+        self.transport.world_size()
+    }
+
+    fn all_reduce(&mut self, op: ReduceOp, buffers: &mut [Buffer<'_>]) -> Result<()> {
+        let header = self.header(OperationKind::AllReduce).with_op(op);
+        let header = header.with_buffers(self.rank(), buffers)?;
+        self.reduction(header, op, Target::All, buffers)
+    }
+
+    fn reduce_scatter(&mut self, op: ReduceOp, mut buffer: Buffer<'_>) -> Result<Range<usize>> {
+        let own = chunk_range(buffer.len(), self.world_size(), self.rank());
+        let buffers = &mut [buffer.reborrow()];
+        let header = self.header(OperationKind::ReduceScatter).with_op(op);
+        let header = header.with_buffers(self.rank(), buffers)?;
+        self.reduction(header, op, Target::Shares, buffers)?;
+        Ok(own)
+    }
+
+    fn all_gather_into(
+        &mut self,
+        dtype: DType,
+        input: &[u8],
+        output: &mut dyn GatherTarget,
+    ) -> Result<()> {
+        self.transport.check()?;
+        let header = self.header(OperationKind::AllGather).with_dtype(dtype);
+        let started = self.transport.start(&header, input.len(), |shared| {
+            if input.len() <= shared.layout.inline_bytes {
+                let at = shared.layout.inline(shared.me, header.sequence);
+                shared.segment.copy_in(at, input);
+            }
+        });
+        let result = started.and_then(|()| self.gather(&header, input, output));
+        self.transport.settle(header.kind, result)
+    }
+
+    fn broadcast(&mut self, root: usize, buffers: &mut [Buffer<'_>]) -> Result<()> {
+        check_rank(&self.transport, OperationKind::Broadcast, "the root", root)?;
+        let header = self.header(OperationKind::Broadcast).with_root(root);
+        let header = header.with_buffers(self.rank(), buffers)?;
+        let (inline, is_root) = (self.is_inline(&header), self.rank() == root);
+        let size = header.dtype.map_or(1, DType::size_bytes);
+        let put = inline && is_root;
+        self.operate(header, buffers, put, |transport, running, buffers| {
+            let shared = transport.shared();
+            if !inline {
+                let mut program = Broadcast {
+                    len: pieces::len(buffers),
+                    buffers,
+                    size,
+                    root,
+                    window: shared.layout.slot_bytes / size,
+                };
+                return windows::run(shared, running.operation, running.windows, &mut program);
+            }
+            if !is_root {
+                inline::take(shared, header.sequence, root, buffers, size);
+            }
+            Ok(())
+        })
+    }
+
+    fn reduce(&mut self, op: ReduceOp, root: usize, buffers: &mut [Buffer<'_>]) -> Result<()> {
+        check_rank(&self.transport, OperationKind::Reduce, "the root", root)?;
+        let header = self.header(OperationKind::Reduce).with_op(op);
+        let header = header.with_root(root).with_buffers(self.rank(), buffers)?;
+        self.reduction(header, op, Target::One(root), buffers)
+    }
+
+    fn send(&mut self, to: usize, buffer: Buffer<'_>) -> Result<()> {
+        let (generation, segment) = self.point_to_point();
+        messages::send(&mut self.transport, generation, to, &buffer, segment)
+    }
+
+    fn recv(&mut self, from: usize, mut buffer: Buffer<'_>) -> Result<()> {
+        let (generation, segment) = self.point_to_point();
+        messages::recv(&mut self.transport, generation, from, &mut buffer, segment)
+    }
+
+    fn barrier(&mut self) -> Result<()> {
+        let header = self.header(OperationKind::Barrier);
+        self.operate(header, &mut [], false, |_, _, _| Ok(()))
+    }
+
+    fn abort_handle(&self) -> AbortHandle {
+        self.transport.abort_handle()
+    }
+
+    fn describe(&self) -> Description {
+        let options = &self.transport.options;
+        Description {
+            group: options.get_name().to_string(),
+            generation: options.get_generation(),
+            world_size: self.world_size(),
+            algorithm: Algorithm::Direct,
+            transport: self.transport.name().to_string(),
+            order: options.get_order(),
+            reason: "all ranks are processes of one host".to_string(),
+        }
+    }
+}
+
+impl SharedMemoryCommunicator {
+    /// Generation and segment size of point-to-point calls.
+    fn point_to_point(&self) -> (u64, usize) {
+        let options = &self.transport.options;
+        let segment = options.get_segment_bytes();
+        let segment = segment.unwrap_or(self.transport.segment_bytes());
+        (options.get_generation(), segment.max(1))
+    }
+}

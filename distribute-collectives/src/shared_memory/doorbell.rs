@@ -1,0 +1,309 @@
+//! Counters that members publish, and waiting for them.
+//!
+//! A member has one doorbell: a futex word that counts rings, and a word that says for which
+//! counter of which member it waits (0: it does not). Waiting:
+//!
+//! 1. poll for some microseconds, when every member can have a core and it helped lately;
+//! 2. read the bell, say for what it waits, a full fence, look at the counter once more;
+//! 3. sleep until the bell is no longer what was read in step 2.
+//!
+//! Publishing: write the counter, a full fence, then ring the members that wait for just this
+//! counter of this member. The two fences make it impossible that the publisher sees nobody
+//! waiting and the waiter sees the old counter. A ring between steps 2 and 3 changes the bell, so
+//! the kernel refuses to sleep. Whoever rings takes the "waits for" word back to 0, so that one
+//! sleep costs one ring.
+//!
+//! A note of a failure (another thread of the same process) rings the same bell, so a sleeping
+//! member looks at the failures at once.
+
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+use std::time::{Duration, Instant};
+
+use rustix::thread::futex::{self, Flags, Timespec};
+
+use crate::error::{CollectiveError, Result};
+use crate::header::{OperationHeader, OperationKind};
+use crate::patience::Patience;
+use crate::shared_memory::layout::{Counter, Layout};
+use crate::shared_memory::segment::Segment;
+use crate::status::{Failure, GroupStatus, Trouble};
+
+/// How long a member polls before it sleeps: about as long as waking a process takes.
+const SPIN: Duration = Duration::from_micros(30);
+
+/// Asks a few times, so that looking at the clock costs little.
+fn poll_some(ready: &impl Fn() -> bool) -> bool {
+    (0..64).any(|_| {
+        std::hint::spin_loop();
+        ready()
+    })
+}
+
+/// One member's view of the segment.
+pub(crate) struct Shared {
+    pub(crate) segment: Segment,
+    pub(crate) layout: Layout,
+    /// This member, from 0.
+    pub(crate) me: usize,
+    /// The rank of each member in the whole group, ascending.
+    pub(crate) ranks: Vec<usize>,
+    /// For the begin of operations, where the ranks may come at any time, and for the rest.
+    patience: [Patience; 2],
+}
+
+/// An operation that waits: what it is, since when, and until when.
+pub(crate) struct Operation<'a> {
+    pub(crate) status: &'a Arc<GroupStatus>,
+    pub(crate) header: OperationHeader,
+    pub(crate) begin: Instant,
+    pub(crate) deadline: Option<Instant>,
+    /// The other member of a point-to-point call: the only one that matters then.
+    pub(crate) only_peer: bool,
+}
+
+/// In place of a member: the one that arrives last.
+const LAST: usize = 0xfffe;
+
+impl Shared {
+    pub(crate) fn new(segment: Segment, layout: Layout, me: usize, ranks: Vec<usize>) -> Shared {
+        Shared {
+            segment,
+            layout,
+            me,
+            ranks,
+            patience: Default::default(),
+        }
+    }
+
+    pub(crate) fn members(&self) -> usize {
+        self.layout.members
+    }
+
+    /// All members but this one.
+    pub(crate) fn peers(&self) -> impl Iterator<Item = usize> {
+        let me = self.me;
+        (0..self.members()).filter(move |member| *member != me)
+    }
+
+    /// How far a member is.
+    pub(crate) fn counter(&self, member: usize, counter: Counter) -> u64 {
+        let at = self.layout.counter(member, counter);
+        self.segment.long(at).load(Ordering::Acquire)
+    }
+
+    /// Publishes this member's counter; what it wrote before is visible to who sees it.
+    pub(crate) fn announce(&self, counter: Counter, value: u64) {
+        let at = self.layout.counter(self.me, counter);
+        self.segment.long(at).store(value, Ordering::Release);
+        fence(Ordering::SeqCst);
+        let reason = Shared::reason(self.me, counter);
+        for peer in self.peers() {
+            self.ring_if(peer, reason);
+        }
+    }
+
+    /// Publishes that this member has begun operation `sequence`. Only the last one to do so rings,
+    /// so that everybody wakes once.
+    pub(crate) fn announce_arrival(&self, sequence: u64) {
+        let at = self.layout.counter(self.me, Counter::Arrived);
+        self.segment.long(at).store(sequence + 1, Ordering::Release);
+        // Release: the last one, and who sees its count, sees what all others wrote before.
+        let arrivals = self.segment.long(Layout::ARRIVALS);
+        let before = arrivals.fetch_add(1, Ordering::AcqRel);
+        if before.wrapping_add(1) == self.all_arrived(sequence) {
+            fence(Ordering::SeqCst);
+            let reason = Shared::reason(LAST, Counter::Arrived);
+            for peer in self.peers() {
+                self.ring_if(peer, reason);
+            }
+        }
+    }
+
+    /// The number of arrivals when all members have begun operation `sequence`. Nobody begins the
+    /// next one before, so the number says it all.
+    fn all_arrived(&self, sequence: u64) -> u64 {
+        (sequence + 1).wrapping_mul(self.members() as u64)
+    }
+
+    /// The other members that have not begun the operation; when all have, those that are behind
+    /// the others in it, for whom all others wait in the end.
+    fn behind(&self, sequence: u64) -> Vec<usize> {
+        let late = |member: &usize| self.counter(*member, Counter::Arrived) <= sequence;
+        let missing: Vec<usize> = self.peers().filter(late).collect();
+        if !missing.is_empty() {
+            return missing;
+        }
+        let progress = |member: usize| {
+            let steps = [Counter::Published, Counter::Reduced, Counter::Fetched];
+            let count = |step: Counter| self.counter(member, step);
+            steps.map(count).into_iter().fold(0, u64::wrapping_add)
+        };
+        let least = self.peers().map(progress).min();
+        let is_least = |member: &usize| Some(progress(*member)) == least;
+        self.peers().filter(is_least).collect()
+    }
+
+    /// Blocks until every member has begun the operation.
+    pub(crate) fn wait_for_arrivals(&self, operation: &Operation<'_>) -> Result<()> {
+        let arrivals = self.segment.long(Layout::ARRIVALS);
+        let all = self.all_arrived(operation.header.sequence);
+        self.wait(operation, LAST, Counter::Arrived, || {
+            arrivals.load(Ordering::Acquire) >= all
+        })
+    }
+
+    /// What a member that waits for `counter` of `member` writes.
+    fn reason(member: usize, counter: Counter) -> u32 {
+        ((counter as u32) << 16) | (member as u32 + 1)
+    }
+
+    /// Rings a member that waits for this member's `counter`; the caller has published and fenced.
+    pub(crate) fn ring_if_waiting(&self, peer: usize, counter: Counter) {
+        self.ring_if(peer, Shared::reason(self.me, counter));
+    }
+
+    fn ring_if(&self, peer: usize, reason: u32) {
+        let waiting = self.segment.word(self.layout.waiting(peer));
+        let (ordering, none) = (Ordering::Relaxed, 0);
+        if waiting.load(ordering) == reason
+            && waiting
+                .compare_exchange(reason, none, ordering, ordering)
+                .is_ok()
+        {
+            self.ring(peer);
+        }
+    }
+
+    /// Wakes a member, or keeps it from falling asleep.
+    pub(crate) fn ring(&self, member: usize) {
+        let bell = self.segment.word(self.layout.bell(member));
+        bell.fetch_add(1, Ordering::SeqCst);
+        // Not `PRIVATE`: the sleeper is in another process. An error would mean that the address
+        // is not mapped; it is.
+        let _ = futex::wake(bell, Flags::empty(), 1);
+    }
+
+    /// Blocks until every other member's counter is at least `value`.
+    pub(crate) fn wait_all(
+        &self,
+        operation: &Operation<'_>,
+        counter: Counter,
+        value: u64,
+    ) -> Result<()> {
+        self.peers()
+            .try_for_each(|peer| self.wait_one(operation, peer, counter, value))
+    }
+
+    /// Blocks until the member's counter is at least `value`.
+    pub(crate) fn wait_one(
+        &self,
+        operation: &Operation<'_>,
+        peer: usize,
+        counter: Counter,
+        value: u64,
+    ) -> Result<()> {
+        let word = self.segment.long(self.layout.counter(peer, counter));
+        self.wait(operation, peer, counter, || {
+            word.load(Ordering::Acquire) >= value
+        })
+    }
+
+    /// Blocks until `ready`, which `peer` makes true before it rings for `counter`.
+    pub(crate) fn wait(
+        &self,
+        operation: &Operation<'_>,
+        peer: usize,
+        counter: Counter,
+        ready: impl Fn() -> bool,
+    ) -> Result<()> {
+        let patience = &self.patience[usize::from(counter != Counter::Arrived)];
+        if ready() || (self.layout.may_spin && patience.poll(SPIN, || poll_some(&ready))) {
+            return Ok(());
+        }
+        let bell = self.segment.word(self.layout.bell(self.me));
+        let waiting = self.segment.word(self.layout.waiting(self.me));
+        loop {
+            let rings = bell.load(Ordering::SeqCst);
+            waiting.store(Shared::reason(peer, counter), Ordering::SeqCst);
+            fence(Ordering::SeqCst);
+            let done = ready();
+            // What is there counts, even when the member that wrote it has gone since.
+            let go_on = match done {
+                true => Ok(()),
+                false => operation.check(self, peer),
+            };
+            if done || go_on.is_err() {
+                waiting.store(0, Ordering::SeqCst);
+                return go_on;
+            }
+            let left = operation.left();
+            if left == Some(Duration::ZERO) {
+                waiting.store(0, Ordering::SeqCst);
+                return Err(operation.time_out(self, peer));
+            }
+            let left = left.and_then(|left| Timespec::try_from(left).ok());
+            // Every outcome (woken, rung before, interrupted, timed out) means: look again.
+            let _ = futex::wait(bell, Flags::empty(), rings, left.as_ref());
+        }
+    }
+}
+
+impl<'a> Operation<'a> {
+    /// Begins now and has `timeout` until its deadline.
+    pub(crate) fn new(
+        status: &'a Arc<GroupStatus>,
+        header: OperationHeader,
+        timeout: Duration,
+    ) -> Self {
+        let begin = Instant::now();
+        Operation {
+            status,
+            header,
+            begin,
+            deadline: begin.checked_add(timeout),
+            only_peer: matches!(header.kind, OperationKind::Send | OperationKind::Recv),
+        }
+    }
+
+    /// Time until the deadline; `None` without one.
+    fn left(&self) -> Option<Duration> {
+        let now = Instant::now();
+        self.deadline
+            .map(|deadline| deadline.saturating_duration_since(now))
+    }
+
+    fn check(&self, shared: &Shared, peer: usize) -> Result<()> {
+        match self.only_peer {
+            true => {
+                let rank = shared.ranks.get(peer).copied().unwrap_or(usize::MAX);
+                self.status.check_peer(&self.header, rank)
+            }
+            false => self.status.check(&self.header),
+        }
+    }
+
+    /// Ends the operation on all ranks because its deadline has passed.
+    fn time_out(&self, shared: &Shared, peer: usize) -> CollectiveError {
+        let members = match self.only_peer {
+            true => vec![peer],
+            false => shared.behind(self.header.sequence),
+        };
+        let ranks = members.iter().map(|member| shared.ranks[*member]).collect();
+        self.fail(CollectiveError::Timeout {
+            missing: self.status.to_blame(&self.header, self.begin, ranks),
+            op: self.header.kind,
+            sequence: self.header.sequence,
+            elapsed: self.begin.elapsed(),
+        })
+    }
+
+    /// Ends this and every later operation on all ranks with the error.
+    pub(crate) fn fail(&self, error: CollectiveError) -> CollectiveError {
+        self.status.fail(Failure {
+            trouble: Trouble::Ended(error.clone()),
+            from_sequence: self.header.sequence,
+        });
+        error
+    }
+}

@@ -1,0 +1,227 @@
+//! One rank's endpoint of a group whose ranks all share the host: segments, meetings, poison.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::communicator::{AbortHandle, AbortTarget};
+use crate::error::{CollectiveError, Result};
+use crate::header::{OperationHeader, OperationKind};
+use crate::options::GroupOptions;
+use crate::shared_memory::arrival::Record;
+use crate::shared_memory::doorbell::{Operation, Shared};
+use crate::shared_memory::group::LocalGroup;
+use crate::status::GroupStatus;
+use crate::transport::Transport;
+
+/// What of a running operation outlives a call.
+#[derive(Clone, Copy)]
+struct Running {
+    header: OperationHeader,
+    begin: Instant,
+    deadline: Option<Instant>,
+}
+
+/// A [`Transport`] through shared memory only; also the base of
+/// [`SharedMemoryCommunicator`](super::SharedMemoryCommunicator).
+pub(crate) struct LocalTransport {
+    pub(crate) group: LocalGroup,
+    pub(crate) options: GroupOptions,
+    abort: Arc<dyn AbortTarget>,
+    /// Collective operations that this rank has finished.
+    sequence: u64,
+    running: Option<Running>,
+    /// The first fatal error that was returned to the caller.
+    failure: Option<CollectiveError>,
+    /// What may differ between the ranks of the running operation; kept for its memory.
+    pub(crate) owns: Vec<usize>,
+    /// For segments that are bigger than a mailbox slot; kept for its memory.
+    scratch: Vec<u8>,
+}
+
+impl LocalTransport {
+    /// An endpoint of a group whose ranks 0, 1, ... are all in `group`; `abort` ends it on all
+    /// ranks.
+    ///
+    /// # Errors
+    /// [`CollectiveError::InvalidOption`] when a rank is not.
+    pub(crate) fn new(
+        group: LocalGroup,
+        options: GroupOptions,
+        abort: Arc<dyn AbortTarget>,
+    ) -> Result<Self> {
+        if group.ranks().iter().copied().ne(0..group.ranks().len()) {
+            let what = format!("ranks {:?} are not a whole group", group.ranks());
+            return Err(CollectiveError::InvalidOption { what });
+        }
+        Ok(LocalTransport {
+            group,
+            options,
+            abort,
+            sequence: 0,
+            running: None,
+            failure: None,
+            owns: Vec::new(),
+            scratch: Vec::new(),
+        })
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.group.shared
+    }
+
+    /// Whether all ranks have said the same place, and not "elsewhere".
+    pub(crate) fn same_place(&self) -> bool {
+        let first = self.owns.first().copied().unwrap_or(0);
+        first != 0 && self.owns.iter().all(|own| *own == first)
+    }
+
+    /// Refuses to start an operation after a failure.
+    pub(crate) fn check(&self) -> Result<()> {
+        match &self.failure {
+            None => Ok(()),
+            Some(cause) => Err(CollectiveError::Poisoned {
+                cause: Box::new(cause.clone()),
+            }),
+        }
+    }
+
+    fn is_point_to_point(kind: OperationKind) -> bool {
+        matches!(kind, OperationKind::Send | OperationKind::Recv)
+    }
+
+    /// Begins an operation: `put` writes this rank's input where the others find it, `own` is
+    /// what may differ, see [`Record`]. Returns when all ranks have begun it and their headers
+    /// agree.
+    pub(crate) fn start(
+        &mut self,
+        header: &OperationHeader,
+        own: usize,
+        put: impl FnOnce(&Shared),
+    ) -> Result<()> {
+        self.check()?;
+        let status = self.group.status.clone();
+        status.begin(header);
+        let operation = Operation::new(&status, *header, self.options.get_timeout());
+        self.running = Some(Running {
+            header: *header,
+            begin: operation.begin,
+            deadline: operation.deadline,
+        });
+        // Also where nothing has to be waited for, an earlier failure counts.
+        if Self::is_point_to_point(header.kind) {
+            return status.check_peer(header, usize::MAX);
+        }
+        status.check(header)?;
+        let (shared, header) = (&self.group.shared, *header);
+        put(shared);
+        let record = Record { header, own };
+        shared.arrive(&record);
+        shared.meet(&record, &operation, &mut self.owns)
+    }
+
+    /// Runs `f` for the operation that has begun.
+    pub(crate) fn during<R>(
+        &mut self,
+        f: impl FnOnce(&mut Self, &Operation<'_>) -> Result<R>,
+    ) -> Result<R> {
+        let Some(running) = self.running else {
+            return Err(CollectiveError::InvalidArgument {
+                rank: self.shared().me,
+                op: OperationKind::Send,
+                what: "segments travel only between begin and end of an operation".to_string(),
+            });
+        };
+        let status: Arc<GroupStatus> = self.group.status.clone();
+        let operation = Operation {
+            status: &status,
+            header: running.header,
+            begin: running.begin,
+            deadline: running.deadline,
+            only_peer: Self::is_point_to_point(running.header.kind),
+        };
+        f(self, &operation)
+    }
+
+    /// Ends an operation, whatever came of it.
+    pub(crate) fn settle<R>(&mut self, kind: OperationKind, result: Result<R>) -> Result<R> {
+        if self.running.take().is_some() {
+            self.group.status.end();
+        }
+        match &result {
+            Ok(_) if !Self::is_point_to_point(kind) => self.sequence += 1,
+            Err(error) if error.is_fatal() && self.failure.is_none() => {
+                // A refusal because of an earlier failure is not a failure by itself.
+                self.failure = Some(error.clone());
+            }
+            _ => {}
+        }
+        result
+    }
+}
+
+impl Transport for LocalTransport {
+    fn rank(&self) -> usize {
+        self.shared().me
+    }
+
+    fn world_size(&self) -> usize {
+        self.shared().members()
+    }
+
+    fn name(&self) -> &str {
+        "shared-memory"
+    }
+
+    fn segment_bytes(&self) -> usize {
+        // Half: see `Settings::for_segments`.
+        (self.group.mailbox_bytes() / 2).max(1)
+    }
+
+    fn sequence(&self) -> u64 {
+        self.sequence
+    }
+
+    fn begin(&mut self, header: &OperationHeader) -> Result<()> {
+        self.start(header, 0, |_| {})
+    }
+
+    fn end(&mut self, header: &OperationHeader, result: Result<()>) -> Result<()> {
+        self.settle(header.kind, result)
+    }
+
+    fn send_with(
+        &mut self,
+        to: usize,
+        bytes: usize,
+        fill: &mut dyn FnMut(&mut [u8]),
+    ) -> Result<()> {
+        self.during(|this, operation| {
+            let scratch = &mut this.scratch;
+            this.group.send_with(operation, to, bytes, fill, scratch)
+        })
+    }
+
+    fn receive_with(
+        &mut self,
+        from: usize,
+        bytes: usize,
+        consume: &mut dyn FnMut(&[u8]),
+    ) -> Result<()> {
+        self.during(|this, operation| {
+            let scratch = &mut this.scratch;
+            this.group
+                .receive_with(operation, from, bytes, consume, scratch)
+        })
+    }
+
+    fn fail(&mut self, error: CollectiveError) {
+        self.group.status.fail(crate::status::Failure {
+            trouble: crate::status::Trouble::Ended(error),
+            from_sequence: self.sequence,
+        });
+    }
+
+    fn abort_handle(&self) -> AbortHandle {
+        AbortHandle::new(self.shared().me, self.abort.clone())
+    }
+}

@@ -1,0 +1,43 @@
+//! Ranks of one host: buffers and meetings in a shared segment.
+//!
+//! [`passing`] finds out which ranks share the host and hands the segment from its leader to the
+//! others; [`LocalGroup`] is the result. [`SharedMemoryCommunicator`] carries out every operation
+//! of a group whose ranks are all in it; [`mailbox`] carries single segments, for transports that
+//! use shared memory between some ranks only.
+
+mod arrival;
+mod direct;
+mod doorbell;
+mod endpoint;
+mod group;
+#[allow(unsafe_code)]
+mod in_place;
+#[allow(unsafe_code)]
+mod inline;
+mod kernels;
+mod layout;
+#[allow(unsafe_code)]
+mod mailbox;
+mod passing;
+mod pieces;
+#[cfg(test)]
+mod processes_test;
+#[allow(unsafe_code)]
+mod segment;
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;
+#[allow(unsafe_code)]
+mod windows;
+
+pub(crate) use direct::SharedMemoryCommunicator;
+pub(crate) use doorbell::Operation;
+pub(crate) use endpoint::LocalTransport;
+pub(crate) use group::{LocalGroup, Settings};
+pub use in_place::SharedBuffer;
+#[cfg(test)]
+pub(crate) use passing::welcome_of;
+pub(crate) use passing::{Attachment, Offer, establish, find_leader};
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use passing::{WELCOME_BYTES, read_welcome};

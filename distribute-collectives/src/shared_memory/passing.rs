@@ -1,0 +1,508 @@
+//! How ranks find out that they share a host, and how they come to map the same memory.
+//!
+//! Every rank makes an [`Offer`]: a listening Unix socket whose abstract name is 128 random bits.
+//! Names travel through the rendezvous, so only members of the group know them. A rank that can
+//! connect to a name is in the same network namespace on the same host; addresses in text say
+//! nothing about that. The first rank that answers is the leader of the host.
+//!
+//! The leader makes the segment and passes it on (packets, so that nothing has to be cut):
+//!
+//! 1. member: its rank;
+//! 2. leader: the layout, a digest of the nonce that it wrote into the segment, the file;
+//! 3. member: maps the file, checks the digest against the nonce that it finds there, answers
+//!    with another digest of it: proof that both have the same memory;
+//! 4. leader, when all members have answered: go (or: this rank never came).
+//!
+//! Both sides check that the other one belongs to the same user. All waiting has a deadline.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::io::Errno;
+use rustix::net::sockopt::{self, Timeout};
+use rustix::net::{
+    self, AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+};
+use sha2::{Digest, Sha256};
+use subtle::ConstantTimeEq;
+
+use crate::error::{CollectiveError, MissingRank, Result};
+use crate::shared_memory::group::{LocalGroup, Settings};
+use crate::shared_memory::layout::{Layout, MEMBERS_MAX};
+use crate::shared_memory::segment::Segment;
+use crate::status::GroupStatus;
+
+/// Bytes of a name, and of the nonce.
+const NAME_BYTES: usize = 16;
+const NONCE_BYTES: usize = 32;
+/// First bytes of every packet: another program, or another version, is refused.
+const MAGIC: [u8; 8] = *b"dc-shm-1";
+const HELLO_BYTES: usize = 16;
+pub(crate) const WELCOME_BYTES: usize = 8 + 7 * 8 + 32;
+const ANSWER_BYTES: usize = 8 + 32;
+const GO_BYTES: usize = 16;
+
+/// A socket where other ranks of this host can ask for the segment.
+pub(crate) struct Offer {
+    listener: OwnedFd,
+    name: [u8; NAME_BYTES],
+}
+
+/// How a rank comes to its segment.
+pub(crate) enum Attachment {
+    /// It makes the segment.
+    Leader,
+    /// It gets the segment from rank `leader`, through this connection.
+    Member { leader: usize, connection: OwnedFd },
+}
+
+impl Attachment {
+    /// The rank that makes the segment, `rank` being this rank.
+    pub(crate) fn leader(&self, rank: usize) -> usize {
+        match self {
+            Attachment::Leader => rank,
+            Attachment::Member { leader, .. } => *leader,
+        }
+    }
+}
+
+fn unavailable(what: &str, error: impl std::fmt::Display) -> CollectiveError {
+    CollectiveError::BackendUnavailable {
+        backend: "shared memory".to_string(),
+        reason: format!("{what} failed: {error}; use the gRPC transport"),
+    }
+}
+
+fn socket(flags: SocketFlags) -> Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | flags;
+    net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+        .map_err(|error| unavailable("making a Unix socket", error))
+}
+
+fn random<const N: usize>() -> Result<[u8; N]> {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes).map_err(|error| unavailable("random numbers", error))?;
+    Ok(bytes)
+}
+
+impl Offer {
+    /// Listens at a new name.
+    pub(crate) fn new() -> Result<Offer> {
+        let name = random::<NAME_BYTES>()?;
+        let address = SocketAddrUnix::new_abstract_name(&name)
+            .map_err(|error| unavailable("naming a Unix socket", error))?;
+        let listener = socket(SocketFlags::NONBLOCK)?;
+        net::bind(&listener, &address)
+            .and_then(|()| net::listen(&listener, MEMBERS_MAX as i32))
+            .map_err(|error| unavailable("listening at a Unix socket", error))?;
+        Ok(Offer { listener, name })
+    }
+
+    /// What other ranks pass to [`find_leader`].
+    pub(crate) fn name(&self) -> &[u8] {
+        &self.name
+    }
+}
+
+/// Finds the lowest rank on this host: tries the names of all lower ranks, `offers[i]` being that
+/// of rank `i` (empty: it offers nothing).
+pub(crate) fn find_leader(
+    offers: &[Vec<u8>],
+    rank: usize,
+    deadline: Instant,
+) -> Result<Attachment> {
+    for (leader, name) in offers.iter().enumerate().take(rank) {
+        // A name of another length is not ours; an empty one would ask the kernel to pick one.
+        if name.len() != NAME_BYTES {
+            continue;
+        }
+        if let Some(connection) = connect(name, deadline)? {
+            return Ok(Attachment::Member { leader, connection });
+        }
+    }
+    Ok(Attachment::Leader)
+}
+
+/// Connects to a name, or finds that it is not on this host or not this user's.
+fn connect(name: &[u8], deadline: Instant) -> Result<Option<OwnedFd>> {
+    let Ok(address) = SocketAddrUnix::new_abstract_name(name) else {
+        return Ok(None);
+    };
+    let connection = socket(SocketFlags::empty())?;
+    // Only a full queue makes connecting wait.
+    let left = deadline.saturating_duration_since(Instant::now());
+    let left = left.max(Duration::from_millis(1));
+    sockopt::set_socket_timeout(&connection, Timeout::Send, Some(left))
+        .map_err(|error| unavailable("setting a deadline", error))?;
+    match net::connect(&connection, &address) {
+        Ok(()) if same_user(&connection) => {}
+        Err(error @ (Errno::AGAIN | Errno::INTR)) => {
+            return Err(unavailable("connecting to a rank of this host", error));
+        }
+        _ => return Ok(None),
+    }
+    rustix::io::ioctl_fionbio(&connection, true)
+        .map_err(|error| unavailable("setting up a Unix socket", error))?;
+    Ok(Some(connection))
+}
+
+fn same_user(connection: impl AsFd) -> bool {
+    sockopt::socket_peercred(connection)
+        .is_ok_and(|credentials| credentials.uid == rustix::process::geteuid())
+}
+
+/// Makes or receives the segment. `members` are the ranks of this host in ascending order, the
+/// leader first; all of them call this.
+///
+/// # Errors
+/// [`Rendezvous`](CollectiveError::Rendezvous) names the ranks that did not come before the
+/// deadline, on every member.
+pub(crate) fn establish(
+    offer: Offer,
+    attachment: Attachment,
+    rank: usize,
+    members: &[usize],
+    settings: &Settings,
+    deadline: Instant,
+    status: Arc<GroupStatus>,
+) -> Result<LocalGroup> {
+    let ascending = members.windows(2).all(|pair| pair[0] < pair[1]);
+    let me = members.iter().position(|member| *member == rank);
+    let leads = members.first() == Some(&attachment.leader(rank));
+    let (Some(me), true, true) = (me, ascending, leads && members.len() <= MEMBERS_MAX) else {
+        return Err(CollectiveError::InvalidOption {
+            what: format!("the ranks {members:?} cannot share memory with rank {rank}"),
+        });
+    };
+    let waiting = Waiting {
+        rank,
+        members,
+        begin: Instant::now(),
+        deadline,
+    };
+    let (segment, layout) = match attachment {
+        Attachment::Leader => lead(&offer, settings, &waiting)?,
+        Attachment::Member { leader, connection } => {
+            drop(offer);
+            join(&connection, leader, &waiting)?
+        }
+    };
+    Ok(LocalGroup::new(segment, layout, members, me, status))
+}
+
+/// Who waits for whom, and until when.
+struct Waiting<'a> {
+    rank: usize,
+    members: &'a [usize],
+    begin: Instant,
+    deadline: Instant,
+}
+
+impl Waiting<'_> {
+    /// Sleeps until a descriptor can be read; `false` when the deadline has passed.
+    fn readable(&self, fds: &mut [PollFd<'_>]) -> Result<bool> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok(false);
+        }
+        let left = Timespec::try_from(left).ok();
+        match poll(fds, left.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => Ok(true),
+            Err(error) => Err(unavailable("waiting for the ranks of this host", error)),
+        }
+    }
+
+    fn missing(&self, ranks: impl IntoIterator<Item = usize>, reason: &str) -> CollectiveError {
+        let one = |rank| MissingRank {
+            rank,
+            address: "shared memory of this host".to_string(),
+            reason: reason.to_string(),
+        };
+        CollectiveError::Rendezvous {
+            rank: self.rank,
+            missing: ranks.into_iter().map(one).collect(),
+            elapsed: self.begin.elapsed(),
+        }
+    }
+
+    fn refused(&self, reason: &str) -> CollectiveError {
+        CollectiveError::Refused {
+            rank: self.rank,
+            address: "shared memory of this host".to_string(),
+            reason: format!("{reason}; run the same program on all ranks"),
+        }
+    }
+}
+
+/// A digest that proves knowledge of the nonce in one direction.
+fn digest(direction: &[u8], nonce: &[u8], rank: usize) -> [u8; 32] {
+    let mut hash = Sha256::new();
+    hash.update(MAGIC);
+    hash.update(direction);
+    hash.update(nonce);
+    hash.update((rank as u64).to_le_bytes());
+    hash.finalize().into()
+}
+
+fn equal(a: &[u8], b: &[u8]) -> bool {
+    a.ct_eq(b).into()
+}
+
+/// A rank that has connected to the leader.
+struct Candidate {
+    connection: OwnedFd,
+    /// Its index among the members, once it has said who it is.
+    member: Option<usize>,
+    answered: bool,
+}
+
+/// The leader's side.
+fn lead(offer: &Offer, settings: &Settings, waiting: &Waiting<'_>) -> Result<(Segment, Layout)> {
+    let layout = Layout::new(waiting.members.len(), settings);
+    let (file, segment) = Segment::create(layout.total())
+        .map_err(|error| unavailable("making a shared segment", error))?;
+    let nonce = random::<NONCE_BYTES>()?;
+    segment.copy_in(0, &nonce);
+    let mut candidates: Vec<Candidate> = Vec::new();
+    let answered = |all: &[Candidate]| all.iter().filter(|one| one.answered).count();
+    while answered(&candidates) + 1 < waiting.members.len() {
+        let mut fds = vec![PollFd::new(&offer.listener, PollFlags::IN)];
+        fds.extend(
+            candidates
+                .iter()
+                .map(|one| PollFd::new(&one.connection, PollFlags::IN)),
+        );
+        if !waiting.readable(&mut fds)? {
+            return Err(give_up(&candidates, waiting));
+        }
+        let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+        let mut ready = ready.into_iter();
+        if ready.next() == Some(true) {
+            accept(offer, &mut candidates, waiting.members.len());
+        }
+        // Those accepted just now are at the end, and have no answer from `poll` yet.
+        let mut known: Vec<bool> = ready.collect();
+        known.resize(candidates.len(), false);
+        let mut known = known.into_iter();
+        let taken: Vec<usize> = candidates.iter().filter_map(|one| one.member).collect();
+        candidates.retain_mut(|one| {
+            known.next() != Some(true)
+                || serve(one, &taken, &file, &layout, &nonce, waiting).is_some()
+        });
+    }
+    for one in candidates.iter().filter(|one| one.answered) {
+        let _ = send(&one.connection, &go(0), &[]);
+    }
+    Ok((segment, layout))
+}
+
+/// The last packet: 0 is go, else one more than the rank that never came.
+fn go(code: u64) -> [u8; GO_BYTES] {
+    let mut packet = [0; GO_BYTES];
+    packet[..8].copy_from_slice(&MAGIC);
+    packet[8..].copy_from_slice(&code.to_le_bytes());
+    packet
+}
+
+/// Tells the members that have come which rank has not.
+fn give_up(candidates: &[Candidate], waiting: &Waiting<'_>) -> CollectiveError {
+    let came = |index: usize| {
+        let mut members = candidates.iter();
+        members.any(|one| one.answered && one.member == Some(index))
+    };
+    let missing = (1..waiting.members.len()).filter(|index| !came(*index));
+    let missing: Vec<usize> = missing.map(|index| waiting.members[index]).collect();
+    if let Some(first) = missing.first() {
+        for one in candidates {
+            let _ = send(&one.connection, &go(*first as u64 + 1), &[]);
+        }
+    }
+    waiting.missing(missing, "it did not ask for the segment")
+}
+
+/// Takes the connections that wait. Of those that never say who they are only a few are kept.
+fn accept(offer: &Offer, candidates: &mut Vec<Candidate>, members: usize) {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    while let Ok(connection) = net::accept_with(&offer.listener, flags) {
+        if !same_user(&connection) {
+            continue;
+        }
+        if candidates.len() >= members + 16
+            && let Some(stranger) = candidates.iter().position(|one| one.member.is_none())
+        {
+            candidates.remove(stranger);
+        }
+        candidates.push(Candidate {
+            connection,
+            member: None,
+            answered: false,
+        });
+    }
+}
+
+/// Reads one packet of a candidate; `None` when the connection is of no use any more.
+fn serve(
+    candidate: &mut Candidate,
+    taken: &[usize],
+    file: &OwnedFd,
+    layout: &Layout,
+    nonce: &[u8],
+    waiting: &Waiting<'_>,
+) -> Option<()> {
+    let mut packet = [0; ANSWER_BYTES];
+    let len = match receive(&candidate.connection, &mut packet) {
+        Ok((len, _)) => len,
+        Err(Errno::AGAIN) => return Some(()),
+        Err(_) => 0,
+    };
+    if len < 8 || packet[..8] != MAGIC {
+        return None;
+    }
+    match candidate.member {
+        None if len == HELLO_BYTES => {
+            let rank = u64::from_le_bytes(packet[8..16].try_into().ok()?);
+            let mut members = waiting.members.iter();
+            let index = members.position(|member| *member as u64 == rank)?;
+            if index == 0 || taken.contains(&index) {
+                return None;
+            }
+            candidate.member = Some(index);
+            let packet = welcome(layout, &digest(b"leader", nonce, waiting.rank));
+            send(&candidate.connection, &packet, &[file.as_fd()]).ok()
+        }
+        Some(index) if len == ANSWER_BYTES => {
+            let expected = digest(b"member", nonce, waiting.members[index]);
+            candidate.answered = equal(&packet[8..], &expected);
+            candidate.answered.then_some(())
+        }
+        _ => None,
+    }
+}
+
+fn welcome(layout: &Layout, proof: &[u8; 32]) -> [u8; WELCOME_BYTES] {
+    let mut packet = [0; WELCOME_BYTES];
+    packet[..8].copy_from_slice(&MAGIC);
+    for (to, word) in packet[8..].chunks_exact_mut(8).zip(layout.encode()) {
+        to.copy_from_slice(&word.to_le_bytes());
+    }
+    packet[WELCOME_BYTES - 32..].copy_from_slice(proof);
+    packet
+}
+
+/// The packet of a group with this many members, without a proof.
+#[cfg(test)]
+pub(crate) fn welcome_of(members: usize, settings: &Settings) -> [u8; WELCOME_BYTES] {
+    let mut layout = Layout::new(members, settings);
+    layout.may_spin = true;
+    welcome(&layout, &[0; 32])
+}
+
+/// The layout in a welcome, or `None` when it makes no sense.
+pub(crate) fn read_welcome(packet: &[u8; WELCOME_BYTES]) -> Option<Layout> {
+    let mut words = [0_u64; 7];
+    for (word, bytes) in words.iter_mut().zip(packet[8..].chunks_exact(8)) {
+        let mut le = [0; 8];
+        le.copy_from_slice(bytes);
+        *word = u64::from_le_bytes(le);
+    }
+    Layout::decode(words)
+}
+
+/// A member's side.
+fn join(connection: &OwnedFd, leader: usize, waiting: &Waiting<'_>) -> Result<(Segment, Layout)> {
+    let mut hello = [0; HELLO_BYTES];
+    hello[..8].copy_from_slice(&MAGIC);
+    hello[8..].copy_from_slice(&(waiting.rank as u64).to_le_bytes());
+    let gone = || waiting.missing([leader], "it closed the connection");
+    send(connection, &hello, &[]).map_err(|_| gone())?;
+    let mut packet = [0; WELCOME_BYTES];
+    let file = receive_all(connection, &mut packet, leader, waiting)?;
+    let file = file.ok_or_else(|| waiting.refused("the leader passed no file"))?;
+    let layout = read_welcome(&packet).filter(|it| it.members == waiting.members.len());
+    let layout = layout.ok_or_else(|| waiting.refused("the leader's layout makes no sense"))?;
+    let segment = Segment::map(&file, layout.total())
+        .map_err(|error| unavailable("mapping the shared segment", error))?;
+    let mut nonce = [0; NONCE_BYTES];
+    segment.copy_out(0, &mut nonce);
+    let expected = digest(b"leader", &nonce, leader);
+    if !equal(&packet[WELCOME_BYTES - 32..], &expected) {
+        return Err(waiting.refused("the segment is not the leader's"));
+    }
+    let mut answer = [0; ANSWER_BYTES];
+    answer[..8].copy_from_slice(&MAGIC);
+    answer[8..].copy_from_slice(&digest(b"member", &nonce, waiting.rank));
+    send(connection, &answer, &[]).map_err(|_| gone())?;
+    let mut packet = [0; GO_BYTES];
+    receive_all(connection, &mut packet, leader, waiting)?;
+    let mut code = [0; 8];
+    code.copy_from_slice(&packet[8..]);
+    match u64::from_le_bytes(code) {
+        0 => Ok((segment, layout)),
+        code => Err(waiting.missing([code as usize - 1], "it did not ask for the segment")),
+    }
+}
+
+/// Receives a packet of exactly this size from the leader, and the file that came with it.
+fn receive_all(
+    connection: &OwnedFd,
+    packet: &mut [u8],
+    leader: usize,
+    waiting: &Waiting<'_>,
+) -> Result<Option<OwnedFd>> {
+    loop {
+        match receive(connection, packet) {
+            Ok((GO_BYTES, _)) if packet.len() > GO_BYTES && packet[..8] == MAGIC => {
+                // The leader gave up before it came to this rank.
+                return Err(waiting.missing([leader], "it gave up waiting for another rank"));
+            }
+            Ok((len, file)) if len == packet.len() && packet[..8] == MAGIC => return Ok(file),
+            Ok((0, _)) | Err(Errno::CONNRESET) => {
+                return Err(waiting.missing([leader], "it closed the connection"));
+            }
+            Ok(_) => return Err(waiting.refused("the leader's packet makes no sense")),
+            Err(Errno::AGAIN | Errno::INTR) => {
+                let mut fds = [PollFd::new(connection, PollFlags::IN)];
+                if !waiting.readable(&mut fds)? {
+                    return Err(waiting.missing([leader], "it did not pass the segment"));
+                }
+            }
+            Err(error) => return Err(unavailable("receiving the shared segment", error)),
+        }
+    }
+}
+
+fn send(connection: &OwnedFd, packet: &[u8], files: &[BorrowedFd<'_>]) -> rustix::io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !files.is_empty() && !control.push(SendAncillaryMessage::ScmRights(files)) {
+        return Err(Errno::NOBUFS);
+    }
+    // The few small packets of a connection always fit its buffer.
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    net::sendmsg(connection, &[IoSlice::new(packet)], &mut control, flags).map(|_| ())
+}
+
+/// Receives one packet, and the file that came with it. 0 bytes: the other side has closed.
+fn receive(
+    connection: &OwnedFd,
+    packet: &mut [u8],
+) -> rustix::io::Result<(usize, Option<OwnedFd>)> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+    let mut slices = [IoSliceMut::new(packet)];
+    let received = net::recvmsg(connection, &mut slices, &mut control, flags)?;
+    let mut file = None;
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(files) = message {
+            // Files beyond the first are closed here.
+            file = files.into_iter().next().or(file);
+        }
+    }
+    Ok((received.bytes, file))
+}

@@ -1,0 +1,335 @@
+//! What this process knows about its group: the operation that runs here, and the first failure.
+//!
+//! One value per rank of a group between processes, shared by the thread that calls operations
+//! (it waits for data and asks whether to give up) and the control thread (it hears of lost and
+//! silent ranks, and tells the others what went wrong here).
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::error::{CollectiveError, Result};
+use crate::header::{OperationHeader, OperationKind};
+
+/// Why a group ended. The operation that it ended is added where it is reported.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Trouble {
+    /// A rank's process ended, or it left the group.
+    Lost { rank: usize, reason: String },
+    /// A rank is connected but has not been heard of for this long.
+    Silent { rank: usize, elapsed: Duration },
+    /// An error that says all there is to say: a mismatch, a deadline, an abort.
+    Ended(CollectiveError),
+}
+
+impl Trouble {
+    /// The error of the operation that this ended.
+    pub(crate) fn into_error(self, header: &OperationHeader) -> CollectiveError {
+        let (op, sequence) = (header.kind, header.sequence);
+        match self {
+            Trouble::Lost { rank, reason } => CollectiveError::PeerLost {
+                rank,
+                op,
+                sequence,
+                reason,
+            },
+            Trouble::Silent { rank, elapsed } => CollectiveError::Timeout {
+                missing: vec![rank],
+                op,
+                sequence,
+                elapsed,
+            },
+            Trouble::Ended(error) => error,
+        }
+    }
+}
+
+/// A trouble and the first operation that it concerns.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Failure {
+    pub(crate) trouble: Trouble,
+    /// The rank at fault had done its part of all operations before this one.
+    pub(crate) from_sequence: u64,
+}
+
+/// Called once, by the thread that notes the first failure.
+type Waker = Box<dyn Fn() + Send>;
+
+/// What a rank has last said about itself.
+#[derive(Clone, Copy)]
+struct Report {
+    at: Instant,
+    running: Option<OperationHeader>,
+    completed: u64,
+}
+
+impl Report {
+    fn has_begun(&self, header: &OperationHeader) -> bool {
+        let sequence = |running: &OperationHeader| running.sequence >= header.sequence;
+        self.completed > header.sequence || self.running.as_ref().is_some_and(sequence)
+    }
+}
+
+#[derive(Default)]
+struct Inner {
+    running: Option<OperationHeader>,
+    /// Number of collective operations that this rank has completed.
+    completed: u64,
+    /// In the order in which they were noted; a rank that left after its last operation is in it.
+    failures: Vec<Failure>,
+    wakers: Vec<Waker>,
+    /// By rank.
+    reports: BTreeMap<usize, Report>,
+    /// The failure that ended an operation of this rank.
+    reported: Option<Failure>,
+}
+
+impl Inner {
+    /// The first failure that concerns this operation.
+    fn failure_of(&self, header: &OperationHeader) -> Option<&Failure> {
+        let concerns = |failure: &&Failure| failure.from_sequence <= header.sequence;
+        self.failures.iter().find(concerns)
+    }
+}
+
+/// The state of one rank's membership.
+#[derive(Default)]
+pub(crate) struct GroupStatus {
+    failed: AtomicBool,
+    inner: Mutex<Inner>,
+}
+
+impl GroupStatus {
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        // The lock is never held across code that can panic half-way through a change.
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Registers what wakes a thread of this process that waits; called for every noted failure.
+    /// It must not block and must not call back into this value.
+    pub(crate) fn on_failure(&self, waker: impl Fn() + Send + 'static) {
+        self.lock().wakers.push(Box::new(waker));
+    }
+
+    /// Notes the operation that this rank has begun.
+    pub(crate) fn begin(&self, header: &OperationHeader) {
+        self.lock().running = Some(*header);
+    }
+
+    /// Notes that this rank has left the operation it had begun. It counts as completed unless a
+    /// failure that concerns it was noted before.
+    pub(crate) fn end(&self) {
+        let mut inner = self.lock();
+        let Some(header) = inner.running.take() else {
+            return;
+        };
+        let point_to_point = matches!(header.kind, OperationKind::Send | OperationKind::Recv);
+        if !point_to_point && inner.failure_of(&header).is_none() {
+            inner.completed = header.sequence + 1;
+        }
+    }
+
+    /// Notes what another rank says about itself.
+    pub(crate) fn note_peer(&self, rank: usize, running: Option<OperationHeader>, completed: u64) {
+        let report = Report {
+            at: Instant::now(),
+            running,
+            completed,
+        };
+        self.lock().reports.insert(rank, report);
+    }
+
+    /// Whom to name when an operation that began at `begin` was waiting for `ranks` at its
+    /// deadline. When those have said since then that they are in the operation, they wait for
+    /// others themselves: then those that have said that they are not.
+    pub(crate) fn to_blame(
+        &self,
+        header: &OperationHeader,
+        begin: Instant,
+        ranks: Vec<usize>,
+    ) -> Vec<usize> {
+        if matches!(header.kind, OperationKind::Send | OperationKind::Recv) {
+            return ranks;
+        }
+        let inner = self.lock();
+        let recent = |rank: &usize| inner.reports.get(rank).filter(|it| it.at > begin);
+        let wait = |rank: &usize| recent(rank).is_some_and(|it| it.has_begun(header));
+        let (waiting, not): (Vec<usize>, Vec<usize>) = ranks.into_iter().partition(wait);
+        if !not.is_empty() {
+            return not;
+        }
+        let absent = |rank: &&usize| recent(rank).is_some_and(|it| !it.has_begun(header));
+        let absent: Vec<usize> = inner.reports.keys().filter(absent).copied().collect();
+        if absent.is_empty() { waiting } else { absent }
+    }
+
+    /// Number of collective operations that this rank has completed.
+    pub(crate) fn completed(&self) -> u64 {
+        self.lock().completed
+    }
+
+    /// The operation that this rank is in.
+    pub(crate) fn running(&self) -> Option<OperationHeader> {
+        self.lock().running
+    }
+
+    /// Notes a failure and wakes whoever waits.
+    pub(crate) fn fail(&self, failure: Failure) {
+        let mut inner = self.lock();
+        inner.failures.push(failure);
+        self.failed.store(true, Ordering::Release);
+        inner.wakers.iter().for_each(|wake| wake());
+    }
+
+    /// All failures, in the order in which they were noted.
+    pub(crate) fn failures(&self) -> Vec<Failure> {
+        self.lock().failures.clone()
+    }
+
+    /// The first failure, whatever operation it concerns.
+    pub(crate) fn first_failure(&self) -> Option<Failure> {
+        self.lock().failures.first().cloned()
+    }
+
+    /// Whether to give up the operation: the cheap question for loops that wait.
+    ///
+    /// # Errors
+    /// The first failure that concerns this operation.
+    pub(crate) fn check(&self, header: &OperationHeader) -> Result<()> {
+        if !self.failed.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let mut inner = self.lock();
+        match inner.failure_of(header).cloned() {
+            Some(failure) => {
+                inner.reported.get_or_insert_with(|| failure.clone());
+                Err(failure.trouble.into_error(header))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// The failure that ended an operation of this rank, if one did.
+    pub(crate) fn reported(&self) -> Option<Failure> {
+        self.lock().reported.clone()
+    }
+
+    /// As [`check`](Self::check), for a point-to-point call with rank `peer`: only that rank's loss
+    /// ends it, however many collective operations the rank had done before it left.
+    pub(crate) fn check_peer(&self, header: &OperationHeader, peer: usize) -> Result<()> {
+        if !self.failed.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let inner = self.lock();
+        let concerns = |failure: &&Failure| match failure.trouble {
+            Trouble::Lost { rank, .. } => rank == peer,
+            _ => failure.from_sequence <= header.sequence,
+        };
+        match inner.failures.iter().find(concerns) {
+            Some(failure) => Err(failure.trouble.clone().into_error(header)),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicUsize;
+
+    use super::*;
+
+    fn header(sequence: u64) -> OperationHeader {
+        OperationHeader::new(OperationKind::AllReduce, 0, sequence)
+    }
+
+    #[test]
+    fn what_ended_an_operation_is_known() {
+        let status = GroupStatus::default();
+        let failure = Failure {
+            trouble: Trouble::Lost {
+                rank: 1,
+                reason: String::new(),
+            },
+            from_sequence: 2,
+        };
+        status.fail(failure.clone());
+        assert_eq!(status.check(&header(1)), Ok(()));
+        assert_eq!(status.reported(), None);
+        assert!(status.check(&header(2)).is_err());
+        assert_eq!(status.reported(), Some(failure));
+    }
+
+    #[test]
+    fn completed_counts_collective_operations_that_did_not_fail() {
+        let status = GroupStatus::default();
+        let run = |kind, sequence| {
+            status.begin(&OperationHeader::new(kind, 0, sequence));
+            status.end();
+        };
+        run(OperationKind::AllReduce, 0);
+        run(OperationKind::Send, 1);
+        assert_eq!(status.completed(), 1);
+        status.begin(&header(1));
+        let trouble = Trouble::Lost {
+            rank: 1,
+            reason: String::new(),
+        };
+        status.fail(Failure {
+            trouble,
+            from_sequence: 1,
+        });
+        status.end();
+        status.end();
+        assert_eq!((status.completed(), status.failures().len()), (1, 1));
+    }
+
+    #[test]
+    fn a_rank_that_waits_for_another_one_is_not_to_blame() {
+        let status = GroupStatus::default();
+        status.note_peer(3, None, 0);
+        let begin = Instant::now();
+        let blame = |ranks: &[usize]| status.to_blame(&header(4), begin, ranks.to_vec());
+        assert_eq!(blame(&[1, 3]), [1, 3]);
+        status.note_peer(1, Some(header(4)), 4);
+        assert_eq!(blame(&[1, 3]), [3]);
+        // Rank 3 has said nothing since the operation began.
+        assert_eq!(blame(&[1]), [1]);
+        status.note_peer(3, Some(header(3)), 3);
+        status.note_peer(0, None, 5);
+        assert_eq!(blame(&[1]), [3]);
+        assert_eq!(blame(&[0, 1]), [3]);
+        let send = OperationHeader::new(OperationKind::Send, 0, 4);
+        assert_eq!(status.to_blame(&send, begin, vec![1]), [1]);
+    }
+
+    #[test]
+    fn a_rank_that_left_ends_only_operations_it_did_not_do() {
+        let status = GroupStatus::default();
+        let woken = Arc::new(AtomicUsize::new(0));
+        let count = woken.clone();
+        status.on_failure(move || {
+            count.fetch_add(1, Ordering::SeqCst);
+        });
+        let trouble = Trouble::Lost {
+            rank: 3,
+            reason: "it left".to_string(),
+        };
+        status.fail(Failure {
+            trouble,
+            from_sequence: 5,
+        });
+        assert_eq!(woken.load(Ordering::SeqCst), 1);
+        assert_eq!(status.check(&header(4)), Ok(()));
+        let error = status.check(&header(5)).unwrap_err();
+        assert!(matches!(
+            error,
+            CollectiveError::PeerLost {
+                rank: 3,
+                sequence: 5,
+                ..
+            }
+        ));
+    }
+}

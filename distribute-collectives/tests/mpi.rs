@@ -1,0 +1,421 @@
+//! The communicator over MPI, in real processes under `mpirun`.
+//!
+//! Each test runs this program again under `mpirun`, where [`rank_program`] plays one rank and
+//! writes a file when all its assertions held.
+#![cfg(feature = "mpi")]
+
+mod common;
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use common::{Random, TestElement, bits};
+use distribute_collectives::mpi::{MpiCommunicator, MpiEnvironment};
+use distribute_collectives::{
+    Algorithm, Buffer, CollectiveError, Communicator, CommunicatorExt, DType, GroupOptions,
+    ReduceOp, WireType, chunk_range, reduce,
+};
+use half::{bf16, f16};
+
+const SCENARIO: &str = "DISTRIBUTE_MPI_SCENARIO";
+const DIRECTORY: &str = "DISTRIBUTE_MPI_DIRECTORY";
+
+/// Runs a scenario on `world_size` processes.
+fn under_mpirun(scenario: &str, world_size: usize) {
+    let found = Command::new("mpirun")
+        .arg("--version")
+        .stdout(Stdio::null())
+        .status();
+    if found.is_err() {
+        println!("SKIPPED: mpirun not found");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let mut child = Command::new("mpirun")
+        .arg("-quiet")
+        .args([
+            "--allow-run-as-root",
+            "--oversubscribe",
+            "-np",
+            &world_size.to_string(),
+        ])
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", "rank_program", "--nocapture"])
+        .env(SCENARIO, scenario)
+        .env(DIRECTORY, dir.path())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let done = |rank| dir.path().join(format!("ok-{rank}")).exists();
+    let begin = Instant::now();
+    let mut all_done = None;
+    // Open MPI 4.1's mpirun sometimes stays when ranks have ended without `MPI_Finalize`; what
+    // counts is what the ranks did, so it then gets some seconds to end by itself.
+    while child.try_wait().unwrap().is_none() {
+        if (0..world_size).all(done) {
+            all_done.get_or_insert_with(Instant::now);
+        }
+        let stays = all_done.is_some_and(|since| since.elapsed() > Duration::from_secs(10));
+        if stays || begin.elapsed() > Duration::from_secs(90) {
+            child.kill().unwrap();
+            child.wait().unwrap();
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    for rank in 0..world_size {
+        assert!(done(rank), "rank {rank} failed or hung");
+    }
+}
+
+#[test]
+fn operations_of_2_ranks() {
+    under_mpirun("operations", 2);
+}
+
+#[test]
+fn operations_of_4_ranks() {
+    under_mpirun("operations", 4);
+}
+
+#[test]
+fn operations_of_3_ranks() {
+    under_mpirun("operations", 3);
+}
+
+#[test]
+fn failures_of_2_ranks() {
+    under_mpirun("failures", 2);
+}
+
+#[test]
+fn failures_of_4_ranks() {
+    under_mpirun("failures", 4);
+}
+
+#[test]
+fn a_missing_rank_of_2() {
+    under_mpirun("timeout", 2);
+}
+
+#[test]
+fn a_missing_rank_of_4() {
+    under_mpirun("timeout", 4);
+}
+
+#[test]
+fn one_process_without_mpirun_is_a_group_of_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let status = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "rank_program", "--nocapture"])
+        .env(SCENARIO, "operations")
+        .env(DIRECTORY, dir.path())
+        .stdout(Stdio::null())
+        .status()
+        .unwrap();
+    assert!(status.success());
+    assert!(dir.path().join("ok-0").exists());
+}
+
+/// One rank; does nothing unless a scenario is asked for.
+#[test]
+fn rank_program() {
+    let (Ok(scenario), Some(dir)) = (std::env::var(SCENARIO), std::env::var_os(DIRECTORY)) else {
+        return;
+    };
+    let environment = MpiEnvironment::initialize().unwrap();
+    assert!(matches!(
+        MpiEnvironment::initialize(),
+        Err(CollectiveError::BackendUnavailable { .. })
+    ));
+    // Not disturbed by what happens to other groups.
+    let mut control = environment.communicator(options()).unwrap();
+    match &*scenario {
+        "operations" => operations(&environment),
+        "failures" => failures(&environment),
+        "timeout" => timeout(&environment, &mut control),
+        other => panic!("unknown scenario {other}"),
+    }
+    let done = Path::new(&dir).join(format!("ok-{}", control.rank()));
+    std::fs::write(done, "").unwrap();
+    // When ranks end without `MPI_Finalize`, mpirun ends the others.
+    control.barrier().unwrap();
+}
+
+fn options() -> GroupOptions {
+    GroupOptions::default()
+        .timeout(Duration::from_secs(20))
+        .segment_bytes(1000)
+}
+
+fn operations(environment: &MpiEnvironment) {
+    let wire = options().wire(WireType::Bf16);
+    let groups = [
+        (options(), false),
+        (options().algorithm(Algorithm::Ring), false),
+        (options().algorithm(Algorithm::DirectExchange), true),
+    ];
+    for (options, direct) in groups {
+        let mut group = environment.communicator(options).unwrap();
+        reductions::<f32>(&mut group, 0);
+        if direct {
+            continue;
+        }
+        reductions::<f64>(&mut group, 1);
+        reductions::<f16>(&mut group, 2);
+        reductions::<bf16>(&mut group, 3);
+        reductions::<i32>(&mut group, 4);
+        reductions::<i64>(&mut group, 5);
+        reductions::<u8>(&mut group, 6);
+        movements(&mut group);
+    }
+    compressed(&mut environment.communicator(wire).unwrap());
+    let direct = options().algorithm(Algorithm::Direct);
+    assert!(matches!(
+        environment.communicator(direct),
+        Err(CollectiveError::InvalidOption { .. })
+    ));
+    for generation in 0..50 {
+        let mut group = environment
+            .communicator(options().generation(generation))
+            .unwrap();
+        reductions::<i32>(&mut group, generation);
+    }
+    if environment.communicator(options()).unwrap().world_size() > 1 {
+        large(environment);
+    }
+}
+
+/// The vectors of all ranks, the same on every rank.
+fn inputs<T: TestElement>(world_size: usize, len: usize, op: ReduceOp, seed: u64) -> Vec<Vec<T>> {
+    let mut random = Random(seed);
+    let scale = if matches!(T::DTYPE, DType::F32 | DType::F64 | DType::F16 | DType::BF16) {
+        1.0
+    } else {
+        1e9
+    };
+    let mut value = |_| match op {
+        ReduceOp::Prod => T::from_f64(1.0 + scale * random.uniform() / 8.0),
+        _ => T::from_f64(scale * random.uniform()),
+    };
+    (0..world_size)
+        .map(|_| (0..len).map(&mut value).collect())
+        .collect()
+}
+
+fn naive<T: TestElement>(op: ReduceOp, inputs: &[Vec<T>]) -> Vec<T> {
+    let inputs: Vec<&[T]> = inputs.iter().map(Vec::as_slice).collect();
+    let mut output = vec![T::from_f64(0.0); inputs[0].len()];
+    reduce::reduce_into(op, &inputs, &mut output);
+    output
+}
+
+fn halves<T: TestElement>(vector: &mut [T]) -> [Buffer<'_>; 2] {
+    let middle = vector.len() / 3;
+    let (a, b) = vector.split_at_mut(middle);
+    [T::buffer(a), T::buffer(b)]
+}
+
+/// The bits of a reduction in rank order; ring may round floats differently.
+fn reductions<T: TestElement>(group: &mut MpiCommunicator, seed: u64) {
+    let (rank, size) = (group.rank(), group.world_size());
+    let in_rank_order = group.describe().algorithm != Algorithm::Ring || !is_float::<T>();
+    for op in ReduceOp::ALL {
+        for len in [0, 1, 2, 5, 999, 5003] {
+            let inputs = inputs::<T>(size, len, op, seed + len as u64);
+            let expected = naive(op, &inputs);
+            let mut vector = inputs[rank].clone();
+            group.all_reduce(op, &mut halves(&mut vector)).unwrap();
+            if in_rank_order {
+                assert!(
+                    bits(&vector) == bits(&expected),
+                    "{op} {} x {len}",
+                    T::DTYPE
+                );
+            }
+            // All ranks have the bits of rank 0.
+            let all = group.all_gather(&vector).unwrap();
+            assert!(all.iter().all(|other| bits(other) == bits(&vector)));
+
+            let mut vector = inputs[rank].clone();
+            let own = group.reduce_scatter(op, T::buffer(&mut vector)).unwrap();
+            assert_eq!(own, chunk_range(len, size, rank));
+            assert!(bits(&vector[own.clone()]) == bits(&expected[own]));
+
+            let root = (len + seed as usize) % size;
+            let mut vector = inputs[rank].clone();
+            group.reduce(op, root, &mut halves(&mut vector)).unwrap();
+            assert!(rank != root || bits(&vector) == bits(&expected));
+        }
+    }
+}
+
+fn is_float<T: TestElement>() -> bool {
+    T::from_f64(0.5).to_f64() == 0.5
+}
+
+fn movements(group: &mut MpiCommunicator) {
+    let (rank, size) = (group.rank(), group.world_size());
+    for root in 0..size {
+        let mut vector = vec![rank as i64 + 10; 777];
+        group.broadcast(root, &mut halves(&mut vector)).unwrap();
+        assert_eq!(vector, [root as i64 + 10; 777]);
+    }
+    let gathered = group.all_gather(&vec![rank as f64; rank * 600]).unwrap();
+    for (other, values) in gathered.iter().enumerate() {
+        assert_eq!(values, vec![other as f64; other * 600]);
+    }
+    group.all_reduce(ReduceOp::Sum, &mut []).unwrap();
+    group.barrier().unwrap();
+    let mut vector = vec![rank as f32; 2000];
+    if rank == 0 && size > 1 {
+        group.send(size - 1, (&mut vector).into()).unwrap();
+        group.recv(size - 1, (&mut vector).into()).unwrap();
+        assert_eq!(vector, [1.0; 2000]);
+    } else if rank == size - 1 && size > 1 {
+        group.recv(0, (&mut vector).into()).unwrap();
+        assert_eq!(vector, [0.0; 2000]);
+        group.send(0, (&mut vec![1.0_f32; 2000]).into()).unwrap();
+    }
+    assert!(group.send(rank, (&mut vector).into()).is_err());
+    assert!(group.broadcast(size, &mut []).is_err());
+    group.barrier().unwrap();
+}
+
+/// Elements are rounded once, combined in rank order, and the result is rounded once.
+fn compressed(group: &mut MpiCommunicator) {
+    let (rank, size) = (group.rank(), group.world_size());
+    let inputs = inputs::<f32>(size, 3001, ReduceOp::Mean, 9);
+    let round = |vector: &Vec<f32>| vector.iter().map(|v| bf16::from_f32(*v)).collect();
+    let rounded: Vec<Vec<bf16>> = inputs.iter().map(round).collect();
+    let expected: Vec<f32> = naive(ReduceOp::Mean, &rounded)
+        .iter()
+        .map(|v| v.to_f32())
+        .collect();
+    let mut vector = inputs[rank].clone();
+    group
+        .all_reduce(ReduceOp::Mean, &mut halves(&mut vector))
+        .unwrap();
+    assert_eq!(
+        vector,
+        if size == 1 {
+            inputs[0].clone()
+        } else {
+            expected
+        }
+    );
+}
+
+/// More than what the library sends at once, with its own segments.
+fn large(environment: &MpiEnvironment) {
+    let mut group = environment.communicator(GroupOptions::default()).unwrap();
+    let (rank, size) = (group.rank(), group.world_size());
+    for len in [3_000_000, 100_001] {
+        let mut vector: Vec<f32> = (0..len).map(|i| (i % 1000 * (rank + 1)) as f32).collect();
+        group
+            .all_reduce(ReduceOp::Sum, &mut [(&mut vector).into()])
+            .unwrap();
+        let ranks = size * (size + 1) / 2;
+        assert!(
+            vector
+                .iter()
+                .enumerate()
+                .all(|(i, v)| *v == (i % 1000 * ranks) as f32)
+        );
+    }
+}
+
+fn all_reduce(group: &mut MpiCommunicator, len: usize) -> Result<(), CollectiveError> {
+    group.all_reduce(ReduceOp::Sum, &mut [(&mut vec![1.0_f32; len]).into()])
+}
+
+fn assert_poisoned(group: &mut MpiCommunicator, cause: CollectiveError) {
+    let cause = Box::new(cause);
+    assert_eq!(group.barrier(), Err(CollectiveError::Poisoned { cause }));
+}
+
+fn failures(environment: &MpiEnvironment) {
+    for algorithm in [Algorithm::Auto, Algorithm::Ring] {
+        let make = || {
+            environment
+                .communicator(options().algorithm(algorithm))
+                .unwrap()
+        };
+        let mut group = make();
+        let last = group.world_size() - 1;
+        all_reduce(&mut group, 10).unwrap();
+        let odd = group.rank() == last;
+        let error = all_reduce(&mut group, 10 + usize::from(odd)).unwrap_err();
+        let expected = "count is 10 on one and 11 on the other";
+        assert!(
+            matches!(&error, CollectiveError::Mismatch { rank_a: 0, rank_b, sequence: 1, what, .. }
+                if *rank_b == last && what == expected),
+            "{error}"
+        );
+        assert_poisoned(&mut group, error);
+
+        let mut group = make();
+        group.barrier().unwrap();
+        let error = if odd {
+            group.abort("out of disk space");
+            group.barrier().unwrap_err()
+        } else {
+            all_reduce(&mut group, 10).unwrap_err()
+        };
+        let text = error.to_string();
+        assert_eq!(
+            text,
+            format!("rank {last} aborted the group: out of disk space")
+        );
+        assert_poisoned(&mut group, error);
+
+        let mut group = make();
+        group.barrier().unwrap();
+        if !odd {
+            let error = all_reduce(&mut group, 10).unwrap_err();
+            assert!(
+                matches!(&error, CollectiveError::PeerLost { rank, sequence: 1, .. }
+                    if *rank == last),
+                "{error}"
+            );
+            assert_poisoned(&mut group, error);
+        }
+    }
+    wrong_receiver(environment);
+}
+
+fn wrong_receiver(environment: &MpiEnvironment) {
+    let mut group = environment.communicator(options()).unwrap();
+    let error = match group.rank() {
+        0 => group.send(1, (&mut [1.0_f32; 4][..]).into()).unwrap_err(),
+        1 => group.recv(0, (&mut [1_i32; 4][..]).into()).unwrap_err(),
+        _ => return,
+    };
+    let text = error.to_string();
+    assert!(
+        text.contains("rank 0 sent 4 elements of f32, rank 1 expects 4 elements of i32"),
+        "{text}"
+    );
+}
+
+fn timeout(environment: &MpiEnvironment, control: &mut MpiCommunicator) {
+    let limit = Duration::from_millis(500);
+    let mut group = environment.communicator(options().timeout(limit)).unwrap();
+    group.barrier().unwrap();
+    if group.rank() != 1 {
+        let begin = Instant::now();
+        let error = all_reduce(&mut group, 1000).unwrap_err();
+        assert!(begin.elapsed() >= limit && begin.elapsed() < 10 * limit);
+        let missing = matches!(&error, CollectiveError::Timeout { missing, sequence: 1, .. }
+            if *missing == [1]);
+        assert!(missing, "{error}");
+        assert_poisoned(&mut group, error);
+    }
+    // The missing rank comes when the others have given up; they have told it why.
+    control.barrier().unwrap();
+    if group.rank() == 1 {
+        let error = all_reduce(&mut group, 1000).unwrap_err();
+        assert!(matches!(error, CollectiveError::Timeout { .. }), "{error}");
+    }
+}

@@ -1,0 +1,323 @@
+//! Groups of real processes: what they compute, and what the survivors say when one of them is
+//! killed, stopped or cut off.
+
+#[path = "processes/harness.rs"]
+mod harness;
+#[path = "processes/memory.rs"]
+mod memory;
+#[path = "processes/proxy.rs"]
+mod proxy;
+#[path = "processes/rank.rs"]
+mod rank;
+#[path = "processes/secrets.rs"]
+mod secrets;
+#[path = "processes/trace.rs"]
+mod trace;
+
+use std::time::{Duration, Instant};
+
+use harness::{Rank, bind, group, join, leave, start};
+use proxy::{Mode, Switch};
+use rstest::rstest;
+use rustix::process::Signal;
+
+/// From the fault to the last survivor's error, at default settings.
+const NOTICED_WITHIN: Duration = Duration::from_secs(5);
+
+const BIG: &str = "loop 104857600";
+
+/// Not a test: the process of a rank, which another test has started.
+#[test]
+fn a_rank_of_another_test() {
+    if let Ok(number) = std::env::var(rank::RANK) {
+        rank::run(number.parse().expect("a rank"));
+    }
+}
+
+/// How often each fault is tried; `DISTRIBUTE_FAILURE_TRIES=20` is the long form.
+fn tries() -> usize {
+    let text = std::env::var("DISTRIBUTE_FAILURE_TRIES");
+    text.ok().and_then(|text| text.parse().ok()).unwrap_or(1)
+}
+
+/// Somewhere in the middle of an operation: a different moment in each try.
+fn some_time(attempt: usize) {
+    // The sleep chooses the moment of the fault; nothing waits for it.
+    std::thread::sleep(Duration::from_millis((attempt as u64 * 37 + 11) % 200));
+}
+
+/// Lets all ranks all-reduce 100 MiB again and again, until each has done some.
+fn run_big_operations(ranks: &mut [Rank]) {
+    for rank in &mut *ranks {
+        rank.tell(BIG);
+    }
+    for rank in ranks {
+        rank.answer("running");
+    }
+}
+
+/// Every survivor reports an error of one of the kinds that names the victim, in time.
+fn assert_named(survivors: &mut [&mut Rank], victim: usize, kinds: &[&str], since: Instant) {
+    for rank in survivors {
+        let answer = rank.answer("error");
+        let elapsed = since.elapsed();
+        let expected = kinds.iter().map(|kind| format!("{kind} [{victim}] "));
+        assert!(
+            expected
+                .clone()
+                .any(|expected| answer.starts_with(&expected)),
+            "rank {} says: {answer}; expected {kinds:?} naming {victim}",
+            rank.number
+        );
+        assert!(
+            elapsed < NOTICED_WITHIN,
+            "rank {} needed {elapsed:?}: {answer}",
+            rank.number
+        );
+    }
+}
+
+fn survivors(ranks: &mut [Rank], victim: usize) -> Vec<&mut Rank> {
+    ranks
+        .iter_mut()
+        .filter(|rank| rank.number != victim)
+        .collect()
+}
+
+#[rstest]
+fn a_killed_rank_is_named(
+    #[values("shm", "grpc")] transport: &str,
+    #[values(0, 1, 2)] victim: usize,
+) {
+    for attempt in 0..tries() {
+        let mut ranks = group(3, transport, "");
+        run_big_operations(&mut ranks);
+        some_time(attempt);
+        let since = Instant::now();
+        ranks[victim].signal(Signal::KILL);
+        let mut survivors = survivors(&mut ranks, victim);
+        assert_named(&mut survivors, victim, &["PeerLost"], since);
+        for rank in survivors {
+            leave(std::slice::from_mut(rank));
+        }
+    }
+}
+
+/// A stopped rank is named; when it goes on it finds the group gone, and a new generation that
+/// was made meanwhile is not disturbed by it.
+#[rstest]
+fn a_stopped_rank_is_named_and_harmless_later(
+    #[values("shm", "grpc")] transport: &str,
+    #[values(0, 2)] victim: usize,
+) {
+    for attempt in 0..tries() {
+        let mut ranks = group(3, transport, "");
+        run_big_operations(&mut ranks);
+        some_time(attempt);
+        let since = Instant::now();
+        ranks[victim].signal(Signal::STOP);
+        assert_named(
+            &mut survivors(&mut ranks, victim),
+            victim,
+            &["Timeout"],
+            since,
+        );
+        let mut stopped = std::mem::replace(&mut ranks[victim], Rank::start(victim));
+        for rank in survivors(&mut ranks, victim) {
+            leave(std::slice::from_mut(rank));
+        }
+        let addresses = bind(&mut ranks, 1, transport, "");
+        join(&mut ranks, &addresses);
+        stopped.signal(Signal::CONT);
+        for rank in &mut ranks {
+            rank.tell("call all_reduce 1000000");
+        }
+        for rank in &mut ranks {
+            rank.answer("called");
+        }
+        let answer = stopped.answer("error");
+        assert!(!answer.is_empty());
+        leave(&mut ranks);
+        leave(std::slice::from_mut(&mut stopped));
+    }
+}
+
+/// A rank behind proxies, in both directions and on both kinds of connections.
+fn group_with_faults(victim: usize) -> (Vec<Rank>, Switch) {
+    let mut ranks = start(3);
+    let addresses = bind(&mut ranks, 0, "grpc", "");
+    let switch = Switch::new();
+    for rank in &mut ranks {
+        // A connection passes a proxy when one of its ends is the victim.
+        let proxied = |peer: usize| peer == victim || rank.number == victim;
+        let list: Vec<String> = addresses
+            .0
+            .iter()
+            .enumerate()
+            .map(|(peer, (control, _))| match proxied(peer) {
+                true if peer != rank.number => proxy::start(control, &switch).to_string(),
+                _ => control.clone(),
+            })
+            .collect();
+        let routes: Vec<String> = addresses
+            .0
+            .iter()
+            .enumerate()
+            .filter(|(peer, _)| proxied(*peer) && *peer != rank.number)
+            .map(|(peer, (_, data))| format!("data:{peer}={}", proxy::start(data, &switch)))
+            .collect();
+        rank.tell(&format!("join {} {}", list.join(" "), routes.join(" ")));
+    }
+    for rank in &mut ranks {
+        rank.answer("joined");
+    }
+    (ranks, switch)
+}
+
+#[rstest]
+fn a_rank_in_a_black_hole_is_named(#[values(0, 1, 2)] victim: usize) {
+    for attempt in 0..tries() {
+        let (mut ranks, switch) = group_with_faults(victim);
+        run_big_operations(&mut ranks);
+        some_time(attempt);
+        let since = Instant::now();
+        switch.set(Mode::BlackHole);
+        let mut survivors = survivors(&mut ranks, victim);
+        assert_named(&mut survivors, victim, &["Timeout"], since);
+        ranks[victim].answer("error");
+        leave(&mut ranks);
+    }
+}
+
+#[rstest]
+fn damaged_connections_end_with_an_error_that_names_the_rank(
+    #[values(Mode::Corrupt, Mode::HalfClose)] mode: Mode,
+) {
+    let (mut ranks, switch) = group_with_faults(1);
+    run_big_operations(&mut ranks);
+    switch.set(mode);
+    for rank in &mut ranks {
+        let answer = rank.answer("error");
+        let kind = answer.split(' ').next().unwrap_or_default();
+        assert!(
+            ["Protocol", "PeerLost", "Timeout", "Mismatch"].contains(&kind),
+            "rank {}: {answer}",
+            rank.number
+        );
+    }
+    leave(&mut ranks);
+}
+
+#[rstest]
+fn slow_connections_are_no_failure(#[values(Mode::Delay, Mode::Throttle)] mode: Mode) {
+    let (mut ranks, switch) = group_with_faults(1);
+    switch.set(mode);
+    for _ in 0..3 {
+        for rank in &mut ranks {
+            rank.tell("call all_reduce 500000");
+        }
+        for rank in &mut ranks {
+            rank.answer("called");
+        }
+    }
+    leave(&mut ranks);
+}
+
+#[rstest]
+fn different_calls_are_a_mismatch_on_all_ranks(
+    #[values("shm", "grpc")] transport: &str,
+    #[values(
+        ("call all_reduce 1000", "call all_reduce 1001"),
+        ("call all_reduce 1000", "call all_reduce 1000 mean"),
+        ("call all_reduce 1000", "call all_reduce 1000 f64"),
+        ("call all_reduce 1000", "call reduce_scatter 1000"),
+        ("call all_reduce 1000000", "call barrier"),
+        ("call all_reduce 2", "call all_reduce 3"),
+        ("call broadcast 0 1000", "call broadcast 1 1000"),
+        ("call reduce 0 1000", "call all_reduce 1000"),
+        ("call all_gather 10", "call barrier")
+    )]
+    calls: (&str, &str),
+) {
+    let mut ranks = group(3, transport, "");
+    for rank in &mut ranks {
+        let odd = rank.number == 2;
+        rank.tell(if odd { calls.1 } else { calls.0 });
+    }
+    for rank in &mut ranks {
+        let answer = rank.answer("error");
+        assert!(
+            answer.starts_with("Mismatch [") && answer.contains('2'),
+            "rank {}: {answer}",
+            rank.number
+        );
+    }
+    leave(&mut ranks);
+}
+
+#[rstest]
+fn a_rank_that_never_calls_is_named_at_the_deadline(#[values("shm", "grpc")] transport: &str) {
+    let mut ranks = group(3, transport, "timeout_ms=700");
+    for rank in &mut ranks {
+        if rank.number != 1 {
+            rank.tell("call all_reduce 100000");
+        }
+    }
+    for rank in &mut ranks {
+        if rank.number != 1 {
+            let answer = rank.answer("error");
+            assert!(answer.starts_with("Timeout [1] "), "{answer}");
+        }
+    }
+    leave(&mut ranks);
+}
+
+#[rstest]
+fn an_abort_reaches_all_ranks(#[values("shm", "grpc")] transport: &str) {
+    let mut ranks = group(3, transport, "");
+    ranks[0].tell("call all_reduce 100000");
+    ranks[2].tell("call all_reduce 100000");
+    ranks[1].tell("abort full-disk");
+    ranks[1].answer("aborted");
+    for number in [0, 2] {
+        let answer = ranks[number].answer("error");
+        assert!(answer.starts_with("Aborted [1] "), "{answer}");
+        assert!(answer.contains("full-disk"), "{answer}");
+    }
+    leave(&mut ranks);
+}
+
+#[rstest]
+fn a_rank_that_leaves_is_named(#[values("shm", "grpc")] transport: &str) {
+    let mut ranks = group(3, transport, "");
+    for rank in &mut ranks {
+        rank.tell("call all_reduce 1000");
+    }
+    for rank in &mut ranks {
+        rank.answer("called");
+    }
+    leave(&mut ranks[1..2]);
+    for number in [0, 2] {
+        ranks[number].tell("call all_reduce 1000");
+    }
+    for number in [0, 2] {
+        let answer = ranks[number].answer("error");
+        assert!(answer.starts_with("PeerLost [1] "), "{answer}");
+    }
+    leave(&mut ranks);
+}
+
+#[rstest]
+fn a_rank_that_does_not_come_is_named(#[values("shm", "grpc")] transport: &str) {
+    let mut ranks = start(3);
+    let addresses = bind(&mut ranks, 0, transport, "rendezvous_ms=1500");
+    for number in [0, 2] {
+        ranks[number].tell(&format!("join {}", addresses.control()));
+    }
+    for number in [0, 2] {
+        let answer = ranks[number].answer("error");
+        assert!(answer.starts_with("Rendezvous [1] "), "{answer}");
+        let address = &addresses.0[1].0;
+        assert!(answer.contains(address.as_str()), "{answer}");
+    }
+}

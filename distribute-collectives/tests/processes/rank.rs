@@ -1,0 +1,260 @@
+//! The child's side: a rank that does what it is told on standard input and answers in lines that
+//! begin with `@@`.
+
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+use distribute_collectives::control::security::{Security, TlsIdentity, Token};
+use distribute_collectives::{
+    Algorithm, BoundProcessGroup, Buffer, CollectiveError, Communicator, CommunicatorExt,
+    GroupOptions, ProcessCommunicator, ProcessGroupOptions, ProcessTransport, ReduceOp, Result,
+};
+
+/// The environment variable that makes the test binary a rank.
+pub const RANK: &str = "DISTRIBUTE_TEST_RANK";
+
+/// The environment variable that makes a rank write all trace events to standard error.
+pub const TRACE: &str = "DISTRIBUTE_TEST_TRACE";
+
+/// Runs the commands of standard input until it ends.
+pub fn run(rank: usize) {
+    if std::env::var_os(TRACE).is_some() {
+        tracing::subscriber::set_global_default(super::trace::Everything).expect("the first one");
+    }
+    let mut state = State {
+        rank,
+        options: None,
+        bound: None,
+        communicator: None,
+        resources_before: resources(),
+    };
+    for line in std::io::stdin().lines() {
+        let line = line.expect("standard input");
+        let words: Vec<&str> = line.split_whitespace().collect();
+        if words == ["exit"] {
+            break;
+        }
+        let answer = state.command(&words).unwrap_or_else(|error| failed(&error));
+        say(&answer);
+    }
+}
+
+fn say(text: &str) {
+    let mut stdout = std::io::stdout().lock();
+    writeln!(stdout, "@@{text}")
+        .and_then(|()| stdout.flush())
+        .expect("standard output");
+}
+
+/// An error in words that the parent can compare: its name, the ranks it names, its text.
+fn failed(error: &CollectiveError) -> String {
+    let cause = error.root_cause();
+    let ranks = match cause {
+        CollectiveError::Mismatch { rank_a, rank_b, .. } => vec![*rank_a, *rank_b],
+        CollectiveError::PeerLost { rank, .. } | CollectiveError::Aborted { rank, .. } => {
+            vec![*rank]
+        }
+        CollectiveError::Timeout { missing, .. } => missing.clone(),
+        CollectiveError::Protocol { peer, .. } => vec![*peer],
+        CollectiveError::Rendezvous { missing, .. } => missing.iter().map(|m| m.rank).collect(),
+        _ => vec![],
+    };
+    let name = format!("{cause:?}");
+    let name = name.split([' ', '{']).next().unwrap_or_default();
+    format!("error {name} {ranks:?} {cause}").replace('\n', " ")
+}
+
+/// Threads and open files of this process.
+fn resources() -> (usize, usize) {
+    let count = |path| std::fs::read_dir(path).map_or(0, Iterator::count);
+    (count("/proc/self/task"), count("/proc/self/fd"))
+}
+
+struct State {
+    rank: usize,
+    options: Option<ProcessGroupOptions>,
+    bound: Option<BoundProcessGroup>,
+    communicator: Option<ProcessCommunicator>,
+    resources_before: (usize, usize),
+}
+
+impl State {
+    fn command(&mut self, words: &[&str]) -> Result<String> {
+        match words {
+            ["bind", generation, transport, world_size, rest @ ..] => {
+                self.bind(generation, transport, world_size, rest)
+            }
+            ["join", addresses @ ..] => self.join(addresses),
+            ["loop", bytes] => self.all_reduce_until_an_error(number(bytes)),
+            ["call", call @ ..] => self.call(call),
+            ["abort", reason] => {
+                self.communicator().abort(reason);
+                Ok("aborted".to_string())
+            }
+            ["leave"] => self.leave(),
+            ["panic"] => panic!("{:?} {:?}", self.options, self.bound),
+            other => panic!("unknown command {other:?}"),
+        }
+    }
+
+    fn communicator(&mut self) -> &mut ProcessCommunicator {
+        self.communicator.as_mut().expect("joined")
+    }
+
+    fn bind(
+        &mut self,
+        generation: &str,
+        transport: &str,
+        world_size: &str,
+        rest: &[&str],
+    ) -> Result<String> {
+        let mut group = GroupOptions::default().generation(number(generation) as u64);
+        let listen = rest
+            .iter()
+            .find_map(|setting| setting.strip_prefix("listen="));
+        let addresses = vec![listen.unwrap_or("127.0.0.1:0"); number(world_size)];
+        let mut options = ProcessGroupOptions::new(self.rank, addresses)
+            .rendezvous_timeout(Duration::from_secs(20));
+        let mut security = Security::default();
+        options = options.transport(match transport {
+            "grpc" => ProcessTransport::Grpc,
+            "shm" => ProcessTransport::SharedMemory,
+            _ => ProcessTransport::Auto,
+        });
+        for setting in rest {
+            let (name, value) = setting.split_once('=').expect("name=value");
+            match name {
+                "timeout_ms" => {
+                    group = group.timeout(Duration::from_millis(number(value) as u64));
+                }
+                "rendezvous_ms" => {
+                    let timeout = Duration::from_millis(number(value) as u64);
+                    options = options.rendezvous_timeout(timeout);
+                }
+                "algorithm" => group = group.algorithm(algorithm(value)),
+                "max_message_bytes" => options = options.max_message_bytes(number(value)),
+                "lanes" => options = options.lanes(number(value)),
+                "listen" => {}
+                "token_env" => security = security.token(Token::from_env(value)?),
+                "token_file" => security = security.token(Token::from_file(value)?),
+                "tls" => security = security.tls(identity(value)?),
+                "insecure" => security = security.insecure(),
+                other => panic!("unknown setting {other}"),
+            }
+        }
+        let options = options.group(group).security(security);
+        self.options = Some(options.clone());
+        let bound = options.bind()?;
+        let text = format!("bound {} {}", bound.address(), bound.data_address());
+        self.bound = Some(bound);
+        Ok(text)
+    }
+
+    /// `join ADDRESS... [data:RANK=ADDRESS...]`
+    fn join(&mut self, words: &[&str]) -> Result<String> {
+        let mut bound = self.bound.take().expect("bound");
+        let (routes, addresses): (Vec<&str>, Vec<&str>) =
+            words.iter().partition(|word| word.starts_with("data:"));
+        for route in routes {
+            let (peer, address) = route["data:".len()..]
+                .split_once('=')
+                .expect("rank=address");
+            bound = bound.route_data(number(peer), address.parse().expect("an address"));
+        }
+        let communicator = bound.join(addresses)?;
+        let text = format!("joined {}", communicator.describe());
+        self.communicator = Some(communicator);
+        Ok(text)
+    }
+
+    /// All-reduces a vector of ones until an operation fails; every result is checked.
+    fn all_reduce_until_an_error(&mut self, bytes: usize) -> Result<String> {
+        let rank = self.rank;
+        let mut vector = vec![0.0_f32; bytes / 4];
+        for operation in 0_u64.. {
+            vector.fill((rank + 1) as f32);
+            let begun = Instant::now();
+            let communicator = self.communicator();
+            let world_size = communicator.world_size();
+            communicator
+                .all_reduce(ReduceOp::Sum, &mut [Buffer::from(&mut vector[..])])
+                .inspect_err(|_| say(&format!("waited {} ms", begun.elapsed().as_millis())))?;
+            let expected = (world_size * (world_size + 1) / 2) as f32;
+            let wrong = vector.iter().filter(|value| **value != expected).count();
+            assert_eq!(wrong, 0, "operation {operation}: {wrong} wrong elements");
+            if operation == 1 {
+                say("running");
+            }
+        }
+        unreachable!("the loop ends with an error")
+    }
+
+    /// One call: `all_reduce N [f64|mean]`, `barrier`, `broadcast ROOT N`, `all_gather N`,
+    /// `reduce_scatter N`, `reduce ROOT N`.
+    fn call(&mut self, words: &[&str]) -> Result<String> {
+        let rank = self.rank;
+        let vector = |n: &str| vec![(rank + 1) as f32; number(n)];
+        let communicator = self.communicator();
+        match words {
+            ["barrier"] => communicator.barrier()?,
+            ["all_reduce", n] => {
+                communicator.all_reduce(ReduceOp::Sum, &mut [(&mut vector(n)[..]).into()])?;
+            }
+            ["all_reduce", n, "mean"] => {
+                communicator.all_reduce(ReduceOp::Mean, &mut [(&mut vector(n)[..]).into()])?;
+            }
+            ["all_reduce", n, "f64"] => {
+                let mut vector = vec![1.0_f64; number(n)];
+                communicator.all_reduce(ReduceOp::Sum, &mut [(&mut vector[..]).into()])?;
+            }
+            ["broadcast", root, n] => {
+                communicator.broadcast(number(root), &mut [(&mut vector(n)[..]).into()])?;
+            }
+            ["reduce", root, n] => {
+                let mut vector = vector(n);
+                let buffers = &mut [(&mut vector[..]).into()];
+                communicator.reduce(ReduceOp::Sum, number(root), buffers)?;
+            }
+            ["reduce_scatter", n] => {
+                communicator.reduce_scatter(ReduceOp::Sum, (&mut vector(n)[..]).into())?;
+            }
+            ["all_gather", n] => {
+                communicator.all_gather(&vector(n))?;
+            }
+            other => panic!("unknown call {other:?}"),
+        }
+        Ok(format!("called {}", words.join(" ")))
+    }
+
+    /// Leaves the group and says what is left of it: threads and files beyond those at the start.
+    fn leave(&mut self) -> Result<String> {
+        self.communicator = None;
+        self.bound = None;
+        let (threads, files) = resources();
+        let (threads_before, files_before) = self.resources_before;
+        Ok(format!(
+            "left {} threads {} files",
+            threads as i64 - threads_before as i64,
+            files as i64 - files_before as i64
+        ))
+    }
+}
+
+fn number(text: &str) -> usize {
+    text.parse().expect("a number")
+}
+
+/// `DIRECTORY` with `ca.pem`, `certificate.pem` and `key.pem`.
+fn identity(directory: &str) -> Result<TlsIdentity> {
+    let file = |name: &str| format!("{directory}/{name}.pem");
+    TlsIdentity::from_files(file("ca"), file("certificate"), file("key"))
+}
+
+fn algorithm(name: &str) -> Algorithm {
+    match name {
+        "ring" => Algorithm::Ring,
+        "chain" => Algorithm::Chain,
+        "halving_doubling" => Algorithm::HalvingDoubling,
+        _ => Algorithm::Auto,
+    }
+}

@@ -1,0 +1,282 @@
+//! Who can reach a rank, with which certificate, and what of its token can be seen.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::path::Path;
+
+use rcgen::{
+    BasicConstraints, Certificate, CertificateParams, IsCa, Issuer, KeyPair, date_time_ymd,
+};
+use rstest::rstest;
+
+use super::harness::{Rank, bind, group, join, leave, start};
+
+/// What a process listens on, TCP only, from the tables of the kernel.
+fn listening(pid: u32) -> Vec<IpAddr> {
+    let links = std::fs::read_dir(format!("/proc/{pid}/fd")).expect("the process exists");
+    let links = links.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());
+    let inodes: BTreeSet<String> = links
+        .filter_map(|link| {
+            let name = link.to_str()?.strip_prefix("socket:[")?;
+            Some(name.trim_end_matches(']').to_string())
+        })
+        .collect();
+    let mut found = Vec::new();
+    for table in ["tcp", "tcp6", "udp", "udp6"] {
+        let text = std::fs::read_to_string(format!("/proc/{pid}/net/{table}"));
+        for line in text.unwrap_or_default().lines().skip(1) {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            // 0A: listening; whoever receives datagrams needs no such state.
+            let listens = words[3] == "0A" || table.starts_with("udp");
+            if listens && inodes.contains(words[9]) {
+                found.push(address(words[1].split_once(':').expect("address:port").0));
+            }
+        }
+    }
+    found
+}
+
+/// An address in the kernel's way of writing: words in the order of the machine.
+fn address(hex: &str) -> IpAddr {
+    let word = |at: usize| u32::from_str_radix(&hex[at..at + 8], 16).expect("hex");
+    let bytes: Vec<u8> = (0..hex.len() / 8)
+        .flat_map(|i| word(8 * i).to_ne_bytes())
+        .collect();
+    match <[u8; 4]>::try_from(bytes.as_slice()) {
+        Ok(four) => IpAddr::V4(Ipv4Addr::from(four)),
+        Err(_) => IpAddr::V6(Ipv6Addr::from(
+            <[u8; 16]>::try_from(bytes).expect("16 bytes"),
+        )),
+    }
+}
+
+#[test]
+fn addresses_are_read_as_the_kernel_writes_them() {
+    assert_eq!(
+        address("0100007F").is_loopback(),
+        cfg!(target_endian = "little")
+    );
+    assert!(address("00000000000000000000000000000000").is_unspecified());
+}
+
+#[rstest]
+fn ranks_listen_on_loopback_only(#[values("shm", "grpc", "auto")] transport: &str) {
+    let mut ranks = start(2);
+    let addresses = bind(&mut ranks, 0, transport, "");
+    let check = |ranks: &[Rank], least: usize| {
+        for rank in ranks {
+            let found = listening(rank.pid());
+            assert!(found.len() >= least, "{found:?}");
+            assert!(found.iter().all(IpAddr::is_loopback), "{found:?}");
+        }
+    };
+    check(&ranks, 2);
+    join(&mut ranks, &addresses);
+    check(&ranks, 1);
+    leave(&mut ranks);
+    assert_eq!(
+        listening(ranks[0].pid()),
+        [IpAddr::V4(Ipv4Addr::LOCALHOST); 0]
+    );
+}
+
+const VARIABLE: &str = "DISTRIBUTE_TEST_TOKEN";
+
+#[test]
+fn listening_beyond_loopback_needs_a_token_and_certificates() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let ca = Authority::new();
+    let tls = ca.identity(&ca, directory.path(), "good", false);
+    let token = format!("token_env={VARIABLE}");
+    let bind = |settings: &str| {
+        let mut rank = Rank::start_with(0, &[(VARIABLE, TOKEN)], None);
+        rank.tell(&format!("bind 0 grpc 1 listen=0.0.0.0:0 {settings}"));
+        rank
+    };
+    for (settings, missing) in [("", "a token and TLS"), (&token, "TLS"), (&tls, "a token")] {
+        let mut rank = bind(settings);
+        let answer = rank.answer("error");
+        assert!(answer.contains(missing), "{settings}: {answer}");
+        assert!(listening(rank.pid()).is_empty());
+    }
+    for settings in [format!("{token} {tls}"), "insecure=1".to_string()] {
+        let mut rank = bind(&settings);
+        rank.answer("bound");
+        assert!(listening(rank.pid()).iter().any(IpAddr::is_unspecified));
+    }
+}
+
+const TOKEN: &str = "aWvKq3-the-secret-of-the-job-91ZcX";
+const OTHER: &str = "Zu7Lp0-the-secret-of-another-55TyQ";
+
+/// The token in every form in which it may be written: text, hex, bytes as numbers.
+fn forms(token: &str) -> Vec<String> {
+    let join = |separator: &str, each: &dyn Fn(u8) -> String| {
+        let all: Vec<String> = token.bytes().map(each).collect();
+        all.join(separator)
+    };
+    vec![
+        token.to_string(),
+        token[4..20].to_string(),
+        join("", &|byte| format!("{byte:02x}")),
+        join("", &|byte| format!("{byte:02X}")),
+        join(", ", &|byte| byte.to_string()),
+    ]
+}
+
+#[test]
+fn no_output_and_no_argument_shows_the_token() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let log = directory.path().join("log");
+    let file = directory.path().join("token");
+    std::fs::write(&file, format!("{TOKEN}\n")).expect("a file");
+    let with = |number, token| Rank::start_with(number, &[(VARIABLE, token)], Some(&log));
+    let by_variable = format!("token_env={VARIABLE}");
+    let by_file = format!("token_file={}", file.display());
+
+    let mut ranks = vec![with(0, TOKEN), with(1, TOKEN)];
+    let mut arguments = String::new();
+    for rank in &ranks {
+        let path = format!("/proc/{}/cmdline", rank.pid());
+        arguments += &std::fs::read_to_string(path).expect("the process exists");
+    }
+    for (rank, source) in ranks.iter_mut().zip([&by_variable, &by_file]) {
+        rank.tell(&format!("bind 0 grpc 2 {source}"));
+    }
+    let bound: Vec<_> = ranks.iter_mut().map(|rank| rank.answer("bound")).collect();
+    let controls: Vec<&str> = bound
+        .iter()
+        .map(|it| it.split(' ').next().expect("two"))
+        .collect();
+    for rank in &mut ranks {
+        rank.tell(&format!("join {}", controls.join(" ")));
+    }
+    for rank in &mut ranks {
+        rank.answer("joined");
+        rank.tell("call all_reduce 1000");
+    }
+    for rank in &mut ranks {
+        rank.answer("called");
+    }
+    // A process with another token, in place of rank 1, while the group runs.
+    let mut stranger = with(1, OTHER);
+    stranger.tell(&format!("bind 0 grpc 2 {by_variable} rendezvous_ms=3000"));
+    let own = stranger.answer("bound");
+    let own = own.split(' ').next().expect("two addresses");
+    stranger.tell(&format!("join {} {own}", controls[0]));
+    assert!(stranger.answer("error").contains("token"));
+    leave(&mut ranks);
+    let mut zero = ranks.swap_remove(0);
+    zero.tell("panic");
+    zero.wait();
+    drop((zero, ranks, stranger));
+
+    let shown = arguments + &std::fs::read_to_string(&log).expect("a log");
+    for part in [
+        "trace distribute_collectives",
+        "trace h2",
+        "panicked",
+        "Token(..)",
+    ] {
+        assert!(shown.contains(part), "no {part} in {} bytes", shown.len());
+    }
+    for token in [TOKEN, OTHER] {
+        for form in forms(token) {
+            assert!(!shown.contains(&form), "the token is shown as {form}");
+        }
+    }
+}
+
+struct Authority {
+    certificate: Certificate,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+impl Authority {
+    fn new() -> Authority {
+        let key = KeyPair::generate().expect("a key");
+        let mut params = CertificateParams::new(Vec::<String>::new()).expect("no names");
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let certificate = params.self_signed(&key).expect("a certificate");
+        let issuer = Issuer::new(params, key);
+        Authority {
+            certificate,
+            issuer,
+        }
+    }
+
+    /// Writes a certificate of this authority for 127.0.0.1, whose owner accepts those of
+    /// `accepts`; returns the setting.
+    fn identity(&self, accepts: &Authority, at: &Path, name: &str, expired: bool) -> String {
+        let key = KeyPair::generate().expect("a key");
+        let mut params = CertificateParams::new(vec!["127.0.0.1".to_string()]).expect("a name");
+        if expired {
+            params.not_before = date_time_ymd(2000, 1, 1);
+            params.not_after = date_time_ymd(2001, 1, 1);
+        }
+        let certificate = params.signed_by(&key, &self.issuer).expect("a certificate");
+        let directory = at.join(name);
+        std::fs::create_dir(&directory).expect("a directory");
+        let write = |name: &str, text: String| {
+            std::fs::write(directory.join(name), text).expect("a file");
+        };
+        write("ca.pem", accepts.certificate.pem());
+        write("certificate.pem", certificate.pem());
+        write("key.pem", key.serialize_pem());
+        format!("tls={}", directory.display())
+    }
+}
+
+#[rstest]
+fn a_group_with_token_and_certificates_works(#[values("grpc", "auto")] transport: &str) {
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("token");
+    std::fs::write(&file, TOKEN).expect("a file");
+    let ca = Authority::new();
+    let tls = ca.identity(&ca, directory.path(), "good", false);
+    let mut ranks = group(
+        3,
+        transport,
+        &format!("token_file={} {tls} lanes=2", file.display()),
+    );
+    for call in [
+        "all_reduce 300000",
+        "barrier",
+        "all_gather 1000",
+        "broadcast 1 70000",
+    ] {
+        for rank in &mut ranks {
+            rank.tell(&format!("call {call}"));
+        }
+        for rank in &mut ranks {
+            rank.answer("called");
+        }
+    }
+    leave(&mut ranks);
+}
+
+#[test]
+fn wrong_certificates_keep_a_group_from_forming() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (ca, other) = (Authority::new(), Authority::new());
+    let at = directory.path();
+    let good = ca.identity(&ca, at, "good", false);
+    let foreign = other.identity(&ca, at, "foreign", false);
+    let expired = ca.identity(&ca, at, "expired", true);
+    for (bad, reason) in [(&foreign, "certificate"), (&expired, "expired")] {
+        let mut ranks = start(2);
+        for (rank, tls) in ranks.iter_mut().zip([&good, bad]) {
+            rank.tell(&format!("bind 0 grpc 2 {tls} rendezvous_ms=4000"));
+        }
+        let bound: Vec<_> = ranks.iter_mut().map(|rank| rank.answer("bound")).collect();
+        let controls = bound.iter().map(|it| it.split(' ').next().expect("two"));
+        let line = format!("join {}", controls.collect::<Vec<_>>().join(" "));
+        for rank in &mut ranks {
+            rank.tell(&line);
+        }
+        for rank in &mut ranks {
+            let answer = rank.answer("error");
+            assert!(answer.contains(reason), "rank {}: {answer}", rank.number);
+        }
+    }
+}

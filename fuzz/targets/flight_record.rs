@@ -1,0 +1,6 @@
+//! Any bytes as the flight record of a rank: an error or a record.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| distribute_collectives::fuzzing::flight_record(bytes));
