@@ -11,7 +11,7 @@
 //! `i - ahead - 1` have been received by then, so `ahead` is below the number of segments (0 for
 //! chunks so short that they are one segment). `ahead + 1` segments are in flight: as many as the
 //! transport holds. There are `steps * segments` items and `ahead` more rounds to receive the last
-//! ones. (After gloo, `allreduce.cc`, where `ahead` is 1.) All segments but the last of a chunk have
+//! ones. (After gloo, `allreduce.cc`, where `ahead` is 1.) All segments of a chunk but the last have
 //! the size that suits the transport.
 //!
 //! - Steps: `2(P - 1)`. Bytes sent per rank: `2S(P - 1)/P`.
