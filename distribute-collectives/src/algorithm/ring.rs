@@ -11,8 +11,8 @@
 //! `i - ahead - 1` have been received by then, so `ahead` is below the number of segments (0 for
 //! chunks so short that they are one segment). `ahead + 1` segments are in flight: as many as the
 //! transport holds. There are `steps * segments` items and `ahead` more rounds to receive the last
-//! ones. (After gloo, `allreduce.cc`, where `ahead` is 1.) All segments of a chunk but the last have
-//! the size that suits the transport.
+//! ones. (After gloo, `allreduce.cc`, where `ahead` is 1.) Segments have the size that suits the
+//! transport, the last one of a chunk what is left.
 //!
 //! - Steps: `2(P - 1)`. Bytes sent per rank: `2S(P - 1)/P`.
 //! - Order: chunk `c` is reduced in the order `c + 1, c + 2, ..., c` (modulo `P`).
