@@ -307,6 +307,17 @@ fn a_rank_that_leaves_is_named(#[values("shm", "grpc")] transport: &str) {
     leave(&mut ranks);
 }
 
+/// Threads and files are counted before and after; shared memory would show as open files.
+#[rstest]
+fn generations_made_and_dropped_leave_nothing(#[values("shm", "grpc")] transport: &str) {
+    let mut rank = Rank::start(0);
+    for _ in 0..10 {
+        rank.tell(&format!("generations 100 {transport}"));
+        rank.answer("made");
+    }
+    leave(std::slice::from_mut(&mut rank));
+}
+
 #[rstest]
 fn a_rank_that_does_not_come_is_named(#[values("shm", "grpc")] transport: &str) {
     let mut ranks = start(3);

@@ -8,6 +8,7 @@ use distribute_collectives::control::security::{Security, TlsIdentity, Token};
 use distribute_collectives::{
     Algorithm, BoundProcessGroup, Buffer, CollectiveError, Communicator, CommunicatorExt,
     GroupOptions, ProcessCommunicator, ProcessGroupOptions, ProcessTransport, ReduceOp, Result,
+    loopback,
 };
 
 /// The environment variable that makes the test binary a rank.
@@ -91,6 +92,7 @@ impl State {
                 self.communicator().abort(reason);
                 Ok("aborted".to_string())
             }
+            ["generations", count, transport] => self.generations(number(count), transport),
             ["leave"] => self.leave(),
             ["panic"] => panic!("{:?} {:?}", self.options, self.bound),
             other => panic!("unknown command {other:?}"),
@@ -116,11 +118,7 @@ impl State {
         let mut options = ProcessGroupOptions::new(self.rank, addresses)
             .rendezvous_timeout(Duration::from_secs(20));
         let mut security = Security::default();
-        options = options.transport(match transport {
-            "grpc" => ProcessTransport::Grpc,
-            "shm" => ProcessTransport::SharedMemory,
-            _ => ProcessTransport::Auto,
-        });
+        options = options.transport(process_transport(transport));
         for setting in rest {
             let (name, value) = setting.split_once('=').expect("name=value");
             match name {
@@ -226,6 +224,30 @@ impl State {
         Ok(format!("called {}", words.join(" ")))
     }
 
+    /// Makes and drops groups of two ranks, both in this process, one generation after the other.
+    fn generations(&mut self, count: usize, transport: &str) -> Result<String> {
+        for generation in 0..count {
+            let options = GroupOptions::default()
+                .generation(generation as u64)
+                .algorithm(match transport {
+                    "grpc" => Algorithm::Ring,
+                    _ => Algorithm::Direct,
+                });
+            let group = loopback(2, options, process_transport(transport))?;
+            std::thread::scope(|scope| {
+                for mut rank in group {
+                    scope.spawn(move || {
+                        let mut vector = [1.0_f32; 100];
+                        rank.all_reduce(ReduceOp::Sum, &mut [(&mut vector[..]).into()])
+                            .expect("a sum");
+                        assert_eq!(vector, [2.0; 100]);
+                    });
+                }
+            });
+        }
+        Ok("made".to_string())
+    }
+
     /// Leaves the group and says what is left of it: threads and files beyond those at the start.
     fn leave(&mut self) -> Result<String> {
         self.communicator = None;
@@ -248,6 +270,14 @@ fn number(text: &str) -> usize {
 fn identity(directory: &str) -> Result<TlsIdentity> {
     let file = |name: &str| format!("{directory}/{name}.pem");
     TlsIdentity::from_files(file("ca"), file("certificate"), file("key"))
+}
+
+fn process_transport(name: &str) -> ProcessTransport {
+    match name {
+        "grpc" => ProcessTransport::Grpc,
+        "shm" => ProcessTransport::SharedMemory,
+        _ => ProcessTransport::Auto,
+    }
 }
 
 fn algorithm(name: &str) -> Algorithm {
