@@ -1,6 +1,6 @@
 //! The control plane: ranks find each other, watch each other and tell each other what went wrong.
 //!
-//! Every rank of a group of processes has one [`ControlPlane`]: a thread with a gRPC server on the
+//! Every rank of a group of processes has one: a thread with a gRPC server on the
 //! rank's address and one stream to every other rank (see `proto/control.proto`). The thread only
 //! moves small messages, so that it answers in time also while all cores compute.
 
