@@ -154,7 +154,8 @@ fn stop(rank: usize, world_size: usize) {
             let CollectiveError::Timeout { missing, .. } = error else {
                 panic!("{error}");
             };
-            assert_eq!(missing, [1]);
+            // Without a control plane nothing tells a rank that waits for rank 1 from rank 1.
+            assert!(missing.contains(&1), "{missing:?}");
             return;
         }
     }
