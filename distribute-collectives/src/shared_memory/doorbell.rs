@@ -32,6 +32,11 @@ use crate::status::{Failure, GroupStatus, Trouble};
 /// How long a member polls before it sleeps: about as long as waking a process takes.
 const SPIN: Duration = Duration::from_micros(30);
 
+/// How long a member sleeps before it looks again although nobody has rung. A process that is
+/// stopped after it has published, but before it has rung for all, must not keep the others asleep
+/// until their deadlines: they would look as late as the stopped one.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
+
 /// Asks a few times, so that looking at the clock costs little.
 fn poll_some(ready: &impl Fn() -> bool) -> bool {
     (0..64).any(|_| {
@@ -242,9 +247,10 @@ impl Shared {
                 waiting.store(0, Ordering::SeqCst);
                 return Err(operation.time_out(self, peer));
             }
-            let left = left.and_then(|left| Timespec::try_from(left).ok());
+            let nap = left.map_or(LOOK_AGAIN, |left| left.min(LOOK_AGAIN));
+            let nap = Timespec::try_from(nap).ok();
             // Every outcome (woken, rung before, interrupted, timed out) means: look again.
-            let _ = futex::wait(bell, Flags::empty(), rings, left.as_ref());
+            let _ = futex::wait(bell, Flags::empty(), rings, nap.as_ref());
         }
     }
 }
