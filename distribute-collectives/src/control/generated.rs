@@ -220,6 +220,9 @@ pub struct Goodbye {
     pub completed: u64,
     #[prost(string, tag = "2")]
     pub reason: ::prost::alloc::string::String,
+    /// The ranks that it waited for in vain, if it gives up joining for that.
+    #[prost(uint32, repeated, tag = "3")]
+    pub waited_for: ::prost::alloc::vec::Vec<u32>,
 }
 /// The sender gives up joining, because of this peer of its own.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

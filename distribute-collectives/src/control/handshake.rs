@@ -8,7 +8,7 @@ use tonic::{Code, Status, Streaming};
 use crate::control::generated::envelope::Message;
 use crate::control::generated::{Envelope, Hello, Proof};
 use crate::control::proof::{self, Key, Side};
-use crate::control::shared::{Link, Phase, Sender, Shared, envelope};
+use crate::control::shared::{Absence, Link, Phase, Sender, Shared, envelope};
 use crate::control::{Announcement, random};
 use crate::error::Result as CollectiveResult;
 
@@ -303,6 +303,7 @@ pub(super) fn register(
         doom.tell(rank, &link);
     }
     state.links[rank] = Some(link);
+    state.last[rank] = Absence::default();
     state.next_link += 1;
     drop(state);
     shared.changed.notify_one();

@@ -18,7 +18,7 @@ use crate::control::handshake::PROTOCOL_VERSION;
 use crate::control::proof::Key;
 use crate::control::security::Security;
 use crate::control::server::{self, Service};
-use crate::control::shared::{Link, Parts, Phase, Refusal, Shared, State};
+use crate::control::shared::{Absence, Link, Parts, Phase, Refusal, Shared, State};
 use crate::control::{Listener, address, client, random, watch};
 use crate::error::{CollectiveError, MissingRank, Result};
 use crate::header::{OperationHeader, OperationKind};
@@ -298,21 +298,19 @@ async fn live(
     }
     tokio::spawn(watch::beat(shared.clone()));
     tokio::spawn(watch::spread(shared.clone(), reporter.clone()));
-    let reason = match meet(shared).await {
+    match meet(shared).await {
         Ok(peers) => {
             serve(&reporter).await;
             let _ = joined.send(Ok(peers));
-            left.await.unwrap_or_default()
+            let reason = left.await.unwrap_or_default();
+            leave(shared, reason, Vec::new()).await;
         }
         Err(error) => {
-            let reason = error.to_string();
-            leave(shared, &reason).await;
+            leave(shared, error.to_string(), waited_for(&error)).await;
             // Only now: whoever called may end the process at once.
             let _ = joined.send(Err(error));
-            return;
         }
-    };
-    leave(shared, &reason).await;
+    }
 }
 
 const NAME: &str = <ControlServer<Service> as tonic::server::NamedService>::NAME;
@@ -361,6 +359,9 @@ fn look(shared: &Shared, state: &mut State) -> Result<Look> {
     form(shared, state);
     if let Some(peers) = peers(shared, state) {
         return Ok(Look::Met(peers));
+    }
+    if state.phase == Phase::Formed && state.links.iter().flatten().any(Link::gave_up) {
+        return Err(gave_up(shared, state));
     }
     let doubted = first_doubt(state).map(|since| since + DOUBT_GRACE);
     let until = doubted.map_or(shared.deadline, |end| end.min(shared.deadline));
@@ -420,9 +421,12 @@ fn refused(shared: &Shared, refusal: Refusal) -> CollectiveError {
     }
 }
 
-/// The error at the deadline.
+/// The error at the deadline, or when a rank that was there has left without having met all.
 fn gave_up(shared: &Shared, state: &mut State) -> CollectiveError {
-    let is_missing = |rank: usize| state.links.get(rank).is_some_and(Option::is_none);
+    let is_missing = |rank: usize| {
+        let link = state.links.get(rank);
+        link.is_some_and(|link| link.as_ref().is_none_or(Link::gave_up))
+    };
     let mut doubts = state.doubts.iter();
     if let Some(doubt) = doubts.find(|doubt| is_missing(doubt.rank)) {
         return refused(shared, doubt.refusal.clone());
@@ -448,9 +452,9 @@ fn gave_up(shared: &Shared, state: &mut State) -> CollectiveError {
             .filter(unready)
             .map(|rank| missing(rank, waits.to_string()))
             .collect(),
-        false => absent
+        false => culprits(absent, &state.last)
             .into_iter()
-            .map(|rank| missing(rank, state.last[rank].clone()))
+            .map(|rank| missing(rank, state.last[rank].reason.clone()))
             .collect(),
     };
     CollectiveError::Rendezvous {
@@ -460,13 +464,36 @@ fn gave_up(shared: &Shared, state: &mut State) -> CollectiveError {
     }
 }
 
+/// Leaves out whoever was there and gave up waiting for another absent rank: its deadline was
+/// only a moment earlier than that of this rank.
+fn culprits(absent: Vec<usize>, last: &[Absence]) -> Vec<usize> {
+    let never_came = |rank: &usize| absent.contains(rank) && last[*rank].waited_for.is_empty();
+    let is_victim = |rank: &usize| last[*rank].waited_for.iter().any(never_came);
+    absent
+        .iter()
+        .copied()
+        .filter(|rank| !is_victim(rank))
+        .collect()
+}
+
+/// The ranks that did not come, if the error says so.
+fn waited_for(error: &CollectiveError) -> Vec<u32> {
+    match error {
+        CollectiveError::Rendezvous { missing, .. } => {
+            missing.iter().map(|missing| missing.rank as u32).collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
 /// Says goodbye and waits until the others have heard it, within limits.
-async fn leave(shared: &Shared, reason: &str) {
+async fn leave(shared: &Shared, reason: String, waited_for: Vec<u32>) {
     watch::tell(shared);
     watch::tell_why(shared);
     let goodbye = Goodbye {
         completed: shared.status.completed(),
-        reason: reason.to_string(),
+        reason,
+        waited_for,
     };
     {
         let mut state = shared.state();

@@ -62,6 +62,11 @@ pub(super) struct Link {
 }
 
 impl Link {
+    /// The peer gave up before it had met all others: the group cannot form with it.
+    pub(super) fn gave_up(&self) -> bool {
+        self.left && !self.ready
+    }
+
     /// Queues a message. It is dropped when the peer does not read: that is found as silence.
     pub(super) fn send(&self, message: Message) {
         if let Some(sender) = &self.sender {
@@ -112,13 +117,30 @@ pub(super) struct Doubt {
     pub(super) refusal: Refusal,
 }
 
+/// Why a rank is not there.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Absence {
+    pub(super) reason: String,
+    /// It was there and gave up waiting for these ranks. They are to blame, not this one.
+    pub(super) waited_for: Vec<usize>,
+}
+
+impl From<String> for Absence {
+    fn from(reason: String) -> Absence {
+        Absence {
+            reason,
+            waited_for: Vec::new(),
+        }
+    }
+}
+
 pub(super) struct State {
     pub(super) phase: Phase,
     /// By rank; never one for this rank.
     pub(super) links: Vec<Option<Link>>,
     pub(super) next_link: u64,
     /// What happened last with each rank, for the error when it does not come.
-    pub(super) last: Vec<String>,
+    pub(super) last: Vec<Absence>,
     pub(super) doom: Option<Doom>,
     pub(super) doubts: Vec<Doubt>,
     /// The last connection whose certificate was not accepted.
@@ -161,7 +183,7 @@ impl State {
             phase: Phase::Joining,
             links: (0..world_size).map(|_| None).collect(),
             next_link: 0,
-            last: vec!["it has not connected".to_string(); world_size],
+            last: vec!["it has not connected".to_string().into(); world_size],
             doom: None,
             doubts: Vec::new(),
             certificate: None,
@@ -258,11 +280,16 @@ impl Shared {
         failures.into_iter().find(|f| !state.is_departure(f))
     }
 
-    /// Notes what happened last with a rank that is still missing.
-    pub(super) fn note(&self, rank: usize, reason: String) {
+    /// Notes what happened last with a rank that is still missing. Why it gave up tells more than
+    /// that nobody listens there afterwards.
+    pub(super) fn note(&self, rank: usize, absence: impl Into<Absence>) {
+        let absence = absence.into();
+        let reason = &absence.reason;
         tracing::debug!(rank = self.rank, peer = rank, reason, "not joined yet");
-        if let Some(last) = self.state().last.get_mut(rank) {
-            *last = reason;
+        if let Some(last) = self.state().last.get_mut(rank)
+            && (last.waited_for.is_empty() || !absence.waited_for.is_empty())
+        {
+            *last = absence;
         }
     }
 
@@ -341,14 +368,23 @@ impl Shared {
         link.unwatched = true;
         // Closes this half, so that the peer knows that its goodbye has arrived.
         link.sender = None;
+        let joined = phase == Phase::Formed && link.ready;
         drop(state);
         let because = match goodbye.reason.as_str() {
             "" => String::new(),
             reason => format!(": {reason}"),
         };
         match phase {
-            Phase::Joining => self.note(rank, format!("it gave up joining{because}")),
-            Phase::Formed => {
+            Phase::Joining | Phase::Formed if !joined => {
+                let waited_for = goodbye.waited_for.iter().map(|rank| *rank as usize);
+                let absence = Absence {
+                    reason: format!("it gave up joining{because}"),
+                    waited_for: waited_for.collect(),
+                };
+                self.note(rank, absence);
+                self.changed.notify_one();
+            }
+            Phase::Joining | Phase::Formed => {
                 let count = goodbye.completed;
                 let reason = format!("it left the group after {count} operations{because}");
                 self.fail(Trouble::Lost { rank, reason }, count);
@@ -409,7 +445,7 @@ impl Shared {
         if phase == Phase::Joining {
             state.links[rank] = None;
             if !left {
-                state.last[rank] = reason.clone();
+                state.last[rank] = reason.clone().into();
             }
         }
         drop(state);

@@ -1,14 +1,18 @@
 //! Every operation against the in-process group, over random world sizes, layouts and slot sizes.
 
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::buffer::{Buffer, DType, Element, with_dtype};
 use crate::communicator::{Communicator, CommunicatorExt};
 use crate::error::CollectiveError;
+use crate::header::{OperationHeader, OperationKind};
 use crate::in_process::in_process;
 use crate::messages::TransportCommunicator;
 use crate::options::{Algorithm, GroupOptions, Order};
 use crate::reduce::ReduceOp;
+use crate::shared_memory::doorbell::Operation;
+use crate::shared_memory::layout::Counter;
 use crate::shared_memory::testing::{Random, TellAll, join_all, on_ranks, tiny, within_limit};
 use crate::shared_memory::{LocalTransport, Settings};
 use crate::status::{Failure, Trouble};
@@ -475,4 +479,37 @@ pub(super) fn make_and_drop_groups(count: usize) {
     (0..count).for_each(|_| round());
     assert_eq!(held(), before);
     assert_eq!(before.0, 0);
+}
+
+/// As a process does that is stopped between the two: the others must not sleep until their
+/// deadlines, they would look as late as the stopped one.
+#[test]
+fn a_counter_published_without_a_ring_is_seen_all_the_same() {
+    within_limit(|| {
+        join_all(2, &tiny(64, 0), |rank, group, _| {
+            let group = group.unwrap();
+            let shared = &group.shared;
+            let waits_word = shared.segment.word(shared.layout.waiting(0));
+            if rank == 0 {
+                let header = OperationHeader::new(OperationKind::Barrier, 0, 0);
+                let limit = Duration::from_secs(30);
+                let operation = Operation::new(&group.status, header, limit);
+                shared
+                    .wait_one(&operation, 1, Counter::Published, 7)
+                    .unwrap();
+                assert!(operation.begin.elapsed() < Duration::from_secs(10));
+                return;
+            }
+            while waits_word.load(Ordering::SeqCst) == 0 {
+                std::thread::yield_now();
+            }
+            // Until it sleeps: were it awake, it would see the counter by itself.
+            let said = Instant::now();
+            while said.elapsed() < Duration::from_millis(50) {
+                std::thread::yield_now();
+            }
+            let published = shared.layout.counter(1, Counter::Published);
+            shared.segment.long(published).store(7, Ordering::Release);
+        });
+    });
 }

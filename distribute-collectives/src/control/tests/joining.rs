@@ -4,7 +4,6 @@ use std::io::Write;
 use std::net::TcpStream;
 
 use super::*;
-use crate::error::MissingRank;
 
 #[test]
 fn all_ranks_meet_in_any_start_order_and_know_what_the_others_announced() {
@@ -105,35 +104,64 @@ fn missing_ranks_are_all_listed_with_what_happened_last() {
     });
 }
 
+/// Also when they gave up earlier than the rank that reports it.
 #[test]
 fn ranks_that_wait_for_another_one_are_not_blamed() {
     within_limit(|| {
-        let (sockets, addresses) = listeners(3);
+        for deadlines_ms in [[1000, 1000, 1000], [500, 1000, 1500], [1500, 500, 1000]] {
+            let (sockets, addresses) = listeners(4);
+            let threads: Vec<_> = sockets
+                .into_iter()
+                .take(3)
+                .zip(deadlines_ms)
+                .enumerate()
+                .map(|(rank, (listener, deadline_ms))| {
+                    let mut options = options(rank, listener, &addresses);
+                    options.rendezvous_timeout = Duration::from_millis(deadline_ms);
+                    std::thread::spawn(move || error_of(join(options)))
+                })
+                .collect();
+            for thread in threads {
+                let error = thread.join().unwrap();
+                let CollectiveError::Rendezvous { missing, .. } = &error else {
+                    panic!("{error:?}");
+                };
+                let missing: Vec<_> = missing.iter().map(|missing| missing.rank).collect();
+                assert_eq!(missing, [3], "{deadlines_ms:?}: {error}");
+            }
+        }
+    });
+}
+
+/// Rank 2 gives up because of a wrong address of its own; nobody else is missing.
+#[test]
+fn a_rank_that_gave_up_for_a_reason_of_its_own_is_named() {
+    within_limit(|| {
+        let (sockets, mut addresses) = listeners(3);
         let threads: Vec<_> = sockets
             .into_iter()
-            .take(2)
             .enumerate()
             .map(|(rank, listener)| {
+                addresses[0] = match rank {
+                    2 => "127.0.0.1:1".to_string(),
+                    _ => addresses[0].clone(),
+                };
                 let mut options = options(rank, listener, &addresses);
-                options.rendezvous_timeout = Duration::from_secs(1);
+                let deadline_ms = [1500, 1000, 500][rank];
+                options.rendezvous_timeout = Duration::from_millis(deadline_ms);
                 std::thread::spawn(move || error_of(join(options)))
             })
             .collect();
-        for thread in threads {
-            let error = thread.join().unwrap();
-            let CollectiveError::Rendezvous { missing, .. } = &error else {
-                panic!("{error:?}");
-            };
-            assert!(
-                missing.iter().any(|MissingRank { rank, .. }| *rank == 2),
-                "{error}"
-            );
-            for other in missing.iter().filter(|missing| missing.rank != 2) {
-                // Its deadline was a moment earlier.
-                assert!(other.reason.contains("gave up joining"), "{error}");
-                assert!(other.reason.contains("rank 2 at"), "{error}");
-            }
-        }
+        let named: Vec<Vec<usize>> = threads
+            .into_iter()
+            .map(|thread| match thread.join().unwrap() {
+                CollectiveError::Rendezvous { missing, .. } => {
+                    missing.iter().map(|missing| missing.rank).collect()
+                }
+                error => panic!("{error:?}"),
+            })
+            .collect();
+        assert_eq!(named, [vec![2], vec![2], vec![0]]);
     });
 }
 
