@@ -3,9 +3,22 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+/// How long a rank polls when there are more ranks than cores. It gives its core to another rank
+/// before each look: that costs less than sleeping and being woken, and what it waits for is what
+/// the others do meanwhile. Other programs get the core in the same way.
+const YIELD: Duration = Duration::from_micros(100);
+
 /// Waits without polling after one that polled in vain: at first, and at most.
 const SKIP_MIN: u32 = 4;
 const SKIP_MAX: u32 = 256;
+
+/// Asks a few times, so that looking at the clock costs little.
+pub(crate) fn poll_some(ready: &impl Fn() -> bool) -> bool {
+    (0..64).any(|_| {
+        std::hint::spin_loop();
+        ready()
+    })
+}
 
 /// Polling saves sleeping and waking when the others run at the same time. When they do not
 /// (another program has their core) it only takes their time: after a poll in vain, some waits do
@@ -18,6 +31,14 @@ pub(crate) struct Patience {
 }
 
 impl Patience {
+    /// As [`poll`](Self::poll), for ranks that share their cores.
+    pub(crate) fn poll_yielding(&self, mut ready: impl FnMut() -> bool) -> bool {
+        self.poll(YIELD, || {
+            std::thread::yield_now();
+            ready()
+        })
+    }
+
     /// Asks `ready` for at most `limit`, if that is likely to help; whether it did.
     pub(crate) fn poll(&self, limit: Duration, mut ready: impl FnMut() -> bool) -> bool {
         let skip = self.skip.load(Ordering::Relaxed);

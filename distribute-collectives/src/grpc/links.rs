@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd};
+use smallvec::SmallVec;
 
 use crate::error::{CollectiveError, Result};
 use crate::grpc::connect::LinkConfig;
@@ -68,13 +69,16 @@ pub(crate) struct Links {
     /// Readable when a failure was noted.
     pub(super) wake: Arc<OwnedFd>,
     running: Running,
-    /// Whether to poll before sleeping; where there are more ranks than cores it harms.
+    /// Whether each rank has a core, so that polling need not yield it.
     pub(super) may_spin: bool,
     patience: Patience,
 }
 
 /// How long a rank polls before it sleeps.
 const SPIN: Duration = Duration::from_micros(50);
+
+/// What a wait for a few connections needs is on the stack: waiting allocates nothing.
+type PollFds<'a> = SmallVec<[PollFd<'a>; 16]>;
 
 /// What a rank waits for.
 #[derive(Clone, Copy, PartialEq)]
@@ -265,7 +269,7 @@ impl Links {
         }
         let lanes = self.peers.iter().flatten().flat_map(|peer| &peer.lanes);
         let waiting = lanes.filter(|lane| lane.has_pending_output());
-        let mut fds: Vec<_> = waiting.map(|lane| pollfd(lane, false)).collect();
+        let mut fds: PollFds<'_> = waiting.map(|lane| pollfd(lane, false)).collect();
         // An error of poll shows again, and is reported, in the operation itself.
         let _ = wait(&mut fds, Some(limit));
     }
@@ -382,14 +386,14 @@ impl Links {
         }
     }
 
-    /// Where each rank has a core, tries for about as long as waking a thread takes; returns
-    /// whether bytes moved.
+    /// Tries for about as long as sleeping and waking a thread takes, and returns whether bytes
+    /// moved. Where not each rank has a core, it yields between two tries.
     fn poll(&mut self, goal: Goal) -> bool {
-        if !self.may_spin {
-            return false;
-        }
         let patience = std::mem::take(&mut self.patience);
-        let moved = patience.poll(SPIN, || self.drive_for(goal));
+        let moved = match self.may_spin {
+            true => patience.poll(SPIN, || self.drive_for(goal)),
+            false => patience.poll_yielding(|| self.drive_for(goal)),
+        };
         self.patience = patience;
         moved
     }
@@ -420,7 +424,8 @@ impl Links {
         if left == Some(Duration::ZERO) {
             return Err(self.timed_out(header, goal));
         }
-        let mut fds = vec![PollFd::new(&*self.wake, PollFlags::IN)];
+        let mut fds = PollFds::new();
+        fds.push(PollFd::new(&*self.wake, PollFlags::IN));
         for (rank, peer) in self.peers.iter().enumerate() {
             for (index, lane) in peer.iter().flat_map(|peer| peer.lanes.iter().enumerate()) {
                 let wanted = Goal::Message {

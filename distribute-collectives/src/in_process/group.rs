@@ -9,7 +9,7 @@
 //! buffers back under the lock. Once it has started nobody returns before it is completed: blocks
 //! are pure memory work that neither blocks nor fails, so this wait is short and needs no deadline.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -19,14 +19,11 @@ use crate::header::{OperationHeader, OperationKind};
 use crate::in_process::mailbox::Mailbox;
 use crate::in_process::shared_memory::RawBuffer;
 use crate::options::GroupOptions;
+use crate::patience::{Patience, poll_some};
 
 /// How long a rank polls before it sleeps: about as long as waking a thread takes. A meeting of
 /// ranks that are all awake takes less than a microsecond, one that wakes them 10 to 50.
 const SPIN: Duration = Duration::from_micros(50);
-
-/// Polls that are left out after one that was in vain: at first, and at most.
-const SKIP_MIN: u32 = 16;
-const SKIP_MAX: u32 = 1024;
 
 /// A counter on its own cache line, so that ranks which claim blocks do not slow each other down.
 #[repr(align(128))]
@@ -76,11 +73,9 @@ pub(crate) struct Group {
     next_block: Vec<Padded>,
     /// Blocks of the running operation that are not done yet.
     remaining: AtomicUsize,
-    /// Whether waiting ranks may poll: not when there are more ranks than cores.
+    /// Whether each rank can have a core, so that polling need not yield it.
     may_spin: bool,
-    /// How many polls are left out from now on, and after the next one in vain.
-    skip: AtomicU32,
-    next_skip: AtomicU32,
+    patience: Patience,
 }
 
 impl Group {
@@ -109,8 +104,7 @@ impl Group {
                 .collect(),
             remaining: AtomicUsize::new(0),
             may_spin: world_size <= cores,
-            skip: AtomicU32::new(0),
-            next_skip: AtomicU32::new(SKIP_MIN),
+            patience: Patience::default(),
         }
     }
 
@@ -260,33 +254,14 @@ impl Group {
     }
 
     /// Polls for some microseconds, if that is likely to be worth it.
-    ///
-    /// Polling saves sleeping and waking when the other ranks run at the same time. When they do
-    /// not (another program has their core) it only takes their time, so a poll in vain makes the
-    /// group sleep at once for a while, longer each time.
     pub(crate) fn poll(&self, ready: impl Fn() -> bool) {
-        if !self.may_spin || ready() {
+        if ready() {
             return;
         }
-        let skip = self.skip.load(Ordering::Relaxed);
-        if skip > 0 {
-            self.skip.store(skip - 1, Ordering::Relaxed);
-            return;
-        }
-        let begin = Instant::now();
-        while begin.elapsed() < SPIN {
-            for _ in 0..32 {
-                if ready() {
-                    self.next_skip.store(SKIP_MIN, Ordering::Relaxed);
-                    return;
-                }
-                std::hint::spin_loop();
-            }
-        }
-        let skip = self.next_skip.load(Ordering::Relaxed);
-        self.skip.store(skip, Ordering::Relaxed);
-        self.next_skip
-            .store((2 * skip).min(SKIP_MAX), Ordering::Relaxed);
+        match self.may_spin {
+            true => self.patience.poll(SPIN, || poll_some(&ready)),
+            false => self.patience.poll_yielding(ready),
+        };
     }
 
     /// Appends the published buffers of all ranks, rank 0 first.

@@ -3,7 +3,8 @@
 //! A member has one doorbell: a futex word that counts rings, and a word that says for which
 //! counter of which member it waits (0: it does not). Waiting:
 //!
-//! 1. poll for some microseconds, when every member can have a core and it helped lately;
+//! 1. poll for some microseconds, when that helped lately; with more members than cores, yield the
+//!    core between two looks;
 //! 2. read the bell, say for what it waits, a full fence, look at the counter once more;
 //! 3. sleep until the bell is no longer what was read in step 2.
 //!
@@ -24,7 +25,7 @@ use rustix::thread::futex::{self, Flags, Timespec};
 
 use crate::error::{CollectiveError, Result};
 use crate::header::{OperationHeader, OperationKind};
-use crate::patience::Patience;
+use crate::patience::{Patience, poll_some};
 use crate::shared_memory::layout::{Counter, Layout};
 use crate::shared_memory::segment::Segment;
 use crate::status::{Failure, GroupStatus, Trouble};
@@ -36,14 +37,6 @@ const SPIN: Duration = Duration::from_micros(30);
 /// stopped after it has published, but before it has rung for all, must not keep the others asleep
 /// until their deadlines: they would look as late as the stopped one.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
-
-/// Asks a few times, so that looking at the clock costs little.
-fn poll_some(ready: &impl Fn() -> bool) -> bool {
-    (0..64).any(|_| {
-        std::hint::spin_loop();
-        ready()
-    })
-}
 
 /// One member's view of the segment.
 pub(crate) struct Shared {
@@ -97,12 +90,26 @@ impl Shared {
         self.segment.long(at).load(Ordering::Acquire)
     }
 
-    /// Publishes this member's counter; what it wrote before is visible to who sees it.
+    /// Publishes this member's counter; what it wrote before is visible to who sees it. All members
+    /// announce the same values, one after the other, and only the last one to reach a value rings:
+    /// whoever waits for all of them wakes once. (Of two that announce at the same time, the fences
+    /// let at least one see both, and that one the sleepers too.)
     pub(crate) fn announce(&self, counter: Counter, value: u64) {
         let at = self.layout.counter(self.me, counter);
         self.segment.long(at).store(value, Ordering::Release);
         fence(Ordering::SeqCst);
-        let reason = Shared::reason(self.me, counter);
+        if self.all_reached(counter, value) {
+            self.ring_all(Shared::reason(LAST, counter));
+        }
+    }
+
+    /// Whether every other member's counter is at least `value`.
+    fn all_reached(&self, counter: Counter, value: u64) -> bool {
+        self.peers()
+            .all(|peer| self.counter(peer, counter) >= value)
+    }
+
+    fn ring_all(&self, reason: u32) {
         for peer in self.peers() {
             self.ring_if(peer, reason);
         }
@@ -118,10 +125,7 @@ impl Shared {
         let before = arrivals.fetch_add(1, Ordering::AcqRel);
         if before.wrapping_add(1) == self.all_arrived(sequence) {
             fence(Ordering::SeqCst);
-            let reason = Shared::reason(LAST, Counter::Arrived);
-            for peer in self.peers() {
-                self.ring_if(peer, reason);
-            }
+            self.ring_all(Shared::reason(LAST, Counter::Arrived));
         }
     }
 
@@ -196,21 +200,8 @@ impl Shared {
         counter: Counter,
         value: u64,
     ) -> Result<()> {
-        self.peers()
-            .try_for_each(|peer| self.wait_one(operation, peer, counter, value))
-    }
-
-    /// Blocks until the member's counter is at least `value`.
-    pub(crate) fn wait_one(
-        &self,
-        operation: &Operation<'_>,
-        peer: usize,
-        counter: Counter,
-        value: u64,
-    ) -> Result<()> {
-        let word = self.segment.long(self.layout.counter(peer, counter));
-        self.wait(operation, peer, counter, || {
-            word.load(Ordering::Acquire) >= value
+        self.wait(operation, LAST, counter, || {
+            self.all_reached(counter, value)
         })
     }
 
@@ -223,7 +214,11 @@ impl Shared {
         ready: impl Fn() -> bool,
     ) -> Result<()> {
         let patience = &self.patience[usize::from(counter != Counter::Arrived)];
-        if ready() || (self.layout.may_spin && patience.poll(SPIN, || poll_some(&ready))) {
+        let polled = || match self.layout.may_spin {
+            true => patience.poll(SPIN, || poll_some(&ready)),
+            false => patience.poll_yielding(&ready),
+        };
+        if ready() || polled() {
             return Ok(());
         }
         let bell = self.segment.word(self.layout.bell(self.me));

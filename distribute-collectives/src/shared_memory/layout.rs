@@ -47,7 +47,7 @@ pub(crate) struct Layout {
     pub(crate) mailbox_bytes: usize,
     /// Bytes of the part for buffers that callers allocate.
     pub(crate) heap_bytes: usize,
-    /// Whether the members may poll: they are not more than the cores.
+    /// Whether the members may poll without yielding: they are not more than the cores.
     pub(crate) may_spin: bool,
 }
 
@@ -59,12 +59,8 @@ impl Layout {
     pub(crate) fn new(members: usize, settings: &Settings) -> Layout {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let may_spin = members <= cores;
-        let (inline_bytes, slot_bytes) = match may_spin {
-            true => (INLINE_BYTES, SLOT_BYTES),
-            false => (INLINE_BYTES_CROWDED, SLOT_BYTES_CROWDED),
-        };
-        let inline_bytes = settings.inline_bytes.unwrap_or(inline_bytes);
-        let slot_bytes = settings.slot_bytes.unwrap_or(slot_bytes);
+        let inline_bytes = settings.inline_bytes.unwrap_or(INLINE_BYTES);
+        let slot_bytes = settings.slot_bytes.unwrap_or(SLOT_BYTES);
         Layout {
             members,
             inline_bytes: round_up(inline_bytes.min(PART_BYTES_MAX), LINE),
@@ -218,9 +214,6 @@ const SLOTS_MIN: usize = 3;
 const INLINE_BYTES: usize = 16 * 1024;
 /// A window of all members and what they copy from it stays in the second-level cache.
 const SLOT_BYTES: usize = 256 * 1024;
-/// Members without a core of their own sleep and wake at every meeting: fewer meetings.
-const INLINE_BYTES_CROWDED: usize = 64 * 1024;
-const SLOT_BYTES_CROWDED: usize = 512 * 1024;
 
 #[cfg(test)]
 mod tests {

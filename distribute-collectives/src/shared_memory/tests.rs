@@ -494,9 +494,7 @@ fn a_counter_published_without_a_ring_is_seen_all_the_same() {
                 let header = OperationHeader::new(OperationKind::Barrier, 0, 0);
                 let limit = Duration::from_secs(30);
                 let operation = Operation::new(&group.status, header, limit);
-                shared
-                    .wait_one(&operation, 1, Counter::Published, 7)
-                    .unwrap();
+                shared.wait_all(&operation, Counter::Published, 7).unwrap();
                 assert!(operation.begin.elapsed() < Duration::from_secs(10));
                 return;
             }
