@@ -368,8 +368,7 @@ impl Group {
         peer: usize,
     ) -> Result<()> {
         let mut state = self.lock();
-        let point_to_point = matches!(op, OperationKind::Send | OperationKind::Recv);
-        let result = if point_to_point && state.failure.is_none() {
+        let result = if op.is_point_to_point() && state.failure.is_none() {
             match state.lost.iter().find(|lost| lost.rank == peer) {
                 Some(lost) => {
                     let reason = lost.reason.to_string();
