@@ -37,6 +37,7 @@ mod between_processes {}
 mod algorithm;
 pub mod auto;
 pub mod bench;
+mod bookkeeping;
 mod buffer;
 mod communication;
 mod communicator;
