@@ -44,6 +44,7 @@ mod communicator;
 pub mod control;
 mod error;
 pub mod flight_record;
+mod forward;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod fuzzing;
