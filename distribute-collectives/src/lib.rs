@@ -59,6 +59,7 @@ mod options;
 pub mod overlap;
 pub mod pack;
 mod patience;
+mod pieces;
 mod process_group;
 pub mod reduce;
 mod shared_memory;

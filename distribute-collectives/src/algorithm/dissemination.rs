@@ -20,24 +20,22 @@ mod tests {
 
     #[test]
     fn every_rank_hears_of_all_ranks_in_few_rounds() {
-        for world_size in 1..18 {
-            let plans: Vec<Vec<_>> = (0..world_size)
-                .map(|rank| rounds(rank, world_size).collect())
-                .collect();
-            let mut heard: Vec<Vec<bool>> = (0..world_size)
-                .map(|rank| (0..world_size).map(|other| other == rank).collect())
-                .collect();
-            for round in 0..world_size.next_power_of_two().ilog2() as usize {
+        for size in 1..18_usize {
+            let plans: Vec<Vec<_>> = (0..size).map(|rank| rounds(rank, size).collect()).collect();
+            let own = |rank| (0..size).map(|other| other == rank).collect();
+            let mut heard: Vec<Vec<bool>> = (0..size).map(own).collect();
+            let count = size.next_power_of_two().ilog2() as usize;
+            assert!(plans.iter().all(|plan| plan.len() == count), "{plans:?}");
+            for round in 0..count {
                 let before = heard.clone();
-                for rank in 0..world_size {
-                    let (to, from) = plans[rank][round];
+                for (rank, (plan, heard)) in plans.iter().zip(&mut heard).enumerate() {
+                    let (to, from) = plan[round];
                     assert_eq!(plans[to][round].1, rank, "{to} receives from {rank}");
-                    for (known, other) in heard[rank].iter_mut().zip(&before[from]) {
-                        *known |= other;
-                    }
+                    let told = heard.iter_mut().zip(&before[from]);
+                    told.for_each(|(known, other)| *known |= other);
                 }
             }
-            assert!(heard.iter().flatten().all(|known| *known), "{world_size}");
+            assert!(heard.iter().flatten().all(|known| *known), "{size} ranks");
         }
     }
 }

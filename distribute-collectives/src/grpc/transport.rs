@@ -70,18 +70,6 @@ impl GrpcTransport {
             OperationKind::AllGather | OperationKind::Send | OperationKind::Recv => false,
         }
     }
-
-    fn begin_checked(&mut self, header: &OperationHeader) -> Result<()> {
-        self.status.check(header)?;
-        let running = Running::new(header, self.timeout);
-        self.links.begin_operation(running.begin, running.deadline);
-        self.status.begin(header);
-        self.operations.begin(running);
-        if self.needs_meeting(header) {
-            self.meet(header)?;
-        }
-        Ok(())
-    }
 }
 
 impl Transport for GrpcTransport {
@@ -117,7 +105,15 @@ impl Transport for GrpcTransport {
 
     fn begin(&mut self, header: &OperationHeader) -> Result<()> {
         self.operations.check()?;
-        self.begin_checked(header)
+        self.status.check(header)?;
+        let running = Running::new(header, self.timeout);
+        self.links.begin_operation(running.begin, running.deadline);
+        self.status.begin(header);
+        self.operations.begin(running);
+        if self.needs_meeting(header) {
+            self.meet(header)?;
+        }
+        Ok(())
     }
 
     fn end(&mut self, header: &OperationHeader, result: Result<()>) -> Result<()> {

@@ -18,6 +18,7 @@ use crate::error::{CollectiveError, Result};
 use crate::header::{OperationHeader, OperationKind};
 use crate::in_process::mailbox::Mailbox;
 use crate::in_process::shared_memory::RawBuffer;
+use crate::in_process::wait_for_change;
 use crate::options::GroupOptions;
 
 /// How long a rank polls before it sleeps: about as long as waking a thread takes. A meeting of
@@ -221,16 +222,7 @@ impl Group {
         left: Option<Duration>,
     ) -> MutexGuard<'a, State> {
         state.sleepers += 1;
-        let mut state = match left {
-            Some(left) => {
-                let woken = self.changed.wait_timeout(state, left);
-                woken.unwrap_or_else(PoisonError::into_inner).0
-            }
-            None => self
-                .changed
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner),
-        };
+        let mut state = wait_for_change(&self.changed, state, left);
         state.sleepers -= 1;
         state
     }

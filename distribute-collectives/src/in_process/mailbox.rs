@@ -9,6 +9,7 @@ use crate::communicator::AbortHandle;
 use crate::error::{CollectiveError, Result};
 use crate::header::OperationHeader;
 use crate::in_process::endpoint::Endpoint;
+use crate::in_process::wait_for_change;
 use crate::transport::{SEGMENTS_IN_FLIGHT, Transport};
 
 /// Bytes of a segment: sender and receiver find it in the second-level cache.
@@ -81,16 +82,7 @@ impl Mailbox {
         left: Option<Duration>,
     ) -> MutexGuard<'a, Slots> {
         slots.sleepers += 1;
-        let mut slots = match left {
-            Some(left) => {
-                let woken = self.changed.wait_timeout(slots, left);
-                woken.unwrap_or_else(PoisonError::into_inner).0
-            }
-            None => self
-                .changed
-                .wait(slots)
-                .unwrap_or_else(PoisonError::into_inner),
-        };
+        let mut slots = wait_for_change(&self.changed, slots, left);
         slots.sleepers -= 1;
         slots
     }

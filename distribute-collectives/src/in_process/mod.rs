@@ -7,7 +7,8 @@ mod mailbox;
 #[allow(unsafe_code)]
 mod shared_memory;
 
-use std::sync::Arc;
+use std::sync::{Arc, Condvar, MutexGuard, PoisonError};
+use std::time::Duration;
 
 pub use mailbox::InProcessTransport;
 
@@ -52,6 +53,21 @@ pub fn in_process_transports(world_size: usize, options: &GroupOptions) -> Vec<I
     (0..world_size)
         .map(|rank| InProcessTransport::new(endpoint(rank)))
         .collect()
+}
+
+/// Waits until a rank has changed something, at most for `left`.
+fn wait_for_change<'a, T>(
+    changed: &Condvar,
+    guard: MutexGuard<'a, T>,
+    left: Option<Duration>,
+) -> MutexGuard<'a, T> {
+    match left {
+        Some(left) => {
+            let woken = changed.wait_timeout(guard, left);
+            woken.unwrap_or_else(PoisonError::into_inner).0
+        }
+        None => changed.wait(guard).unwrap_or_else(PoisonError::into_inner),
+    }
 }
 
 /// One rank's endpoint of an in-process group; see [`in_process`].

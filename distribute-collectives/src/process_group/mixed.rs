@@ -61,18 +61,6 @@ impl MixedTransport {
         self.links.flush(deadline);
     }
 
-    fn begin_checked(&mut self, header: &OperationHeader) -> Result<()> {
-        let running = Running::new(header, self.timeout);
-        self.links.begin_operation(running.begin, running.deadline);
-        self.status.begin(header);
-        self.operations.begin(running);
-        if header.kind.is_point_to_point() {
-            return Ok(());
-        }
-        self.status.check(header)?;
-        self.meet(header)
-    }
-
     fn meet(&mut self, header: &OperationHeader) -> Result<()> {
         for (to, from) in dissemination::rounds(self.rank, self.links.world_size()) {
             let own = FrameHeader {
@@ -150,7 +138,15 @@ impl Transport for MixedTransport {
 
     fn begin(&mut self, header: &OperationHeader) -> Result<()> {
         self.operations.check()?;
-        self.begin_checked(header)
+        let running = Running::new(header, self.timeout);
+        self.links.begin_operation(running.begin, running.deadline);
+        self.status.begin(header);
+        self.operations.begin(running);
+        if header.kind.is_point_to_point() {
+            return Ok(());
+        }
+        self.status.check(header)?;
+        self.meet(header)
     }
 
     fn end(&mut self, header: &OperationHeader, result: Result<()>) -> Result<()> {
