@@ -64,6 +64,8 @@ mod process_group;
 pub mod reduce;
 mod shared_memory;
 mod status;
+#[cfg(test)]
+mod testing;
 mod transport;
 mod wire;
 
