@@ -30,6 +30,25 @@ pub enum OperationKind {
     Recv,
 }
 
+impl OperationKind {
+    /// All calls, in the order of their codes on the wire.
+    pub(crate) const ALL: [OperationKind; 8] = [
+        OperationKind::AllReduce,
+        OperationKind::ReduceScatter,
+        OperationKind::AllGather,
+        OperationKind::Broadcast,
+        OperationKind::Reduce,
+        OperationKind::Barrier,
+        OperationKind::Send,
+        OperationKind::Recv,
+    ];
+
+    /// Whether only two ranks take part: such a call is not counted and not compared.
+    pub(crate) fn is_point_to_point(self) -> bool {
+        matches!(self, OperationKind::Send | OperationKind::Recv)
+    }
+}
+
 impl fmt::Display for OperationKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

@@ -37,12 +37,14 @@ mod between_processes {}
 mod algorithm;
 pub mod auto;
 pub mod bench;
+mod bookkeeping;
 mod buffer;
 mod communication;
 mod communicator;
 pub mod control;
 mod error;
 pub mod flight_record;
+mod forward;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod fuzzing;
@@ -57,10 +59,13 @@ mod options;
 pub mod overlap;
 pub mod pack;
 mod patience;
+mod pieces;
 mod process_group;
 pub mod reduce;
 mod shared_memory;
 mod status;
+#[cfg(test)]
+mod testing;
 mod transport;
 mod wire;
 

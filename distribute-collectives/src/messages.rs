@@ -198,7 +198,7 @@ pub(crate) fn check_rank(
             "{name} is rank {rank}, but the group has {} ranks",
             transport.world_size()
         )
-    } else if rank == transport.rank() && matches!(op, OperationKind::Send | OperationKind::Recv) {
+    } else if rank == transport.rank() && op.is_point_to_point() {
         "a rank cannot send to itself".to_string()
     } else {
         return Ok(());

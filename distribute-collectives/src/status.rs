@@ -10,7 +10,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::error::{CollectiveError, Result};
-use crate::header::{OperationHeader, OperationKind};
+use crate::header::OperationHeader;
 
 /// Why a group ended. The operation that it ended is added where it is reported.
 #[derive(Debug, Clone, PartialEq)]
@@ -124,8 +124,7 @@ impl GroupStatus {
         let Some(header) = inner.running.take() else {
             return;
         };
-        let point_to_point = matches!(header.kind, OperationKind::Send | OperationKind::Recv);
-        if !point_to_point && inner.failure_of(&header).is_none() {
+        if !header.kind.is_point_to_point() && inner.failure_of(&header).is_none() {
             inner.completed = header.sequence + 1;
         }
     }
@@ -149,7 +148,7 @@ impl GroupStatus {
         begin: Instant,
         ranks: Vec<usize>,
     ) -> Vec<usize> {
-        if matches!(header.kind, OperationKind::Send | OperationKind::Recv) {
+        if header.kind.is_point_to_point() {
             return ranks;
         }
         let inner = self.lock();
@@ -239,6 +238,7 @@ mod tests {
     use std::sync::atomic::AtomicUsize;
 
     use super::*;
+    use crate::header::OperationKind;
 
     fn header(sequence: u64) -> OperationHeader {
         OperationHeader::new(OperationKind::AllReduce, 0, sequence)

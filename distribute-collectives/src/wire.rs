@@ -41,17 +41,6 @@ pub(crate) const OVERHEAD_BYTES: usize = PREFIX_BYTES + HEADER_BYTES;
 const POINT_TO_POINT: u8 = 1;
 const HAS_ROOT: u8 = 2;
 
-const KINDS: [OperationKind; 8] = [
-    OperationKind::AllReduce,
-    OperationKind::ReduceScatter,
-    OperationKind::AllGather,
-    OperationKind::Broadcast,
-    OperationKind::Reduce,
-    OperationKind::Barrier,
-    OperationKind::Send,
-    OperationKind::Recv,
-];
-
 /// What stands in front of a payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct FrameHeader {
@@ -146,7 +135,7 @@ impl FrameHeader {
             return Err(bad(offset));
         }
         let known = |kind: &&OperationKind| **kind as u8 == bytes[2];
-        let kind = KINDS.iter().find(known).ok_or(bad(2))?;
+        let kind = OperationKind::ALL.iter().find(known).ok_or(bad(2))?;
         let dtype = optional(bytes[3], &DType::ALL, |dtype| dtype as u8).ok_or(bad(3))?;
         let op = optional(bytes[4], &ReduceOp::ALL, |op| op as u8).ok_or(bad(4))?;
         let size = |offset| usize::try_from(number(bytes, offset)).map_err(|_| WireError::Number);
@@ -197,7 +186,7 @@ mod tests {
 
     fn headers() -> impl Strategy<Value = FrameHeader> {
         let names = (
-            proptest::sample::select(&KINDS[..]),
+            proptest::sample::select(&OperationKind::ALL[..]),
             proptest::option::of(proptest::sample::select(&DType::ALL[..])),
             proptest::option::of(proptest::sample::select(&ReduceOp::ALL[..])),
             any::<bool>(),

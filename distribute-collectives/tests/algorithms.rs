@@ -4,41 +4,11 @@
 mod common;
 mod properties;
 
-use common::{Carrier, Random, on_ranks, within_limit};
-use distribute_collectives::{
-    Algorithm, Communicator, DType, GroupOptions, Order, ReduceOp, reduce,
-};
+use common::{Carrier, Random, on_ranks};
+use distribute_collectives::{Algorithm, Communicator, GroupOptions, Order, ReduceOp, reduce};
 use half::bf16;
-use properties::{FLOATS, cases};
-use proptest::prelude::*;
 
-const CARRIER: Carrier = Carrier::Threads;
-
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(200))]
-
-    #[test]
-    fn every_algorithm_equals_a_naive_reduction(case in cases(CARRIER, &DType::ALL)) {
-        within_limit(move || properties::check_exact(&case));
-    }
-
-    #[test]
-    fn rounding_is_bounded_and_equal_on_all_ranks(case in cases(CARRIER, FLOATS)) {
-        within_limit(move || properties::check_rounding(&case));
-    }
-
-    #[test]
-    fn canonical_order_is_the_same_bits_for_every_algorithm(
-        case in cases(CARRIER, &DType::ALL),
-    ) {
-        within_limit(move || properties::check_canonical(&case));
-    }
-
-    #[test]
-    fn the_other_operations_equal_naive_ones(case in cases(CARRIER, &DType::ALL)) {
-        within_limit(move || properties::check_other_operations(&case));
-    }
-}
+properties::hold_over!(Carrier::Threads, 200 cases);
 
 /// The order of a plain sum from rank 0 on, by hand: 1e8 + 1 - 1e8 depends on it.
 #[test]

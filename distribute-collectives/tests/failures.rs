@@ -5,11 +5,11 @@ mod common;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use common::{on_ranks, within_limit};
+use common::{BeforeSend, on_ranks, within_limit};
 use distribute_collectives::{
-    AbortHandle, Algorithm, Buffer, CollectiveError, Communicator, CommunicatorExt, DType,
-    GatherTarget, GroupOptions, InProcessCommunicator, InProcessTransport, OperationHeader,
-    ReduceOp, Result, Transport, TransportCommunicator, in_process, in_process_transports,
+    Algorithm, Buffer, CollectiveError, Communicator, CommunicatorExt, DType, GatherTarget,
+    GroupOptions, InProcessCommunicator, ReduceOp, Result, Transport, TransportCommunicator,
+    in_process, in_process_transports,
 };
 use rstest::rstest;
 
@@ -118,63 +118,6 @@ fn leaving_after_the_last_operation_harms_nobody(
     });
 }
 
-/// A transport whose thread dies at the given send, in the middle of an algorithm.
-struct DiesAtSend {
-    inner: InProcessTransport,
-    sends_left: Option<usize>,
-}
-
-impl Transport for DiesAtSend {
-    fn rank(&self) -> usize {
-        self.inner.rank()
-    }
-    fn world_size(&self) -> usize {
-        self.inner.world_size()
-    }
-    fn name(&self) -> &str {
-        self.inner.name()
-    }
-    fn segment_bytes(&self) -> usize {
-        self.inner.segment_bytes()
-    }
-    fn sequence(&self) -> u64 {
-        self.inner.sequence()
-    }
-    fn begin(&mut self, header: &OperationHeader) -> Result<()> {
-        self.inner.begin(header)
-    }
-    fn end(&mut self, header: &OperationHeader, result: Result<()>) -> Result<()> {
-        self.inner.end(header, result)
-    }
-    fn send_with(
-        &mut self,
-        to: usize,
-        bytes: usize,
-        fill: &mut dyn FnMut(&mut [u8]),
-    ) -> Result<()> {
-        match &mut self.sends_left {
-            Some(0) => std::panic::resume_unwind(Box::new("died in a send")),
-            Some(left) => *left -= 1,
-            None => {}
-        }
-        self.inner.send_with(to, bytes, fill)
-    }
-    fn receive_with(
-        &mut self,
-        from: usize,
-        bytes: usize,
-        consume: &mut dyn FnMut(&[u8]),
-    ) -> Result<()> {
-        self.inner.receive_with(from, bytes, consume)
-    }
-    fn fail(&mut self, error: CollectiveError) {
-        self.inner.fail(error);
-    }
-    fn abort_handle(&self) -> AbortHandle {
-        self.inner.abort_handle()
-    }
-}
-
 #[rstest]
 fn a_rank_that_dies_between_segments_is_named(
     #[values(
@@ -192,8 +135,14 @@ fn a_rank_that_dies_between_segments_is_named(
         let threads: Vec<_> = in_process_transports(4, &options)
             .into_iter()
             .map(|inner| {
-                let sends_left = (inner.rank() == 2).then_some(sends);
-                let transport = DiesAtSend { inner, sends_left };
+                let mut sends_left = (inner.rank() == 2).then_some(sends);
+                // The thread dies in the middle of an algorithm.
+                let call = move |_| match &mut sends_left {
+                    Some(0) => std::panic::resume_unwind(Box::new("died in a send")),
+                    Some(left) => *left -= 1,
+                    None => {}
+                };
+                let transport = BeforeSend { inner, call };
                 let mut endpoint = TransportCommunicator::new(transport, options.clone()).unwrap();
                 std::thread::spawn(move || {
                     // A rank that needs nothing from the dead one may finish the first call.

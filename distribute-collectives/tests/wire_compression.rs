@@ -2,14 +2,13 @@
 
 mod common;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use common::{Random, bits, on_ranks, within_limit};
+use common::{BeforeSend, Random, bits, on_ranks, on_threads, within_limit};
 use distribute_collectives::{
-    AbortHandle, Algorithm, Buffer, CollectiveError, Communicator, CommunicatorExt, GroupOptions,
-    InProcessTransport, OperationHeader, Order, ReduceOp, Result, Transport, TransportCommunicator,
-    WireType, chunk_range, in_process, in_process_transports, reduce,
+    Algorithm, Buffer, CollectiveError, Communicator, CommunicatorExt, GroupOptions, Order,
+    ReduceOp, Result, Transport, TransportCommunicator, WireType, chunk_range, in_process,
+    in_process_transports, reduce,
 };
 use half::{bf16, f16};
 use proptest::prelude::*;
@@ -269,75 +268,19 @@ proptest! {
     }
 }
 
-/// Counts the bytes of the segments that a rank sends.
-struct Counting {
-    inner: InProcessTransport,
-    sent: Arc<AtomicUsize>,
-}
-
-impl Transport for Counting {
-    fn rank(&self) -> usize {
-        self.inner.rank()
-    }
-    fn world_size(&self) -> usize {
-        self.inner.world_size()
-    }
-    fn name(&self) -> &str {
-        self.inner.name()
-    }
-    fn segment_bytes(&self) -> usize {
-        self.inner.segment_bytes()
-    }
-    fn sequence(&self) -> u64 {
-        self.inner.sequence()
-    }
-    fn begin(&mut self, header: &OperationHeader) -> Result<()> {
-        self.inner.begin(header)
-    }
-    fn end(&mut self, header: &OperationHeader, result: Result<()>) -> Result<()> {
-        self.inner.end(header, result)
-    }
-    fn send_with(
-        &mut self,
-        to: usize,
-        bytes: usize,
-        fill: &mut dyn FnMut(&mut [u8]),
-    ) -> Result<()> {
-        self.sent.fetch_add(bytes, Ordering::Relaxed);
-        self.inner.send_with(to, bytes, fill)
-    }
-    fn receive_with(
-        &mut self,
-        from: usize,
-        bytes: usize,
-        consume: &mut dyn FnMut(&[u8]),
-    ) -> Result<()> {
-        self.inner.receive_with(from, bytes, consume)
-    }
-    fn fail(&mut self, error: CollectiveError) {
-        self.inner.fail(error);
-    }
-    fn abort_handle(&self) -> AbortHandle {
-        self.inner.abort_handle()
-    }
-}
-
 /// Bytes that all ranks send in one call.
 fn bytes_sent(
     options: &GroupOptions,
     call: impl Fn(&mut dyn Communicator) -> Result<()> + Sync,
 ) -> usize {
-    let sent = Arc::new(AtomicUsize::new(0));
-    std::thread::scope(|scope| {
-        for inner in in_process_transports(3, options) {
-            let transport = Counting {
-                inner,
-                sent: sent.clone(),
-            };
-            let mut endpoint = TransportCommunicator::new(transport, options.clone()).unwrap();
-            let call = &call;
-            scope.spawn(move || call(&mut endpoint).unwrap());
-        }
+    let sent = AtomicUsize::new(0);
+    on_threads(in_process_transports(3, options), |inner| {
+        let count = |bytes| {
+            sent.fetch_add(bytes, Ordering::Relaxed);
+        };
+        let transport = BeforeSend { inner, call: count };
+        let mut endpoint = TransportCommunicator::new(transport, options.clone()).unwrap();
+        call(&mut endpoint).unwrap();
     });
     sent.load(Ordering::Relaxed)
 }

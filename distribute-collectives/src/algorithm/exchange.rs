@@ -6,6 +6,7 @@ use crate::algorithm::compression;
 use crate::buffer::{Buffer, Element};
 use crate::error::Result;
 use crate::options::WireType;
+use crate::pieces;
 use crate::reduce::{self, ReduceOp};
 use crate::transport::Transport;
 
@@ -66,7 +67,7 @@ impl Exchange<'_, '_> {
         let buffers = &*self.buffers;
         self.transport
             .send_with(to * self.stride, range.len() * each, &mut |frame| {
-                for_pieces::<T>(buffers, range.clone(), |offset, piece| {
+                pieces::for_each::<T>(buffers, range.clone(), |offset, piece| {
                     let at = offset * each;
                     put(wire, piece, &mut frame[at..at + piece.len() * each]);
                 });
@@ -82,7 +83,7 @@ impl Exchange<'_, '_> {
         let buffers = &mut *self.buffers;
         self.transport
             .receive_with(from * self.stride, range.len() * each, &mut |frame| {
-                for_pieces_mut::<T>(buffers, range.clone(), |offset, piece| {
+                pieces::for_each_mut::<T>(buffers, range.clone(), |offset, piece| {
                     let at = offset * each;
                     take(wire, &frame[at..at + piece.len() * each], piece);
                 });
@@ -105,7 +106,7 @@ impl Exchange<'_, '_> {
         let buffers = &mut *self.buffers;
         self.transport
             .receive_with(from * self.stride, range.len() * each, &mut |frame| {
-                for_pieces_mut::<T>(buffers, range.clone(), |offset, piece| {
+                pieces::for_each_mut::<T>(buffers, range.clone(), |offset, piece| {
                     let at = offset * each;
                     let frame = &frame[at..at + piece.len() * each];
                     for_received::<T>(wire, frame, |start, values| {
@@ -147,7 +148,7 @@ impl Exchange<'_, '_> {
     /// Puts the own elements of a segment into the scratch accumulator.
     pub(crate) fn load<T: Element>(&mut self, range: Range<usize>) {
         let acc = accumulator::<T>(self.scratch, range.len());
-        for_pieces::<T>(self.buffers, range, |offset, piece| {
+        pieces::for_each::<T>(self.buffers, range, |offset, piece| {
             T::widen(piece, &mut acc[offset..offset + piece.len()]);
         });
     }
@@ -156,7 +157,7 @@ impl Exchange<'_, '_> {
     pub(crate) fn add_own<T: Element>(&mut self, range: Range<usize>) {
         let acc = accumulator::<T>(self.scratch, range.len());
         let op = self.op;
-        for_pieces::<T>(self.buffers, range, |offset, piece| {
+        pieces::for_each::<T>(self.buffers, range, |offset, piece| {
             reduce::accumulate_wide(op, &mut acc[offset..offset + piece.len()], piece);
         });
     }
@@ -167,7 +168,7 @@ impl Exchange<'_, '_> {
         let acc = accumulator::<T>(self.scratch, range.len());
         reduce::finish(self.op, self.divisor, acc);
         let wire = self.wire;
-        for_pieces_mut::<T>(self.buffers, range, |offset, piece| {
+        pieces::for_each_mut::<T>(self.buffers, range, |offset, piece| {
             T::narrow(&acc[offset..offset + piece.len()], piece);
             round(wire, piece);
         });
@@ -178,7 +179,7 @@ impl Exchange<'_, '_> {
     pub(crate) fn round_own<T: Element>(&mut self, range: Range<usize>) {
         let wire = self.wire;
         if wire.is_some() {
-            for_pieces_mut::<T>(self.buffers, range, |_, piece| round(wire, piece));
+            pieces::for_each_mut::<T>(self.buffers, range, |_, piece| round(wire, piece));
         }
     }
 
@@ -288,50 +289,4 @@ fn accumulator<T: Element>(scratch: &mut Vec<u64>, len: usize) -> &mut [T::Acc] 
         scratch.resize(words, 0);
     }
     &mut bytemuck::cast_slice_mut(scratch)[..len]
-}
-
-/// The parts of `range` in each buffer: (buffer, its part, offset in `range`).
-fn parts(
-    lens: impl Iterator<Item = usize>,
-    range: Range<usize>,
-) -> impl Iterator<Item = (usize, Range<usize>, usize)> {
-    let mut end_of_last = 0;
-    lens.enumerate().filter_map(move |(index, len)| {
-        let begin = end_of_last;
-        end_of_last += len;
-        let (start, end) = (range.start.max(begin), range.end.min(end_of_last));
-        (start < end).then(|| (index, start - begin..end - begin, start - range.start))
-    })
-}
-
-/// Calls `f` with the parts of a range in each buffer and their offsets in the range.
-pub(crate) fn for_pieces<T: Element>(
-    buffers: &[Buffer<'_>],
-    range: Range<usize>,
-    mut f: impl FnMut(usize, &[T]),
-) {
-    for (index, part, offset) in parts(buffers.iter().map(Buffer::len), range) {
-        if let Some(slice) = T::slice_of(&buffers[index]) {
-            f(offset, &slice[part]);
-        }
-    }
-}
-
-/// As [`for_pieces`], for writing.
-pub(crate) fn for_pieces_mut<T: Element>(
-    buffers: &mut [Buffer<'_>],
-    range: Range<usize>,
-    mut f: impl FnMut(usize, &mut [T]),
-) {
-    let mut end_of_last = 0;
-    for buffer in buffers {
-        let begin = end_of_last;
-        end_of_last += buffer.len();
-        let (start, end) = (range.start.max(begin), range.end.min(end_of_last));
-        if let Some(slice) = T::slice_of_mut(buffer)
-            && start < end
-        {
-            f(start - range.start, &mut slice[start - begin..end - begin]);
-        }
-    }
 }

@@ -20,6 +20,7 @@
 pub(crate) mod chain;
 mod compression;
 pub(crate) mod direct_exchange;
+pub(crate) mod dissemination;
 pub(crate) mod exchange;
 pub(crate) mod gather;
 pub(crate) mod halving_doubling;

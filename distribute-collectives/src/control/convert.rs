@@ -9,18 +9,6 @@ use crate::header::{OperationHeader, OperationKind};
 use crate::reduce::ReduceOp;
 use crate::status::{Failure, Trouble};
 
-/// In the order of the message's enumeration.
-const KINDS: [OperationKind; 8] = [
-    OperationKind::AllReduce,
-    OperationKind::ReduceScatter,
-    OperationKind::AllGather,
-    OperationKind::Broadcast,
-    OperationKind::Reduce,
-    OperationKind::Barrier,
-    OperationKind::Send,
-    OperationKind::Recv,
-];
-
 /// The place of a value in a list that holds all values.
 fn index<T: PartialEq>(list: &[T], value: &T) -> i32 {
     let position = list.iter().position(|other| other == value);
@@ -36,7 +24,7 @@ pub(crate) fn operation(header: &OperationHeader) -> message::Operation {
     message::Operation {
         generation: header.generation,
         sequence: header.sequence,
-        kind: index(&KINDS, &header.kind),
+        kind: index(&OperationKind::ALL, &header.kind),
         element_type: header.dtype.map(|dtype| index(&DType::ALL, &dtype)),
         reduction: header.op.map(|op| index(&ReduceOp::ALL, &op)),
         root: header.root.map(|root| root as u32),
@@ -60,7 +48,7 @@ pub(crate) fn header(operation: &message::Operation) -> Option<OperationHeader> 
     Some(OperationHeader {
         generation: operation.generation,
         sequence: operation.sequence,
-        kind: value(&KINDS, operation.kind)?,
+        kind: value(&OperationKind::ALL, operation.kind)?,
         dtype: dtype.flatten(),
         op: op.flatten(),
         root: operation.root.map(|root| root as usize),
@@ -105,7 +93,7 @@ fn ended(own_rank: usize, error: &CollectiveError) -> notice::Failure {
         } => notice::Failure::Mismatch(message::Mismatch {
             rank_a: *rank_a as u32,
             rank_b: *rank_b as u32,
-            kind: index(&KINDS, op),
+            kind: index(&OperationKind::ALL, op),
             sequence: *sequence,
             what: short(what),
         }),
@@ -126,7 +114,7 @@ fn ended(own_rank: usize, error: &CollectiveError) -> notice::Failure {
             elapsed,
         } => notice::Failure::TimedOut(message::TimedOut {
             missing: missing.iter().map(|rank| *rank as u32).collect(),
-            kind: index(&KINDS, op),
+            kind: index(&OperationKind::ALL, op),
             sequence: *sequence,
             elapsed_us: micros(*elapsed),
         }),
@@ -171,7 +159,7 @@ pub(crate) fn failure(world_size: usize, notice: &message::Notice) -> Option<Fai
             },
             Some(operation) => Trouble::Ended(CollectiveError::PeerLost {
                 rank: rank(lost.rank)?,
-                op: value(&KINDS, operation.kind)?,
+                op: value(&OperationKind::ALL, operation.kind)?,
                 sequence: operation.sequence,
                 reason: lost.reason.clone(),
             }),
@@ -183,7 +171,7 @@ pub(crate) fn failure(world_size: usize, notice: &message::Notice) -> Option<Fai
         notice::Failure::Mismatch(mismatch) => Trouble::Ended(CollectiveError::Mismatch {
             rank_a: rank(mismatch.rank_a)?,
             rank_b: rank(mismatch.rank_b)?,
-            op: value(&KINDS, mismatch.kind)?,
+            op: value(&OperationKind::ALL, mismatch.kind)?,
             sequence: mismatch.sequence,
             what: mismatch.what.clone(),
         }),
@@ -197,7 +185,7 @@ pub(crate) fn failure(world_size: usize, notice: &message::Notice) -> Option<Fai
                 .iter()
                 .map(|r| rank(*r))
                 .collect::<Option<_>>()?,
-            op: value(&KINDS, timed_out.kind)?,
+            op: value(&OperationKind::ALL, timed_out.kind)?,
             sequence: timed_out.sequence,
             elapsed: Duration::from_micros(timed_out.elapsed_us),
         }),
@@ -221,7 +209,7 @@ mod tests {
     #[test]
     fn a_header_survives_the_way() {
         let header_of = |kind| OperationHeader::new(kind, 4, 9);
-        for kind in KINDS {
+        for kind in OperationKind::ALL {
             assert_eq!(header(&operation(&header_of(kind))), Some(header_of(kind)));
         }
         for dtype in DType::ALL {

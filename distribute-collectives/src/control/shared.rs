@@ -16,7 +16,7 @@ use crate::control::security::Security;
 use crate::control::tls::DataTls;
 use crate::control::{Announcement, convert};
 use crate::error::CollectiveError;
-use crate::header::{OperationHeader, OperationKind};
+use crate::header::OperationHeader;
 use crate::status::{Failure, GroupStatus, Trouble};
 
 /// Messages that wait to be sent to one rank. Whoever does not read them will be found silent.
@@ -400,8 +400,7 @@ impl Shared {
         let theirs = beat.running.as_ref().and_then(convert::header);
         self.status.note_peer(rank, theirs, beat.completed);
         let pair = own.zip(theirs).filter(|(own, theirs)| {
-            let collective =
-                |h: &OperationHeader| !matches!(h.kind, OperationKind::Send | OperationKind::Recv);
+            let collective = |h: &OperationHeader| !h.kind.is_point_to_point();
             own.sequence == theirs.sequence
                 && own != theirs
                 && collective(own)

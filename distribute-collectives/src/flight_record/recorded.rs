@@ -95,9 +95,8 @@ impl<C: Communicator> Recorded<C> {
         let ticket = self.recorder.begin(header);
         let result = call(&mut self.inner);
         self.recorder.end(ticket, &result);
-        let collective = !matches!(header.kind, OperationKind::Send | OperationKind::Recv);
         match &result {
-            Ok(_) if collective => self.sequence += 1,
+            Ok(_) if !header.kind.is_point_to_point() => self.sequence += 1,
             Err(error) if error.is_fatal() => self.write_once(),
             _ => {}
         }

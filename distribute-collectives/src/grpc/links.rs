@@ -13,7 +13,7 @@ use crate::grpc::connect::LinkConfig;
 use crate::grpc::frames::Message;
 use crate::grpc::lane::{End, Lane};
 use crate::grpc::pool::Pool;
-use crate::header::{OperationHeader, OperationKind};
+use crate::header::OperationHeader;
 use crate::patience::Patience;
 use crate::status::{Failure, GroupStatus, Trouble};
 use crate::wire::{FrameHeader, HEADER_BYTES, OVERHEAD_BYTES, PREFIX_BYTES, encode_prefix};
@@ -102,10 +102,6 @@ pub(super) fn wait(fds: &mut [PollFd<'_>], timeout: Option<Duration>) -> io::Res
     }
 }
 
-fn is_point_to_point(kind: OperationKind) -> bool {
-    matches!(kind, OperationKind::Send | OperationKind::Recv)
-}
-
 impl Links {
     pub(super) fn unconnected(config: &LinkConfig) -> Result<Links> {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
@@ -163,7 +159,7 @@ impl Links {
         bytes: usize,
         fill: &mut dyn FnMut(&mut [u8]),
     ) -> Result<()> {
-        let point_to_point = is_point_to_point(header.kind);
+        let point_to_point = header.kind.is_point_to_point();
         let limit = self.max_message_bytes;
         if HEADER_BYTES + bytes > limit {
             return Err(self.invalid(
@@ -213,7 +209,7 @@ impl Links {
         bytes: usize,
         consume: &mut dyn FnMut(&[u8]),
     ) -> Result<()> {
-        let point_to_point = is_point_to_point(expected.kind);
+        let point_to_point = expected.kind.is_point_to_point();
         let kind = usize::from(point_to_point);
         let (number, lane) = {
             let peer = self.peer_mut(from, expected)?;
@@ -540,7 +536,7 @@ impl Links {
             let what = format!("frame {} in place of {number}", message.header.number);
             return Err(self.protocol_error(from, expected, what));
         }
-        let difference = if is_point_to_point(expected.kind) {
+        let difference = if expected.kind.is_point_to_point() {
             // The two ranks compare their buffers themselves, and their kinds differ.
             (found.generation != expected.generation).then(|| {
                 let (here, there) = (expected.generation, found.generation);

@@ -2,7 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
@@ -21,22 +21,9 @@ use crate::messages::TransportCommunicator;
 use crate::options::{Algorithm, GroupOptions, Order};
 use crate::reduce::ReduceOp;
 use crate::status::{Failure, GroupStatus, Trouble};
+use crate::testing::{on_threads, within_limit};
 
 const TIMEOUT: Duration = Duration::from_secs(20);
-
-/// Runs `f` on a thread and fails the test when it takes longer than a minute.
-fn within_limit<R: Send + 'static>(f: impl FnOnce() -> R + Send + 'static) -> R {
-    let (sender, receiver) = mpsc::channel();
-    let worker = std::thread::spawn(move || drop(sender.send(f())));
-    match receiver.recv_timeout(Duration::from_secs(60)) {
-        Ok(result) => result,
-        Err(mpsc::RecvTimeoutError::Timeout) => panic!("hard limit of 60 s passed: a hang"),
-        Err(mpsc::RecvTimeoutError::Disconnected) => match worker.join() {
-            Err(panic) => std::panic::resume_unwind(panic),
-            Ok(()) => panic!("the test thread ended without a result"),
-        },
-    }
-}
 
 struct NoAbort;
 
@@ -76,23 +63,13 @@ fn world<R: Send>(
 ) -> Vec<R> {
     let (listeners, addresses): (Vec<_>, Vec<_>) = (0..size).map(|_| listener()).unzip();
     let addresses: Vec<_> = addresses.into_iter().map(Some).collect();
-    let (adapt, f, addresses) = (&adapt, &f, &addresses);
-    std::thread::scope(|scope| {
-        let ranks = listeners.into_iter().enumerate().map(|(rank, listener)| {
-            scope.spawn(move || {
-                let mut config = config(rank, size);
-                adapt(&mut config);
-                let status = config.status.clone();
-                let deadline = Instant::now() + TIMEOUT;
-                let links = Links::connect(config, listener, addresses, Some(deadline)).unwrap();
-                f(links, status)
-            })
-        });
-        let ranks: Vec<_> = ranks.collect();
-        let joined = ranks.into_iter().map(|rank| rank.join());
-        joined
-            .map(|result| result.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-            .collect()
+    on_threads(listeners.into_iter().enumerate(), |(rank, listener)| {
+        let mut config = config(rank, size);
+        adapt(&mut config);
+        let status = config.status.clone();
+        let deadline = Instant::now() + TIMEOUT;
+        let links = Links::connect(config, listener, &addresses, Some(deadline)).unwrap();
+        f(links, status)
     })
 }
 

@@ -3,12 +3,14 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::algorithm::dissemination;
+use crate::bookkeeping::{Bookkeeping, Running};
 use crate::communicator::{AbortHandle, AbortTarget};
 use crate::error::{CollectiveError, Result};
 use crate::grpc::lane::{PAIR_SEGMENT_BYTES, SEGMENT_BYTES};
 use crate::grpc::links::{Links, SEGMENTS_IN_FLIGHT};
 use crate::header::{OperationHeader, OperationKind};
-use crate::status::{Failure, GroupStatus, Trouble};
+use crate::status::GroupStatus;
 use crate::transport::Transport;
 
 /// One rank's access to the others over gRPC.
@@ -24,10 +26,7 @@ pub(crate) struct GrpcTransport {
     status: Arc<GroupStatus>,
     abort: Arc<dyn AbortTarget>,
     timeout: Duration,
-    sequence: u64,
-    running: Option<OperationHeader>,
-    /// The first fatal error that was returned to the caller.
-    failure: Option<CollectiveError>,
+    operations: Bookkeeping,
 }
 
 impl GrpcTransport {
@@ -43,9 +42,7 @@ impl GrpcTransport {
             status,
             abort,
             timeout,
-            sequence: 0,
-            running: None,
-            failure: None,
+            operations: Bookkeeping::default(),
         }
     }
 
@@ -54,18 +51,12 @@ impl GrpcTransport {
         self.links.flush(deadline);
     }
 
-    /// A dissemination barrier: in round `k` every rank sends its header to the rank `2^k` after
-    /// it and compares the one of the rank `2^k` before it. After `log2 P` rounds every rank has
-    /// heard, through others, of all ranks.
+    /// A [dissemination barrier](dissemination) that compares the headers.
     fn meet(&mut self, header: &OperationHeader) -> Result<()> {
         let (rank, size) = (self.links.rank(), self.links.world_size());
-        let mut distance = 1;
-        while distance < size {
-            let to = (rank + distance) % size;
-            let from = (rank + size - distance) % size;
+        for (to, from) in dissemination::rounds(rank, size) {
             self.links.send(to, header, 0, &mut |_| {})?;
             self.links.receive(from, header, 0, &mut |_| {})?;
-            distance *= 2;
         }
         Ok(())
     }
@@ -78,28 +69,6 @@ impl GrpcTransport {
             }
             OperationKind::AllGather | OperationKind::Send | OperationKind::Recv => false,
         }
-    }
-
-    fn begin_checked(&mut self, header: &OperationHeader) -> Result<()> {
-        self.status.check(header)?;
-        let begin = Instant::now();
-        self.links
-            .begin_operation(begin, begin.checked_add(self.timeout));
-        self.status.begin(header);
-        self.running = Some(*header);
-        if self.needs_meeting(header) {
-            self.meet(header)?;
-        }
-        Ok(())
-    }
-
-    fn header(&self) -> Result<OperationHeader> {
-        self.running
-            .ok_or_else(|| CollectiveError::InvalidArgument {
-                rank: self.links.rank(),
-                op: OperationKind::Send,
-                what: "segments travel only between begin and end of an operation".to_string(),
-            })
     }
 }
 
@@ -131,31 +100,26 @@ impl Transport for GrpcTransport {
     }
 
     fn sequence(&self) -> u64 {
-        self.sequence
+        self.operations.sequence()
     }
 
     fn begin(&mut self, header: &OperationHeader) -> Result<()> {
-        match &self.failure {
-            Some(cause) => Err(CollectiveError::Poisoned {
-                cause: Box::new(cause.clone()),
-            }),
-            None => self.begin_checked(header),
+        self.operations.check()?;
+        self.status.check(header)?;
+        let running = Running::new(header, self.timeout);
+        self.links.begin_operation(running.begin, running.deadline);
+        self.status.begin(header);
+        self.operations.begin(running);
+        if self.needs_meeting(header) {
+            self.meet(header)?;
         }
+        Ok(())
     }
 
     fn end(&mut self, header: &OperationHeader, result: Result<()>) -> Result<()> {
         let result = result.and_then(|()| self.links.finish_operation(header));
-        self.running = None;
         self.status.end();
-        let point_to_point = matches!(header.kind, OperationKind::Send | OperationKind::Recv);
-        match &result {
-            Ok(()) if !point_to_point => self.sequence += 1,
-            Err(error) if error.is_fatal() && self.failure.is_none() => {
-                self.failure = Some(error.clone());
-            }
-            _ => {}
-        }
-        result
+        self.operations.end(header.kind, result)
     }
 
     fn send_with(
@@ -164,8 +128,8 @@ impl Transport for GrpcTransport {
         bytes: usize,
         fill: &mut dyn FnMut(&mut [u8]),
     ) -> Result<()> {
-        let header = self.header()?;
-        self.links.send(to, &header, bytes, fill)
+        let running = self.operations.running(self.links.rank())?;
+        self.links.send(to, &running.header, bytes, fill)
     }
 
     fn receive_with(
@@ -174,15 +138,12 @@ impl Transport for GrpcTransport {
         bytes: usize,
         consume: &mut dyn FnMut(&[u8]),
     ) -> Result<()> {
-        let header = self.header()?;
-        self.links.receive(from, &header, bytes, consume)
+        let running = self.operations.running(self.links.rank())?;
+        self.links.receive(from, &running.header, bytes, consume)
     }
 
     fn fail(&mut self, error: CollectiveError) {
-        self.status.fail(Failure {
-            trouble: Trouble::Ended(error),
-            from_sequence: self.sequence,
-        });
+        self.operations.fail(&self.status, error);
     }
 
     fn abort_handle(&self) -> AbortHandle {

@@ -46,12 +46,12 @@ impl DirectCommunicator {
 
     fn header(&self, kind: OperationKind) -> OperationHeader {
         let generation = self.transport.endpoint.group.options.get_generation();
-        OperationHeader::new(kind, generation, self.transport.endpoint.sequence)
+        OperationHeader::new(kind, generation, self.transport.sequence())
     }
 
     /// Runs one operation on the buffers.
     fn operate(&mut self, header: OperationHeader, buffers: &mut [Buffer<'_>]) -> Result<()> {
-        self.transport.endpoint.check()?;
+        self.transport.endpoint.operations.check()?;
         let group = &*self.transport.endpoint.group;
         let element_bytes = header.dtype.map_or(1, DType::size_bytes);
         let block_bytes = group.options.get_segment_bytes().unwrap_or(BLOCK_BYTES);
@@ -76,7 +76,7 @@ impl DirectCommunicator {
             drop(running);
             group.outcome(header.sequence)
         });
-        self.settle(result)
+        self.transport.endpoint.operations.end(header.kind, result)
     }
 
     /// Generation and segment size of point-to-point calls.
@@ -86,13 +86,6 @@ impl DirectCommunicator {
             .get_segment_bytes()
             .unwrap_or(self.transport.segment_bytes());
         (options.get_generation(), segment.max(1))
-    }
-
-    fn settle(&mut self, result: Result<()>) -> Result<()> {
-        if result.is_ok() {
-            self.transport.endpoint.sequence += 1;
-        }
-        self.transport.endpoint.note(result)
     }
 }
 
@@ -126,7 +119,7 @@ impl Communicator for DirectCommunicator {
         input: &[u8],
         output: &mut dyn GatherTarget,
     ) -> Result<()> {
-        self.transport.endpoint.check()?;
+        self.transport.endpoint.operations.check()?;
         let header = self.header(OperationKind::AllGather).with_dtype(dtype);
         let (group, rank) = (
             &*self.transport.endpoint.group,
@@ -145,7 +138,7 @@ impl Communicator for DirectCommunicator {
             drop(running);
             group.outcome(header.sequence)
         });
-        self.settle(result)
+        self.transport.endpoint.operations.end(header.kind, result)
     }
 
     fn broadcast(&mut self, root: usize, buffers: &mut [Buffer<'_>]) -> Result<()> {

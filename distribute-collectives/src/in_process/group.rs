@@ -18,6 +18,7 @@ use crate::error::{CollectiveError, Result};
 use crate::header::{OperationHeader, OperationKind};
 use crate::in_process::mailbox::Mailbox;
 use crate::in_process::shared_memory::RawBuffer;
+use crate::in_process::wait_for_change;
 use crate::options::GroupOptions;
 use crate::patience::{Patience, poll_some};
 
@@ -215,16 +216,7 @@ impl Group {
         left: Option<Duration>,
     ) -> MutexGuard<'a, State> {
         state.sleepers += 1;
-        let mut state = match left {
-            Some(left) => {
-                let woken = self.changed.wait_timeout(state, left);
-                woken.unwrap_or_else(PoisonError::into_inner).0
-            }
-            None => self
-                .changed
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner),
-        };
+        let mut state = wait_for_change(&self.changed, state, left);
         state.sleepers -= 1;
         state
     }
@@ -343,8 +335,7 @@ impl Group {
         peer: usize,
     ) -> Result<()> {
         let mut state = self.lock();
-        let point_to_point = matches!(op, OperationKind::Send | OperationKind::Recv);
-        let result = if point_to_point && state.failure.is_none() {
+        let result = if op.is_point_to_point() && state.failure.is_none() {
             match state.lost.iter().find(|lost| lost.rank == peer) {
                 Some(lost) => {
                     let reason = lost.reason.to_string();

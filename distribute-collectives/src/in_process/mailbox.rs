@@ -4,10 +4,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::bookkeeping::Running;
 use crate::communicator::AbortHandle;
 use crate::error::{CollectiveError, Result};
-use crate::header::{OperationHeader, OperationKind};
+use crate::header::OperationHeader;
 use crate::in_process::endpoint::Endpoint;
+use crate::in_process::wait_for_change;
 use crate::transport::{SEGMENTS_IN_FLIGHT, Transport};
 
 /// Bytes of a segment: sender and receiver find it in the second-level cache.
@@ -80,41 +82,20 @@ impl Mailbox {
         left: Option<Duration>,
     ) -> MutexGuard<'a, Slots> {
         slots.sleepers += 1;
-        let mut slots = match left {
-            Some(left) => {
-                let woken = self.changed.wait_timeout(slots, left);
-                woken.unwrap_or_else(PoisonError::into_inner).0
-            }
-            None => self
-                .changed
-                .wait(slots)
-                .unwrap_or_else(PoisonError::into_inner),
-        };
+        let mut slots = wait_for_change(&self.changed, slots, left);
         slots.sleepers -= 1;
         slots
     }
 }
 
-/// The operation that runs.
-struct Running {
-    kind: OperationKind,
-    sequence: u64,
-    begin: Instant,
-    deadline: Option<Instant>,
-}
-
 /// One rank's access to the mailboxes of its group.
 pub struct InProcessTransport {
     pub(crate) endpoint: Endpoint,
-    running: Option<Running>,
 }
 
 impl InProcessTransport {
     pub(crate) fn new(endpoint: Endpoint) -> Self {
-        InProcessTransport {
-            endpoint,
-            running: None,
-        }
+        InProcessTransport { endpoint }
     }
 
     /// Blocks until `ready`. `peer` is the rank that must do something for it.
@@ -125,9 +106,8 @@ impl InProcessTransport {
         ready: fn(usize) -> bool,
     ) -> Result<MutexGuard<'a, Slots>> {
         let group = &*self.endpoint.group;
-        let Some(running) = &self.running else {
-            return Err(self.outside_operation());
-        };
+        let running = self.endpoint.operations.running(self.endpoint.rank)?;
+        let header = &running.header;
         group.poll(|| ready(mailbox.filled.load(Ordering::Acquire)));
         let mut slots = mailbox.lock();
         loop {
@@ -138,7 +118,7 @@ impl InProcessTransport {
             if troubles > 0 {
                 // Not under the mailbox's lock: a failure wakes the mailboxes.
                 drop(slots);
-                group.check_waiting(running.kind, running.sequence, peer)?;
+                group.check_waiting(header.kind, header.sequence, peer)?;
                 slots = mailbox.lock();
                 if ready(slots.filled) || group.troubles() != troubles {
                     continue;
@@ -151,34 +131,19 @@ impl InProcessTransport {
                 drop(slots);
                 let error = CollectiveError::Timeout {
                     missing: vec![peer],
-                    op: running.kind,
-                    sequence: running.sequence,
+                    op: header.kind,
+                    sequence: header.sequence,
                     elapsed: running.begin.elapsed(),
                 };
-                group.fail(error.clone(), running.sequence);
+                group.fail(error.clone(), header.sequence);
                 return Err(error);
             }
             slots = mailbox.sleep(slots, left);
         }
     }
 
-    fn outside_operation(&self) -> CollectiveError {
-        CollectiveError::InvalidArgument {
-            rank: self.endpoint.rank,
-            op: OperationKind::Send,
-            what: "segments travel only between begin and end of an operation".to_string(),
-        }
-    }
-
-    fn is_point_to_point(kind: OperationKind) -> bool {
-        matches!(kind, OperationKind::Send | OperationKind::Recv)
-    }
-
     fn mailbox(&self, from: usize, to: usize) -> &Mailbox {
-        let point_to_point = self
-            .running
-            .as_ref()
-            .is_some_and(|running| Self::is_point_to_point(running.kind));
+        let point_to_point = self.endpoint.operations.is_point_to_point();
         self.endpoint.group.mailbox(from, to, point_to_point)
     }
 }
@@ -201,31 +166,22 @@ impl Transport for InProcessTransport {
     }
 
     fn sequence(&self) -> u64 {
-        self.endpoint.sequence
+        self.endpoint.operations.sequence()
     }
 
     fn begin(&mut self, header: &OperationHeader) -> Result<()> {
-        self.endpoint.check()?;
-        let begin = Instant::now();
+        self.endpoint.operations.check()?;
         let group = &*self.endpoint.group;
-        if !Self::is_point_to_point(header.kind) {
+        let running = Running::new(header, group.options.get_timeout());
+        if !header.kind.is_point_to_point() {
             group.start(self.endpoint.rank, header, 0, |_| {})?;
         }
-        self.running = Some(Running {
-            kind: header.kind,
-            sequence: header.sequence,
-            begin,
-            deadline: begin.checked_add(group.options.get_timeout()),
-        });
+        self.endpoint.operations.begin(running);
         Ok(())
     }
 
     fn end(&mut self, header: &OperationHeader, result: Result<()>) -> Result<()> {
-        self.running = None;
-        if result.is_ok() && !Self::is_point_to_point(header.kind) {
-            self.endpoint.sequence += 1;
-        }
-        self.endpoint.note(result)
+        self.endpoint.operations.end(header.kind, result)
     }
 
     fn send_with(
@@ -260,19 +216,8 @@ impl Transport for InProcessTransport {
         let frame = std::mem::take(&mut slots.frames[slot]);
         drop(slots);
         if frame.bytes != bytes {
-            let error = CollectiveError::Mismatch {
-                rank_a: from.min(self.endpoint.rank),
-                rank_b: from.max(self.endpoint.rank),
-                op: self
-                    .running
-                    .as_ref()
-                    .map_or(OperationKind::Recv, |running| running.kind),
-                sequence: self.endpoint.sequence,
-                what: format!(
-                    "rank {from} sent a segment of {} bytes, rank {} expects {bytes}",
-                    frame.bytes, self.endpoint.rank
-                ),
-            };
+            let (operations, rank) = (&self.endpoint.operations, self.endpoint.rank);
+            let error = operations.wrong_size(rank, from, frame.bytes, bytes);
             self.fail(error.clone());
             return Err(error);
         }
@@ -286,7 +231,8 @@ impl Transport for InProcessTransport {
     }
 
     fn fail(&mut self, error: CollectiveError) {
-        self.endpoint.group.fail(error, self.endpoint.sequence);
+        let sequence = self.endpoint.operations.sequence();
+        self.endpoint.group.fail(error, sequence);
     }
 
     fn abort_handle(&self) -> AbortHandle {

@@ -7,17 +7,15 @@ mod mailbox;
 #[allow(unsafe_code)]
 mod shared_memory;
 
-use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Condvar, MutexGuard, PoisonError};
+use std::time::Duration;
 
 pub use mailbox::InProcessTransport;
 
-use crate::buffer::{Buffer, DType};
-use crate::communicator::{AbortHandle, Communicator, Description, GatherTarget};
 use crate::error::{CollectiveError, Result};
+use crate::forward::forward_communicator;
 use crate::messages::TransportCommunicator;
 use crate::options::{Algorithm, GroupOptions};
-use crate::reduce::ReduceOp;
 use direct::DirectCommunicator;
 use endpoint::Endpoint;
 use group::Group;
@@ -57,6 +55,21 @@ pub fn in_process_transports(world_size: usize, options: &GroupOptions) -> Vec<I
         .collect()
 }
 
+/// Waits until a rank has changed something, at most for `left`.
+fn wait_for_change<'a, T>(
+    changed: &Condvar,
+    guard: MutexGuard<'a, T>,
+    left: Option<Duration>,
+) -> MutexGuard<'a, T> {
+    match left {
+        Some(left) => {
+            let woken = changed.wait_timeout(guard, left);
+            woken.unwrap_or_else(PoisonError::into_inner).0
+        }
+        None => changed.wait(guard).unwrap_or_else(PoisonError::into_inner),
+    }
+}
+
 /// One rank's endpoint of an in-process group; see [`in_process`].
 pub struct InProcessCommunicator(Inner);
 
@@ -65,73 +78,7 @@ enum Inner {
     Messages(TransportCommunicator<InProcessTransport>),
 }
 
-impl InProcessCommunicator {
-    fn get(&self) -> &dyn Communicator {
-        match &self.0 {
-            Inner::Direct(communicator) => communicator,
-            Inner::Messages(communicator) => communicator,
-        }
-    }
-
-    fn get_mut(&mut self) -> &mut dyn Communicator {
-        match &mut self.0 {
-            Inner::Direct(communicator) => communicator,
-            Inner::Messages(communicator) => communicator,
-        }
-    }
-}
-
-impl Communicator for InProcessCommunicator {
-    fn rank(&self) -> usize {
-        self.get().rank()
-    }
-
-    fn world_size(&self) -> usize {
-        self.get().world_size()
-    }
-
-    fn all_reduce(&mut self, op: ReduceOp, buffers: &mut [Buffer<'_>]) -> Result<()> {
-        self.get_mut().all_reduce(op, buffers)
-    }
-
-    fn reduce_scatter(&mut self, op: ReduceOp, buffer: Buffer<'_>) -> Result<Range<usize>> {
-        self.get_mut().reduce_scatter(op, buffer)
-    }
-
-    fn all_gather_into(
-        &mut self,
-        dtype: DType,
-        input: &[u8],
-        output: &mut dyn GatherTarget,
-    ) -> Result<()> {
-        self.get_mut().all_gather_into(dtype, input, output)
-    }
-
-    fn broadcast(&mut self, root: usize, buffers: &mut [Buffer<'_>]) -> Result<()> {
-        self.get_mut().broadcast(root, buffers)
-    }
-
-    fn reduce(&mut self, op: ReduceOp, root: usize, buffers: &mut [Buffer<'_>]) -> Result<()> {
-        self.get_mut().reduce(op, root, buffers)
-    }
-
-    fn send(&mut self, to: usize, buffer: Buffer<'_>) -> Result<()> {
-        self.get_mut().send(to, buffer)
-    }
-
-    fn recv(&mut self, from: usize, buffer: Buffer<'_>) -> Result<()> {
-        self.get_mut().recv(from, buffer)
-    }
-
-    fn barrier(&mut self) -> Result<()> {
-        self.get_mut().barrier()
-    }
-
-    fn abort_handle(&self) -> AbortHandle {
-        self.get().abort_handle()
-    }
-
-    fn describe(&self) -> Description {
-        self.get().describe()
-    }
-}
+forward_communicator!(
+    InProcessCommunicator,
+    inner in [Self(Inner::Direct(inner)), Self(Inner::Messages(inner))]
+);

@@ -10,13 +10,14 @@ use half::{bf16, f16};
 
 use super::raw::Memory;
 use super::transport::MpiTransport;
-use crate::algorithm::exchange::{for_pieces, for_pieces_mut, put, segment_of, take};
+use crate::algorithm::exchange::{put, segment_of, take};
 use crate::buffer::{Buffer, DType, Element, with_dtype};
 use crate::communicator::{AbortHandle, Communicator, Description, GatherTarget, chunk_range};
 use crate::error::Result;
 use crate::header::{OperationHeader, OperationKind};
 use crate::messages::{self, check_rank};
 use crate::options::{Algorithm, GroupOptions, WireType};
+use crate::pieces;
 use crate::reduce::{self, RankSlices, ReduceOp};
 use crate::transport::Transport;
 
@@ -89,6 +90,26 @@ impl MpiCollectives {
     ) -> Result<()> {
         let result = self.transport.begin(header).and_then(|()| body(self));
         self.transport.end(header, result)
+    }
+
+    /// `all_reduce`, `reduce` and `reduce_scatter`; `header` does not describe the buffers yet.
+    fn reduction(
+        &mut self,
+        header: OperationHeader,
+        op: ReduceOp,
+        target: Target,
+        buffers: &mut [Buffer<'_>],
+    ) -> Result<()> {
+        let header = header.with_buffers(self.transport.rank(), buffers)?;
+        let wire = self.options.wire_of(header.dtype);
+        let header = header.with_wire(wire);
+        let reduction = Reduction {
+            buffers,
+            op,
+            wire,
+            target,
+        };
+        self.operate(&header, |this| this.reduce_to(header.dtype, reduction))
     }
 
     /// Picks the type that travels: the elements' own, or the wire type.
@@ -315,7 +336,7 @@ fn pack<T: Element>(
     frame: &mut [u8],
 ) {
     let each = wire.map_or(size_of::<T>(), |_| WireType::SIZE_BYTES);
-    for_pieces::<T>(buffers, range, |offset, piece| {
+    pieces::for_each::<T>(buffers, range, |offset, piece| {
         let at = offset * each;
         put(wire, piece, &mut frame[at..at + piece.len() * each]);
     });
@@ -329,7 +350,7 @@ fn unpack<T: Element>(
     frame: &[u8],
 ) {
     let each = wire.map_or(size_of::<T>(), |_| WireType::SIZE_BYTES);
-    for_pieces_mut::<T>(buffers, range, |offset, piece| {
+    pieces::for_each_mut::<T>(buffers, range, |offset, piece| {
         let at = offset * each;
         take(wire, &frame[at..at + piece.len() * each], piece);
     });
@@ -346,32 +367,14 @@ impl Communicator for MpiCollectives {
 
     fn all_reduce(&mut self, op: ReduceOp, buffers: &mut [Buffer<'_>]) -> Result<()> {
         let header = self.header(OperationKind::AllReduce).with_op(op);
-        let header = header.with_buffers(self.rank(), buffers)?;
-        let wire = self.options.wire_of(header.dtype);
-        let header = header.with_wire(wire);
-        let reduction = Reduction {
-            buffers,
-            op,
-            wire,
-            target: Target::All,
-        };
-        self.operate(&header, |this| this.reduce_to(header.dtype, reduction))
+        self.reduction(header, op, Target::All, buffers)
     }
 
     fn reduce_scatter(&mut self, op: ReduceOp, mut buffer: Buffer<'_>) -> Result<Range<usize>> {
         let own = chunk_range(buffer.len(), self.world_size(), self.rank());
         let buffers = &mut [buffer.reborrow()];
         let header = self.header(OperationKind::ReduceScatter).with_op(op);
-        let header = header.with_buffers(self.rank(), buffers)?;
-        let wire = self.options.wire_of(header.dtype);
-        let header = header.with_wire(wire);
-        let reduction = Reduction {
-            buffers,
-            op,
-            wire,
-            target: Target::Own,
-        };
-        self.operate(&header, |this| this.reduce_to(header.dtype, reduction))?;
+        self.reduction(header, op, Target::Own, buffers)?;
         Ok(own)
     }
 
@@ -408,16 +411,7 @@ impl Communicator for MpiCollectives {
             .header(OperationKind::Reduce)
             .with_op(op)
             .with_root(root);
-        let header = header.with_buffers(self.rank(), buffers)?;
-        let wire = self.options.wire_of(header.dtype);
-        let header = header.with_wire(wire);
-        let reduction = Reduction {
-            buffers,
-            op,
-            wire,
-            target: Target::Root(root),
-        };
-        self.operate(&header, |this| this.reduce_to(header.dtype, reduction))
+        self.reduction(header, op, Target::Root(root), buffers)
     }
 
     fn send(&mut self, to: usize, buffer: Buffer<'_>) -> Result<()> {

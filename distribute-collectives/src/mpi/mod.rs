@@ -50,15 +50,12 @@ mod notice;
 mod raw;
 mod transport;
 
-use std::ops::Range;
 use std::sync::Arc;
 
-use crate::buffer::{Buffer, DType};
-use crate::communicator::{AbortHandle, Communicator, Description, GatherTarget};
 use crate::error::Result;
+use crate::forward::forward_communicator;
 use crate::messages::TransportCommunicator;
 use crate::options::{Algorithm, GroupOptions};
-use crate::reduce::ReduceOp;
 use collectives::MpiCollectives;
 use raw::{Comm, World};
 use transport::MpiTransport;
@@ -112,73 +109,7 @@ enum Inner {
     Messages(TransportCommunicator<MpiTransport>),
 }
 
-impl MpiCommunicator {
-    fn get(&self) -> &dyn Communicator {
-        match &self.0 {
-            Inner::Native(communicator) => communicator,
-            Inner::Messages(communicator) => communicator,
-        }
-    }
-
-    fn get_mut(&mut self) -> &mut dyn Communicator {
-        match &mut self.0 {
-            Inner::Native(communicator) => communicator,
-            Inner::Messages(communicator) => communicator,
-        }
-    }
-}
-
-impl Communicator for MpiCommunicator {
-    fn rank(&self) -> usize {
-        self.get().rank()
-    }
-
-    fn world_size(&self) -> usize {
-        self.get().world_size()
-    }
-
-    fn all_reduce(&mut self, op: ReduceOp, buffers: &mut [Buffer<'_>]) -> Result<()> {
-        self.get_mut().all_reduce(op, buffers)
-    }
-
-    fn reduce_scatter(&mut self, op: ReduceOp, buffer: Buffer<'_>) -> Result<Range<usize>> {
-        self.get_mut().reduce_scatter(op, buffer)
-    }
-
-    fn all_gather_into(
-        &mut self,
-        dtype: DType,
-        input: &[u8],
-        output: &mut dyn GatherTarget,
-    ) -> Result<()> {
-        self.get_mut().all_gather_into(dtype, input, output)
-    }
-
-    fn broadcast(&mut self, root: usize, buffers: &mut [Buffer<'_>]) -> Result<()> {
-        self.get_mut().broadcast(root, buffers)
-    }
-
-    fn reduce(&mut self, op: ReduceOp, root: usize, buffers: &mut [Buffer<'_>]) -> Result<()> {
-        self.get_mut().reduce(op, root, buffers)
-    }
-
-    fn send(&mut self, to: usize, buffer: Buffer<'_>) -> Result<()> {
-        self.get_mut().send(to, buffer)
-    }
-
-    fn recv(&mut self, from: usize, buffer: Buffer<'_>) -> Result<()> {
-        self.get_mut().recv(from, buffer)
-    }
-
-    fn barrier(&mut self) -> Result<()> {
-        self.get_mut().barrier()
-    }
-
-    fn abort_handle(&self) -> AbortHandle {
-        self.get().abort_handle()
-    }
-
-    fn describe(&self) -> Description {
-        self.get().describe()
-    }
-}
+forward_communicator!(
+    MpiCommunicator,
+    inner in [Self(Inner::Native(inner)), Self(Inner::Messages(inner))]
+);

@@ -12,22 +12,13 @@ pub(super) const NOTICE_BYTES: usize = 512;
 /// Bytes of an encoded header.
 pub(super) const HEADER_BYTES: usize = 64;
 
-const KINDS: [OperationKind; 8] = [
-    OperationKind::AllReduce,
-    OperationKind::ReduceScatter,
-    OperationKind::AllGather,
-    OperationKind::Broadcast,
-    OperationKind::Reduce,
-    OperationKind::Barrier,
-    OperationKind::Send,
-    OperationKind::Recv,
-];
-
 /// Says "none" in a byte or a word.
 const NONE: u64 = u64::MAX;
 
 fn kind_of(byte: u64) -> OperationKind {
-    let found = KINDS.into_iter().find(|kind| *kind as u64 == byte);
+    let found = OperationKind::ALL
+        .into_iter()
+        .find(|kind| *kind as u64 == byte);
     found.unwrap_or(OperationKind::Barrier)
 }
 

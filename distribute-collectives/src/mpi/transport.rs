@@ -13,9 +13,10 @@ use std::time::{Duration, Instant};
 
 use super::notice::{self, HEADER_BYTES, NOTICE_BYTES, Notice};
 use super::raw::{Comm, Memory, NOTICE_TAG, Pending};
+use crate::bookkeeping::{Bookkeeping, Running};
 use crate::communicator::{AbortHandle, AbortTarget};
 use crate::error::{CollectiveError, Result};
-use crate::header::{OperationHeader, OperationKind};
+use crate::header::OperationHeader;
 use crate::options::GroupOptions;
 use crate::transport::{SEGMENTS_IN_FLIGHT, Transport};
 
@@ -139,22 +140,12 @@ impl AbortTarget for Shared {
     }
 }
 
-/// The operation that runs.
-#[derive(Clone, Copy)]
-pub(super) struct Running {
-    pub(super) header: OperationHeader,
-    begin: Instant,
-    deadline: Option<Instant>,
-}
-
 /// One rank's endpoint.
 pub(super) struct MpiTransport {
     pub(super) comm: Arc<Comm>,
     shared: Arc<Shared>,
     timeout: Duration,
-    sequence: u64,
-    failure: Option<CollectiveError>,
-    running: Option<Running>,
+    operations: Bookkeeping,
     said_waiting: bool,
     /// Memory for the next operations.
     memory: Vec<Memory>,
@@ -179,9 +170,7 @@ impl MpiTransport {
         MpiTransport {
             shared: Arc::new(shared),
             timeout: options.get_timeout(),
-            sequence: 0,
-            failure: None,
-            running: None,
+            operations: Bookkeeping::default(),
             said_waiting: false,
             memory: Vec::new(),
             outgoing: (0..size).map(|_| Default::default()).collect(),
@@ -226,9 +215,7 @@ impl MpiTransport {
 
     /// Whether to give up the running operation.
     fn check(&mut self, peer: Option<usize>) -> Result<()> {
-        let Some(running) = self.running else {
-            return Err(self.outside_operation());
-        };
+        let running = *self.operations.running(self.comm.rank)?;
         let (op, sequence) = (running.header.kind, running.header.sequence);
         let shared = self.shared.clone();
         let heard = shared.listen().map_err(|error| self.broken(&error))?;
@@ -295,22 +282,9 @@ impl MpiTransport {
         }
     }
 
-    fn outside_operation(&self) -> CollectiveError {
-        CollectiveError::InvalidArgument {
-            rank: self.comm.rank,
-            op: OperationKind::Send,
-            what: "segments travel only between begin and end of an operation".to_string(),
-        }
-    }
-
-    fn is_point_to_point(kind: OperationKind) -> bool {
-        matches!(kind, OperationKind::Send | OperationKind::Recv)
-    }
-
     /// Which queue and tag the running operation uses.
     fn lane(&self) -> (usize, i32) {
-        let kind = self.running.map(|running| running.header.kind);
-        match kind.is_some_and(Self::is_point_to_point) {
+        match self.operations.is_point_to_point() {
             true => (1, POINT_TO_POINT_TAG),
             false => (0, COLLECTIVE_TAG),
         }
@@ -365,22 +339,14 @@ impl Transport for MpiTransport {
     }
 
     fn sequence(&self) -> u64 {
-        self.sequence
+        self.operations.sequence()
     }
 
     fn begin(&mut self, header: &OperationHeader) -> Result<()> {
-        if let Some(cause) = &self.failure {
-            let cause = Box::new(cause.clone());
-            return Err(CollectiveError::Poisoned { cause });
-        }
-        let begin = Instant::now();
+        self.operations.check()?;
         self.said_waiting = false;
-        self.running = Some(Running {
-            header: *header,
-            begin,
-            deadline: begin.checked_add(self.timeout),
-        });
-        if Self::is_point_to_point(header.kind) {
+        self.operations.begin(Running::new(header, self.timeout));
+        if header.kind.is_point_to_point() {
             return Ok(());
         }
         // What was told while nothing ran here.
@@ -393,15 +359,7 @@ impl Transport for MpiTransport {
     }
 
     fn end(&mut self, header: &OperationHeader, result: Result<()>) -> Result<()> {
-        self.running = None;
-        match &result {
-            Ok(()) if !Self::is_point_to_point(header.kind) => self.sequence += 1,
-            Err(error) if error.is_fatal() && self.failure.is_none() => {
-                self.failure = Some(error.clone());
-            }
-            _ => {}
-        }
-        result
+        self.operations.end(header.kind, result)
     }
 
     fn send_with(
@@ -437,18 +395,8 @@ impl Transport for MpiTransport {
         let pending = pending.map_err(|error| self.broken(&error))?;
         let (mut memory, found) = self.wait(pending, self.only(from))?;
         if found != bytes {
-            let (rank, sequence) = (self.comm.rank, self.sequence);
-            let error = CollectiveError::Mismatch {
-                rank_a: from.min(rank),
-                rank_b: from.max(rank),
-                op: self
-                    .running
-                    .map_or(OperationKind::Recv, |running| running.header.kind),
-                sequence,
-                what: format!(
-                    "rank {from} sent a segment of {found} bytes, rank {rank} expects {bytes}"
-                ),
-            };
+            let rank = self.comm.rank;
+            let error = self.operations.wrong_size(rank, from, found, bytes);
             self.fail(error.clone());
             return Err(error);
         }
@@ -476,14 +424,14 @@ impl Drop for MpiTransport {
         self.shared.closed.store(true, Ordering::Release);
         self.shared.tell(&Notice::Left {
             rank: self.comm.rank,
-            completed: self.sequence,
+            completed: self.operations.sequence(),
             panicked: std::thread::panicking(),
         });
         // Segments that were sent but not received yet belong to operations that this rank has
         // finished: the receivers will take them, within the deadline of an operation.
         let deadline = Instant::now().checked_add(self.timeout);
         let failed = std::thread::panicking()
-            || self.failure.is_some()
+            || self.operations.check().is_err()
             || self.shared.lock().failure.is_some();
         let mut left: Vec<Pending> = self.outgoing.drain(..).flatten().flatten().collect();
         let mut polls = 0;

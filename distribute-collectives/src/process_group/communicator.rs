@@ -1,15 +1,13 @@
 //! One rank's endpoint of a group of processes.
 
 use std::net::SocketAddr;
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::buffer::{Buffer, DType};
-use crate::communicator::{AbortHandle, Communicator, Description, GatherTarget};
 use crate::control::ControlPlane;
 use crate::error::Result;
 use crate::flight_record::{FlightRecorder, Recorded};
+use crate::forward::forward_communicator;
 use crate::grpc::GrpcTransport;
 use crate::link_cost::LinkCost;
 use crate::messages::TransportCommunicator;
@@ -17,7 +15,6 @@ use crate::options::Algorithm;
 use crate::process_group::hosts::Hosts;
 use crate::process_group::mixed::MixedTransport;
 use crate::process_group::options::ProcessGroupOptions;
-use crate::reduce::ReduceOp;
 use crate::shared_memory::{LocalTransport, SharedBuffer, SharedMemoryCommunicator};
 use crate::status::GroupStatus;
 
@@ -134,24 +131,6 @@ impl Inner {
             Inner::Mixed(inner) => Some(inner.decide(known, ranks_per_host)?),
         })
     }
-
-    fn get(&self) -> &dyn Communicator {
-        match self {
-            Inner::SharedMemory(communicator) => &**communicator,
-            Inner::Local(communicator) => &**communicator,
-            Inner::Grpc(communicator) => &**communicator,
-            Inner::Mixed(communicator) => &**communicator,
-        }
-    }
-
-    fn get_mut(&mut self) -> &mut dyn Communicator {
-        match self {
-            Inner::SharedMemory(communicator) => &mut **communicator,
-            Inner::Local(communicator) => &mut **communicator,
-            Inner::Grpc(communicator) => &mut **communicator,
-            Inner::Mixed(communicator) => &mut **communicator,
-        }
-    }
 }
 
 impl Drop for ProcessCommunicator {
@@ -160,112 +139,14 @@ impl Drop for ProcessCommunicator {
     }
 }
 
-impl Communicator for Inner {
-    fn rank(&self) -> usize {
-        self.get().rank()
-    }
+forward_communicator!(
+    Inner,
+    inner in [
+        Inner::SharedMemory(inner),
+        Inner::Local(inner),
+        Inner::Grpc(inner),
+        Inner::Mixed(inner),
+    ]
+);
 
-    fn world_size(&self) -> usize {
-        self.get().world_size()
-    }
-
-    fn all_reduce(&mut self, op: ReduceOp, buffers: &mut [Buffer<'_>]) -> Result<()> {
-        self.get_mut().all_reduce(op, buffers)
-    }
-
-    fn reduce_scatter(&mut self, op: ReduceOp, buffer: Buffer<'_>) -> Result<Range<usize>> {
-        self.get_mut().reduce_scatter(op, buffer)
-    }
-
-    fn all_gather_into(
-        &mut self,
-        dtype: DType,
-        input: &[u8],
-        output: &mut dyn GatherTarget,
-    ) -> Result<()> {
-        self.get_mut().all_gather_into(dtype, input, output)
-    }
-
-    fn broadcast(&mut self, root: usize, buffers: &mut [Buffer<'_>]) -> Result<()> {
-        self.get_mut().broadcast(root, buffers)
-    }
-
-    fn reduce(&mut self, op: ReduceOp, root: usize, buffers: &mut [Buffer<'_>]) -> Result<()> {
-        self.get_mut().reduce(op, root, buffers)
-    }
-
-    fn send(&mut self, to: usize, buffer: Buffer<'_>) -> Result<()> {
-        self.get_mut().send(to, buffer)
-    }
-
-    fn recv(&mut self, from: usize, buffer: Buffer<'_>) -> Result<()> {
-        self.get_mut().recv(from, buffer)
-    }
-
-    fn barrier(&mut self) -> Result<()> {
-        self.get_mut().barrier()
-    }
-
-    fn abort_handle(&self) -> AbortHandle {
-        self.get().abort_handle()
-    }
-
-    fn describe(&self) -> Description {
-        self.get().describe()
-    }
-}
-
-impl Communicator for ProcessCommunicator {
-    fn rank(&self) -> usize {
-        self.inner.rank()
-    }
-
-    fn world_size(&self) -> usize {
-        self.inner.world_size()
-    }
-
-    fn all_reduce(&mut self, op: ReduceOp, buffers: &mut [Buffer<'_>]) -> Result<()> {
-        self.inner.all_reduce(op, buffers)
-    }
-
-    fn reduce_scatter(&mut self, op: ReduceOp, buffer: Buffer<'_>) -> Result<Range<usize>> {
-        self.inner.reduce_scatter(op, buffer)
-    }
-
-    fn all_gather_into(
-        &mut self,
-        dtype: DType,
-        input: &[u8],
-        output: &mut dyn GatherTarget,
-    ) -> Result<()> {
-        self.inner.all_gather_into(dtype, input, output)
-    }
-
-    fn broadcast(&mut self, root: usize, buffers: &mut [Buffer<'_>]) -> Result<()> {
-        self.inner.broadcast(root, buffers)
-    }
-
-    fn reduce(&mut self, op: ReduceOp, root: usize, buffers: &mut [Buffer<'_>]) -> Result<()> {
-        self.inner.reduce(op, root, buffers)
-    }
-
-    fn send(&mut self, to: usize, buffer: Buffer<'_>) -> Result<()> {
-        self.inner.send(to, buffer)
-    }
-
-    fn recv(&mut self, from: usize, buffer: Buffer<'_>) -> Result<()> {
-        self.inner.recv(from, buffer)
-    }
-
-    fn barrier(&mut self) -> Result<()> {
-        self.inner.barrier()
-    }
-
-    fn abort_handle(&self) -> AbortHandle {
-        self.inner.abort_handle()
-    }
-
-    fn describe(&self) -> Description {
-        self.inner.describe()
-    }
-}
+forward_communicator!(ProcessCommunicator, inner in [ProcessCommunicator { inner, .. }]);

@@ -3,12 +3,14 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::algorithm::dissemination;
+use crate::bookkeeping::{Bookkeeping, Running};
 use crate::communicator::{AbortHandle, AbortTarget};
 use crate::error::{CollectiveError, Result};
 use crate::grpc::Links;
-use crate::header::{OperationHeader, OperationKind};
+use crate::header::OperationHeader;
 use crate::shared_memory::{LocalGroup, Operation};
-use crate::status::{Failure, GroupStatus, Trouble};
+use crate::status::GroupStatus;
 use crate::transport::Transport;
 use crate::wire::{FrameHeader, HEADER_BYTES};
 
@@ -29,24 +31,9 @@ pub(crate) struct MixedTransport {
     status: Arc<GroupStatus>,
     abort: Arc<dyn AbortTarget>,
     timeout: Duration,
-    sequence: u64,
-    running: Option<Running>,
-    /// The first fatal error that was returned to the caller.
-    failure: Option<CollectiveError>,
+    operations: Bookkeeping,
     /// For segments that are bigger than a mailbox; kept for its memory.
     scratch: Vec<u8>,
-}
-
-/// What of a running operation outlives a call.
-#[derive(Clone, Copy)]
-struct Running {
-    header: OperationHeader,
-    begin: Instant,
-    deadline: Option<Instant>,
-}
-
-fn is_point_to_point(kind: OperationKind) -> bool {
-    matches!(kind, OperationKind::Send | OperationKind::Recv)
 }
 
 impl MixedTransport {
@@ -64,9 +51,7 @@ impl MixedTransport {
             status,
             abort,
             timeout,
-            sequence: 0,
-            running: None,
-            failure: None,
+            operations: Bookkeeping::default(),
             scratch: Vec::new(),
         }
     }
@@ -76,38 +61,8 @@ impl MixedTransport {
         self.links.flush(deadline);
     }
 
-    fn running(&self) -> Result<Running> {
-        self.running
-            .ok_or_else(|| CollectiveError::InvalidArgument {
-                rank: self.rank,
-                op: OperationKind::Send,
-                what: "segments travel only between begin and end of an operation".to_string(),
-            })
-    }
-
-    fn begin_checked(&mut self, header: &OperationHeader) -> Result<()> {
-        let begin = Instant::now();
-        let running = Running {
-            header: *header,
-            begin,
-            deadline: begin.checked_add(self.timeout),
-        };
-        self.links.begin_operation(begin, running.deadline);
-        self.status.begin(header);
-        self.running = Some(running);
-        if is_point_to_point(header.kind) {
-            return Ok(());
-        }
-        self.status.check(header)?;
-        self.meet(header)
-    }
-
     fn meet(&mut self, header: &OperationHeader) -> Result<()> {
-        let size = self.links.world_size();
-        let mut distance = 1;
-        while distance < size {
-            let to = (self.rank + distance) % size;
-            let from = (self.rank + size - distance) % size;
+        for (to, from) in dissemination::rounds(self.rank, self.links.world_size()) {
             let own = FrameHeader {
                 operation: *header,
                 point_to_point: false,
@@ -121,7 +76,6 @@ impl MixedTransport {
                 found.copy_from_slice(frame)
             })?;
             self.compare(header, from, &found)?;
-            distance *= 2;
         }
         Ok(())
     }
@@ -154,19 +108,10 @@ impl MixedTransport {
     fn drive_until(&mut self, mut done: impl FnMut(&Self) -> Result<bool>) -> Result<()> {
         while !done(self)? && self.links.has_pending_output() {
             self.links.drive_within(LOOK);
-            self.status.check(&self.running()?.header)?;
+            let running = self.operations.running(self.rank)?;
+            self.status.check(&running.header)?;
         }
         Ok(())
-    }
-
-    fn operation<'a>(status: &'a Arc<GroupStatus>, running: &Running) -> Operation<'a> {
-        Operation {
-            status,
-            header: running.header,
-            begin: running.begin,
-            deadline: running.deadline,
-            only_peer: is_point_to_point(running.header.kind),
-        }
     }
 }
 
@@ -188,30 +133,26 @@ impl Transport for MixedTransport {
     }
 
     fn sequence(&self) -> u64 {
-        self.sequence
+        self.operations.sequence()
     }
 
     fn begin(&mut self, header: &OperationHeader) -> Result<()> {
-        match &self.failure {
-            Some(cause) => Err(CollectiveError::Poisoned {
-                cause: Box::new(cause.clone()),
-            }),
-            None => self.begin_checked(header),
+        self.operations.check()?;
+        let running = Running::new(header, self.timeout);
+        self.links.begin_operation(running.begin, running.deadline);
+        self.status.begin(header);
+        self.operations.begin(running);
+        if header.kind.is_point_to_point() {
+            return Ok(());
         }
+        self.status.check(header)?;
+        self.meet(header)
     }
 
     fn end(&mut self, header: &OperationHeader, result: Result<()>) -> Result<()> {
         let result = result.and_then(|()| self.links.finish_operation(header));
-        self.running = None;
         self.status.end();
-        match &result {
-            Ok(()) if !is_point_to_point(header.kind) => self.sequence += 1,
-            Err(error) if error.is_fatal() && self.failure.is_none() => {
-                self.failure = Some(error.clone());
-            }
-            _ => {}
-        }
-        result
+        self.operations.end(header.kind, result)
     }
 
     fn send_with(
@@ -220,12 +161,12 @@ impl Transport for MixedTransport {
         bytes: usize,
         fill: &mut dyn FnMut(&mut [u8]),
     ) -> Result<()> {
-        let running = self.running()?;
+        let running = *self.operations.running(self.rank)?;
         if self.local.member(to).is_none() {
             return self.links.send(to, &running.header, bytes, fill);
         }
         let status = self.status.clone();
-        let operation = Self::operation(&status, &running);
+        let operation = Operation::of(&status, &running);
         self.drive_until(|this| this.local.can_send(&operation, to))?;
         let scratch = &mut self.scratch;
         self.local.send_with(&operation, to, bytes, fill, scratch)
@@ -237,12 +178,12 @@ impl Transport for MixedTransport {
         bytes: usize,
         consume: &mut dyn FnMut(&[u8]),
     ) -> Result<()> {
-        let running = self.running()?;
+        let running = *self.operations.running(self.rank)?;
         if self.local.member(from).is_none() {
             return self.links.receive(from, &running.header, bytes, consume);
         }
         let status = self.status.clone();
-        let operation = Self::operation(&status, &running);
+        let operation = Operation::of(&status, &running);
         self.drive_until(|this| this.local.can_receive(&operation, from))?;
         let scratch = &mut self.scratch;
         self.local
@@ -250,10 +191,7 @@ impl Transport for MixedTransport {
     }
 
     fn fail(&mut self, error: CollectiveError) {
-        self.status.fail(Failure {
-            trouble: Trouble::Ended(error),
-            from_sequence: self.sequence,
-        });
+        self.operations.fail(&self.status, error);
     }
 
     fn abort_handle(&self) -> AbortHandle {

@@ -9,6 +9,7 @@ use crate::error::CollectiveError;
 use crate::options::{Algorithm, GroupOptions, Order};
 use crate::process_group::{ProcessCommunicator, ProcessGroupOptions};
 use crate::reduce::{self, ReduceOp};
+use crate::testing::{on_threads, within_limit};
 
 /// Which rank is on which host: two hosts, in rank order, mixed, and with one rank alone.
 const HOSTS: [&[usize]; 6] = [
@@ -19,20 +20,6 @@ const HOSTS: [&[usize]; 6] = [
     &[0, 0, 1, 1, 1],
     &[0, 1, 1, 0, 2],
 ];
-
-/// Runs `f` on a thread and fails the test when it takes longer than a minute.
-fn within_limit<R: Send + 'static>(f: impl FnOnce() -> R + Send + 'static) -> R {
-    let (sender, receiver) = mpsc::channel();
-    let worker = std::thread::spawn(move || drop(sender.send(f())));
-    match receiver.recv_timeout(Duration::from_secs(60)) {
-        Ok(result) => result,
-        Err(mpsc::RecvTimeoutError::Timeout) => panic!("hard limit of 60 s passed: a hang"),
-        Err(mpsc::RecvTimeoutError::Disconnected) => match worker.join() {
-            Err(panic) => std::panic::resume_unwind(panic),
-            Ok(()) => panic!("the test thread ended without a result"),
-        },
-    }
-}
 
 /// Runs `f` for every rank of a new group, each on its own thread.
 fn on_hosts<R: Send>(
@@ -53,22 +40,12 @@ fn on_hosts<R: Send>(
     let addresses: Vec<_> = bound.iter().map(|it| it.address().to_string()).collect();
     // A group that fails while a rank still joins is an error of joining: here all are in it.
     let joined = std::sync::Barrier::new(hosts.len());
-    std::thread::scope(|scope| {
-        let (f, addresses, joined) = (&f, &addresses, &joined);
-        let threads = bound.into_iter().map(|rank| {
-            scope.spawn(move || {
-                let endpoint = rank.join(addresses.clone()).unwrap();
-                let transport = endpoint.describe().transport;
-                assert!(transport.ends_with("grpc between hosts"), "{transport}");
-                joined.wait();
-                f(endpoint)
-            })
-        });
-        let threads: Vec<_> = threads.collect();
-        let joined = threads.into_iter().map(|thread| thread.join());
-        joined
-            .map(|result| result.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-            .collect()
+    on_threads(bound, |rank| {
+        let endpoint = rank.join(addresses.clone()).unwrap();
+        let transport = endpoint.describe().transport;
+        assert!(transport.ends_with("grpc between hosts"), "{transport}");
+        joined.wait();
+        f(endpoint)
     })
 }
 

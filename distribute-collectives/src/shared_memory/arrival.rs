@@ -15,16 +15,6 @@ use crate::reduce::ReduceOp;
 use crate::shared_memory::doorbell::{Operation, Shared};
 
 const WORDS: usize = 8;
-const KINDS: [OperationKind; 8] = [
-    OperationKind::AllReduce,
-    OperationKind::ReduceScatter,
-    OperationKind::AllGather,
-    OperationKind::Broadcast,
-    OperationKind::Reduce,
-    OperationKind::Barrier,
-    OperationKind::Send,
-    OperationKind::Recv,
-];
 
 /// What a member says when it arrives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,7 +55,7 @@ impl Record {
             own,
         ] = words;
         let tag = |shift: u32| (tags >> shift & 0xff) as usize;
-        let kind = *KINDS.get(tag(0))?;
+        let kind = *OperationKind::ALL.get(tag(0))?;
         let dtype = match tag(8) {
             0 => None,
             tag => Some(*DType::ALL.get(tag - 1)?),
@@ -162,7 +152,7 @@ mod tests {
 
     #[test]
     fn records_survive_the_way_and_nonsense_is_refused() {
-        for kind in KINDS {
+        for kind in OperationKind::ALL {
             let mut header = OperationHeader::new(kind, 3, 7).with_root(0);
             for dtype in DType::ALL {
                 header = header.with_dtype(dtype);

@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 use rustix::thread::futex::{self, Flags, Timespec};
 
 use crate::error::{CollectiveError, Result};
-use crate::header::{OperationHeader, OperationKind};
+use crate::header::OperationHeader;
 use crate::patience::{Patience, poll_some};
 use crate::shared_memory::layout::{Counter, Layout};
 use crate::shared_memory::segment::Segment;
@@ -263,7 +263,7 @@ impl<'a> Operation<'a> {
             header,
             begin,
             deadline: begin.checked_add(timeout),
-            only_peer: matches!(header.kind, OperationKind::Send | OperationKind::Recv),
+            only_peer: header.kind.is_point_to_point(),
         }
     }
 

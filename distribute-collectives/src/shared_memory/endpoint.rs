@@ -1,8 +1,8 @@
 //! One rank's endpoint of a group whose ranks all share the host: segments, meetings, poison.
 
 use std::sync::Arc;
-use std::time::Instant;
 
+use crate::bookkeeping::{Bookkeeping, Running};
 use crate::communicator::{AbortHandle, AbortTarget};
 use crate::error::{CollectiveError, Result};
 use crate::header::{OperationHeader, OperationKind};
@@ -13,12 +13,17 @@ use crate::shared_memory::group::LocalGroup;
 use crate::status::GroupStatus;
 use crate::transport::Transport;
 
-/// What of a running operation outlives a call.
-#[derive(Clone, Copy)]
-struct Running {
-    header: OperationHeader,
-    begin: Instant,
-    deadline: Option<Instant>,
+impl<'a> Operation<'a> {
+    /// What waiting in the running operation needs.
+    pub(crate) fn of(status: &'a Arc<GroupStatus>, running: &Running) -> Self {
+        Operation {
+            status,
+            header: running.header,
+            begin: running.begin,
+            deadline: running.deadline,
+            only_peer: running.header.kind.is_point_to_point(),
+        }
+    }
 }
 
 /// A [`Transport`] through shared memory only; also the base of
@@ -27,11 +32,7 @@ pub(crate) struct LocalTransport {
     pub(crate) group: LocalGroup,
     pub(crate) options: GroupOptions,
     abort: Arc<dyn AbortTarget>,
-    /// Collective operations that this rank has finished.
-    sequence: u64,
-    running: Option<Running>,
-    /// The first fatal error that was returned to the caller.
-    failure: Option<CollectiveError>,
+    operations: Bookkeeping,
     /// What may differ between the ranks of the running operation; kept for its memory.
     pub(crate) owns: Vec<usize>,
     /// For segments that are bigger than a mailbox slot; kept for its memory.
@@ -57,9 +58,7 @@ impl LocalTransport {
             group,
             options,
             abort,
-            sequence: 0,
-            running: None,
-            failure: None,
+            operations: Bookkeeping::default(),
             owns: Vec::new(),
             scratch: Vec::new(),
         })
@@ -77,16 +76,7 @@ impl LocalTransport {
 
     /// Refuses to start an operation after a failure.
     pub(crate) fn check(&self) -> Result<()> {
-        match &self.failure {
-            None => Ok(()),
-            Some(cause) => Err(CollectiveError::Poisoned {
-                cause: Box::new(cause.clone()),
-            }),
-        }
-    }
-
-    fn is_point_to_point(kind: OperationKind) -> bool {
-        matches!(kind, OperationKind::Send | OperationKind::Recv)
+        self.operations.check()
     }
 
     /// Begins an operation: `put` writes this rank's input where the others find it, `own` is
@@ -102,13 +92,13 @@ impl LocalTransport {
         let status = self.group.status.clone();
         status.begin(header);
         let operation = Operation::new(&status, *header, self.options.get_timeout());
-        self.running = Some(Running {
+        self.operations.begin(Running {
             header: *header,
             begin: operation.begin,
             deadline: operation.deadline,
         });
         // Also where nothing has to be waited for, an earlier failure counts.
-        if Self::is_point_to_point(header.kind) {
+        if header.kind.is_point_to_point() {
             return status.check_peer(header, usize::MAX);
         }
         status.check(header)?;
@@ -124,38 +114,15 @@ impl LocalTransport {
         &mut self,
         f: impl FnOnce(&mut Self, &Operation<'_>) -> Result<R>,
     ) -> Result<R> {
-        let Some(running) = self.running else {
-            return Err(CollectiveError::InvalidArgument {
-                rank: self.shared().me,
-                op: OperationKind::Send,
-                what: "segments travel only between begin and end of an operation".to_string(),
-            });
-        };
         let status: Arc<GroupStatus> = self.group.status.clone();
-        let operation = Operation {
-            status: &status,
-            header: running.header,
-            begin: running.begin,
-            deadline: running.deadline,
-            only_peer: Self::is_point_to_point(running.header.kind),
-        };
+        let operation = Operation::of(&status, self.operations.running(self.shared().me)?);
         f(self, &operation)
     }
 
     /// Ends an operation, whatever came of it.
     pub(crate) fn settle<R>(&mut self, kind: OperationKind, result: Result<R>) -> Result<R> {
-        if self.running.take().is_some() {
-            self.group.status.end();
-        }
-        match &result {
-            Ok(_) if !Self::is_point_to_point(kind) => self.sequence += 1,
-            Err(error) if error.is_fatal() && self.failure.is_none() => {
-                // A refusal because of an earlier failure is not a failure by itself.
-                self.failure = Some(error.clone());
-            }
-            _ => {}
-        }
-        result
+        self.group.status.end();
+        self.operations.end(kind, result)
     }
 }
 
@@ -178,7 +145,7 @@ impl Transport for LocalTransport {
     }
 
     fn sequence(&self) -> u64 {
-        self.sequence
+        self.operations.sequence()
     }
 
     fn begin(&mut self, header: &OperationHeader) -> Result<()> {
@@ -215,10 +182,7 @@ impl Transport for LocalTransport {
     }
 
     fn fail(&mut self, error: CollectiveError) {
-        self.group.status.fail(crate::status::Failure {
-            trouble: crate::status::Trouble::Ended(error),
-            from_sequence: self.sequence,
-        });
+        self.operations.fail(&self.group.status, error);
     }
 
     fn abort_handle(&self) -> AbortHandle {

@@ -1,23 +1,11 @@
-//! A list of buffers as one long vector, and its ranges in shared slots.
+//! [Pieces](crate::pieces) of a list of buffers in shared slots.
 
 use std::ops::Range;
 
-use crate::buffer::{Buffer, Element};
+use crate::buffer::Buffer;
+pub(crate) use crate::pieces::for_each_mut;
+use crate::pieces::{parts, parts_mut};
 use crate::shared_memory::segment::Segment;
-
-/// The parts of `range` in each buffer: (buffer, its part, offset in `range`).
-fn parts(
-    lens: impl Iterator<Item = usize>,
-    range: Range<usize>,
-) -> impl Iterator<Item = (usize, Range<usize>, usize)> {
-    let mut offset = 0;
-    lens.enumerate().filter_map(move |(index, len)| {
-        let begin = offset;
-        offset += len;
-        let (start, end) = (range.start.max(begin), range.end.min(offset));
-        (start < end).then(|| (index, start - begin..end - begin, start - range.start))
-    })
-}
 
 /// Number of elements of all buffers.
 pub(crate) fn len(buffers: &[Buffer<'_>]) -> usize {
@@ -36,8 +24,8 @@ pub(crate) fn copy_in(
     range: Range<usize>,
     size: usize,
 ) {
-    for (index, part, offset) in parts(buffers.iter().map(Buffer::len), range) {
-        let from = &buffers[index].as_bytes()[bytes(part, size)];
+    for (buffer, part, offset) in parts(buffers, range) {
+        let from = &buffer.as_bytes()[bytes(part, size)];
         segment.copy_in(at + offset * size, from);
     }
 }
@@ -50,36 +38,8 @@ pub(crate) fn copy_out(
     range: Range<usize>,
     size: usize,
 ) {
-    let mut offset = 0;
-    for buffer in buffers {
-        let begin = offset;
-        offset += buffer.len();
-        let (start, end) = (range.start.max(begin), range.end.min(offset));
-        if start < end {
-            let to = &mut buffer.as_bytes_mut()[bytes(start - begin..end - begin, size)];
-            segment.copy_out(at + (start - range.start) * size, to);
-        }
-    }
-}
-
-/// Calls `f` with the elements of `range`, part by part, and their offset in `range`.
-pub(crate) fn for_each_mut<T: Element>(
-    buffers: &mut [Buffer<'_>],
-    range: Range<usize>,
-    mut f: impl FnMut(usize, &mut [T]),
-) {
-    let mut offset = 0;
-    for buffer in buffers {
-        let begin = offset;
-        offset += buffer.len();
-        let (start, end) = (range.start.max(begin), range.end.min(offset));
-        if let Some(elements) = T::slice_of_mut(buffer)
-            && start < end
-        {
-            f(
-                start - range.start,
-                &mut elements[start - begin..end - begin],
-            );
-        }
+    for (buffer, part, offset) in parts_mut(buffers, range) {
+        let to = &mut buffer.as_bytes_mut()[bytes(part, size)];
+        segment.copy_out(at + offset * size, to);
     }
 }

@@ -9,9 +9,10 @@ use crate::communicator::{Communicator, CommunicatorExt};
 use crate::error::CollectiveError;
 use crate::options::GroupOptions;
 use crate::reduce::ReduceOp;
-use crate::shared_memory::testing::{TellAll, soon, within_limit};
+use crate::shared_memory::testing::{TellAll, soon};
 use crate::shared_memory::tests::make_and_drop_groups;
 use crate::shared_memory::{Offer, Settings, SharedMemoryCommunicator, establish, find_leader};
+use crate::testing::within_limit;
 
 /// `<role> <rank> <world size>`.
 const ROLE: &str = "DISTRIBUTE_SHM_TEST_ROLE";

@@ -1,6 +1,6 @@
 //! Shared by the tests: groups whose ranks are threads, each with a mapping of its own.
 
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::communicator::AbortTarget;
@@ -10,6 +10,7 @@ use crate::shared_memory::{
     LocalGroup, Settings, SharedMemoryCommunicator, establish, find_leader, passing::Offer,
 };
 use crate::status::{Failure, GroupStatus, Trouble};
+use crate::testing::{Random, on_threads};
 
 /// Stands for the control plane: tells all ranks.
 pub(crate) struct TellAll(pub(crate) Vec<Arc<GroupStatus>>);
@@ -26,22 +27,6 @@ impl AbortTarget for TellAll {
                 from_sequence: 0,
             });
         }
-    }
-}
-
-/// Runs `f` on a thread and fails the test when it takes longer than a minute.
-pub(crate) fn within_limit<R: Send + 'static>(f: impl FnOnce() -> R + Send + 'static) -> R {
-    let (sender, receiver) = mpsc::channel();
-    let worker = std::thread::spawn(move || {
-        let _ = sender.send(f());
-    });
-    match receiver.recv_timeout(Duration::from_secs(60)) {
-        Ok(result) => result,
-        Err(mpsc::RecvTimeoutError::Timeout) => panic!("hard limit of 60 s passed: a hang"),
-        Err(mpsc::RecvTimeoutError::Disconnected) => match worker.join() {
-            Err(panic) => std::panic::resume_unwind(panic),
-            Ok(()) => panic!("the test thread ended without a result"),
-        },
     }
 }
 
@@ -71,26 +56,12 @@ pub(crate) fn join_all<R: Send>(
     let names: Vec<Vec<u8>> = offers.iter().map(|offer| offer.name().to_vec()).collect();
     let members: Vec<usize> = (0..world_size).collect();
     let statuses: Vec<Arc<GroupStatus>> = members.iter().map(|_| Arc::default()).collect();
-    std::thread::scope(|scope| {
-        let (names, members, statuses, f) = (&names, &members, &statuses, &f);
-        let threads: Vec<_> = offers
-            .into_iter()
-            .enumerate()
-            .map(|(rank, offer)| {
-                scope.spawn(move || {
-                    let attachment = find_leader(names, rank, soon()).unwrap();
-                    assert_eq!(attachment.leader(rank), 0);
-                    let status = statuses[rank].clone();
-                    let group =
-                        establish(offer, attachment, rank, members, settings, soon(), status);
-                    f(rank, group, statuses)
-                })
-            })
-            .collect();
-        let joined = threads.into_iter().map(|thread| thread.join());
-        joined
-            .map(|result| result.unwrap_or_else(|p| std::panic::resume_unwind(p)))
-            .collect()
+    on_threads(offers.into_iter().enumerate(), |(rank, offer)| {
+        let attachment = find_leader(&names, rank, soon()).unwrap();
+        assert_eq!(attachment.leader(rank), 0);
+        let status = statuses[rank].clone();
+        let group = establish(offer, attachment, rank, &members, settings, soon(), status);
+        f(rank, group, &statuses)
     })
 }
 
@@ -107,18 +78,7 @@ pub(crate) fn on_ranks<R: Send>(
     })
 }
 
-/// A small deterministic generator (SplitMix64).
-pub(crate) struct Random(pub(crate) u64);
-
 impl Random {
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
     pub(crate) fn below(&mut self, end: usize) -> usize {
         (self.next() % end as u64) as usize
     }

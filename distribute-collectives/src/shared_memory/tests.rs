@@ -13,9 +13,10 @@ use crate::options::{Algorithm, GroupOptions, Order};
 use crate::reduce::ReduceOp;
 use crate::shared_memory::doorbell::Operation;
 use crate::shared_memory::layout::Counter;
-use crate::shared_memory::testing::{Random, TellAll, join_all, on_ranks, tiny, within_limit};
+use crate::shared_memory::testing::{TellAll, join_all, on_ranks, tiny};
 use crate::shared_memory::{LocalTransport, Settings};
 use crate::status::{Failure, Trouble};
+use crate::testing::{Random, within_limit};
 
 /// Bytes that are small numbers of a type.
 fn input(dtype: DType, count: usize, random: &mut Random) -> Vec<u8> {

@@ -1,30 +1,17 @@
-//! Shared by the tests: ranks on threads, hard limits, element types by name.
+//! Shared by the tests: ranks on threads, hard limits, element types by name, a transport that can
+//! be watched.
 #![allow(dead_code)]
 
-use std::sync::mpsc;
-use std::time::Duration;
+#[path = "../../src/testing.rs"]
+mod testing;
 
 use distribute_collectives::{
-    Algorithm, Communicator, Element, GroupOptions, InProcessCommunicator, ProcessTransport,
-    in_process, loopback,
+    AbortHandle, Algorithm, CollectiveError, Communicator, Element, GroupOptions,
+    InProcessCommunicator, InProcessTransport, OperationHeader, ProcessTransport, Result,
+    Transport, in_process, loopback,
 };
 use half::{bf16, f16};
-
-/// Runs `f` on a thread and fails the test when it takes longer than a minute.
-pub fn within_limit<R: Send + 'static>(f: impl FnOnce() -> R + Send + 'static) -> R {
-    let (sender, receiver) = mpsc::channel();
-    let worker = std::thread::spawn(move || {
-        let _ = sender.send(f());
-    });
-    match receiver.recv_timeout(Duration::from_secs(60)) {
-        Ok(result) => result,
-        Err(mpsc::RecvTimeoutError::Timeout) => panic!("hard limit of 60 s passed: a hang"),
-        Err(mpsc::RecvTimeoutError::Disconnected) => match worker.join() {
-            Err(panic) => std::panic::resume_unwind(panic),
-            Ok(()) => panic!("the test thread ended without a result"),
-        },
-    }
-}
+pub use testing::*;
 
 /// Runs `f` for every rank of a new group, each on its own thread.
 pub fn on_ranks<R: Send>(
@@ -32,18 +19,7 @@ pub fn on_ranks<R: Send>(
     options: GroupOptions,
     f: impl Fn(InProcessCommunicator) -> R + Sync,
 ) -> Vec<R> {
-    let endpoints = in_process(world_size, options).expect("valid options");
-    std::thread::scope(|scope| {
-        let f = &f;
-        let threads: Vec<_> = endpoints
-            .into_iter()
-            .map(|endpoint| scope.spawn(move || f(endpoint)))
-            .collect();
-        let joined = threads.into_iter().map(|thread| thread.join());
-        joined
-            .map(|result| result.unwrap_or_else(|p| std::panic::resume_unwind(p)))
-            .collect()
-    })
+    on_threads(in_process(world_size, options).expect("valid options"), f)
 }
 
 /// What carries the bytes between the ranks of a test.
@@ -87,18 +63,7 @@ pub fn on_ranks_over<R: Send>(
     options: GroupOptions,
     f: impl Fn(Box<dyn Communicator>) -> R + Sync,
 ) -> Vec<R> {
-    let endpoints = carrier.group(world_size, options);
-    std::thread::scope(|scope| {
-        let f = &f;
-        let threads: Vec<_> = endpoints
-            .into_iter()
-            .map(|endpoint| scope.spawn(move || f(endpoint)))
-            .collect();
-        let joined = threads.into_iter().map(|thread| thread.join());
-        joined
-            .map(|result| result.unwrap_or_else(|p| std::panic::resume_unwind(p)))
-            .collect()
-    })
+    on_threads(carrier.group(world_size, options), f)
 }
 
 /// An element type whose values tests can make from `f64` and compare bit by bit.
@@ -135,20 +100,62 @@ pub fn bits<T: Element>(values: &[T]) -> Vec<u8> {
     bytemuck::cast_slice(values).to_vec()
 }
 
-/// A small deterministic generator (SplitMix64), so that a case is its seed.
-pub struct Random(pub u64);
-
 impl Random {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
     /// From -1 to 1.
     pub fn uniform(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1_u64 << 52) as f64 - 1.0
+    }
+}
+
+/// An in-process transport that calls a function with the size of each segment before it sends it.
+pub struct BeforeSend<F> {
+    pub inner: InProcessTransport,
+    pub call: F,
+}
+
+impl<F: FnMut(usize) + Send> Transport for BeforeSend<F> {
+    fn rank(&self) -> usize {
+        self.inner.rank()
+    }
+    fn world_size(&self) -> usize {
+        self.inner.world_size()
+    }
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+    fn segment_bytes(&self) -> usize {
+        self.inner.segment_bytes()
+    }
+    fn sequence(&self) -> u64 {
+        self.inner.sequence()
+    }
+    fn begin(&mut self, header: &OperationHeader) -> Result<()> {
+        self.inner.begin(header)
+    }
+    fn end(&mut self, header: &OperationHeader, result: Result<()>) -> Result<()> {
+        self.inner.end(header, result)
+    }
+    fn send_with(
+        &mut self,
+        to: usize,
+        bytes: usize,
+        fill: &mut dyn FnMut(&mut [u8]),
+    ) -> Result<()> {
+        (self.call)(bytes);
+        self.inner.send_with(to, bytes, fill)
+    }
+    fn receive_with(
+        &mut self,
+        from: usize,
+        bytes: usize,
+        consume: &mut dyn FnMut(&[u8]),
+    ) -> Result<()> {
+        self.inner.receive_with(from, bytes, consume)
+    }
+    fn fail(&mut self, error: CollectiveError) {
+        self.inner.fail(error);
+    }
+    fn abort_handle(&self) -> AbortHandle {
+        self.inner.abort_handle()
     }
 }

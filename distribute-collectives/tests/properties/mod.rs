@@ -8,6 +8,46 @@ use proptest::prelude::*;
 
 use crate::common::{Carrier, Random, TestElement, bits, on_ranks_over};
 
+/// The tests of every algorithm over a carrier, with this many random cases each.
+macro_rules! hold_over {
+    ($carrier:expr, $cases:literal cases) => {
+        proptest::proptest! {
+            #![proptest_config(proptest::prelude::ProptestConfig::with_cases($cases))]
+
+            #[test]
+            fn every_algorithm_equals_a_naive_reduction(
+                case in crate::properties::cases($carrier, &distribute_collectives::DType::ALL),
+            ) {
+                crate::common::within_limit(move || crate::properties::check_exact(&case));
+            }
+
+            #[test]
+            fn rounding_is_bounded_and_equal_on_all_ranks(
+                case in crate::properties::cases($carrier, crate::properties::FLOATS),
+            ) {
+                crate::common::within_limit(move || crate::properties::check_rounding(&case));
+            }
+
+            #[test]
+            fn canonical_order_is_the_same_bits_for_every_algorithm(
+                case in crate::properties::cases($carrier, &distribute_collectives::DType::ALL),
+            ) {
+                crate::common::within_limit(move || crate::properties::check_canonical(&case));
+            }
+
+            #[test]
+            fn the_other_operations_equal_naive_ones(
+                case in crate::properties::cases($carrier, &distribute_collectives::DType::ALL),
+            ) {
+                crate::common::within_limit(move || {
+                    crate::properties::check_other_operations(&case);
+                });
+            }
+        }
+    };
+}
+pub(crate) use hold_over;
+
 #[derive(Debug, Clone)]
 pub struct Case {
     carrier: Carrier,

@@ -13,22 +13,7 @@ use crate::control::security::Security;
 use crate::control::{Announcement, ControlPlane, JoinOptions, Listener};
 use crate::error::{CollectiveError, Result};
 use crate::status::{Failure, GroupStatus};
-
-/// Runs `f` on a thread and fails the test when it takes too long.
-fn within_limit<R: Send + 'static>(f: impl FnOnce() -> R + Send + 'static) -> R {
-    let (sender, receiver) = mpsc::channel();
-    let worker = std::thread::spawn(move || {
-        let _ = sender.send(f());
-    });
-    match receiver.recv_timeout(Duration::from_secs(60)) {
-        Ok(result) => result,
-        Err(mpsc::RecvTimeoutError::Timeout) => panic!("hard limit of 60 s passed: a hang"),
-        Err(mpsc::RecvTimeoutError::Disconnected) => match worker.join() {
-            Err(panic) => std::panic::resume_unwind(panic),
-            Ok(()) => panic!("the test thread ended without a result"),
-        },
-    }
-}
+use crate::testing::{on_threads, within_limit};
 
 /// The open sockets of all ranks of a group, and the list of their addresses.
 fn listeners(world_size: usize) -> (Vec<Listener>, Vec<String>) {
@@ -84,20 +69,10 @@ fn join_all(
     change: impl Fn(usize, &mut JoinOptions) + Sync,
 ) -> Vec<Result<Member>> {
     let (listeners, addresses) = listeners(world_size);
-    std::thread::scope(|scope| {
-        let (change, addresses) = (&change, &addresses);
-        let start = |(rank, listener)| {
-            scope.spawn(move || {
-                let mut options = options(rank, listener, addresses);
-                change(rank, &mut options);
-                join(options)
-            })
-        };
-        let threads: Vec<_> = listeners.into_iter().enumerate().map(start).collect();
-        threads
-            .into_iter()
-            .map(|thread| thread.join().unwrap())
-            .collect()
+    on_threads(listeners.into_iter().enumerate(), |(rank, listener)| {
+        let mut options = options(rank, listener, &addresses);
+        change(rank, &mut options);
+        join(options)
     })
 }
 

@@ -1,0 +1,219 @@
+//! What every endpoint keeps about its operations: how many it has finished, which one runs, and
+//! whether one has failed.
+
+use std::time::{Duration, Instant};
+
+use crate::error::{CollectiveError, Result};
+use crate::header::{OperationHeader, OperationKind};
+use crate::status::{Failure, GroupStatus, Trouble};
+
+/// An operation between its begin and its end.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Running {
+    pub(crate) header: OperationHeader,
+    pub(crate) begin: Instant,
+    pub(crate) deadline: Option<Instant>,
+}
+
+impl Running {
+    /// An operation that begins now.
+    pub(crate) fn new(header: &OperationHeader, timeout: Duration) -> Self {
+        let begin = Instant::now();
+        Running {
+            header: *header,
+            begin,
+            // None where the timeout is too long for the clock.
+            deadline: begin.checked_add(timeout),
+        }
+    }
+}
+
+/// The operations of one endpoint.
+///
+/// It is told of the begin and of the end of each. After the first fatal error it refuses every
+/// further operation with [`Poisoned`](CollectiveError::Poisoned).
+#[derive(Default)]
+pub(crate) struct Bookkeeping {
+    sequence: u64,
+    running: Option<Running>,
+    /// The first fatal error that was returned to the caller.
+    failure: Option<CollectiveError>,
+}
+
+impl Bookkeeping {
+    /// Number of collective operations that this rank has finished, so that of the next one.
+    pub(crate) fn sequence(&self) -> u64 {
+        self.sequence
+    }
+
+    /// Refuses to start an operation after a failure.
+    pub(crate) fn check(&self) -> Result<()> {
+        match &self.failure {
+            None => Ok(()),
+            Some(cause) => Err(CollectiveError::Poisoned {
+                cause: Box::new(cause.clone()),
+            }),
+        }
+    }
+
+    /// Notes the operation that runs from now on.
+    pub(crate) fn begin(&mut self, running: Running) {
+        self.running = Some(running);
+    }
+
+    /// The running operation; `rank` is this one, for the error.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](CollectiveError::InvalidArgument) when none runs.
+    pub(crate) fn running(&self, rank: usize) -> Result<&Running> {
+        self.running
+            .as_ref()
+            .ok_or_else(|| CollectiveError::InvalidArgument {
+                rank,
+                op: OperationKind::Send,
+                what: "segments travel only between begin and end of an operation".to_string(),
+            })
+    }
+
+    /// Whether the running operation concerns two ranks only.
+    pub(crate) fn is_point_to_point(&self) -> bool {
+        let running = self.running.as_ref();
+        running.is_some_and(|running| running.header.kind.is_point_to_point())
+    }
+
+    /// Notes how an operation ended, whatever came of it, and hands the result on. It need not have
+    /// begun: a refusal ends it too.
+    pub(crate) fn end<R>(&mut self, kind: OperationKind, result: Result<R>) -> Result<R> {
+        self.running = None;
+        match &result {
+            Ok(_) if !kind.is_point_to_point() => self.sequence += 1,
+            // A refusal because of an earlier failure is not a failure by itself.
+            Err(error) if error.is_fatal() && self.failure.is_none() => {
+                self.failure = Some(error.clone());
+            }
+            _ => {}
+        }
+        result
+    }
+
+    /// Ends the running operation of all ranks, and those after it.
+    pub(crate) fn fail(&self, status: &GroupStatus, error: CollectiveError) {
+        status.fail(Failure {
+            trouble: Trouble::Ended(error),
+            from_sequence: self.sequence,
+        });
+    }
+
+    /// The error when rank `from` sent a segment of `found` bytes where `expected` belong.
+    pub(crate) fn wrong_size(
+        &self,
+        rank: usize,
+        from: usize,
+        found: usize,
+        expected: usize,
+    ) -> CollectiveError {
+        let running = self.running.as_ref();
+        CollectiveError::Mismatch {
+            rank_a: from.min(rank),
+            rank_b: from.max(rank),
+            op: running.map_or(OperationKind::Recv, |running| running.header.kind),
+            sequence: self.sequence,
+            what: format!(
+                "rank {from} sent a segment of {found} bytes, rank {rank} expects {expected}"
+            ),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TIMEOUT: Duration = Duration::from_secs(1);
+
+    fn run(operations: &mut Bookkeeping, kind: OperationKind, result: Result<()>) -> Result<()> {
+        let header = OperationHeader::new(kind, 0, operations.sequence());
+        operations.begin(Running::new(&header, TIMEOUT));
+        assert_eq!(operations.running(0).unwrap().header, header);
+        assert_eq!(operations.is_point_to_point(), kind.is_point_to_point());
+        operations.end(kind, result)
+    }
+
+    fn aborted(reason: &str) -> CollectiveError {
+        CollectiveError::Aborted {
+            rank: 1,
+            reason: reason.to_string(),
+        }
+    }
+
+    #[test]
+    fn collective_operations_that_succeed_are_counted() {
+        let mut operations = Bookkeeping::default();
+        for kind in OperationKind::ALL {
+            run(&mut operations, kind, Ok(())).unwrap();
+        }
+        assert_eq!(operations.sequence(), 6);
+    }
+
+    #[test]
+    fn the_first_fatal_error_poisons() {
+        let mut operations = Bookkeeping::default();
+        let kind = OperationKind::Barrier;
+        let what = String::new();
+        let usable = CollectiveError::InvalidOption { what };
+        assert_eq!(run(&mut operations, kind, Err(usable.clone())), Err(usable));
+        assert_eq!(operations.check(), Ok(()));
+        let first = aborted("first");
+        assert_eq!(
+            run(&mut operations, OperationKind::Send, Err(first.clone())),
+            Err(first.clone())
+        );
+        let poisoned = CollectiveError::Poisoned {
+            cause: Box::new(first),
+        };
+        assert_eq!(operations.check(), Err(poisoned.clone()));
+        // Neither a refusal nor another failure takes the place of the first one.
+        for error in [poisoned.clone(), aborted("second")] {
+            assert!(operations.end(kind, Err::<(), _>(error)).is_err());
+            assert_eq!(operations.check(), Err(poisoned.clone()));
+        }
+        assert_eq!(operations.sequence(), 0);
+    }
+
+    #[test]
+    fn outside_an_operation_nothing_runs() {
+        let mut operations = Bookkeeping::default();
+        run(&mut operations, OperationKind::Recv, Ok(())).unwrap();
+        assert!(!operations.is_point_to_point());
+        let error = operations.running(3).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "send on rank 3: segments travel only between begin and end of an operation"
+        );
+    }
+
+    #[test]
+    fn a_failure_concerns_the_next_operation_on() {
+        let (mut operations, status) = (Bookkeeping::default(), GroupStatus::default());
+        run(&mut operations, OperationKind::Barrier, Ok(())).unwrap();
+        operations.fail(&status, aborted("why"));
+        let header = |sequence| OperationHeader::new(OperationKind::Barrier, 0, sequence);
+        assert_eq!(status.check(&header(0)), Ok(()));
+        assert_eq!(status.check(&header(1)), Err(aborted("why")));
+    }
+
+    #[test]
+    fn a_segment_of_the_wrong_size_names_both_ranks_and_sizes() {
+        let mut operations = Bookkeeping::default();
+        let header = OperationHeader::new(OperationKind::Broadcast, 0, 0);
+        operations.begin(Running::new(&header, TIMEOUT));
+        let expected = CollectiveError::Mismatch {
+            rank_a: 1,
+            rank_b: 2,
+            op: OperationKind::Broadcast,
+            sequence: 0,
+            what: "rank 1 sent a segment of 8 bytes, rank 2 expects 4".to_string(),
+        };
+        assert_eq!(operations.wrong_size(2, 1, 8, 4), expected);
+    }
+}

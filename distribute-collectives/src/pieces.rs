@@ -1,0 +1,97 @@
+//! A list of buffers as one long vector, and what a range of it is in each buffer.
+
+use std::ops::Range;
+
+use crate::buffer::{Buffer, Element};
+
+/// What of `range` lies in a buffer that is `own` of the vector: the part of the buffer, and where
+/// it begins in `range`.
+fn overlap(own: Range<usize>, range: &Range<usize>) -> Option<(Range<usize>, usize)> {
+    let (start, end) = (range.start.max(own.start), range.end.min(own.end));
+    (start < end).then(|| (start - own.start..end - own.start, start - range.start))
+}
+
+/// The buffers that have a part of `range`: (buffer, its part, offset in `range`).
+pub(crate) fn parts<'a, 'b>(
+    buffers: &'a [Buffer<'b>],
+    range: Range<usize>,
+) -> impl Iterator<Item = (&'a Buffer<'b>, Range<usize>, usize)> {
+    let mut end = 0;
+    buffers.iter().filter_map(move |buffer| {
+        let begin = end;
+        end += buffer.len();
+        let (part, offset) = overlap(begin..end, &range)?;
+        Some((buffer, part, offset))
+    })
+}
+
+/// As [`parts`], for writing.
+pub(crate) fn parts_mut<'a, 'b>(
+    buffers: &'a mut [Buffer<'b>],
+    range: Range<usize>,
+) -> impl Iterator<Item = (&'a mut Buffer<'b>, Range<usize>, usize)> {
+    let mut end = 0;
+    buffers.iter_mut().filter_map(move |buffer| {
+        let begin = end;
+        end += buffer.len();
+        let (part, offset) = overlap(begin..end, &range)?;
+        Some((buffer, part, offset))
+    })
+}
+
+/// Calls `f` with the parts of a range in each buffer and their offsets in the range.
+pub(crate) fn for_each<T: Element>(
+    buffers: &[Buffer<'_>],
+    range: Range<usize>,
+    mut f: impl FnMut(usize, &[T]),
+) {
+    for (buffer, part, offset) in parts(buffers, range) {
+        if let Some(elements) = T::slice_of(buffer) {
+            f(offset, &elements[part]);
+        }
+    }
+}
+
+/// As [`for_each`], for writing.
+pub(crate) fn for_each_mut<T: Element>(
+    buffers: &mut [Buffer<'_>],
+    range: Range<usize>,
+    mut f: impl FnMut(usize, &mut [T]),
+) {
+    for (buffer, part, offset) in parts_mut(buffers, range) {
+        if let Some(elements) = T::slice_of_mut(buffer) {
+            f(offset, &mut elements[part]);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_is_found_in_the_buffers_it_touches() {
+        let (mut a, mut b, mut c) = ([0_i32, 1, 2], [0_i32; 0], [3_i32, 4, 5, 6]);
+        let mut buffers = [
+            Buffer::from(&mut a[..]),
+            Buffer::from(&mut b[..]),
+            Buffer::from(&mut c[..]),
+        ];
+        for start in 0..7 {
+            for end in start..8 {
+                let mut found = Vec::new();
+                for_each::<i32>(&buffers, start..end, |offset, part| {
+                    assert_eq!(offset, found.len());
+                    assert!(!part.is_empty());
+                    found.extend_from_slice(part);
+                });
+                let expected: Vec<i32> = (start..end.min(7)).map(|value| value as i32).collect();
+                assert_eq!(found, expected, "{start}..{end}");
+            }
+        }
+        for_each_mut::<i32>(&mut buffers, 2..5, |offset, part| {
+            part.fill(10 * (offset as i32 + 1));
+        });
+        assert_eq!((a, c), ([0, 1, 10], [20, 20, 5, 6]));
+    }
+}
