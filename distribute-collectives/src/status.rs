@@ -65,9 +65,13 @@ struct Report {
 }
 
 impl Report {
+    /// Whether the rank has begun the collective operation. A point-to-point call has the number
+    /// of the next collective operation, which has not begun.
     fn has_begun(&self, header: &OperationHeader) -> bool {
-        let sequence = |running: &OperationHeader| running.sequence >= header.sequence;
-        self.completed > header.sequence || self.running.as_ref().is_some_and(sequence)
+        let begun = |running: &OperationHeader| {
+            !running.kind.is_point_to_point() && running.sequence >= header.sequence
+        };
+        self.completed > header.sequence || self.running.as_ref().is_some_and(begun)
     }
 }
 
@@ -186,9 +190,14 @@ impl GroupStatus {
         self.lock().failures.clone()
     }
 
-    /// The first failure, whatever operation it concerns.
-    pub(crate) fn first_failure(&self) -> Option<Failure> {
-        self.lock().failures.first().cloned()
+    /// Whether the others may still wait for what this rank has sent: when nothing has failed but
+    /// ranks have left that had done all that this one did.
+    pub(crate) fn is_healthy(&self) -> bool {
+        let inner = self.lock();
+        inner.failures.iter().all(|failure| {
+            let lost = matches!(failure.trouble, Trouble::Lost { .. });
+            lost && failure.from_sequence >= inner.completed
+        })
     }
 
     /// Whether to give up the operation: the cheap question for loops that wait.
@@ -214,15 +223,19 @@ impl GroupStatus {
         self.lock().reported.clone()
     }
 
-    /// As [`check`](Self::check), for a point-to-point call with rank `peer`: only that rank's loss
-    /// ends it, however many collective operations the rank had done before it left.
-    pub(crate) fn check_peer(&self, header: &OperationHeader, peer: usize) -> Result<()> {
+    /// As [`check`](Self::check), while the operation waits for `peer`, if for one rank only. Of a
+    /// point-to-point call only that rank's loss matters, however many collective operations the
+    /// rank had done before it left.
+    pub(crate) fn check_peer(&self, header: &OperationHeader, peer: Option<usize>) -> Result<()> {
+        if !header.kind.is_point_to_point() {
+            return self.check(header);
+        }
         if !self.failed.load(Ordering::Acquire) {
             return Ok(());
         }
         let inner = self.lock();
         let concerns = |failure: &&Failure| match failure.trouble {
-            Trouble::Lost { rank, .. } => rank == peer,
+            Trouble::Lost { rank, .. } => Some(rank) == peer,
             _ => failure.from_sequence <= header.sequence,
         };
         match inner.failures.iter().find(concerns) {
@@ -302,6 +315,56 @@ mod tests {
         assert_eq!(blame(&[0, 1]), [3]);
         let send = OperationHeader::new(OperationKind::Send, 0, 4);
         assert_eq!(status.to_blame(&send, begin, vec![1]), [1]);
+        // Rank 3 is in a call after operation 3, and has not begun operation 4.
+        status.note_peer(3, Some(send), 4);
+        assert_eq!(blame(&[1]), [3]);
+    }
+
+    fn lost(from_sequence: u64) -> Failure {
+        let reason = String::new();
+        Failure {
+            trouble: Trouble::Lost { rank: 2, reason },
+            from_sequence,
+        }
+    }
+
+    /// A status that has completed two operations and notes the failures.
+    fn healthy_after(failures: &[Failure]) -> bool {
+        let status = GroupStatus::default();
+        status.begin(&header(0));
+        status.end();
+        status.begin(&header(1));
+        status.end();
+        failures.iter().for_each(|f| status.fail(f.clone()));
+        status.is_healthy()
+    }
+
+    #[test]
+    fn a_rank_that_left_after_its_last_operation_leaves_a_healthy_group() {
+        assert!(healthy_after(&[]));
+        assert!(healthy_after(&[lost(2)]));
+        assert!(healthy_after(&[lost(2), lost(3)]));
+        assert!(!healthy_after(&[lost(2), lost(1)]));
+        let trouble = Trouble::Silent {
+            rank: 1,
+            elapsed: Duration::ZERO,
+        };
+        let from_sequence = 2;
+        assert!(!healthy_after(&[Failure {
+            trouble,
+            from_sequence
+        }]));
+    }
+
+    #[test]
+    fn the_loss_of_a_third_rank_does_not_end_a_point_to_point_call() {
+        let status = GroupStatus::default();
+        status.fail(lost(1));
+        let send = OperationHeader::new(OperationKind::Send, 0, 4);
+        assert_eq!(status.check_peer(&send, Some(1)), Ok(()));
+        assert_eq!(status.check_peer(&send, None), Ok(()));
+        assert!(status.check_peer(&send, Some(2)).is_err());
+        assert!(status.check_peer(&header(4), Some(1)).is_err());
     }
 
     #[test]

@@ -123,6 +123,8 @@ pub(super) struct Connect<'a> {
     lanes: Vec<Vec<Option<Lane>>>,
     /// What happened last with each rank.
     reasons: Vec<String>,
+    /// Whether a connection to the rank came about, by rank.
+    answered: Vec<bool>,
 }
 
 impl LinkConfig {
@@ -182,6 +184,7 @@ impl<'a> Connect<'a> {
             visitors: Vec::new(),
             lanes: addresses.iter().map(|_| empty()).collect(),
             reasons: vec!["no answer yet".to_string(); config.world_size],
+            answered: vec![false; config.world_size],
         })
     }
 
@@ -287,7 +290,7 @@ impl<'a> Connect<'a> {
                 }
                 Poll::Ready(Err(error)) => {
                     changed = true;
-                    self.reasons[dial.rank] = self.reason(dial.rank, error)?;
+                    self.note(dial.rank, error)?;
                     dial.attempt = None;
                     dial.at = now + RETRY;
                 }
@@ -304,7 +307,9 @@ impl<'a> Connect<'a> {
             }
             match self.begin_dial(dial.rank, dial.lane) {
                 Ok(attempt) => dial.attempt = Some(attempt),
-                Err(error) => return Poll::Ready(Err(HandshakeError::Failed(error.to_string()))),
+                Err(error) => {
+                    return Poll::Ready(Err(HandshakeError::Unreachable(error.to_string())));
+                }
             }
             dial.at = now + ATTEMPT;
         }
@@ -338,19 +343,26 @@ impl<'a> Connect<'a> {
         Ok((socket, Box::pin(running)))
     }
 
-    /// Why an attempt failed, when it makes sense to try again.
-    fn reason(&self, rank: usize, error: HandshakeError) -> Result<String> {
-        match error {
-            HandshakeError::Failed(reason) => Ok(reason),
+    /// Notes why an attempt failed, when it makes sense to try again. That nobody listens any more
+    /// tells less than what went wrong while somebody did.
+    fn note(&mut self, rank: usize, error: HandshakeError) -> Result<()> {
+        let (reason, answered) = match error {
+            HandshakeError::Unreachable(_) if self.answered[rank] => return Ok(()),
+            HandshakeError::Unreachable(reason) => (reason, false),
+            HandshakeError::Failed(reason) => (reason, true),
             HandshakeError::Refused(refusal) if refusal.status != UNAUTHENTICATED => {
-                Ok(refusal.message)
+                (refusal.message, true)
             }
-            HandshakeError::Refused(refusal) => Err(CollectiveError::Refused {
-                rank: self.config.rank,
-                address: self.address(rank),
-                reason: refusal.message,
-            }),
-        }
+            HandshakeError::Refused(refusal) => {
+                return Err(CollectiveError::Refused {
+                    rank: self.config.rank,
+                    address: self.address(rank),
+                    reason: refusal.message,
+                });
+            }
+        };
+        (self.reasons[rank], self.answered[rank]) = (reason, answered);
+        Ok(())
     }
 
     /// Continues with the guests; returns whether one became something else.
@@ -396,6 +408,7 @@ impl<'a> Connect<'a> {
         if let Err(refusal) = self.check(&hello) {
             if let Some(reason) = self.reasons.get_mut(hello.rank) {
                 *reason = format!("a connection in its name was refused: {}", refusal.message);
+                self.answered[hello.rank] = true;
             }
             return Some(Box::pin(guest.refuse(refusal)));
         }

@@ -21,7 +21,9 @@ use crate::grpc::stream::Stream;
 /// Why a lane did not come about.
 #[derive(Debug)]
 pub(super) enum HandshakeError {
-    /// The peer is not there, or not yet; try again.
+    /// Nobody listens there, or the way there is broken.
+    Unreachable(String),
+    /// What answers there is no rank, or not yet; try again.
     Failed(String),
     /// The peer has answered that it does not want this rank.
     Refused(Refusal),
@@ -45,7 +47,7 @@ pub(super) async fn dial(
     max_message_bytes: usize,
 ) -> Result<Lane, HandshakeError> {
     let connected = poll_fn(|_| socket.poll_connected()).await;
-    connected.map_err(|error| HandshakeError::failed("connecting", error))?;
+    connected.map_err(|error| HandshakeError::Unreachable(format!("connecting: {error}")))?;
     let has_tls = tls.is_some();
     let stream = match tls {
         None => Stream::plain(socket.clone()),

@@ -91,6 +91,16 @@ enum Goal {
     Written,
 }
 
+impl Goal {
+    /// The rank that it depends on, if only on one.
+    fn peer(self) -> Option<usize> {
+        match self {
+            Goal::Message { from: peer, .. } | Goal::Room { to: peer, .. } => Some(peer),
+            Goal::Written => None,
+        }
+    }
+}
+
 /// `poll(2)`; returns also when interrupted.
 pub(super) fn wait(fds: &mut [PollFd<'_>], timeout: Option<Duration>) -> io::Result<()> {
     // Round up: a poll that returns just before the deadline would be repeated.
@@ -438,7 +448,7 @@ impl Links {
         let rung = fds.first().is_some_and(|fd| !fd.revents().is_empty());
         waited.map_err(|error| self.invalid(header, format!("cannot wait: {error}")))?;
         if rung {
-            self.status.check(header)?;
+            self.status.check_peer(header, goal.peer())?;
             // It concerns later operations only; the next one asks the status itself.
             let _ = rustix::io::read(&*self.wake, &mut [0; 8]);
         }
@@ -482,7 +492,7 @@ impl Links {
         // The control plane may know better: which rank failed first, or that it was aborted.
         let until = Instant::now() + EXPLANATION;
         loop {
-            if let Err(error) = self.status.check(header) {
+            if let Err(error) = self.status.check_peer(header, Some(peer)) {
                 return error;
             }
             let left = until.saturating_duration_since(Instant::now());
@@ -490,7 +500,7 @@ impl Links {
                 break;
             }
             let _ = rustix::io::read(&*self.wake, &mut [0; 8]);
-            if self.status.check(header).is_ok() {
+            if self.status.check_peer(header, Some(peer)).is_ok() {
                 let mut fds = [PollFd::new(&*self.wake, PollFlags::IN)];
                 if wait(&mut fds, Some(left)).is_err() {
                     break;

@@ -105,7 +105,7 @@ impl Transport for GrpcTransport {
 
     fn begin(&mut self, header: &OperationHeader) -> Result<()> {
         self.operations.check()?;
-        self.status.check(header)?;
+        self.status.check_peer(header, None)?;
         let running = Running::new(header, self.timeout);
         self.links.begin_operation(running.begin, running.deadline);
         self.status.begin(header);

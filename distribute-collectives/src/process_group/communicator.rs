@@ -90,7 +90,7 @@ impl ProcessCommunicator {
 
     /// Hands what this rank still owes to the kernel, so that closing loses nothing.
     fn flush(&mut self) {
-        if self.status.first_failure().is_some() {
+        if !self.status.is_healthy() {
             return;
         }
         let deadline = Instant::now() + FLUSH_PATIENCE;

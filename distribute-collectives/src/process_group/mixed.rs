@@ -104,12 +104,17 @@ impl MixedTransport {
         Err(error)
     }
 
-    /// Writes what is waiting for other hosts, as far as their kernels take it, until `done`.
-    fn drive_until(&mut self, mut done: impl FnMut(&Self) -> Result<bool>) -> Result<()> {
+    /// Writes what is waiting for other hosts, as far as their kernels take it, until `done`, which
+    /// rank `peer` brings about.
+    fn drive_until(
+        &mut self,
+        peer: usize,
+        mut done: impl FnMut(&Self) -> Result<bool>,
+    ) -> Result<()> {
         while !done(self)? && self.links.has_pending_output() {
             self.links.drive_within(LOOK);
             let running = self.operations.running(self.rank)?;
-            self.status.check(&running.header)?;
+            self.status.check_peer(&running.header, Some(peer))?;
         }
         Ok(())
     }
@@ -142,10 +147,10 @@ impl Transport for MixedTransport {
         self.links.begin_operation(running.begin, running.deadline);
         self.status.begin(header);
         self.operations.begin(running);
+        self.status.check_peer(header, None)?;
         if header.kind.is_point_to_point() {
             return Ok(());
         }
-        self.status.check(header)?;
         self.meet(header)
     }
 
@@ -167,7 +172,7 @@ impl Transport for MixedTransport {
         }
         let status = self.status.clone();
         let operation = Operation::of(&status, &running);
-        self.drive_until(|this| this.local.can_send(&operation, to))?;
+        self.drive_until(to, |this| this.local.can_send(&operation, to))?;
         let scratch = &mut self.scratch;
         self.local.send_with(&operation, to, bytes, fill, scratch)
     }
@@ -184,7 +189,7 @@ impl Transport for MixedTransport {
         }
         let status = self.status.clone();
         let operation = Operation::of(&status, &running);
-        self.drive_until(|this| this.local.can_receive(&operation, from))?;
+        self.drive_until(from, |this| this.local.can_receive(&operation, from))?;
         let scratch = &mut self.scratch;
         self.local
             .receive_with(&operation, from, bytes, consume, scratch)

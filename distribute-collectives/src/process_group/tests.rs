@@ -281,3 +281,30 @@ fn a_rank_that_never_calls_is_named_at_the_deadline_across_hosts() {
         }
     });
 }
+
+/// A rank that has left is no concern of two others that still send to each other.
+#[test]
+fn two_ranks_go_on_when_a_third_one_has_left_across_hosts() {
+    for hosts in [[0, 0, 1], [0, 1, 1]] {
+        within_limit(move || {
+            // Its end returns when the others have read its goodbye.
+            let left = std::sync::Barrier::new(3);
+            on_hosts(&hosts, &options(Algorithm::Ring), |mut endpoint| {
+                endpoint.barrier().unwrap();
+                let rank = endpoint.rank();
+                if rank == 2 {
+                    drop(endpoint);
+                    left.wait();
+                    return;
+                }
+                left.wait();
+                let mut vector = vec![rank as f32; 100_000];
+                match rank {
+                    0 => endpoint.send(1, (&mut vector[..]).into()).unwrap(),
+                    _ => endpoint.recv(0, (&mut vector[..]).into()).unwrap(),
+                }
+                assert!(vector.iter().all(|value| *value == 0.0));
+            });
+        });
+    }
+}

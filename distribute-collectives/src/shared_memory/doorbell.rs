@@ -275,20 +275,15 @@ impl<'a> Operation<'a> {
     }
 
     fn check(&self, shared: &Shared, peer: usize) -> Result<()> {
-        match self.only_peer {
-            true => {
-                let rank = shared.ranks.get(peer).copied().unwrap_or(usize::MAX);
-                self.status.check_peer(&self.header, rank)
-            }
-            false => self.status.check(&self.header),
-        }
+        self.status
+            .check_peer(&self.header, shared.ranks.get(peer).copied())
     }
 
     /// Ends the operation on all ranks because its deadline has passed.
     fn time_out(&self, shared: &Shared, peer: usize) -> CollectiveError {
-        let members = match self.only_peer {
-            true => vec![peer],
-            false => shared.behind(self.header.sequence),
+        let members = match peer {
+            LAST => shared.behind(self.header.sequence),
+            _ => vec![peer],
         };
         let ranks = members.iter().map(|member| shared.ranks[*member]).collect();
         self.fail(CollectiveError::Timeout {

@@ -512,3 +512,23 @@ fn a_counter_published_without_a_ring_is_seen_all_the_same() {
         });
     });
 }
+
+#[test]
+fn a_mailbox_that_stays_empty_is_blamed_on_its_rank_alone() {
+    within_limit(|| {
+        join_all(3, &tiny(64, 0), |rank, group, _| {
+            if rank != 2 {
+                return;
+            }
+            let group = group.unwrap();
+            let header = OperationHeader::new(OperationKind::AllReduce, 0, 0);
+            let limit = Duration::from_millis(50);
+            let operation = Operation::new(&group.status, header, limit);
+            let received = group.receive_with(&operation, 1, 4, &mut |_| {}, &mut Vec::new());
+            let Err(CollectiveError::Timeout { missing, .. }) = received else {
+                panic!("{received:?}");
+            };
+            assert_eq!(missing, [1]);
+        });
+    });
+}

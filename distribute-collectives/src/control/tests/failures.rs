@@ -168,7 +168,7 @@ fn heartbeats_show_that_two_ranks_are_in_different_calls() {
             };
             assert!(shared.handle(2, id, envelope(Message::Heartbeat(beat))));
         }
-        assert_eq!(members[0].status.first_failure(), None);
+        assert_eq!(members[0].status.failures(), []);
         members[2]
             .status
             .begin(&header(4).with_op(ReduceOp::Max).with_dtype(DType::F32));
@@ -211,7 +211,7 @@ fn a_rank_that_hears_of_nobody_says_that_it_is_cut_off() {
         state.links[1].as_mut().unwrap().heard = heard;
         drop(state);
         watch::tick(&members[0].plane.shared, Duration::from_secs(11));
-        assert_eq!(members[0].status.first_failure(), None);
+        assert_eq!(members[0].status.failures(), []);
         age(&members[0], &[1, 2]);
         for member in &members {
             let Trouble::Lost { rank: 0, reason } = failure_of(&member.status).trouble else {

@@ -277,8 +277,8 @@ fn a_rank_of_another_generation_waits_and_disturbs_nobody() {
         let error = error_of(join(with(1, spare, 5, 1)));
         assert!(error.to_string().contains("runs already"), "{error}");
         gather_once(&[&zero, &one]);
-        assert_eq!(zero.status.first_failure(), None);
-        assert_eq!(one.status.first_failure(), None);
+        assert_eq!(zero.status.failures(), []);
+        assert_eq!(one.status.failures(), []);
     });
 }
 
@@ -311,7 +311,7 @@ fn strangers_disturb_neither_the_rendezvous_nor_the_group() {
         let more = disturb(200);
         gather_once(&[&members[0], &members[1]]);
         for member in &members {
-            assert_eq!(member.status.first_failure(), None);
+            assert_eq!(member.status.failures(), []);
         }
         drop((strangers, more));
     });

@@ -262,7 +262,7 @@ fn messages_of_any_kind_and_size_do_not_disturb_a_group() {
             }
         });
         for member in &members {
-            assert_eq!(member.status.first_failure(), None);
+            assert_eq!(member.status.failures(), []);
         }
     });
 }
