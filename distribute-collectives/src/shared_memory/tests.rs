@@ -510,7 +510,7 @@ fn a_member_that_is_lost_on_the_way_is_named_at_once() {
     }
 }
 
-/// A failure that was there before, and one of a rank that left after it had done its part.
+/// Not one of a later operation, noted before or while the ranks meet.
 #[test]
 fn only_a_failure_that_concerns_the_meeting_ends_it() {
     within_limit(|| {

@@ -293,7 +293,7 @@ fn an_old_generation_of_another_size_disturbs_nobody() {
         let (joined, gave_up) = mpsc::channel();
         std::thread::scope(|scope| {
             let old = |listener, protocol_version| {
-                let spare = vec![addresses.clone(), vec!["127.0.0.1:1".to_string()]].concat();
+                let spare = [addresses.clone(), vec!["127.0.0.1:1".to_string()]].concat();
                 let mut options = options(3, listener, &spare);
                 options.generation = 4;
                 options.rendezvous_timeout = Duration::from_secs(2);
