@@ -6,13 +6,14 @@ use std::time::{Duration, Instant};
 use tonic::{Code, Status, Streaming};
 
 use crate::control::generated::envelope::Message;
-use crate::control::generated::{Envelope, Hello, Proof};
+use crate::control::generated::{self as message, Envelope, Hello, Proof};
 use crate::control::proof::{self, Key, Side};
 use crate::control::shared::{Absence, Link, Phase, Sender, Shared, envelope};
 use crate::control::{Announcement, random};
 use crate::error::Result as CollectiveResult;
 
-/// The version of the messages and of the handshake.
+/// The version of the messages and of the handshake. Ranks with a token and different versions
+/// still exchange proofs: where both can read them, both refuse at once.
 pub(super) const PROTOCOL_VERSION: u32 = 1;
 /// How long a peer may take for each step.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
@@ -63,13 +64,18 @@ pub(super) fn hello(shared: &Shared, peer_rank: usize) -> CollectiveResult<Hello
     })
 }
 
-/// What makes it useless to go on to the proofs.
+/// What makes it useless to go on to the proofs. Nothing here ends a group with a token: its peer
+/// has not proven anything yet.
 fn differs_at_once(own: &Hello, peer: &Hello) -> Option<Failed> {
-    if peer.protocol_version != own.protocol_version {
-        return Some(invalid(format!(
-            "it speaks version {} of the protocol, this rank version {}",
-            peer.protocol_version, own.protocol_version
-        )));
+    // First of all: an old generation may differ in everything else, and will go away.
+    if peer.generation != own.generation {
+        let (theirs, ours) = (peer.generation, own.generation);
+        let reason = format!("it is in generation {theirs}, this rank in {ours}");
+        return Some(Failed::Later(Code::FailedPrecondition, reason));
+    }
+    // With a token the proofs come first, see `differs`.
+    if let Some(reason) = other_version(own, peer).filter(|_| !own.has_token) {
+        return Some(invalid(reason));
     }
     if peer.nonce.len() != NONCE_BYTES || peer.instance.is_empty() {
         return Some(Failed::later("its first message makes no sense"));
@@ -85,14 +91,27 @@ fn differs_at_once(own: &Hello, peer: &Hello) -> Option<Failed> {
     }
 }
 
+/// How the versions of the protocol differ.
+fn other_version(own: &Hello, peer: &Hello) -> Option<String> {
+    (peer.protocol_version != own.protocol_version).then(|| {
+        format!(
+            "it speaks version {} of the protocol, this rank version {}",
+            peer.protocol_version, own.protocol_version
+        )
+    })
+}
+
 fn invalid(reason: String) -> Failed {
     Failed::Refused(Code::InvalidArgument, reason)
 }
 
-/// What differs between two ranks that have proven themselves. The other end of the stream is
-/// supposed to be rank `expected`; a server only knows that it must be higher than its own.
+/// What differs between two ranks of one generation that have proven themselves. The other end of
+/// the stream is supposed to be rank `expected`; a server only knows that it must be higher than
+/// its own.
 fn differs(own: &Hello, peer: &Hello, expected: Option<usize>) -> Option<Failed> {
-    let reason = if peer.crate_version != own.crate_version {
+    let reason = if let Some(reason) = other_version(own, peer) {
+        reason
+    } else if peer.crate_version != own.crate_version {
         format!(
             "it has version {} of distribute-collectives, this rank version {}",
             peer.crate_version, own.crate_version
@@ -105,10 +124,6 @@ fn differs(own: &Hello, peer: &Hello, expected: Option<usize>) -> Option<Failed>
     } else if peer.world_size != own.world_size {
         let (theirs, ours) = (peer.world_size, own.world_size);
         format!("it has world size {theirs}, this rank {ours}")
-    } else if peer.generation != own.generation {
-        let (theirs, ours) = (peer.generation, own.generation);
-        let reason = format!("it is in generation {theirs}, this rank in {ours}");
-        return Some(Failed::Later(Code::FailedPrecondition, reason));
     } else if peer.rank == own.rank {
         let rank = own.rank;
         let reason = format!("it also says that it is rank {rank}: two processes have one rank");
@@ -187,28 +202,44 @@ pub(super) async fn as_client(
     sender: &Sender,
     inbound: &mut Streaming<Envelope>,
 ) -> Result<Shaken, Failed> {
-    let token = shared.security.get_token();
     let peer = next_hello(inbound).await?;
     if let Some(failed) = differs_at_once(own, &peer) {
         return Err(failed);
     }
-    let mac = proof::proof(token, Side::Client, own, &peer);
+    match be_admitted(shared, expected, (own, &peer), sender, inbound).await {
+        Ok((key, announcement)) => Ok(Shaken {
+            key,
+            announcement: Some(announcement.into()),
+            hello: peer,
+        }),
+        // Whatever happened, there is no use to try again. That peer need not have proven
+        // itself: it has the address that this rank was told to connect to.
+        Err(failed) => Err(other_version(own, &peer).map_or(failed, invalid)),
+    }
+}
+
+/// The proofs, and the announcement of the server.
+async fn be_admitted(
+    shared: &Shared,
+    expected: usize,
+    (own, peer): (&Hello, &Hello),
+    sender: &Sender,
+    inbound: &mut Streaming<Envelope>,
+) -> Result<(Key, message::Announcement), Failed> {
+    let token = shared.security.get_token();
+    let mac = proof::proof(token, Side::Client, own, peer);
     say(sender, Message::Proof(Proof { mac })).await?;
     let theirs = next_proof(inbound).await?;
-    if !proof::verify(token, Side::Server, own, &peer, &theirs) {
+    if !proof::verify(token, Side::Server, own, peer, &theirs) {
         return Err(Failed::Doubted(TOKEN_DIFFERS.to_string()));
     }
-    if let Some(failed) = differs(own, &peer, Some(expected)) {
+    if let Some(failed) = differs(own, peer, Some(expected)) {
         return Err(failed);
     }
-    let Message::Announcement(announcement) = next(inbound).await? else {
-        return Err(Failed::later("its third message is no Announcement"));
-    };
-    Ok(Shaken {
-        key: proof::session_key(token, own, &peer),
-        announcement: Some(announcement.into()),
-        hello: peer,
-    })
+    match next(inbound).await? {
+        Message::Announcement(it) => Ok((proof::session_key(token, own, peer), it)),
+        _ => Err(Failed::later("its third message is no Announcement")),
+    }
 }
 
 /// The handshake of the rank that was connected to. The claimed rank is told with the failure.
@@ -240,9 +271,17 @@ async fn prove(
     if let Some(failed) = differs_at_once(&own, peer) {
         return Err(failed);
     }
-    let theirs = next_proof(inbound).await?;
-    if !proof::verify(token, Side::Client, peer, &own, &theirs) {
-        return Err(Failed::Doubted(TOKEN_DIFFERS.to_string()));
+    let proven = next_proof(inbound).await.and_then(|theirs| {
+        match proof::verify(token, Side::Client, peer, &own, &theirs) {
+            true => Ok(()),
+            false => Err(Failed::Doubted(TOKEN_DIFFERS.to_string())),
+        }
+    });
+    if let Err(failed) = proven {
+        // A rank of another version may prove itself in another way; so may a stranger say.
+        // The peer hears that it need not try again, this rank goes on waiting.
+        let later = |reason| Failed::Later(Code::InvalidArgument, reason);
+        return Err(other_version(&own, peer).map_or(failed, later));
     }
     let mac = proof::proof(token, Side::Server, peer, &own);
     say(sender, Message::Proof(Proof { mac })).await?;
@@ -304,6 +343,7 @@ pub(super) fn register(
     }
     state.links[rank] = Some(link);
     state.last[rank] = Absence::default();
+    state.doubts.retain(|doubt| doubt.rank != rank);
     state.next_link += 1;
     drop(state);
     shared.changed.notify_one();

@@ -18,13 +18,13 @@ use crate::control::handshake::PROTOCOL_VERSION;
 use crate::control::proof::Key;
 use crate::control::security::Security;
 use crate::control::server::{self, Service};
-use crate::control::shared::{Absence, Link, Parts, Phase, Refusal, Shared, State};
+use crate::control::shared::{Absence, Doubt, Link, Parts, Phase, Refusal, Shared, State};
 use crate::control::{Listener, address, client, random, watch};
 use crate::error::{CollectiveError, MissingRank, Result};
 use crate::header::{OperationHeader, OperationKind};
 use crate::status::{GroupStatus, Trouble};
 
-/// How long a rank without the right token may keep the others waiting for the right one.
+/// Without a token of its own: how long a rank waits for the right one of a rank that has one.
 const DOUBT_GRACE: Duration = Duration::from_secs(5);
 /// How long to stay so that ranks which come a little later hear why the group cannot form.
 const DOOM_PATIENCE: Duration = Duration::from_secs(1);
@@ -117,8 +117,17 @@ impl ControlPlane {
     /// that was lost at the last moment.
     pub(crate) fn join(options: JoinOptions, status: Arc<GroupStatus>) -> Result<ControlPlane> {
         check(&options)?;
-        let tls = options.security.data_tls()?;
         let hello = hello(&options)?;
+        ControlPlane::join_as(hello, options, status)
+    }
+
+    /// As [`join`](Self::join), saying this about itself.
+    pub(super) fn join_as(
+        hello: Hello,
+        options: JoinOptions,
+        status: Arc<GroupStatus>,
+    ) -> Result<ControlPlane> {
+        let tls = options.security.data_tls()?;
         let parts = Parts {
             rank: options.rank,
             addresses: options.addresses,
@@ -225,7 +234,7 @@ fn check(options: &JoinOptions) -> Result<()> {
     Err(CollectiveError::InvalidOption { what })
 }
 
-fn hello(options: &JoinOptions) -> Result<Hello> {
+pub(super) fn hello(options: &JoinOptions) -> Result<Hello> {
     Ok(Hello {
         protocol_version: PROTOCOL_VERSION,
         crate_version: env!("CARGO_PKG_VERSION").to_string(),
@@ -363,7 +372,10 @@ fn look(shared: &Shared, state: &mut State) -> Result<Look> {
     if state.phase == Phase::Formed && state.links.iter().flatten().any(Link::gave_up) {
         return Err(gave_up(shared, state));
     }
-    let doubted = first_doubt(state).map(|since| since + DOUBT_GRACE);
+    // With a token a doubt only says which error the deadline brings: whoever is at the other end
+    // has proven nothing, and must not be able to end the join earlier.
+    let first = first_doubt(state).filter(|_| !shared.hello.has_token);
+    let doubted = first.map(|since| since + DOUBT_GRACE);
     let until = doubted.map_or(shared.deadline, |end| end.min(shared.deadline));
     match now >= until {
         true => Err(gave_up(shared, state)),
@@ -422,19 +434,16 @@ fn refused(shared: &Shared, refusal: Refusal) -> CollectiveError {
 }
 
 /// The error at the deadline, or when a rank that was there has left without having met all.
-fn gave_up(shared: &Shared, state: &mut State) -> CollectiveError {
+fn gave_up(shared: &Shared, state: &State) -> CollectiveError {
     let is_missing = |rank: usize| {
         let link = state.links.get(rank);
         link.is_some_and(|link| link.as_ref().is_none_or(Link::gave_up))
     };
-    let mut doubts = state.doubts.iter();
-    if let Some(doubt) = doubts.find(|doubt| is_missing(doubt.rank)) {
-        return refused(shared, doubt.refusal.clone());
-    }
     let others = (0..shared.world_size()).filter(|rank| *rank != shared.rank);
     let (absent, met): (Vec<_>, Vec<_>) = others.partition(|rank| is_missing(*rank));
-    if let Some(refusal) = state.certificate.take().filter(|_| !absent.is_empty()) {
-        return refused(shared, refusal);
+    let mut doubts = state.doubts.iter();
+    if let Some(doubt) = doubts.find(|doubt| is_missing(doubt.rank)) {
+        return doubted(shared, state, doubt, &absent);
     }
     let missing = |rank: usize, reason: String| MissingRank {
         rank,
@@ -454,7 +463,7 @@ fn gave_up(shared: &Shared, state: &mut State) -> CollectiveError {
             .collect(),
         false => culprits(absent, &state.last)
             .into_iter()
-            .map(|rank| missing(rank, state.last[rank].reason.clone()))
+            .map(|rank| missing(rank, why_absent(shared, state, rank)))
             .collect(),
     };
     CollectiveError::Rendezvous {
@@ -462,6 +471,33 @@ fn gave_up(shared: &Shared, state: &mut State) -> CollectiveError {
         missing,
         elapsed: shared.started.elapsed(),
     }
+}
+
+/// The error when a rank that did not come was claimed without the right token. It names all that
+/// did not come: who claimed the rank may have been a stranger.
+fn doubted(shared: &Shared, state: &State, doubt: &Doubt, absent: &[usize]) -> CollectiveError {
+    let mut refusal = doubt.refusal.clone();
+    for rank in absent.iter().filter(|rank| **rank != doubt.rank) {
+        let why = why_absent(shared, state, *rank);
+        refusal.reason += &format!("; rank {rank} did not come either ({why})");
+    }
+    refused(shared, refusal)
+}
+
+/// What is known about a rank that did not come.
+fn why_absent(shared: &Shared, state: &State, rank: usize) -> String {
+    let mut reason = state.last[rank].reason.clone();
+    // Only higher ranks connect here. Which one shows a certificate is not known before it has
+    // been accepted.
+    let refused = state.certificates.iter().filter(|_| rank > shared.rank);
+    for Refusal {
+        address,
+        reason: why,
+    } in refused
+    {
+        reason += &format!("; a connection from {address} was turned away: {why}");
+    }
+    reason
 }
 
 /// Leaves out whoever was there and gave up waiting for another absent rank: its deadline was

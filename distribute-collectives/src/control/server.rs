@@ -97,7 +97,8 @@ fn turn_away(shared: &Shared, claimed: Option<usize>, failed: &Failed, info: &In
         }
         Failed::Later(_, reason) => {
             if rank > shared.rank {
-                shared.note(rank, reason.clone());
+                let reason = format!("a connection from {remote} in its name: {reason}");
+                shared.note(rank, reason);
             }
         }
         Failed::Doubted(reason) => {
@@ -106,7 +107,7 @@ fn turn_away(shared: &Shared, claimed: Option<usize>, failed: &Failed, info: &In
             if state.phase == Phase::Joining && !state.doubts.iter().any(known) {
                 let refusal = Refusal {
                     address,
-                    reason: reason.clone(),
+                    reason: format!("{reason} (a connection from {remote} as rank {rank})"),
                 };
                 state.doubts.push(Doubt {
                     since: Instant::now(),
@@ -157,7 +158,8 @@ async fn prepare(
         Err(None) => tracing::debug!(rank = shared.rank, address, "no TLS handshake"),
         Err(Some(reason)) => {
             tracing::warn!(rank = shared.rank, address, reason, "refused a certificate");
-            shared.state().certificate = Some(Refusal { address, reason });
+            let refusal = Refusal { address, reason };
+            shared.state().note_certificate(refusal);
         }
     }
 }

@@ -19,6 +19,9 @@ use crate::error::CollectiveError;
 use crate::header::OperationHeader;
 use crate::status::{Failure, GroupStatus, Trouble};
 
+/// How many reasons for which certificates were not accepted are kept.
+const CERTIFICATES_MAX: usize = 8;
+
 /// Messages that wait to be sent to one rank. Whoever does not read them will be found silent.
 pub(super) const QUEUE: usize = 64;
 
@@ -143,8 +146,8 @@ pub(super) struct State {
     pub(super) last: Vec<Absence>,
     pub(super) doom: Option<Doom>,
     pub(super) doubts: Vec<Doubt>,
-    /// The last connection whose certificate was not accepted.
-    pub(super) certificate: Option<Refusal>,
+    /// Connections whose certificate was not accepted, the first ones of every reason.
+    pub(super) certificates: Vec<Refusal>,
     /// The parts of gatherings by number, then by rank.
     pub(super) gathers: BTreeMap<u64, Vec<Option<Vec<u8>>>>,
     pub(super) next_gather: u64,
@@ -186,7 +189,7 @@ impl State {
             last: vec!["it has not connected".to_string().into(); world_size],
             doom: None,
             doubts: Vec::new(),
-            certificate: None,
+            certificates: Vec::new(),
             gathers: BTreeMap::new(),
             next_gather: 0,
             next_beat: Instant::now(),
@@ -199,6 +202,14 @@ impl State {
     pub(super) fn link(&mut self, rank: usize, id: u64) -> Option<&mut Link> {
         let link = self.links.get_mut(rank)?.as_mut()?;
         (link.id == id).then_some(link)
+    }
+
+    /// Notes a connection whose certificate was not accepted.
+    pub(super) fn note_certificate(&mut self, refusal: Refusal) {
+        let known = |it: &Refusal| it.reason == refusal.reason;
+        if self.certificates.len() < CERTIFICATES_MAX && !self.certificates.iter().any(known) {
+            self.certificates.push(refusal);
+        }
     }
 
     pub(super) fn open_links(&self) -> impl Iterator<Item = &Link> {

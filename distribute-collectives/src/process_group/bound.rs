@@ -81,7 +81,7 @@ impl ProcessGroupOptions {
     }
 
     /// What all ranks must agree on, in words.
-    fn agreement(&self) -> String {
+    pub(super) fn agreement(&self) -> String {
         let group = &self.group;
         format!(
             "algorithm {}, order {}, segments {:?}, wire {:?}, transport {:?}, {} lanes, \

@@ -1,10 +1,12 @@
 //! Groups over several hosts: the ranks of one machine act as if they were on two or three.
 
-use std::sync::mpsc;
-use std::time::Duration;
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
 
 use crate::buffer::Buffer;
 use crate::communicator::{Communicator, CommunicatorExt, chunk_range};
+use crate::control::security::Security;
+use crate::control::{Announcement, ControlPlane, JoinOptions, Listener};
 use crate::error::CollectiveError;
 use crate::options::{Algorithm, GroupOptions, Order};
 use crate::process_group::{ProcessCommunicator, ProcessGroupOptions};
@@ -307,4 +309,50 @@ fn two_ranks_go_on_when_a_third_one_has_left_across_hosts() {
             });
         });
     }
+}
+
+/// As when mapping the segment fails there, or its process is killed just then.
+#[test]
+fn a_rank_that_leaves_before_the_memory_is_shared_is_named_at_once() {
+    within_limit(|| {
+        let options = |rank| {
+            ProcessGroupOptions::new(rank, vec!["127.0.0.1:0"; 3])
+                .rendezvous_timeout(Duration::from_secs(50))
+        };
+        let bound: Vec<_> = (0..2).map(|rank| options(rank).bind().unwrap()).collect();
+        let security = Security::default();
+        let listener = Listener::bind(2, "127.0.0.1:0", &security).unwrap();
+        let mut addresses: Vec<_> = bound.iter().map(|it| it.address().to_string()).collect();
+        addresses.push(listener.local_addr().to_string());
+        let two = options(2);
+        let join = JoinOptions {
+            rank: 2,
+            addresses: addresses.clone(),
+            listener,
+            group: two.group.get_name().to_string(),
+            generation: two.group.get_generation(),
+            options: two.agreement(),
+            rendezvous_timeout: two.rendezvous_timeout,
+            heartbeat_interval: two.heartbeat_interval,
+            heartbeat_misses: two.heartbeat_misses,
+            security,
+            announcement: Announcement {
+                data_port: Some(1),
+                shared_memory: vec![7; 16],
+            },
+        };
+        let begin = Instant::now();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                let plane = ControlPlane::join(join, Arc::default()).unwrap();
+                // All ranks are on the host of rank 0.
+                plane.all_gather(&0_u64.to_le_bytes()).unwrap();
+            });
+            for error in on_threads(bound, |it| it.join(addresses.clone()).err()) {
+                let lost = matches!(error, Some(CollectiveError::PeerLost { rank: 2, .. }));
+                assert!(lost, "{error:?}");
+            }
+        });
+        assert!(begin.elapsed() < Duration::from_secs(10));
+    });
 }

@@ -13,14 +13,15 @@
 //!    with another digest of it: proof that both have the same memory;
 //! 4. leader, when all members have answered: go (or: this rank never came).
 //!
-//! Both sides check that the other one belongs to the same user. All waiting has a deadline.
+//! Both sides check that the other one belongs to the same user. All waiting has a deadline, and
+//! ends at once when the group has failed: a rank that is lost on the way is not waited for.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::sockopt::{self, Timeout};
@@ -32,6 +33,7 @@ use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
 use crate::error::{CollectiveError, MissingRank, Result};
+use crate::header::{OperationHeader, OperationKind};
 use crate::shared_memory::group::{LocalGroup, Settings};
 use crate::shared_memory::layout::{Layout, MEMBERS_MAX};
 use crate::shared_memory::segment::Segment;
@@ -46,6 +48,8 @@ const HELLO_BYTES: usize = 16;
 pub(crate) const WELCOME_BYTES: usize = 8 + 7 * 8 + 32;
 const ANSWER_BYTES: usize = 8 + 32;
 const GO_BYTES: usize = 16;
+/// How long a member whose leader has gone waits to hear why from the group.
+const FAILURE_GRACE: Duration = Duration::from_millis(500);
 
 /// A socket where other ranks of this host can ask for the segment.
 pub(crate) struct Offer {
@@ -184,6 +188,8 @@ pub(crate) fn establish(
         members,
         begin: Instant::now(),
         deadline,
+        status: &status,
+        alarm: alarm(&status)?,
     };
     let (segment, layout) = match attachment {
         Attachment::Leader => lead(&offer, settings, &waiting)?,
@@ -195,25 +201,79 @@ pub(crate) fn establish(
     Ok(LocalGroup::new(segment, layout, members, me, status))
 }
 
+/// A descriptor that can be read once the group has noted a failure.
+fn alarm(status: &GroupStatus) -> Result<Arc<OwnedFd>> {
+    let alarm = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+    let alarm = Arc::new(alarm.map_err(|error| unavailable("making an eventfd", error))?);
+    // Weak: the status lives longer than this meeting.
+    let weak = Arc::downgrade(&alarm);
+    status.on_failure(move || {
+        if let Some(alarm) = weak.upgrade() {
+            // Fails only when it is ringing already.
+            let _ = rustix::io::write(&*alarm, &1_u64.to_ne_bytes());
+        }
+    });
+    Ok(alarm)
+}
+
 /// Who waits for whom, and until when.
 struct Waiting<'a> {
     rank: usize,
     members: &'a [usize],
     begin: Instant,
     deadline: Instant,
+    status: &'a GroupStatus,
+    alarm: Arc<OwnedFd>,
 }
 
 impl Waiting<'_> {
     /// Sleeps until a descriptor can be read; `false` when the deadline has passed.
-    fn readable(&self, fds: &mut [PollFd<'_>]) -> Result<bool> {
-        let left = self.deadline.saturating_duration_since(Instant::now());
+    ///
+    /// # Errors
+    /// The failure of the group, if it has one: nobody need be waited for any more.
+    fn readable<'a>(&'a self, fds: &mut Vec<PollFd<'a>>) -> Result<bool> {
+        self.wait_until(self.deadline, fds)
+    }
+
+    /// As [`readable`](Self::readable), with another deadline.
+    fn wait_until<'a>(&'a self, until: Instant, fds: &mut Vec<PollFd<'a>>) -> Result<bool> {
+        self.check()?;
+        let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return Ok(false);
         }
         let left = Timespec::try_from(left).ok();
-        match poll(fds, left.as_ref()) {
-            Ok(_) | Err(Errno::INTR) => Ok(true),
-            Err(error) => Err(unavailable("waiting for the ranks of this host", error)),
+        fds.push(PollFd::new(&*self.alarm, PollFlags::IN));
+        let waited = poll(fds, left.as_ref());
+        let rings = fds.pop().is_some_and(|fd| !fd.revents().is_empty());
+        match waited {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(unavailable("waiting for the ranks of this host", error)),
+        }
+        if rings {
+            // Emptied before the look, so that a failure that does not concern this is no noise.
+            let _ = rustix::io::read(&*self.alarm, &mut [0; 8]);
+            self.check()?;
+        }
+        Ok(true)
+    }
+
+    /// Whether the group has failed. A rank that left after operations of the group has been here.
+    fn check(&self) -> Result<()> {
+        let header = OperationHeader::new(OperationKind::Barrier, 0, 0);
+        self.status.check(&header)
+    }
+
+    /// The error when the leader has given up, as it seems because of `rank`. The group's own
+    /// failure says more, and may be noted only a moment later.
+    fn given_up(&self, rank: usize, reason: &str) -> CollectiveError {
+        let until = self.deadline.min(Instant::now() + FAILURE_GRACE);
+        loop {
+            match self.wait_until(until, &mut Vec::new()) {
+                Err(error) => return error,
+                Ok(true) => {}
+                Ok(false) => return self.missing([rank], reason),
+            }
         }
     }
 
@@ -277,6 +337,7 @@ fn lead(offer: &Offer, settings: &Settings, waiting: &Waiting<'_>) -> Result<(Se
                 .iter()
                 .map(|one| PollFd::new(&one.connection, PollFlags::IN)),
         );
+        // Of a failure the members hear from the group, as this rank does.
         if !waiting.readable(&mut fds)? {
             return Err(give_up(&candidates, waiting));
         }
@@ -418,7 +479,7 @@ fn join(connection: &OwnedFd, leader: usize, waiting: &Waiting<'_>) -> Result<(S
     let mut hello = [0; HELLO_BYTES];
     hello[..8].copy_from_slice(&MAGIC);
     hello[8..].copy_from_slice(&(waiting.rank as u64).to_le_bytes());
-    let gone = || waiting.missing([leader], "it closed the connection");
+    let gone = || waiting.given_up(leader, "it closed the connection");
     send(connection, &hello, &[]).map_err(|_| gone())?;
     let mut packet = [0; WELCOME_BYTES];
     let file = receive_all(connection, &mut packet, leader, waiting)?;
@@ -443,7 +504,7 @@ fn join(connection: &OwnedFd, leader: usize, waiting: &Waiting<'_>) -> Result<(S
     code.copy_from_slice(&packet[8..]);
     match u64::from_le_bytes(code) {
         0 => Ok((segment, layout)),
-        code => Err(waiting.missing([code as usize - 1], "it did not ask for the segment")),
+        code => Err(waiting.given_up(code as usize - 1, "it did not ask for the segment")),
     }
 }
 
@@ -454,21 +515,28 @@ fn receive_all(
     leader: usize,
     waiting: &Waiting<'_>,
 ) -> Result<Option<OwnedFd>> {
+    let mut failed = false;
     loop {
         match receive(connection, packet) {
             Ok((GO_BYTES, _)) if packet.len() > GO_BYTES && packet[..8] == MAGIC => {
                 // The leader gave up before it came to this rank.
-                return Err(waiting.missing([leader], "it gave up waiting for another rank"));
+                return Err(waiting.given_up(leader, "it gave up waiting for another rank"));
             }
             Ok((len, file)) if len == packet.len() && packet[..8] == MAGIC => return Ok(file),
             Ok((0, _)) | Err(Errno::CONNRESET) => {
-                return Err(waiting.missing([leader], "it closed the connection"));
+                return Err(waiting.given_up(leader, "it closed the connection"));
             }
             Ok(_) => return Err(waiting.refused("the leader's packet makes no sense")),
             Err(Errno::AGAIN | Errno::INTR) => {
-                let mut fds = [PollFd::new(connection, PollFlags::IN)];
-                if !waiting.readable(&mut fds)? {
-                    return Err(waiting.missing([leader], "it did not pass the segment"));
+                let mut fds = vec![PollFd::new(connection, PollFlags::IN)];
+                match (waiting.readable(&mut fds), failed) {
+                    (Ok(true), _) => {}
+                    (Ok(false), _) => {
+                        return Err(waiting.missing([leader], "it did not pass the segment"));
+                    }
+                    // The packet may have come before the failure: of a leader that left early.
+                    (Err(_), false) => failed = true,
+                    (Err(error), true) => return Err(error),
                 }
             }
             Err(error) => return Err(unavailable("receiving the shared segment", error)),

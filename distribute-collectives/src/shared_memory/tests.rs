@@ -1,5 +1,6 @@
 //! Every operation against the in-process group, over random world sizes, layouts and slot sizes.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -15,7 +16,7 @@ use crate::shared_memory::doorbell::Operation;
 use crate::shared_memory::layout::Counter;
 use crate::shared_memory::testing::{TellAll, join_all, on_ranks, tiny};
 use crate::shared_memory::{LocalTransport, Settings};
-use crate::status::{Failure, Trouble};
+use crate::status::{Failure, GroupStatus, Trouble};
 use crate::testing::{Random, within_limit};
 
 /// Bytes that are small numbers of a type.
@@ -452,6 +453,91 @@ fn a_member_that_never_comes_is_named_on_all_others() {
                         other => panic!("{other:?}"),
                     }
                 });
+            }
+        });
+    });
+}
+
+/// What the group hears of rank 2 when its process ends.
+fn lose_rank_2(status: &GroupStatus) {
+    let trouble = Trouble::Lost {
+        rank: 2,
+        reason: "its process ended".to_string(),
+    };
+    status.fail(Failure {
+        trouble,
+        from_sequence: 0,
+    });
+}
+
+/// Long before the deadline; also by the member that hears of it after the leader has gone.
+#[test]
+fn a_member_that_is_lost_on_the_way_is_named_at_once() {
+    use crate::shared_memory::{Offer, establish, find_leader};
+    for (connects, late_ms) in [(false, [0, 0]), (true, [0, 0]), (true, [0, 200])] {
+        within_limit(move || {
+            let offers: Vec<Offer> = (0..3).map(|_| Offer::new().unwrap()).collect();
+            let names: Vec<Vec<u8>> = offers.iter().map(|it| it.name().to_vec()).collect();
+            let statuses: [Arc<GroupStatus>; 2] = Default::default();
+            let begin = Instant::now();
+            let deadline = begin + Duration::from_secs(50);
+            let (names, statuses) = (&names, &statuses);
+            std::thread::scope(|scope| {
+                for (rank, offer) in offers.into_iter().enumerate().take(2) {
+                    scope.spawn(move || {
+                        let attachment = find_leader(names, rank, deadline).unwrap();
+                        let (settings, status) = (Settings::default(), statuses[rank].clone());
+                        let ranks = &[0, 1, 2];
+                        let joined =
+                            establish(offer, attachment, rank, ranks, &settings, deadline, status);
+                        let error = joined.map(|_| ()).unwrap_err();
+                        let lost = matches!(error, CollectiveError::PeerLost { rank: 2, .. });
+                        assert!(lost, "rank {rank}: {error:?}");
+                    });
+                }
+                let comes = connects.then(|| find_leader(names, 2, deadline).unwrap());
+                // Also those that come first: the failure finds the others asleep.
+                std::thread::sleep(Duration::from_millis(100));
+                drop(comes);
+                for (status, late_ms) in statuses.iter().zip(late_ms) {
+                    std::thread::sleep(Duration::from_millis(late_ms));
+                    lose_rank_2(status);
+                }
+            });
+            let elapsed = begin.elapsed();
+            assert!(elapsed < Duration::from_secs(10), "{elapsed:?}");
+        });
+    }
+}
+
+/// Not one of a later operation, noted before or while the ranks meet.
+#[test]
+fn only_a_failure_that_concerns_the_meeting_ends_it() {
+    within_limit(|| {
+        use crate::shared_memory::{Offer, establish, find_leader};
+        let offers: Vec<Offer> = (0..2).map(|_| Offer::new().unwrap()).collect();
+        let names: Vec<Vec<u8>> = offers.iter().map(|it| it.name().to_vec()).collect();
+        let deadline = Instant::now() + Duration::from_secs(20);
+        let names = &names;
+        std::thread::scope(|scope| {
+            for (rank, offer) in offers.into_iter().enumerate() {
+                let status: Arc<GroupStatus> = Default::default();
+                let trouble = Trouble::Silent {
+                    rank: 5,
+                    elapsed: Duration::ZERO,
+                };
+                let later = Failure {
+                    trouble,
+                    from_sequence: 3,
+                };
+                let (own, noted) = (status.clone(), later.clone());
+                scope.spawn(move || {
+                    let attachment = find_leader(names, rank, deadline).unwrap();
+                    let (settings, ranks) = (Settings::default(), &[0, 1]);
+                    own.fail(noted);
+                    establish(offer, attachment, rank, ranks, &settings, deadline, own).unwrap();
+                });
+                status.fail(later);
             }
         });
     });

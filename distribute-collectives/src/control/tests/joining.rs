@@ -4,6 +4,7 @@ use std::io::Write;
 use std::net::TcpStream;
 
 use super::*;
+use crate::control::security::Token;
 
 #[test]
 fn all_ranks_meet_in_any_start_order_and_know_what_the_others_announced() {
@@ -279,6 +280,65 @@ fn a_rank_of_another_generation_waits_and_disturbs_nobody() {
         gather_once(&[&zero, &one]);
         assert_eq!(zero.status.failures(), []);
         assert_eq!(one.status.failures(), []);
+    });
+}
+
+/// Generation 4 had four ranks, generation 5 restarts with three: the last rank of the old one,
+/// still retrying with the right token, and with what an older program says.
+#[test]
+fn an_old_generation_of_another_size_disturbs_nobody() {
+    within_limit(|| {
+        let token = || Security::default().token(Token::new("0123456789 of the job").unwrap());
+        let (sockets, addresses) = listeners(3);
+        let (joined, gave_up) = mpsc::channel();
+        std::thread::scope(|scope| {
+            let old = |listener, protocol_version| {
+                let spare = [addresses.clone(), vec!["127.0.0.1:1".to_string()]].concat();
+                let mut options = options(3, listener, &spare);
+                options.generation = 4;
+                options.rendezvous_timeout = Duration::from_secs(2);
+                options.security = token();
+                let mut hello = crate::control::plane::hello(&options).unwrap();
+                hello.protocol_version = protocol_version;
+                hello.crate_version = "0.0.1".to_string();
+                ControlPlane::join_as(hello, options, Arc::default()).map(|_| ())
+            };
+            let mut threads = Vec::new();
+            let mut start = |rank: usize, listener: Listener| {
+                let mut options = options(rank, listener, &addresses);
+                options.generation = 5;
+                options.security = token();
+                let joined = joined.clone();
+                threads.push(scope.spawn(move || {
+                    let result = join(options);
+                    let _ = joined.send(rank);
+                    result
+                }));
+            };
+            let mut sockets = sockets.into_iter().enumerate();
+            for (rank, listener) in sockets.by_ref().take(2) {
+                start(rank, listener);
+            }
+            for version in [1, 7] {
+                let listener = Listener::bind(3, "127.0.0.1:0", &Security::default()).unwrap();
+                let error = old(listener, version).unwrap_err();
+                let text = "it is in generation 5, this rank in 4";
+                assert!(error.to_string().contains(text), "{error}");
+                assert!(
+                    matches!(error, CollectiveError::Rendezvous { .. }),
+                    "{error}"
+                );
+            }
+            assert!(gave_up.try_recv().is_err(), "a rank has given up");
+            for (rank, listener) in sockets {
+                start(rank, listener);
+            }
+            let members: Vec<_> = threads
+                .into_iter()
+                .map(|thread| thread.join().unwrap().unwrap())
+                .collect();
+            gather_once(&members.iter().collect::<Vec<_>>());
+        });
     });
 }
 

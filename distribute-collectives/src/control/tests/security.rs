@@ -15,6 +15,8 @@ fn with_tokens(tokens: [Option<&str>; 2]) -> Vec<Result<Member>> {
         if let Some(secret) = tokens[rank] {
             options.security = Security::default().token(Token::new(secret).unwrap());
         }
+        // What has not proven the token cannot end the join of rank 0 before.
+        options.rendezvous_timeout = Duration::from_secs(3);
     })
 }
 
@@ -49,6 +51,34 @@ fn a_wrong_or_missing_token_is_refused_by_both_and_never_shown() {
                     assert!(!shown.contains(secret), "{shown}");
                 }
             }
+        }
+    });
+}
+
+/// The rank with the wrong token fails at once; the others, whose token it is not, at their
+/// deadline. Their error names the token and all ranks that have not come.
+#[test]
+fn a_wrong_token_is_named_together_with_the_ranks_that_did_not_come() {
+    within_limit(|| {
+        let (mut sockets, addresses) = listeners(3);
+        let (_, second, first) = (sockets.pop(), sockets.pop().unwrap(), sockets.remove(0));
+        let with = |rank, listener, token, seconds| {
+            let mut options = options(rank, listener, &addresses);
+            options.security = Security::default().token(Token::new(token).unwrap());
+            options.rendezvous_timeout = Duration::from_secs(seconds);
+            options
+        };
+        let zero = with(0, first, TOKEN, 8);
+        let started = Instant::now();
+        let zero = std::thread::spawn(move || error_of(join(zero)));
+        assert!(refusal(join(with(1, second, OTHER, 30))).contains("token"));
+        assert!(started.elapsed() < Duration::from_secs(4));
+        let error = zero.join().unwrap();
+        assert!(started.elapsed() >= Duration::from_secs(8), "{error}");
+        assert!(matches!(error, CollectiveError::Refused { .. }), "{error}");
+        let text = error.to_string();
+        for part in ["token", &addresses[1], "rank 2 did not come"] {
+            assert!(text.contains(part), "{text}");
         }
     });
 }
@@ -123,11 +153,27 @@ fn with_identities(zero: TlsIdentity, one: TlsIdentity) -> Vec<Result<Member>> {
     })
 }
 
+/// Why the only rank that is missing has not come.
 #[track_caller]
-fn refused_for(results: Vec<Result<Member>>, of_zero: &str, of_one: &str) {
-    let reasons: Vec<_> = results.into_iter().map(refusal).collect();
-    assert!(reasons[0].contains(of_zero), "{reasons:?}");
-    assert!(reasons[1].contains(of_one), "{reasons:?}");
+fn missing_reason(result: Result<Member>, rank: usize) -> String {
+    match error_of(result) {
+        CollectiveError::Rendezvous { mut missing, .. } => {
+            let ranks: Vec<_> = missing.iter().map(|missing| missing.rank).collect();
+            assert_eq!(ranks, [rank]);
+            missing.remove(0).reason
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Rank 1 chose whom it connected to and refuses; to rank 0 it is a connection like any other,
+/// and the rank that did not come is named with what was wrong about that connection.
+#[track_caller]
+fn refused_for(mut results: Vec<Result<Member>>, of_zero: &str, of_one: &str) {
+    let one = refusal(results.pop().unwrap());
+    let zero = missing_reason(results.pop().unwrap(), 1);
+    assert!(zero.contains(of_zero), "{zero}");
+    assert!(one.contains(of_one), "{one}");
 }
 
 #[test]
@@ -209,21 +255,33 @@ fn a_client_without_a_certificate_gets_nowhere() {
             .with_root_certificates(roots)
             .with_no_client_auth();
         bare.alpn_protocols = tls(good.clone()).client.alpn_protocols.clone();
-        let (mut sockets, addresses) = listeners(2);
-        let mut options = options(0, sockets.remove(0), &addresses);
+        let (mut sockets, addresses) = listeners(4);
+        let mut options = options(1, sockets.remove(1), &addresses);
         options.rendezvous_timeout = Duration::from_secs(2);
         options.security = Security::default().tls(good);
-        let zero = std::thread::spawn(move || join(options));
+        let started = Instant::now();
+        let one = std::thread::spawn(move || join(options));
         let name = rustls::pki_types::ServerName::try_from("127.0.0.1").unwrap();
         let connection = rustls::ClientConnection::new(Arc::new(bare), name).unwrap();
-        let socket = std::net::TcpStream::connect(&addresses[0]).unwrap();
+        let socket = std::net::TcpStream::connect(&addresses[1]).unwrap();
         let mut stream = rustls::StreamOwned::new(connection, socket);
         let mut answer = Vec::new();
         let error = std::io::Read::read_to_end(&mut stream, &mut answer).unwrap_err();
         assert!(error.to_string().contains("CertificateRequired"), "{error}");
         assert!(answer.is_empty());
-        let reason = refusal(zero.join().unwrap());
-        assert!(reason.contains("it shows no certificate"), "{reason}");
+        let error = error_of(one.join().unwrap());
+        assert!(started.elapsed() >= Duration::from_secs(2), "{error}");
+        let CollectiveError::Rendezvous { missing, .. } = &error else {
+            panic!("{error:?}");
+        };
+        let named: Vec<_> = missing.iter().map(|m| (m.rank, &m.address)).collect();
+        let expected: Vec<_> = [0, 2, 3].map(|rank| (rank, &addresses[rank])).into();
+        assert_eq!(named, expected);
+        // Only higher ranks connect here.
+        let told = missing
+            .iter()
+            .map(|m| m.reason.contains("it shows no certificate"));
+        assert_eq!(told.collect::<Vec<_>>(), [false, true, true], "{error}");
     });
 }
 

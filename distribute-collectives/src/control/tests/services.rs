@@ -207,9 +207,113 @@ fn another_version_is_refused_by_both() {
     });
 }
 
+const SECRET: &str = "0123456789abcdef";
+
+fn hello_with_token() -> Hello {
+    Hello {
+        has_token: true,
+        ..hello_of_one()
+    }
+}
+
+fn rank_of_two(rank: usize, listener: Listener, addresses: &[String]) -> JoinOptions {
+    let mut options = options(rank, listener, addresses);
+    options.security = Security::default().token(Token::new(SECRET).unwrap());
+    options
+}
+
+/// What someone without the token may try before the right rank comes.
+async fn tries_of_a_stranger(address: &str) {
+    let changes: [fn(&mut Hello); 6] = [
+        |hello| hello.protocol_version = 2,
+        |hello| hello.crate_version = "9.9.9".to_string(),
+        |hello| hello.world_size = 7,
+        |hello| hello.generation = 9,
+        |hello| hello.rank = 77,
+        |hello| hello.has_token = false,
+    ];
+    for change in changes {
+        let mut hello = hello_with_token();
+        change(&mut hello);
+        let mut speaker = Speaker::new(address).await;
+        speaker.say(Message::Hello(hello)).await;
+        let mac = vec![0; 32];
+        speaker.say(Message::Proof(Proof { mac })).await;
+        assert_ne!(speaker.end().await.code(), Code::Ok);
+    }
+}
+
+#[test]
+fn a_stranger_without_the_token_cannot_end_a_rendezvous() {
+    within_limit(|| {
+        let (mut sockets, addresses) = listeners(2);
+        let (second, first) = (sockets.pop().unwrap(), sockets.pop().unwrap());
+        let zero = rank_of_two(0, first, &addresses);
+        let zero = std::thread::spawn(move || join(zero));
+        client(async {
+            tries_of_a_stranger(&addresses[0]).await;
+            // Longer than what was once the patience with a claimed rank.
+            tokio::time::sleep(Duration::from_millis(5500)).await;
+        });
+        assert!(!zero.is_finished(), "{:?}", error_of(zero.join().unwrap()));
+        let one = join(rank_of_two(1, second, &addresses)).unwrap();
+        let zero = zero.join().unwrap().unwrap();
+        gather_once(&[&zero, &one]);
+    });
+}
+
+/// It knows the token: here the difference in the version is worth ending the join at once.
+#[test]
+fn a_member_of_another_version_is_refused_by_both_at_once() {
+    within_limit(|| {
+        let (sockets, addresses) = listeners(2);
+        let started = Instant::now();
+        let joined = on_threads(sockets.into_iter().enumerate(), |(rank, listener)| {
+            let options = rank_of_two(rank, listener, &addresses);
+            let mut hello = crate::control::plane::hello(&options).unwrap();
+            hello.protocol_version += rank as u32;
+            let plane = ControlPlane::join_as(hello, options, Arc::default());
+            plane.map(|_| ()).unwrap_err()
+        });
+        for (rank, error) in joined.into_iter().enumerate() {
+            let (theirs, ours) = (2 - rank, 1 + rank);
+            let text =
+                format!("it speaks version {theirs} of the protocol, this rank version {ours}");
+            assert!(matches!(error, CollectiveError::Refused { .. }), "{error}");
+            assert!(error.to_string().contains(&text), "{error}");
+        }
+        assert!(started.elapsed() < Duration::from_secs(10));
+    });
+}
+
+/// The one that connects has been told the address: it need not wait. Who only claims to be a
+/// rank with another version is named when the time is over.
+#[test]
+fn a_peer_of_another_version_that_proves_nothing_is_named_at_the_deadline() {
+    within_limit(|| {
+        let started = Instant::now();
+        let zero = against_rank_0(Some(SECRET), |address| async move {
+            let mut hello = hello_with_token();
+            hello.protocol_version = 2;
+            let mut speaker = Speaker::new(&address).await;
+            speaker.say(Message::Hello(hello)).await;
+            speaker.say(Message::Proof(Proof::default())).await;
+            let status = speaker.end().await;
+            assert_eq!(status.code(), Code::InvalidArgument);
+            assert!(status.message().contains("version 2 of the protocol"));
+        });
+        assert!(started.elapsed() >= Duration::from_secs(2));
+        let error = error_of(zero);
+        let CollectiveError::Rendezvous { missing, .. } = &error else {
+            panic!("{error:?}");
+        };
+        assert_eq!(missing[0].rank, 1);
+        assert!(missing[0].reason.contains("version 2 of"), "{error}");
+    });
+}
+
 #[test]
 fn a_recorded_proof_is_worth_nothing_in_another_session() {
-    const SECRET: &str = "0123456789abcdef";
     within_limit(|| {
         let zero = against_rank_0(Some(SECRET), |address| async move {
             let mut own = hello_of_one();
