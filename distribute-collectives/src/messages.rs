@@ -10,6 +10,7 @@ use crate::auto::{self, Topology};
 use crate::buffer::{Buffer, DType, Element, with_dtype};
 use crate::communicator::{AbortHandle, Communicator, Description, GatherTarget, chunk_range};
 use crate::error::{CollectiveError, Result};
+use crate::gathering;
 use crate::header::{OperationHeader, OperationKind};
 use crate::link_cost::LinkCost;
 use crate::options::{Algorithm, GroupOptions, Order, WireType};
@@ -152,6 +153,35 @@ impl<T: Transport> TransportCommunicator<T> {
         }
     }
 
+    /// The part of `all_gather` after all ranks have said the sizes of their inputs.
+    fn gather(
+        &mut self,
+        dtype: DType,
+        input: &[u8],
+        sizes: &[usize],
+        output: &mut dyn GatherTarget,
+    ) -> Result<()> {
+        let inputs = gathering::Inputs {
+            rank: self.transport.rank(),
+            dtype,
+            sizes,
+            transport: self.transport.name(),
+        };
+        let output = match inputs.memory(output) {
+            Ok(output) => output,
+            Err(error) => {
+                self.transport.fail(error.clone());
+                return Err(error);
+            }
+        };
+        let start = |rank: usize| sizes[..rank].iter().sum::<usize>();
+        let chunk = |rank: usize| start(rank)..start(rank) + sizes[rank];
+        output[chunk(self.transport.rank())].copy_from_slice(input);
+        let buffers = &mut [Buffer::U8(output)];
+        let mut exchange = self.exchange(buffers, ReduceOp::Sum, 1, None);
+        ring::all_gather::<u8>(&mut exchange, &chunk)
+    }
+
     fn all_reduce_typed<E: Element>(
         &mut self,
         op: ReduceOp,
@@ -249,19 +279,12 @@ impl<T: Transport> Communicator for TransportCommunicator<T> {
         input: &[u8],
         output: &mut dyn GatherTarget,
     ) -> Result<()> {
+        gathering::check_input(self.rank(), dtype, input)?;
         let header = self.header(OperationKind::AllGather).with_dtype(dtype);
         self.operate(&header, |this| {
             let mut sizes = std::mem::take(&mut this.sizes);
             let result = gather::exchange_sizes(&mut this.transport, input.len(), &mut sizes)
-                .and_then(|()| {
-                    let start = |rank: usize| sizes[..rank].iter().sum::<usize>();
-                    let chunk = |rank: usize| start(rank)..start(rank) + sizes[rank];
-                    let output = output.resize(&sizes);
-                    output[chunk(this.transport.rank())].copy_from_slice(input);
-                    let buffers = &mut [Buffer::U8(output)];
-                    let mut exchange = this.exchange(buffers, ReduceOp::Sum, 1, None);
-                    ring::all_gather::<u8>(&mut exchange, &chunk)
-                });
+                .and_then(|()| this.gather(dtype, input, &sizes, output));
             this.sizes = sizes;
             result
         })

@@ -14,7 +14,7 @@ use crate::reduce::ReduceOp;
 use crate::shared_memory::doorbell::Operation;
 use crate::shared_memory::layout::Counter;
 use crate::shared_memory::testing::{TellAll, join_all, on_ranks, tiny};
-use crate::shared_memory::{LocalTransport, Settings};
+use crate::shared_memory::{LocalTransport, Settings, SharedMemoryCommunicator};
 use crate::status::{Failure, Trouble};
 use crate::testing::{Random, within_limit};
 
@@ -510,5 +510,35 @@ fn a_counter_published_without_a_ring_is_seen_all_the_same() {
             let published = shared.layout.counter(1, Counter::Published);
             shared.segment.long(published).store(7, Ordering::Release);
         });
+    });
+}
+
+/// A rank that lies about the size of its input.
+#[test]
+fn sizes_that_cannot_be_end_an_all_gather() {
+    within_limit(|| {
+        for size in [3, 1 << 62, usize::MAX, (1 << 63) - 4] {
+            let options = GroupOptions::default();
+            join_all(2, &tiny(64, 64), |rank, group, statuses| {
+                let abort = std::sync::Arc::new(TellAll(statuses.to_vec()));
+                let group = group.unwrap();
+                if rank == 1 {
+                    let mut liar = LocalTransport::new(group, options.clone(), abort).unwrap();
+                    let header = OperationHeader::new(OperationKind::AllGather, 0, 0);
+                    let header = header.with_dtype(crate::buffer::DType::F32);
+                    liar.start(&header, size, |_| {}).unwrap();
+                    return;
+                }
+                let mut endpoint =
+                    SharedMemoryCommunicator::new(group, options.clone(), abort).unwrap();
+                let error = endpoint.all_gather(&[1.0_f32]).unwrap_err();
+                let named = match &error {
+                    CollectiveError::Protocol { peer, .. } => *peer == 1,
+                    CollectiveError::Aborted { rank, .. } => *rank == 0 && size == 1 << 62,
+                    _ => false,
+                };
+                assert!(named, "{size}: {error}");
+            });
+        }
     });
 }
