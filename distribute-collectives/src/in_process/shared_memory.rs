@@ -162,7 +162,8 @@ pub(crate) fn work(group: &Group, rank: usize, plan: &Plan<'_>, table: &[RawBuff
                 header: plan.header,
             };
             let start = range.start + block * plan.block_elements;
-            let end = range.end.min(start + plan.block_elements);
+            // A block may be as large as a number can be.
+            let end = range.end.min(start.saturating_add(plan.block_elements));
             do_block(plan, table, share, start..end);
         }
     }

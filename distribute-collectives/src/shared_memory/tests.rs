@@ -286,6 +286,41 @@ fn other_algorithms_run_over_the_mailboxes() {
     });
 }
 
+/// Partial sums of half types travel as `f32` and fit the slots too.
+#[test]
+fn segments_as_big_as_a_mailbox_and_no_bigger() {
+    within_limit(|| {
+        for algorithm in [
+            Algorithm::Ring,
+            Algorithm::Chain,
+            Algorithm::HalvingDoubling,
+            Algorithm::DirectExchange,
+        ] {
+            join_all(3, &tiny(64, 64), |rank, group, _| {
+                let abort = std::sync::Arc::new(TellAll(Vec::new()));
+                let options = GroupOptions::default().algorithm(algorithm);
+                let transport =
+                    LocalTransport::new(group.unwrap(), options.clone(), abort).unwrap();
+                let options = options.segment_bytes(64);
+                let mut endpoint = TransportCommunicator::new(transport, options).unwrap();
+                let mut values = vec![half::f16::from_f32(rank as f32); 1000];
+                let buffers = &mut [(&mut values[..]).into()];
+                endpoint.all_reduce(ReduceOp::Sum, buffers).unwrap();
+                assert_eq!(values, vec![half::f16::from_f32(3.0); 1000]);
+            });
+        }
+        join_all(2, &tiny(64, 64), |_, group, _| {
+            let abort = std::sync::Arc::new(TellAll(Vec::new()));
+            let options = GroupOptions::default().algorithm(Algorithm::Ring);
+            let transport = LocalTransport::new(group.unwrap(), options.clone(), abort).unwrap();
+            let refused = TransportCommunicator::new(transport, options.segment_bytes(65));
+            let error = refused.err().expect("refused");
+            let expected = "segments of 65 bytes are too big: shared-memory allows at most 64";
+            assert_eq!(error.to_string(), expected);
+        });
+    });
+}
+
 #[test]
 fn a_mismatch_is_the_same_error_on_all_ranks_and_poisons() {
     within_limit(|| {
