@@ -56,7 +56,8 @@ impl Inputs<'_> {
     /// Bytes of all inputs.
     fn total(&self) -> Result<usize> {
         let each = self.dtype.size_bytes();
-        if let Some(peer) = (0..self.sizes.len()).find(|rank| self.sizes[*rank] % each != 0) {
+        let broken = |size: &usize| !size.is_multiple_of(each);
+        if let Some(peer) = self.sizes.iter().position(broken) {
             let what = format!(
                 "an input of {} bytes for an all_gather of {}, whose elements have {each}",
                 self.sizes[peer], self.dtype
@@ -111,8 +112,8 @@ mod tests {
     #[test]
     fn an_input_is_whole_elements() {
         for dtype in DType::ALL {
-            for len in 0..=16 {
-                let whole = len % dtype.size_bytes() == 0;
+            for len in 0..=16_usize {
+                let whole = len.is_multiple_of(dtype.size_bytes());
                 let result = check_input(1, dtype, &vec![0; len]);
                 assert_eq!(result.is_ok(), whole, "{dtype} {len}");
             }
