@@ -264,8 +264,8 @@ impl State {
         Ok("made".to_string())
     }
 
-    /// Leaves the group and says what is left of it: threads, files and mappings beyond those at the
-    /// start.
+    /// Leaves the group and says what is left of it: threads, files and mappings beyond those at
+    /// the start.
     fn leave(&mut self) -> Result<String> {
         self.communicator = None;
         self.bound = None;
