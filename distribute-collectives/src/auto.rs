@@ -28,7 +28,7 @@ pub struct Topology {
     /// Whether the cost was measured; otherwise it is the default.
     pub is_measured: bool,
     /// Ranks per host, where ranks of one host reach each other faster than those of another and
-    /// host `h` has the ranks from `h` times this number on.
+    /// host `h` has the ranks from `h` times this number on. 0 says as little as `None`.
     pub ranks_per_host: Option<usize>,
 }
 
@@ -55,7 +55,8 @@ pub fn select(
         Algorithm::HalvingDoubling if order == Order::Canonical => Algorithm::Ring,
         algorithm => algorithm,
     };
-    let (algorithm, reason) = match (cheapest, topology.ranks_per_host) {
+    let ranks_per_host = topology.ranks_per_host.filter(|ranks| *ranks > 0);
+    let (algorithm, reason) = match (cheapest, ranks_per_host) {
         (Algorithm::DirectExchange, _) => (
             Algorithm::DirectExchange,
             "one step matters most for so few bytes",
@@ -142,6 +143,16 @@ mod tests {
         assert_eq!(pick(Order::Fast, 100 << 20), hierarchical);
         assert_eq!(pick(Order::Canonical, 100 << 20), Algorithm::Ring);
         assert_eq!(pick(Order::Fast, 4), Algorithm::DirectExchange);
+    }
+
+    #[test]
+    fn hosts_without_ranks_say_nothing() {
+        let topology = Topology {
+            ranks_per_host: Some(0),
+            ..Topology::default()
+        };
+        let selection = select(Algorithm::Auto, Order::Fast, 4, 100 << 20, &topology);
+        assert_eq!(selection.algorithm, Algorithm::Ring);
     }
 
     #[test]

@@ -48,6 +48,11 @@ impl DType {
         }
     }
 
+    /// Bytes of what one element is reduced in.
+    pub(crate) fn accumulator_bytes(self) -> usize {
+        with_dtype!(self, T => size_of::<<T as Arithmetic>::Acc>())
+    }
+
     /// The short name, such as `f32`.
     pub const fn name(self) -> &'static str {
         match self {

@@ -45,7 +45,9 @@ pub trait Communicator: Send {
     /// Gives every rank the inputs of all ranks in rank order. The sizes may differ and may be 0.
     ///
     /// `input` holds elements of `dtype` as bytes. `output` is asked for memory once the sizes of
-    /// all ranks are known. Most callers want [`CommunicatorExt::all_gather`].
+    /// all ranks are known; where it returns less than all of them take, the call ends with
+    /// [`Aborted`](crate::CollectiveError::Aborted) on all ranks. Most callers want
+    /// [`CommunicatorExt::all_gather`].
     fn all_gather_into(
         &mut self,
         dtype: DType,
@@ -149,7 +151,8 @@ impl<C: Communicator + ?Sized> CommunicatorExt for C {}
 /// Where [`Communicator::all_gather_into`] puts its result.
 pub trait GatherTarget {
     /// Called once per operation with the number of bytes of each rank's input. Returns memory
-    /// for all of them, one after the other.
+    /// for all of them, one after the other; less than that, such as none, where it cannot hold
+    /// them.
     fn resize(&mut self, bytes_by_rank: &[usize]) -> &mut [u8];
 }
 
@@ -202,15 +205,33 @@ impl<T> Gathered<T> {
 
 impl<T: Element> GatherTarget for Gathered<T> {
     fn resize(&mut self, bytes_by_rank: &[usize]) -> &mut [u8] {
+        if self.try_resize(bytes_by_rank).is_none() {
+            self.bounds.clear();
+            self.bounds.push(0);
+            self.values.clear();
+        }
+        bytemuck::cast_slice_mut(&mut self.values)
+    }
+}
+
+impl<T: Element> Gathered<T> {
+    /// `None` when a number of bytes is not that of whole elements, or there is not that much
+    /// memory: the numbers come from other ranks.
+    fn try_resize(&mut self, bytes_by_rank: &[usize]) -> Option<()> {
         self.bounds.clear();
         self.bounds.push(0);
-        let mut total = 0;
+        let mut total = 0_usize;
         for bytes in bytes_by_rank {
-            total += bytes / size_of::<T>();
+            if !bytes.is_multiple_of(size_of::<T>()) {
+                return None;
+            }
+            total = total.checked_add(bytes / size_of::<T>())?;
             self.bounds.push(total);
         }
+        let missing = total.saturating_sub(self.values.len());
+        self.values.try_reserve(missing).ok()?;
         self.values.resize(total, bytemuck::Zeroable::zeroed());
-        bytemuck::cast_slice_mut(&mut self.values)
+        Some(())
     }
 }
 

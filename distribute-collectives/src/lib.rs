@@ -48,6 +48,7 @@ mod forward;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod fuzzing;
+mod gathering;
 mod grpc;
 mod header;
 mod in_process;

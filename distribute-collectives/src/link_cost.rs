@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::buffer::Buffer;
 use crate::communicator::{Communicator, CommunicatorExt};
-use crate::error::Result;
+use crate::error::{CollectiveError, Result};
 use crate::options::Algorithm;
 
 /// Operations that are timed for the latency.
@@ -18,6 +18,8 @@ const LATENCY_SAMPLES: usize = 15;
 /// Operations that are timed for the bandwidth of an algorithm, and the bytes of each.
 const BANDWIDTH_SAMPLES: usize = 4;
 const BANDWIDTH_BYTES: usize = 1 << 20;
+/// Everything that takes longer is equally hopeless.
+const LONGEST_SECONDS: f64 = 1e6;
 
 /// The algorithms that [`Algorithm::Auto`] chooses from by their cost.
 const CANDIDATES: [Algorithm; 3] = [
@@ -100,9 +102,16 @@ impl LinkCost {
     /// | chain | `2(P-1)` | `2S` |
     pub fn expected(&self, algorithm: Algorithm, world_size: usize, bytes: usize) -> Duration {
         let (steps, traffic) = steps_and_traffic(algorithm, world_size);
-        let sending = traffic * bytes as f64 / self.bytes_per_second(algorithm);
+        let sent = traffic * bytes as f64;
+        // Nothing is sent at once, also by a link that sends nothing.
+        let sending = match sent > 0.0 {
+            true => sent / self.bytes_per_second(algorithm),
+            false => 0.0,
+        };
         let seconds = steps * self.latency.as_secs_f64() + sending;
-        Duration::from_secs_f64(seconds.clamp(0.0, 1e6))
+        // Not a number where a bandwidth is not one: never the cheapest.
+        Duration::try_from_secs_f64(seconds.clamp(0.0, LONGEST_SECONDS))
+            .unwrap_or(Duration::from_secs_f64(LONGEST_SECONDS))
     }
 
     /// The cheapest algorithm for `bytes` bytes.
@@ -139,7 +148,7 @@ impl LinkCost {
 
     fn from_numbers(numbers: [f64; 4]) -> Self {
         LinkCost {
-            latency: Duration::from_secs_f64(numbers[0].clamp(0.0, 1e6)),
+            latency: Duration::from_secs_f64(numbers[0].clamp(0.0, LONGEST_SECONDS)),
             ring_bytes_per_second: numbers[1],
             halving_doubling_bytes_per_second: numbers[2],
             direct_exchange_bytes_per_second: numbers[3],
@@ -160,10 +169,16 @@ impl LinkCost {
         for (number, bytes) in numbers.iter_mut().zip(bytes.chunks_exact(8)) {
             *number = f64::from_le_bytes(bytes.try_into().ok()?);
         }
-        let valid = numbers
-            .iter()
-            .all(|number| number.is_finite() && *number >= 0.0);
-        valid.then(|| Self::from_numbers(numbers))
+        valid(&numbers).then(|| Self::from_numbers(numbers))
+    }
+
+    /// Refuses bandwidths that no link has.
+    pub(crate) fn check(&self) -> Result<()> {
+        if valid(&self.numbers()) {
+            return Ok(());
+        }
+        let what = format!("a link cost has bandwidths above 0 and finite, not {self:?}");
+        Err(CollectiveError::InvalidOption { what })
     }
 
     /// The higher latency and the lower bandwidths of two.
@@ -203,13 +218,21 @@ impl LinkCost {
         }
         let all = communicator.all_gather(&own)?;
         let worst = |index: usize| all.iter().map(|one| one[index]).fold(0.0, f64::max);
+        // A byte a second is slow enough, whatever a peer says.
+        let bandwidth = |index: usize| 1.0 / worst(index).min(1.0);
         Ok(Self::from_numbers([
             worst(0),
-            1.0 / worst(1),
-            1.0 / worst(2),
-            1.0 / worst(3),
+            bandwidth(1),
+            bandwidth(2),
+            bandwidth(3),
         ]))
     }
+}
+
+/// Whether a latency and bandwidths can be those of a link.
+fn valid(numbers: &[f64; 4]) -> bool {
+    let finite = numbers.iter().all(|number| number.is_finite());
+    finite && numbers[0] >= 0.0 && numbers[1..].iter().all(|bandwidth| *bandwidth > 0.0)
 }
 
 /// The shortest of some runs: whatever else the machine does only makes them longer.
@@ -260,11 +283,47 @@ mod tests {
         assert_eq!(LinkCost::from_bytes(&cost.to_bytes()), Some(cost));
         assert_eq!(LinkCost::from_bytes(&[0; 31]), None);
         assert_eq!(LinkCost::from_bytes(&[0xff; 32]), None, "NaN is no cost");
+        assert_eq!(LinkCost::from_bytes(&[0; 32]), None, "no bandwidth");
         let slower = LinkCost {
             ring_bytes_per_second: 1e8,
             ..cost
         };
         assert_eq!(cost.worst(&slower), slower);
+    }
+
+    #[test]
+    fn links_that_carry_nothing_are_refused_and_never_cheap() {
+        let latency = Duration::from_micros(10);
+        for wrong in [0.0, -0.0, -1.0, f64::NAN, f64::INFINITY] {
+            for index in 0..3 {
+                let mut cost = LinkCost {
+                    latency,
+                    ..LinkCost::default()
+                };
+                assert_eq!(cost.check(), Ok(()));
+                let bandwidths = [
+                    &mut cost.ring_bytes_per_second,
+                    &mut cost.halving_doubling_bytes_per_second,
+                    &mut cost.direct_exchange_bytes_per_second,
+                ];
+                *bandwidths.into_iter().nth(index).unwrap() = wrong;
+                let refused = matches!(cost.check(), Err(CollectiveError::InvalidOption { .. }));
+                assert!(refused, "{cost:?}");
+                assert_eq!(LinkCost::from_bytes(&cost.to_bytes()), None);
+                for (bytes, world_size) in [(0, 2), (0, 1), (1, 3), (1 << 40, 5)] {
+                    for algorithm in CANDIDATES {
+                        let expected = cost.expected(algorithm, world_size, bytes);
+                        assert!(bytes > 0 || expected <= 10 * latency, "{expected:?}");
+                    }
+                    cost.cheapest(world_size, bytes);
+                }
+            }
+        }
+        let none = LinkCost {
+            ring_bytes_per_second: 0.0,
+            ..LinkCost::default()
+        };
+        assert_ne!(none.cheapest(3, 100 << 20), Algorithm::Ring);
     }
 
     #[test]

@@ -10,6 +10,7 @@ use crate::auto::{self, Topology};
 use crate::buffer::{Buffer, DType, Element, with_dtype};
 use crate::communicator::{AbortHandle, Communicator, Description, GatherTarget, chunk_range};
 use crate::error::{CollectiveError, Result};
+use crate::gathering;
 use crate::header::{OperationHeader, OperationKind};
 use crate::link_cost::LinkCost;
 use crate::options::{Algorithm, GroupOptions, Order, WireType};
@@ -32,9 +33,10 @@ impl<T: Transport> TransportCommunicator<T> {
     ///
     /// # Errors
     /// [`CollectiveError::InvalidOption`] when the options ask for an algorithm that messages
-    /// cannot carry out.
+    /// cannot carry out, or for segments that the transport cannot carry.
     pub fn new(transport: T, options: GroupOptions) -> Result<Self> {
         Self::check_options(&options)?;
+        options.check_segment(transport.max_segment_bytes(), transport.name())?;
         Ok(TransportCommunicator {
             transport,
             options,
@@ -133,13 +135,16 @@ impl<T: Transport> TransportCommunicator<T> {
         &'a mut self,
         buffers: &'a mut [Buffer<'b>],
         op: ReduceOp,
-        element_bytes: usize,
+        dtype: DType,
         wire: Option<WireType>,
     ) -> Exchange<'a, 'b> {
         let size = self.transport.world_size();
-        let element_bytes = wire.map_or(element_bytes, |_| WireType::SIZE_BYTES);
+        let element_bytes = wire.map_or(dtype.size_bytes(), |_| WireType::SIZE_BYTES);
+        // Partial sums of half types travel as `f32`, and must fit too.
+        let partial_bytes = wire.map_or(dtype.accumulator_bytes(), |_| WireType::SIZE_BYTES);
+        let most = self.transport.max_segment_bytes() / partial_bytes;
         Exchange {
-            segment: (self.segment_bytes() / element_bytes).max(1),
+            segment: (self.segment_bytes() / element_bytes).min(most).max(1),
             len: buffers.iter().map(Buffer::len).sum(),
             transport: &mut self.transport,
             buffers,
@@ -152,6 +157,35 @@ impl<T: Transport> TransportCommunicator<T> {
         }
     }
 
+    /// The part of `all_gather` after all ranks have said the sizes of their inputs.
+    fn gather(
+        &mut self,
+        dtype: DType,
+        input: &[u8],
+        sizes: &[usize],
+        output: &mut dyn GatherTarget,
+    ) -> Result<()> {
+        let inputs = gathering::Inputs {
+            rank: self.transport.rank(),
+            dtype,
+            sizes,
+            transport: self.transport.name(),
+        };
+        let output = match inputs.memory(output) {
+            Ok(output) => output,
+            Err(error) => {
+                self.transport.fail(error.clone());
+                return Err(error);
+            }
+        };
+        let start = |rank: usize| sizes[..rank].iter().sum::<usize>();
+        let chunk = |rank: usize| start(rank)..start(rank) + sizes[rank];
+        output[chunk(self.transport.rank())].copy_from_slice(input);
+        let buffers = &mut [Buffer::U8(output)];
+        let mut exchange = self.exchange(buffers, ReduceOp::Sum, DType::U8, None);
+        ring::all_gather::<u8>(&mut exchange, &chunk)
+    }
+
     fn all_reduce_typed<E: Element>(
         &mut self,
         op: ReduceOp,
@@ -160,7 +194,7 @@ impl<T: Transport> TransportCommunicator<T> {
         let (wanted, order) = (self.options.get_algorithm(), self.options.get_order());
         let topology = self.topology;
         let wire = self.options.wire_of(Some(E::DTYPE));
-        let mut exchange = self.exchange(buffers, op, size_of::<E>(), wire);
+        let mut exchange = self.exchange(buffers, op, E::DTYPE, wire);
         let bytes = exchange.len * wire.map_or(size_of::<E>(), |_| WireType::SIZE_BYTES);
         let algorithm = auto::select(wanted, order, exchange.size, bytes, &topology).algorithm;
         match (algorithm, order) {
@@ -237,7 +271,7 @@ impl<T: Transport> Communicator for TransportCommunicator<T> {
         let wire = self.options.wire_of(Some(dtype));
         let header = header.with_buffers(self.rank(), buffers)?.with_wire(wire);
         self.operate(&header, |this| {
-            let mut exchange = this.exchange(buffers, op, dtype.size_bytes(), wire);
+            let mut exchange = this.exchange(buffers, op, dtype, wire);
             with_dtype!(dtype, E => ordered::reduce_scatter::<E>(&mut exchange))
         })?;
         Ok(own)
@@ -249,19 +283,12 @@ impl<T: Transport> Communicator for TransportCommunicator<T> {
         input: &[u8],
         output: &mut dyn GatherTarget,
     ) -> Result<()> {
+        gathering::check_input(self.rank(), dtype, input)?;
         let header = self.header(OperationKind::AllGather).with_dtype(dtype);
         self.operate(&header, |this| {
             let mut sizes = std::mem::take(&mut this.sizes);
             let result = gather::exchange_sizes(&mut this.transport, input.len(), &mut sizes)
-                .and_then(|()| {
-                    let start = |rank: usize| sizes[..rank].iter().sum::<usize>();
-                    let chunk = |rank: usize| start(rank)..start(rank) + sizes[rank];
-                    let output = output.resize(&sizes);
-                    output[chunk(this.transport.rank())].copy_from_slice(input);
-                    let buffers = &mut [Buffer::U8(output)];
-                    let mut exchange = this.exchange(buffers, ReduceOp::Sum, 1, None);
-                    ring::all_gather::<u8>(&mut exchange, &chunk)
-                });
+                .and_then(|()| this.gather(dtype, input, &sizes, output));
             this.sizes = sizes;
             result
         })
@@ -275,7 +302,7 @@ impl<T: Transport> Communicator for TransportCommunicator<T> {
             let Some(dtype) = header.dtype else {
                 return Ok(());
             };
-            let mut exchange = this.exchange(buffers, ReduceOp::Sum, dtype.size_bytes(), None);
+            let mut exchange = this.exchange(buffers, ReduceOp::Sum, dtype, None);
             with_dtype!(dtype, E => chain::broadcast::<E>(&mut exchange, root))
         })
     }
@@ -294,7 +321,7 @@ impl<T: Transport> Communicator for TransportCommunicator<T> {
             let Some(dtype) = header.dtype else {
                 return Ok(());
             };
-            let mut exchange = this.exchange(buffers, op, dtype.size_bytes(), wire);
+            let mut exchange = this.exchange(buffers, op, dtype, wire);
             if canonical && wire.is_some() {
                 return with_dtype!(dtype, E => direct_exchange::reduce::<E>(&mut exchange, root));
             }

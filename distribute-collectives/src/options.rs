@@ -186,7 +186,11 @@ impl GroupOptions {
     }
 
     /// Bytes of the pieces that buffers are cut into (default: what suits the transport). Tests
-    /// make it tiny so that few elements need many segments. At least one element is moved.
+    /// make it tiny so that few elements need many segments. At least one element is moved. Where
+    /// a transport carries no piece of that size, making the group is refused: between processes
+    /// 64 MiB is the most, and what fits
+    /// [`max_message_bytes`](crate::ProcessGroupOptions::max_message_bytes) where they may use
+    /// gRPC.
     pub fn segment_bytes(mut self, segment_bytes: usize) -> Self {
         self.segment_bytes = Some(segment_bytes);
         self
@@ -258,6 +262,18 @@ impl GroupOptions {
     /// What buffers of a type travel as while they are reduced.
     pub(crate) fn wire_of(&self, dtype: Option<DType>) -> Option<WireType> {
         self.wire.filter(|_| dtype == Some(DType::F32))
+    }
+
+    /// Refuses pieces of more than `most` bytes, which `limit` names.
+    pub(crate) fn check_segment(&self, most: usize, limit: &str) -> Result<()> {
+        match self.segment_bytes {
+            Some(bytes) if bytes > most => {
+                let what =
+                    format!("segments of {bytes} bytes are too big: {limit} allows at most {most}");
+                Err(CollectiveError::InvalidOption { what })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Refuses a wire type where nothing is sent.

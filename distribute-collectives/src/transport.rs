@@ -29,6 +29,12 @@ pub trait Transport: Send {
     /// The segment size in bytes that suits this transport.
     fn segment_bytes(&self) -> usize;
 
+    /// Most bytes of a segment that this transport carries in one piece (default: any number). The
+    /// same on all ranks.
+    fn max_segment_bytes(&self) -> usize {
+        usize::MAX
+    }
+
     /// Segments to one rank that an algorithm may send before the first of them is received,
     /// without being blocked. More keep a connection busy while ranks reduce; at least
     /// [`SEGMENTS_IN_FLIGHT`].

@@ -5,7 +5,9 @@ mod common;
 mod properties;
 
 use common::{Carrier, Random, on_ranks};
-use distribute_collectives::{Algorithm, Communicator, GroupOptions, Order, ReduceOp, reduce};
+use distribute_collectives::{
+    Algorithm, Communicator, CommunicatorExt, GroupOptions, Order, ReduceOp, reduce,
+};
 use half::bf16;
 
 properties::hold_over!(Carrier::Threads, 200 cases);
@@ -85,4 +87,51 @@ fn integer_mean_is_the_truncated_wrapped_sum() {
     let mut output = [0; 3];
     reduce::reduce_into(ReduceOp::Mean, &inputs, &mut output);
     assert_eq!(output, [3, -3, i32::MIN / 2]);
+}
+
+/// Whoever wants one segment may say so with the largest number.
+#[test]
+fn segments_may_be_as_large_as_a_number() {
+    let algorithms = [
+        Algorithm::Direct,
+        Algorithm::Ring,
+        Algorithm::Chain,
+        Algorithm::HalvingDoubling,
+        Algorithm::DirectExchange,
+        Algorithm::Hierarchical { ranks_per_host: 2 },
+    ];
+    for (algorithm, order) in algorithms
+        .into_iter()
+        .flat_map(|algorithm| [(algorithm, Order::Fast), (algorithm, Order::Canonical)])
+    {
+        for (world_size, segment_bytes) in [(3, usize::MAX), (4, usize::MAX), (4, usize::MAX / 2)] {
+            let options = GroupOptions::default()
+                .algorithm(algorithm)
+                .order(order)
+                .segment_bytes(segment_bytes);
+            let results = on_ranks(world_size, options, |mut endpoint| {
+                let rank = endpoint.rank();
+                let mut vector: Vec<u8> = (0..50).map(|index| index + rank as u8).collect();
+                let buffers = &mut [(&mut vector[..]).into()];
+                endpoint.all_reduce(ReduceOp::Sum, buffers).unwrap();
+                endpoint
+                    .broadcast(1, &mut [(&mut vector[..]).into()])
+                    .unwrap();
+                let gathered = endpoint.all_gather(&vector[..rank]).unwrap();
+                assert_eq!(gathered.rank(2), &vector[..2]);
+                match rank {
+                    0 => endpoint.send(1, (&mut vector[..]).into()).unwrap(),
+                    1 => endpoint.recv(0, (&mut vector[..]).into()).unwrap(),
+                    _ => {}
+                }
+                vector
+            });
+            let ranks = (world_size * (world_size - 1) / 2) as u8;
+            let sum = |index: u8| index * world_size as u8 + ranks;
+            let expected: Vec<u8> = (0..50).map(sum).collect();
+            for result in results {
+                assert_eq!(result, expected, "{algorithm} {order} {world_size}");
+            }
+        }
+    }
 }

@@ -5,11 +5,11 @@ mod common;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use common::{BeforeSend, on_ranks, within_limit};
+use common::{BeforeSend, Carrier, on_ranks, on_ranks_over, within_limit};
 use distribute_collectives::{
     Algorithm, Buffer, CollectiveError, Communicator, CommunicatorExt, DType, GatherTarget,
-    GroupOptions, InProcessCommunicator, ReduceOp, Result, Transport, TransportCommunicator,
-    in_process, in_process_transports,
+    Gathered, GroupOptions, InProcessCommunicator, OperationHeader, OperationKind, ReduceOp,
+    Result, Transport, TransportCommunicator, in_process, in_process_transports,
 };
 use rstest::rstest;
 
@@ -411,5 +411,110 @@ fn a_panic_inside_a_running_operation_fails_it_on_all_ranks() {
         for result in receiver {
             assert_eq!(lost_rank(result).0, 1);
         }
+    });
+}
+
+/// A rank whose input is not whole elements learns it before anything is sent.
+#[rstest]
+fn an_input_of_half_an_element_leaves_the_group_usable(
+    #[values(Carrier::Threads, Carrier::SharedMemory, Carrier::Grpc)] carrier: Carrier,
+    #[values(Algorithm::Auto, Algorithm::Ring)] algorithm: Algorithm,
+) {
+    within_limit(move || {
+        on_ranks_over(carrier, 2, options(algorithm), |mut endpoint| {
+            let mut gathered = Gathered::<f32>::default();
+            if endpoint.rank() == 0 {
+                for len in [1, 3, 5] {
+                    let input = vec![0; len];
+                    let result = endpoint.all_gather_into(DType::F32, &input, &mut gathered);
+                    let error = result.unwrap_err();
+                    assert!(
+                        matches!(&error, CollectiveError::InvalidArgument { rank: 0, .. }),
+                        "{error}"
+                    );
+                }
+            }
+            let input = [endpoint.rank() as f32; 2];
+            let input = bytemuck::cast_slice(&input);
+            endpoint
+                .all_gather_into(DType::F32, input, &mut gathered)
+                .unwrap();
+            assert_eq!(gathered.values(), [0.0, 0.0, 1.0, 1.0]);
+        });
+    });
+}
+
+/// The target of one rank has elements that the inputs do not fill: the call ends on all ranks.
+#[rstest]
+fn a_target_that_cannot_hold_the_inputs_ends_the_group(
+    #[values(Carrier::Threads, Carrier::SharedMemory, Carrier::Grpc)] carrier: Carrier,
+    #[values(Algorithm::Auto, Algorithm::Ring)] algorithm: Algorithm,
+    #[values(3, 70_001)] len: usize,
+) {
+    within_limit(move || {
+        let errors = on_ranks_over(carrier, 2, options(algorithm), |mut endpoint| {
+            let (mut bytes, mut floats) = (Gathered::<u8>::default(), Gathered::<f32>::default());
+            let target: &mut dyn GatherTarget = match endpoint.rank() {
+                0 => &mut bytes,
+                _ => &mut floats,
+            };
+            let result = endpoint.all_gather_into(DType::U8, &vec![7; len], target);
+            // Rank 0 may be done before rank 1 gives up.
+            let result = result.and_then(|()| endpoint.barrier());
+            let error = result.unwrap_err();
+            assert_poisoned(&mut *endpoint, &error);
+            error
+        });
+        for error in errors {
+            assert!(
+                matches!(&error, CollectiveError::Aborted { rank: 1, .. }),
+                "{error}"
+            );
+        }
+    });
+}
+
+/// A rank that lies about the size of its input.
+#[rstest]
+fn sizes_that_cannot_be_end_the_group(
+    #[values(3, 1 << 62, u64::MAX, (1 << 63) - 4)] size: u64,
+    #[values(0, 1)] honest: usize,
+) {
+    within_limit(move || {
+        let group = options(Algorithm::Ring);
+        let mut transports = in_process_transports(2, &group);
+        let mut liar = transports.remove(1 - honest);
+        let mut endpoint = TransportCommunicator::new(transports.remove(0), group).unwrap();
+        let thread = std::thread::spawn(move || {
+            let header = OperationHeader {
+                generation: 0,
+                sequence: 0,
+                kind: OperationKind::AllGather,
+                dtype: Some(DType::F32),
+                op: None,
+                root: None,
+                count: 0,
+                buffers: 0,
+                layout: 0,
+            };
+            liar.begin(&header).unwrap();
+            let write = &mut |frame: &mut [u8]| frame.copy_from_slice(&size.to_le_bytes());
+            liar.send_with(honest, 8, write).unwrap();
+            liar.receive_with(honest, 8, &mut |_| {}).unwrap();
+            liar.receive_with(honest, 4, &mut |_| {}).unwrap_err()
+        });
+        let error = endpoint.all_gather(&[1.0_f32]).unwrap_err();
+        match &error {
+            CollectiveError::Protocol { rank, peer, .. } => {
+                assert_eq!((*rank, *peer), (honest, 1 - honest));
+            }
+            // A size that could be, but for which there is no memory.
+            CollectiveError::Aborted { rank, .. } => {
+                assert_eq!((*rank, size), (honest, 1 << 62));
+            }
+            other => panic!("{other}"),
+        }
+        assert_poisoned(&mut endpoint, &error);
+        assert_eq!(thread.join().unwrap(), error);
     });
 }

@@ -329,3 +329,49 @@ fn the_last_operations_are_kept() {
         assert_eq!(blame.sequence, Some(last), "{blame}");
     });
 }
+
+/// The record of rank 1 is full of sends, so nothing is left of its operations but their number.
+fn write_many_sends(dir: &Path, last_of_the_others: u64) {
+    for rank in [0, 2, 3] {
+        let count = last_of_the_others as usize + 1;
+        let mut text = head(rank, count);
+        for sequence in 0..=last_of_the_others {
+            let rest = if sequence == 6 { FAILED } else { DONE };
+            text += &line(sequence, "all_reduce", 1_000_000, rest);
+        }
+        std::fs::write(dir.join(format!("flight-train-g3-rank{rank}.jsonl")), text).unwrap();
+    }
+    let send = line(6, "barrier", 1_000_000, DONE)
+        .replace("\"kind\":\"barrier\"", "\"kind\":\"send\"")
+        .replace("\"root\":null", "\"root\":0");
+    let begun = format!("\"operations\":{}", 6 + RECORDED_OPERATIONS);
+    let kept = format!("\"operations\":{RECORDED_OPERATIONS}");
+    let text =
+        head(1, RECORDED_OPERATIONS).replace(&kept, &begun) + &send.repeat(RECORDED_OPERATIONS);
+    std::fs::write(dir.join("flight-train-g3-rank1.jsonl"), text).unwrap();
+}
+
+#[test]
+fn operations_before_many_sends_were_begun() {
+    let dir = tempfile::tempdir().unwrap();
+    write_many_sends(dir.path(), 6);
+    let found = blame(dir.path()).unwrap();
+    assert_eq!(
+        (found.ranks(), found.sequence),
+        (vec![1], Some(6)),
+        "{found}"
+    );
+    let text = found.to_string();
+    assert!(text.contains("rank 1 never began operation 6 "), "{text}");
+    assert!(!text.contains("operation 0"), "{text}");
+
+    // Nobody has begun operation 6: nobody is behind.
+    write_many_sends(dir.path(), 5);
+    let found = blame(dir.path()).unwrap();
+    assert_eq!((found.ranks(), found.sequence), (vec![], None), "{found}");
+    let text = found.to_string();
+    assert!(
+        text.contains("no difference in what is left: rank 1 "),
+        "{text}"
+    );
+}

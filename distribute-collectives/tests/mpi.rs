@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use common::{Random, TestElement, bits};
 use distribute_collectives::mpi::{MpiCommunicator, MpiEnvironment};
 use distribute_collectives::{
-    Algorithm, Buffer, CollectiveError, Communicator, CommunicatorExt, DType, GroupOptions,
-    ReduceOp, WireType, chunk_range, reduce,
+    Algorithm, Buffer, CollectiveError, Communicator, CommunicatorExt, DType, Gathered,
+    GroupOptions, ReduceOp, WireType, chunk_range, reduce,
 };
 use half::{bf16, f16};
 
@@ -261,6 +261,15 @@ fn movements(group: &mut MpiCommunicator) {
         let mut vector = vec![rank as i64 + 10; 777];
         group.broadcast(root, &mut halves(&mut vector)).unwrap();
         assert_eq!(vector, [root as i64 + 10; 777]);
+    }
+    // Half an element is refused on the rank that has it, before anything is sent.
+    if rank == 0 {
+        let error = group.all_gather_into(DType::F32, &[0; 3], &mut Gathered::<f32>::default());
+        let error = error.unwrap_err();
+        assert!(
+            matches!(&error, CollectiveError::InvalidArgument { rank: 0, .. }),
+            "{error}"
+        );
     }
     let gathered = group.all_gather(&vec![rank as f64; rank * 600]).unwrap();
     for (other, values) in gathered.iter().enumerate() {

@@ -35,8 +35,10 @@ pub(crate) struct Exchange<'a, 'b> {
 
 /// Segment `index` of a range.
 pub(crate) fn segment_of(range: &Range<usize>, segment: usize, index: usize) -> Range<usize> {
-    let start = range.end.min(range.start + index * segment);
-    start..range.end.min(start + segment)
+    // A segment may be as large as a number can be.
+    let start = range.start.saturating_add(index.saturating_mul(segment));
+    let start = range.end.min(start);
+    start..range.end.min(start.saturating_add(segment))
 }
 
 impl Exchange<'_, '_> {

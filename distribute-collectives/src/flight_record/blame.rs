@@ -198,11 +198,21 @@ impl<'a> Rank<'a> {
         self.record.head.rank
     }
 
+    /// Whether the record does not have all operations any more.
+    fn has_forgotten(&self) -> bool {
+        self.record.head.operations > self.record.lines.len() as u64
+    }
+
     /// The first operation that the record can say anything about.
     fn first(&self) -> u64 {
-        let forgotten = self.record.head.operations > self.record.lines.len() as u64;
+        if !self.has_forgotten() {
+            return 0;
+        }
+        // Point-to-point calls have the number of the next collective operation: when only they are
+        // left, all before it were begun.
+        let next = self.record.lines.iter().map(|line| line.sequence).max();
         let first = self.calls.keys().next().copied();
-        if forgotten { first.unwrap_or(0) } else { 0 }
+        first.or(next).unwrap_or(0)
     }
 
     fn wall_us(&self, time_us: u64) -> u64 {
@@ -379,7 +389,19 @@ fn waiting(blame: &mut Blame, ranks: &[Rank]) {
         Some((sequence, line.brief()))
     });
     let Some((sequence, call)) = last else {
-        blame.findings.push("no operation has begun".to_string());
+        let forgotten: Vec<usize> = ranks
+            .iter()
+            .filter(|rank| rank.has_forgotten())
+            .map(Rank::number)
+            .collect();
+        blame.findings.push(match forgotten.is_empty() {
+            true => "no operation has begun".to_string(),
+            false => format!(
+                "no difference in what is left: {} made so many calls since that no operation is \
+                 in all records",
+                numbers(&forgotten)
+            ),
+        });
         return;
     };
     let running = |rank: &&Rank| {

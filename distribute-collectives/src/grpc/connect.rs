@@ -31,6 +31,9 @@ const RETRY: Duration = Duration::from_millis(50);
 /// Connections without a valid hello that are kept at the same time; the oldest one has to go.
 const MAX_GUESTS: usize = 64;
 
+/// The smallest limit of a message that makes sense.
+pub(crate) const MESSAGE_BYTES_MIN: usize = HEADER_BYTES + 1024;
+
 /// Certificates of data connections.
 #[derive(Clone)]
 pub(crate) struct DataTls {
@@ -132,8 +135,9 @@ impl LinkConfig {
         let names = self.tls.as_ref().map(|tls| tls.server_names.len());
         let what = if self.lanes == 0 {
             "lanes is 0; use at least 1".to_string()
-        } else if self.max_message_bytes < HEADER_BYTES + 1024 {
-            format!("max_message_bytes is {}; use more", self.max_message_bytes)
+        } else if self.max_message_bytes < MESSAGE_BYTES_MIN {
+            let bytes = self.max_message_bytes;
+            format!("max_message_bytes is at least {MESSAGE_BYTES_MIN}, not {bytes}")
         } else if peers != self.world_size || names.is_some_and(|names| names != peers) {
             format!(
                 "addresses or names for {peers} ranks, but the world has {}",

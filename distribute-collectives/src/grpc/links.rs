@@ -59,6 +59,12 @@ struct Running {
     deadline: Option<Instant>,
 }
 
+/// Most bytes of a segment in a message of at most `max_message_bytes`.
+pub(crate) fn max_segment_bytes(max_message_bytes: usize) -> usize {
+    let most = max_message_bytes.min(u32::MAX as usize);
+    most.saturating_sub(HEADER_BYTES)
+}
+
 /// All data connections of one rank.
 pub(crate) struct Links {
     rank: usize,
@@ -148,6 +154,11 @@ impl Links {
     /// Number of ranks, with or without a link.
     pub(crate) fn world_size(&self) -> usize {
         self.peers.len()
+    }
+
+    /// Most bytes of a segment: what a message carries, whose length is 32 bits.
+    pub(crate) fn max_segment_bytes(&self) -> usize {
+        max_segment_bytes(self.max_message_bytes)
     }
 
     /// Whether there is a link to this rank.

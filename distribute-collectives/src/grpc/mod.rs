@@ -39,6 +39,6 @@ mod stream;
 mod tests;
 mod transport;
 
-pub(crate) use connect::{DataListener, DataTls, LinkConfig};
-pub(crate) use links::Links;
+pub(crate) use connect::{DataListener, DataTls, LinkConfig, MESSAGE_BYTES_MIN};
+pub(crate) use links::{Links, max_segment_bytes};
 pub(crate) use transport::GrpcTransport;

@@ -86,10 +86,15 @@ impl Transport for GrpcTransport {
     }
 
     fn segment_bytes(&self) -> usize {
-        match self.links.world_size() {
+        let suits = match self.links.world_size() {
             2 => PAIR_SEGMENT_BYTES,
             _ => SEGMENT_BYTES,
-        }
+        };
+        suits.min(self.max_segment_bytes())
+    }
+
+    fn max_segment_bytes(&self) -> usize {
+        self.links.max_segment_bytes()
     }
 
     fn segments_in_flight(&self) -> usize {

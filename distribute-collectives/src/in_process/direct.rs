@@ -14,6 +14,7 @@ use std::ops::Range;
 use crate::buffer::{Buffer, DType};
 use crate::communicator::{AbortHandle, Communicator, Description, GatherTarget, chunk_range};
 use crate::error::Result;
+use crate::gathering;
 use crate::header::{OperationHeader, OperationKind};
 use crate::in_process::mailbox::InProcessTransport;
 use crate::in_process::shared_memory::{self, Plan, RawBuffer, Running};
@@ -120,6 +121,7 @@ impl Communicator for DirectCommunicator {
         output: &mut dyn GatherTarget,
     ) -> Result<()> {
         self.transport.endpoint.operations.check()?;
+        gathering::check_input(self.rank(), dtype, input)?;
         let header = self.header(OperationKind::AllGather).with_dtype(dtype);
         let (group, rank) = (
             &*self.transport.endpoint.group,
@@ -134,9 +136,17 @@ impl Communicator for DirectCommunicator {
                 sequence: header.sequence,
             };
             group.collect(&mut self.table);
-            shared_memory::gather(group, rank, &header, &self.table, &mut self.sizes, output);
+            self.sizes.clear();
+            self.sizes.extend(self.table.iter().map(RawBuffer::len));
+            let inputs = gathering::Inputs {
+                rank,
+                dtype,
+                sizes: &self.sizes,
+                transport: "in-process",
+            };
+            let gathered = shared_memory::gather(group, &header, &self.table, &inputs, output);
             drop(running);
-            group.outcome(header.sequence)
+            gathered.and_then(|()| group.outcome(header.sequence))
         });
         self.transport.endpoint.operations.end(header.kind, result)
     }

@@ -17,8 +17,9 @@
 use std::ops::Range;
 
 use crate::buffer::{Buffer, Element, with_dtype};
-use crate::communicator::chunk_range;
-use crate::error::CollectiveError;
+use crate::communicator::{GatherTarget, chunk_range};
+use crate::error::{CollectiveError, Result};
+use crate::gathering::Inputs;
 use crate::header::{OperationHeader, OperationKind};
 use crate::in_process::group::Group;
 use crate::reduce::{self, RankSlices, ReduceOp};
@@ -161,7 +162,8 @@ pub(crate) fn work(group: &Group, rank: usize, plan: &Plan<'_>, table: &[RawBuff
                 header: plan.header,
             };
             let start = range.start + block * plan.block_elements;
-            let end = range.end.min(start + plan.block_elements);
+            // A block may be as large as a number can be.
+            let end = range.end.min(start.saturating_add(plan.block_elements));
             do_block(plan, table, share, start..end);
         }
     }
@@ -251,28 +253,30 @@ fn reduce_block<T: Element>(
     reduce::reduce_ranks::<T>(op, ranks, targets, len, &mut slices);
 }
 
-/// This rank's part of an `all_gather`: asks for memory with `resize` and copies the inputs of
-/// all ranks into it. Counts as one block.
+/// This rank's part of an `all_gather`: asks for memory and copies the inputs of all ranks into it.
+/// Counts as one block. Without memory the operation fails on all ranks that are not done.
+///
+/// `table` has the published inputs of all ranks, whose sizes `inputs` knows.
 pub(crate) fn gather(
     group: &Group,
-    rank: usize,
     header: &OperationHeader,
-    inputs: &[RawBuffer],
-    sizes: &mut Vec<usize>,
-    output: &mut dyn crate::communicator::GatherTarget,
-) {
+    table: &[RawBuffer],
+    inputs: &Inputs<'_>,
+    output: &mut dyn GatherTarget,
+) -> Result<()> {
     let _claimed = Claimed {
         group,
-        rank,
+        rank: inputs.rank,
         header,
     };
-    sizes.clear();
-    sizes.extend(inputs.iter().map(RawBuffer::len));
-    let mut rest = output.resize(sizes);
-    for input in inputs {
+    let mut rest = inputs
+        .memory(output)
+        .inspect_err(|error| group.fail(error.clone(), header.sequence))?;
+    for input in table {
         let (to, after) = rest.split_at_mut(input.len());
         // SAFETY: published inputs are only read while the operation runs.
         to.copy_from_slice(unsafe { input.slice::<u8>(0..input.len()) });
         rest = after;
     }
+    Ok(())
 }

@@ -14,6 +14,7 @@ use crate::algorithm::exchange::{put, segment_of, take};
 use crate::buffer::{Buffer, DType, Element, with_dtype};
 use crate::communicator::{AbortHandle, Communicator, Description, GatherTarget, chunk_range};
 use crate::error::Result;
+use crate::gathering;
 use crate::header::{OperationHeader, OperationKind};
 use crate::messages::{self, check_rank};
 use crate::options::{Algorithm, GroupOptions, WireType};
@@ -292,6 +293,28 @@ impl MpiCollectives {
         Ok(())
     }
 
+    fn gather_into(
+        &mut self,
+        dtype: DType,
+        input: &[u8],
+        sizes: &[usize],
+        output: &mut dyn GatherTarget,
+    ) -> Result<()> {
+        let inputs = gathering::Inputs {
+            rank: self.transport.rank(),
+            dtype,
+            sizes,
+            transport: self.transport.name(),
+        };
+        match inputs.memory(output) {
+            Ok(output) => self.gather_inputs(input, sizes, output),
+            Err(error) => {
+                self.transport.fail(error.clone());
+                Err(error)
+            }
+        }
+    }
+
     fn gather_inputs(&mut self, input: &[u8], sizes: &[usize], output: &mut [u8]) -> Result<()> {
         let (rank, size, segment) = (
             self.transport.rank(),
@@ -384,12 +407,13 @@ impl Communicator for MpiCollectives {
         input: &[u8],
         output: &mut dyn GatherTarget,
     ) -> Result<()> {
+        gathering::check_input(self.rank(), dtype, input)?;
         let header = self.header(OperationKind::AllGather).with_dtype(dtype);
         self.operate(&header, |this| {
             let mut sizes = std::mem::take(&mut this.sizes);
             let result = this
                 .exchange_sizes(input.len(), &mut sizes)
-                .and_then(|()| this.gather_inputs(input, &sizes, output.resize(&sizes)));
+                .and_then(|()| this.gather_into(dtype, input, &sizes, output));
             this.sizes = sizes;
             result
         })

@@ -338,6 +338,11 @@ impl Transport for MpiTransport {
         SEGMENT_BYTES
     }
 
+    fn max_segment_bytes(&self) -> usize {
+        // MPI counts in `int`.
+        i32::MAX as usize
+    }
+
     fn sequence(&self) -> u64 {
         self.operations.sequence()
     }

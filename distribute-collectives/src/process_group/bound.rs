@@ -12,7 +12,9 @@ use crate::control::{
     Announcement, ControlPlane, JoinOptions, Listener, data_proof, verify_data_proof,
 };
 use crate::error::{CollectiveError, Result};
-use crate::grpc::{DataListener, DataTls, GrpcTransport, LinkConfig, Links};
+use crate::grpc::{
+    DataListener, DataTls, GrpcTransport, LinkConfig, Links, MESSAGE_BYTES_MIN, max_segment_bytes,
+};
 use crate::messages::TransportCommunicator;
 use crate::options::Algorithm;
 use crate::process_group::communicator::{Inner, ProcessCommunicator};
@@ -20,8 +22,8 @@ use crate::process_group::hosts::Hosts;
 use crate::process_group::mixed::MixedTransport;
 use crate::process_group::options::{ProcessGroupOptions, ProcessTransport};
 use crate::shared_memory::{
-    Attachment, LocalGroup, LocalTransport, Offer, Settings, SharedMemoryCommunicator, establish,
-    find_leader,
+    Attachment, HEAP_BYTES_MAX, LocalGroup, LocalTransport, Offer, SEGMENT_BYTES_MAX, Settings,
+    SharedMemoryCommunicator, establish, find_leader,
 };
 use crate::status::GroupStatus;
 
@@ -75,9 +77,39 @@ impl ProcessGroupOptions {
         } else if self.heartbeat_interval.is_zero() || self.heartbeat_misses == 0 {
             "heartbeats need an interval above 0 and at least 1 miss".to_string()
         } else {
+            if let Some(cost) = &self.link_cost {
+                cost.check()?;
+            }
+            self.check_sizes()?;
             return self.group.check_wire();
         };
         Err(CollectiveError::InvalidOption { what })
+    }
+
+    /// Refuses sizes that what carries the bytes cannot have, whichever it turns out to be.
+    fn check_sizes(&self) -> Result<()> {
+        if self.shared_buffer_bytes > HEAP_BYTES_MAX {
+            let what = format!(
+                "a rank has at most {HEAP_BYTES_MAX} shared_buffer_bytes, not {}",
+                self.shared_buffer_bytes
+            );
+            return Err(CollectiveError::InvalidOption { what });
+        }
+        if self.transport != ProcessTransport::Grpc {
+            let limit = "a mailbox in shared memory";
+            self.group.check_segment(SEGMENT_BYTES_MAX, limit)?;
+        }
+        if self.transport != ProcessTransport::SharedMemory {
+            let bytes = self.max_message_bytes;
+            if bytes < MESSAGE_BYTES_MIN {
+                let what =
+                    format!("max_message_bytes is at least {MESSAGE_BYTES_MIN}, not {bytes}");
+                return Err(CollectiveError::InvalidOption { what });
+            }
+            let limit = format!("max_message_bytes {bytes}");
+            self.group.check_segment(max_segment_bytes(bytes), &limit)?;
+        }
+        Ok(())
     }
 
     /// What all ranks must agree on, in words.
@@ -85,14 +117,16 @@ impl ProcessGroupOptions {
         let group = &self.group;
         format!(
             "algorithm {}, order {}, segments {:?}, wire {:?}, transport {:?}, {} lanes, \
-             {} bytes of shared buffers",
+             {} bytes of shared buffers, messages of {} bytes",
             group.get_algorithm(),
             group.get_order(),
             group.get_segment_bytes(),
             group.get_wire(),
             self.transport,
             self.lanes,
-            self.shared_buffer_bytes
+            self.shared_buffer_bytes,
+            // It limits the segments.
+            self.max_message_bytes
         )
     }
 }

@@ -134,7 +134,13 @@ impl Transport for MixedTransport {
     }
 
     fn segment_bytes(&self) -> usize {
-        (self.local.mailbox_bytes() / 2).max(1)
+        let suits = (self.local.mailbox_bytes() / 2).max(1);
+        suits.min(self.max_segment_bytes())
+    }
+
+    fn max_segment_bytes(&self) -> usize {
+        let local = self.local.mailbox_bytes();
+        local.min(self.links.max_segment_bytes())
     }
 
     fn sequence(&self) -> u64 {

@@ -21,7 +21,7 @@ pub enum ProcessTransport {
 }
 
 /// Settings of one rank of a group of processes. All ranks must have the same addresses, name,
-/// generation, transport, token and [`GroupOptions`].
+/// generation, transport, sizes, token and [`GroupOptions`].
 #[derive(Debug, Clone)]
 pub struct ProcessGroupOptions {
     pub(crate) rank: usize,
@@ -100,8 +100,8 @@ impl ProcessGroupOptions {
         self
     }
 
-    /// The largest data message that a peer may send (default 4 MiB); a larger one closes the
-    /// connection with an error.
+    /// The largest data message that a peer may send (default 4 MiB, at least 1088 bytes, the same
+    /// on all ranks); a larger one closes the connection with an error. Segments are made to fit.
     pub fn max_message_bytes(mut self, bytes: usize) -> Self {
         self.max_message_bytes = bytes;
         self
@@ -109,13 +109,14 @@ impl ProcessGroupOptions {
 
     /// What the links cost, from an earlier generation's
     /// [`link_cost`](crate::ProcessCommunicator::link_cost): saves measuring them again. Counts
-    /// only when all ranks have one.
+    /// only when all ranks have one. Its bandwidths must be above 0.
     pub fn link_cost(mut self, cost: Option<LinkCost>) -> Self {
         self.link_cost = cost;
         self
     }
 
-    /// Room for [buffers in shared memory](crate::SharedBuffer), in bytes per rank (default 0).
+    /// Room for [buffers in shared memory](crate::SharedBuffer), in bytes per rank (default 0, at
+    /// most 64 TiB).
     /// Takes memory when they are used.
     pub fn shared_buffer_bytes(mut self, bytes: usize) -> Self {
         self.shared_buffer_bytes = bytes;

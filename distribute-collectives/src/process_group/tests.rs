@@ -29,10 +29,21 @@ fn on_hosts<R: Send>(
     group: &GroupOptions,
     f: impl Fn(ProcessCommunicator) -> R + Sync,
 ) -> Vec<R> {
+    on_hosts_with(hosts, group, 4 << 20, f)
+}
+
+/// The same with another limit of messages.
+fn on_hosts_with<R: Send>(
+    hosts: &[usize],
+    group: &GroupOptions,
+    max_message_bytes: usize,
+    f: impl Fn(ProcessCommunicator) -> R + Sync,
+) -> Vec<R> {
     let bound = (0..hosts.len()).map(|rank| {
         let addresses = vec!["127.0.0.1:0"; hosts.len()];
         let mut options = ProcessGroupOptions::new(rank, addresses)
             .group(group.clone())
+            .max_message_bytes(max_message_bytes)
             .heartbeat(Duration::from_millis(100), 30)
             .rendezvous_timeout(Duration::from_secs(20));
         options.hosts = Some(hosts.to_vec());
@@ -174,6 +185,22 @@ fn all_operations_equal_plain_loops_across_hosts() {
             }
         });
     }
+}
+
+#[test]
+fn segments_between_hosts_fit_small_messages() {
+    within_limit(|| {
+        for algorithm in algorithms() {
+            let group = GroupOptions::default().algorithm(algorithm);
+            on_hosts_with(&[0, 0, 1], &group, 5000, |mut endpoint| {
+                all_operations(&mut endpoint, 10_000);
+                let mut halves = vec![half::bf16::ONE; 10_000];
+                let buffers = &mut [(&mut halves[..]).into()];
+                endpoint.all_reduce(ReduceOp::Sum, buffers).unwrap();
+                assert_eq!(halves, vec![half::bf16::from_f32(3.0); 10_000]);
+            });
+        }
+    });
 }
 
 #[test]

@@ -10,12 +10,13 @@ use crate::buffer::{Buffer, DType};
 use crate::communicator::{
     AbortHandle, AbortTarget, Communicator, Description, GatherTarget, chunk_range,
 };
-use crate::error::{CollectiveError, Result};
+use crate::error::Result;
+use crate::gathering;
 use crate::header::{OperationHeader, OperationKind};
 use crate::messages::{self, check_rank};
 use crate::options::{Algorithm, GroupOptions};
 use crate::reduce::ReduceOp;
-use crate::shared_memory::doorbell::{Operation, Shared};
+use crate::shared_memory::doorbell::Operation;
 use crate::shared_memory::endpoint::LocalTransport;
 use crate::shared_memory::group::LocalGroup;
 use crate::shared_memory::in_place::{self, SharedBuffer};
@@ -134,19 +135,22 @@ impl SharedMemoryCommunicator {
     fn gather(
         &mut self,
         header: &OperationHeader,
+        dtype: DType,
         input: &[u8],
         output: &mut dyn GatherTarget,
     ) -> Result<()> {
         let base = &mut self.windows;
         self.transport.during(|transport, operation| {
             let (shared, sizes) = (transport.shared(), &transport.owns);
-            let total = sizes
-                .iter()
-                .try_fold(0_usize, |sum, size| sum.checked_add(*size));
-            if total.is_none_or(|total| total > isize::MAX as usize) {
-                return Err(operation.fail(impossible_sizes(shared, sizes)));
-            }
-            let output = output.resize(sizes);
+            let inputs = gathering::Inputs {
+                rank: shared.me,
+                dtype,
+                sizes,
+                transport: "shared memory of this host",
+            };
+            let output = inputs
+                .memory(output)
+                .map_err(|error| operation.fail(error))?;
             let start: usize = sizes[..shared.me].iter().sum();
             output[start..start + input.len()].copy_from_slice(input);
             if sizes.iter().any(|size| *size > shared.layout.inline_bytes) {
@@ -177,17 +181,6 @@ struct Running<'a> {
     operation: &'a Operation<'a>,
     /// Windows of all operations before.
     windows: &'a mut u64,
-}
-
-/// Sizes that no group of ranks can have.
-fn impossible_sizes(shared: &Shared, sizes: &[usize]) -> CollectiveError {
-    let largest = (0..sizes.len()).max_by_key(|member| sizes[*member]);
-    CollectiveError::Protocol {
-        rank: shared.ranks[shared.me],
-        peer: shared.ranks[largest.unwrap_or(0)],
-        address: "shared memory of this host".to_string(),
-        what: "inputs of an all_gather that no memory can hold".to_string(),
-    }
 }
 
 impl Communicator for SharedMemoryCommunicator {
@@ -221,6 +214,7 @@ impl Communicator for SharedMemoryCommunicator {
         output: &mut dyn GatherTarget,
     ) -> Result<()> {
         self.transport.check()?;
+        gathering::check_input(self.rank(), dtype, input)?;
         let header = self.header(OperationKind::AllGather).with_dtype(dtype);
         let started = self.transport.start(&header, input.len(), |shared| {
             if input.len() <= shared.layout.inline_bytes {
@@ -228,7 +222,7 @@ impl Communicator for SharedMemoryCommunicator {
                 shared.segment.copy_in(at, input);
             }
         });
-        let result = started.and_then(|()| self.gather(&header, input, output));
+        let result = started.and_then(|()| self.gather(&header, dtype, input, output));
         self.transport.settle(header.kind, result)
     }
 

@@ -144,6 +144,10 @@ impl Transport for LocalTransport {
         (self.group.mailbox_bytes() / 2).max(1)
     }
 
+    fn max_segment_bytes(&self) -> usize {
+        self.group.mailbox_bytes()
+    }
+
     fn sequence(&self) -> u64 {
         self.operations.sequence()
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::shared_memory::doorbell::Shared;
-use crate::shared_memory::layout::Layout;
+use crate::shared_memory::layout::{Layout, PART_BYTES_MAX};
 use crate::shared_memory::segment::Segment;
 use crate::status::GroupStatus;
 
@@ -39,12 +39,16 @@ impl Default for Settings {
 /// Bytes of a segment: sender and receiver find it in the second-level cache.
 pub(crate) const SEGMENT_BYTES: usize = 128 * 1024;
 
+/// Most bytes of a segment: no mailbox has larger slots.
+pub(crate) const SEGMENT_BYTES_MAX: usize = PART_BYTES_MAX;
+
 impl Settings {
     /// Mailboxes for algorithms that cut buffers into segments of this size. Partial sums of half
     /// types travel as `f32`, so a segment can have twice as many bytes; and algorithms rely on
-    /// two segments being on their way, so a segment must fit a slot in one piece.
+    /// two segments being on their way, so a segment must fit a slot in one piece: at most
+    /// [`SEGMENT_BYTES_MAX`].
     pub(crate) fn for_segments(mut self, segment_bytes: usize) -> Self {
-        self.mailbox_bytes = 2 * segment_bytes.max(SEGMENT_BYTES);
+        self.mailbox_bytes = segment_bytes.max(SEGMENT_BYTES).saturating_mul(2);
         self
     }
 }

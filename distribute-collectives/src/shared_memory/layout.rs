@@ -16,7 +16,9 @@ const MAILBOX_CONTROL_BYTES: usize = 4 * LINE;
 /// Most members of a host; the mailboxes of more would need too many addresses.
 pub(crate) const MEMBERS_MAX: usize = 512;
 /// Most bytes of one part, so that no sum overflows.
-const PART_BYTES_MAX: usize = 1 << 26;
+pub(crate) const PART_BYTES_MAX: usize = 1 << 26;
+/// Most bytes that a member's callers may have for their buffers, for the same reason.
+pub(crate) const HEAP_BYTES_MAX: usize = 1 << 46;
 
 /// The counters that a member publishes. Each only grows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,7 +70,7 @@ impl Layout {
             slot_bytes: slot_bytes.clamp(members * size_of::<u64>(), PART_BYTES_MAX),
             slots: settings.slots.clamp(SLOTS_MIN, 64),
             mailbox_bytes: settings.mailbox_bytes.clamp(64, PART_BYTES_MAX),
-            heap_bytes: round_up(settings.heap_bytes, PAGE),
+            heap_bytes: round_up(settings.heap_bytes.min(HEAP_BYTES_MAX), PAGE),
             may_spin,
         }
     }
@@ -105,7 +107,7 @@ impl Layout {
             && inline.is_multiple_of(LINE)
             && slot >= members * size_of::<u64>()
             && heap.is_multiple_of(PAGE)
-            && heap <= 1 << 46
+            && heap <= HEAP_BYTES_MAX
             && layout.encode() == words;
         valid.then_some(layout)
     }
@@ -230,6 +232,19 @@ mod tests {
             };
             let layout = Layout::new(members, &settings);
             assert_eq!(Layout::decode(layout.encode()), Some(layout));
+            layout.check_parts();
+        }
+        let settings = Settings {
+            slot_bytes: Some(usize::MAX),
+            inline_bytes: Some(usize::MAX),
+            slots: usize::MAX,
+            heap_bytes: usize::MAX,
+            ..Settings::default().for_segments(usize::MAX)
+        };
+        for members in [1, MEMBERS_MAX] {
+            let layout = Layout::new(members, &settings);
+            assert_eq!(Layout::decode(layout.encode()), Some(layout));
+            assert_eq!(layout.mailbox_bytes, PART_BYTES_MAX);
             layout.check_parts();
         }
         let mut words = Layout::new(2, &Settings::default()).encode();

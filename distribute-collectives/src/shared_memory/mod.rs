@@ -34,8 +34,9 @@ mod windows;
 pub(crate) use direct::SharedMemoryCommunicator;
 pub(crate) use doorbell::Operation;
 pub(crate) use endpoint::LocalTransport;
-pub(crate) use group::{LocalGroup, Settings};
+pub(crate) use group::{LocalGroup, SEGMENT_BYTES_MAX, Settings};
 pub use in_place::SharedBuffer;
+pub(crate) use layout::HEAP_BYTES_MAX;
 #[cfg(test)]
 pub(crate) use passing::welcome_of;
 pub(crate) use passing::{Attachment, Offer, establish, find_leader};

@@ -1,6 +1,5 @@
 //! Every operation against the in-process group, over random world sizes, layouts and slot sizes.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -15,8 +14,8 @@ use crate::reduce::ReduceOp;
 use crate::shared_memory::doorbell::Operation;
 use crate::shared_memory::layout::Counter;
 use crate::shared_memory::testing::{TellAll, join_all, on_ranks, tiny};
-use crate::shared_memory::{LocalTransport, Settings};
-use crate::status::{Failure, GroupStatus, Trouble};
+use crate::shared_memory::{LocalTransport, Settings, SharedMemoryCommunicator};
+use crate::status::{Failure, Trouble};
 use crate::testing::{Random, within_limit};
 
 /// Bytes that are small numbers of a type.
@@ -287,6 +286,41 @@ fn other_algorithms_run_over_the_mailboxes() {
     });
 }
 
+/// Partial sums of half types travel as `f32` and fit the slots too.
+#[test]
+fn segments_as_big_as_a_mailbox_and_no_bigger() {
+    within_limit(|| {
+        for algorithm in [
+            Algorithm::Ring,
+            Algorithm::Chain,
+            Algorithm::HalvingDoubling,
+            Algorithm::DirectExchange,
+        ] {
+            join_all(3, &tiny(64, 64), |rank, group, _| {
+                let abort = std::sync::Arc::new(TellAll(Vec::new()));
+                let options = GroupOptions::default().algorithm(algorithm);
+                let transport =
+                    LocalTransport::new(group.unwrap(), options.clone(), abort).unwrap();
+                let options = options.segment_bytes(64);
+                let mut endpoint = TransportCommunicator::new(transport, options).unwrap();
+                let mut values = vec![half::f16::from_f32(rank as f32); 1000];
+                let buffers = &mut [(&mut values[..]).into()];
+                endpoint.all_reduce(ReduceOp::Sum, buffers).unwrap();
+                assert_eq!(values, vec![half::f16::from_f32(3.0); 1000]);
+            });
+        }
+        join_all(2, &tiny(64, 64), |_, group, _| {
+            let abort = std::sync::Arc::new(TellAll(Vec::new()));
+            let options = GroupOptions::default().algorithm(Algorithm::Ring);
+            let transport = LocalTransport::new(group.unwrap(), options.clone(), abort).unwrap();
+            let refused = TransportCommunicator::new(transport, options.segment_bytes(65));
+            let error = refused.err().expect("refused");
+            let expected = "segments of 65 bytes are too big: shared-memory allows at most 64";
+            assert_eq!(error.to_string(), expected);
+        });
+    });
+}
+
 #[test]
 fn a_mismatch_is_the_same_error_on_all_ranks_and_poisons() {
     within_limit(|| {
@@ -458,91 +492,6 @@ fn a_member_that_never_comes_is_named_on_all_others() {
     });
 }
 
-/// What the group hears of rank 2 when its process ends.
-fn lose_rank_2(status: &GroupStatus) {
-    let trouble = Trouble::Lost {
-        rank: 2,
-        reason: "its process ended".to_string(),
-    };
-    status.fail(Failure {
-        trouble,
-        from_sequence: 0,
-    });
-}
-
-/// Long before the deadline; also by the member that hears of it after the leader has gone.
-#[test]
-fn a_member_that_is_lost_on_the_way_is_named_at_once() {
-    use crate::shared_memory::{Offer, establish, find_leader};
-    for (connects, late_ms) in [(false, [0, 0]), (true, [0, 0]), (true, [0, 200])] {
-        within_limit(move || {
-            let offers: Vec<Offer> = (0..3).map(|_| Offer::new().unwrap()).collect();
-            let names: Vec<Vec<u8>> = offers.iter().map(|it| it.name().to_vec()).collect();
-            let statuses: [Arc<GroupStatus>; 2] = Default::default();
-            let begin = Instant::now();
-            let deadline = begin + Duration::from_secs(50);
-            let (names, statuses) = (&names, &statuses);
-            std::thread::scope(|scope| {
-                for (rank, offer) in offers.into_iter().enumerate().take(2) {
-                    scope.spawn(move || {
-                        let attachment = find_leader(names, rank, deadline).unwrap();
-                        let (settings, status) = (Settings::default(), statuses[rank].clone());
-                        let ranks = &[0, 1, 2];
-                        let joined =
-                            establish(offer, attachment, rank, ranks, &settings, deadline, status);
-                        let error = joined.map(|_| ()).unwrap_err();
-                        let lost = matches!(error, CollectiveError::PeerLost { rank: 2, .. });
-                        assert!(lost, "rank {rank}: {error:?}");
-                    });
-                }
-                let comes = connects.then(|| find_leader(names, 2, deadline).unwrap());
-                // Also those that come first: the failure finds the others asleep.
-                std::thread::sleep(Duration::from_millis(100));
-                drop(comes);
-                for (status, late_ms) in statuses.iter().zip(late_ms) {
-                    std::thread::sleep(Duration::from_millis(late_ms));
-                    lose_rank_2(status);
-                }
-            });
-            let elapsed = begin.elapsed();
-            assert!(elapsed < Duration::from_secs(10), "{elapsed:?}");
-        });
-    }
-}
-
-/// Not one of a later operation, noted before or while the ranks meet.
-#[test]
-fn only_a_failure_that_concerns_the_meeting_ends_it() {
-    within_limit(|| {
-        use crate::shared_memory::{Offer, establish, find_leader};
-        let offers: Vec<Offer> = (0..2).map(|_| Offer::new().unwrap()).collect();
-        let names: Vec<Vec<u8>> = offers.iter().map(|it| it.name().to_vec()).collect();
-        let deadline = Instant::now() + Duration::from_secs(20);
-        let names = &names;
-        std::thread::scope(|scope| {
-            for (rank, offer) in offers.into_iter().enumerate() {
-                let status: Arc<GroupStatus> = Default::default();
-                let trouble = Trouble::Silent {
-                    rank: 5,
-                    elapsed: Duration::ZERO,
-                };
-                let later = Failure {
-                    trouble,
-                    from_sequence: 3,
-                };
-                let (own, noted) = (status.clone(), later.clone());
-                scope.spawn(move || {
-                    let attachment = find_leader(names, rank, deadline).unwrap();
-                    let (settings, ranks) = (Settings::default(), &[0, 1]);
-                    own.fail(noted);
-                    establish(offer, attachment, rank, ranks, &settings, deadline, own).unwrap();
-                });
-                status.fail(later);
-            }
-        });
-    });
-}
-
 /// Lines of the map of this process that belong to a segment, and its open descriptors.
 fn held() -> (usize, usize) {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
@@ -596,6 +545,36 @@ fn a_counter_published_without_a_ring_is_seen_all_the_same() {
             let published = shared.layout.counter(1, Counter::Published);
             shared.segment.long(published).store(7, Ordering::Release);
         });
+    });
+}
+
+/// A rank that lies about the size of its input.
+#[test]
+fn sizes_that_cannot_be_end_an_all_gather() {
+    within_limit(|| {
+        for size in [3, 1 << 62, usize::MAX, (1 << 63) - 4] {
+            let options = GroupOptions::default();
+            join_all(2, &tiny(64, 64), |rank, group, statuses| {
+                let abort = std::sync::Arc::new(TellAll(statuses.to_vec()));
+                let group = group.unwrap();
+                if rank == 1 {
+                    let mut liar = LocalTransport::new(group, options.clone(), abort).unwrap();
+                    let header = OperationHeader::new(OperationKind::AllGather, 0, 0);
+                    let header = header.with_dtype(crate::buffer::DType::F32);
+                    liar.start(&header, size, |_| {}).unwrap();
+                    return;
+                }
+                let mut endpoint =
+                    SharedMemoryCommunicator::new(group, options.clone(), abort).unwrap();
+                let error = endpoint.all_gather(&[1.0_f32]).unwrap_err();
+                let named = match &error {
+                    CollectiveError::Protocol { peer, .. } => *peer == 1,
+                    CollectiveError::Aborted { rank, .. } => *rank == 0 && size == 1 << 62,
+                    _ => false,
+                };
+                assert!(named, "{size}: {error}");
+            });
+        }
     });
 }
 

@@ -191,7 +191,7 @@ pub fn leave(ranks: &mut [Rank]) {
     for rank in ranks {
         assert_eq!(
             rank.answer("left"),
-            "0 threads 0 files",
+            "0 threads 0 files 0 mappings",
             "rank {}",
             rank.number
         );

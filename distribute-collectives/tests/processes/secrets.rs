@@ -187,6 +187,12 @@ fn no_output_and_no_argument_shows_the_token() {
     }
 }
 
+/// The setting of ranks that have a certificate and accept it, in a directory.
+pub fn certificate(directory: &Path) -> String {
+    let ca = Authority::new();
+    ca.identity(&ca, directory, "good", false)
+}
+
 struct Authority {
     certificate: Certificate,
     issuer: Issuer<'static, KeyPair>,
