@@ -1,6 +1,7 @@
 //! Gradients of one replica, in the order of the model's parameters.
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::optim::GradientsParams;
 use burn::tensor::{DType, Gradients as BurnGradients, Shape, Tensor, TensorData};
 use distribute_collectives::ReduceOp;
 
@@ -40,8 +41,22 @@ impl Gradients {
                  strategy's scope, which have autodiff",
             ));
         }
+        Self::collect(loss.backward(), model)
+    }
+
+    /// The gradients that burn holds for a model's trainable parameters, the way back of
+    /// [`into_params`](Self::into_params); without a copy on the flex backend if nothing else
+    /// holds the tensors.
+    ///
+    /// # Errors
+    /// If the device cannot hand a gradient out.
+    pub fn from_params<M: Module>(params: GradientsParams, model: &M) -> Result<Self> {
+        Self::collect(params, model)
+    }
+
+    fn collect<M: Module>(from: impl Source, model: &M) -> Result<Self> {
         let mut collect = Collect {
-            from: loss.backward(),
+            from,
             entries: Vec::new(),
             error: None,
         };
@@ -228,22 +243,38 @@ impl Gradients {
     }
 }
 
-struct Collect {
-    from: BurnGradients,
+/// Where gradients come from: a backward pass, or what burn made of one.
+trait Source {
+    /// Moves one parameter's gradient out.
+    fn take<const D: usize>(&mut self, id: ParamId, value: &Tensor<D>) -> Option<Tensor<D>>;
+}
+
+impl Source for BurnGradients {
+    fn take<const D: usize>(&mut self, _: ParamId, value: &Tensor<D>) -> Option<Tensor<D>> {
+        value.grad_remove(self)
+    }
+}
+
+impl Source for GradientsParams {
+    fn take<const D: usize>(&mut self, id: ParamId, _: &Tensor<D>) -> Option<Tensor<D>> {
+        self.remove(id)
+    }
+}
+
+struct Collect<S> {
+    from: S,
     entries: Vec<Entry>,
     error: Option<Error>,
 }
 
-impl ModuleVisitor for Collect {
+impl<S: Source> ModuleVisitor for Collect<S> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let value = param.val();
         if !value.is_require_grad() {
             return;
         }
-        let gradient = value
-            .grad_remove(&mut self.from)
-            .map(Tensor::try_into_data)
-            .transpose();
+        let gradient = self.from.take(param.id, &value);
+        let gradient = gradient.map(Tensor::try_into_data).transpose();
         let data = gradient.unwrap_or_else(|error| {
             self.error.get_or_insert(Error::step(error));
             None

@@ -29,6 +29,8 @@ pub mod fit;
 mod gradients;
 mod host_reduce;
 mod indexed_slices;
+#[cfg(feature = "burn-train")]
+mod learner;
 pub mod metric;
 mod nest;
 pub mod optim;
@@ -52,6 +54,8 @@ pub use dropout::{dropout, dropout_mask};
 pub use error::{Error, Result};
 pub use gradients::Gradients;
 pub use indexed_slices::IndexedSlices;
+#[cfg(feature = "burn-train")]
+pub use learner::LearnerStrategy;
 pub use nest::{Leaf, Nest};
 pub use optim::{Adam, AdamW, Sgd};
 pub use replica_context::ReplicaContext;

@@ -137,14 +137,7 @@ impl<M: Module + 'static> TrainState<M> {
     }
 
     fn check_running_statistics(&self, ctx: &ReplicaContext) -> Result<()> {
-        match &self.batch_norm {
-            Some(path) if ctx.num_replicas_in_sync() > 1 => Err(Error::invalid(format!(
-                "the layer `{path}` is a batch normalization: burn 0.22.1 shares its running \
-                 statistics between replica threads, so the result would depend on their timing; \
-                 use a layer or group normalization, or one replica"
-            ))),
-            _ => Ok(()),
-        }
+        refuse_batch_norm(self.batch_norm.as_deref(), ctx.num_replicas_in_sync())
     }
 
     /// Adds micro-batches up; gives the sum out when there are enough.
@@ -298,6 +291,25 @@ impl<M: Module> Replicate for TrainState<M> {
             .map_or(0, |(count, _)| *count as u64);
         (!self.half_updated).then_some((self.step << 16) | waiting)
     }
+}
+
+fn refuse_batch_norm(path: Option<&str>, replicas: usize) -> Result<()> {
+    match path {
+        Some(path) if replicas > 1 => Err(Error::invalid(format!(
+            "the layer `{path}` is a batch normalization: burn 0.22.1 shares its running \
+             statistics between replica threads, so the result would depend on their timing; \
+             use a layer or group normalization, or one replica"
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Refuses a model whose replicas would share running statistics.
+#[cfg(feature = "burn-train")]
+pub(crate) fn check_running_statistics(model: &impl Module, replicas: usize) -> Result<()> {
+    let mut names = Names::default();
+    model.visit(&mut names);
+    refuse_batch_norm(names.batch_norm.as_deref(), replicas)
 }
 
 /// Collects the paths of the trainable parameters.

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
+use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
 use distribute_core::collectives::{Buffer, Communicator};
 use distribute_core::{
@@ -181,5 +182,21 @@ fn reduced_gradients_enter_burn_without_a_copy() {
     let (copies, tensor) = large_allocations(|| Tensor::<2>::from_data(data, &device));
     assert_eq!(copies, 0);
     let back = tensor.into_data();
+    assert_eq!(back.as_slice::<f32>().unwrap().as_ptr() as usize, at);
+}
+
+#[test]
+fn gradients_leave_burns_own_type_and_return_to_it_without_a_copy() {
+    let device = Device::flex().autodiff();
+    let model = Net::new(&device);
+    let params = GradientsParams::from_grads(model.loss(&device).backward(), &model);
+    let (copies, gradients) = large_allocations(|| Gradients::from_params(params, &model));
+    assert_eq!(copies, 0);
+    let gradients = gradients.unwrap();
+    let at = address(&gradients, 0);
+    let (copies, mut params) = large_allocations(|| gradients.into_params(&model));
+    assert_eq!(copies, 0);
+    let back: Tensor<2> = params.remove(model.linear.weight.id).unwrap();
+    let back = back.into_data();
     assert_eq!(back.as_slice::<f32>().unwrap().as_ptr() as usize, at);
 }

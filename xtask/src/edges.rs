@@ -188,10 +188,9 @@ fn burn_by_default(member: &Member) -> Vec<String> {
             waiting.extend(enabled.into_iter().flatten().filter_map(Value::as_str));
         }
     }
-    let is_burns = |feature: &&&str| {
-        feature
-            .split_once('/')
-            .is_some_and(|(name, _)| is_burn(name.trim_end_matches('?')))
+    let is_burns = |feature: &&&str| match feature.split_once('/') {
+        Some((name, _)) => is_burn(name.trim_end_matches('?')),
+        None => feature.strip_prefix("dep:").is_some_and(is_burn),
     };
     let problem = |feature: &&str| format!("the default features turn on `{feature}`");
     reached.iter().filter(is_burns).map(problem).collect()
@@ -302,6 +301,8 @@ mod tests {
         assert_eq!(core("[features]\ncuda = [\"burn/cuda\"]"), [""; 0]);
         let rest = "[features]\ndefault = [\"gpu\"]\ngpu = [\"cuda\"]\ncuda = [\"burn?/cuda\"]";
         assert_one(&core(rest), "turn on `burn?/cuda`");
+        let whole = "[features]\ndefault = [\"train\"]\ntrain = [\"dep:burn-train\"]";
+        assert_one(&core(whole), "turn on `dep:burn-train`");
     }
 
     #[test]
