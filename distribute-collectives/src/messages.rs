@@ -106,10 +106,11 @@ impl<T: Transport> TransportCommunicator<T> {
         &mut self.transport
     }
 
-    fn segment_bytes(&self) -> usize {
+    /// Bytes of a segment of an operation over `bytes` bytes.
+    fn segment_bytes(&self, bytes: usize) -> usize {
         self.options
             .get_segment_bytes()
-            .unwrap_or(self.transport.segment_bytes())
+            .unwrap_or(self.transport.segment_bytes_for(bytes))
             .max(1)
     }
 
@@ -143,9 +144,11 @@ impl<T: Transport> TransportCommunicator<T> {
         // Partial sums of half types travel as `f32`, and must fit too.
         let partial_bytes = wire.map_or(dtype.accumulator_bytes(), |_| WireType::SIZE_BYTES);
         let most = self.transport.max_segment_bytes() / partial_bytes;
+        let len: usize = buffers.iter().map(Buffer::len).sum();
+        let segment_bytes = self.segment_bytes(len.saturating_mul(element_bytes));
         Exchange {
-            segment: (self.segment_bytes() / element_bytes).min(most).max(1),
-            len: buffers.iter().map(Buffer::len).sum(),
+            segment: (segment_bytes / element_bytes).min(most).max(1),
+            len,
             transport: &mut self.transport,
             buffers,
             op,
@@ -330,7 +333,7 @@ impl<T: Transport> Communicator for TransportCommunicator<T> {
     }
 
     fn send(&mut self, to: usize, buffer: Buffer<'_>) -> Result<()> {
-        let segment_bytes = self.segment_bytes();
+        let segment_bytes = self.segment_bytes(buffer.as_bytes().len());
         send(
             &mut self.transport,
             self.options.get_generation(),
@@ -341,7 +344,7 @@ impl<T: Transport> Communicator for TransportCommunicator<T> {
     }
 
     fn recv(&mut self, from: usize, mut buffer: Buffer<'_>) -> Result<()> {
-        let segment_bytes = self.segment_bytes();
+        let segment_bytes = self.segment_bytes(buffer.as_bytes().len());
         recv(
             &mut self.transport,
             self.options.get_generation(),

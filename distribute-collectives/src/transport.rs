@@ -29,6 +29,12 @@ pub trait Transport: Send {
     /// The segment size in bytes that suits this transport.
     fn segment_bytes(&self) -> usize;
 
+    /// The same for an operation over `bytes` bytes in all, where that matters (default: it does
+    /// not). The same on all ranks.
+    fn segment_bytes_for(&self, _bytes: usize) -> usize {
+        self.segment_bytes()
+    }
+
     /// Most bytes of a segment that this transport carries in one piece (default: any number). The
     /// same on all ranks.
     fn max_segment_bytes(&self) -> usize {

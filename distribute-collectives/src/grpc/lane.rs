@@ -22,9 +22,12 @@ use crate::wire::OVERHEAD_BYTES;
 /// loopback interface) instead of two and a tiny third one.
 pub(super) const SEGMENT_BYTES: usize = 128 * 1024 - 256;
 
-/// The same between two ranks. They have one neighbour, so nothing is gained by passing small
-/// segments on early, and fewer messages cost less: 1 MiB takes about 195 instead of 215 us.
+/// The same between two ranks, for operations over at most [`PAIR_BYTES`]. They have one neighbour,
+/// so nothing is gained by passing small segments on early, and fewer messages cost less: 1 MiB
+/// takes about 175 instead of 245 us. What does not stay in the caches is better sent in pieces
+/// that do: 16 MiB takes 4.2 instead of 6.4 ms.
 pub(super) const PAIR_SEGMENT_BYTES: usize = 512 * 1024;
+pub(super) const PAIR_BYTES: usize = 4 << 20;
 
 /// The largest HTTP/2 frame that is accepted: one segment with all that stands in front of it.
 pub(super) const FRAME_BYTES: u32 = (PAIR_SEGMENT_BYTES + OVERHEAD_BYTES) as u32;

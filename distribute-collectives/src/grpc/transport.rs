@@ -7,7 +7,7 @@ use crate::algorithm::dissemination;
 use crate::bookkeeping::{Bookkeeping, Running};
 use crate::communicator::{AbortHandle, AbortTarget};
 use crate::error::{CollectiveError, Result};
-use crate::grpc::lane::{PAIR_SEGMENT_BYTES, SEGMENT_BYTES};
+use crate::grpc::lane::{PAIR_BYTES, PAIR_SEGMENT_BYTES, SEGMENT_BYTES};
 use crate::grpc::links::{Links, SEGMENTS_IN_FLIGHT};
 use crate::header::{OperationHeader, OperationKind};
 use crate::status::GroupStatus;
@@ -86,8 +86,12 @@ impl Transport for GrpcTransport {
     }
 
     fn segment_bytes(&self) -> usize {
+        SEGMENT_BYTES.min(self.max_segment_bytes())
+    }
+
+    fn segment_bytes_for(&self, bytes: usize) -> usize {
         let suits = match self.links.world_size() {
-            2 => PAIR_SEGMENT_BYTES,
+            2 if bytes <= PAIR_BYTES => PAIR_SEGMENT_BYTES,
             _ => SEGMENT_BYTES,
         };
         suits.min(self.max_segment_bytes())
@@ -98,10 +102,7 @@ impl Transport for GrpcTransport {
     }
 
     fn segments_in_flight(&self) -> usize {
-        match self.links.world_size() {
-            2 => crate::transport::SEGMENTS_IN_FLIGHT,
-            _ => SEGMENTS_IN_FLIGHT,
-        }
+        SEGMENTS_IN_FLIGHT
     }
 
     fn sequence(&self) -> u64 {

@@ -126,6 +126,10 @@ impl<F: FnMut(usize) + Send> Transport for BeforeSend<F> {
     fn segment_bytes(&self) -> usize {
         self.inner.segment_bytes()
     }
+
+    fn segment_bytes_for(&self, bytes: usize) -> usize {
+        self.inner.segment_bytes_for(bytes)
+    }
     fn sequence(&self) -> u64 {
         self.inner.sequence()
     }
