@@ -5,6 +5,7 @@ use crate::buffer::DType;
 use crate::communicator::GatherTarget;
 use crate::error::{CollectiveError, Result};
 use crate::header::OperationKind;
+use crate::transport::Transport;
 
 /// Refuses an input that is not whole elements; nothing has been sent yet.
 pub(crate) fn check_input(rank: usize, dtype: DType, input: &[u8]) -> Result<()> {
@@ -17,6 +18,23 @@ pub(crate) fn check_input(rank: usize, dtype: DType, input: &[u8]) -> Result<()>
         op: OperationKind::AllGather,
         what: format!("the input has {bytes} bytes, but an element of {dtype} has {each}"),
     })
+}
+
+/// Memory for all inputs, see [`Inputs::memory`]; an error ends the operation on all ranks.
+pub(crate) fn memory<'o>(
+    transport: &mut impl Transport,
+    dtype: DType,
+    sizes: &[usize],
+    output: &'o mut dyn GatherTarget,
+) -> Result<&'o mut [u8]> {
+    let inputs = Inputs {
+        rank: transport.rank(),
+        dtype,
+        sizes,
+        transport: transport.name(),
+    };
+    let memory = inputs.memory(output);
+    memory.inspect_err(|error| transport.fail(error.clone()))
 }
 
 /// One rank's view of the sizes that all ranks have said.

@@ -168,19 +168,7 @@ impl<T: Transport> TransportCommunicator<T> {
         sizes: &[usize],
         output: &mut dyn GatherTarget,
     ) -> Result<()> {
-        let inputs = gathering::Inputs {
-            rank: self.transport.rank(),
-            dtype,
-            sizes,
-            transport: self.transport.name(),
-        };
-        let output = match inputs.memory(output) {
-            Ok(output) => output,
-            Err(error) => {
-                self.transport.fail(error.clone());
-                return Err(error);
-            }
-        };
+        let output = gathering::memory(&mut self.transport, dtype, sizes, output)?;
         let start = |rank: usize| sizes[..rank].iter().sum::<usize>();
         let chunk = |rank: usize| start(rank)..start(rank) + sizes[rank];
         output[chunk(self.transport.rank())].copy_from_slice(input);

@@ -4,7 +4,7 @@
 mod common;
 mod properties;
 
-use common::{Carrier, Random, on_ranks};
+use common::{ALGORITHMS, Carrier, Random, on_ranks};
 use distribute_collectives::{
     Algorithm, Communicator, CommunicatorExt, GroupOptions, Order, ReduceOp, reduce,
 };
@@ -92,15 +92,7 @@ fn integer_mean_is_the_truncated_wrapped_sum() {
 /// Whoever wants one segment may say so with the largest number.
 #[test]
 fn segments_may_be_as_large_as_a_number() {
-    let algorithms = [
-        Algorithm::Direct,
-        Algorithm::Ring,
-        Algorithm::Chain,
-        Algorithm::HalvingDoubling,
-        Algorithm::DirectExchange,
-        Algorithm::Hierarchical { ranks_per_host: 2 },
-    ];
-    for (algorithm, order) in algorithms
+    for (algorithm, order) in ALGORITHMS
         .into_iter()
         .flat_map(|algorithm| [(algorithm, Order::Fast), (algorithm, Order::Canonical)])
     {

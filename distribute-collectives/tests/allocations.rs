@@ -1,12 +1,15 @@
 //! No operation allocates after the first one. Alone in its binary, because it replaces the
 //! allocator.
 
+mod common;
+
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use common::ALGORITHMS;
 use distribute_collectives::flight_record::Recorded;
 use distribute_collectives::{
-    Algorithm, Communicator, CommunicatorExt, Gathered, GroupOptions, Order, ReduceOp, in_process,
+    Communicator, CommunicatorExt, Gathered, GroupOptions, Order, ReduceOp, in_process,
 };
 use half::bf16;
 
@@ -65,14 +68,7 @@ fn operations(
 
 #[test]
 fn only_the_first_call_allocates() {
-    for algorithm in [
-        Algorithm::Direct,
-        Algorithm::Ring,
-        Algorithm::Chain,
-        Algorithm::HalvingDoubling,
-        Algorithm::DirectExchange,
-        Algorithm::Hierarchical { ranks_per_host: 2 },
-    ] {
+    for algorithm in ALGORITHMS {
         for order in [Order::Fast, Order::Canonical] {
             let options = GroupOptions::default().algorithm(algorithm).order(order);
             let group = in_process(3, options.segment_bytes(4096)).unwrap();

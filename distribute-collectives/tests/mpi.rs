@@ -1,11 +1,13 @@
 //! The communicator over MPI, in real processes under `mpirun`.
 //!
 //! Each test runs this program again under `mpirun`, where [`rank_program`] plays one rank and
-//! writes a file when all its assertions held.
+//! says when all its assertions held.
 #![cfg(feature = "mpi")]
 
 mod common;
 
+use std::io::ErrorKind;
+use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -17,6 +19,7 @@ use distribute_collectives::{
     GroupOptions, ReduceOp, WireType, chunk_range, reduce,
 };
 use half::{bf16, f16};
+use rustix::process::{Pid, Signal, kill_process};
 
 const SCENARIO: &str = "DISTRIBUTE_MPI_SCENARIO";
 const DIRECTORY: &str = "DISTRIBUTE_MPI_DIRECTORY";
@@ -32,7 +35,8 @@ fn under_mpirun(scenario: &str, world_size: usize) {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    let mut child = Command::new("mpirun")
+    let reports = listen(dir.path());
+    let mut mpirun = Command::new("mpirun")
         .arg("-quiet")
         .args([
             "--allow-run-as-root",
@@ -47,25 +51,57 @@ fn under_mpirun(scenario: &str, world_size: usize) {
         .stdout(Stdio::null())
         .spawn()
         .unwrap();
-    let done = |rank| dir.path().join(format!("ok-{rank}")).exists();
-    let begin = Instant::now();
-    let mut all_done = None;
-    // Open MPI 4.1's mpirun sometimes stays when ranks have ended without `MPI_Finalize`; what
-    // counts is what the ranks did, so it then gets some seconds to end by itself.
-    while child.try_wait().unwrap().is_none() {
-        if (0..world_size).all(done) {
-            all_done.get_or_insert_with(Instant::now);
-        }
-        let stays = all_done.is_some_and(|since| since.elapsed() > Duration::from_secs(10));
-        if stays || begin.elapsed() > Duration::from_secs(90) {
-            child.kill().unwrap();
-            child.wait().unwrap();
-            break;
-        }
-        std::thread::sleep(Duration::from_millis(20));
+    let pid = Pid::from_child(&mpirun);
+    let directory = dir.path().to_path_buf();
+    let waiter = std::thread::spawn(move || {
+        mpirun.wait().unwrap();
+        report(&directory, ENDED);
+    });
+    let (done, ended) = hear(&reports, world_size);
+    if !ended {
+        // An error: it has just ended by itself.
+        let _ = kill_process(pid, Signal::KILL);
     }
-    for rank in 0..world_size {
-        assert!(done(rank), "rank {rank} failed or hung");
+    waiter.join().unwrap();
+    for (rank, done) in done.into_iter().enumerate() {
+        assert!(done, "rank {rank} failed or hung");
+    }
+}
+
+/// In place of a rank's number: mpirun has ended.
+const ENDED: u8 = u8::MAX;
+
+/// Where ranks say that all their assertions held, one byte each.
+fn listen(directory: &Path) -> UnixDatagram {
+    UnixDatagram::bind(directory.join("reports")).unwrap()
+}
+
+fn report(directory: &Path, what: u8) {
+    let socket = UnixDatagram::unbound().unwrap();
+    socket.send_to(&[what], directory.join("reports")).unwrap();
+}
+
+/// Which ranks have reported, and whether mpirun has ended. Open MPI 4.1's sometimes stays when
+/// ranks have ended without `MPI_Finalize`; what counts is what the ranks did, so it then gets some
+/// seconds to end by itself.
+fn hear(reports: &UnixDatagram, world_size: usize) -> (Vec<bool>, bool) {
+    let mut done = vec![false; world_size];
+    let mut until = Instant::now() + Duration::from_secs(90);
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        let left = left.max(Duration::from_millis(1));
+        reports.set_read_timeout(Some(left)).unwrap();
+        let mut what = [0];
+        match reports.recv(&mut what) {
+            Ok(_) if what[0] == ENDED => return (done, true),
+            Ok(_) => done[usize::from(what[0])] = true,
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            // The time is over.
+            Err(_) => return (done, false),
+        }
+        if done.iter().all(|done| *done) {
+            until = until.min(Instant::now() + Duration::from_secs(10));
+        }
     }
 }
 
@@ -107,6 +143,7 @@ fn a_missing_rank_of_4() {
 #[test]
 fn one_process_without_mpirun_is_a_group_of_one() {
     let dir = tempfile::tempdir().unwrap();
+    let reports = listen(dir.path());
     let status = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "rank_program", "--nocapture"])
         .env(SCENARIO, "operations")
@@ -115,7 +152,8 @@ fn one_process_without_mpirun_is_a_group_of_one() {
         .status()
         .unwrap();
     assert!(status.success());
-    assert!(dir.path().join("ok-0").exists());
+    report(dir.path(), ENDED);
+    assert_eq!(hear(&reports, 1), (vec![true], true));
 }
 
 /// One rank; does nothing unless a scenario is asked for.
@@ -137,8 +175,7 @@ fn rank_program() {
         "timeout" => timeout(&environment, &mut control),
         other => panic!("unknown scenario {other}"),
     }
-    let done = Path::new(&dir).join(format!("ok-{}", control.rank()));
-    std::fs::write(done, "").unwrap();
+    report(Path::new(&dir), u8::try_from(control.rank()).unwrap());
     // When ranks end without `MPI_Finalize`, mpirun ends the others.
     control.barrier().unwrap();
 }

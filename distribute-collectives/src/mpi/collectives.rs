@@ -293,28 +293,6 @@ impl MpiCollectives {
         Ok(())
     }
 
-    fn gather_into(
-        &mut self,
-        dtype: DType,
-        input: &[u8],
-        sizes: &[usize],
-        output: &mut dyn GatherTarget,
-    ) -> Result<()> {
-        let inputs = gathering::Inputs {
-            rank: self.transport.rank(),
-            dtype,
-            sizes,
-            transport: self.transport.name(),
-        };
-        match inputs.memory(output) {
-            Ok(output) => self.gather_inputs(input, sizes, output),
-            Err(error) => {
-                self.transport.fail(error.clone());
-                Err(error)
-            }
-        }
-    }
-
     fn gather_inputs(&mut self, input: &[u8], sizes: &[usize], output: &mut [u8]) -> Result<()> {
         let (rank, size, segment) = (
             self.transport.rank(),
@@ -413,7 +391,8 @@ impl Communicator for MpiCollectives {
             let mut sizes = std::mem::take(&mut this.sizes);
             let result = this
                 .exchange_sizes(input.len(), &mut sizes)
-                .and_then(|()| this.gather_into(dtype, input, &sizes, output));
+                .and_then(|()| gathering::memory(&mut this.transport, dtype, &sizes, output))
+                .and_then(|output| this.gather_inputs(input, &sizes, output));
             this.sizes = sizes;
             result
         })

@@ -13,6 +13,16 @@ use distribute_collectives::{
 use half::{bf16, f16};
 pub use testing::*;
 
+/// All algorithms.
+pub const ALGORITHMS: [Algorithm; 6] = [
+    Algorithm::Direct,
+    Algorithm::Ring,
+    Algorithm::Chain,
+    Algorithm::HalvingDoubling,
+    Algorithm::DirectExchange,
+    Algorithm::Hierarchical { ranks_per_host: 2 },
+];
+
 /// Runs `f` for every rank of a new group, each on its own thread.
 pub fn on_ranks<R: Send>(
     world_size: usize,

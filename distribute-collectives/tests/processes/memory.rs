@@ -48,6 +48,7 @@ fn a_rank_that_stops_reading_fills_no_memory(#[values("shm", "grpc")] transport:
         // How long it reads nothing: the default limit is 3 s.
         std::thread::sleep(Duration::from_millis(1800));
         ranks[1].signal(Signal::CONT);
+        // How long it reads in between, so that it is heard of before the next stop.
         std::thread::sleep(Duration::from_millis(700));
     }
     for (rank, before) in ranks.iter().zip(before) {

@@ -19,7 +19,10 @@ use burn_train::{
     InferenceStep, Learner, LearningResult, RegressionOutput, SupervisedTraining, TrainOutput,
     TrainStep, TrainingStrategy, logger::InMemoryMetricLogger,
 };
-use distribute_core::{LearnerStrategy, MirroredStrategy, Strategy};
+use distribute_core::collectives::{Buffer, Communicator};
+use distribute_core::{
+    CrossDeviceOps, DirectAllReduce, LearnerStrategy, MirroredStrategy, ReduceOp, Result, Strategy,
+};
 
 use crate::events::Recorder;
 
@@ -31,6 +34,40 @@ type OnBatch = Arc<dyn Fn(usize) + Send + Sync>;
 
 /// The name of a replica's thread and the weights after an update.
 type Update = (String, Vec<f32>);
+
+/// What to do in every replica before a call of `all_reduce`.
+type OnAllReduce = Box<dyn Fn(usize) -> Result<()> + Send + Sync>;
+
+/// All-reduces after a look at the replica; an error is returned in place of the sum.
+pub struct BeforeAllReduce(OnAllReduce);
+
+impl BeforeAllReduce {
+    pub fn new(look: impl Fn(usize) -> Result<()> + Send + Sync + 'static) -> Self {
+        BeforeAllReduce(Box::new(look))
+    }
+}
+
+impl std::fmt::Debug for BeforeAllReduce {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("BeforeAllReduce")
+    }
+}
+
+impl CrossDeviceOps for BeforeAllReduce {
+    fn name(&self) -> &str {
+        "before-all-reduce"
+    }
+
+    fn all_reduce(
+        &self,
+        communicator: &mut dyn Communicator,
+        op: ReduceOp,
+        buffers: &mut [Buffer<'_>],
+    ) -> Result<()> {
+        (self.0)(communicator.rank())?;
+        DirectAllReduce.all_reduce(communicator, op, buffers)
+    }
+}
 
 /// Sees what the replicas do.
 #[derive(Clone)]

@@ -72,37 +72,16 @@ fn a_panic_in_a_step_without_other_replicas_is_reported_too() {
     );
 }
 
-/// Fails on replica 0 in the given call.
-#[derive(Debug)]
-struct Broken {
-    calls: AtomicUsize,
-    bad: usize,
-}
-
-impl CrossDeviceOps for Broken {
-    fn name(&self) -> &str {
-        "broken"
-    }
-
-    fn all_reduce(
-        &self,
-        communicator: &mut dyn Communicator,
-        op: ReduceOp,
-        buffers: &mut [Buffer<'_>],
-    ) -> Result<()> {
-        if communicator.rank() == 0 && self.calls.fetch_add(1, Ordering::SeqCst) == self.bad {
-            return Err(Error::invalid("the cable was pulled"));
-        }
-        DirectAllReduce.all_reduce(communicator, op, buffers)
-    }
-}
-
 #[test]
 fn a_failed_collective_ends_the_training() {
-    let broken = Broken {
-        calls: AtomicUsize::new(0),
-        bad: 2,
-    };
+    // Replica 0's third call.
+    let calls = AtomicUsize::new(0);
+    let broken = BeforeAllReduce::new(move |replica| {
+        match replica == 0 && calls.fetch_add(1, Ordering::SeqCst) == 2 {
+            true => Err(Error::invalid("the cable was pulled")),
+            false => Ok(()),
+        }
+    });
     let builder = MirroredStrategy::builder().replicas(2);
     let strategy = builder.cross_device_ops(broken).build().unwrap();
     let spy = Spy::new(|_| ());

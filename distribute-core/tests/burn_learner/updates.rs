@@ -69,31 +69,16 @@ fn a_parameter_that_one_batch_uses_counts_as_zero_in_the_others() {
     assert_eq!(found.last(), Some(&0.25), "it was left alone");
 }
 
-/// Counts the calls of all replicas.
-#[derive(Debug, Clone, Default)]
-struct Counting(Arc<AtomicUsize>);
-
-impl CrossDeviceOps for Counting {
-    fn name(&self) -> &str {
-        "counting"
-    }
-
-    fn all_reduce(
-        &self,
-        communicator: &mut dyn Communicator,
-        op: ReduceOp,
-        buffers: &mut [Buffer<'_>],
-    ) -> Result<()> {
-        self.0.fetch_add(1, Ordering::SeqCst);
-        DirectAllReduce.all_reduce(communicator, op, buffers)
-    }
-}
-
 #[test]
 fn accumulated_gradients_are_exchanged_once_per_update() {
-    let calls = Counting::default();
+    let calls = Arc::new(AtomicUsize::new(0));
+    let count = calls.clone();
+    let counting = BeforeAllReduce::new(move |_| {
+        count.fetch_add(1, Ordering::SeqCst);
+        Ok(())
+    });
     let builder = MirroredStrategy::builder().replicas(2);
-    let strategy = builder.cross_device_ops(calls.clone()).build().unwrap();
+    let strategy = builder.cross_device_ops(counting).build().unwrap();
     let accumulate = |it: Training| it.grads_accumulation(2);
     // Five batches: two full steps, and one with a single batch that the epoch ends with.
     let all = batches(15, 3);
@@ -104,7 +89,7 @@ fn accumulated_gradients_are_exchanged_once_per_update() {
         assert_close(&found, &expected(updates(), optimizer));
         assert_equal_replicas(&spy, 2, 2);
         assert_eq!(
-            calls.0.swap(0, Ordering::SeqCst),
+            calls.swap(0, Ordering::SeqCst),
             4,
             "2 updates on 2 replicas"
         );

@@ -249,15 +249,15 @@ fn a_stranger_without_the_token_cannot_end_a_rendezvous() {
         let (mut sockets, addresses) = listeners(2);
         let (second, first) = (sockets.pop().unwrap(), sockets.pop().unwrap());
         let zero = rank_of_two(0, first, &addresses);
-        let zero = std::thread::spawn(move || join(zero));
-        client(async {
-            tries_of_a_stranger(&addresses[0]).await;
-            // Longer than what was once the patience with a claimed rank.
-            tokio::time::sleep(Duration::from_millis(5500)).await;
-        });
-        assert!(!zero.is_finished(), "{:?}", error_of(zero.join().unwrap()));
+        let (joined, zero_joined) = std::sync::mpsc::channel();
+        std::thread::spawn(move || joined.send(join(zero)));
+        client(tries_of_a_stranger(&addresses[0]));
+        // Longer than the patience with a claimed rank where there is no token.
+        if let Ok(result) = zero_joined.recv_timeout(Duration::from_millis(5500)) {
+            panic!("it ended before its time: {}", error_of(result));
+        }
         let one = join(rank_of_two(1, second, &addresses)).unwrap();
-        let zero = zero.join().unwrap().unwrap();
+        let zero = zero_joined.recv().unwrap().unwrap();
         gather_once(&[&zero, &one]);
     });
 }
