@@ -5,9 +5,12 @@
 //! silent ranks, and tells the others what went wrong here).
 
 use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, eventfd};
 
 use crate::error::{CollectiveError, Result};
 use crate::header::OperationHeader;
@@ -114,6 +117,21 @@ impl GroupStatus {
     /// It must not block and must not call back into this value.
     pub(crate) fn on_failure(&self, waker: impl Fn() + Send + 'static) {
         self.lock().wakers.push(Box::new(waker));
+    }
+
+    /// A descriptor that can be read once a failure is noted from now on, for threads that wait in
+    /// `poll(2)`. What was read from it is gone until the next failure.
+    pub(crate) fn alarm(&self) -> rustix::io::Result<Arc<OwnedFd>> {
+        let alarm = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        // Weak: this value may outlive whoever waits.
+        let weak = Arc::downgrade(&alarm);
+        self.on_failure(move || {
+            if let Some(alarm) = weak.upgrade() {
+                // Fails only when it is ringing already.
+                let _ = rustix::io::write(&*alarm, &1_u64.to_ne_bytes());
+            }
+        });
+        Ok(alarm)
     }
 
     /// Notes the operation that this rank has begun.
@@ -247,7 +265,6 @@ impl GroupStatus {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
     use std::sync::atomic::AtomicUsize;
 
     use super::*;

@@ -24,8 +24,6 @@ pub(crate) fn all_reduce<T: Element>(
     if size < 2 {
         return Ok(());
     }
-    // Options with 0 are refused before they get here.
-    let ranks_per_host = ranks_per_host.max(1);
     let leader = rank / ranks_per_host * ranks_per_host;
     let members = leader + 1..size.min(leader + ranks_per_host);
     let hosts = size.div_ceil(ranks_per_host);

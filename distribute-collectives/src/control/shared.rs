@@ -386,6 +386,7 @@ impl Shared {
             reason => format!(": {reason}"),
         };
         match phase {
+            Phase::Leaving => {}
             Phase::Joining | Phase::Formed if !joined => {
                 let waited_for = goodbye.waited_for.iter().map(|rank| *rank as usize);
                 let absence = Absence {
@@ -395,12 +396,11 @@ impl Shared {
                 self.note(rank, absence);
                 self.changed.notify_one();
             }
-            Phase::Joining | Phase::Formed => {
+            _ => {
                 let count = goodbye.completed;
                 let reason = format!("it left the group after {count} operations{because}");
                 self.fail(Trouble::Lost { rank, reason }, count);
             }
-            Phase::Leaving => {}
         }
     }
 

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use smallvec::SmallVec;
 
 use crate::error::{CollectiveError, Result};
@@ -120,16 +120,10 @@ pub(super) fn wait(fds: &mut [PollFd<'_>], timeout: Option<Duration>) -> io::Res
 
 impl Links {
     pub(super) fn unconnected(config: &LinkConfig) -> Result<Links> {
-        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let wake = config.status.alarm();
         let wake = wake.map_err(|error| CollectiveError::InvalidOption {
             what: format!("cannot make an eventfd: {error}"),
         })?;
-        let wake = Arc::new(wake);
-        let ring = wake.clone();
-        config.status.on_failure(move || {
-            // Fails only when it is ringing already.
-            let _ = rustix::io::write(&*ring, &1_u64.to_ne_bytes());
-        });
         Ok(Links {
             rank: config.rank,
             max_message_bytes: config.max_message_bytes,

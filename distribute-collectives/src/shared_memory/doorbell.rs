@@ -23,6 +23,7 @@ use std::time::{Duration, Instant};
 
 use rustix::thread::futex::{self, Flags, Timespec};
 
+use crate::bookkeeping::Running;
 use crate::error::{CollectiveError, Result};
 use crate::header::OperationHeader;
 use crate::patience::{Patience, poll_some};
@@ -251,19 +252,14 @@ impl Shared {
 }
 
 impl<'a> Operation<'a> {
-    /// Begins now and has `timeout` until its deadline.
-    pub(crate) fn new(
-        status: &'a Arc<GroupStatus>,
-        header: OperationHeader,
-        timeout: Duration,
-    ) -> Self {
-        let begin = Instant::now();
+    /// What waiting in the running operation needs.
+    pub(crate) fn of(status: &'a Arc<GroupStatus>, running: &Running) -> Self {
         Operation {
             status,
-            header,
-            begin,
-            deadline: begin.checked_add(timeout),
-            only_peer: header.kind.is_point_to_point(),
+            header: running.header,
+            begin: running.begin,
+            deadline: running.deadline,
+            only_peer: running.header.kind.is_point_to_point(),
         }
     }
 

@@ -13,19 +13,6 @@ use crate::shared_memory::group::LocalGroup;
 use crate::status::GroupStatus;
 use crate::transport::Transport;
 
-impl<'a> Operation<'a> {
-    /// What waiting in the running operation needs.
-    pub(crate) fn of(status: &'a Arc<GroupStatus>, running: &Running) -> Self {
-        Operation {
-            status,
-            header: running.header,
-            begin: running.begin,
-            deadline: running.deadline,
-            only_peer: running.header.kind.is_point_to_point(),
-        }
-    }
-}
-
 /// A [`Transport`] through shared memory only; also the base of
 /// [`SharedMemoryCommunicator`](super::SharedMemoryCommunicator).
 pub(crate) struct LocalTransport {
@@ -91,12 +78,9 @@ impl LocalTransport {
         self.check()?;
         let status = self.group.status.clone();
         status.begin(header);
-        let operation = Operation::new(&status, *header, self.options.get_timeout());
-        self.operations.begin(Running {
-            header: *header,
-            begin: operation.begin,
-            deadline: operation.deadline,
-        });
+        let running = Running::new(header, self.options.get_timeout());
+        let operation = Operation::of(&status, &running);
+        self.operations.begin(running);
         // Also where nothing has to be waited for, an earlier failure counts.
         status.check_peer(header, None)?;
         if header.kind.is_point_to_point() {

@@ -21,7 +21,7 @@ use std::mem::MaybeUninit;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::sockopt::{self, Timeout};
@@ -183,13 +183,14 @@ pub(crate) fn establish(
             what: format!("the ranks {members:?} cannot share memory with rank {rank}"),
         });
     };
+    let alarm = status.alarm();
     let waiting = Waiting {
         rank,
         members,
         begin: Instant::now(),
         deadline,
         status: &status,
-        alarm: alarm(&status)?,
+        alarm: alarm.map_err(|error| unavailable("making an eventfd", error))?,
     };
     let (segment, layout) = match attachment {
         Attachment::Leader => lead(&offer, settings, &waiting)?,
@@ -199,21 +200,6 @@ pub(crate) fn establish(
         }
     };
     Ok(LocalGroup::new(segment, layout, members, me, status))
-}
-
-/// A descriptor that can be read once the group has noted a failure.
-fn alarm(status: &GroupStatus) -> Result<Arc<OwnedFd>> {
-    let alarm = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-    let alarm = Arc::new(alarm.map_err(|error| unavailable("making an eventfd", error))?);
-    // Weak: the status lives longer than this meeting.
-    let weak = Arc::downgrade(&alarm);
-    status.on_failure(move || {
-        if let Some(alarm) = weak.upgrade() {
-            // Fails only when it is ringing already.
-            let _ = rustix::io::write(&*alarm, &1_u64.to_ne_bytes());
-        }
-    });
-    Ok(alarm)
 }
 
 /// Who waits for whom, and until when.
