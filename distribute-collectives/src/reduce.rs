@@ -18,7 +18,7 @@ use std::ops::Range;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
-use crate::buffer::Element;
+use crate::buffer::{Buffer, Element, with_dtype};
 
 /// How the values of the ranks are combined, element by element.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -242,6 +242,34 @@ pub fn finish<A: Accumulator>(op: ReduceOp, world_size: usize, acc: &mut [A]) {
         for value in acc {
             *value = value.divide(world_size);
         }
+    }
+}
+
+/// Divides every element of a buffer, as [`finish`] does for [`ReduceOp::Mean`]: the last step of a
+/// mean whose sum was made in several stages.
+pub fn divide(buffer: &mut Buffer<'_>, world_size: usize) {
+    with_dtype!(buffer.dtype(), T => {
+        if let Some(values) = T::slice_of_mut(buffer) {
+            divide_slice(values, world_size);
+        }
+    });
+}
+
+fn divide_slice<T: Element>(values: &mut [T], world_size: usize) {
+    if T::NATIVE {
+        finish(
+            ReduceOp::Mean,
+            world_size,
+            bytemuck::cast_slice_mut::<T, T::Acc>(values),
+        );
+        return;
+    }
+    let mut acc = [zero::<T::Acc>(); BLOCK];
+    for values in values.chunks_mut(BLOCK) {
+        let acc = &mut acc[..values.len()];
+        T::widen(values, acc);
+        finish(ReduceOp::Mean, world_size, acc);
+        T::narrow(acc, values);
     }
 }
 

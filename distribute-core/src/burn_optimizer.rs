@@ -8,7 +8,7 @@ use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::{Device, Tensor};
 use distribute_collectives::ReduceOp;
 
-use crate::{Gradients, ReplicaContext, Replicate, Result};
+use crate::{Gradients, ReplicaContext, Replicate, Result, WorkerGroup};
 
 /// A model with one of burn's optimizers; used like [`TrainState`](crate::TrainState).
 ///
@@ -89,6 +89,10 @@ impl<M: Module> Replicate for BurnTrainState<M> {
         let mut copy = self.clone();
         copy.model = copy.model.fork(device);
         copy
+    }
+
+    fn take_from_chief(&mut self, workers: &WorkerGroup) -> Result<()> {
+        self.model.take_from_chief(workers)
     }
 
     fn version(&self) -> Option<u64> {

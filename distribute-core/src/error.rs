@@ -136,6 +136,17 @@ pub enum Error {
         /// What is known about it.
         why: String,
     },
+    /// A worker built another model than the chief, so their gradients do not fit.
+    #[error(
+        "worker {worker} has another model than the chief: {what}; run the same program with the \
+         same model on all workers"
+    )]
+    DifferentModels {
+        /// The worker, from 0; the chief is worker 0.
+        worker: usize,
+        /// The first parameter that differs.
+        what: String,
+    },
     /// A variable was created or used in a way that its options do not allow.
     #[error(transparent)]
     Variable(#[from] VariableError),

@@ -3,7 +3,8 @@
 use burn::tensor::{DType, TensorData};
 use distribute_collectives::ReduceOp;
 
-use crate::{Error, Result, host_reduce};
+use crate::nest::different_structure;
+use crate::{Error, Result, WorkerGroup, host_reduce};
 
 /// Rows of a dense tensor: row `i` of `values` belongs at `indices[i]` of axis 0, and rows with
 /// one index add up (TensorFlow: `tf.IndexedSlices`).
@@ -65,6 +66,43 @@ impl IndexedSlices {
     /// The shape of the dense tensor.
     pub fn dense_shape(&self) -> &[usize] {
         &self.dense_shape
+    }
+
+    /// The slices of all replicas of all workers, from those of this worker's.
+    pub(crate) fn gather(workers: &WorkerGroup, slices: Vec<Self>) -> Result<Vec<Self>> {
+        let lists = slices
+            .into_iter()
+            .map(Self::into_tensors)
+            .collect::<Result<Vec<_>>>()?;
+        let all = workers.gather(&lists)?;
+        all.into_iter().map(Self::from_tensors).collect()
+    }
+
+    fn into_tensors(self) -> Result<Vec<TensorData>> {
+        let counts = |counts: Vec<usize>| -> Result<TensorData> {
+            let wide = counts.into_iter().map(i64::try_from);
+            let wide = wide.collect::<Result<Vec<i64>, _>>().map_err(Error::step)?;
+            let count = wide.len();
+            Ok(TensorData::new(wide, [count]))
+        };
+        Ok(vec![
+            self.values,
+            counts(self.indices)?,
+            counts(self.dense_shape)?,
+        ])
+    }
+
+    fn from_tensors(tensors: Vec<TensorData>) -> Result<Self> {
+        let counts = |data: &TensorData| -> Result<Vec<usize>> {
+            let narrow = data.iter::<i64>().map(usize::try_from);
+            narrow
+                .collect::<Result<Vec<usize>, _>>()
+                .map_err(Error::step)
+        };
+        match <[TensorData; 3]>::try_from(tensors) {
+            Ok([values, indices, shape]) => Self::new(values, counts(&indices)?, counts(&shape)?),
+            Err(_) => Err(different_structure()),
+        }
     }
 
     /// The dense tensor: rows with one index added up, all others zero.

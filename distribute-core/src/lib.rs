@@ -32,6 +32,7 @@ mod indexed_slices;
 #[cfg(feature = "burn-train")]
 mod learner;
 pub mod metric;
+mod module_tensors;
 mod nest;
 pub mod optim;
 pub mod partitioners;
@@ -42,6 +43,7 @@ pub mod tensorboard;
 mod train_state;
 mod values;
 mod variable;
+mod workers;
 
 pub use burn::tensor::{Device, Tensor, TensorData};
 pub use burn_optimizer::BurnTrainState;
@@ -62,8 +64,8 @@ pub use replica_context::ReplicaContext;
 pub use scope::{current_strategy, has_strategy, in_step};
 pub use strategy::{
     CentralStorageStrategy, DefaultStrategy, InputContext, MirroredStrategy,
-    MirroredStrategyBuilder, OneDeviceStrategy, Replica, ReplicaStep, Strategy, StrategyExt,
-    StrategyId, VariablePlacement,
+    MirroredStrategyBuilder, MultiWorkerMirroredStrategy, MultiWorkerMirroredStrategyBuilder,
+    OneDeviceStrategy, Replica, ReplicaStep, Strategy, StrategyExt, StrategyId, VariablePlacement,
 };
 pub use train_state::{Applied, TrainState};
 pub use values::{Mirrored, PerReplica, Replicate, Same, StepArgs};
@@ -71,3 +73,4 @@ pub use variable::{
     DistributedVariable, VariableAggregation, VariableContext, VariableError, VariableKind,
     VariableOptions, VariableSynchronization,
 };
+pub use workers::WorkerGroup;

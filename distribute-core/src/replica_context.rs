@@ -20,12 +20,15 @@ use crate::values::lock;
 use crate::variable::Owner;
 use crate::{
     DistributedVariable, Error, Gradients, Leaf, LogicalDevice, Nest, PerReplica, Result,
-    VariableOptions, host_reduce, scope,
+    VariableOptions, WorkerGroup, host_reduce, scope,
 };
 
-/// How a replica reaches the others of its process.
+/// How a replica reaches the others: those of its process, and through replica 0 of its process
+/// those of other workers.
 pub(crate) struct Link {
+    /// Of the replicas of this process.
     pub(crate) communicator: Box<dyn Communicator>,
+    pub(crate) workers: Option<WorkerGroup>,
     pub(crate) cross_device_ops: Arc<dyn CrossDeviceOps>,
     pub(crate) board: Arc<Board>,
     /// How many differentiable calls were made; equal on all replicas.
@@ -36,9 +39,22 @@ impl Link {
     /// Reduces host buffers in place, as one operation per element type.
     pub(crate) fn all_reduce(&mut self, op: ReduceOp, tensors: &mut [TensorData]) -> Result<()> {
         let ops = Arc::clone(&self.cross_device_ops);
-        self.by_type(tensors, |communicator, buffers| {
-            ops.all_reduce(communicator, op, buffers)
+        let workers = self.workers.clone();
+        self.by_type(tensors, |communicator, buffers| match &workers {
+            None => ops.all_reduce(communicator, op, buffers),
+            Some(workers) => workers.all_reduce(communicator, op, buffers),
         })
+    }
+
+    /// The lists of all replicas, in replica order.
+    fn all_gather(&mut self, mine: &[i64]) -> Result<Vec<Vec<i64>>> {
+        match &self.workers {
+            None => {
+                let all = self.communicator.all_gather(mine)?;
+                Ok(all.iter().map(<[i64]>::to_vec).collect())
+            }
+            Some(workers) => workers.all_gather(self.communicator.as_mut(), mine),
+        }
     }
 
     /// Reduces host buffers in place on replica 0; those of the others are used up.
@@ -79,8 +95,8 @@ impl Link {
         }) {
             mine.push(i64::try_from(size).map_err(Error::step)?);
         }
-        let all = self.communicator.all_gather(&mine)?;
-        let expected = all.rank(0);
+        let all = self.all_gather(&mine)?;
+        let expected = &all[0];
         // Every replica compares the same lists, so all of them return the same error.
         match all.iter().find(|shapes| *shapes != expected) {
             Some(found) if found[0] != expected[0] => Err(Error::invalid(
@@ -97,7 +113,7 @@ impl Link {
     fn check_call(&mut self, op: &'static str, detail: i64) -> Result<()> {
         let mut mine = vec![detail];
         mine.extend(op.bytes().map(i64::from));
-        let all = self.communicator.all_gather(&mine)?;
+        let all = self.all_gather(&mine)?;
         let name = |call: &[i64]| -> String {
             let letters = call
                 .iter()
@@ -105,15 +121,15 @@ impl Link {
                 .filter_map(|byte| u8::try_from(*byte).ok());
             letters.map(char::from).collect()
         };
-        let expected = all.rank(0);
-        match (0..all.world_size()).find(|rank| all.rank(*rank) != expected) {
+        let expected = &all[0];
+        match all.iter().position(|call| call != expected) {
             Some(replica) => Err(Error::invalid(format!(
                 "the replicas made different cross-replica calls: {}({}) on replica 0, {}({}) on \
                  replica {replica}; every replica must make the same ones in the same order",
                 name(expected),
                 expected[0],
-                name(all.rank(replica)),
-                all.rank(replica)[0],
+                name(&all[replica]),
+                all[replica][0],
             ))),
             None => Ok(()),
         }
@@ -135,6 +151,7 @@ impl Link {
 pub struct ReplicaContext {
     replica: Replica,
     local_id: usize,
+    num_local: usize,
     num_replicas: usize,
     placement: VariablePlacement,
     link: Option<Arc<Mutex<Link>>>,
@@ -150,6 +167,7 @@ impl ReplicaContext {
         Self {
             replica: replica.clone(),
             local_id: 0,
+            num_local: 1,
             num_replicas: 1,
             placement: VariablePlacement::Mirrored,
             link: None,
@@ -161,14 +179,17 @@ impl ReplicaContext {
     pub(crate) fn linked(
         replica: &Replica,
         local_id: usize,
-        num_replicas: usize,
+        num_local: usize,
         placement: VariablePlacement,
         link: Link,
     ) -> Self {
+        let workers = link.workers.as_ref();
+        let num_replicas = workers.map_or(num_local, WorkerGroup::num_replicas);
         let link = (num_replicas > 1).then(|| Arc::new(Mutex::new(link)));
         Self {
             replica: replica.clone(),
             local_id,
+            num_local,
             num_replicas,
             placement,
             link,
@@ -318,7 +339,11 @@ impl ReplicaContext {
     /// range (negative ones too), [`Error::DType`] for bool, and another replica's failure.
     pub fn all_gather<T: Nest>(&self, mut value: T, axis: i64) -> Result<T> {
         let leaves = value.take_leaves()?;
-        let leaves = self.exchange("all_gather", axis, leaves, |lists| {
+        let workers = self.workers();
+        let leaves = self.exchange("all_gather", axis, leaves, |mut lists| {
+            if let Some(workers) = &workers {
+                lists = workers.gather(&lists)?;
+            }
             let gathered = host_reduce::columns(lists)?
                 .into_iter()
                 .map(|column| host_reduce::gather(column, axis))
@@ -344,7 +369,11 @@ impl ReplicaContext {
         }
         let leaves = value.take_leaves()?;
         let detail = i64::try_from(root).map_err(Error::step)?;
+        let workers = self.workers();
         let leaves = self.exchange("broadcast", detail, leaves, |mut lists| {
+            if let Some(workers) = &workers {
+                lists = workers.gather(&lists)?;
+            }
             let chosen = lists.swap_remove(root);
             Ok(vec![chosen; self.num_local()])
         })?;
@@ -388,14 +417,19 @@ impl ReplicaContext {
     ) -> Result<DistributedVariable> {
         let owner = Owner::of(&*scope::current_strategy());
         let count = self.num_local();
+        let workers = self.workers();
         self.exchange("variable", 0, initial.take()?, |mut values| {
-            let initial = values.swap_remove(0);
+            let mut initial = values.swap_remove(0);
+            if let Some(workers) = &workers {
+                workers.take_initial_value(&mut initial)?;
+            }
             let variable = DistributedVariable::create(&owner, initial, options)?;
             Ok(vec![variable; count])
         })
     }
 
-    /// Exchanges whole values between the replicas of this process. `op` and `detail` (a root, an
+    /// Exchanges whole values between the replicas of this process; `join` runs once per process
+    /// and may exchange more with other workers. `op` and `detail` (a root, an
     /// axis, a variable's number) say which call it is; replicas that differ in them all get an
     /// error instead of each other's values.
     pub(crate) fn exchange<T, R>(
@@ -424,8 +458,14 @@ impl ReplicaContext {
         board.exchange(op, self.local_id, value, join)
     }
 
-    fn num_local(&self) -> usize {
-        self.num_replicas
+    /// The replicas of this process.
+    pub(crate) fn num_local(&self) -> usize {
+        self.num_local
+    }
+
+    /// The group of workers, if there are several.
+    fn workers(&self) -> Option<WorkerGroup> {
+        lock(self.link.as_ref()?).workers.clone()
     }
 
     /// Called once before the replicas of a run start.
@@ -435,8 +475,9 @@ impl ReplicaContext {
         }
     }
 
-    /// Called when this replica's step has ended well. The barrier makes a replica that is
-    /// still waiting for this one in a collective fail at once instead of at its deadline.
+    /// Called when this replica's step has ended well. The barrier makes a replica of this process
+    /// that is still waiting for this one in a collective fail at once instead of at its deadline.
+    /// There is none between workers: a step without collectives may run on one of them alone.
     pub(crate) fn finish_run(&self) -> Result<()> {
         let Some(link) = &self.link else {
             return Ok(());
@@ -462,6 +503,9 @@ impl ReplicaContext {
         let link = lock(link);
         link.board.stop(cause);
         link.communicator.abort(&cause.to_string());
+        if let Some(workers) = &link.workers {
+            workers.abort(&cause.to_string());
+        }
     }
 }
 

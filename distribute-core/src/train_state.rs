@@ -9,7 +9,7 @@ use burn::tensor::{Device, Shape, Tensor, TensorData};
 use distribute_collectives::ReduceOp;
 
 use crate::optim::{Coefficient, Optimizer};
-use crate::{Error, Gradients, ReplicaContext, Replicate, Result, VariablePlacement};
+use crate::{Error, Gradients, ReplicaContext, Replicate, Result, VariablePlacement, WorkerGroup};
 
 /// A model, its optimizer's state and the step counter.
 ///
@@ -198,7 +198,7 @@ impl<M: Module + 'static> TrainState<M> {
             slots: self.slots.clone(),
             step: self.step,
         });
-        let count = ctx.num_replicas_in_sync();
+        let count = ctx.num_local();
         let central = ctx.exchange("apply_gradients", 0, mine, |mut all| {
             Ok(vec![all.swap_remove(0); count])
         })?;
@@ -281,6 +281,11 @@ impl<M: Module> Replicate for TrainState<M> {
             (_, Some((count, other))) => Some((count, other.without_values())),
             (_, None) => None,
         };
+    }
+
+    /// A state that was just built: the model is all it has.
+    fn take_from_chief(&mut self, workers: &WorkerGroup) -> Result<()> {
+        self.model.take_from_chief(workers)
     }
 
     /// Counts updates and the micro-batches since the last one.

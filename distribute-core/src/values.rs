@@ -7,7 +7,7 @@ use burn::module::Module;
 use burn::tensor::Device;
 
 use crate::strategy::StrategyId;
-use crate::{Error, Result};
+use crate::{Error, Result, WorkerGroup, module_tensors};
 
 /// One value per local replica, in replica order; the values may differ
 /// (TensorFlow: `tf.distribute.DistributedValues`, `PerReplica`).
@@ -64,6 +64,22 @@ pub trait Replicate: Sized {
         *self = primary.replicate(device);
     }
 
+    /// Takes over the chief's value, when the strategy's scope has built one on every worker.
+    ///
+    /// The tensors of modules are taken over. Numbers are not: compute them the same way on all
+    /// workers. A type that says nothing here can be used with one worker only.
+    ///
+    /// # Errors
+    /// [`Error::DifferentModels`] if a worker's value has other tensors than the chief's.
+    fn take_from_chief(&mut self, workers: &WorkerGroup) -> Result<()> {
+        let _ = workers;
+        Err(Error::invalid(format!(
+            "`{}` cannot be sent from the chief to the other workers: implement \
+             `Replicate::take_from_chief` for it, or derive `Replicate`",
+            std::any::type_name::<Self>()
+        )))
+    }
+
     /// A number that changes with every update, if the value counts them. When a run fails and
     /// all replicas report the same number, the copies are known to be equal still.
     fn version(&self) -> Option<u64> {
@@ -74,6 +90,13 @@ pub trait Replicate: Sized {
 impl<M: Module> Replicate for M {
     fn replicate(&self, device: &Device) -> Self {
         self.clone().fork(device)
+    }
+
+    fn take_from_chief(&mut self, workers: &WorkerGroup) -> Result<()> {
+        let (names, mut tensors) = module_tensors::take(self)?;
+        workers.take_from_chief(&names, &mut tensors)?;
+        *self = module_tensors::put(self.clone(), tensors)?;
+        Ok(())
     }
 }
 

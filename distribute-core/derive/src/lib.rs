@@ -34,7 +34,8 @@ pub fn derive_nest(input: TokenStream) -> TokenStream {
     .into()
 }
 
-/// Derives `distribute_core::Replicate`: replicates every field.
+/// Derives `distribute_core::Replicate`: replicates every field, and takes every field over from
+/// the chief.
 #[proc_macro_derive(Replicate)]
 pub fn derive_replicate(input: TokenStream) -> TokenStream {
     let input = parse_macro_input!(input as DeriveInput);
@@ -47,10 +48,23 @@ pub fn derive_replicate(input: TokenStream) -> TokenStream {
         );
         quote!(#pattern => { #(#copies)* #rebuild })
     });
+    let taking = variants(&input).map(|(pattern, bindings, _)| {
+        quote!(#pattern => {
+            #(::distribute_core::Replicate::take_from_chief(#bindings, workers)?;)*
+        })
+    });
     quote! {
         impl #impl_generics ::distribute_core::Replicate for #name #type_generics #where_clause {
             fn replicate(&self, device: &::distribute_core::Device) -> Self {
                 match self { #(#arms)* }
+            }
+
+            fn take_from_chief(
+                &mut self,
+                workers: &::distribute_core::WorkerGroup,
+            ) -> ::distribute_core::Result<()> {
+                match self { #(#taking)* }
+                Ok(())
             }
         }
     }

@@ -39,6 +39,7 @@ impl CentralStorageStrategy {
             placement: VariablePlacement::Central,
             cross_device_ops: Arc::new(ReductionToOneDevice::default()),
             group: GroupOptions::default().timeout(timeout),
+            workers: None,
         };
         let id = StrategyId::new("central-storage", devices.len());
         Ok(Self {

@@ -14,7 +14,7 @@ use crate::board::Board;
 use crate::cross_device::CrossDeviceOps;
 use crate::replica_context::Link;
 use crate::values::lock;
-use crate::{Error, ReplicaContext, Result, scope};
+use crate::{Error, ReplicaContext, Result, WorkerGroup, scope};
 
 /// Runs a step on the calling thread, for strategies with one replica.
 pub(crate) fn run_inline(
@@ -57,6 +57,8 @@ pub(crate) struct EngineOptions {
     pub(crate) placement: VariablePlacement,
     pub(crate) cross_device_ops: Arc<dyn CrossDeviceOps>,
     pub(crate) group: GroupOptions,
+    /// The group of workers, if there are several.
+    pub(crate) workers: Option<WorkerGroup>,
 }
 
 /// The replica threads of a strategy with several replicas in this process.
@@ -218,6 +220,7 @@ fn build_contexts(
         .map(|(local_id, (replica, endpoint))| {
             let link = Link {
                 communicator: Box::new(endpoint),
+                workers: options.workers.clone(),
                 cross_device_ops: Arc::clone(&options.cross_device_ops),
                 board: Arc::clone(&board),
                 calls: 0,

@@ -18,13 +18,14 @@ use crate::{
 /// [`Error::InsideStep`].
 pub trait StrategyExt: Strategy {
     /// Builds a value once, on replica 0's device, and mirrors it to every replica
-    /// (TensorFlow: creating variables under `strategy.scope()`).
+    /// (TensorFlow: creating variables under `strategy.scope()`). With several workers each builds
+    /// one and all take over the chief's parameters; all of them call it together.
     ///
     /// Inside the closure [`current_strategy`](crate::current_strategy) is this strategy.
     ///
     /// # Errors
     /// [`Error::MixedStrategies`] inside another strategy's scope, [`Error::InsideStep`] inside a
-    /// step.
+    /// step, [`Error::DifferentModels`] if the workers built different models.
     fn scope<T: Replicate>(&self, build: impl FnOnce(&Device) -> T) -> Result<Mirrored<T>> {
         self.try_scope(|device| Ok(build(device)))
     }
@@ -42,7 +43,10 @@ pub trait StrategyExt: Strategy {
             .iter()
             .map(|replica| replica.device.clone())
             .collect();
-        let value = self.within(|| build(&devices[0]))??;
+        let mut value = self.within(|| build(&devices[0]))??;
+        if let Some(workers) = self.workers() {
+            value.take_from_chief(workers)?;
+        }
         Ok(Mirrored::replicate(value, &devices, self.id()))
     }
 
@@ -136,7 +140,10 @@ pub trait StrategyExt: Strategy {
     /// `f64`, so it needs a leaf that can hold one (a [`TensorData`]).
     ///
     /// A value that is not distributed, [`Same`](crate::Same), is returned as it is by `Mean`,
-    /// `Min` and `Max`; `Sum` and `Prod` refuse it when there are several replicas.
+    /// `Min` and `Max`; `Sum` and `Prod` refuse it when there are several replicas. As in
+    /// TensorFlow it counts once per worker, though.
+    ///
+    /// With several workers all of them call it together; each gets the result.
     ///
     /// # Errors
     /// [`Error::Shape`] if the components' shapes differ, [`Error::DType`] for bool,
@@ -156,10 +163,17 @@ pub trait StrategyExt: Strategy {
         V: DistributedValue,
         V::Value: Nest,
     {
-        let replicas = self.num_replicas_in_sync();
+        let replicas = self.replicas().len();
+        let workers = self.workers();
         combine(self, "reduce", value, |leaf| match leaf {
             Components::PerReplica(components) => host_reduce::reduce(op, components),
-            Components::Same(value) => host_reduce::reduce_same(op, value, replicas),
+            Components::Same(value) => {
+                let value = host_reduce::reduce_same(op, value, replicas)?;
+                match workers {
+                    None => Ok(value),
+                    Some(workers) => host_reduce::reduce(op, workers.gather_one(value)?),
+                }
+            }
         })
     }
 
@@ -203,8 +217,11 @@ pub trait StrategyExt: Strategy {
     ) -> Result<IndexedSlices> {
         scope::check_cross_replica(&self.id(), "reduce")?;
         let replicas = self.replicas().len();
-        let slices = value.into_values();
+        let mut slices = value.into_values();
         crate::values::count("a per-replica value", replicas, slices.len())?;
+        if let Some(workers) = self.workers() {
+            slices = IndexedSlices::gather(workers, slices)?;
+        }
         IndexedSlices::reduce(op, slices)
     }
 
@@ -267,10 +284,13 @@ fn combine<V: DistributedValue<Value: Nest>>(
     };
     let replicas = strategy.replicas().len();
     crate::values::count("a per-replica value", replicas, values.len())?;
-    let leaves = values
+    let mut leaves = values
         .iter_mut()
         .map(Nest::take_leaves)
         .collect::<Result<Vec<_>>>()?;
+    if let Some(workers) = strategy.workers() {
+        leaves = workers.gather(&leaves)?;
+    }
     let joined = host_reduce::columns(leaves)?
         .into_iter()
         .map(|column| join(Components::PerReplica(column)))

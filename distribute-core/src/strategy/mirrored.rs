@@ -117,6 +117,7 @@ impl MirroredStrategyBuilder {
             placement: VariablePlacement::Mirrored,
             cross_device_ops: Arc::clone(&self.cross_device_ops),
             group: GroupOptions::default().timeout(self.timeout),
+            workers: None,
         };
         let engine = Arc::new(Engine::new(replicas_on(&devices), options)?);
         Ok(MirroredStrategy {

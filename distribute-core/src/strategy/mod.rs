@@ -5,6 +5,7 @@ mod default;
 mod engine;
 mod ext;
 mod mirrored;
+mod multi_worker;
 mod one_device;
 
 use std::fmt;
@@ -16,9 +17,10 @@ pub use central_storage::CentralStorageStrategy;
 pub use default::DefaultStrategy;
 pub use ext::StrategyExt;
 pub use mirrored::{MirroredStrategy, MirroredStrategyBuilder};
+pub use multi_worker::{MultiWorkerMirroredStrategy, MultiWorkerMirroredStrategyBuilder};
 pub use one_device::OneDeviceStrategy;
 
-use crate::{Error, LogicalDevice, ReplicaContext, Result};
+use crate::{Error, LogicalDevice, ReplicaContext, Result, WorkerGroup};
 
 /// The work of one run: called once per local replica, on that replica's thread.
 pub type ReplicaStep<'a> = &'a (dyn Fn(&ReplicaContext) -> Result<()> + Sync);
@@ -57,6 +59,11 @@ pub trait Strategy: Send + Sync + fmt::Debug {
     /// one replica: there a variable is a plain value.
     fn distributes_variables(&self) -> bool {
         true
+    }
+
+    /// The workers of the job, if this process is one of several.
+    fn workers(&self) -> Option<&WorkerGroup> {
+        None
     }
 
     /// Runs `step` once per local replica and waits for all of them.

@@ -122,8 +122,8 @@ impl Owner {
 }
 
 impl DistributedVariable {
-    /// A variable with this initial value in every copy;
-    /// [`StrategyExt::variable`](crate::StrategyExt::variable) is the short form.
+    /// A variable with this initial value in every copy, the chief's if there are several workers
+    /// (all of them call it together); [`StrategyExt::variable`](crate::StrategyExt::variable) is the short form.
     ///
     /// # Errors
     /// [`VariableError::UnsupportedSynchronization`] and [`VariableError::MeanOfIntegers`].
@@ -132,7 +132,11 @@ impl DistributedVariable {
         mut initial: impl Leaf,
         options: VariableOptions,
     ) -> Result<Self> {
-        Self::create(&Owner::of(strategy), initial.take()?, options)
+        let mut initial = initial.take()?;
+        if let Some(workers) = strategy.workers() {
+            workers.take_initial_value(&mut initial)?;
+        }
+        Self::create(&Owner::of(strategy), initial, options)
     }
 
     pub(crate) fn create(
@@ -364,7 +368,7 @@ impl DistributedVariable {
             return apply(self.copy_of(ctx), update, &value);
         }
         // The one copy is updated once; the exchange makes the others wait for it.
-        let count = ctx.num_replicas_in_sync();
+        let count = ctx.num_local();
         ctx.exchange(update.name(), self.number(), value, |mut values| {
             apply(&self.shared.copies[0], update, &values.swap_remove(0))?;
             Ok(vec![(); count])

@@ -1,0 +1,345 @@
+//! Synchronous training over several processes, on one machine or many.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use distribute_collectives::control::security::Security;
+use distribute_collectives::{
+    CommunicationOptions, Communicator, GroupOptions, ProcessGroupOptions, ProcessTransport,
+};
+
+use super::mirrored::{distinct_or_all, no_replicas};
+use super::{InputContext, Replica, ReplicaStep, Strategy, StrategyId, VariablePlacement};
+use crate::cluster::{Cluster, ProcessEnvironment, TaskType, detect};
+use crate::cross_device::DirectAllReduce;
+use crate::strategy::engine::{Engine, EngineOptions};
+use crate::{Error, LogicalDevice, Result, WorkerGroup};
+
+/// One or more replicas in each of several worker processes; every replica has a copy of every
+/// variable, and gradients are summed over all replicas of all workers before each update
+/// (TensorFlow: `tf.distribute.MultiWorkerMirroredStrategy`).
+///
+/// Every worker runs the same program. The cluster comes from `TF_CONFIG` or from what SLURM,
+/// Kubernetes, Open MPI or torchrun set (see [`cluster`](crate::cluster)); without any of them the
+/// process is the only worker and the strategy does what [`MirroredStrategy`] does. An evaluator is
+/// a cluster of its own, as in TensorFlow.
+///
+/// What happens on all workers together, so that all must make the call: building the strategy,
+/// [`scope`](crate::StrategyExt::scope) (the chief's initial values go to all workers), variables,
+/// `reduce`, `gather`, metrics' results, reading summed variables, and in a step what happens on
+/// all replicas. `run` itself and `local_results` concern one worker.
+///
+/// Order of a reduction: the replicas of a worker in replica order, then the workers' sums as the
+/// group's algorithm adds them ([`WorkerGroup::describe`]); `reduce` outside of a step adds up in
+/// replica order over all workers. Equal settings give equal bits.
+///
+/// When a worker fails, the others' running and later calls end with an error that names it;
+/// start all workers again from the last checkpoint (`distribute-cli launch` does).
+///
+/// ```
+/// use distribute_core::{MultiWorkerMirroredStrategy, Strategy};
+///
+/// // Without a cluster in the environment: the only worker.
+/// let strategy = MultiWorkerMirroredStrategy::builder().replicas(2).build()?;
+/// assert_eq!(strategy.num_replicas_in_sync(), 2);
+/// assert!(strategy.is_chief());
+/// # Ok::<(), distribute_core::Error>(())
+/// ```
+///
+/// [`MirroredStrategy`]: crate::MirroredStrategy
+#[derive(Clone)]
+pub struct MultiWorkerMirroredStrategy {
+    engine: Arc<Engine>,
+    id: StrategyId,
+    workers: Option<WorkerGroup>,
+    cluster: Option<Cluster>,
+}
+
+impl MultiWorkerMirroredStrategy {
+    /// One replica in this worker, in the cluster that the environment describes.
+    ///
+    /// # Errors
+    /// Those of [`MultiWorkerMirroredStrategyBuilder::build`].
+    pub fn new() -> Result<Self> {
+        Self::builder().build()
+    }
+
+    /// Chooses devices, cluster and options.
+    pub fn builder() -> MultiWorkerMirroredStrategyBuilder {
+        MultiWorkerMirroredStrategyBuilder::default()
+    }
+
+    /// The cluster, if there is one.
+    pub fn cluster(&self) -> Option<&Cluster> {
+        self.cluster.as_ref()
+    }
+
+    /// Whether this worker writes what is written once: checkpoints, logs
+    /// (TensorFlow: `extended.should_checkpoint`).
+    pub fn is_chief(&self) -> bool {
+        self.workers.as_ref().is_none_or(WorkerGroup::is_chief)
+    }
+}
+
+/// Options of a [`MultiWorkerMirroredStrategy`].
+#[derive(Debug)]
+pub struct MultiWorkerMirroredStrategyBuilder {
+    devices: Vec<LogicalDevice>,
+    cluster: Option<Option<Cluster>>,
+    communicator: Option<Own>,
+    communication: CommunicationOptions,
+    transport: ProcessTransport,
+    security: Security,
+    generation: u64,
+    flight_records: Option<std::path::PathBuf>,
+    rendezvous_timeout: Duration,
+    timeout: Duration,
+}
+
+/// A communicator of the caller's.
+struct Own(Box<dyn Communicator>);
+
+impl fmt::Debug for Own {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0.describe())
+    }
+}
+
+impl Default for MultiWorkerMirroredStrategyBuilder {
+    fn default() -> Self {
+        Self {
+            devices: vec![LogicalDevice::cpu(0)],
+            cluster: None,
+            communicator: None,
+            communication: CommunicationOptions::default(),
+            transport: ProcessTransport::Auto,
+            security: Security::default(),
+            generation: 0,
+            flight_records: None,
+            rendezvous_timeout: Duration::from_secs(60),
+            timeout: Duration::from_secs(300),
+        }
+    }
+}
+
+impl MultiWorkerMirroredStrategyBuilder {
+    /// `count` replicas in this worker, on the logical devices `cpu:0`, `cpu:1`, ...; 1 by default.
+    /// Workers may have different numbers.
+    pub fn replicas(mut self, count: usize) -> Self {
+        self.devices = (0..count).map(LogicalDevice::cpu).collect();
+        self
+    }
+
+    /// One replica of this worker on each of these devices, in this order.
+    pub fn devices(mut self, devices: impl IntoIterator<Item = LogicalDevice>) -> Self {
+        self.devices = devices.into_iter().collect();
+        self
+    }
+
+    /// The cluster and this process' place in it; `None` for the only worker. By default what
+    /// [`detect`] finds in the environment.
+    pub fn cluster(mut self, cluster: impl Into<Option<Cluster>>) -> Self {
+        self.cluster = Some(cluster.into());
+        self
+    }
+
+    /// A group of one's own between the workers instead of connections to the addresses of the
+    /// cluster: its ranks are the workers.
+    pub fn communicator(mut self, communicator: Box<dyn Communicator>) -> Self {
+        self.communicator = Some(Own(communicator));
+        self
+    }
+
+    /// TensorFlow's options: the size of packs, the deadline of an exchange, the implementation.
+    pub fn communication_options(mut self, options: CommunicationOptions) -> Self {
+        self.communication = options;
+        self
+    }
+
+    /// What carries the bytes between workers: shared memory where workers share a host and gRPC
+    /// elsewhere by default.
+    pub fn transport(mut self, transport: ProcessTransport) -> Self {
+        self.transport = transport;
+        self
+    }
+
+    /// Token and certificates; needed as soon as an address is not a loopback one.
+    pub fn security(mut self, security: Security) -> Self {
+        self.security = security;
+        self
+    }
+
+    /// The how-manieth start of this job this is, from 0: workers of different starts do not meet.
+    pub fn generation(mut self, generation: u64) -> Self {
+        self.generation = generation;
+        self
+    }
+
+    /// Where each worker writes its last operations when one fails, for `distribute-cli blame`.
+    pub fn flight_records(mut self, directory: impl Into<std::path::PathBuf>) -> Self {
+        self.flight_records = Some(directory.into());
+        self
+    }
+
+    /// How long to wait for the other workers at the start; 1 minute by default.
+    pub fn rendezvous_timeout(mut self, timeout: Duration) -> Self {
+        self.rendezvous_timeout = timeout;
+        self
+    }
+
+    /// How long a replica waits for the others of this worker; 5 minutes by default. For other
+    /// workers it is the timeout of the
+    /// [communication options](Self::communication_options), or else the same.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// Meets the other workers and starts this worker's replicas. Blocks until all workers are
+    /// there.
+    ///
+    /// # Errors
+    /// If there are 0 replicas or a device is named twice, or threads cannot be started;
+    /// [`Error::Cluster`] if the environment describes a cluster wrongly; [`Error::Collective`] if
+    /// an address cannot be used or a worker does not come (it is named).
+    pub fn build(mut self) -> Result<MultiWorkerMirroredStrategy> {
+        if self.devices.is_empty() {
+            return Err(no_replicas());
+        }
+        let devices = distinct_or_all(std::mem::take(&mut self.devices))?;
+        let cluster = match self.cluster.take() {
+            Some(given) => given,
+            None if self.communicator.is_some() => None,
+            None => Cluster::resolve(&*detect(ProcessEnvironment).resolver)?,
+        };
+        let workers = self
+            .meet(cluster.as_ref())?
+            .map(|group| WorkerGroup::new(group, devices.len(), self.communication))
+            .transpose()?;
+        let first = workers.as_ref().map_or(0, WorkerGroup::first_replica);
+        let replicas = devices
+            .iter()
+            .enumerate()
+            .map(|(local, device)| Replica::new(first + local, *device))
+            .collect();
+        let count = workers
+            .as_ref()
+            .map_or(devices.len(), WorkerGroup::num_replicas);
+        let options = EngineOptions {
+            timeout: self.timeout,
+            threads_per_replica: 1,
+            placement: VariablePlacement::Mirrored,
+            cross_device_ops: Arc::new(DirectAllReduce),
+            group: GroupOptions::default().timeout(self.timeout),
+            workers: workers.clone(),
+        };
+        Ok(MultiWorkerMirroredStrategy {
+            engine: Arc::new(Engine::new(replicas, options)?),
+            id: StrategyId::new("multi-worker", count),
+            workers,
+            cluster,
+        })
+    }
+
+    /// The group of the workers; `None` for the only one.
+    fn meet(&mut self, cluster: Option<&Cluster>) -> Result<Option<Box<dyn Communicator>>> {
+        if let Some(Own(communicator)) = self.communicator.take() {
+            return Ok((communicator.world_size() > 1).then_some(communicator));
+        }
+        let Some(cluster) = cluster else {
+            return Ok(None);
+        };
+        let addresses = match cluster.task_type() {
+            TaskType::Evaluator => return Ok(None),
+            TaskType::ParameterServer => {
+                return Err(Error::invalid(
+                    "this process is a parameter server (ps) of its cluster, which trains \
+                     nothing: multi-worker training uses the tasks chief and worker",
+                ));
+            }
+            _ => worker_addresses(cluster)?,
+        };
+        let Some(rank) = cluster.rank().filter(|_| addresses.len() > 1) else {
+            return Ok(None);
+        };
+        let group = GroupOptions::default()
+            .name("workers")
+            .generation(self.generation)
+            .timeout(self.timeout);
+        let group = self.communication.apply(group)?;
+        let mut options = ProcessGroupOptions::new(rank, addresses.clone())
+            .group(group)
+            .transport(self.transport)
+            .security(std::mem::take(&mut self.security))
+            .rendezvous_timeout(self.rendezvous_timeout);
+        if let Some(directory) = self.flight_records.take() {
+            options = options.flight_records(directory);
+        }
+        let communicator = options.bind()?.join(addresses.iter().map(String::as_str))?;
+        Ok(Some(Box::new(communicator)))
+    }
+}
+
+/// The addresses of the tasks that train, in the order of their ranks: chief first.
+fn worker_addresses(cluster: &Cluster) -> Result<Vec<String>> {
+    let spec = cluster.spec();
+    let mut addresses = Vec::new();
+    for job in ["chief", "worker"] {
+        if spec.has_job(job) {
+            let tasks = spec.job_tasks(job)?.into_iter().flatten();
+            addresses.extend(tasks.map(str::to_string));
+        }
+    }
+    Ok(addresses)
+}
+
+impl Strategy for MultiWorkerMirroredStrategy {
+    fn name(&self) -> &'static str {
+        "multi-worker"
+    }
+
+    fn num_replicas_in_sync(&self) -> usize {
+        let local = self.engine.replicas().len();
+        self.workers
+            .as_ref()
+            .map_or(local, WorkerGroup::num_replicas)
+    }
+
+    fn replicas(&self) -> &[Replica] {
+        self.engine.replicas()
+    }
+
+    fn input_context(&self) -> InputContext {
+        InputContext {
+            num_input_pipelines: self.workers.as_ref().map_or(1, WorkerGroup::num_workers),
+            input_pipeline_id: self.workers.as_ref().map_or(0, WorkerGroup::index),
+            num_replicas_in_sync: self.num_replicas_in_sync(),
+        }
+    }
+
+    fn id(&self) -> StrategyId {
+        self.id.clone()
+    }
+
+    fn handle(&self) -> Arc<dyn Strategy> {
+        Arc::new(self.clone())
+    }
+
+    fn workers(&self) -> Option<&WorkerGroup> {
+        self.workers.as_ref()
+    }
+
+    fn run_replicas(&self, step: ReplicaStep<'_>) -> Result<()> {
+        self.engine.run(&self.handle(), step)
+    }
+}
+
+impl fmt::Debug for MultiWorkerMirroredStrategy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MultiWorkerMirroredStrategy")
+            .field("replicas", &self.engine.replicas())
+            .field("workers", &self.workers)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,82 @@
+//! Reductions over all replicas of all workers.
+//!
+//! Order: the replicas of a worker in replica order, in the worker; then the workers' sums in the
+//! order of the algorithm that the group uses ([`WorkerGroup::describe`]). MEAN is the SUM divided
+//! by the number of replicas. Half types are rounded once per stage.
+
+use distribute_collectives::{Buffer, Communicator, CommunicatorExt, ReduceOp, reduce};
+
+use super::WorkerGroup;
+use crate::values::lock;
+use crate::{Error, Result};
+
+impl WorkerGroup {
+    /// Reduces one replica's buffers over all replicas, in place. `local` is the replica's
+    /// endpoint of the group of its process, whose rank 0 speaks for the process.
+    pub(crate) fn all_reduce(
+        &self,
+        local: &mut dyn Communicator,
+        op: ReduceOp,
+        buffers: &mut [Buffer<'_>],
+    ) -> Result<()> {
+        let step = match op {
+            ReduceOp::Mean => ReduceOp::Sum,
+            other => other,
+        };
+        let several = local.world_size() > 1;
+        if several {
+            // Not `reduce`: here the replicas share the work.
+            local.all_reduce(step, buffers)?;
+        }
+        if local.rank() == 0 {
+            let mut communicator = lock(&self.shared.communicator);
+            communicator.batch_all_reduce(step, buffers, &self.shared.options)?;
+        }
+        if several {
+            local.broadcast(0, buffers)?;
+        }
+        if op == ReduceOp::Mean {
+            for buffer in buffers {
+                reduce::divide(buffer, self.num_replicas());
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives every replica the lists of all replicas, in replica order.
+    pub(crate) fn all_gather(
+        &self,
+        local: &mut dyn Communicator,
+        mine: &[i64],
+    ) -> Result<Vec<Vec<i64>>> {
+        let lists = local.all_gather(mine)?;
+        let mut everything = Vec::new();
+        if local.rank() == 0 {
+            let mut flat = Vec::new();
+            for list in lists.iter() {
+                flat.push(i64::try_from(list.len()).map_err(Error::step)?);
+                flat.extend_from_slice(list);
+            }
+            let gathered = lock(&self.shared.communicator).all_gather(&flat)?;
+            everything = gathered.into_values();
+        }
+        // The others have nothing to add to what replica 0 knows by now.
+        let everything = local.all_gather(&everything)?.into_values();
+        split(&everything)
+    }
+}
+
+/// Lists that each stand behind their length.
+fn split(mut flat: &[i64]) -> Result<Vec<Vec<i64>>> {
+    let mut lists = Vec::new();
+    while let Some((length, rest)) = flat.split_first() {
+        let length = usize::try_from(*length).ok();
+        let list = length.and_then(|length| rest.split_at_checked(length));
+        let Some((list, rest)) = list else {
+            return Err(super::encoding::unreadable());
+        };
+        lists.push(list.to_vec());
+        flat = rest;
+    }
+    Ok(lists)
+}

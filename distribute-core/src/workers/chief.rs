@@ -1,0 +1,101 @@
+//! Values that all workers take over from the chief, such as a model's initial parameters.
+
+use burn::tensor::TensorData;
+use distribute_collectives::{Buffer, CommunicatorExt};
+use serde::{Deserialize, Serialize};
+
+use super::WorkerGroup;
+use super::encoding::{Form, tensor, unreadable};
+use crate::values::lock;
+use crate::{Error, Result};
+
+/// A tensor and where it belongs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Named {
+    name: String,
+    form: Form,
+}
+
+impl WorkerGroup {
+    /// Replaces the tensors, which have these names, by the chief's.
+    ///
+    /// Blocks until all workers have called it.
+    ///
+    /// # Errors
+    /// [`Error::DifferentModels`] on all workers if one has other tensors than the chief.
+    pub(crate) fn take_from_chief(
+        &self,
+        names: &[String],
+        tensors: &mut [TensorData],
+    ) -> Result<()> {
+        let own: Vec<Named> = names
+            .iter()
+            .zip(tensors.iter())
+            .map(|(name, data)| Named {
+                name: name.clone(),
+                form: Form::of(data),
+            })
+            .collect();
+        self.compare(&own)?;
+        let mut bytes: Vec<u8> = match self.is_chief() {
+            true => tensors
+                .iter()
+                .flat_map(TensorData::as_bytes)
+                .copied()
+                .collect(),
+            false => vec![0; tensors.iter().map(|data| data.as_bytes().len()).sum()],
+        };
+        lock(&self.shared.communicator).broadcast(0, &mut [Buffer::U8(&mut bytes)])?;
+        let mut rest = bytes.as_slice();
+        for (data, named) in tensors.iter_mut().zip(&own) {
+            let (elements, left) = rest.split_at(data.as_bytes().len());
+            *data = tensor(&named.form, elements);
+            rest = left;
+        }
+        Ok(())
+    }
+
+    /// Replaces a variable's initial value by the chief's.
+    pub(crate) fn take_initial_value(&self, initial: &mut TensorData) -> Result<()> {
+        let names = ["(a variable)".to_string()];
+        self.take_from_chief(&names, std::slice::from_mut(initial))
+    }
+
+    /// Every worker compares all lists, so all of them return the same error.
+    fn compare(&self, own: &[Named]) -> Result<()> {
+        let text = serde_json::to_vec(own).map_err(Error::step)?;
+        let all = lock(&self.shared.communicator).all_gather(&text)?;
+        let read = |text: &[u8]| serde_json::from_slice(text).map_err(|_| unreadable());
+        let expected: Vec<Named> = read(all.rank(0))?;
+        for (worker, text) in all.iter().enumerate().skip(1) {
+            let found: Vec<Named> = read(text)?;
+            if let Some(what) = difference(&expected, &found) {
+                return Err(Error::DifferentModels { worker, what });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The first difference in words.
+fn difference(chief: &[Named], worker: &[Named]) -> Option<String> {
+    let text = |form: &Form| format!("{} {:?}", form.dtype.name(), form.shape);
+    for (index, expected) in chief.iter().enumerate() {
+        let Named { name, form } = expected;
+        return Some(match worker.get(index) {
+            Some(found) if found == expected => continue,
+            Some(found) if found.name == *name => format!(
+                "the parameter `{name}` is {} there and {} on the chief",
+                text(&found.form),
+                text(form)
+            ),
+            Some(found) => format!(
+                "its parameter {index} is `{}`, the chief's is `{name}`",
+                found.name
+            ),
+            None => format!("it has no parameter `{name}`"),
+        });
+    }
+    let more = worker.get(chief.len())?;
+    Some(format!("the chief has no parameter `{}`", more.name))
+}

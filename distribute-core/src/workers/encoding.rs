@@ -1,0 +1,115 @@
+//! Lists of tensors as bytes, for their way between processes: a JSON header with the types and
+//! shapes behind its length (u64), then the elements in the byte order of the machine.
+
+use burn::tensor::{DType, TensorData};
+use serde::{Deserialize, Serialize};
+
+use crate::{Error, Result};
+
+/// Type and shape of one tensor.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Form {
+    pub(super) dtype: DType,
+    pub(super) shape: Vec<usize>,
+}
+
+impl Form {
+    pub(super) fn of(data: &TensorData) -> Self {
+        Self {
+            dtype: data.dtype(),
+            shape: data.shape().to_vec(),
+        }
+    }
+
+    /// The size of such a tensor; `None` if no memory could hold it.
+    pub(super) fn bytes(&self) -> Option<usize> {
+        let sizes = self.shape.iter();
+        let elements = sizes.copied().try_fold(1_usize, usize::checked_mul)?;
+        elements.checked_mul(self.dtype.size())
+    }
+}
+
+/// The lists of a worker's replicas as bytes.
+pub(super) fn encode(lists: &[Vec<TensorData>]) -> Result<Vec<u8>> {
+    let forms: Vec<Vec<Form>> = lists
+        .iter()
+        .map(|list| list.iter().map(Form::of).collect())
+        .collect();
+    let header = serde_json::to_vec(&forms).map_err(Error::step)?;
+    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+    bytes.extend_from_slice(&header);
+    for data in lists.iter().flatten() {
+        bytes.extend_from_slice(data.as_bytes());
+    }
+    Ok(bytes)
+}
+
+/// The way back.
+pub(super) fn decode(bytes: &[u8]) -> Result<Vec<Vec<TensorData>>> {
+    decoded(bytes).ok_or_else(unreadable)
+}
+
+fn decoded(bytes: &[u8]) -> Option<Vec<Vec<TensorData>>> {
+    let (length, rest) = bytes.split_first_chunk::<8>()?;
+    let length = usize::try_from(u64::from_le_bytes(*length)).ok()?;
+    let (header, mut rest) = rest.split_at_checked(length)?;
+    let forms: Vec<Vec<Form>> = serde_json::from_slice(header).ok()?;
+    let mut lists = Vec::with_capacity(forms.len());
+    for forms in forms {
+        let mut list = Vec::with_capacity(forms.len());
+        for form in forms {
+            let (elements, left) = rest.split_at_checked(form.bytes()?)?;
+            list.push(tensor(&form, elements));
+            rest = left;
+        }
+        lists.push(list);
+    }
+    rest.is_empty().then_some(lists)
+}
+
+/// A tensor of this form from as many bytes as it has.
+pub(super) fn tensor(form: &Form, elements: &[u8]) -> TensorData {
+    TensorData::from_bytes_vec(elements.to_vec(), form.shape.clone(), form.dtype)
+}
+
+pub(super) fn unreadable() -> Error {
+    Error::invalid(
+        "another worker sent a value that cannot be read: run the same program on all workers",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lists() -> Vec<Vec<TensorData>> {
+        vec![
+            vec![
+                TensorData::new(vec![1.5_f32, -2.0], [2]),
+                TensorData::new(vec![true, false, true], [3, 1]),
+            ],
+            Vec::new(),
+            vec![TensorData::new(Vec::<i64>::new(), [0, 7])],
+        ]
+    }
+
+    #[test]
+    fn lists_come_back_as_they_were() {
+        assert_eq!(decode(&encode(&lists()).unwrap()).unwrap(), lists());
+    }
+
+    #[test]
+    fn bytes_that_were_cut_or_made_up_are_an_error() {
+        let bytes = encode(&lists()).unwrap();
+        for length in 0..bytes.len() {
+            assert!(decode(&bytes[..length]).is_err(), "{length} bytes");
+        }
+        let mut longer = bytes;
+        longer.push(0);
+        assert!(decode(&longer).is_err());
+        let header = br#"[[{"dtype":"F32","shape":[4294967296,4294967296,2]}]]"#;
+        let mut huge = (header.len() as u64).to_le_bytes().to_vec();
+        huge.extend_from_slice(header);
+        assert!(decode(&huge).is_err());
+    }
+}

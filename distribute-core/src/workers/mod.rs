@@ -1,0 +1,120 @@
+//! The workers of a job, as one of them sees them: what happens between processes.
+//!
+//! A strategy with several workers has one [`WorkerGroup`] per process
+//! ([`Strategy::workers`](crate::Strategy::workers)). All workers run the same program, so every
+//! call of a group is made by all of them, in the same order; it blocks until they have, and ends
+//! with an error that names who is missing.
+
+mod all_reduce;
+mod chief;
+mod encoding;
+mod exchange;
+
+use std::fmt;
+use std::sync::{Arc, Mutex};
+
+use distribute_collectives::{
+    AbortHandle, CommunicationOptions, Communicator, CommunicatorExt, Description,
+};
+
+use crate::values::lock;
+use crate::{Error, Result};
+
+/// The workers of a job: worker `i` is the process with rank `i`, the chief is worker 0.
+///
+/// A cheap handle: clones are the same group.
+#[derive(Clone)]
+pub struct WorkerGroup {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    communicator: Mutex<Box<dyn Communicator>>,
+    abort: AbortHandle,
+    index: usize,
+    /// The id of the first replica of each worker, and the number of replicas at the end.
+    first_replicas: Vec<usize>,
+    options: CommunicationOptions,
+}
+
+impl WorkerGroup {
+    /// The group of the ranks of `communicator`, each with its number of replicas. All ranks call
+    /// it together.
+    pub(crate) fn new(
+        mut communicator: Box<dyn Communicator>,
+        local_replicas: usize,
+        options: CommunicationOptions,
+    ) -> Result<Self> {
+        let own = [i64::try_from(local_replicas).map_err(Error::step)?];
+        let counts = communicator.all_gather(&own)?;
+        let mut first_replicas = vec![0];
+        let mut replicas = 0_usize;
+        for count in counts.values() {
+            replicas += usize::try_from(*count).map_err(Error::step)?;
+            first_replicas.push(replicas);
+        }
+        let shared = Shared {
+            abort: communicator.abort_handle(),
+            index: communicator.rank(),
+            communicator: Mutex::new(communicator),
+            first_replicas,
+            options,
+        };
+        Ok(Self {
+            shared: Arc::new(shared),
+        })
+    }
+
+    /// This process' worker, from 0.
+    pub fn index(&self) -> usize {
+        self.shared.index
+    }
+
+    /// The number of workers.
+    pub fn num_workers(&self) -> usize {
+        self.shared.first_replicas.len() - 1
+    }
+
+    /// Whether this is worker 0, which writes what is written once: checkpoints, logs.
+    pub fn is_chief(&self) -> bool {
+        self.index() == 0
+    }
+
+    /// The number of replicas of all workers.
+    pub fn num_replicas(&self) -> usize {
+        self.shared.first_replicas[self.num_workers()]
+    }
+
+    /// The id of the first replica of this worker.
+    pub(crate) fn first_replica(&self) -> usize {
+        self.shared.first_replicas[self.index()]
+    }
+
+    /// Returns when all workers have called it.
+    ///
+    /// # Errors
+    /// A worker that was lost, ended the group or does not come before the deadline.
+    pub fn barrier(&self) -> Result<()> {
+        Ok(lock(&self.shared.communicator).barrier()?)
+    }
+
+    /// How the workers exchange values, and why so.
+    pub fn describe(&self) -> Description {
+        lock(&self.shared.communicator).describe()
+    }
+
+    /// Ends the running and every later call of all workers with an error that names this worker
+    /// and the reason.
+    pub fn abort(&self, reason: &str) {
+        self.shared.abort.abort(reason);
+    }
+}
+
+impl fmt::Debug for WorkerGroup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WorkerGroup")
+            .field("index", &self.index())
+            .field("first_replicas", &self.shared.first_replicas)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,172 @@
+//! The same global batches give the same weights, however many workers and replicas there are.
+
+use std::ops::Range;
+
+use burn::module::Module;
+use burn::nn::{Initializer, Linear, LinearConfig};
+use burn::tensor::activation::relu;
+use burn::tensor::{Device, Tensor, TensorData};
+use distribute_core::optim::Optimizer;
+use distribute_core::{
+    Adam, DefaultStrategy, PerReplica, ReduceOp, Result, Sgd, Strategy, StrategyExt, TrainState,
+};
+use rstest::rstest;
+
+use crate::common::{Between, workers};
+
+const GLOBAL_BATCH: usize = 24;
+
+#[derive(Module, Debug)]
+struct Mlp {
+    hidden: Linear,
+    output: Linear,
+}
+
+impl Mlp {
+    /// Weights by `scale`; those of the hidden layer differ from unit to unit.
+    fn new(device: &Device, scale: f32) -> Self {
+        let constant = |value| Initializer::Constant { value };
+        let linear = |inputs, outputs, value| {
+            LinearConfig::new(inputs, outputs)
+                .with_initializer(constant(value))
+                .init(device)
+        };
+        let mut hidden: Linear = linear(3, 8, 0.1);
+        hidden.weight = hidden.weight.map(|weight| {
+            let values: Vec<f32> = (0..24)
+                .map(|i| (i as f32 * 12.9898).sin() * scale)
+                .collect();
+            Tensor::from_data(TensorData::new(values, weight.shape()), device).require_grad()
+        });
+        Self {
+            hidden,
+            output: linear(8, 1, f64::from(scale)),
+        }
+    }
+
+    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+        self.output.forward(relu(self.hidden.forward(x)))
+    }
+}
+
+/// Examples of a step on a device: inputs and targets.
+fn examples(step: usize, range: Range<usize>, device: &Device) -> (Tensor<2>, Tensor<2>) {
+    let count = range.len();
+    let (mut inputs, mut targets) = (Vec::new(), Vec::new());
+    for i in range {
+        let base = (step * GLOBAL_BATCH + i) as f32;
+        let x: Vec<f32> = (0..3).map(|k| ((base + k as f32) * 78.233).sin()).collect();
+        targets.push(x[0] * 2.0 - x[1] + 0.5 * x[2]);
+        inputs.extend(x);
+    }
+    (
+        Tensor::from_data(TensorData::new(inputs, [count, 3]), device),
+        Tensor::from_data(TensorData::new(targets, [count, 1]), device),
+    )
+}
+
+/// The bits of all weights after 50 steps, and the loss of each step.
+fn train<S: Strategy>(
+    strategy: &S,
+    optimizer: impl Optimizer + 'static,
+) -> Result<(Vec<f32>, Vec<f32>)> {
+    // Only the chief builds the right model: the others must take it over.
+    let is_chief = strategy.workers().is_none_or(|workers| workers.is_chief());
+    let scale = if is_chief { 0.5 } else { 0.7 };
+    let mut state = strategy.scope(|device| TrainState::new(Mlp::new(device, scale), optimizer))?;
+    let replicas = strategy.num_replicas_in_sync();
+    let mut losses = Vec::new();
+    for step in 0..50 {
+        let batches = strategy.replicas().iter().map(|replica| {
+            // Uneven where 24 does not divide: the last ones get less, or nothing.
+            let share = GLOBAL_BATCH.div_ceil(replicas);
+            let start = (replica.id * share).min(GLOBAL_BATCH);
+            let end = (start + share).min(GLOBAL_BATCH);
+            examples(step, start..end, &replica.device)
+        });
+        let batches = PerReplica::new(batches.collect());
+        let loss = strategy.run((&mut state, batches), |ctx, (state, (x, y))| {
+            let error = state.model.forward(x) - y;
+            let loss = (error.clone() * error).sum() / GLOBAL_BATCH as f32;
+            let gradients = ctx.gradient(&loss, &state.model)?;
+            state.apply_gradients(ctx, gradients)?;
+            Ok(loss.into_scalar::<f32>())
+        })?;
+        losses.push(strategy.reduce(ReduceOp::Sum, loss)?);
+    }
+    for copy in state.values() {
+        assert_eq!(weights(copy)?, weights(state.primary())?, "replicas differ");
+    }
+    Ok((weights(state.primary())?, losses))
+}
+
+fn weights(state: &TrainState<Mlp>) -> Result<Vec<f32>> {
+    let tensors = state.to_tensors()?;
+    let model = tensors
+        .iter()
+        .filter(|(name, _)| name.starts_with("model/"));
+    Ok(model
+        .flat_map(|(_, data)| data.as_slice::<f32>().unwrap().to_vec())
+        .collect())
+}
+
+fn close(a: &[f32], b: &[f32]) {
+    assert_eq!(a.len(), b.len());
+    for (a, b) in a.iter().zip(b) {
+        assert!((a - b).abs() <= 1e-5 * b.abs().max(1.0), "{a} {b}");
+    }
+}
+
+#[rstest]
+fn all_numbers_of_workers_and_replicas_give_the_weights_of_one_replica(
+    #[values(1, 2, 3, 4)] count: usize,
+    #[values(1, 2)] replicas: usize,
+) {
+    for adam in [false, true] {
+        let program = move |strategy| match adam {
+            true => train(&strategy, Adam::new(0.01)),
+            false => train(&strategy, Sgd::new(0.1).momentum(0.9)),
+        };
+        let (expected, losses) = match adam {
+            true => train(&DefaultStrategy::new(), Adam::new(0.01)).unwrap(),
+            false => train(&DefaultStrategy::new(), Sgd::new(0.1).momentum(0.9)).unwrap(),
+        };
+        let all = workers(Between::Threads, &vec![replicas; count], program);
+        close(&all[0].0, &expected);
+        close(&all[0].1, &losses);
+        for worker in &all {
+            assert_eq!(*worker, all[0], "workers differ");
+        }
+        let again = workers(Between::Threads, &vec![replicas; count], program);
+        assert_eq!(again, all, "equal settings, equal bits");
+    }
+}
+
+#[rstest]
+#[case(Between::SharedMemory)]
+#[case(Between::Grpc)]
+fn so_do_workers_that_meet_as_processes_do(#[case] between: Between) {
+    let (expected, _) = train(&DefaultStrategy::new(), Adam::new(0.01)).unwrap();
+    let program = |strategy| train(&strategy, Adam::new(0.01));
+    let all = workers(between, &[2, 1, 1], program);
+    close(&all[0].0, &expected);
+    for worker in &all {
+        assert_eq!(*worker, all[0], "workers differ");
+    }
+    assert_eq!(workers(between, &[2, 1, 1], program), all, "equal bits");
+}
+
+#[test]
+fn packs_give_the_same_weights() {
+    let program = |strategy| train(&strategy, Sgd::new(0.1));
+    let (expected, _) = train(&DefaultStrategy::new(), Sgd::new(0.1)).unwrap();
+    let all = crate::common::workers_with(Between::Threads, &[1, 2], program, |builder| {
+        let options = distribute_core::collectives::CommunicationOptions {
+            bytes_per_pack: 40,
+            ..Default::default()
+        };
+        builder.communication_options(options)
+    });
+    close(&all[0].0, &expected);
+    assert_eq!(all[0], all[1]);
+}
