@@ -1,6 +1,7 @@
 //! The one error type of the crate: what failed, on which replica, and what to do next.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use distribute_collectives::{CollectiveError, ReduceOp};
@@ -146,6 +147,17 @@ pub enum Error {
         worker: usize,
         /// The first parameter that differs.
         what: String,
+    },
+    /// A directory that all workers need is another one on a worker than on the chief.
+    #[error(
+        "worker {worker} does not see the directory {} that the chief writes to: the workers do \
+         not share it; use a file system that all of them see", path.display()
+    )]
+    NotShared {
+        /// The first worker that does not see it, from 0; the chief is worker 0.
+        worker: usize,
+        /// The directory.
+        path: PathBuf,
     },
     /// A variable was created or used in a way that its options do not allow.
     #[error(transparent)]

@@ -5,6 +5,7 @@ use burn::optim::GradientsParams;
 use burn::tensor::{DType, Gradients as BurnGradients, Shape, Tensor, TensorData};
 use distribute_collectives::ReduceOp;
 
+use crate::workers::Wish;
 use crate::{Error, ReplicaContext, Result};
 
 /// The gradients of a model's trainable parameters, in visit order (the order in which the
@@ -110,7 +111,8 @@ impl Gradients {
     ///
     /// A parameter that has a gradient on some replicas only counts as zero on the others; one
     /// that has none on any replica stays without. For that the replicas also sum one flag per
-    /// parameter.
+    /// parameter, and with several workers those that say whether one of them
+    /// [wants to stop](crate::WorkerGroup::request_stop) or to save.
     ///
     /// # Errors
     /// If the replicas' models differ, for operations other than SUM and MEAN, and another
@@ -149,6 +151,13 @@ impl Gradients {
             let missing = || TensorData::full_dtype(entry.shape.clone(), 0.0, entry.dtype);
             buffers.push(entry.data.take().unwrap_or_else(missing));
         }
+        let workers = ctx.workers();
+        if let Some(workers) = &workers {
+            // One replica speaks for its worker.
+            let speaks = ctx.local_id() == 0;
+            let signal = |wish| if speaks { workers.signal(wish) } else { 0.0 };
+            flags.extend(Wish::ALL.map(signal));
+        }
         let count = flags.len();
         buffers.push(TensorData::new(flags, [count]));
         reduce(&mut buffers)?;
@@ -156,6 +165,12 @@ impl Gradients {
             .pop()
             .map(|data| data.as_slice::<f32>().map(<[f32]>::to_vec));
         let flags = flags.transpose().map_err(Error::step)?.unwrap_or_default();
+        if let Some(workers) = workers {
+            let signals = flags.iter().skip(self.entries.len());
+            for (wish, signal) in Wish::ALL.into_iter().zip(signals) {
+                workers.receive(wish, *signal);
+            }
+        }
         for ((entry, data), flag) in self.entries.iter_mut().zip(buffers).zip(flags) {
             entry.data = (flag > 0.0).then_some(data);
         }

@@ -464,7 +464,7 @@ impl ReplicaContext {
     }
 
     /// The group of workers, if there are several.
-    fn workers(&self) -> Option<WorkerGroup> {
+    pub(crate) fn workers(&self) -> Option<WorkerGroup> {
         lock(self.link.as_ref()?).workers.clone()
     }
 

@@ -45,7 +45,7 @@ pub struct Progress {
 }
 
 /// Why training ended.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Outcome {
     /// All epochs are done.
@@ -317,12 +317,14 @@ impl Control<'_> {
 
     /// The averages of this epoch so far (in `on_epoch_begin` and later, training data only).
     ///
-    /// Reads what was not read yet from the devices and waits for it.
+    /// Reads what was not read yet from the devices and waits for it. With several workers every
+    /// worker may call it when it likes: of the batches that the workers have not put together yet
+    /// (at most 32) it counts this worker's part. The epoch's record holds the averages over all.
     ///
     /// # Errors
     /// If the objective's values cannot be read or differ in structure.
     pub fn logs(&mut self) -> Result<Logs> {
-        self.run.meter.logs(&*self.run.strategy)
+        self.run.meter.logs_so_far(&*self.run.strategy)
     }
 
     /// The loss of [`logs`](Self::logs); `None` before the first example.
@@ -330,11 +332,23 @@ impl Control<'_> {
     /// # Errors
     /// As [`logs`](Self::logs).
     pub fn loss_so_far(&mut self) -> Result<Option<f64>> {
-        Ok(self.run.meter.read(&*self.run.strategy)?.loss())
+        self.run.meter.loss_so_far(&*self.run.strategy)
+    }
+
+    /// Puts the averages of all workers together. A callback that saves checkpoints calls it on
+    /// the workers that do not: all of them take part in one.
+    pub(super) fn take_part_in_checkpoint(&mut self) -> Result<()> {
+        self.run.meter.read(&*self.run.strategy).map(drop)
+    }
+
+    /// The run's strategy.
+    pub fn strategy(&self) -> &dyn Strategy {
+        &*self.run.strategy
     }
 
     /// Ends training after the running batch (or epoch, from `on_epoch_end`). The first reason
-    /// stays.
+    /// stays. With several workers one that asks is enough, and all end after the same update,
+    /// one later than the running one.
     pub fn stop(&mut self, outcome: Outcome) {
         self.run.stop.get_or_insert(outcome);
     }
@@ -389,7 +403,8 @@ impl Control<'_> {
 
     /// Everything that is needed to continue the run from here, see
     /// [`Fit::resume_from`](super::Fit::resume_from). `own` is the state of the calling callback,
-    /// the others are asked for theirs. Waits for the device.
+    /// the others are asked for theirs. Waits for the device. With several workers all of them
+    /// call it after the same batch.
     ///
     /// # Errors
     /// If the device cannot be read.

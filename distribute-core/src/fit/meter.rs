@@ -5,7 +5,7 @@ use std::fmt;
 use distribute_collectives::ReduceOp;
 use serde::{Deserialize, Serialize};
 
-use super::objective::StepSums;
+use super::objective::{BatchSums, StepSums};
 use crate::{Error, PerReplica, Result, Strategy, StrategyExt};
 
 /// Batches whose sums may stay on the device; bounds the memory that they hold.
@@ -128,29 +128,33 @@ impl Meter {
                     .try_for_each(|other| first.check_same(other))?;
             }
             let batch = strategy.reduce(ReduceOp::Sum, batch)?.read()?;
-            let sums = &mut self.sums;
-            sums.loss += batch.loss * batch.averaged_over;
-            sums.regularization += batch.regularization * batch.examples;
-            sums.examples += batch.examples;
-            if sums.metrics.is_empty() {
-                let metrics = batch.metrics.into_iter();
-                sums.metrics = metrics
-                    .map(|(name, sum, count)| (name.into_owned(), sum, count))
-                    .collect();
-                continue;
-            }
-            if sums.metrics.len() != batch.metrics.len() {
-                return Err(different_metrics());
-            }
-            for (total, (name, sum, count)) in sums.metrics.iter_mut().zip(batch.metrics) {
-                if total.0 != name {
-                    return Err(different_metrics());
-                }
-                total.1 += sum;
-                total.2 += count;
-            }
+            self.sums.add(batch)?;
         }
         Ok(&self.sums)
+    }
+
+    /// The averages so far, without waiting for other workers.
+    pub(super) fn logs_so_far(&mut self, strategy: &dyn Strategy) -> Result<Logs> {
+        Ok(self.so_far(strategy)?.logs())
+    }
+
+    /// The mean loss so far, without waiting for other workers; `None` without examples.
+    pub(super) fn loss_so_far(&mut self, strategy: &dyn Strategy) -> Result<Option<f64>> {
+        Ok(self.so_far(strategy)?.loss())
+    }
+
+    /// All that was put together, and this worker's part of the rest.
+    fn so_far(&mut self, strategy: &dyn Strategy) -> Result<Sums> {
+        if strategy.workers().is_none() {
+            return self.read(strategy).cloned();
+        }
+        let mut sums = self.sums.clone();
+        for batch in &self.unread {
+            for replica in batch.values() {
+                sums.add(replica.clone().read()?)?;
+            }
+        }
+        Ok(sums)
     }
 
     /// The averages so far. Waits for the devices.
@@ -160,6 +164,31 @@ impl Meter {
 }
 
 impl Sums {
+    /// Adds one batch.
+    fn add(&mut self, batch: BatchSums) -> Result<()> {
+        self.loss += batch.loss * batch.averaged_over;
+        self.regularization += batch.regularization * batch.examples;
+        self.examples += batch.examples;
+        if self.metrics.is_empty() {
+            let metrics = batch.metrics.into_iter();
+            self.metrics = metrics
+                .map(|(name, sum, count)| (name.into_owned(), sum, count))
+                .collect();
+            return Ok(());
+        }
+        if self.metrics.len() != batch.metrics.len() {
+            return Err(different_metrics());
+        }
+        for (total, (name, sum, count)) in self.metrics.iter_mut().zip(batch.metrics) {
+            if total.0 != name {
+                return Err(different_metrics());
+            }
+            total.1 += sum;
+            total.2 += count;
+        }
+        Ok(())
+    }
+
     pub(super) fn examples(&self) -> f64 {
         self.examples
     }

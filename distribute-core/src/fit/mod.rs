@@ -74,6 +74,7 @@ mod history;
 mod meter;
 mod objective;
 mod snapshot;
+mod together;
 mod training;
 
 pub use control::{Callback, CallbackState, Control, Outcome, Position, Progress};

@@ -226,7 +226,7 @@ impl Objective {
 }
 
 /// One replica's sums of one batch, still on its device; summed over the replicas as a [`Nest`].
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct StepSums {
     averaged_over: Option<usize>,
     names: Vec<Cow<'static, str>>,

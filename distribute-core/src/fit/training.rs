@@ -12,9 +12,10 @@ use super::objective::Pass;
 use super::snapshot::{self, RunMetadata, refuse};
 use super::{
     BatchSource, Batches, Callback, EpochRecord, FitError, History, Logs, Mode, Objective, Outcome,
-    Position, Progress, StepContext,
+    Position, Progress, StepContext, together,
 };
 use crate::checkpoint::Checkpoint;
+use crate::workers::Wish;
 use crate::{Mirrored, PerReplica, Result, Strategy, StrategyExt, TrainState};
 
 /// A training run (Keras: `Model.fit`).
@@ -139,10 +140,15 @@ impl<'a, S: Strategy + ?Sized> Fit<'a, S> {
             callbacks: Callbacks::new(self.callbacks),
             run,
         };
-        if let Some(checkpoint) = self.checkpoint {
-            session.resume(&checkpoint)?;
+        let workers = self.strategy.workers();
+        let outcome = session
+            .start(self.checkpoint.as_ref())
+            .and_then(|()| session.train(train, validation));
+        if let (Err(error), Some(workers)) = (&outcome, workers) {
+            // The others wait for this worker in vain.
+            workers.abort(&error.to_string());
         }
-        session.train(train, validation)
+        outcome
     }
 }
 
@@ -179,6 +185,43 @@ struct Session<'a, S: ?Sized, M, F> {
 }
 
 impl<S: Strategy + ?Sized, M: Module + Sync + 'static, F> Session<'_, S, M, F> {
+    /// Restores the run that a checkpoint is of, if there is one; the same on all workers.
+    fn start(&mut self, checkpoint: Option<&Checkpoint>) -> Result<()> {
+        if let Some(workers) = self.strategy.workers() {
+            Wish::ALL.into_iter().for_each(|wish| workers.forget(wish));
+            together::check_same_checkpoint(workers, checkpoint)?;
+        }
+        checkpoint.map_or(Ok(()), |checkpoint| self.resume(checkpoint))
+    }
+
+    /// Whether to stop now. With several workers all of them ask together: one that wants to stop
+    /// is enough, and all stop for its reason.
+    fn stopping(&mut self) -> Result<bool> {
+        if let Some(workers) = self.strategy.workers() {
+            self.run.stop = together::agree(workers, self.run.stop.as_ref())?;
+        }
+        Ok(self.run.stop.is_some())
+    }
+
+    /// [`stopping`](Self::stopping) after a batch of training, where workers need not ask each
+    /// other: their gradients have told.
+    fn stopping_after_batch(&mut self) -> Result<bool> {
+        let Some(workers) = self.strategy.workers() else {
+            return Ok(self.run.stop.is_some());
+        };
+        if self.run.stop.is_some() {
+            workers.request_stop();
+        }
+        if !workers.stop_agreed() {
+            return Ok(false);
+        }
+        if !self.stopping()? {
+            // Somebody asked the group itself.
+            self.run.stop = Some(Outcome::Interrupted);
+        }
+        Ok(true)
+    }
+
     /// Restores everything from a checkpoint of a run like this one.
     fn resume(&mut self, checkpoint: &Checkpoint) -> Result<()> {
         let metadata = &checkpoint.metadata;
@@ -231,7 +274,7 @@ impl<S: Strategy + ?Sized, M: Module + Sync + 'static, F> Session<'_, S, M, F> {
     }
 
     fn train<D>(
-        mut self,
+        &mut self,
         train: &D,
         validation: Option<&dyn BatchSource<Batch = D::Batch>>,
     ) -> Result<History>
@@ -241,8 +284,7 @@ impl<S: Strategy + ?Sized, M: Module + Sync + 'static, F> Session<'_, S, M, F> {
     {
         let mut epochs = Vec::new();
         self.notify(|callback, run| callback.on_train_begin(run))?;
-        while self.run.stop.is_none() && self.run.progress.position.epoch < self.run.progress.epochs
-        {
+        while !self.stopping()? && self.run.progress.position.epoch < self.run.progress.epochs {
             if self.limit_reached() {
                 self.run.stop = Some(Outcome::MaxSteps);
                 break;
@@ -285,7 +327,7 @@ impl<S: Strategy + ?Sized, M: Module + Sync + 'static, F> Session<'_, S, M, F> {
             self.run.meter = Meter::default();
         }
         self.notify(|callback, run| callback.on_epoch_begin(run))?;
-        if self.run.stop.is_some() {
+        if self.stopping()? {
             return Ok(None);
         }
         let strategy = self.strategy.handle();
@@ -344,7 +386,7 @@ impl<S: Strategy + ?Sized, M: Module + Sync + 'static, F> Session<'_, S, M, F> {
             }
             self.step(batch?)?;
             self.notify(|callback, run| callback.on_batch_end(run))?;
-            if self.run.stop.is_some() && !self.state.is_accumulating() {
+            if self.stopping_after_batch()? && !self.state.is_accumulating() {
                 return Ok(Part::CutShort);
             }
         }
@@ -401,7 +443,7 @@ impl<S: Strategy + ?Sized, M: Module + Sync + 'static, F> Session<'_, S, M, F> {
             evaluator.batch(self.strategy, self.state, batch?, &self.objective)?;
             self.run.progress.validation_batches += 1;
             self.notify(|callback, run| callback.on_validation_batch_end(run))?;
-            if self.run.stop.is_some() {
+            if self.stopping()? {
                 return Ok(None);
             }
         }

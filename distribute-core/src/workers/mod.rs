@@ -5,10 +5,12 @@
 //! call of a group is made by all of them, in the same order; it blocks until they have, and ends
 //! with an error that names who is missing.
 
+mod agreement;
 mod all_reduce;
 mod chief;
 mod encoding;
 mod exchange;
+mod shared_directory;
 
 use std::fmt;
 use std::sync::{Arc, Mutex};
@@ -16,6 +18,9 @@ use std::sync::{Arc, Mutex};
 use distribute_collectives::{
     AbortHandle, CommunicationOptions, Communicator, CommunicatorExt, Description,
 };
+
+pub(crate) use agreement::Wish;
+use agreement::Wishes;
 
 use crate::values::lock;
 use crate::{Error, Result};
@@ -35,6 +40,8 @@ struct Shared {
     /// The id of the first replica of each worker, and the number of replicas at the end.
     first_replicas: Vec<usize>,
     options: CommunicationOptions,
+    requested: Wishes,
+    agreed: Wishes,
 }
 
 impl WorkerGroup {
@@ -59,6 +66,8 @@ impl WorkerGroup {
             communicator: Mutex::new(communicator),
             first_replicas,
             options,
+            requested: Wishes::default(),
+            agreed: Wishes::default(),
         };
         Ok(Self {
             shared: Arc::new(shared),

@@ -84,9 +84,11 @@ impl<'a, S: Strategy + ?Sized> Points<'a, S> {
     /// The rows of one global batch, replica i with the i-th share: as TensorFlow splits.
     fn split(&self, rows: &[usize]) -> PerReplica<Batch> {
         let replicas = self.strategy.replicas();
-        let share = self.global_batch.div_ceil(replicas.len());
-        let parts = replicas.iter().enumerate().map(|(index, replica)| {
-            let from = (index * share).min(rows.len());
+        let share = self
+            .global_batch
+            .div_ceil(self.strategy.num_replicas_in_sync());
+        let parts = replicas.iter().map(|replica| {
+            let from = (replica.id * share).min(rows.len());
             let part = &rows[from..(from + share).min(rows.len())];
             let (x, y): (Vec<[f32; 2]>, Vec<f32>) = part.iter().map(|i| Self::row(*i)).unzip();
             let x = TensorData::new(x.concat(), [part.len(), 2]);

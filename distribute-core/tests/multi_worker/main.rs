@@ -5,5 +5,9 @@
 
 mod common;
 mod failures;
+mod fit;
+#[allow(dead_code)] // shared with the tests of `fit`, which use all of it
+#[path = "../fit/common.rs"]
+mod points;
 mod training;
 mod values;

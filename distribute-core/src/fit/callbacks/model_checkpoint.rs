@@ -3,6 +3,7 @@
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use burn::tensor::TensorData;
 use serde_json::{Map, Value, json};
@@ -12,7 +13,8 @@ use crate::checkpoint::{
     Checkpoint, CheckpointError, CheckpointManager, SaveHandle, Saved, latest,
 };
 use crate::fit::{Callback, CallbackState, Control, EpochRecord, FitError, Outcome, Position};
-use crate::{Error, Result};
+use crate::workers::Wish;
+use crate::{Error, Result, Strategy};
 
 /// Saves checkpoints of the whole run (Keras: `ModelCheckpoint` and `BackupAndRestore` in one).
 ///
@@ -25,12 +27,15 @@ use crate::{Error, Result};
 /// step limit), and keeps everything. A save that fails ends training with the error; checkpoints
 /// that were complete before stay so. Weights that are not finite are never saved.
 ///
-/// Only one callback at a time may save into a directory; under a strategy with several workers,
-/// the chief's. It holds the directory from [`new`](Self::new) until it is dropped, and a second
+/// Only one callback at a time may save into a directory. With several workers every worker has the
+/// callback, made with [`with_workers`](Self::with_workers): the chief's saves, the others take
+/// part. It holds the directory from [`new`](Self::new) until it is dropped, and a second
 /// one is refused, in this process or another. Reading the checkpoints is possible all the while.
 #[derive(Debug)]
 pub struct ModelCheckpoint {
-    manager: CheckpointManager,
+    /// `None` on a worker that is not the chief.
+    manager: Option<CheckpointManager>,
+    directory: PathBuf,
     saver: Option<SaveHandle>,
     every: Every,
     best_only: Option<Monitor>,
@@ -40,6 +45,7 @@ pub struct ModelCheckpoint {
     last: Option<(u64, Position)>,
     /// A save was due while micro-batches were being accumulated.
     due: bool,
+    last_time: Instant,
     saved: Option<Saved>,
 }
 
@@ -47,6 +53,7 @@ pub struct ModelCheckpoint {
 enum Every {
     Epochs(usize),
     Steps(u64),
+    Seconds(Duration),
 }
 
 impl ModelCheckpoint {
@@ -55,9 +62,33 @@ impl ModelCheckpoint {
     /// # Errors
     /// [`Error::Checkpoint`] if it cannot be created or written, or if somebody else saves there.
     pub fn new(directory: impl Into<PathBuf>) -> Result<Self> {
-        let manager = CheckpointManager::open(directory).map_err(failed)?;
-        Ok(Self {
+        let directory = directory.into();
+        let manager = CheckpointManager::open(&directory).map_err(failed)?;
+        Ok(Self::with_manager(directory, Some(manager)))
+    }
+
+    /// [`new`](Self::new) under any strategy, with one worker or several: the chief saves, and all
+    /// workers, which must see the same directory, take part. All of them call it together.
+    ///
+    /// # Errors
+    /// As `new`, on all workers; [`Error::NotShared`] if one sees another directory.
+    pub fn with_workers(
+        strategy: &(impl Strategy + ?Sized),
+        directory: impl Into<PathBuf>,
+    ) -> Result<Self> {
+        let directory = directory.into();
+        let Some(workers) = strategy.workers() else {
+            return Self::new(directory);
+        };
+        let open = || CheckpointManager::open(&directory).map_err(failed);
+        let manager = workers.open_shared(&directory, open)?;
+        Ok(Self::with_manager(directory, manager))
+    }
+
+    fn with_manager(directory: PathBuf, manager: Option<CheckpointManager>) -> Self {
+        Self {
             manager,
+            directory,
             saver: None,
             every: Every::Epochs(1),
             best_only: None,
@@ -66,8 +97,9 @@ impl ModelCheckpoint {
             extra: Map::new(),
             last: None,
             due: false,
+            last_time: Instant::now(),
             saved: None,
-        })
+        }
     }
 
     /// Saves after every `epochs`-th epoch; 0 counts as 1.
@@ -85,12 +117,21 @@ impl ModelCheckpoint {
         self
     }
 
+    /// Saves after the first optimizer step that ends at least this long after the last save. With
+    /// several workers the chief's clock counts. Not together with [`best_only`](Self::best_only).
+    #[must_use]
+    pub fn every(mut self, interval: Duration) -> Self {
+        self.every = Every::Seconds(interval);
+        self
+    }
+
     /// Keeps the newest `checkpoints` only; 0 keeps all. Older ones are removed after a new one is
     /// safely on disk.
     #[must_use]
     pub fn keep(mut self, checkpoints: usize) -> Self {
         let count = NonZeroUsize::new(checkpoints);
-        self.manager = self.manager.with_max_to_keep(count);
+        let manager = self.manager.take();
+        self.manager = manager.map(|manager| manager.with_max_to_keep(count));
         self
     }
 
@@ -142,36 +183,74 @@ impl ModelCheckpoint {
             self.due = true;
             return Ok(());
         }
+        match self.manager.clone() {
+            Some(manager) => self.write(manager, run)?,
+            None => run.take_part_in_checkpoint()?,
+        }
+        self.last = Some(here);
+        self.last_time = Instant::now();
+        self.due = false;
+        if let Some(workers) = run.strategy().workers() {
+            workers.forget(Wish::Save);
+        }
+        Ok(())
+    }
+
+    /// Takes the copy and hands it to the thread that writes it.
+    fn write(&mut self, manager: CheckpointManager, run: &mut Control<'_>) -> Result<()> {
         let mut checkpoint = run.checkpoint(self.state())?;
         check_finite(&checkpoint)?;
         checkpoint.metadata.model.name.clone_from(&self.model_name);
         checkpoint.metadata.extra.extend(self.extra.clone());
-        let saver = self
-            .saver
-            .get_or_insert_with(|| SaveHandle::new(self.manager.clone()));
+        let saver = self.saver.get_or_insert_with(|| SaveHandle::new(manager));
         if let Some(saved) = saver.save(checkpoint).map_err(failed)? {
             self.saved = Some(saved);
         }
-        self.last = Some(here);
-        self.due = false;
         Ok(())
+    }
+
+    /// Whether it is time to save. With several workers the chief says so to all: after the next
+    /// update.
+    fn is_time(&self, interval: Duration, run: &Control<'_>) -> bool {
+        let over = self.last_time.elapsed() >= interval;
+        let Some(workers) = run.strategy().workers() else {
+            return over;
+        };
+        if over && workers.is_chief() {
+            workers.request(Wish::Save);
+        }
+        workers.agreed(Wish::Save)
+    }
+
+    /// The newest checkpoint of the directory if the run continues from it, as the chief sees it.
+    fn find_last(&self, run: &Control<'_>) -> Result<bool> {
+        let step = run.progress().step;
+        let is_newest = || -> Result<bool> {
+            let newest = latest(&self.directory).map_err(failed)?;
+            Ok(newest.found.is_some_and(|entry| entry.step == step))
+        };
+        let Some(workers) = run.strategy().workers() else {
+            return is_newest();
+        };
+        let own = workers.is_chief() && is_newest()?;
+        Ok(workers.gather_text(if own { "yes" } else { "no" })?[0] == "yes")
     }
 }
 
 impl Callback for ModelCheckpoint {
     fn on_train_begin(&mut self, run: &mut Control<'_>) -> Result<()> {
-        if self.best_only.is_some() && matches!(self.every, Every::Steps(_)) {
+        if self.best_only.is_some() && !matches!(self.every, Every::Epochs(_)) {
             return Err(Error::invalid(
-                "ModelCheckpoint: `best_only` compares epochs; leave out `every_steps`, or use \
-                 one callback for each, with a directory of its own",
+                "ModelCheckpoint: `best_only` compares epochs; leave out `every_steps` and \
+                 `every`, or use one callback for each, with a directory of its own",
             ));
         }
         let progress = run.progress();
+        self.last_time = Instant::now();
         if progress.step > 0 {
             // A run that goes on from a checkpoint of this directory has nothing new to save yet.
-            let newest = latest(self.manager.path()).map_err(failed)?;
-            let saved = newest.found.filter(|entry| entry.step == progress.step);
-            self.last = saved.map(|_| (progress.step, progress.position));
+            let found = self.find_last(run)?;
+            self.last = found.then_some((progress.step, progress.position));
         }
         Ok(())
     }
@@ -181,6 +260,7 @@ impl Callback for ModelCheckpoint {
         let new_step = self.last.is_none_or(|(last, _)| last != step);
         let due = match self.every {
             Every::Steps(steps) => new_step && step > 0 && step.is_multiple_of(steps),
+            Every::Seconds(interval) => new_step && step > 0 && self.is_time(interval, run),
             Every::Epochs(_) => false,
         };
         if due || self.due {

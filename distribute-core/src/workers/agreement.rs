@@ -1,0 +1,94 @@
+//! How all workers stop, or save, after the same step.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use burn::tensor::TensorData;
+
+use super::WorkerGroup;
+use super::encoding::unreadable;
+use crate::Result;
+
+/// What one worker can wish and all do together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wish {
+    Stop,
+    Save,
+}
+
+impl Wish {
+    /// All of them, in the order in which they travel.
+    pub(crate) const ALL: [Self; 2] = [Self::Stop, Self::Save];
+}
+
+/// One flag per wish.
+#[derive(Debug, Default)]
+pub(super) struct Wishes([AtomicBool; Wish::ALL.len()]);
+
+impl Wishes {
+    fn get(&self, wish: Wish) -> bool {
+        self.0[wish as usize].load(Ordering::Relaxed)
+    }
+
+    fn set(&self, wish: Wish, value: bool) {
+        self.0[wish as usize].store(value, Ordering::Relaxed);
+    }
+}
+
+impl WorkerGroup {
+    /// Asks all workers to stop, from any thread: because this one was told to end, for example
+    /// (TensorFlow: `PreemptionCheckpointHandler`).
+    ///
+    /// The wish travels with the gradients of the next update, so it costs nothing and all workers
+    /// learn of it after the same update: [`stop_agreed`](Self::stop_agreed) is true for all of
+    /// them from then on. [`Fit`](crate::fit::Fit) looks at it; a loop of one's own can save a
+    /// checkpoint and end there.
+    pub fn request_stop(&self) {
+        self.request(Wish::Stop);
+    }
+
+    /// Whether a worker had asked to stop before the last update.
+    pub fn stop_agreed(&self) -> bool {
+        self.agreed(Wish::Stop)
+    }
+
+    /// Lets a wish travel with the gradients of the next update.
+    pub(crate) fn request(&self, wish: Wish) {
+        self.shared.requested.set(wish, true);
+    }
+
+    /// Whether a worker had this wish before the last update.
+    pub(crate) fn agreed(&self, wish: Wish) -> bool {
+        self.shared.agreed.get(wish)
+    }
+
+    /// Forgets a wish that was fulfilled, or is of an earlier run.
+    pub(crate) fn forget(&self, wish: Wish) {
+        self.shared.requested.set(wish, false);
+        self.shared.agreed.set(wish, false);
+    }
+
+    /// What this worker adds to the signals that travel with the gradients.
+    pub(crate) fn signal(&self, wish: Wish) -> f32 {
+        match self.shared.requested.get(wish) {
+            true => 1.0,
+            false => 0.0,
+        }
+    }
+
+    /// Takes a reduced signal.
+    pub(crate) fn receive(&self, wish: Wish, signal: f32) {
+        if signal > 0.0 {
+            self.shared.agreed.set(wish, true);
+        }
+    }
+
+    /// Gives every worker the texts of all workers.
+    pub(crate) fn gather_text(&self, text: &str) -> Result<Vec<String>> {
+        let bytes = TensorData::new(text.as_bytes().to_vec(), [text.len()]);
+        let texts = self.gather_one(bytes)?.into_iter().map(|data| {
+            let bytes = data.try_into_vec::<u8>().map_err(|_| unreadable())?;
+            String::from_utf8(bytes).map_err(|_| unreadable())
+        });
+        texts.collect()
+    }
+}
