@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use distribute_core::LogicalDevice;
 
+use crate::cluster::ClusterArgs;
 use crate::data::DatasetName;
 
 /// Trains burn models on all cores of this machine, as TensorFlow's tf.distribute does.
@@ -52,6 +53,8 @@ pub(crate) struct TrainArgs {
     pub(crate) training: TrainingArgs,
     #[command(flatten)]
     pub(crate) files: FileArgs,
+    #[command(flatten)]
+    pub(crate) cluster: ClusterArgs,
 }
 
 /// Loss and accuracy of a checkpoint.
@@ -171,7 +174,7 @@ pub(crate) struct GeneralArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Strategy")]
 pub(crate) struct DeviceArgs {
-    /// Copies of the model that train together [default: one per core]
+    /// Copies of the model in this process [default: one per core, multi-worker: one]
     #[arg(long, value_name = "N", value_parser = positive, allow_negative_numbers = true)]
     pub(crate) replicas: Option<usize>,
     /// The device of each replica: cpu:0,cpu:1,...
@@ -231,9 +234,24 @@ pub(crate) struct FileArgs {
     /// Save here after every epoch and when interrupted; the newest 5 checkpoints are kept
     #[arg(long, value_name = "DIR")]
     pub(crate) checkpoint_dir: Option<PathBuf>,
+    /// Save after every so many updates instead of every epoch
+    #[arg(
+        long,
+        value_name = "N",
+        value_parser = positive_u64,
+        allow_negative_numbers = true,
+        conflicts_with = "checkpoint_seconds"
+    )]
+    pub(crate) checkpoint_steps: Option<u64>,
+    /// Save when the last save is so long ago, instead of every epoch
+    #[arg(long, value_name = "SECONDS", value_parser = positive_u64, allow_negative_numbers = true)]
+    pub(crate) checkpoint_seconds: Option<u64>,
     /// Continue with the newest checkpoint in --checkpoint-dir
     #[arg(long)]
     pub(crate) resume: bool,
+    /// Continue if --checkpoint-dir holds a checkpoint, else begin: for jobs that are restarted
+    #[arg(long, conflicts_with = "resume")]
+    pub(crate) restartable: bool,
     /// Write history.jsonl, history.csv and TensorBoard files here
     #[arg(long, value_name = "DIR")]
     pub(crate) log_dir: Option<PathBuf>,
@@ -266,6 +284,8 @@ pub(crate) enum StrategyName {
     OneDevice,
     /// A copy of the model per device, all kept equal
     Mirrored,
+    /// A copy of the model per device of several worker processes, all kept equal
+    MultiWorker,
     /// One copy of the weights, computation on all devices
     CentralStorage,
 }

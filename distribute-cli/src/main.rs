@@ -5,6 +5,7 @@
 mod allocator;
 mod args;
 mod bench;
+mod cluster;
 mod commands;
 mod config;
 mod data;

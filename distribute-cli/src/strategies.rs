@@ -35,6 +35,12 @@ pub(crate) fn strategy(
         StrategyName::OneDevice => Arc::new(OneDeviceStrategy::new(single("one-device")?)?),
         StrategyName::Mirrored => Arc::new(MirroredStrategy::builder().devices(devices).build()?),
         StrategyName::CentralStorage => Arc::new(CentralStorageStrategy::new(devices)?),
+        StrategyName::MultiWorker => {
+            return Err(Failure::usage(
+                "--strategy multi-worker is for `train`; here one process does the work, use \
+                 --strategy mirrored",
+            ));
+        }
     })
 }
 
@@ -43,8 +49,18 @@ pub(crate) fn replica_count(name: StrategyName, args: &DeviceArgs) -> Result<usi
     let asked = devices(args)?.len();
     Ok(match name {
         StrategyName::Default | StrategyName::OneDevice => 1,
+        StrategyName::MultiWorker => asked.max(1),
         StrategyName::Mirrored | StrategyName::CentralStorage if asked == 0 => available_cores(),
         StrategyName::Mirrored | StrategyName::CentralStorage => asked,
+    })
+}
+
+/// The devices of a worker: one unless more are named.
+pub(crate) fn worker_devices(args: &DeviceArgs) -> Result<Vec<LogicalDevice>, Failure> {
+    let devices = devices(args)?;
+    Ok(match devices.is_empty() {
+        true => vec![LogicalDevice::cpu(0)],
+        false => devices,
     })
 }
 

@@ -20,19 +20,6 @@ struct Training {
     _watchdog: mpsc::Sender<()>,
 }
 
-/// Kills the process when it takes too long, so that no test hangs.
-fn watchdog(id: u32) -> mpsc::Sender<()> {
-    let (call_off, called_off) = mpsc::channel();
-    std::thread::spawn(move || {
-        if called_off.recv_timeout(common::LIMIT) == Err(mpsc::RecvTimeoutError::Timeout) {
-            let _ = Command::new("kill")
-                .args(["-KILL", &id.to_string()])
-                .status();
-        }
-    });
-    call_off
-}
-
 impl Training {
     /// Starts it and waits until the first epoch is over.
     fn start(folder: &Path, arguments: &str) -> Self {
@@ -43,7 +30,7 @@ impl Training {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        let watchdog = watchdog(child.id());
+        let watchdog = common::watchdog(child.id());
         let mut out = BufReader::new(child.stdout.take().unwrap());
         let mut line = String::new();
         while !line.contains("\"epoch\"") || !line.contains("val_loss") {
@@ -62,12 +49,7 @@ impl Training {
     }
 
     fn signal(&self, name: &str) {
-        let id = self.child.id().to_string();
-        let status = Command::new("kill")
-            .args([&format!("-{name}"), &*id])
-            .status()
-            .unwrap();
-        assert!(status.success());
+        common::signal(self.child.id(), name);
     }
 
     /// Exit code and standard error.
@@ -186,7 +168,10 @@ fn of_two_runs_started_at_once_one_is_refused_and_one_trains() {
             .unwrap()
     };
     let both = [start(), start()];
-    let _watchdogs: Vec<_> = both.iter().map(|child| watchdog(child.id())).collect();
+    let _watchdogs: Vec<_> = both
+        .iter()
+        .map(|child| common::watchdog(child.id()))
+        .collect();
     let ends: Vec<_> = both.map(|child| child.wait_with_output().unwrap()).into();
     let mut codes: Vec<_> = ends.iter().map(|end| end.status.code()).collect();
     codes.sort_unstable();

@@ -156,7 +156,7 @@ pub enum Error {
     NotShared {
         /// The first worker that does not see it, from 0; the chief is worker 0.
         worker: usize,
-        /// The directory.
+        /// The chief's directory.
         path: PathBuf,
     },
     /// A variable was created or used in a way that its options do not allow.

@@ -5,6 +5,7 @@ mod certs;
 mod conformance;
 mod doctor;
 mod evaluate;
+mod evaluator;
 mod libraries;
 mod predict;
 mod restore;

@@ -2,11 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
+use distribute_core::Strategy;
 use distribute_core::checkpoint::{self, Checkpoint, CheckpointError};
 use distribute_core::fit::callbacks::ModelCheckpoint;
 
 use super::restore::usable;
 use crate::args::{FileArgs, TrainingArgs};
+use crate::cluster::restarts;
 use crate::failure::Failure;
 use crate::task::stored_l2;
 
@@ -26,13 +28,8 @@ impl Start {
     /// Without `--resume` a directory with checkpoints is refused: the newest of a mix of two runs
     /// would be nobody's.
     pub(super) fn new(files: &FileArgs) -> Result<Self, Failure> {
-        let Some(directory) = &files.checkpoint_dir else {
-            return match files.resume {
-                true => Err(Failure::usage(
-                    "--resume needs --checkpoint-dir: the directory to continue from",
-                )),
-                false => Ok(Self::default()),
-            };
+        let Some(directory) = directory(files)? else {
+            return Ok(Self::default());
         };
         if !directory.is_dir() {
             if directory.exists() {
@@ -43,20 +40,25 @@ impl Start {
             }
             return match files.resume {
                 true => Err(CheckpointError::Missing {
-                    path: directory.clone(),
+                    path: directory.to_path_buf(),
                 }
                 .into()),
                 false => Ok(Self::default()),
             };
         }
         let saver = Some(ModelCheckpoint::new(directory)?);
-        if !files.resume {
-            refuse_checkpoints(directory)?;
-            let checkpoint = None;
-            return Ok(Self { saver, checkpoint });
-        }
-        let newest = checkpoint::load_latest(directory)?;
-        let checkpoint = Some(usable(newest, directory)?);
+        let checkpoint = find(files, directory)?;
+        Ok(Self { saver, checkpoint })
+    }
+
+    /// [`new`](Self::new) for one of several workers: the chief holds the directory, which it makes
+    /// if need be, and all look for the checkpoint. All workers call it together.
+    pub(super) fn of_worker(files: &FileArgs, strategy: &dyn Strategy) -> Result<Self, Failure> {
+        let Some(directory) = directory(files)? else {
+            return Ok(Self::default());
+        };
+        let saver = Some(ModelCheckpoint::with_workers(strategy, directory)?);
+        let checkpoint = find(files, directory)?;
         Ok(Self { saver, checkpoint })
     }
 
@@ -108,6 +110,40 @@ impl Start {
             _ => Ok(()),
         }
     }
+}
+
+/// The directory of the checkpoints, if there is one.
+fn directory(files: &FileArgs) -> Result<Option<&Path>, Failure> {
+    let flag = match (files.resume, files.restartable) {
+        (true, _) => "--resume",
+        (_, true) => "--restartable",
+        _ if files.checkpoint_steps.is_some() => "--checkpoint-steps",
+        _ if files.checkpoint_seconds.is_some() => "--checkpoint-seconds",
+        _ => return Ok(files.checkpoint_dir.as_deref()),
+    };
+    match &files.checkpoint_dir {
+        Some(directory) => Ok(Some(directory)),
+        None => Err(Failure::usage(format!(
+            "{flag} needs --checkpoint-dir: the directory of the checkpoints"
+        ))),
+    }
+}
+
+/// The checkpoint to continue with. Restarted jobs continue without being told.
+fn find(files: &FileArgs, directory: &Path) -> Result<Option<(PathBuf, Checkpoint)>, Failure> {
+    if files.restartable || (!files.resume && restarts()? > 0) {
+        let newest = checkpoint::load_latest(directory)?;
+        if newest.found.is_none() && newest.skipped.is_empty() {
+            return Ok(None);
+        }
+        return usable(newest, directory).map(Some);
+    }
+    if !files.resume {
+        refuse_checkpoints(directory)?;
+        return Ok(None);
+    }
+    let newest = checkpoint::load_latest(directory)?;
+    usable(newest, directory).map(Some)
 }
 
 fn learning_rate(checkpoint: &Checkpoint) -> Option<f64> {

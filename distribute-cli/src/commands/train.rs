@@ -3,27 +3,29 @@
 use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use distribute_cli::model::Sequential;
 use distribute_core::checkpoint::weights_sha256;
+use distribute_core::cluster::{Cluster, TaskType};
 use distribute_core::fit::callbacks::{
     HistoryFile, Interrupt, ModelCheckpoint, ProgressBar, TensorBoard, TerminateOnNan,
 };
-use distribute_core::fit::{Callback, Control, Fit, History, Outcome, evaluate};
-use distribute_core::{Error, Mirrored, Strategy, StrategyExt, TrainState};
+use distribute_core::fit::{Callback, Control, Fit, History, Outcome, RunInfo, evaluate};
+use distribute_core::{Error, Mirrored, Strategy, StrategyExt, TrainState, WorkerGroup};
 use distribute_data::readers::{Examples, TrainTest};
 use distribute_data::{Batching, DistributedDataset, StrategyDataExt};
 use serde_json::json;
 
 use super::restore::same_model;
 use super::start::Start;
-use crate::args::{OutputFormat, TrainArgs};
+use crate::args::{OutputFormat, StrategyName, TrainArgs};
 use crate::data::{Classified, DatasetName};
 use crate::events::{self, JsonEpochs};
 use crate::failure::Failure;
 use crate::objective::objective;
 use crate::signals::interrupt_flag;
-use crate::strategies::{device_names, replica_count, strategy};
+use crate::strategies::{device_names, replica_count, strategy, worker_devices};
 use crate::task::{Task, optimizer};
 
 /// A model of more is a mistake in a file; its memory would end the program.
@@ -44,8 +46,11 @@ struct Run {
     task: Task,
     data: TrainTest,
     strategy: Arc<dyn Strategy>,
-    batch_size: usize,
+    /// Examples of a step, over all replicas.
+    global_batch: usize,
     epochs: usize,
+    /// What there is to say about the cluster.
+    cluster: Vec<String>,
 }
 
 type Data = DistributedDataset<Classified>;
@@ -53,7 +58,15 @@ type State = Mirrored<TrainState<Sequential>>;
 
 pub(crate) fn run(mut args: TrainArgs) -> Result<(), Failure> {
     let interrupted = interrupt_flag()?;
-    let start = Start::new(&args.files)?;
+    let worker = Worker::of(&args)?;
+    if worker.as_ref().is_some_and(Worker::is_evaluator) {
+        return super::evaluator::run(&args, &interrupted);
+    }
+    let worker = worker.map(|worker| worker.meet(&args)).transpose()?;
+    let start = match &worker {
+        Some((strategy, _)) => Start::of_worker(&args.files, &**strategy)?,
+        None => Start::new(&args.files)?,
+    };
     start.complete(&mut args.training);
     let dataset = args.data.dataset.clone().unwrap_or(DatasetName::Digits);
     let default_epochs = match dataset {
@@ -71,14 +84,20 @@ pub(crate) fn run(mut args: TrainArgs) -> Result<(), Failure> {
         start.same_numbers(&args.training)?;
     }
     // Before the replicas' threads are started.
-    let replicas = replica_count(args.strategy, &args.devices)?;
+    let replicas = match &worker {
+        Some((strategy, _)) => strategy.num_replicas_in_sync(),
+        None => replica_count(args.strategy, &args.devices)?,
+    };
     check_sizes(&task, &data, replicas)?;
-    let strategy = strategy(args.strategy, &args.devices)?;
+    let (strategy, mut cluster) = match worker {
+        Some(met) => met,
+        None => (strategy(args.strategy, &args.devices)?, Vec::new()),
+    };
+    let batch = GlobalBatch::new(args.data.batch_size, replicas, data.train.len(), &start)?;
+    cluster.extend(batch.note);
     let run = Run {
-        batch_size: args
-            .data
-            .batch_size
-            .unwrap_or_else(|| default_batch_size(data.train.len(), replicas)),
+        global_batch: batch.examples,
+        cluster,
         epochs: args.training.epochs.unwrap_or(default_epochs),
         args,
         task,
@@ -133,7 +152,7 @@ impl Run {
                 .state(optimizer, seed, device)
                 .map_err(Error::step)
         })?;
-        let batching = Batching::per_replica(self.batch_size);
+        let batching = Batching::global(self.global_batch);
         let train = self.distribute(&self.data.train, batching.shuffle(seed))?;
         let test = self.distribute(&self.data.test, batching)?;
         start.hold(&self.args.files)?;
@@ -145,19 +164,10 @@ impl Run {
             .max_steps(self.args.training.steps)
             .seed(seed)
             .resume_from(checkpoint)
-            .callback(self.announcement(&state, continued))
             .callback(interrupt)
             .callback(TerminateOnNan::every_batches(NAN_CHECK_STEPS));
-        fit = match self.args.general.output {
-            OutputFormat::Text if io::stderr().is_terminal() => fit.callback(ProgressBar::new()),
-            OutputFormat::Text => fit.callback(ProgressBar::plain(events::Notes)),
-            OutputFormat::Json => fit.callback(JsonEpochs),
-        };
-        if let Some(directory) = &self.args.files.log_dir {
-            fit = fit
-                .callback(TensorBoard::new(directory)?)
-                .callback(HistoryFile::json_lines(directory.join("history.jsonl")))
-                .callback(HistoryFile::csv(directory.join("history.csv")));
+        if self.reports() {
+            fit = self.reporting(fit.callback(self.announcement(&state, continued)))?;
         }
         if let Some(saver) = &mut saver {
             fit = fit.callback(saver);
@@ -169,6 +179,28 @@ impl Run {
         self.finish(&history, &state, &test, saved)
     }
 
+    /// Whether this process says how training goes: of several workers the chief does.
+    fn reports(&self) -> bool {
+        let workers = self.strategy.workers();
+        workers.is_none_or(WorkerGroup::is_chief)
+    }
+
+    /// The callbacks that show and write how training goes.
+    fn reporting<'a>(&self, fit: Fitting<'a>) -> Result<Fitting<'a>, Failure> {
+        let fit = match self.args.general.output {
+            OutputFormat::Text if io::stderr().is_terminal() => fit.callback(ProgressBar::new()),
+            OutputFormat::Text => fit.callback(ProgressBar::plain(events::Notes)),
+            OutputFormat::Json => fit.callback(JsonEpochs),
+        };
+        let Some(directory) = &self.args.files.log_dir else {
+            return Ok(fit);
+        };
+        Ok(fit
+            .callback(TensorBoard::new(directory)?)
+            .callback(HistoryFile::json_lines(directory.join("history.jsonl")))
+            .callback(HistoryFile::csv(directory.join("history.csv"))))
+    }
+
     fn distribute(&self, examples: &Examples, batching: Batching) -> Result<Data, Failure> {
         let classified = Classified::new(examples.clone());
         Ok(self.strategy.distribute_dataset(classified, batching)?)
@@ -177,6 +209,12 @@ impl Run {
     /// Every checkpoint says what it is of.
     fn describe(&self, saver: ModelCheckpoint) -> ModelCheckpoint {
         let (key, extra) = self.task.to_extra();
+        let files = &self.args.files;
+        let saver = match (files.checkpoint_steps, files.checkpoint_seconds) {
+            (Some(steps), _) => saver.every_steps(steps),
+            (None, Some(seconds)) => saver.every(Duration::from_secs(seconds)),
+            (None, None) => saver,
+        };
         saver
             .keep(CHECKPOINTS_KEPT)
             .model_name(self.task.model_name())
@@ -186,7 +224,8 @@ impl Run {
     /// What is said once nothing can be refused any more.
     fn announcement(&self, state: &State, continued: Option<u64>) -> Announcement {
         let devices = device_names(&*self.strategy);
-        let global = self.batch_size * devices.len();
+        let replicas = self.strategy.num_replicas_in_sync();
+        let (global, share) = (self.global_batch, self.global_batch.div_ceil(replicas));
         let parameters = self.task.plan.parameters();
         let (train, test) = (self.data.train.len(), self.data.test.len());
         if self.args.general.output == OutputFormat::Json {
@@ -194,13 +233,18 @@ impl Run {
                 ("event", json!("start")),
                 ("step", json!(continued.unwrap_or(0))),
                 ("strategy", json!(self.strategy.name())),
+                (
+                    "workers",
+                    json!(self.strategy.input_context().num_input_pipelines),
+                ),
+                ("replicas", json!(replicas)),
                 ("devices", json!(devices)),
                 ("model", json!(self.task.model_name())),
                 ("parameters", json!(parameters)),
                 ("dataset", json!(self.task.dataset.to_string())),
                 ("train_examples", json!(train)),
                 ("test_examples", json!(test)),
-                ("batch_size", json!(self.batch_size)),
+                ("batch_size", json!(share)),
                 ("global_batch_size", json!(global)),
                 ("epochs", json!(self.epochs)),
                 ("optimizer", json!(state.primary().optimizer().name())),
@@ -209,7 +253,12 @@ impl Run {
             ]);
             return Announcement {
                 event: Some(event),
-                notes: self.short_batch(global).into_iter().collect(),
+                notes: self
+                    .cluster
+                    .iter()
+                    .cloned()
+                    .chain(self.short_batch(global))
+                    .collect(),
             };
         }
         let mut notes = vec![
@@ -219,15 +268,27 @@ impl Run {
                 self.task.dataset
             ),
             format!(
-                "{} strategy on {}: {} examples a step each, {global} together",
+                "{} strategy on {}: {share} examples a step each, {global} together",
                 self.strategy.name(),
-                devices.join(", "),
-                self.batch_size
+                self.places(&devices),
             ),
         ];
+        notes.extend(self.cluster.iter().cloned());
         notes.extend(self.short_batch(global));
         notes.extend(continued.map(|step| format!("continuing after step {step}")));
         Announcement { event: None, notes }
+    }
+
+    /// `cpu:0, cpu:1`, or how many replicas on how many workers.
+    fn places(&self, devices: &[String]) -> String {
+        match self.strategy.workers() {
+            None => devices.join(", "),
+            Some(workers) => format!(
+                "{} replicas of {} workers",
+                workers.num_replicas(),
+                workers.num_workers()
+            ),
+        }
     }
 
     /// What becomes of a batch size beyond the data: as in TensorFlow, one short batch.
@@ -251,7 +312,7 @@ impl Run {
     ) -> Result<(), Failure> {
         let step = state.primary().step();
         match &history.outcome {
-            Outcome::Interrupted => return Err(interrupted(step, saved.as_deref())),
+            Outcome::Interrupted => return Err(self.interrupted(step, saved.as_deref())),
             Outcome::NotFinite { .. } => return Err(Failure::failed(&history.outcome)),
             _ => {}
         }
@@ -273,6 +334,18 @@ impl Run {
             .iter()
             .filter(|(name, _)| name.starts_with("model/"));
         let hash = weights_sha256(weights)?;
+        if let Some(workers) = self
+            .strategy
+            .workers()
+            .filter(|workers| !workers.is_chief())
+        {
+            // On standard error: what a job gives is what its chief writes.
+            events::note(&format!(
+                "worker {}: {step} steps; weights {hash}",
+                workers.index()
+            ));
+            return Ok(());
+        }
         if self.args.general.output == OutputFormat::Json {
             let event = events::object([
                 ("event", json!("done")),
@@ -292,6 +365,112 @@ impl Run {
     }
 }
 
+impl Run {
+    fn interrupted(&self, step: u64, saved: Option<&Path>) -> Failure {
+        match (saved, &self.args.files.checkpoint_dir) {
+            (Some(path), _) => Failure::preempted(format!(
+                "interrupted after step {step}, saved {}; continue with --resume",
+                path.display()
+            )),
+            (None, Some(directory)) if !self.reports() => Failure::preempted(format!(
+                "interrupted after step {step}, the chief saved into {}",
+                directory.display()
+            )),
+            _ => Failure::failed(format!(
+                "interrupted after step {step}, nothing was saved; use --checkpoint-dir to be \
+                 able to continue"
+            )),
+        }
+    }
+}
+
+/// The run while callbacks are added to it.
+type Fitting<'a> = Fit<'a, dyn Strategy>;
+
+/// This process' place in a cluster.
+struct Worker {
+    cluster: Option<Cluster>,
+    found: String,
+}
+
+impl Worker {
+    /// `None` for strategies of one process.
+    fn of(args: &TrainArgs) -> Result<Option<Self>, Failure> {
+        if args.strategy != StrategyName::MultiWorker {
+            return args.cluster.refuse_without_workers().map(|()| None);
+        }
+        let (detected, cluster) = args.cluster.resolve()?;
+        let found = detected.to_string();
+        Ok(Some(Self { cluster, found }))
+    }
+
+    fn is_evaluator(&self) -> bool {
+        let task = self.cluster.as_ref().map(Cluster::task_type);
+        task == Some(TaskType::Evaluator)
+    }
+
+    /// The strategy, once the other workers are there, and what to say about it.
+    fn meet(self, args: &TrainArgs) -> Result<(Arc<dyn Strategy>, Vec<String>), Failure> {
+        let devices = worker_devices(&args.devices)?;
+        let strategy = args.cluster.strategy(devices, self.cluster)?;
+        let mut notes: Vec<String> = self.found.lines().map(str::to_string).collect();
+        if let Some(workers) = strategy.workers() {
+            notes.push(workers.describe().to_string());
+        }
+        Ok((Arc::new(strategy), notes))
+    }
+}
+
+/// How many examples a step has.
+struct GlobalBatch {
+    examples: usize,
+    note: Option<String>,
+}
+
+impl GlobalBatch {
+    /// A run that continues keeps its global batches, with however many replicas, unless another
+    /// size is asked for (which is then refused).
+    fn new(
+        asked: Option<usize>,
+        replicas: usize,
+        examples: usize,
+        start: &Start,
+    ) -> Result<Self, Failure> {
+        let share = asked.unwrap_or_else(|| default_batch_size(examples, replicas));
+        let new = share.saturating_mul(replicas);
+        let Some((_, checkpoint)) = &start.checkpoint else {
+            return Ok(Self {
+                examples: new,
+                note: None,
+            });
+        };
+        let run = RunInfo::of(checkpoint)?;
+        let (Some(global), Some(before)) = (run.global_batch_size, run.replicas) else {
+            return Ok(Self {
+                examples: new,
+                note: None,
+            });
+        };
+        if asked.is_some_and(|asked| asked.saturating_mul(before) != global) {
+            return Ok(Self {
+                examples: new,
+                note: None,
+            });
+        }
+        let note = (before != replicas).then(|| {
+            format!(
+                "continuing a run of {before} replicas with {replicas}: {global} examples a step \
+                 together as before, {} each",
+                global.div_ceil(replicas)
+            )
+        });
+        Ok(Self {
+            examples: global,
+            note,
+        })
+    }
+}
+
 /// Says what is trained, as soon as the run has accepted its checkpoint.
 #[derive(Debug)]
 struct Announcement {
@@ -308,19 +487,6 @@ impl Callback for Announcement {
             Some(event) => events::line(event).map_err(|failure| Error::step(failure.to_string())),
             None => Ok(()),
         }
-    }
-}
-
-fn interrupted(step: u64, saved: Option<&Path>) -> Failure {
-    match saved {
-        Some(path) => Failure::preempted(format!(
-            "interrupted after step {step}, saved {}; continue with --resume",
-            path.display()
-        )),
-        None => Failure::failed(format!(
-            "interrupted after step {step}, nothing was saved; use --checkpoint-dir to be able \
-             to continue"
-        )),
     }
 }
 

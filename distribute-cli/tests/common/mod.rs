@@ -2,6 +2,7 @@
 #![allow(dead_code)] // Not every test file uses everything.
 
 use std::path::Path;
+use std::sync::mpsc;
 use std::time::Duration;
 
 use assert_cmd::Command;
@@ -17,6 +18,28 @@ pub fn program(folder: &Path) -> Command {
         command.env_remove(name);
     }
     command
+}
+
+/// Kills the process when it takes too long, so that no test hangs; dropping it calls it off.
+pub fn watchdog(id: u32) -> mpsc::Sender<()> {
+    let (call_off, called_off) = mpsc::channel();
+    std::thread::spawn(move || {
+        if called_off.recv_timeout(LIMIT) == Err(mpsc::RecvTimeoutError::Timeout) {
+            let _ = std::process::Command::new("kill")
+                .args(["-KILL", &id.to_string()])
+                .status();
+        }
+    });
+    call_off
+}
+
+/// Sends a signal by its name without SIG.
+pub fn signal(id: u32, name: &str) {
+    let status = std::process::Command::new("kill")
+        .args([&format!("-{name}"), &id.to_string()])
+        .status()
+        .unwrap();
+    assert!(status.success());
 }
 
 /// What a run printed, and how it ended.

@@ -426,6 +426,7 @@ impl Control<'_> {
         let metadata = RunMetadata {
             learning_rate: self.run.learning_rate,
             global_batch_size: self.run.global_batch_size,
+            replicas: self.run.strategy.num_replicas_in_sync(),
             sums,
             callbacks: states,
         };

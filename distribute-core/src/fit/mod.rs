@@ -83,7 +83,7 @@ pub use evaluation::{Evaluation, evaluate, predict};
 pub use history::{EpochRecord, History};
 pub use meter::Logs;
 pub use objective::{Mode, Objective, Quantity, StepContext};
-pub use snapshot::{restore, snapshot};
+pub use snapshot::{RunInfo, restore, snapshot};
 pub use training::Fit;
 
 use crate::{PerReplica, Result};

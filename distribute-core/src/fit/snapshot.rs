@@ -21,6 +21,9 @@ const EXTRA_KEY: &str = "fit";
 pub(super) struct RunMetadata {
     pub(super) learning_rate: f64,
     pub(super) global_batch_size: Option<usize>,
+    /// Replicas in sync of the run; 0 in checkpoints that do not say.
+    #[serde(default)]
+    pub(super) replicas: usize,
     pub(super) sums: Sums,
     pub(super) callbacks: BTreeMap<String, Value>,
 }
@@ -44,6 +47,31 @@ impl RunMetadata {
             .ok_or_else(missing)?;
         serde_json::from_value(value.clone())
             .map_err(|error| refuse(format!("its `extra.{EXTRA_KEY}` is not readable ({error})")))
+    }
+}
+
+/// What a run that continues from a checkpoint wants to know before it starts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RunInfo {
+    /// The examples of a global batch, if it had a fixed size. A run that continues must have the
+    /// same, with however many replicas.
+    pub global_batch_size: Option<usize>,
+    /// The replicas, over all workers; `None` if the checkpoint does not say.
+    pub replicas: Option<usize>,
+}
+
+impl RunInfo {
+    /// Of the run that wrote the checkpoint.
+    ///
+    /// # Errors
+    /// [`FitError::Resume`] if it was not written during [`Fit`](super::Fit).
+    pub fn of(checkpoint: &Checkpoint) -> Result<Self> {
+        let run = RunMetadata::load(checkpoint)?;
+        Ok(Self {
+            global_batch_size: run.global_batch_size,
+            replicas: (run.replicas > 0).then_some(run.replicas),
+        })
     }
 }
 

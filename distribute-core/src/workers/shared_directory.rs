@@ -11,8 +11,8 @@ use crate::{Error, Result};
 /// What the chief says of the directory.
 #[derive(Debug, Serialize, Deserialize)]
 enum Chief {
-    /// It put a file of this name there.
-    Probe(String),
+    /// It put a file of this name into its directory.
+    Probe { directory: PathBuf, name: String },
     /// It cannot use it.
     Failed(String),
 }
@@ -51,7 +51,11 @@ impl WorkerGroup {
                 Ok((value, (file, name))) => {
                     opened = Some(value);
                     probe = Some(file);
-                    Chief::Probe(name)
+                    let directory = std::path::absolute(directory);
+                    Chief::Probe {
+                        directory: directory.map_err(Error::step)?,
+                        name,
+                    }
                 }
                 Err(error) => {
                     let text = error.to_string();
@@ -65,18 +69,15 @@ impl WorkerGroup {
         if let Some(error) = failure {
             return Err(error);
         }
-        let name = match serde_json::from_str(&said[0]).map_err(Error::step)? {
-            Chief::Probe(name) => name,
+        let (path, name) = match serde_json::from_str(&said[0]).map_err(Error::step)? {
+            Chief::Probe { directory, name } => (directory, name),
             Chief::Failed(cause) => return Err(Error::Stopped { cause }),
         };
         let sees = directory.join(name).exists();
         let answers = self.gather_text(if sees { "sees it" } else { "" })?;
         drop(probe);
         match answers.iter().position(String::is_empty) {
-            Some(worker) => Err(Error::NotShared {
-                worker,
-                path: directory.to_path_buf(),
-            }),
+            Some(worker) => Err(Error::NotShared { worker, path }),
             None => Ok(opened),
         }
     }

@@ -6,15 +6,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use burn::data::dataloader::DataLoaderBuilder;
 use burn::data::dataset::{Dataset, DatasetError};
 use burn_train::{LearningResult, TrainingError, TrainingStrategy};
-use distribute_core::collectives::{Buffer, Communicator};
 use distribute_core::{
-    CrossDeviceOps, DefaultStrategy, DirectAllReduce, Error, InputContext, LearnerStrategy,
-    MirroredStrategy, ReduceOp, Replica, ReplicaStep, Result, Strategy, StrategyExt, StrategyId,
+    DefaultStrategy, Error, InputContext, LearnerStrategy, MirroredStrategy, ReduceOp, Replica,
+    ReplicaStep, Result, Strategy, StrategyExt, StrategyId,
 };
 
 use crate::common::{
-    Net, Optimizer, Row, Spy, Stack, assert_equal_replicas, custom, launch, loader, mirrored, rows,
-    train, training_in,
+    BeforeAllReduce, Net, Optimizer, Row, Spy, Stack, assert_equal_replicas, custom, launch,
+    loader, mirrored, rows, train, training_in,
 };
 
 /// Trains on 24 rows in batches of 2.

@@ -8,16 +8,15 @@ use burn::data::dataset::DatasetError;
 use burn::tensor::Device;
 use burn_train::checkpoint::KeepLastNCheckpoints;
 use burn_train::{ExecutionStrategy, TrainingStrategy};
-use distribute_core::collectives::{Buffer, Communicator};
 use distribute_core::{
-    CentralStorageStrategy, CrossDeviceOps, DefaultStrategy, DirectAllReduce, LearnerStrategy,
-    MirroredStrategy, OneDeviceStrategy, ReduceOp, Result, Strategy,
+    CentralStorageStrategy, DefaultStrategy, LearnerStrategy, MirroredStrategy, OneDeviceStrategy,
+    Result, Strategy,
 };
 use rstest::rstest;
 
 use crate::common::{
-    Batch, Loader, Optimizer, Spy, Training, assert_close, assert_equal_replicas, batches, custom,
-    expected, launch, loader, mirrored, train, training_in,
+    Batch, BeforeAllReduce, Loader, Optimizer, Spy, Training, assert_close, assert_equal_replicas,
+    batches, custom, expected, launch, loader, mirrored, train, training_in,
 };
 
 #[rstest]

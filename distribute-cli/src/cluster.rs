@@ -1,0 +1,251 @@
+//! The flags about several workers, and the strategy that they describe.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use distribute_core::cluster::{
+    Cluster, ClusterKind, ClusterSpec, Detected, Overrides, ProcessEnvironment, detect_with,
+};
+use distribute_core::collectives::control::security::{Security, TlsIdentity, Token};
+use distribute_core::collectives::{
+    CommunicationImplementation, CommunicationOptions, ProcessTransport,
+};
+use distribute_core::{Error, LogicalDevice, MultiWorkerMirroredStrategy};
+
+use crate::failure::Failure;
+
+/// The secret that the workers of a job share.
+pub(crate) const TOKEN_VARIABLE: &str = "DISTRIBUTE_JOB_TOKEN";
+/// The how-manieth start of the job this is, from 0: set by `launch`, and by SLURM for a job that
+/// was put back into the queue.
+const RESTART_VARIABLES: [&str; 2] = ["DISTRIBUTE_RESTART", "SLURM_RESTART_COUNT"];
+
+/// The worker's place among the others, and how they talk.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Several workers (--strategy multi-worker)")]
+pub(crate) struct ClusterArgs {
+    /// What describes the cluster [default: what is found, see `doctor`]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) cluster: Option<ClusterName>,
+    /// The cluster itself, as in TF_CONFIG: {"worker":["host:port",...]}
+    #[arg(long, value_name = "JSON")]
+    pub(crate) cluster_spec: Option<String>,
+    /// What this process is in it: chief, worker or evaluator
+    #[arg(long, value_name = "NAME")]
+    pub(crate) task_type: Option<String>,
+    /// Which one of its type, from 0
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub(crate) task_id: Option<i64>,
+    /// The first port of the workers where the cluster names none [default: 8888]
+    #[arg(long, value_name = "PORT")]
+    pub(crate) port: Option<u16>,
+    /// What carries values between workers
+    #[arg(long, value_name = "NAME", default_value = "auto")]
+    pub(crate) transport: TransportName,
+    /// How gradients are reduced between workers
+    #[arg(long, value_name = "NAME", default_value = "auto")]
+    pub(crate) communication: CommunicationName,
+    /// Reduce gradients in packs of about so many bytes; 0 is one pack
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) bytes_per_pack: usize,
+    /// How long to wait for the other workers at the start
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = seconds())]
+    pub(crate) rendezvous_timeout: u64,
+    /// How long a worker may stay away from an exchange
+    #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = seconds())]
+    pub(crate) timeout: u64,
+    /// Encrypt: a host's directory that `certs` wrote, beside ca.pem and token
+    #[arg(long, value_name = "DIR")]
+    pub(crate) certs: Option<PathBuf>,
+    /// Allow addresses beyond this machine without token and certificates
+    #[arg(long)]
+    pub(crate) insecure: bool,
+    /// Write the last operations here when a worker fails, for `blame`
+    #[arg(long, value_name = "DIR")]
+    pub(crate) flight_records: Option<PathBuf>,
+}
+
+fn seconds() -> clap::builder::RangedU64ValueParser {
+    clap::value_parser!(u64).range(1..=10_000_000)
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ClusterName {
+    /// The variable TF_CONFIG
+    TfConfig,
+    /// RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT
+    Torchrun,
+    /// The variables of Open MPI's mpirun
+    OpenMpi,
+    /// The variables of a SLURM step
+    Slurm,
+    /// An Indexed Job or a JobSet
+    Kubernetes,
+    /// This process alone
+    None,
+}
+
+impl From<ClusterName> for ClusterKind {
+    fn from(name: ClusterName) -> Self {
+        match name {
+            ClusterName::TfConfig => Self::TfConfig,
+            ClusterName::Torchrun => Self::Torchrun,
+            ClusterName::OpenMpi => Self::OpenMpi,
+            ClusterName::Slurm => Self::Slurm,
+            ClusterName::Kubernetes => Self::Kubernetes,
+            ClusterName::None => Self::OneProcess,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum TransportName {
+    /// Shared memory within a host, gRPC between hosts
+    Auto,
+    /// Shared memory only
+    Shm,
+    /// gRPC only
+    Grpc,
+}
+
+impl From<TransportName> for ProcessTransport {
+    fn from(name: TransportName) -> Self {
+        match name {
+            TransportName::Auto => Self::Auto,
+            TransportName::Shm => Self::SharedMemory,
+            TransportName::Grpc => Self::Grpc,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum CommunicationName {
+    /// The best algorithm for each size
+    Auto,
+    /// A ring
+    Ring,
+}
+
+impl From<CommunicationName> for CommunicationImplementation {
+    fn from(name: CommunicationName) -> Self {
+        match name {
+            CommunicationName::Auto => Self::Auto,
+            CommunicationName::Ring => Self::Ring,
+        }
+    }
+}
+
+/// The how-manieth start of the job this is, from 0, as its launcher says.
+///
+/// # Errors
+/// If a variable holds no number.
+pub(crate) fn restarts() -> Result<u64, Failure> {
+    for name in RESTART_VARIABLES {
+        let Some(value) = std::env::var_os(name) else {
+            continue;
+        };
+        let number = value.to_str().and_then(|value| value.parse().ok());
+        return number.ok_or_else(|| {
+            let value = value.to_string_lossy();
+            Failure::usage(format!(
+                "the variable {name} is `{value}`: set it to the number of earlier starts of \
+                 this job, or remove it"
+            ))
+        });
+    }
+    Ok(0)
+}
+
+impl ClusterArgs {
+    /// Refuses flags about workers where there is only this process.
+    pub(crate) fn refuse_without_workers(&self) -> Result<(), Failure> {
+        let given = [
+            ("--cluster", self.cluster.is_some()),
+            ("--cluster-spec", self.cluster_spec.is_some()),
+            ("--task-type", self.task_type.is_some()),
+            ("--task-id", self.task_id.is_some()),
+            ("--port", self.port.is_some()),
+            ("--certs", self.certs.is_some()),
+            ("--insecure", self.insecure),
+            ("--flight-records", self.flight_records.is_some()),
+        ];
+        match given.into_iter().find(|(_, given)| *given) {
+            Some((flag, _)) => Err(Failure::usage(format!(
+                "{flag} is about several workers; add --strategy multi-worker"
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    /// Who describes the cluster, and the cluster; `None` for this process alone.
+    pub(crate) fn resolve(&self) -> Result<(Detected, Option<Cluster>), Failure> {
+        let spec = self.cluster_spec.as_deref().map(ClusterSpec::parse);
+        let overrides = Overrides {
+            kind: self.cluster.map(ClusterKind::from),
+            cluster_spec: spec.transpose().map_err(Error::from)?,
+            task_type: self.task_type.clone(),
+            task_id: self.task_id,
+            port_base: self.port,
+            ..Overrides::default()
+        };
+        let detected = detect_with(ProcessEnvironment, overrides);
+        let cluster = Cluster::resolve(&*detected.resolver).map_err(Error::from)?;
+        Ok((detected, cluster))
+    }
+
+    /// Meets the other workers.
+    pub(crate) fn strategy(
+        &self,
+        devices: Vec<LogicalDevice>,
+        cluster: Option<Cluster>,
+    ) -> Result<MultiWorkerMirroredStrategy, Failure> {
+        let timeout = Duration::from_secs(self.timeout);
+        let mut builder = MultiWorkerMirroredStrategy::builder()
+            .devices(devices)
+            .cluster(cluster)
+            .communication_options(CommunicationOptions {
+                bytes_per_pack: self.bytes_per_pack,
+                timeout: Some(timeout),
+                implementation: self.communication.into(),
+            })
+            .transport(self.transport.into())
+            .security(self.security()?)
+            .generation(restarts()?)
+            .rendezvous_timeout(Duration::from_secs(self.rendezvous_timeout))
+            .timeout(timeout);
+        if let Some(directory) = &self.flight_records {
+            builder = builder.flight_records(directory);
+        }
+        Ok(builder.build()?)
+    }
+
+    fn security(&self) -> Result<Security, Failure> {
+        let failed = |error| Failure::from(Error::Collective(error));
+        let mut security = Security::default();
+        if self.insecure {
+            security = security.insecure();
+        }
+        if let Some(directory) = &self.certs {
+            // `certs` puts a host's files below what all hosts have.
+            let common = directory.join("..");
+            let beside = |name: &str| match directory.join(name).exists() {
+                true => directory.join(name),
+                false => common.join(name),
+            };
+            let identity = TlsIdentity::from_files(
+                beside("ca.pem"),
+                directory.join("certificate.pem"),
+                directory.join("key.pem"),
+            );
+            security = security.tls(identity.map_err(failed)?);
+            if std::env::var_os(TOKEN_VARIABLE).is_none() {
+                security = security.token(Token::from_file(beside("token")).map_err(failed)?);
+            }
+        }
+        if std::env::var_os(TOKEN_VARIABLE).is_some() {
+            security = security.token(Token::from_env(TOKEN_VARIABLE).map_err(failed)?);
+        }
+        Ok(security)
+    }
+}

@@ -1,0 +1,8 @@
+//! `train --strategy multi-worker` in several processes, as a launcher starts them.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod job;
+mod refused;
+mod stopped;
+mod trained;

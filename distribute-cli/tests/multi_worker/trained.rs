@@ -1,0 +1,153 @@
+//! What several workers train.
+
+use rstest::rstest;
+
+use crate::common;
+use crate::job::{self, MULTI, Member, addresses, epochs, hash, succeed, tf_config};
+
+#[rstest]
+#[case("auto")]
+#[case("grpc")]
+fn workers_train_what_the_replicas_of_one_process_train(#[case] transport: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let arguments = format!("{MULTI} --steps 30 --transport {transport} --bytes-per-pack 4096");
+    let (chief, workers) = succeed(folder.path(), 2, &arguments);
+    let mirrored = "train --strategy mirrored --model mlp --output json --replicas 2 --steps 30";
+    let one = common::succeed(folder.path(), mirrored);
+    assert_eq!(workers, hash(&one), "the sum of two has one order only");
+    assert_eq!(
+        epochs(&chief),
+        epochs(&one),
+        "losses and accuracies are over all workers"
+    );
+    assert_eq!(
+        succeed(folder.path(), 2, &arguments).1,
+        workers,
+        "the same bits again"
+    );
+}
+
+#[test]
+fn several_replicas_per_worker_train_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let arguments = format!("{MULTI} --steps 25 --replicas 2");
+    let (chief, hash) = succeed(folder.path(), 3, &arguments);
+    let start: serde_json::Value = serde_json::from_str(chief.lines().next().unwrap()).unwrap();
+    assert_eq!(
+        (start["workers"].as_u64(), start["replicas"].as_u64()),
+        (Some(3), Some(6))
+    );
+    assert_eq!(
+        succeed(folder.path(), 3, &arguments).1,
+        hash,
+        "the same bits again"
+    );
+}
+
+#[test]
+fn the_chief_says_what_was_detected() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = MULTI.replace(" --output json", "");
+    let ended = job::finish(job::start(
+        folder.path(),
+        2,
+        &format!("{text} --steps 2"),
+        &[],
+    ));
+    let said = &ended[0].stderr;
+    assert!(
+        said.contains("multi-worker strategy on 2 replicas of 2 workers"),
+        "{said}"
+    );
+    assert!(said.contains("cluster from TF_CONFIG"), "{said}");
+    assert!(
+        said.contains("2 ranks, direct all-reduce over shared-memory"),
+        "{said}"
+    );
+    assert_eq!(ended[1].stderr.lines().count(), 1, "{}", ended[1].stderr);
+}
+
+#[test]
+fn flags_describe_a_cluster_as_well() {
+    let folder = tempfile::tempdir().unwrap();
+    let spec = format!(r#"{{"worker":{:?}}}"#, addresses(2)).replace(' ', "");
+    let members = (0..2).map(|index| {
+        let place = format!("--cluster-spec {spec} --task-type worker --task-id {index}");
+        Member::start(folder.path(), &format!("{MULTI} --steps 3 {place}"), &[])
+    });
+    let ended = job::finish(members.collect());
+    assert_eq!(ended[0].code, Some(0), "{}", ended[0].stderr);
+    assert!(
+        ended[1].stderr.contains(&hash(&ended[0].stdout)),
+        "{}",
+        ended[1].stderr
+    );
+}
+
+#[test]
+fn a_worker_alone_needs_no_cluster() {
+    let folder = tempfile::tempdir().unwrap();
+    let alone = common::succeed(folder.path(), &format!("{MULTI} --steps 5 --replicas 2"));
+    let mirrored = "train --strategy mirrored --model mlp --output json --replicas 2 --steps 5";
+    assert_eq!(
+        hash(&alone),
+        hash(&common::succeed(folder.path(), mirrored))
+    );
+}
+
+#[test]
+fn certificates_and_a_token_protect_the_workers() {
+    let folder = tempfile::tempdir().unwrap();
+    let both = addresses(2);
+    let hosts: Vec<&str> = both.iter().filter_map(|a| a.split(':').next()).collect();
+    common::succeed(
+        folder.path(),
+        &format!("certs --out certs --hosts {}", hosts.join(",")),
+    );
+    let cluster = format!(r#"{{"worker": {both:?}}}"#);
+    let members = (0..2).map(|index| {
+        let config = tf_config(&cluster, "worker", index);
+        let arguments = format!("{MULTI} --steps 3 --certs certs/{}", hosts[index]);
+        Member::start(folder.path(), &arguments, &[("TF_CONFIG", &config)])
+    });
+    let ended = job::finish(members.collect());
+    assert_eq!(ended[0].code, Some(0), "{}", ended[0].stderr);
+    assert!(
+        ended[1].stderr.contains(&hash(&ended[0].stdout)),
+        "{}",
+        ended[1].stderr
+    );
+}
+
+#[test]
+fn the_evaluator_measures_checkpoints_beside_the_training() {
+    let folder = tempfile::tempdir().unwrap();
+    let all = addresses(3);
+    let cluster = format!(
+        r#"{{"worker": {:?}, "evaluator": [{:?}]}}"#,
+        &all[..2],
+        all[2]
+    );
+    let member = |task: &str, index| {
+        let config = tf_config(&cluster, task, index);
+        let flags = "--steps 60 --checkpoint-dir saved --checkpoint-steps 20 --log-dir logs";
+        Member::start(
+            folder.path(),
+            &format!("{MULTI} {flags}"),
+            &[("TF_CONFIG", &config)],
+        )
+    };
+    let mut evaluator = member("evaluator", 0);
+    let workers = job::finish(vec![member("worker", 0), member("worker", 1)]);
+    let done = common::last_event(&workers[0].stdout);
+    evaluator.wait_for(r#""event":"evaluation""#);
+    evaluator.signal("TERM");
+    let ended = evaluator.finish();
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let last = common::last_event(&ended.stdout);
+    assert_eq!(last["step"], 60, "the last checkpoint is never left out");
+    let difference = last["accuracy"].as_f64().unwrap() - done["val_accuracy"].as_f64().unwrap();
+    assert!(difference.abs() < 1e-9, "{last} {done}");
+    let files = std::fs::read_dir(folder.path().join("logs/evaluator")).unwrap();
+    assert_eq!(files.count(), 1, "an event file for TensorBoard");
+}
