@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use burn::tensor::{Bool, DType, Float, Int, Tensor, TensorData};
+use burn::tensor::{Bool, DType, Device, Float, Int, Tensor, TensorData};
 
 use crate::{Error, Result};
 
@@ -42,6 +42,13 @@ pub trait Leaf {
 pub trait Nest: Sized {
     /// Visits every leaf, always in the same order.
     fn walk(&mut self, visit: &mut dyn FnMut(&mut dyn Leaf) -> Result<()>) -> Result<()>;
+
+    /// A value whose leaves can be put in place, for a worker that never had one of its own to put
+    /// another worker's leaves into. `None` where the number of leaves is not known from the type
+    /// (vectors, options, maps, enums).
+    fn placeholder() -> Option<Self> {
+        None
+    }
 
     /// Moves all leaves out, in order.
     fn take_leaves(&mut self) -> Result<Vec<TensorData>> {
@@ -110,6 +117,10 @@ macro_rules! tensor {
             ) -> Result<()> {
                 visit(self)
             }
+
+            fn placeholder() -> Option<Self> {
+                Some(Self::empty([0; D], &Device::flex()))
+            }
         }
     )*};
 }
@@ -137,6 +148,10 @@ impl Leaf for TensorData {
 impl Nest for TensorData {
     fn walk(&mut self, visit: &mut dyn FnMut(&mut dyn Leaf) -> Result<()>) -> Result<()> {
         visit(self)
+    }
+
+    fn placeholder() -> Option<Self> {
+        Some(TensorData::new(Vec::<f32>::new(), [0]))
     }
 }
 
@@ -173,6 +188,10 @@ macro_rules! number {
             ) -> Result<()> {
                 visit(self)
             }
+
+            fn placeholder() -> Option<Self> {
+                Some(Self::default())
+            }
         }
     )*};
 }
@@ -192,6 +211,10 @@ macro_rules! count {
                 *self = Self::try_from(wide).map_err(Error::step)?;
                 Ok(())
             }
+
+            fn placeholder() -> Option<Self> {
+                Some(0)
+            }
         }
     )*};
 }
@@ -203,6 +226,10 @@ macro_rules! no_leaves {
         impl Nest for $type {
             fn walk(&mut self, _: &mut dyn FnMut(&mut dyn Leaf) -> Result<()>) -> Result<()> {
                 Ok(())
+            }
+
+            fn placeholder() -> Option<Self> {
+                Some(Self::default())
             }
         }
     )*};
@@ -219,6 +246,10 @@ macro_rules! tuple {
             ) -> Result<()> {
                 $(self.$index.walk(visit)?;)+
                 Ok(())
+            }
+
+            fn placeholder() -> Option<Self> {
+                Some(($($name::placeholder()?,)+))
             }
         }
     };

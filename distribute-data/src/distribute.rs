@@ -251,8 +251,9 @@ pub trait StrategyDataExt: Strategy {
     /// produced, so the function makes batches of the size for one replica.
     ///
     /// The function is called at every [`epoch`](DistributedFunction::epoch). The tensors must be
-    /// on the replicas' device, `strategy.replicas()[i].device`. Over several workers every
-    /// worker's pipeline must give the same number of steps.
+    /// on the replicas' device, `strategy.replicas()[i].device`. Over several workers the
+    /// pipelines may end after different numbers of steps, see
+    /// [`epoch`](DistributedFunction::epoch).
     ///
     /// ```
     /// use distribute_core::{InputContext, MirroredStrategy, TensorData};

@@ -2,9 +2,12 @@
 
 use std::fmt;
 
+use burn::tensor::DType;
 use distribute_core::{
     Error, InputContext, Nest, PerReplica, Result, Strategy, TensorData, VariablePlacement,
+    WorkerGroup,
 };
+use serde::{Deserialize, Serialize};
 
 use crate::DataError;
 use crate::prefetch::Prefetch;
@@ -29,6 +32,7 @@ pub struct DistributedFunction<F> {
     mode: ReplicationMode,
     drop_partial_step: bool,
     prefetch: usize,
+    workers: Option<WorkerGroup>,
 }
 
 impl<F> DistributedFunction<F> {
@@ -40,6 +44,7 @@ impl<F> DistributedFunction<F> {
             mode: ReplicationMode::default(),
             drop_partial_step: strategy.variable_placement() == VariablePlacement::Central,
             prefetch: 2,
+            workers: strategy.workers().cloned(),
         }
     }
 
@@ -75,6 +80,10 @@ impl<F> DistributedFunction<F> {
     /// and numbers become 0. Under central storage it is left out. An error or a panic of a
     /// pipeline comes out as the last item.
     ///
+    /// Over several workers the pipelines may end after different numbers of steps: a worker whose
+    /// pipeline has ended gets empty batches until all have (as in TensorFlow), also one that never
+    /// had a batch. For that the workers exchange a word before every step.
+    ///
     /// # Errors
     /// What the function returns.
     pub fn epoch<I, B>(&self) -> Result<Steps<B>>
@@ -92,6 +101,10 @@ impl<F> DistributedFunction<F> {
         };
         Ok(Steps {
             items: Prefetch::new(producer, self.prefetch),
+            together: self
+                .workers
+                .clone()
+                .map(|workers| Together::new(workers, self.local_replicas)),
         })
     }
 }
@@ -110,19 +123,163 @@ impl<F> fmt::Debug for DistributedFunction<F> {
 /// Dropping it early stops its thread and waits until the step in the making is done.
 pub struct Steps<B> {
     items: Prefetch<PerReplica<B>>,
+    together: Option<Together<B>>,
 }
 
-impl<B> Iterator for Steps<B> {
+impl<B: Nest + Clone> Iterator for Steps<B> {
     type Item = Result<PerReplica<B>>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        self.items.next()
+        match &mut self.together {
+            None => self.items.next(),
+            Some(together) => together.next(&mut self.items),
+        }
     }
 }
 
 impl<B> fmt::Debug for Steps<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Steps").finish_non_exhaustive()
+    }
+}
+
+/// How the workers' pipelines end together.
+struct Together<B> {
+    workers: WorkerGroup,
+    local_replicas: usize,
+    /// An empty batch, once this worker has one.
+    empty: Option<B>,
+    is_first: bool,
+    ended: bool,
+}
+
+/// What a worker says of its next step.
+#[derive(Debug, Serialize, Deserialize)]
+enum Said {
+    /// There is one. Its first says which tensors a batch without examples has.
+    Step(Option<Vec<Form>>),
+    End,
+    Failed(String),
+}
+
+/// The element type and the shape of a tensor.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Form {
+    dtype: DType,
+    shape: Vec<usize>,
+}
+
+impl<B: Nest + Clone> Together<B> {
+    fn new(workers: WorkerGroup, local_replicas: usize) -> Self {
+        Self {
+            workers,
+            local_replicas,
+            empty: None,
+            is_first: true,
+            ended: false,
+        }
+    }
+
+    /// The next step of all workers.
+    fn next(
+        &mut self,
+        items: &mut impl Iterator<Item = Result<PerReplica<B>>>,
+    ) -> Option<Result<PerReplica<B>>> {
+        if self.ended {
+            return None;
+        }
+        let item = match items.next().transpose() {
+            Ok(item) => item,
+            Err(error) => return Some(Err(self.fail(error))),
+        };
+        let step = self.agree(item);
+        self.ended = !matches!(step, Ok(Some(_)));
+        step.transpose()
+    }
+
+    /// Tells the others, who wait for this worker's word.
+    fn fail(&mut self, error: Error) -> Error {
+        self.ended = true;
+        let said = Said::Failed(error.to_string());
+        // The first error is the one to report.
+        let _ = self.say(&said);
+        error
+    }
+
+    fn agree(&mut self, item: Option<PerReplica<B>>) -> Result<Option<PerReplica<B>>> {
+        let said = match &item {
+            None => Said::End,
+            Some(batch) => Said::Step(self.form(batch)?),
+        };
+        self.is_first = false;
+        let all = self.say(&said)?;
+        let mut form = None;
+        for (worker, said) in all.into_iter().enumerate() {
+            match said {
+                Said::Failed(cause) => {
+                    let what = format!("the input pipeline of worker {worker} failed: {cause}");
+                    return Err(Error::invalid(what));
+                }
+                Said::Step(found) => form = form.or(Some(found)),
+                Said::End => {}
+            }
+        }
+        match (item, form) {
+            (Some(item), _) => Ok(Some(item)),
+            // All have ended.
+            (None, None) => Ok(None),
+            (None, Some(form)) => {
+                let batch = self.empty(form)?;
+                Ok(Some(PerReplica::new(vec![batch; self.local_replicas])))
+            }
+        }
+    }
+
+    /// Says it, and hears what all say.
+    fn say(&self, said: &Said) -> Result<Vec<Said>> {
+        let text = serde_json::to_string(said).map_err(Error::step)?;
+        let texts = self.workers.gather_text(&text)?.into_iter();
+        texts
+            .map(|text| serde_json::from_str(&text).map_err(Error::step))
+            .collect()
+    }
+
+    /// The form of this worker's first batch without its examples, for those that have none.
+    fn form(&mut self, batch: &PerReplica<B>) -> Result<Option<Vec<Form>>> {
+        let Some(batch) = batch.values().first().filter(|_| self.empty.is_none()) else {
+            return Ok(None);
+        };
+        let mut empty = empty_like(batch.clone())?;
+        let leaves = empty.clone().take_leaves()?;
+        let forms = leaves.iter().map(|leaf| Form {
+            dtype: leaf.dtype(),
+            shape: leaf.shape().to_vec(),
+        });
+        let forms = forms.collect();
+        empty.put_leaves(leaves)?;
+        self.empty = Some(empty);
+        Ok(self.is_first.then_some(forms))
+    }
+
+    /// A batch without examples: like this worker's own, or of the form that another one sent.
+    fn empty(&mut self, form: Option<Vec<Form>>) -> Result<B> {
+        if let Some(empty) = &self.empty {
+            return Ok(empty.clone());
+        }
+        let refuse = || {
+            let what = "this worker's input pipeline never had a batch to make an empty one like";
+            Error::input(DataError::EmptyBatch { what: what.into() })
+        };
+        let (Some(forms), Some(mut empty)) = (form, B::placeholder()) else {
+            return Err(refuse());
+        };
+        let leaves = forms.into_iter().map(|form| {
+            let bytes = vec![0; form.shape.iter().product::<usize>() * form.dtype.size()];
+            TensorData::from_bytes_vec(bytes, form.shape, form.dtype)
+        });
+        empty.put_leaves(leaves.collect())?;
+        self.empty = Some(empty.clone());
+        Ok(empty)
     }
 }
 

@@ -19,6 +19,20 @@ pub fn derive_nest(input: TokenStream) -> TokenStream {
     let arms = variants(&input).map(|(pattern, bindings, _)| {
         quote!(#pattern => { #(::distribute_core::Nest::walk(#bindings, visit)?;)* })
     });
+    // Of an enum nobody knows the variant.
+    let structs = matches!(input.data, Data::Struct(_)).then(|| variants(&input));
+    let placeholder = structs.into_iter().flatten().map(|(_, bindings, rebuild)| {
+        let fields = bindings
+            .iter()
+            .map(|field| quote!(let #field = ::distribute_core::Nest::placeholder()?;));
+        quote! {
+            fn placeholder() -> ::core::option::Option<Self> {
+                #(#fields)*
+                ::core::option::Option::Some(#rebuild)
+            }
+        }
+    });
+    let placeholder: Tokens = placeholder.collect();
     quote! {
         impl #impl_generics ::distribute_core::Nest for #name #type_generics #where_clause {
             fn walk(
@@ -29,6 +43,8 @@ pub fn derive_nest(input: TokenStream) -> TokenStream {
                 match self { #(#arms)* }
                 Ok(())
             }
+
+            #placeholder
         }
     }
     .into()

@@ -82,8 +82,12 @@ impl WorkerGroup {
         }
     }
 
-    /// Gives every worker the texts of all workers.
-    pub(crate) fn gather_text(&self, text: &str) -> Result<Vec<String>> {
+    /// Gives every worker the texts of all workers, worker 0's first. Blocks until all workers have
+    /// called it.
+    ///
+    /// # Errors
+    /// A worker that was lost, ended the group or does not come before the deadline.
+    pub fn gather_text(&self, text: &str) -> Result<Vec<String>> {
         let bytes = TensorData::new(text.as_bytes().to_vec(), [text.len()]);
         let texts = self.gather_one(bytes)?.into_iter().map(|data| {
             let bytes = data.try_into_vec::<u8>().map_err(|_| unreadable())?;
