@@ -60,8 +60,13 @@ impl StrategySpec {
         let kind = KINDS.iter().find(|(known, _)| *known == name);
         let (_, kind) = kind.ok_or_else(|| format!("unknown strategy kind `{name}`"))?;
         let replicas = match &value["replicas"] {
-            Value::Null => 1,
+            Value::Null if value["replicas_per_worker"].is_null() => 1,
             count => {
+                // Of several workers each has its own.
+                let count = match count {
+                    Value::Null => &value["replicas_per_worker"],
+                    count => count,
+                };
                 let count = count.as_u64().and_then(|count| usize::try_from(count).ok());
                 count.ok_or("the replica count is no number")?
             }
@@ -71,6 +76,19 @@ impl StrategySpec {
             replicas,
         })
     }
+}
+
+/// `{"worker": 2}` or nothing.
+fn roles(value: &Value) -> Result<Vec<(String, usize)>, &'static str> {
+    let jobs = value.as_object().into_iter().flatten();
+    jobs.map(|(job, count)| {
+        let count = count.as_u64().and_then(|count| usize::try_from(count).ok());
+        Ok((
+            job.clone(),
+            count.ok_or("the number of tasks is no number")?,
+        ))
+    })
+    .collect()
 }
 
 /// What TensorFlow did.
@@ -96,6 +114,8 @@ pub struct Case {
     pub name: String,
     /// The strategy it ran under.
     pub strategy: StrategySpec,
+    /// The jobs of its cluster and their numbers of tasks, where it had one.
+    pub roles: Vec<(String, usize)>,
     /// The inputs; `op` says what was called.
     pub inputs: Value,
     /// What came out.
@@ -108,6 +128,7 @@ impl Case {
         let name = name.to_string();
         let of_case = |what: &str| format!("case `{name}`: {what}");
         let strategy = StrategySpec::parse(&value["strategy"]).map_err(|what| of_case(&what))?;
+        let roles = roles(&value["strategy"]["roles"]).map_err(of_case)?;
         if value["inputs"]["op"].as_str().is_none() {
             return Err(of_case("there is no `inputs.op`"));
         }
@@ -127,6 +148,7 @@ impl Case {
             inputs: value["inputs"].take(),
             name,
             strategy,
+            roles,
             expected,
         })
     }

@@ -42,6 +42,7 @@ mod tensors;
 pub use backend::{Backend, StrategyFactory};
 pub use case::{Case, Expected, StrategyKind, StrategySpec};
 pub use compare::Tolerance;
+pub use families::multi_worker::{WorkerProgram, run_worker};
 pub use golden::{FamilyName, Golden, GoldenError, GoldenFile};
 pub use group::{CommunicatorFactory, communicator};
 pub use outcome::{Deviation, Failure, Outcome, Rule};

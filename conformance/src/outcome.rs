@@ -88,6 +88,12 @@ reasons! {
         "SLURM works on nodes without GPUs; TensorFlow fails.",
     NodeOrder "node-order"
         "SLURM's ranks follow the node list; TensorFlow sorts the nodes.",
+    TracedGather "traced-gather"
+        "all_gather works with one replica per worker; TensorFlow fails in a traced step.",
+    FirstReplica "first-replica"
+        "ONLY_FIRST_REPLICA is replica 0 of all; TensorFlow takes each worker's, which drift apart.",
+    ChiefWrites "chief-writes"
+        "Only the chief writes a checkpoint; TensorFlow's other workers write copies to throw away.",
     JobVariables "job-variables"
         "SLURM's job variables do where the step's are missing; TensorFlow fails.",
 }

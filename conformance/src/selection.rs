@@ -4,10 +4,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::backend::Backend;
+use crate::families::multi_worker::WorkerProgram;
 use crate::golden::{FamilyName, Golden, GoldenError};
 use crate::group::CommunicatorFactory;
 use crate::report::Report;
-use crate::suite::Suite;
+use crate::suite::{MULTI_WORKER, Suite};
 
 /// What `distribute-cli conformance` was asked for. Without a strategy or communicator everything
 /// is checked; with one, only what is named.
@@ -21,6 +22,8 @@ pub struct Selection {
     pub communicators: Vec<String>,
     /// Families; all if empty.
     pub families: Vec<FamilyName>,
+    /// What worker processes run; without it, nothing between workers is checked.
+    pub workers: Option<WorkerProgram>,
 }
 
 /// Why a selection cannot be run.
@@ -57,11 +60,15 @@ impl Selection {
             None => Golden::embedded()?,
         };
         let mut suite = if self.strategies.is_empty() && self.communicators.is_empty() {
-            Suite::everything(golden)
+            Suite::everything(golden).workers(self.workers.clone())
         } else {
             let mut suite = Suite::new(golden);
             let backends = Backend::built_in();
             for name in &self.strategies {
+                if name == MULTI_WORKER && self.workers.is_some() {
+                    suite = suite.workers(self.workers.clone());
+                    continue;
+                }
                 suite = suite.backend(find("strategy", name, &backends, |one| {
                     one.name().to_string()
                 })?);

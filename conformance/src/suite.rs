@@ -11,10 +11,14 @@ use crate::backend::Backend;
 use crate::case::{Case, Expected, StrategyKind, StrategySpec};
 use crate::compare::Tolerance;
 use crate::families;
+use crate::families::multi_worker::{Jobs, WorkerProgram};
 use crate::golden::{FamilyName, Golden, GoldenFile};
 use crate::group::{self, CommunicatorFactory, OverCommunicator};
 use crate::outcome::{Checked, Failure, Outcome, Rule};
 use crate::report::{CaseResult, Report};
+
+/// The name of the strategy that worker processes run.
+pub(crate) const MULTI_WORKER: &str = "multi-worker";
 
 /// Golden files, and what is checked against them.
 ///
@@ -26,6 +30,8 @@ pub struct Suite {
     communicators: Vec<Arc<dyn CommunicatorFactory>>,
     families: BTreeSet<FamilyName>,
     with_functions: bool,
+    workers: Option<WorkerProgram>,
+    jobs: Jobs,
 }
 
 impl Suite {
@@ -37,6 +43,8 @@ impl Suite {
             communicators: Vec::new(),
             families: BTreeSet::new(),
             with_functions: false,
+            workers: None,
+            jobs: Jobs::default(),
         }
     }
 
@@ -73,6 +81,12 @@ impl Suite {
         self
     }
 
+    /// Also checks what happens between workers, in processes of this program.
+    pub fn workers(mut self, program: impl Into<Option<WorkerProgram>>) -> Self {
+        self.workers = program.into();
+        self
+    }
+
     /// Runs this family, and no others than those named so. Without it all families run.
     pub fn family(mut self, family: FamilyName) -> Self {
         self.families.insert(family);
@@ -82,8 +96,9 @@ impl Suite {
     /// The names of everything that is checked: strategies, then communicators.
     pub fn subjects(&self) -> (Vec<&str>, Vec<&str>) {
         let backends = self.backends.iter().map(Backend::name);
+        let workers = self.workers.iter().map(|_| MULTI_WORKER);
         let communicators = self.communicators.iter().map(|factory| factory.name());
-        (backends.collect(), communicators.collect())
+        (backends.chain(workers).collect(), communicators.collect())
     }
 
     /// Runs all cases, one after the other.
@@ -93,7 +108,8 @@ impl Suite {
             if !self.families.is_empty() && !self.families.contains(family) {
                 continue;
             }
-            let Some(check) = families::adapter(*family) else {
+            let has_workers = *family != FamilyName::MultiWorker || self.workers.is_some();
+            let Some(check) = families::adapter(*family).filter(|_| has_workers) else {
                 report.not_run(*family, file.cases.len());
                 continue;
             };
@@ -139,7 +155,9 @@ impl Suite {
         };
         let result = (|| {
             if !families::needs_strategy(family, case) {
-                if self.with_functions {
+                if family == FamilyName::MultiWorker {
+                    note(MULTI_WORKER, guarded(|| check(case, &self.env(file, None))))?;
+                } else if self.with_functions {
                     note(
                         "the library",
                         guarded(|| check(case, &self.env(file, None))),
@@ -213,6 +231,16 @@ pub(crate) struct Env<'a> {
 impl Env<'_> {
     pub(crate) fn tolerance(&self) -> Tolerance {
         self.file.tolerance
+    }
+
+    /// The program of worker processes.
+    pub(crate) fn workers(&self) -> Option<&WorkerProgram> {
+        self.suite.workers.as_ref()
+    }
+
+    /// Worker processes that serve many cases.
+    pub(crate) fn jobs(&self) -> &Jobs {
+        &self.suite.jobs
     }
 
     /// The strategy of the case.

@@ -2,13 +2,17 @@
 
 use std::sync::LazyLock;
 
-use conformance::{Backend, FamilyName, Golden, Report, Selection, Suite};
+use conformance::{Backend, FamilyName, Golden, Report, Selection, Suite, WorkerProgram};
 
-/// The families that several processes are needed for come with their own runners.
-const NOT_RUN: [FamilyName; 2] = [FamilyName::MultiWorker, FamilyName::ParameterServer];
+/// The family of parameter servers comes with them.
+const NOT_RUN: [FamilyName; 1] = [FamilyName::ParameterServer];
 
-static REPORT: LazyLock<Report> =
-    LazyLock::new(|| Suite::everything(Golden::embedded().unwrap()).run());
+static REPORT: LazyLock<Report> = LazyLock::new(|| {
+    let workers = WorkerProgram::new(env!("CARGO_BIN_EXE_conformance-worker"));
+    Suite::everything(Golden::embedded().unwrap())
+        .workers(workers)
+        .run()
+});
 
 #[test]
 fn everything_conforms() {
@@ -73,7 +77,7 @@ fn the_json_report_says_the_same() {
     assert_eq!(json["total"]["skipped"], total.skipped());
     assert_eq!(json["families"]["training"]["failed"], 0);
     assert_eq!(json["failures"].as_array().unwrap().len(), 0);
-    assert!(json["not_run"]["multi_worker"].as_u64() > Some(0));
+    assert!(json["not_run"]["parameter_server"].as_u64() > Some(0));
 }
 
 #[test]

@@ -3,13 +3,18 @@
 
 use std::collections::BTreeMap;
 
+use burn::tensor::Shape;
 use conformance::Deviation;
+use distribute_core::checkpoint::CheckpointManager;
 use distribute_core::cluster::{
     ClusterError, ClusterResolver, SlurmResolver, TfConfigResolver, expand_hostlist, id_in_cluster,
 };
+use distribute_core::collectives::{GroupOptions, in_process};
+use distribute_core::fit::callbacks::ModelCheckpoint;
 use distribute_core::{
-    DefaultStrategy, Error, HierarchicalCopy, LogicalDevice, MirroredStrategy, PerReplica,
-    ReduceOp, Same, Strategy, StrategyExt, VariableError, VariableOptions,
+    DefaultStrategy, Error, HierarchicalCopy, LogicalDevice, MirroredStrategy,
+    MultiWorkerMirroredStrategy, PerReplica, ReduceOp, Same, Strategy, StrategyExt, TensorData,
+    VariableAggregation, VariableError, VariableOptions,
 };
 
 fn mirrored(replicas: usize) -> MirroredStrategy {
@@ -185,6 +190,77 @@ fn deviation_job_variables() {
     ];
     let spec = slurm(&job).cluster_spec().unwrap();
     assert_eq!(spec.num_tasks("worker").unwrap(), 2);
+}
+
+/// Runs a program on two workers of one replica each, which are threads here.
+fn two_workers<T: Send>(program: impl Fn(&MultiWorkerMirroredStrategy) -> T + Sync) -> Vec<T> {
+    let group = in_process(2, GroupOptions::default()).unwrap();
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = group
+            .into_iter()
+            .map(|endpoint| {
+                let program = &program;
+                scope.spawn(move || {
+                    let builder = MultiWorkerMirroredStrategy::builder();
+                    program(&builder.communicator(Box::new(endpoint)).build().unwrap())
+                })
+            })
+            .collect();
+        threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap())
+            .collect()
+    })
+}
+
+#[test]
+fn deviation_traced_gather() {
+    let gathered = two_workers(|strategy| {
+        let found = strategy.run((), |ctx, ()| {
+            let mine = TensorData::new(vec![ctx.replica_id() as f32], [1]);
+            ctx.all_gather(mine, 0)
+        });
+        found.unwrap().into_values()
+    });
+    let both = TensorData::new(vec![0.0_f32, 1.0], [2]);
+    assert_eq!(gathered, [[both.clone()], [both]]);
+}
+
+#[test]
+fn deviation_first_replica() {
+    let values = two_workers(|strategy| {
+        let options = VariableOptions::default().aggregation(VariableAggregation::OnlyFirstReplica);
+        let variable = strategy.variable(1.0_f32, options).unwrap();
+        let assigned = strategy.run((), |ctx, ()| {
+            variable.assign(ctx, ctx.replica_id() as f32 + 5.0)
+        });
+        assigned.unwrap();
+        variable.local_values()
+    });
+    let first = TensorData::new(vec![5.0_f32], Shape::new([]));
+    assert_eq!(
+        values,
+        [[first.clone()], [first]],
+        "replica 0's value on all workers"
+    );
+}
+
+#[test]
+fn deviation_chief_writes() {
+    let folder = tempfile::tempdir().unwrap();
+    let saves = two_workers(|strategy| {
+        let saver = ModelCheckpoint::with_workers(strategy, folder.path()).unwrap();
+        // The chief holds the directory; another one cannot.
+        let held = CheckpointManager::open(folder.path()).is_err();
+        strategy.workers().unwrap().barrier().unwrap();
+        drop(saver);
+        held
+    });
+    assert_eq!(saves, [true, true]);
+    assert!(
+        CheckpointManager::open(folder.path()).is_ok(),
+        "nobody else held it"
+    );
 }
 
 #[test]

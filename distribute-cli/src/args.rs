@@ -134,12 +134,15 @@ pub(crate) struct ConformanceArgs {
     /// A directory with golden files of the same schema [default: those built in]
     #[arg(long, value_name = "DIR")]
     pub(crate) golden: Option<PathBuf>,
-    /// Check only this: default, one-device, mirrored or central-storage
+    /// Check only this: default, one-device, mirrored, multi-worker or central-storage
     #[arg(long, value_name = "NAME")]
     pub(crate) strategy: Vec<String>,
     /// Check only this: an algorithm between threads (direct, ring, chain, ...), shm or grpc
     #[arg(long, value_name = "NAME")]
     pub(crate) communicator: Vec<String>,
+    /// This process is a worker, started by the command itself
+    #[arg(long, hide = true)]
+    pub(crate) worker: bool,
     /// Run only this family: the name of a golden file, such as loss or cross_device
     #[arg(long, value_name = "NAME")]
     pub(crate) family: Vec<conformance::FamilyName>,

@@ -7,6 +7,7 @@ mod cross_device;
 mod datasets;
 mod loss;
 mod models;
+pub(crate) mod multi_worker;
 mod properties;
 mod reduce;
 mod training;
@@ -32,15 +33,17 @@ pub(crate) fn adapter(family: FamilyName) -> Option<Adapter> {
         FamilyName::Training => training::check,
         FamilyName::Cluster => cluster::check,
         FamilyName::Checkpoint => checkpoint::check,
-        FamilyName::MultiWorker | FamilyName::ParameterServer => return None,
+        FamilyName::MultiWorker => multi_worker::check,
+        FamilyName::ParameterServer => return None,
     })
 }
 
 /// Whether a case runs under a strategy, or is a function of the library. Auto-sharding is
-/// recorded under a strategy of several processes and is a function here.
+/// recorded under a strategy of several processes and is a function here. The cases of several
+/// workers run under the strategies of other processes.
 pub(crate) fn needs_strategy(family: FamilyName, case: &Case) -> bool {
     let is_function = case.strategy.kind == StrategyKind::None;
     let is_sharding =
         family == FamilyName::Datasets && case.strategy.kind == StrategyKind::MultiWorkerMirrored;
-    !is_function && !is_sharding
+    !is_function && !is_sharding && family != FamilyName::MultiWorker
 }

@@ -1,18 +1,31 @@
 //! `conformance`: the library against what TensorFlow recorded.
 
-use ::conformance::{Selection, SelectionError};
+use ::conformance::{Selection, SelectionError, WorkerProgram, run_worker};
 
 use crate::args::{ConformanceArgs, OutputFormat};
 use crate::events;
 use crate::failure::Failure;
 
+/// This program as a worker process of the cases about several workers.
+fn workers() -> Result<WorkerProgram, Failure> {
+    let program = std::env::current_exe()
+        .map_err(|error| Failure::failed(format!("this program cannot find itself: {error}")))?;
+    Ok(WorkerProgram::new(program)
+        .arg("conformance")
+        .arg("--worker"))
+}
+
 /// Runs the selected cases and prints the report; failed cases fail the command.
 pub(crate) fn run(args: ConformanceArgs) -> Result<(), Failure> {
+    if args.worker {
+        return Ok(run_worker()?);
+    }
     let selection = Selection {
         golden: args.golden,
         strategies: args.strategy,
         communicators: args.communicator,
         families: args.family,
+        workers: Some(workers()?),
     };
     let report = selection.run().map_err(|error| match error {
         SelectionError::Unknown { .. } => Failure::usage(error),

@@ -1,9 +1,11 @@
 //! `doctor`: what this machine has.
 
+use std::fmt;
 use std::path::Path;
 
+use distribute_core::cluster::{Cluster, ProcessEnvironment, detect};
 use distribute_core::{LogicalDevice, available_cores};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::libraries::{Library, find_all};
 use crate::args::{DoctorArgs, OutputFormat};
@@ -52,6 +54,23 @@ struct Report {
     shared_memory_free: Option<u64>,
     libraries: Vec<Library>,
     cluster: Vec<(&'static str, &'static str, String)>,
+    place: Place,
+}
+
+/// What `train --strategy multi-worker` would make of the variables.
+struct Place {
+    /// From where, and what was passed over.
+    found: String,
+    /// This process' task, or why there is none.
+    task: Result<Option<Task>, String>,
+}
+
+/// A task of a cluster.
+struct Task {
+    name: String,
+    rank: Option<usize>,
+    workers: usize,
+    is_chief: bool,
 }
 
 /// Bytes of main memory.
@@ -78,6 +97,7 @@ impl Report {
             shared_memory_free: free_bytes(Path::new("/dev/shm")),
             libraries: find_all(&|name| std::env::var_os(name)),
             cluster: cluster(&|name| std::env::var(name).ok()),
+            place: Place::find(),
         }
     }
 
@@ -118,6 +138,7 @@ impl Report {
             ("devices", json!(devices)),
             ("libraries", json!(libraries.collect::<Vec<_>>())),
             ("cluster", json!(cluster.collect::<Vec<_>>())),
+            ("place", self.place.json()),
         ])
     }
 
@@ -164,7 +185,72 @@ impl Report {
         for (system, name, value) in &self.cluster {
             lines.push(format!("cluster        {system}: {name}={value}"));
         }
+        lines.extend(self.place.lines());
         lines.join("\n")
+    }
+}
+
+impl Place {
+    fn find() -> Self {
+        let detected = detect(ProcessEnvironment);
+        let task = match Cluster::resolve(&*detected.resolver) {
+            Ok(cluster) => Ok(cluster.as_ref().map(Task::of)),
+            Err(error) => Err(error.to_string()),
+        };
+        Self {
+            found: detected.to_string(),
+            task,
+        }
+    }
+
+    fn lines(&self) -> Vec<String> {
+        let task = match &self.task {
+            // That nothing was detected has been said.
+            Ok(None) => return Vec::new(),
+            Ok(Some(task)) => task.to_string(),
+            Err(error) => format!("cannot be used: {error}"),
+        };
+        let found = self
+            .found
+            .lines()
+            .map(|line| format!("               {line}"));
+        found.chain([format!("               {task}")]).collect()
+    }
+
+    fn json(&self) -> Value {
+        let (task, error) = match &self.task {
+            Ok(task) => (task.as_ref(), None),
+            Err(error) => (None, Some(error)),
+        };
+        json!({
+            "found": self.found,
+            "task": task.map(|task| &task.name),
+            "rank": task.map(|task| task.rank),
+            "workers": task.map(|task| task.workers),
+            "is_chief": task.map(|task| task.is_chief),
+            "error": error,
+        })
+    }
+}
+
+impl Task {
+    fn of(cluster: &Cluster) -> Self {
+        Self {
+            name: format!("{} {}", cluster.task_type(), cluster.task_id()),
+            rank: cluster.rank(),
+            workers: cluster.worker_count(),
+            is_chief: cluster.is_chief(),
+        }
+    }
+}
+
+impl fmt::Display for Task {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "this process is {}", self.name)?;
+        if let Some(rank) = self.rank {
+            write!(f, ", rank {rank} of {}", self.workers)?;
+        }
+        f.write_str(if self.is_chief { ", the chief" } else { "" })
     }
 }
 

@@ -1,0 +1,258 @@
+//! The processes of a job, from outside.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpListener;
+use std::process::{Child, ChildStdin, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::program::WorkerProgram;
+use crate::compare::Tolerance;
+use crate::outcome::{Checked, Deviation, Failure, Outcome, Rule};
+
+/// A worker that says nothing for so long has hung.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Which processes a job has.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Setting {
+    /// Job names and their numbers of tasks.
+    pub(super) roles: Vec<(String, usize)>,
+    /// Replicas of every worker.
+    pub(super) replicas: usize,
+    /// How long a worker waits for the others.
+    pub(super) timeout: Duration,
+}
+
+/// Jobs that serve many cases.
+#[derive(Debug, Default)]
+pub(crate) struct Jobs(Mutex<BTreeMap<Setting, Job>>);
+
+impl Jobs {
+    /// Lends the job with this setting, which is started if need be. A job that did not do the same
+    /// as TensorFlow is not used again: an error in a step ends the group of its workers.
+    pub(super) fn with(
+        &self,
+        program: &WorkerProgram,
+        setting: &Setting,
+        use_it: impl FnOnce(&mut Job) -> Checked,
+    ) -> Checked {
+        let mut jobs = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut job = match jobs.remove(setting) {
+            Some(job) => job,
+            None => Job::start(program, setting)?,
+        };
+        let outcome = use_it(&mut job)?;
+        if outcome == Outcome::Passed {
+            jobs.insert(setting.clone(), job);
+        }
+        Ok(outcome)
+    }
+}
+
+/// Some worker processes of one cluster. Dropping it ends them.
+#[derive(Debug)]
+pub(super) struct Job {
+    members: BTreeMap<String, Member>,
+}
+
+#[derive(Debug)]
+struct Member {
+    child: Child,
+    /// `None` once it was told to end.
+    input: Option<ChildStdin>,
+    answers: Receiver<String>,
+}
+
+impl Job {
+    /// Starts all tasks.
+    pub(super) fn start(program: &WorkerProgram, setting: &Setting) -> Result<Self, Failure> {
+        let cluster = cluster(&setting.roles)?;
+        let mut members = BTreeMap::new();
+        for (role, count) in &setting.roles {
+            for index in 0..*count {
+                let config = json!({
+                    "cluster": cluster,
+                    "task": {"type": role, "index": index},
+                });
+                let member = Member::start(program, &config, setting)?;
+                members.insert(format!("{role}:{index}"), member);
+            }
+        }
+        Ok(Self { members })
+    }
+
+    /// Lets these tasks do the operation, all at once, and compares what each of them sees.
+    pub(super) fn check(
+        &mut self,
+        op: &str,
+        tasks: &[(&str, &Value)],
+        tolerance: Tolerance,
+    ) -> Checked {
+        for (name, expected) in tasks {
+            let order = json!({
+                "op": op,
+                "expect": expected,
+                "tolerance": [tolerance.relative, tolerance.absolute],
+            });
+            self.member(name)?.say(&order)?;
+        }
+        let mut outcome = Outcome::Passed;
+        for (name, _) in tasks {
+            let heard = self.member(name)?.hear()?;
+            match read(&heard).map_err(|failure| failure.at(format!("{name}: ")))? {
+                Outcome::Passed => {}
+                other => outcome = other,
+            }
+        }
+        Ok(outcome)
+    }
+
+    /// Tells a task to end with this code, and waits until it has.
+    pub(super) fn exit(&mut self, name: &str, code: i32) -> Result<(), Failure> {
+        let member = self.member(name)?;
+        member.say(&json!({ "exit": code }))?;
+        let found = member.wait()?;
+        match found == Some(code) {
+            true => Ok(()),
+            false => Err(Failure::new(code, format!("{found:?}")).at(name)),
+        }
+    }
+
+    /// Tells a task that there is nothing left to do; how its process ends.
+    pub(super) fn close(&mut self, name: &str) -> Result<Option<i32>, Failure> {
+        let member = self.member(name)?;
+        member.input = None;
+        member.wait()
+    }
+
+    fn member(&mut self, name: &str) -> Result<&mut Member, Failure> {
+        let unknown = || Failure::schema(format!("no task `{name}` in the case's cluster"));
+        self.members.get_mut(name).ok_or_else(unknown)
+    }
+}
+
+impl Member {
+    fn start(program: &WorkerProgram, config: &Value, setting: &Setting) -> Result<Self, Failure> {
+        let mut child = program
+            .command()
+            .env("TF_CONFIG", config.to_string())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let input = child.stdin.take();
+        let Some(output) = child.stdout.take() else {
+            return Err(Failure::got("no output of a worker"));
+        };
+        let (send, answers) = channel();
+        // Ends with the process.
+        std::thread::spawn(move || {
+            for line in BufReader::new(output).lines().map_while(Result::ok) {
+                if send.send(line).is_err() {
+                    return;
+                }
+            }
+        });
+        let mut member = Self {
+            child,
+            input,
+            answers,
+        };
+        member.say(&json!({
+            "replicas": setting.replicas,
+            "timeout_ms": u64::try_from(setting.timeout.as_millis()).unwrap_or(u64::MAX),
+        }))?;
+        Ok(member)
+    }
+
+    fn say(&mut self, order: &Value) -> Result<(), Failure> {
+        let ended = || Failure::got("a worker that has ended");
+        let input = self.input.as_mut().ok_or_else(ended)?;
+        writeln!(input, "{order}")?;
+        Ok(input.flush()?)
+    }
+
+    fn hear(&mut self) -> Result<Value, Failure> {
+        let line = self.answers.recv_timeout(LIMIT);
+        let line = line.map_err(|error| Failure::got(format!("no answer of a worker: {error}")))?;
+        serde_json::from_str(&line).map_err(|_| Failure::got(format!("`{line}` of a worker")))
+    }
+
+    /// Waits for the end of its output, which is that of the process.
+    fn wait(&mut self) -> Result<Option<i32>, Failure> {
+        self.input = None;
+        match self.answers.recv_timeout(LIMIT) {
+            Ok(line) => Err(Failure::got(format!(
+                "`{line}` of a worker that was to end"
+            ))),
+            Err(std::sync::mpsc::RecvTimeoutError::Timeout) => {
+                Err(Failure::got("a worker that does not end"))
+            }
+            Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => Ok(self.child.wait()?.code()),
+        }
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        // All first, so that none waits for another one.
+        for member in self.members.values_mut() {
+            member.input = None;
+        }
+        for member in self.members.values_mut() {
+            if member.wait().is_err() {
+                // It may have ended since.
+                let _ = member.child.kill();
+                let _ = member.child.wait();
+            }
+        }
+    }
+}
+
+/// Free loopback addresses for all tasks.
+fn cluster(roles: &[(String, usize)]) -> Result<BTreeMap<&str, Vec<String>>, Failure> {
+    // Held together, so that they differ.
+    let mut held = Vec::new();
+    let mut cluster = BTreeMap::new();
+    for (role, count) in roles {
+        let mut addresses = Vec::new();
+        for _ in 0..*count {
+            let listener = TcpListener::bind("127.0.0.1:0")?;
+            addresses.push(listener.local_addr()?.to_string());
+            held.push(listener);
+        }
+        cluster.insert(&**role, addresses);
+    }
+    Ok(cluster)
+}
+
+/// What a worker says became of its part.
+fn read(heard: &Value) -> Checked {
+    let text = |key: &str| heard[key].as_str();
+    if heard["passed"] == true {
+        return Ok(Outcome::Passed);
+    }
+    if let Some(name) = text("deviation") {
+        let found = Deviation::ALL.iter().find(|one| one.name() == name);
+        return found.map_or_else(
+            || Err(Failure::got(format!("the deviation `{name}`"))),
+            |deviation| Ok(Outcome::Deviation(*deviation)),
+        );
+    }
+    if let Some(name) = text("rule") {
+        let found = Rule::ALL.iter().find(|one| one.name() == name);
+        return found.map_or_else(
+            || Err(Failure::got(format!("the rule `{name}`"))),
+            |rule| Ok(Outcome::NotApplicable(*rule)),
+        );
+    }
+    let failure = match text("expected") {
+        Some(expected) => Failure::new(expected, text("got").unwrap_or("nothing")),
+        None => Failure::got(text("got").unwrap_or("nothing")),
+    };
+    Err(failure.at(text("at").unwrap_or_default()))
+}
