@@ -1,0 +1,79 @@
+//! What the threads of a job tell the one that decides, and the signals that reach the launcher.
+
+use std::sync::mpsc::{self, Receiver, SyncSender};
+use std::thread::{Scope, ScopedJoinHandle};
+
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::{Handle, Signals};
+
+use crate::{Ending, LaunchError, Result};
+
+/// What can happen while a job runs.
+pub enum Event {
+    /// The process with this number has ended.
+    Ended { index: usize, ending: Ending },
+    /// The launcher got a signal.
+    Signal(i32),
+    /// Output cannot be written.
+    Broken(LaunchError),
+}
+
+/// The sending side. Its channel has room for all that the threads can have to tell: one ending
+/// and one failure each, and a few signals.
+#[derive(Clone)]
+pub struct Events(SyncSender<Event>);
+
+const SIGNALS_MAX: usize = 16;
+
+/// The events of a job with this many processes.
+pub fn channel(processes: usize) -> (Events, Receiver<Event>) {
+    let (sender, receiver) = mpsc::sync_channel(4 * processes + SIGNALS_MAX);
+    (Events(sender), receiver)
+}
+
+impl Events {
+    /// Never blocks. Only what nobody waits for any more, or a signal after many, gets lost.
+    pub fn send(&self, event: Event) {
+        let _lost = self.0.try_send(event);
+    }
+}
+
+/// Turns signals to the launcher into events until it is dropped.
+pub struct SignalWatch(Handle);
+
+/// After this many signals the launcher itself gives way; the guard, if any, ends what is left.
+const SIGNALS_TO_DIE: usize = 3;
+
+impl SignalWatch {
+    pub fn start<'scope>(scope: &'scope Scope<'scope, '_>, events: Events) -> Result<SignalWatch> {
+        let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])
+            .map_err(LaunchError::system("cannot listen to signals"))?;
+        let watch = SignalWatch(signals.handle());
+        spawn(scope, "signals", move || {
+            for (count, signal) in signals.forever().enumerate() {
+                if count + 1 >= SIGNALS_TO_DIE {
+                    let _result = signal_hook::low_level::emulate_default_handler(signal);
+                }
+                events.send(Event::Signal(signal));
+            }
+        })?;
+        Ok(watch)
+    }
+}
+
+impl Drop for SignalWatch {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
+/// Starts a thread with a name.
+pub fn spawn<'scope, T: Send + 'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    name: &str,
+    run: impl FnOnce() -> T + Send + 'scope,
+) -> Result<ScopedJoinHandle<'scope, T>> {
+    let builder = std::thread::Builder::new().name(name.to_owned());
+    let spawned = builder.spawn_scoped(scope, run);
+    spawned.map_err(LaunchError::system("cannot start a thread"))
+}
