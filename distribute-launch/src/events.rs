@@ -46,7 +46,8 @@ const SIGNALS_TO_DIE: usize = 3;
 
 impl SignalWatch {
     pub fn start<'scope>(scope: &'scope Scope<'scope, '_>, events: Events) -> Result<SignalWatch> {
-        let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])
+        let handled = [SIGINT, SIGTERM, SIGHUP].into_iter();
+        let mut signals = Signals::new(handled.filter(|signal| !is_ignored(*signal)))
             .map_err(LaunchError::system("cannot listen to signals"))?;
         let watch = SignalWatch(signals.handle());
         spawn(scope, "signals", move || {
@@ -65,6 +66,19 @@ impl Drop for SignalWatch {
     fn drop(&mut self) {
         self.0.close();
     }
+}
+
+/// Whether this process was started with the signal switched off, as `nohup` does with SIGHUP and a
+/// shell with SIGINT for what it runs in the background.
+fn is_ignored(signal: i32) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mut masks = status
+        .lines()
+        .filter_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = masks
+        .next()
+        .map(|mask| u64::from_str_radix(mask.trim(), 16));
+    matches!(mask, Some(Ok(mask)) if mask >> (signal - 1) & 1 == 1)
 }
 
 /// Starts a thread with a name.

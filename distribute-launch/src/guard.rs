@@ -28,7 +28,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::cluster::Token;
 use crate::leftovers::{self, Marks};
-use crate::process::TOKEN_VARIABLE;
+use crate::process::{TOKEN_VARIABLE, parse_pid};
 use crate::{LaunchError, Result};
 
 const READY: &str = "distribute-launch: the guard is ready";
@@ -74,8 +74,7 @@ fn follow(line: &str, marks: &mut Option<Marks>) {
             });
         }
         (Some(("group", pid)), Some(marks)) => {
-            let pid = pid.parse().ok().and_then(Pid::from_raw);
-            marks.groups.extend(pid);
+            marks.groups.extend(parse_pid(pid));
         }
         (None, marks) if line == "over" => *marks = None,
         _ => {}

@@ -56,7 +56,7 @@ mod system {
     use rustix::process::{Pid, PidfdFlags, Signal, getpid, pidfd_open, pidfd_send_signal};
 
     use super::Marks;
-    use crate::process::TOKEN_VARIABLE;
+    use crate::process::{TOKEN_VARIABLE, parse_pid};
 
     /// A process, and not whichever has its number later.
     pub struct Found(OwnedFd);
@@ -71,10 +71,8 @@ mod system {
     /// All processes with one of the marks that have not ended.
     pub fn find(marks: &Marks) -> Vec<Found> {
         let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-        let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-        let pids = pids
-            .filter_map(Pid::from_raw)
-            .filter(|pid| *pid != getpid());
+        let pids = entries.filter_map(|entry| parse_pid(entry.file_name().to_str()?));
+        let pids = pids.filter(|pid| *pid != getpid());
         let variable = format!("{TOKEN_VARIABLE}={}", marks.token.secret());
         let find = |pid| {
             if !is_marked(pid, marks, &variable) {
@@ -100,7 +98,7 @@ mod system {
         if matches!(state, None | Some("Z" | "X")) {
             return false;
         }
-        let group = group.and_then(|group| Pid::from_raw(group.parse().ok()?));
+        let group = group.and_then(parse_pid);
         if group.is_some_and(|group| marks.groups.contains(&group)) {
             return true;
         }

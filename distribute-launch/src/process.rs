@@ -96,6 +96,11 @@ impl Drop for Process {
     }
 }
 
+/// The process number that `text` is.
+pub fn parse_pid(text: &str) -> Option<Pid> {
+    Pid::from_raw(text.parse().ok().filter(|number| *number > 0)?)
+}
+
 /// Blocks until the process ends, and leaves it to be reaped.
 pub fn wait(pid: Pid) -> Ending {
     loop {

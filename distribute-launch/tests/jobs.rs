@@ -4,7 +4,6 @@ mod common;
 
 use std::collections::BTreeSet;
 use std::io::{self, Write};
-use std::os::unix::fs::PermissionsExt;
 use std::time::{Duration, Instant};
 
 use common::{read, script, see, within_limit};
@@ -41,7 +40,11 @@ fn worker_0_passes_through_byte_for_byte_and_logs_hold_everything() {
 #[test]
 fn every_process_gets_its_own_task_of_the_same_cluster() {
     let logs = tempfile::tempdir().unwrap();
-    let job = script("echo $TF_CONFIG; echo $DISTRIBUTE_JOB_TOKEN; echo $DISTRIBUTE_RESTART")
+    // The workers wait for the others, which they would end otherwise.
+    let text = r#"echo $TF_CONFIG; echo $DISTRIBUTE_JOB_TOKEN; echo $DISTRIBUTE_RESTART
+        > "LOGS/$r$i.done"
+        while [ "$(ls "LOGS" | grep -c done)" -lt 5 ]; do sleep 0.05; done"#;
+    let job = script(&text.replace("LOGS", logs.path().to_str().unwrap()))
         .workers(2)
         .parameter_servers(2)
         .evaluator(true)
@@ -365,8 +368,7 @@ fn a_job_that_cannot_start_says_what_to_do() {
         matches!(plain, LaunchError::NotExecutable { .. }),
         "{plain}"
     );
-    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o755)).unwrap();
-    let garbage = error(Job::new([&file]));
+    let garbage = error(Job::new(["with a \0"]));
     assert!(matches!(garbage, LaunchError::Spawn { .. }), "{garbage}");
     let logs = error(Job::new(["true"]).log_directory(file.join("logs")));
     assert!(matches!(logs, LaunchError::LogDirectory { .. }), "{logs}");
