@@ -92,15 +92,15 @@ pub fn run(session: &mut Session<'_, '_>, restart: u32) -> Result<Ended> {
             screen: session.screen,
         };
         let outputs = attempt.start(scope, session, restart, &token, &stop);
-        if outputs.is_err() {
-            attempt.kill();
+        match &outputs {
+            Ok(_) => attempt.watch(session),
+            Err(_) => attempt.kill(),
         }
-        attempt.watch(session);
         let groups = attempt.processes.iter().map(|process| process.pid);
         let groups = groups.collect();
         leftovers::end(&Marks { token, groups }, attempt.grace_left());
         drop(stopper);
-        session.guard.over()?;
+        session.guard.over();
         let last_lines = outputs?
             .into_iter()
             .map(|output| output.join().unwrap_or_default());

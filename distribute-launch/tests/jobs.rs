@@ -344,6 +344,20 @@ fn what_a_command_leaves_in_the_background_ends_with_the_job() {
 }
 
 #[test]
+fn a_process_that_cannot_be_found_does_not_hold_up_the_end() {
+    // It holds both output streams open, has left the group and has no environment.
+    let start = Instant::now();
+    let seen = see(script("echo done; setsid env -i sleep 6 &"));
+    assert_eq!(*seen.outcome(), Outcome::Succeeded { restarts: 0 });
+    assert_eq!(seen.stdout, b"done\n");
+    assert!(
+        start.elapsed() < Duration::from_secs(5),
+        "{:?}",
+        start.elapsed()
+    );
+}
+
+#[test]
 fn a_job_that_cannot_start_says_what_to_do() {
     let error = |job: Job| see(job).result.expect_err("it cannot start");
     let message = |job: Job| error(job).to_string();
