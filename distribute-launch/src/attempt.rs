@@ -4,6 +4,7 @@
 //! reads its output; they end with it, and all are joined here. The calling thread also starts the
 //! processes, because on Linux they die with the thread that started them.
 
+use std::net::Ipv4Addr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
 use std::thread::{self, Scope, ScopedJoinHandle};
@@ -16,15 +17,24 @@ use crate::cluster::{Cluster, Token};
 use crate::collapse::{self, Line};
 use crate::console::Screen;
 use crate::events::{Event, Events, spawn};
+use crate::group::{Group, Place, Waited};
 use crate::guard::Guard;
 use crate::leftovers::{self, Marks};
 use crate::logs::LogDirectory;
 use crate::output::{Output, View};
-use crate::process::{self, CONFIG_VARIABLE, Process, RESTART_VARIABLE, TOKEN_VARIABLE};
+use crate::process::{
+    self, CONFIG_VARIABLE, MARK_VARIABLE, Process, RESTART_VARIABLE, TOKEN_VARIABLE,
+};
 use crate::report::Ended;
 use crate::verdict::{Verdict, root_cause};
+use crate::wire::{Item, Post};
 use crate::{Ending, Job, LaunchError, Result, Role, Task};
 
+/// The process whose output passes through.
+const FIRST: Task = Task {
+    role: Role::Worker,
+    index: 0,
+};
 /// After a failure the others are left alone this long, because the system may tell of the death
 /// that made them fail a little later than of their own.
 const SETTLE: Duration = Duration::from_millis(100);
@@ -34,10 +44,13 @@ const LINES_MAX: usize = 256;
 /// What the attempts of a job share.
 pub struct Session<'a, 's> {
     pub job: &'a Job,
+    /// What this host starts, counted from 0.
     pub tasks: Vec<Task>,
     pub screen: &'a Screen<'s>,
     pub logs: &'a LogDirectory,
     pub guard: Guard,
+    /// The launchers of the other hosts, if there are any.
+    pub group: Option<Group>,
     pub events: Events,
     pub received: Receiver<Event>,
     /// The signal that told the launcher to stop.
@@ -70,13 +83,41 @@ struct Attempt<'a, 's> {
     failures: Vec<(usize, Ending)>,
     broken: Option<LaunchError>,
     grace: Duration,
+    restart: u32,
     screen: &'a Screen<'s>,
 }
 
+impl Session<'_, '_> {
+    /// Finds ports for the processes of this host, and what the other hosts have.
+    fn place(&mut self, restart: u32) -> Result<Waited<Place>> {
+        let loopback = Ipv4Addr::LOCALHOST.into();
+        let address = self.group.as_ref().map_or(loopback, Group::own_address);
+        let cluster = Cluster::reserve(&self.tasks, address)?;
+        if let Some(group) = &mut self.group {
+            return group.meet(restart, cluster, &self.received);
+        }
+        Ok(Waited::Done(Place {
+            cluster,
+            tasks: self.tasks.clone(),
+            token: Token::random()?,
+        }))
+    }
+
+    fn post(&self, restart: u32, item: Item) {
+        if let Some(group) = &self.group {
+            group.post(restart, item);
+        }
+    }
+}
+
 /// Runs the job's processes once.
-pub fn run(session: &mut Session<'_, '_>, restart: u32) -> Result<Ended> {
-    let token = Token::random()?;
-    session.guard.attempt(&token)?;
+pub fn run(session: &mut Session<'_, '_>, restart: u32) -> Result<Waited<Ended>> {
+    let place = match session.place(restart)? {
+        Waited::Done(place) => place,
+        Waited::Stopped(signal) => return Ok(Waited::Stopped(signal)),
+    };
+    let mark = Token::random()?;
+    session.guard.attempt(&mark)?;
     let (stop, stopper) = pipe_with(PipeFlags::CLOEXEC).map_err(LaunchError::system("no pipe"))?;
     thread::scope(|scope| {
         // Dropped at the end of the closure, whatever the way to it: then all processes are dead,
@@ -89,23 +130,24 @@ pub fn run(session: &mut Session<'_, '_>, restart: u32) -> Result<Ended> {
             failures: Vec::new(),
             broken: None,
             grace: session.job.grace,
+            restart,
             screen: session.screen,
         };
-        let outputs = attempt.start(scope, session, restart, &token, &stop);
+        let outputs = attempt.start(scope, session, &place, &mark, &stop);
         match &outputs {
             Ok(_) => attempt.watch(session),
             Err(_) => attempt.kill(),
         }
         let groups = attempt.processes.iter().map(|process| process.pid);
         let groups = groups.collect();
-        leftovers::end(&Marks { token, groups }, attempt.grace_left());
+        leftovers::end(&Marks { mark, groups }, attempt.grace_left());
         drop(stopper);
         session.guard.over();
         let last_lines = outputs?
             .into_iter()
             .map(|output| output.join().unwrap_or_default());
         let last_lines: Vec<_> = last_lines.collect();
-        attempt.end(session, last_lines)
+        attempt.end(session, last_lines).map(Waited::Done)
     })
 }
 
@@ -115,30 +157,30 @@ impl Attempt<'_, '_> {
         &mut self,
         scope: &'scope Scope<'scope, 'env>,
         session: &mut Session<'a, 's>,
-        restart: u32,
-        token: &Token,
+        place: &Place,
+        mark: &Token,
         stop: &'env OwnedFd,
     ) -> Result<Vec<ScopedJoinHandle<'scope, Vec<String>>>> {
-        let lines = show_lines(scope, session)?;
-        let cluster = Cluster::reserve(&session.tasks)?;
-        let restart_text = restart.to_string();
+        let lines = show_lines(scope, session, &place.tasks)?;
+        let restart = self.restart.to_string();
         let mut outputs = Vec::new();
-        for (index, task) in session.tasks.iter().copied().enumerate() {
-            let (path, log) = session.logs.file(task, restart)?;
-            let config = cluster.tf_config(task)?;
+        for (index, task) in place.tasks.iter().copied().enumerate() {
+            let (path, log) = session.logs.file(task, self.restart)?;
+            let config = place.cluster.tf_config(task)?;
             let variables = [
                 (CONFIG_VARIABLE, config.as_str()),
-                (RESTART_VARIABLE, restart_text.as_str()),
-                (TOKEN_VARIABLE, token.secret()),
+                (RESTART_VARIABLE, restart.as_str()),
+                (TOKEN_VARIABLE, place.token.secret()),
+                (MARK_VARIABLE, mark.secret()),
             ];
             let (process, pipes) = Process::start(session.job, task, &variables, path)?;
             let pid = process.pid;
             self.processes.push(process);
             session.guard.group(pid)?;
-            let view = match (&lines, index) {
-                (_, 0) => View::Through(session.screen),
-                (Some(lines), _) => View::Lines(lines.clone()),
-                (None, _) => View::Nobody,
+            let view = match &lines {
+                _ if task == FIRST => View::Through(session.screen),
+                Some(lines) => View::Lines(lines.clone()),
+                None => View::Nobody,
             };
             let output = Output::new(task, pipes, log, view, session.events.clone())
                 .map_err(LaunchError::system("cannot read a process's output"))?;
@@ -148,7 +190,7 @@ impl Attempt<'_, '_> {
             let events = session.events.clone();
             spawn(scope, &format!("wait {task}"), move || {
                 let ending = process::wait(pid);
-                events.send(Event::Ended { index, ending });
+                events.deliver(Event::Ended { index, ending });
             })?;
         }
         Ok(outputs)
@@ -169,34 +211,74 @@ impl Attempt<'_, '_> {
                 None => session.received.recv().map_err(RecvTimeoutError::from),
             };
             match event {
-                Ok(Event::Ended { index, ending }) => self.ended(index, ending),
-                Ok(Event::Signal(signal)) => self.signalled(signal, &mut session.interrupted),
+                Ok(Event::Ended { index, ending }) => self.ended(index, ending, session),
+                Ok(Event::Signal(signal)) => {
+                    session.post(self.restart, Item::Stop(signal));
+                    self.signalled(signal, &mut session.interrupted);
+                }
+                Ok(Event::Post(post)) => self.posted(*post, session),
                 Ok(Event::Broken(error)) => self.break_off(error),
                 Err(_) => self.phase_is_over(),
             }
         }
     }
 
-    fn ended(&mut self, index: usize, ending: Ending) {
+    fn ended(&mut self, index: usize, ending: Ending, session: &Session<'_, '_>) {
         let Some(process) = self.processes.get_mut(index) else {
             return;
         };
         process.ending = Some(ending);
-        let is_asked = process.asked.is_some();
-        let is_calm = matches!(
-            self.phase,
-            Phase::Running | Phase::Preempting | Phase::Finishing
-        );
-        if !is_asked && ending.is_failure() {
+        if process.asked.is_none() && ending.is_failure() {
             self.failures.push((index, ending));
-            if is_calm {
-                self.enter(Phase::Settling, SETTLE);
-            }
+            session.post(self.restart, Item::Failed(process.task, ending));
+            self.settle();
         } else if ending.is_preempted() && self.phase == Phase::Running {
+            session.post(self.restart, Item::Preempted);
             self.enter(Phase::Preempting, self.grace);
         }
         if matches!(self.phase, Phase::Running | Phase::Preempting) && self.workers_are_done() {
-            self.finish();
+            match &session.group {
+                Some(group) => group.post(self.restart, Item::WorkersDone),
+                None => self.finish(),
+            }
+        }
+    }
+
+    /// Acts on what a launcher has told all of them, this one included.
+    fn posted(&mut self, post: Post, session: &mut Session<'_, '_>) {
+        let Some(group) = &mut session.group else {
+            return;
+        };
+        let item = post.item.clone();
+        if let Err(error) = group.take(post) {
+            return self.break_off(error);
+        }
+        match item {
+            Item::Failed(..) => self.settle(),
+            Item::Preempted if self.phase == Phase::Running => {
+                self.enter(Phase::Preempting, self.grace);
+            }
+            Item::WorkersDone
+                if matches!(self.phase, Phase::Running | Phase::Preempting)
+                    && group.workers_are_done(self.restart) =>
+            {
+                self.finish();
+            }
+            // The own signal comes back too: it was heard already.
+            Item::Stop(signal) if session.interrupted.is_none() => {
+                self.signalled(signal, &mut session.interrupted);
+            }
+            _ => {}
+        }
+    }
+
+    /// Something failed: waits for what else has.
+    fn settle(&mut self) {
+        if matches!(
+            self.phase,
+            Phase::Running | Phase::Preempting | Phase::Finishing
+        ) {
+            self.enter(Phase::Settling, SETTLE);
         }
     }
 
@@ -312,8 +394,10 @@ impl Attempt<'_, '_> {
             match event {
                 Event::Broken(error) => self.break_off(error),
                 Event::Signal(signal) => {
+                    session.post(self.restart, Item::Stop(signal));
                     session.interrupted.get_or_insert(signal);
                 }
+                Event::Post(post) => self.posted(*post, session),
                 Event::Ended { .. } => {}
             }
         }
@@ -344,12 +428,14 @@ impl Attempt<'_, '_> {
 fn show_lines<'scope, 'env, 'a: 'env, 's: 'env>(
     scope: &'scope Scope<'scope, 'env>,
     session: &Session<'a, 's>,
+    tasks: &[Task],
 ) -> Result<Option<SyncSender<Line>>> {
     if !session.job.shows_all {
         return Ok(None);
     }
     let (sender, lines) = mpsc::sync_channel(LINES_MAX);
-    let (tasks, screen) = (session.tasks[1..].to_vec(), session.screen);
+    let others = tasks.iter().copied().filter(|task| *task != FIRST);
+    let (tasks, screen) = (others.collect::<Vec<_>>(), session.screen);
     let events = session.events.clone();
     spawn(scope, "show lines", move || {
         collapse::show(&lines, &tasks, screen, &events);

@@ -1,14 +1,15 @@
 //! What an attempt to run the job has of its own: ports, `TF_CONFIG` and a token.
 
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::{LaunchError, Result, Role, Task};
 
 /// The addresses of all tasks, by job. The fields' order is the order in `TF_CONFIG`.
-#[derive(Serialize)]
+#[derive(Clone, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Cluster {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     worker: Vec<String>,
@@ -31,10 +32,11 @@ struct TfTask {
 }
 
 impl Cluster {
-    /// Gives each task a loopback port that is free now.
-    pub fn reserve(tasks: &[Task]) -> Result<Cluster> {
-        let mut ports = free_ports(tasks.len())
+    /// Gives each task a port of this address that is free now.
+    pub fn reserve(tasks: &[Task], address: IpAddr) -> Result<Cluster> {
+        let mut ports = free_ports(tasks.len(), address)
             .map_err(|source| LaunchError::NoFreePort {
+                address,
                 needed: tasks.len(),
                 source,
             })?
@@ -48,6 +50,33 @@ impl Cluster {
             ps: of_role(Role::ParameterServer),
             evaluator: of_role(Role::Evaluator),
         })
+    }
+
+    /// Adds the tasks of another host behind those of the same roles, and says which they became.
+    pub fn append(&mut self, part: &Cluster) -> Vec<Task> {
+        let jobs = [
+            (Role::Worker, &mut self.worker, &part.worker),
+            (Role::ParameterServer, &mut self.ps, &part.ps),
+            (Role::Evaluator, &mut self.evaluator, &part.evaluator),
+        ];
+        let mut tasks = Vec::new();
+        for (role, all, added) in jobs {
+            let first = all.len();
+            all.extend_from_slice(added);
+            tasks.extend((first..all.len()).map(|index| Task { role, index }));
+        }
+        tasks
+    }
+
+    /// All tasks, workers first.
+    pub fn tasks(&self) -> impl Iterator<Item = Task> {
+        let counts = [
+            (Role::Worker, self.worker.len()),
+            (Role::ParameterServer, self.ps.len()),
+            (Role::Evaluator, self.evaluator.len()),
+        ];
+        let of_role = |(role, count)| (0..count).map(move |index| Task { role, index });
+        counts.into_iter().flat_map(of_role)
     }
 
     /// The value of `TF_CONFIG` for `task`.
@@ -66,15 +95,15 @@ impl Cluster {
 
 /// Addresses that nobody listens on. All are bound at once, so that they differ; they are free
 /// again when this returns, right before the processes start.
-fn free_ports(count: usize) -> io::Result<Vec<String>> {
-    let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+fn free_ports(count: usize, address: IpAddr) -> io::Result<Vec<String>> {
+    let any = SocketAddr::from((address, 0));
     let listeners = (0..count).map(|_| TcpListener::bind(any));
     let listeners = listeners.collect::<io::Result<Vec<_>>>()?;
     let address = |listener: &TcpListener| Ok(listener.local_addr()?.to_string());
     listeners.iter().map(address).collect()
 }
 
-/// A secret of one attempt; it shows in no output.
+/// A secret of one attempt, or another random text; it shows in no output.
 #[derive(Clone)]
 pub struct Token(String);
 
@@ -115,7 +144,7 @@ mod tests {
     fn tf_config_has_all_jobs_and_distinct_ports() {
         let job = Job::new(["true"]).workers(20).parameter_servers(2);
         let tasks = job.evaluator(true).tasks();
-        let cluster = Cluster::reserve(&tasks).unwrap();
+        let cluster = Cluster::reserve(&tasks, std::net::Ipv4Addr::LOCALHOST.into()).unwrap();
         let mut addresses = BTreeSet::new();
         for (job, count) in [("worker", 20), ("ps", 2), ("evaluator", 1)] {
             let text = cluster.tf_config(tasks[21]).unwrap();

@@ -71,12 +71,14 @@ pub enum LaunchError {
         /// What the system said.
         source: io::Error,
     },
-    /// No port is free on the loopback interface.
+    /// No port is free.
     #[error(
-        "no free port for {needed} processes on 127.0.0.1: {source}; start fewer processes, or \
-         raise the limit of open files (`ulimit -n`)"
+        "no free port for {needed} processes on {address}: {source}; use an address of this host, \
+         start fewer processes, or raise the limit of open files (`ulimit -n`)"
     )]
     NoFreePort {
+        /// The address of this host.
+        address: std::net::IpAddr,
         /// How many ports the job needs.
         needed: usize,
         /// What the system said.
@@ -89,6 +91,43 @@ pub enum LaunchError {
         program: OsString,
         /// What the system said.
         source: io::Error,
+    },
+    /// The options of a job on several hosts do not fit.
+    #[error("{what}")]
+    InvalidHosts {
+        /// What is wrong, and what to do.
+        what: String,
+    },
+    /// The launchers cannot meet.
+    #[error(
+        "the launchers cannot meet at {address}: {source}; host 0 must be able to listen there, \
+         and the others to connect"
+    )]
+    Rendezvous {
+        /// Where host 0 listens.
+        address: std::net::SocketAddr,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Hosts did not come in time.
+    #[error(
+        "no launcher came for the hosts {missing:?} of the job (counted from 0): start it there"
+    )]
+    HostsMissing {
+        /// Their numbers.
+        missing: Vec<usize>,
+    },
+    /// The launchers of the hosts do not fit together.
+    #[error("host 0 does not take part with this launcher: {why}; use the same options everywhere")]
+    HostRefused {
+        /// What does not fit.
+        why: String,
+    },
+    /// The launcher of a host is gone or cannot be reached. The job was stopped.
+    #[error("the launcher of host {host} is gone or cannot be reached; the job was stopped")]
+    HostLost {
+        /// The host's number.
+        host: usize,
     },
     /// The system lacks something the launcher needs: threads, pipes, random numbers.
     #[error("{what}: {source}; start fewer processes, or raise the limits of the system")]

@@ -6,6 +6,7 @@ use std::thread::{Scope, ScopedJoinHandle};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::{Handle, Signals};
 
+use crate::wire::Post;
 use crate::{Ending, LaunchError, Result};
 
 /// What can happen while a job runs.
@@ -14,6 +15,8 @@ pub enum Event {
     Ended { index: usize, ending: Ending },
     /// The launcher got a signal.
     Signal(i32),
+    /// A launcher has told all of them something.
+    Post(Box<Post>),
     /// Output cannot be written.
     Broken(LaunchError),
 }
@@ -35,6 +38,13 @@ impl Events {
     /// Never blocks. Only what nobody waits for any more, or a signal after many, gets lost.
     pub fn send(&self, event: Event) {
         let _lost = self.0.try_send(event);
+    }
+}
+
+impl Events {
+    /// Waits for room; false if nobody receives any more.
+    pub fn deliver(&self, event: Event) -> bool {
+        self.0.send(event).is_ok()
     }
 }
 

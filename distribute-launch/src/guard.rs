@@ -4,7 +4,7 @@
 //! The launcher holds the other end of the guard's standard input and writes what there is to end:
 //!
 //! ```text
-//! attempt TOKEN    an attempt begins
+//! attempt MARK    an attempt begins
 //! group PID        it has a process group with this number
 //! over             nothing is left of the attempt
 //! ```
@@ -28,7 +28,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::cluster::Token;
 use crate::leftovers::{self, Marks};
-use crate::process::{TOKEN_VARIABLE, parse_pid};
+use crate::process::{MARK_VARIABLE, parse_pid};
 use crate::{LaunchError, Result};
 
 const READY: &str = "distribute-launch: the guard is ready";
@@ -67,9 +67,9 @@ pub fn guard_main() -> ExitCode {
 
 fn follow(line: &str, marks: &mut Option<Marks>) {
     match (line.split_once(' '), marks) {
-        (Some(("attempt", token)), marks) => {
-            *marks = Token::from_text(token).map(|token| Marks {
-                token,
+        (Some(("attempt", mark)), marks) => {
+            *marks = Token::from_text(mark).map(|mark| Marks {
+                mark,
                 groups: Vec::new(),
             });
         }
@@ -101,11 +101,11 @@ impl Guard {
             program: program.clone(),
             source,
         };
-        // A group of its own and no token of an outer job: what ends this launcher, a signal to its
+        // A group of its own and no mark of an outer job: what ends this launcher, a signal to its
         // group or the guard of an outer launcher, does not end its guard.
         let mut child = Command::new(program)
             .args(arguments)
-            .env_remove(TOKEN_VARIABLE)
+            .env_remove(MARK_VARIABLE)
             .process_group(0)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -126,8 +126,8 @@ impl Guard {
         Ok(Guard(Some(running)))
     }
 
-    pub fn attempt(&mut self, token: &Token) -> Result<()> {
-        self.tell(&format!("attempt {}\n", token.secret()))
+    pub fn attempt(&mut self, mark: &Token) -> Result<()> {
+        self.tell(&format!("attempt {}\n", mark.secret()))
     }
 
     pub fn group(&mut self, group: Pid) -> Result<()> {
@@ -211,13 +211,13 @@ mod tests {
         let mut marks = None;
         follow("group 7", &mut marks);
         assert!(marks.is_none());
-        let token = Token::random().unwrap();
-        let attempt = format!("attempt {}", token.secret());
+        let mark = Token::random().unwrap();
+        let attempt = format!("attempt {}", mark.secret());
         for line in [&attempt, "group 12", "group x", "group -3", "noise"] {
             follow(line, &mut marks);
         }
         let known = marks.as_ref().unwrap();
-        assert_eq!(known.token.secret(), token.secret());
+        assert_eq!(known.mark.secret(), mark.secret());
         let groups: Vec<i32> = known
             .groups
             .iter()

@@ -2,7 +2,7 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::{LaunchError, Result, Role, Task};
+use crate::{Hosts, LaunchError, Result, Role, Task};
 
 const GRACE: Duration = Duration::from_secs(10);
 
@@ -19,6 +19,7 @@ pub struct Job {
     pub(crate) grace: Duration,
     pub(crate) handles_signals: bool,
     pub(crate) guard: Option<Vec<OsString>>,
+    pub(crate) hosts: Option<Hosts>,
 }
 
 impl Job {
@@ -40,6 +41,7 @@ impl Job {
             grace: GRACE,
             handles_signals: true,
             guard: None,
+            hosts: None,
         }
     }
 
@@ -113,15 +115,25 @@ impl Job {
         self
     }
 
+    /// Makes this a part of a job on several hosts (default: the job is on this host alone). What
+    /// this job starts is added to what the launchers of the other hosts start; worker 0 is the
+    /// first one of host 0. All hosts start again together, and all of them end with the same
+    /// [`Outcome`](crate::Outcome).
+    pub fn hosts(mut self, hosts: Hosts) -> Job {
+        self.hosts = Some(hosts);
+        self
+    }
+
     /// Finds what is wrong with the options themselves.
     pub(crate) fn check(&self) -> Result<()> {
         if self.workers == 0 {
             return Err(LaunchError::NoWorkers);
         }
         match self.command.first() {
-            Some(program) if !program.is_empty() => Ok(()),
-            _ => Err(LaunchError::NoCommand),
+            Some(program) if !program.is_empty() => {}
+            _ => return Err(LaunchError::NoCommand),
         }
+        self.hosts.as_ref().map_or(Ok(()), Hosts::check)
     }
 
     /// All tasks, worker 0 first.

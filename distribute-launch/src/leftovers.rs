@@ -1,7 +1,7 @@
 //! Processes of an attempt that are still there when it is over: what a command has left in the
 //! background, or everything when the launcher was killed.
 //!
-//! They are found by the attempt's token in their environment, which every process gets from the
+//! They are found by the attempt's mark in their environment, which every process gets from the
 //! one that started it, or by their process group, should they have cleared the environment. Only
 //! a process that has done both, cleared its environment and left the group, is not found.
 
@@ -14,7 +14,8 @@ use crate::cluster::Token;
 /// How an attempt's processes are found.
 #[derive(Clone)]
 pub struct Marks {
-    pub token: Token,
+    /// The value of [`MARK_VARIABLE`](crate::process::MARK_VARIABLE).
+    pub mark: Token,
     pub groups: Vec<Pid>,
 }
 
@@ -56,7 +57,7 @@ mod system {
     use rustix::process::{Pid, PidfdFlags, Signal, getpid, pidfd_open, pidfd_send_signal};
 
     use super::Marks;
-    use crate::process::{TOKEN_VARIABLE, parse_pid};
+    use crate::process::{MARK_VARIABLE, parse_pid};
 
     /// A process, and not whichever has its number later.
     pub struct Found(OwnedFd);
@@ -73,7 +74,7 @@ mod system {
         let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
         let pids = entries.filter_map(|entry| parse_pid(entry.file_name().to_str()?));
         let pids = pids.filter(|pid| *pid != getpid());
-        let variable = format!("{TOKEN_VARIABLE}={}", marks.token.secret());
+        let variable = format!("{MARK_VARIABLE}={}", marks.mark.secret());
         let find = |pid| {
             if !is_marked(pid, marks, &variable) {
                 return None;

@@ -21,7 +21,8 @@
 //! |---|---|
 //! | `TF_CONFIG` | the cluster and the own task, as TensorFlow reads them; worker 0 is the chief |
 //! | `DISTRIBUTE_RESTART` | how often the job was restarted before: 0 at first |
-//! | `DISTRIBUTE_JOB_TOKEN` | a secret of this attempt: 32 random bytes as hexadecimal digits |
+//! | `DISTRIBUTE_JOB_TOKEN` | a secret of this attempt, for all processes of the job: 64 hexadecimal digits |
+//! | `DISTRIBUTE_LAUNCH_MARK` | by which the launcher finds its processes: leave it in the environment |
 //!
 //! Its standard input is empty, and it leads a process group of its own.
 //!
@@ -48,10 +49,17 @@
 //! SIGINT, SIGTERM and SIGHUP to the launcher reach the processes once, as the signal they are but
 //! SIGHUP, which becomes SIGTERM. A second signal kills the processes, a third the launcher.
 //!
+//! # Several hosts
+//!
+//! [`Job::hosts`] makes the launchers of several hosts one: they wait for each other, number the
+//! processes through, and start and stop them together; a failure on one host is the same failure
+//! on all. What they must know of each other is kept in the launcher of host 0, and in none of the
+//! job's processes. When a launcher is lost, the others stop their processes and say which it was.
+//!
 //! # What cannot stay behind
 //!
 //! On Linux, processes die with the launcher even if SIGKILL ends it, and at the end of an attempt
-//! every process with the attempt's token in its environment or in one of its process groups is
+//! every process with the attempt's mark in its environment or in one of its process groups is
 //! ended: processes that a command has left in the background too. With a [guard](Job::guard)
 //! this also holds when the launcher is killed. On other systems only process groups are ended.
 #![deny(unsafe_code)]
@@ -62,7 +70,9 @@ mod collapse;
 mod console;
 mod error;
 mod events;
+mod group;
 mod guard;
+mod hosts;
 mod job;
 mod leftovers;
 mod logs;
@@ -71,13 +81,16 @@ mod output;
 #[allow(unsafe_code)]
 mod parent_death;
 mod process;
+mod relay;
 mod report;
 mod run;
 mod verdict;
+mod wire;
 
 pub use console::Console;
 pub use error::{LaunchError, Result};
 pub use guard::guard_main;
+pub use hosts::Hosts;
 pub use job::Job;
 pub use outcome::{Ending, Outcome, Role, RootCause, Task};
 pub use run::run;

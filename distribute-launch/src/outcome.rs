@@ -1,9 +1,11 @@
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 use crate::PREEMPTED_EXIT_CODE;
 
 /// What a process is for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Role {
     /// Trains; its index is its rank.
@@ -26,7 +28,7 @@ impl Role {
 }
 
 /// One process of a job.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Task {
     /// What it is for.
     pub role: Role,
@@ -46,7 +48,7 @@ impl fmt::Display for Task {
 }
 
 /// How a process ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Ending {
     /// It exited with this code.
@@ -101,7 +103,7 @@ impl fmt::Display for Ending {
 pub struct RootCause {
     /// Which process it was.
     pub task: Task,
-    /// The name of this host.
+    /// The name of its host.
     pub host: String,
     /// Its process id.
     pub pid: u32,

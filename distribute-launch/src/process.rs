@@ -15,6 +15,9 @@ use crate::{Ending, Job, LaunchError, Result, Task, parent_death};
 pub const CONFIG_VARIABLE: &str = "TF_CONFIG";
 pub const RESTART_VARIABLE: &str = "DISTRIBUTE_RESTART";
 pub const TOKEN_VARIABLE: &str = "DISTRIBUTE_JOB_TOKEN";
+/// Its value is random and belongs to one attempt of one launcher. The token does not: launchers of
+/// the same job may run on the same host.
+pub const MARK_VARIABLE: &str = "DISTRIBUTE_LAUNCH_MARK";
 
 /// A process that was started. It is not reaped before it is dropped, so until then neither its
 /// number nor its group's can belong to another process.

@@ -3,8 +3,10 @@ use std::thread;
 use crate::attempt::{self, Session};
 use crate::console::{Console, Screen};
 use crate::events::{self, Event, SignalWatch};
+use crate::group::{Group, Waited};
 use crate::guard::Guard;
 use crate::logs::LogDirectory;
+use crate::relay::Relay;
 use crate::report::Ended;
 use crate::verdict::Verdict;
 use crate::{Ending, Job, LaunchError, Outcome, Result, RootCause};
@@ -52,17 +54,40 @@ fn run_with_logs(job: &Job, screen: &Screen<'_>, logs: &LogDirectory) -> Result<
             false => None,
         };
         let guard = Guard::start(job.guard.as_deref())?;
+        let relay = job.hosts.as_ref().filter(|hosts| hosts.index == 0);
+        // Dropped after the session, whose connection to it says good-bye first.
+        let _relay = relay
+            .map(|hosts| Relay::start(scope, hosts, job.restarts_max))
+            .transpose()?;
+        let joined = job
+            .hosts
+            .as_ref()
+            .map(|hosts| Group::join(scope, hosts, job.restarts_max, &events, &received))
+            .transpose()?;
+        let group = match joined {
+            Some(Waited::Done(group)) => Some(group),
+            Some(Waited::Stopped(signal)) => {
+                let restarts = 0;
+                return Ok(Outcome::Stopped { signal, restarts });
+            }
+            None => None,
+        };
         let mut session = Session {
             job,
             tasks,
             screen,
             logs,
             guard,
+            group,
             events,
             received,
             interrupted: None,
         };
-        attempts(&mut session)
+        let outcome = attempts(&mut session)?;
+        if let Some(group) = &session.group {
+            group.leave();
+        }
+        Ok(outcome)
     })
 }
 
@@ -71,9 +96,18 @@ fn attempts(session: &mut Session<'_, '_>) -> Result<Outcome> {
     let restarts_max = session.job.restarts_max;
     let mut restarts = 0;
     loop {
-        let ended = attempt::run(session, restarts)?;
+        let mut ended = match attempt::run(session, restarts)? {
+            Waited::Done(ended) => ended,
+            Waited::Stopped(signal) => return Ok(Outcome::Stopped { signal, restarts }),
+        };
+        if let Some(group) = &mut session.group {
+            let whole = group.gather(restarts, ended, &session.received)?;
+            (ended, session.interrupted) = whole;
+        }
         let outcome = outcome(&ended, restarts, session.interrupted, session.screen)?;
-        take_signals(session);
+        if session.group.is_none() {
+            take_signals(session);
+        }
         let may_help = match &outcome {
             Outcome::Preempted { .. } => true,
             Outcome::Failed { cause, .. } => cause.ending != WRONG_USAGE,

@@ -2,10 +2,12 @@
 
 use rustix::process::Signal;
 
+use serde::{Deserialize, Serialize};
+
 use crate::Ending;
 
 /// How an attempt ended, its processes named by their numbers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Verdict {
     /// All workers exited with 0.
     Succeeded,
