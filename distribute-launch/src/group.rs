@@ -12,8 +12,8 @@ use crate::events::{Event, Events, spawn};
 use crate::report::Ended;
 use crate::verdict::{Verdict, root_cause};
 use crate::wire::{
-    Answer, BEAT, Challenge, Frame, HANDSHAKE, HANDSHAKE_BYTES_MAX, Hello, Item, LOST, Post, Side,
-    VERSION, close, derive, proof, random, receive, receive_frame, send, set_patience, verify,
+    Answer, BEAT, Challenge, Frame, HANDSHAKE, Hello, Item, Post, Side, VERSION, close, derive,
+    prepare, proof, random, receive_frame, receive_greeting, send, verify,
 };
 use crate::{Ending, Hosts, LaunchError, Result, Role, Task};
 
@@ -278,7 +278,7 @@ fn connect(hosts: &Hosts, until: Instant, received: &Receiver<Event>) -> Result<
 fn handshake(hosts: &Hosts, restarts_max: u32, stream: &TcpStream) -> Result<()> {
     let address = hosts.address;
     let failed = |source| LaunchError::Rendezvous { address, source };
-    set_patience(stream, HANDSHAKE).map_err(failed)?;
+    prepare(stream).map_err(failed)?;
     let hello = Hello {
         version: VERSION,
         host: hosts.index,
@@ -287,7 +287,7 @@ fn handshake(hosts: &Hosts, restarts_max: u32, stream: &TcpStream) -> Result<()>
         nonce: random()?,
     };
     send(stream, &hello).map_err(failed)?;
-    let challenge: Challenge = receive(stream, HANDSHAKE_BYTES_MAX).map_err(failed)?;
+    let challenge: Challenge = receive_greeting(stream).map_err(failed)?;
     let nonce = &challenge.nonce;
     let refused = |why: &str| LaunchError::HostRefused {
         why: why.to_owned(),
@@ -298,8 +298,8 @@ fn handshake(hosts: &Hosts, restarts_max: u32, stream: &TcpStream) -> Result<()>
     let own = proof(&hosts.secret, Side::Launcher, &hello, nonce);
     let own = own.ok_or_else(|| refused("the secret cannot be used as a key"))?;
     send(stream, &own).map_err(failed)?;
-    match receive(stream, HANDSHAKE_BYTES_MAX).map_err(failed)? {
-        Answer::Welcome => set_patience(stream, LOST).map_err(failed),
+    match receive_greeting(stream).map_err(failed)? {
+        Answer::Welcome => Ok(()),
         Answer::Refused(why) => Err(refused(&why)),
     }
 }

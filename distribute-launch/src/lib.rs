@@ -21,8 +21,8 @@
 //! |---|---|
 //! | `TF_CONFIG` | the cluster and the own task, as TensorFlow reads them; worker 0 is the chief |
 //! | `DISTRIBUTE_RESTART` | how often the job was restarted before: 0 at first |
-//! | `DISTRIBUTE_JOB_TOKEN` | a secret of this attempt, for all processes of the job: 64 hexadecimal digits |
-//! | `DISTRIBUTE_LAUNCH_MARK` | by which the launcher finds its processes: leave it in the environment |
+//! | `DISTRIBUTE_JOB_TOKEN` | a secret of this attempt of the job: 64 hexadecimal digits |
+//! | `DISTRIBUTE_LAUNCH_MARK` | by which the launcher finds its processes: leave it there |
 //!
 //! Its standard input is empty, and it leads a process group of its own.
 //!

@@ -16,8 +16,8 @@ use rustix::pipe::{PipeFlags, pipe_with};
 
 use crate::events::spawn;
 use crate::wire::{
-    Answer, BEAT, Challenge, Frame, HANDSHAKE, HANDSHAKE_BYTES_MAX, Hello, Item, LOST, Post, Side,
-    VERSION, close, proof, random, receive, receive_frame, send, set_patience, verify,
+    Answer, BEAT, Challenge, Frame, Hello, Item, Post, Side, VERSION, close, prepare, proof,
+    random, receive_frame, receive_greeting, send, verify,
 };
 use crate::{Hosts, LaunchError, Result};
 
@@ -146,7 +146,7 @@ impl Board {
     /// Makes the connection one that ends with the relay; nothing if there are too many.
     fn register(&self, stream: &TcpStream) -> io::Result<Option<u64>> {
         stream.set_nonblocking(false)?;
-        set_patience(stream, HANDSHAKE)?;
+        prepare(stream)?;
         let clone = stream.try_clone()?;
         let mut state = self.lock();
         if state.is_over || state.streams.len() >= self.hosts.count + STRANGERS_MAX {
@@ -165,13 +165,13 @@ impl Board {
         stream: &TcpStream,
     ) -> io::Result<usize> {
         let secret = &self.hosts.secret;
-        let hello: Hello = receive(stream, HANDSHAKE_BYTES_MAX)?;
+        let hello: Hello = receive_greeting(stream)?;
         let nonce = random().map_err(io::Error::other)?;
         let own = proof(secret, Side::Relay, &hello, &nonce);
         let proof = own.ok_or(io::ErrorKind::InvalidInput)?;
         let challenge = Challenge { nonce, proof };
         send(stream, &challenge)?;
-        let received: String = receive(stream, HANDSHAKE_BYTES_MAX)?;
+        let received: String = receive_greeting(stream)?;
         if !verify(secret, Side::Launcher, &hello, &challenge.nonce, &received) {
             return refuse(stream, "the secrets differ".to_owned());
         }
@@ -183,7 +183,6 @@ impl Board {
             Err(why) => return refuse(stream, why),
         };
         send(stream, &Answer::Welcome)?;
-        set_patience(stream, LOST)?;
         let writer = stream.try_clone()?;
         spawn(scope, "relay posts", move || write(&writer, &posts)).map_err(io::Error::other)?;
         Ok(hello.host)

@@ -12,7 +12,7 @@
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hmac::{Hmac, KeyInit, Mac};
 use serde::de::DeserializeOwned;
@@ -29,7 +29,7 @@ pub const BEAT: Duration = Duration::from_secs(2);
 /// After this long without a frame the other side is lost.
 pub const LOST: Duration = Duration::from_secs(12);
 pub const HANDSHAKE: Duration = Duration::from_secs(5);
-pub const HANDSHAKE_BYTES_MAX: usize = 4096;
+const HANDSHAKE_BYTES_MAX: usize = 4096;
 const POST_BYTES_MAX: usize = 4 << 20;
 
 /// What one launcher tells all.
@@ -163,33 +163,139 @@ pub fn send(mut stream: &TcpStream, message: &impl Serialize) -> io::Result<()> 
     stream.write_all(&frame)
 }
 
-pub fn receive<T: DeserializeOwned>(mut stream: &TcpStream, bytes_max: usize) -> io::Result<T> {
-    let mut length = [0; 4];
-    stream.read_exact(&mut length)?;
-    let length = usize::try_from(u32::from_le_bytes(length)).map_err(io::Error::other)?;
+/// Reads one frame of at most `bytes_max`, all of it within `patience`: who sends a byte now and
+/// then is as late as who sends none.
+fn receive<T: DeserializeOwned>(
+    stream: &TcpStream,
+    bytes_max: usize,
+    patience: Duration,
+) -> io::Result<T> {
+    let until = Instant::now() + patience;
+    let length = receive_bytes(stream, 4, until)?;
+    let length = length.try_into().map_or(u32::MAX, u32::from_le_bytes);
+    let length = usize::try_from(length).map_err(io::Error::other)?;
     if length > bytes_max {
         return Err(io::ErrorKind::InvalidData.into());
     }
-    let mut text = Vec::new();
-    let read = stream.take(length as u64).read_to_end(&mut text)?;
-    if read < length {
-        return Err(io::ErrorKind::UnexpectedEof.into());
+    Ok(serde_json::from_slice(&receive_bytes(
+        stream, length, until,
+    )?)?)
+}
+
+/// Memory grows with what has arrived, not with what was announced.
+fn receive_bytes(mut stream: &TcpStream, count: usize, until: Instant) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let mut buffer = [0; 4096];
+    while bytes.len() < count {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        stream.set_read_timeout(Some(left))?;
+        let room = buffer.len().min(count - bytes.len());
+        match stream.read(&mut buffer[..room]) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(read) => bytes.extend_from_slice(&buffer[..read]),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
     }
-    Ok(serde_json::from_slice(&text)?)
+    Ok(bytes)
 }
 
 pub fn receive_frame(stream: &TcpStream) -> io::Result<Frame> {
-    receive(stream, POST_BYTES_MAX)
+    receive(stream, POST_BYTES_MAX, LOST)
 }
 
-/// How long reading and writing may take from now on.
-pub fn set_patience(stream: &TcpStream, patience: Duration) -> io::Result<()> {
+/// Sends at once, and gives up when nothing can be sent for too long.
+pub fn prepare(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
-    stream.set_read_timeout(Some(patience))?;
-    stream.set_write_timeout(Some(patience))
+    stream.set_write_timeout(Some(LOST))
+}
+
+/// Receives a frame of the handshake.
+pub fn receive_greeting<T: DeserializeOwned>(stream: &TcpStream) -> io::Result<T> {
+    receive(stream, HANDSHAKE_BYTES_MAX, HANDSHAKE)
 }
 
 /// Wakes whoever reads from or writes to it.
 pub fn close(stream: &TcpStream, how: Shutdown) {
     let _closed_already = stream.shutdown(how);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{self, Write};
+    use std::net::{TcpListener, TcpStream};
+    use std::time::{Duration, Instant};
+
+    use super::{Frame, Hello, Side, proof, receive, receive_frame, send, verify};
+
+    fn pair() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (client, listener.accept().unwrap().0)
+    }
+
+    fn error(bytes: &[u8]) -> io::Error {
+        let (mut sender, receiver) = pair();
+        sender.write_all(bytes).unwrap();
+        drop(sender);
+        receive_frame(&receiver).map(|_| ()).unwrap_err()
+    }
+
+    #[test]
+    fn frames_arrive_and_broken_ones_are_errors() {
+        let (sender, receiver) = pair();
+        send(&sender, &Frame::Bye).unwrap();
+        assert!(matches!(receive_frame(&receiver), Ok(Frame::Bye)));
+        assert_eq!(error(&[255; 64]).kind(), io::ErrorKind::InvalidData);
+        assert_eq!(error(&[3, 0]).kind(), io::ErrorKind::UnexpectedEof);
+        assert_eq!(
+            error(b"\x05\0\0\0\"By").kind(),
+            io::ErrorKind::UnexpectedEof
+        );
+        assert_eq!(
+            error(b"\x05\0\0\0{\"x\":").kind(),
+            io::ErrorKind::UnexpectedEof
+        );
+        let deep = [&60_000_u32.to_le_bytes()[..], &[b'['; 60_000]].concat();
+        assert_eq!(error(&deep).kind(), io::ErrorKind::InvalidData);
+    }
+
+    #[test]
+    fn a_slow_frame_is_late() {
+        let (mut sender, receiver) = pair();
+        sender.write_all(&[5, 0, 0, 0, b'"']).unwrap();
+        let start = Instant::now();
+        let result = receive::<Frame>(&receiver, 100, Duration::from_millis(50));
+        let kind = result.map(|_| ()).unwrap_err().kind();
+        assert!(matches!(
+            kind,
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut
+        ));
+        assert!(start.elapsed() < Duration::from_secs(4));
+    }
+
+    #[test]
+    fn a_proof_holds_for_one_secret_one_side_and_one_hello() {
+        let hello = |host| Hello {
+            version: 1,
+            host,
+            hosts: 2,
+            restarts_max: 0,
+            nonce: "n".to_owned(),
+        };
+        let own = proof(b"secret", Side::Relay, &hello(1), "m").unwrap();
+        let holds =
+            |secret: &[u8], side, host, nonce| verify(secret, side, &hello(host), nonce, &own);
+        assert!(holds(b"secret", Side::Relay, 1, "m"));
+        assert!(!holds(b"Secret", Side::Relay, 1, "m"));
+        assert!(!holds(b"secret", Side::Launcher, 1, "m"));
+        assert!(!holds(b"secret", Side::Relay, 0, "m"));
+        assert!(!holds(b"secret", Side::Relay, 1, "x"));
+        for broken in ["", "0", "zz", &own[2..]] {
+            assert!(!verify(b"secret", Side::Relay, &hello(1), "m", broken));
+        }
+    }
 }

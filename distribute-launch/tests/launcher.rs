@@ -9,12 +9,13 @@ use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use common::{script, within_limit};
-use distribute_launch::{Console, guard_main, run};
+use distribute_launch::{Console, Hosts, guard_main, run};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
 const SCRIPT: &str = "LAUNCH_TEST_SCRIPT";
 const RESTARTS: &str = "LAUNCH_TEST_RESTARTS";
+const HOST: &str = "LAUNCH_TEST_HOST";
 const GUARDED: &str = "LAUNCH_TEST_GUARDED";
 /// The test program's arguments for playing a part without saying much.
 const PLAY: [&str; 4] = ["--quiet", "--nocapture", "--test-threads=1", "--exact"];
@@ -42,9 +43,26 @@ fn as_launcher() {
         let arguments = PLAY.iter().chain(&["as_guard"]).map(Into::into);
         job = job.guard(std::iter::once(program).chain(arguments));
     }
+    if let Ok(text) = std::env::var(HOST) {
+        let (address, index) = text.split_once(' ').expect("an address and a number");
+        let (address, index) = (address.parse().expect("one"), index.parse().expect("one"));
+        job = job.hosts(Hosts::new(
+            address,
+            2,
+            index,
+            "a secret of 16 bytes or more",
+        ));
+    }
     let (mut stdout, mut stderr) = (std::io::stdout(), std::io::stderr());
-    let outcome = run(&job, &mut Console::new(&mut stdout, &mut stderr)).expect("it runs");
-    std::process::exit(i32::from(outcome.exit_code()));
+    let result = run(&job, &mut Console::new(&mut stdout, &mut stderr));
+    let code = result.map_or_else(
+        |error| {
+            eprintln!("error: {error}");
+            1
+        },
+        |outcome| outcome.exit_code(),
+    );
+    std::process::exit(i32::from(code));
 }
 
 /// Plays the guard for other tests.
@@ -280,5 +298,67 @@ fn with_a_guard_a_killed_launcher_takes_their_children_too() {
         launcher.send(Signal::KILL);
         watched.assert_ended();
         launcher.end();
+    });
+}
+
+/// The launchers of two hosts, with the processes `up` on both.
+fn on_two_hosts(text: &str) -> ([Launcher; 2], [Watched; 2]) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("bound");
+    drop(listener);
+    let mut launchers = [0, 1].map(|index| {
+        let mut command = Command::new(std::env::current_exe().expect("this program"));
+        command.env(HOST, format!("{address} {index}"));
+        Launcher::start_by(command, text, 0, false)
+    });
+    let watched = launchers.each_mut().map(|launcher| {
+        let lines = launcher.lines_with("up ", 2);
+        Watched::new(lines.iter().map(|line| pid(line)))
+    });
+    (launchers, watched)
+}
+
+#[test]
+fn a_signal_to_one_launcher_stops_all_hosts() {
+    within_limit(|| {
+        for signalled in [0, 1] {
+            let (launchers, _watched) = on_two_hosts(SAVING);
+            launchers[signalled].send(Signal::TERM);
+            for launcher in launchers {
+                let (status, lines) = launcher.end();
+                assert_eq!(status.code(), Some(42), "{lines:#?}");
+            }
+        }
+    });
+}
+
+#[test]
+fn a_killed_launcher_is_named_on_the_other_host() {
+    within_limit(|| {
+        for killed in [0, 1] {
+            let (launchers, watched) = on_two_hosts("echo up $$ >&2; exec sleep 1000");
+            launchers[killed].send(Signal::KILL);
+            watched.iter().for_each(Watched::assert_ended);
+            let [first, second] = launchers.map(Launcher::end);
+            let (status, lines) = if killed == 0 { second } else { first };
+            assert_eq!(status.code(), Some(1));
+            let error = format!("the launcher of host {killed} is gone");
+            assert!(lines.iter().any(|line| line.contains(&error)), "{lines:#?}");
+        }
+    });
+}
+
+#[test]
+fn a_launcher_that_stands_still_is_named_on_the_other_host() {
+    within_limit(|| {
+        let (launchers, watched) = on_two_hosts("echo up $$ >&2; exec sleep 1000");
+        launchers[1].send(Signal::STOP);
+        watched[0].assert_ended();
+        launchers[1].send(Signal::KILL);
+        watched[1].assert_ended();
+        let [(status, lines), _] = launchers.map(Launcher::end);
+        assert_eq!(status.code(), Some(1));
+        let error = "the launcher of host 1 is gone";
+        assert!(lines.iter().any(|line| line.contains(error)), "{lines:#?}");
     });
 }

@@ -6,6 +6,7 @@ mod common;
 use std::path::Path;
 
 use common::{script, see};
+use distribute_launch::Hosts;
 
 fn count(directory: &str) -> usize {
     std::fs::read_dir(directory).map_or(0, Iterator::count)
@@ -31,11 +32,25 @@ fn threads_files_and_children_are_as_many_as_before() {
             1
         );
     };
+    let jobs_on_two_hosts = || {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        drop(listener);
+        let threads = [0, 1].map(|index| {
+            let hosts = Hosts::new(address, 2, index, "a secret of 16 bytes or more");
+            std::thread::spawn(move || see(script("true").hosts(hosts)))
+        });
+        for thread in threads {
+            assert_eq!(thread.join().unwrap().outcome().exit_code(), 0);
+        }
+    };
     let counts = || (count("/proc/self/task"), count("/proc/self/fd"));
     // What is made once, such as the handlers of signals, is there after the first job.
     job();
+    jobs_on_two_hosts();
     let before = counts();
     (0..20).for_each(|_| job());
+    (0..5).for_each(|_| jobs_on_two_hosts());
     assert_eq!(counts(), before);
     let children = std::fs::read_to_string("/proc/thread-self/children").unwrap_or_default();
     assert_eq!(children, "");
