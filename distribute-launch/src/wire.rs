@@ -257,7 +257,7 @@ mod tests {
         );
         assert_eq!(
             error(b"\x05\0\0\0{\"x\":").kind(),
-            io::ErrorKind::UnexpectedEof
+            io::ErrorKind::InvalidData
         );
         let deep = [&60_000_u32.to_le_bytes()[..], &[b'['; 60_000]].concat();
         assert_eq!(error(&deep).kind(), io::ErrorKind::InvalidData);
