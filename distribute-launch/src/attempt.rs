@@ -7,7 +7,6 @@
 use std::net::Ipv4Addr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
-use std::thread::{self, Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use rustix::pipe::{PipeFlags, pipe_with};
@@ -16,7 +15,8 @@ use rustix::process::Signal;
 use crate::cluster::{Cluster, Token};
 use crate::collapse::{self, Line};
 use crate::console::Screen;
-use crate::events::{Event, Events, spawn};
+use crate::crew::Crew;
+use crate::events::{Event, Events};
 use crate::group::{Group, Place, Waited};
 use crate::guard::Guard;
 use crate::leftovers::{self, Marks};
@@ -119,9 +119,9 @@ pub fn run(session: &mut Session<'_, '_>, restart: u32) -> Result<Waited<Ended>>
     let mark = Token::random()?;
     session.guard.attempt(&mark)?;
     let (stop, stopper) = pipe_with(PipeFlags::CLOEXEC).map_err(LaunchError::system("no pipe"))?;
-    thread::scope(|scope| {
-        // Dropped at the end of the closure, whatever the way to it: then all processes are dead,
-        // the pipe is closed, and no thread has anything left to wait for.
+    Crew::work(|crew| {
+        // Dropped at the end of the work, whatever the way to it: then all processes are dead, the
+        // pipe is closed, and no thread has anything left to wait for.
         let stopper = stopper;
         let mut attempt = Attempt {
             processes: Vec::new(),
@@ -133,7 +133,7 @@ pub fn run(session: &mut Session<'_, '_>, restart: u32) -> Result<Waited<Ended>>
             restart,
             screen: session.screen,
         };
-        let outputs = attempt.start(scope, session, &place, &mark, &stop);
+        let outputs = attempt.start(crew, session, &place, &mark, &stop);
         match &outputs {
             Ok(_) => attempt.watch(session),
             Err(_) => attempt.kill(),
@@ -145,7 +145,7 @@ pub fn run(session: &mut Session<'_, '_>, restart: u32) -> Result<Waited<Ended>>
         session.guard.over();
         let last_lines = outputs?
             .into_iter()
-            .map(|output| output.join().unwrap_or_default());
+            .map(|output| output.recv().unwrap_or_default());
         let last_lines: Vec<_> = last_lines.collect();
         attempt.end(session, last_lines).map(Waited::Done)
     })
@@ -155,13 +155,13 @@ impl Attempt<'_, '_> {
     /// Starts all processes, and for each the two threads. Returns those that read the output.
     fn start<'scope, 'env, 'a: 'env, 's: 'env>(
         &mut self,
-        scope: &'scope Scope<'scope, 'env>,
+        crew: &Crew<'scope, 'env>,
         session: &mut Session<'a, 's>,
         place: &Place,
         mark: &Token,
         stop: &'env OwnedFd,
-    ) -> Result<Vec<ScopedJoinHandle<'scope, Vec<String>>>> {
-        let lines = show_lines(scope, session, &place.tasks)?;
+    ) -> Result<Vec<Receiver<Vec<String>>>> {
+        let lines = show_lines(crew, session, &place.tasks)?;
         let restart = self.restart.to_string();
         let mut outputs = Vec::new();
         for (index, task) in place.tasks.iter().copied().enumerate() {
@@ -184,11 +184,13 @@ impl Attempt<'_, '_> {
             };
             let output = Output::new(task, pipes, log, view, session.events.clone())
                 .map_err(LaunchError::system("cannot read a process's output"))?;
-            outputs.push(spawn(scope, &format!("read {task}"), move || {
-                output.run(stop.as_fd())
-            })?);
+            let (last_lines, receiver) = mpsc::sync_channel(1);
+            outputs.push(receiver);
+            crew.spawn(&format!("read {task}"), move || {
+                let _gone = last_lines.send(output.run(stop.as_fd()));
+            })?;
             let events = session.events.clone();
-            spawn(scope, &format!("wait {task}"), move || {
+            crew.spawn(&format!("wait {task}"), move || {
                 let ending = process::wait(pid);
                 events.deliver(Event::Ended { index, ending });
             })?;
@@ -426,7 +428,7 @@ impl Attempt<'_, '_> {
 
 /// Starts the thread that shows the lines of all but worker 0, if they are to be shown.
 fn show_lines<'scope, 'env, 'a: 'env, 's: 'env>(
-    scope: &'scope Scope<'scope, 'env>,
+    crew: &Crew<'scope, 'env>,
     session: &Session<'a, 's>,
     tasks: &[Task],
 ) -> Result<Option<SyncSender<Line>>> {
@@ -437,7 +439,7 @@ fn show_lines<'scope, 'env, 'a: 'env, 's: 'env>(
     let others = tasks.iter().copied().filter(|task| *task != FIRST);
     let (tasks, screen) = (others.collect::<Vec<_>>(), session.screen);
     let events = session.events.clone();
-    spawn(scope, "show lines", move || {
+    crew.spawn("show lines", move || {
         collapse::show(&lines, &tasks, screen, &events);
     })?;
     Ok(Some(sender))

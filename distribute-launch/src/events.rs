@@ -1,11 +1,11 @@
 //! What the threads of a job tell the one that decides, and the signals that reach the launcher.
 
 use std::sync::mpsc::{self, Receiver, SyncSender};
-use std::thread::{Scope, ScopedJoinHandle};
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::{Handle, Signals};
 
+use crate::crew::Crew;
 use crate::wire::Post;
 use crate::{Ending, LaunchError, Result};
 
@@ -55,12 +55,12 @@ pub struct SignalWatch(Handle);
 const SIGNALS_TO_DIE: usize = 3;
 
 impl SignalWatch {
-    pub fn start<'scope>(scope: &'scope Scope<'scope, '_>, events: Events) -> Result<SignalWatch> {
+    pub fn start(crew: &Crew<'_, '_>, events: Events) -> Result<SignalWatch> {
         let handled = [SIGINT, SIGTERM, SIGHUP].into_iter();
         let mut signals = Signals::new(handled.filter(|signal| !is_ignored(*signal)))
             .map_err(LaunchError::system("cannot listen to signals"))?;
         let watch = SignalWatch(signals.handle());
-        spawn(scope, "signals", move || {
+        crew.spawn("signals", move || {
             for (count, signal) in signals.forever().enumerate() {
                 if count + 1 >= SIGNALS_TO_DIE {
                     let _result = signal_hook::low_level::emulate_default_handler(signal);
@@ -89,15 +89,4 @@ fn is_ignored(signal: i32) -> bool {
         .next()
         .map(|mask| u64::from_str_radix(mask.trim(), 16));
     matches!(mask, Some(Ok(mask)) if mask >> (signal - 1) & 1 == 1)
-}
-
-/// Starts a thread with a name.
-pub fn spawn<'scope, T: Send + 'scope>(
-    scope: &'scope Scope<'scope, '_>,
-    name: &str,
-    run: impl FnOnce() -> T + Send + 'scope,
-) -> Result<ScopedJoinHandle<'scope, T>> {
-    let builder = std::thread::Builder::new().name(name.to_owned());
-    let spawned = builder.spawn_scoped(scope, run);
-    spawned.map_err(LaunchError::system("cannot start a thread"))
 }

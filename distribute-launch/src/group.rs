@@ -4,11 +4,11 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Shutdown, TcpStream};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
-use std::thread::Scope;
 use std::time::{Duration, Instant};
 
 use crate::cluster::{Cluster, Token};
-use crate::events::{Event, Events, spawn};
+use crate::crew::Crew;
+use crate::events::{Event, Events};
 use crate::report::Ended;
 use crate::verdict::{Verdict, root_cause};
 use crate::wire::{
@@ -47,8 +47,8 @@ pub enum Waited<T> {
 
 impl Group {
     /// Connects to the relay, which may not be there yet.
-    pub fn join<'scope>(
-        scope: &'scope Scope<'scope, '_>,
+    pub fn join(
+        crew: &Crew<'_, '_>,
         hosts: &Hosts,
         restarts_max: u32,
         events: &Events,
@@ -66,8 +66,8 @@ impl Group {
         let (outbox, frames) = sync_channel(OUTBOX_MAX);
         let reader = stream.try_clone().map_err(failed)?;
         let events = events.clone();
-        spawn(scope, "group posts", move || read(&reader, &events))?;
-        spawn(scope, "group outbox", move || write(&stream, &frames))?;
+        crew.spawn("group posts", move || read(&reader, &events))?;
+        crew.spawn("group outbox", move || write(&stream, &frames))?;
         Ok(Waited::Done(Group {
             hosts: hosts.clone(),
             outbox,

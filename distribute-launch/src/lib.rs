@@ -68,6 +68,7 @@ mod attempt;
 mod cluster;
 mod collapse;
 mod console;
+mod crew;
 mod error;
 mod events;
 mod group;

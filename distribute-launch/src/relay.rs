@@ -8,13 +8,12 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::Scope;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 
-use crate::events::spawn;
+use crate::crew::Crew;
 use crate::wire::{
     Answer, BEAT, Challenge, Frame, Hello, Item, Post, Side, VERSION, close, prepare, proof,
     random, receive_frame, receive_greeting, send, verify,
@@ -54,11 +53,7 @@ enum Member {
 }
 
 impl Relay {
-    pub fn start<'scope>(
-        scope: &'scope Scope<'scope, '_>,
-        hosts: &Hosts,
-        restarts_max: u32,
-    ) -> Result<Relay> {
+    pub fn start(crew: &Crew<'_, '_>, hosts: &Hosts, restarts_max: u32) -> Result<Relay> {
         let address = hosts.address;
         let failed = |source| LaunchError::Rendezvous { address, source };
         let listener = TcpListener::bind(address).map_err(failed)?;
@@ -77,19 +72,13 @@ impl Relay {
                 is_over: false,
             }),
         });
-        spawn(scope, "relay", move || {
-            accept(scope, &board, &listener, &stop)
-        })?;
+        let threads = crew.clone();
+        crew.spawn("relay", move || accept(&threads, &board, &listener, &stop))?;
         Ok(Relay { _stopper: stopper })
     }
 }
 
-fn accept<'scope>(
-    scope: &'scope Scope<'scope, '_>,
-    board: &Arc<Board>,
-    listener: &TcpListener,
-    stop: &OwnedFd,
-) {
+fn accept(crew: &Crew<'_, '_>, board: &Arc<Board>, listener: &TcpListener, stop: &OwnedFd) {
     loop {
         let mut polled = [
             PollFd::from_borrowed_fd(stop.as_fd(), PollFlags::IN),
@@ -105,10 +94,10 @@ fn accept<'scope>(
         let Ok((stream, _)) = listener.accept() else {
             continue;
         };
-        let board = Arc::clone(board);
+        let (board, threads) = (Arc::clone(board), crew.clone());
         // A connection that gets no thread is closed.
-        let _refused = spawn(scope, "relay connection", move || {
-            let _broken = serve(scope, &board, stream);
+        let _refused = crew.spawn("relay connection", move || {
+            let _broken = serve(&threads, &board, stream);
         });
     }
     let mut state = board.lock();
@@ -122,15 +111,11 @@ fn accept<'scope>(
 }
 
 /// Serves one launcher until it or the relay goes.
-fn serve<'scope>(
-    scope: &'scope Scope<'scope, '_>,
-    board: &Arc<Board>,
-    stream: TcpStream,
-) -> io::Result<()> {
+fn serve(crew: &Crew<'_, '_>, board: &Arc<Board>, stream: TcpStream) -> io::Result<()> {
     let Some(number) = board.register(&stream)? else {
         return Ok(());
     };
-    let served = board.handshake(scope, &stream).map(|host| {
+    let served = board.handshake(crew, &stream).map(|host| {
         let is_clean = board.read(host, &stream);
         board.leave(host, is_clean);
     });
@@ -159,11 +144,7 @@ impl Board {
     }
 
     /// Both sides prove that they know the secret. Returns who it is, with its posts on their way.
-    fn handshake<'scope>(
-        self: &Arc<Self>,
-        scope: &'scope Scope<'scope, '_>,
-        stream: &TcpStream,
-    ) -> io::Result<usize> {
+    fn handshake(self: &Arc<Self>, crew: &Crew<'_, '_>, stream: &TcpStream) -> io::Result<usize> {
         let secret = &self.hosts.secret;
         let hello: Hello = receive_greeting(stream)?;
         let nonce = random().map_err(io::Error::other)?;
@@ -184,7 +165,8 @@ impl Board {
         };
         send(stream, &Answer::Welcome)?;
         let writer = stream.try_clone()?;
-        spawn(scope, "relay posts", move || write(&writer, &posts)).map_err(io::Error::other)?;
+        crew.spawn("relay posts", move || write(&writer, &posts))
+            .map_err(io::Error::other)?;
         Ok(hello.host)
     }
 

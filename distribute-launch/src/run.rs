@@ -1,7 +1,6 @@
-use std::thread;
-
 use crate::attempt::{self, Session};
 use crate::console::{Console, Screen};
+use crate::crew::Crew;
 use crate::events::{self, Event, SignalWatch};
 use crate::group::{Group, Waited};
 use crate::guard::Guard;
@@ -48,21 +47,21 @@ fn run_with_logs(job: &Job, screen: &Screen<'_>, logs: &LogDirectory) -> Result<
     }
     let tasks = job.tasks();
     let (events, received) = events::channel(tasks.len());
-    thread::scope(|scope| {
+    Crew::work(|crew| {
         let _signals = match job.handles_signals {
-            true => Some(SignalWatch::start(scope, events.clone())?),
+            true => Some(SignalWatch::start(crew, events.clone())?),
             false => None,
         };
         let guard = Guard::start(job.guard.as_deref())?;
         let relay = job.hosts.as_ref().filter(|hosts| hosts.index == 0);
         // Dropped after the session, whose connection to it says good-bye first.
         let _relay = relay
-            .map(|hosts| Relay::start(scope, hosts, job.restarts_max))
+            .map(|hosts| Relay::start(crew, hosts, job.restarts_max))
             .transpose()?;
         let joined = job
             .hosts
             .as_ref()
-            .map(|hosts| Group::join(scope, hosts, job.restarts_max, &events, &received))
+            .map(|hosts| Group::join(crew, hosts, job.restarts_max, &events, &received))
             .transpose()?;
         let group = match joined {
             Some(Waited::Done(group)) => Some(group),
