@@ -53,8 +53,10 @@ pub struct Session<'a, 's> {
     pub group: Option<Group>,
     pub events: Events,
     pub received: Receiver<Event>,
-    /// The signal that told the launcher to stop.
+    /// The signal that told this launcher, or that of another host, to stop.
     pub interrupted: Option<i32>,
+    /// How many signals this launcher got itself.
+    pub signals: usize,
 }
 
 /// What the processes of an attempt are waited for.
@@ -216,7 +218,7 @@ impl Attempt<'_, '_> {
                 Ok(Event::Ended { index, ending }) => self.ended(index, ending, session),
                 Ok(Event::Signal(signal)) => {
                     session.post(self.restart, Item::Stop(signal));
-                    self.signalled(signal, &mut session.interrupted);
+                    self.signalled(signal, session);
                 }
                 Ok(Event::Post(post)) => self.posted(*post, session),
                 Ok(Event::Broken(error)) => self.break_off(error),
@@ -266,9 +268,9 @@ impl Attempt<'_, '_> {
             {
                 self.finish();
             }
-            // The own signal comes back too: it was heard already.
-            Item::Stop(signal) if session.interrupted.is_none() => {
-                self.signalled(signal, &mut session.interrupted);
+            Item::Stop(signal) => {
+                session.interrupted.get_or_insert(signal);
+                self.stop_by(signal);
             }
             _ => {}
         }
@@ -307,16 +309,24 @@ impl Attempt<'_, '_> {
         self.ask(Signal::TERM, |task| task.role == Role::ParameterServer);
     }
 
-    /// The first signal to the launcher reaches everybody once, the second one kills.
-    fn signalled(&mut self, signal: i32, interrupted: &mut Option<i32>) {
-        if interrupted.replace(signal).is_some() {
+    /// The first signal to the launcher reaches everybody once, the second one kills. A signal to
+    /// the launcher of another host does not count: a scheduler signals all of them.
+    fn signalled(&mut self, signal: i32, session: &mut Session<'_, '_>) {
+        session.interrupted.get_or_insert(signal);
+        session.signals += 1;
+        if session.signals > 1 {
             self.kill();
-        } else if !matches!(self.phase, Phase::Stopping | Phase::Killing) {
+        } else {
+            self.stop_by(signal);
+        }
+    }
+
+    fn stop_by(&mut self, signal: i32) {
+        if !matches!(self.phase, Phase::Stopping | Phase::Killing) {
             let is_interrupt = signal == Signal::INT.as_raw();
-            self.stop(if is_interrupt {
-                Signal::INT
-            } else {
-                Signal::TERM
+            self.stop(match is_interrupt {
+                true => Signal::INT,
+                false => Signal::TERM,
             });
         }
     }
@@ -398,6 +408,7 @@ impl Attempt<'_, '_> {
                 Event::Signal(signal) => {
                     session.post(self.restart, Item::Stop(signal));
                     session.interrupted.get_or_insert(signal);
+                    session.signals += 1;
                 }
                 Event::Post(post) => self.posted(*post, session),
                 Event::Ended { .. } => {}

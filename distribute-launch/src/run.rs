@@ -81,6 +81,7 @@ fn run_with_logs(job: &Job, screen: &Screen<'_>, logs: &LogDirectory) -> Result<
             events,
             received,
             interrupted: None,
+            signals: 0,
         };
         let outcome = attempts(&mut session)?;
         if let Some(group) = &session.group {

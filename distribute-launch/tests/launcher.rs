@@ -319,11 +319,13 @@ fn on_two_hosts(text: &str) -> ([Launcher; 2], [Watched; 2]) {
 }
 
 #[test]
-fn a_signal_to_one_launcher_stops_all_hosts() {
+fn a_signal_to_one_launcher_or_all_of_them_stops_all_hosts() {
     within_limit(|| {
-        for signalled in [0, 1] {
+        for signalled in [&[0][..], &[1], &[0, 1]] {
             let (launchers, _watched) = on_two_hosts(SAVING);
-            launchers[signalled].send(Signal::TERM);
+            signalled
+                .iter()
+                .for_each(|index| launchers[*index].send(Signal::TERM));
             for launcher in launchers {
                 let (status, lines) = launcher.end();
                 assert_eq!(status.code(), Some(42), "{lines:#?}");

@@ -4,6 +4,7 @@
 mod common;
 
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use common::{script, see};
 use distribute_launch::Hosts;
@@ -51,6 +52,11 @@ fn threads_files_and_children_are_as_many_as_before() {
     let before = counts();
     (0..20).for_each(|_| job());
     (0..5).for_each(|_| jobs_on_two_hosts());
+    // A thread that was joined is on its way out of the system's list.
+    let until = Instant::now() + Duration::from_secs(5);
+    while counts() != before && Instant::now() < until {
+        std::thread::yield_now();
+    }
     assert_eq!(counts(), before);
     let children = std::fs::read_to_string("/proc/thread-self/children").unwrap_or_default();
     assert_eq!(children, "");
