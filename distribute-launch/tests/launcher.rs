@@ -222,7 +222,7 @@ fn a_second_signal_kills() {
         launcher.lines_with("ignored ", 2);
         launcher.send(Signal::TERM);
         let (status, lines) = launcher.end();
-        assert_eq!(status.code(), Some(128 + 15), "{lines:#?}");
+        assert_eq!(status.code(), Some(128 + 2), "{lines:#?}");
         assert!(
             start.elapsed() < Duration::from_secs(8),
             "the grace period was waited for"
