@@ -175,10 +175,10 @@ impl Attempt<'_, '_> {
                 (TOKEN_VARIABLE, place.token.secret()),
                 (MARK_VARIABLE, mark.secret()),
             ];
-            let (process, pipes) = Process::start(session.job, task, &variables, path)?;
+            let (process, pipes) =
+                Process::start(session.job, task, &variables, path, session.guard.pipe())?;
             let pid = process.pid;
             self.processes.push(process);
-            session.guard.group(pid)?;
             let view = match &lines {
                 _ if task == FIRST => View::Through(session.screen),
                 Some(lines) => View::Lines(lines.clone()),

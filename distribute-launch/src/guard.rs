@@ -1,7 +1,8 @@
 //! The guard: a process beside the launcher that ends the job's processes should the launcher be
 //! killed.
 //!
-//! The launcher holds the other end of the guard's standard input and writes what there is to end:
+//! The launcher and, before their commands run, the processes that it starts write to the guard's
+//! standard input what there is to end:
 //!
 //! ```text
 //! attempt MARK    an attempt begins
@@ -14,7 +15,7 @@
 
 use std::ffi::OsString;
 use std::io::{self, BufRead, Read, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio};
 use std::sync::Arc;
@@ -23,7 +24,6 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::process::Pid;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::cluster::Token;
@@ -130,8 +130,9 @@ impl Guard {
         self.tell(&format!("attempt {}\n", mark.secret()))
     }
 
-    pub fn group(&mut self, group: Pid) -> Result<()> {
-        self.tell(&format!("group {}\n", group.as_raw_nonzero()))
+    /// Where a process says which group it leads, before its command runs.
+    pub fn pipe(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.0.as_ref()?.stdin.as_ref()?.as_fd())
     }
 
     pub fn over(&mut self) {

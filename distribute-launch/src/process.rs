@@ -1,7 +1,7 @@
 //! One process of an attempt, with the group that it leads.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -33,12 +33,13 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts it. Returns its two output streams too.
+    /// Starts it, known to the guard. Returns its two output streams too.
     pub fn start(
         job: &Job,
         task: Task,
         variables: &[(&str, &str)],
         log: PathBuf,
+        guard: Option<BorrowedFd<'_>>,
     ) -> Result<(Process, [(Stream, OwnedFd); 2])> {
         let [program, arguments @ ..] = job.command.as_slice() else {
             return Err(LaunchError::NoCommand);
@@ -51,7 +52,7 @@ impl Process {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        parent_death::die_with_parent(&mut command);
+        parent_death::die_with_parent(&mut command, guard);
         let failed = |source: io::Error| {
             let command = program.clone();
             match source.kind() {

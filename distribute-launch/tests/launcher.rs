@@ -301,6 +301,36 @@ fn with_a_guard_a_killed_launcher_takes_their_children_too() {
     });
 }
 
+/// Whether a process runs whose arguments hold `mark`, other than launchers.
+fn is_running(mark: &str) -> bool {
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let mut commands = entries.filter_map(|entry| std::fs::read(entry.path().join("cmdline")).ok());
+    commands.any(|command| {
+        let command = String::from_utf8_lossy(&command);
+        command.contains(mark) && !command.contains("as_launcher")
+    })
+}
+
+#[test]
+fn a_launcher_that_is_killed_at_any_moment_leaves_nothing() {
+    within_limit(|| {
+        for delay in (0..60).step_by(3).map(Duration::from_millis) {
+            // A time to sleep that nobody else sleeps.
+            let mark = format!("1000.{}{}", std::process::id(), delay.as_millis());
+            let text = format!("sleep {mark} & setsid sleep {mark} & env -i sleep {mark} & wait");
+            let launcher = Launcher::start(&text, 0, true);
+            std::thread::sleep(delay);
+            launcher.send(Signal::KILL);
+            launcher.end();
+            let until = Instant::now() + PATIENCE;
+            while is_running(&mark) {
+                assert!(Instant::now() < until, "something is left after {delay:?}");
+                std::thread::yield_now();
+            }
+        }
+    });
+}
+
 /// The launchers of two hosts, with the processes `up` on both.
 fn on_two_hosts(text: &str) -> ([Launcher; 2], [Watched; 2]) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
