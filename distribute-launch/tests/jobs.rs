@@ -403,7 +403,6 @@ fn the_temporary_log_directory_stays_only_after_a_failure() {
     let failure = see(script("echo why >&2; exit 1"));
     let path = directory(&failure.stderr);
     assert_eq!(read(format!("{path}/worker-0.log")), "why\n");
-    std::fs::remove_dir_all(path).unwrap();
     let missing = see(Job::new(["no-such-command-anywhere"]));
     assert!(!std::path::Path::new(&directory(&missing.stderr)).exists());
 }
@@ -425,8 +424,11 @@ impl Write for Closing {
 #[test]
 fn a_job_ends_when_nobody_reads_its_output() {
     let result = within_limit(|| {
-        let job = script("while true; do echo y; done").workers(2);
-        run(&job, &mut Console::new(&mut Closing(2), &mut Vec::new()))
+        let logs = tempfile::tempdir().unwrap();
+        let job = script("while true; do echo y; done")
+            .workers(2)
+            .log_directory(&logs);
+        run(&job, &mut Console::new(&mut Closing(1), &mut Vec::new()))
     });
     assert!(
         matches!(result, Err(LaunchError::Console { .. })),

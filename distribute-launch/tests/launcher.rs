@@ -78,6 +78,8 @@ struct Launcher {
     child: Child,
     stderr: Lines<BufReader<ChildStderr>>,
     seen: Vec<String>,
+    /// Where it makes its log directory: one that is killed leaves it.
+    _temporary: tempfile::TempDir,
 }
 
 impl Launcher {
@@ -98,13 +100,16 @@ impl Launcher {
         if is_guarded {
             command.env(GUARDED, "1");
         }
+        let temporary = tempfile::tempdir().expect("a directory");
+        command.env("TMPDIR", temporary.path());
         let mut child = command.spawn().expect("a launcher");
         let stderr = BufReader::new(child.stderr.take().expect("piped")).lines();
-        let seen = Vec::new();
+        let (seen, _temporary) = (Vec::new(), temporary);
         Launcher {
             child,
             stderr,
             seen,
+            _temporary,
         }
     }
 

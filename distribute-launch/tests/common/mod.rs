@@ -1,7 +1,7 @@
 //! What the tests with real processes share.
 #![allow(dead_code, reason = "each test program uses its own part")]
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
@@ -36,6 +36,18 @@ pub struct Seen {
     pub result: Result<Outcome, LaunchError>,
     pub stdout: Vec<u8>,
     pub stderr: String,
+    /// The log directory that was kept, until this is dropped.
+    pub kept: Kept,
+}
+
+pub struct Kept(Option<PathBuf>);
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        if let Some(path) = &self.0 {
+            let _never_kept = std::fs::remove_dir_all(path);
+        }
+    }
 }
 
 impl Seen {
@@ -50,9 +62,12 @@ pub fn see(job: Job) -> Seen {
         let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
         let result = run(&job, &mut Console::new(&mut stdout, &mut stderr));
         let stderr = String::from_utf8_lossy(&stderr).into_owned();
+        let mut lines = stderr.lines();
+        let logs = lines.find_map(|line| line.strip_prefix("distribute: log files are in "));
         Seen {
             result,
             stdout,
+            kept: Kept(logs.map(PathBuf::from)),
             stderr,
         }
     })
