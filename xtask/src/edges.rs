@@ -27,6 +27,7 @@ const fn row(name: &'static str, ours: MayUse, burn: bool) -> Row {
 const CRATES: &[Row] = &[
     row("distribute-collectives", MayUse::Only(&[]), false),
     row("distribute-core-derive", MayUse::Only(&[]), false),
+    row("distribute-launch", MayUse::Only(&[]), false),
     row(
         "distribute-core",
         MayUse::Only(&["distribute-collectives", "distribute-core-derive"]),

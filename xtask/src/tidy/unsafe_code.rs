@@ -48,6 +48,10 @@ const UNSAFE_MODULES: &[(&str, &str)] = &[
         "a counting allocator shows that the all-reduce does not allocate after the first call",
     ),
     (
+        "distribute-launch/src/parent_death.rs",
+        "a process asks the kernel, between fork and exec, to die with the launcher",
+    ),
+    (
         "distribute-core/tests/zero_copy.rs",
         "a counting allocator shows that gradients are not copied on their way",
     ),

@@ -1,0 +1,190 @@
+//! What an attempt to run the job has of its own: ports, `TF_CONFIG` and a token.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpListener};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{LaunchError, Result, Role, Task};
+
+/// The addresses of all tasks, by job. The fields' order is the order in `TF_CONFIG`.
+#[derive(Clone, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Cluster {
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    worker: Vec<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    ps: Vec<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    evaluator: Vec<String>,
+}
+
+#[derive(Serialize)]
+struct TfConfig<'a> {
+    cluster: &'a Cluster,
+    task: TfTask,
+}
+
+#[derive(Serialize)]
+struct TfTask {
+    r#type: &'static str,
+    index: usize,
+}
+
+impl Cluster {
+    /// Gives each task a port of this address that is free now.
+    pub fn reserve(tasks: &[Task], address: IpAddr) -> Result<Cluster> {
+        let mut ports = free_ports(tasks.len(), address)
+            .map_err(|source| LaunchError::NoFreePort {
+                address,
+                needed: tasks.len(),
+                source,
+            })?
+            .into_iter();
+        let mut of_role = |role| {
+            let count = tasks.iter().filter(|task| task.role == role).count();
+            ports.by_ref().take(count).collect()
+        };
+        Ok(Cluster {
+            worker: of_role(Role::Worker),
+            ps: of_role(Role::ParameterServer),
+            evaluator: of_role(Role::Evaluator),
+        })
+    }
+
+    /// Adds the tasks of another host behind those of the same roles, and says which they became.
+    pub fn append(&mut self, part: &Cluster) -> Vec<Task> {
+        let jobs = [
+            (Role::Worker, &mut self.worker, &part.worker),
+            (Role::ParameterServer, &mut self.ps, &part.ps),
+            (Role::Evaluator, &mut self.evaluator, &part.evaluator),
+        ];
+        let mut tasks = Vec::new();
+        for (role, all, added) in jobs {
+            let first = all.len();
+            all.extend_from_slice(added);
+            tasks.extend((first..all.len()).map(|index| Task { role, index }));
+        }
+        tasks
+    }
+
+    /// All tasks, workers first.
+    pub fn tasks(&self) -> impl Iterator<Item = Task> {
+        let counts = [
+            (Role::Worker, self.worker.len()),
+            (Role::ParameterServer, self.ps.len()),
+            (Role::Evaluator, self.evaluator.len()),
+        ];
+        let of_role = |(role, count)| (0..count).map(move |index| Task { role, index });
+        counts.into_iter().flat_map(of_role)
+    }
+
+    /// The value of `TF_CONFIG` for `task`.
+    pub fn tf_config(&self, task: Task) -> Result<String> {
+        let task = TfTask {
+            r#type: task.role.name(),
+            index: task.index,
+        };
+        let config = TfConfig {
+            cluster: self,
+            task,
+        };
+        serde_json::to_string(&config).map_err(LaunchError::system("cannot write TF_CONFIG"))
+    }
+}
+
+/// Addresses that nobody listens on. All are bound at once, so that they differ; they are free
+/// again when this returns, right before the processes start.
+fn free_ports(count: usize, address: IpAddr) -> io::Result<Vec<String>> {
+    let any = SocketAddr::from((address, 0));
+    let listeners = (0..count).map(|_| TcpListener::bind(any));
+    let listeners = listeners.collect::<io::Result<Vec<_>>>()?;
+    let address = |listener: &TcpListener| Ok(listener.local_addr()?.to_string());
+    listeners.iter().map(address).collect()
+}
+
+/// A secret of one attempt, or another random text; it shows in no output.
+#[derive(Clone)]
+pub struct Token(String);
+
+const TOKEN_BYTES: usize = 32;
+
+impl Token {
+    pub fn random() -> Result<Token> {
+        let mut bytes = [0; TOKEN_BYTES];
+        getrandom::fill(&mut bytes).map_err(|error| LaunchError::System {
+            what: "no random numbers for the job's token",
+            source: io::Error::other(error),
+        })?;
+        Ok(Token(bytes.map(|byte| format!("{byte:02x}")).concat()))
+    }
+
+    /// A token that another process of ours has sent.
+    pub fn from_text(text: &str) -> Option<Token> {
+        let is_digit = |byte: u8| byte.is_ascii_hexdigit();
+        let is_token = text.len() == 2 * TOKEN_BYTES && text.bytes().all(is_digit);
+        is_token.then(|| Token(text.to_owned()))
+    }
+
+    pub fn secret(&self) -> &str {
+        &self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use serde_json::{Value, json};
+
+    use super::{Cluster, Token};
+    use crate::Job;
+
+    #[test]
+    fn tf_config_has_all_jobs_and_distinct_ports() {
+        let job = Job::new(["true"]).workers(20).parameter_servers(2);
+        let tasks = job.evaluator(true).tasks();
+        let cluster = Cluster::reserve(&tasks, std::net::Ipv4Addr::LOCALHOST.into()).unwrap();
+        let mut addresses = BTreeSet::new();
+        for (job, count) in [("worker", 20), ("ps", 2), ("evaluator", 1)] {
+            let text = cluster.tf_config(tasks[21]).unwrap();
+            let config: Value = serde_json::from_str(&text).unwrap();
+            assert_eq!(config["task"], json!({"type": "ps", "index": 1}));
+            let listed = config["cluster"][job].as_array().unwrap().clone();
+            assert_eq!(listed.len(), count);
+            addresses.extend(
+                listed
+                    .iter()
+                    .map(|value| value.as_str().unwrap().to_owned()),
+            );
+        }
+        assert_eq!(addresses.len(), 23);
+        assert!(
+            addresses
+                .iter()
+                .all(|address| address.starts_with("127.0.0.1:"))
+        );
+    }
+
+    #[test]
+    fn jobs_without_tasks_are_left_out() {
+        let tasks = Job::new(["true"]).tasks();
+        let cluster = Cluster {
+            worker: vec!["127.0.0.1:7".to_owned()],
+            ps: Vec::new(),
+            evaluator: Vec::new(),
+        };
+        assert_eq!(
+            cluster.tf_config(tasks[0]).unwrap(),
+            r#"{"cluster":{"worker":["127.0.0.1:7"]},"task":{"type":"worker","index":0}}"#
+        );
+    }
+
+    #[test]
+    fn tokens_are_long_and_differ() {
+        let [a, b] = [Token::random().unwrap(), Token::random().unwrap()];
+        assert_ne!(a.secret(), b.secret());
+        assert!(Token::from_text(a.secret()).is_some());
+        assert!(Token::from_text("abc").is_none());
+    }
+}

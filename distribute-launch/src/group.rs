@@ -1,0 +1,337 @@
+//! The launchers of several hosts as one: this launcher's connection to the relay, and what the
+//! posts so far mean. Decisions follow from posts alone, so they are the same on all hosts.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Shutdown, TcpStream};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::time::{Duration, Instant};
+
+use crate::cluster::{Cluster, Token};
+use crate::crew::Crew;
+use crate::events::{Event, Events};
+use crate::report::Ended;
+use crate::verdict::{Verdict, root_cause};
+use crate::wire::{
+    Answer, BEAT, Challenge, Frame, HANDSHAKE, Hello, Item, Post, Side, VERSION, close, derive,
+    prepare, proof, random, receive_frame, receive_greeting, send, verify,
+};
+use crate::{Ending, Hosts, LaunchError, Result, Role, Task};
+
+/// How long to wait before connecting again to a host that does not listen yet.
+const RETRY: Duration = Duration::from_millis(200);
+const OUTBOX_MAX: usize = 1024;
+
+/// This launcher among those of the other hosts.
+pub struct Group {
+    hosts: Hosts,
+    outbox: SyncSender<Frame>,
+    own_address: IpAddr,
+    posts: Vec<Post>,
+    /// Everybody's random number, from which the tokens of the attempts are made.
+    nonce: String,
+}
+
+/// Where this host's processes stand in the whole job.
+pub struct Place {
+    pub cluster: Cluster,
+    pub tasks: Vec<Task>,
+    pub token: Token,
+}
+
+/// What came of waiting for the other hosts.
+pub enum Waited<T> {
+    Done(T),
+    /// A launcher got this signal.
+    Stopped(i32),
+}
+
+impl Group {
+    /// Connects to the relay, which may not be there yet.
+    pub fn join(
+        crew: &Crew<'_, '_>,
+        hosts: &Hosts,
+        restarts_max: u32,
+        events: &Events,
+        received: &Receiver<Event>,
+    ) -> Result<Waited<Group>> {
+        let until = Instant::now() + hosts.join_timeout;
+        let stream = match connect(hosts, until, received)? {
+            Waited::Done(stream) => stream,
+            Waited::Stopped(signal) => return Ok(Waited::Stopped(signal)),
+        };
+        let address = hosts.address;
+        let failed = |source| LaunchError::Rendezvous { address, source };
+        handshake(hosts, restarts_max, &stream)?;
+        let local = stream.local_addr().map_err(failed)?.ip();
+        let (outbox, frames) = sync_channel(OUTBOX_MAX);
+        let reader = stream.try_clone().map_err(failed)?;
+        let events = events.clone();
+        crew.spawn("group posts", move || read(&reader, &events))?;
+        crew.spawn("group outbox", move || write(&stream, &frames))?;
+        Ok(Waited::Done(Group {
+            hosts: hosts.clone(),
+            outbox,
+            own_address: hosts.own_address.unwrap_or(local),
+            posts: Vec::new(),
+            nonce: random()?,
+        }))
+    }
+
+    /// The job is over, and the other hosts know as much as this one. Without this call, they take
+    /// the end of the connection for the loss of this host.
+    pub fn leave(&self) {
+        let _gone = self.outbox.try_send(Frame::Bye);
+    }
+
+    /// Where the other hosts reach this one.
+    pub fn own_address(&self) -> IpAddr {
+        self.own_address
+    }
+
+    /// Tells all launchers, this one included.
+    pub fn post(&self, restart: u32, item: Item) {
+        let host = self.hosts.index;
+        // Never full but with a connection that is about to be given up.
+        let _lost = self.outbox.try_send(Frame::Post(Box::new(Post {
+            host,
+            restart,
+            item,
+        })));
+    }
+
+    /// Remembers what a launcher has told; an error if one is gone.
+    pub fn take(&mut self, post: Post) -> Result<()> {
+        let lost = matches!(post.item, Item::Lost).then_some(post.host);
+        self.posts.push(post);
+        match lost {
+            Some(host) => Err(LaunchError::HostLost { host }),
+            None => Ok(()),
+        }
+    }
+
+    /// Waits until all hosts are ready for an attempt.
+    pub fn meet(
+        &mut self,
+        restart: u32,
+        cluster: Cluster,
+        received: &Receiver<Event>,
+    ) -> Result<Waited<Place>> {
+        let is_stop = |post: &Post| matches!(post.item, Item::Stop(_));
+        self.posts
+            .retain(|post| post.restart >= restart || is_stop(post));
+        self.post(restart, Item::Ready(self.nonce.clone(), cluster));
+        let until = Instant::now() + self.hosts.join_timeout;
+        loop {
+            let is_stop = |post: &Post| match post.item {
+                Item::Stop(signal) => Some(signal),
+                _ => None,
+            };
+            if let Some(signal) = self.posts.iter().find_map(is_stop) {
+                return Ok(Waited::Stopped(signal));
+            }
+            let ready = self.ready(restart);
+            if ready.len() == self.hosts.count {
+                return self.place(restart, &ready).map(Waited::Done);
+            }
+            let missing = (0..self.hosts.count).filter(|host| !ready.contains_key(host));
+            let missing: Vec<usize> = missing.collect();
+            let left = until.saturating_duration_since(Instant::now());
+            match received.recv_timeout(left) {
+                Ok(Event::Post(post)) => self.take(*post)?,
+                Ok(Event::Signal(signal)) => self.post(restart, Item::Stop(signal)),
+                Ok(Event::Broken(error)) => return Err(error),
+                Ok(Event::Ended { .. }) => {}
+                Err(_) => return Err(LaunchError::HostsMissing { missing }),
+            }
+        }
+    }
+
+    fn ready(&self, restart: u32) -> BTreeMap<usize, (&String, &Cluster)> {
+        let posts = self.posts.iter().filter(|post| post.restart == restart);
+        let ready = posts.filter_map(|post| match &post.item {
+            Item::Ready(nonce, cluster) => Some((post.host, (nonce, cluster))),
+            _ => None,
+        });
+        ready.collect()
+    }
+
+    fn place(&self, restart: u32, ready: &BTreeMap<usize, (&String, &Cluster)>) -> Result<Place> {
+        let mut cluster = Cluster::default();
+        let mut tasks = Vec::new();
+        let restart = restart.to_string();
+        let mut parts = vec!["distribute-launch job token", &restart];
+        for (host, (nonce, part)) in ready {
+            parts.push(nonce);
+            let added = cluster.append(part);
+            if *host == self.hosts.index {
+                tasks = added;
+            }
+        }
+        let is_evaluator = |task: &Task| task.role == Role::Evaluator;
+        if cluster.tasks().filter(is_evaluator).count() > 1 {
+            let what = "more than one host starts an evaluator: ask for it on one".to_owned();
+            return Err(LaunchError::InvalidHosts { what });
+        }
+        let token = derive(&self.hosts.secret, &parts).and_then(|text| Token::from_text(&text));
+        let token = token.ok_or_else(|| LaunchError::InvalidHosts {
+            what: "the secret cannot be used as a key: choose another".to_owned(),
+        })?;
+        Ok(Place {
+            cluster,
+            tasks,
+            token,
+        })
+    }
+
+    /// Whether the workers of all hosts are done.
+    pub fn workers_are_done(&self, restart: u32) -> bool {
+        let is_done = |host| {
+            let mut posts = self.posts.iter();
+            posts.any(|post| {
+                let is_done = matches!(post.item, Item::WorkersDone);
+                post.host == host && post.restart == restart && is_done
+            })
+        };
+        (0..self.hosts.count).all(is_done)
+    }
+
+    /// Tells how this host's part ended and waits for the other hosts; then all as one.
+    pub fn gather(
+        &mut self,
+        restart: u32,
+        ended: Ended,
+        received: &Receiver<Event>,
+    ) -> Result<(Ended, Option<i32>)> {
+        self.post(restart, Item::Ended(ended));
+        loop {
+            if let Some(whole) = self.whole(restart) {
+                return Ok(whole);
+            }
+            // The relay says within seconds if a host is gone, and its silence is noticed too.
+            match received.recv() {
+                Ok(Event::Post(post)) => self.take(*post)?,
+                Ok(Event::Signal(signal)) => self.post(restart, Item::Stop(signal)),
+                Ok(Event::Broken(error)) => return Err(error),
+                Ok(Event::Ended { .. }) => {}
+                Err(_) => return Err(LaunchError::HostLost { host: 0 }),
+            }
+        }
+    }
+
+    /// The attempt on all hosts, and the signal that one launcher got before the last host's end.
+    fn whole(&self, restart: u32) -> Option<(Ended, Option<i32>)> {
+        let mut ended: BTreeMap<usize, &Ended> = BTreeMap::new();
+        let mut failures: Vec<(Task, Ending)> = Vec::new();
+        let mut signal = None;
+        for post in self.posts.iter().filter(|post| post.restart <= restart) {
+            match &post.item {
+                Item::Ended(part) => {
+                    ended.insert(post.host, part);
+                }
+                Item::Failed(task, ending) => failures.push((*task, *ending)),
+                Item::Stop(got) => {
+                    signal.get_or_insert(*got);
+                }
+                _ => {}
+            }
+            if ended.len() == self.hosts.count {
+                break;
+            }
+        }
+        if ended.len() < self.hosts.count {
+            return None;
+        }
+        let parts: Vec<Ended> = ended.into_values().cloned().collect();
+        let verdicts: Vec<Verdict> = parts.iter().map(|part| part.verdict).collect();
+        let mut whole = Ended::join(parts);
+        let number = |task: &Task| whole.number(*task);
+        let failures = failures.iter();
+        let failures = failures.filter_map(|(task, ending)| Some((number(task)?, *ending)));
+        let failures: Vec<(usize, Ending)> = failures.collect();
+        whole.verdict = match root_cause(&failures) {
+            Some(index) => Verdict::Failed(index),
+            None if verdicts.iter().all(|one| *one == Verdict::Succeeded) => Verdict::Succeeded,
+            None if signal.is_some() && verdicts.contains(&Verdict::Stopped) => Verdict::Stopped,
+            None => Verdict::Preempted,
+        };
+        Some((whole, signal))
+    }
+}
+
+fn connect(hosts: &Hosts, until: Instant, received: &Receiver<Event>) -> Result<Waited<TcpStream>> {
+    let address = hosts.address;
+    loop {
+        let source = match TcpStream::connect_timeout(&address, HANDSHAKE) {
+            Ok(stream) => return Ok(Waited::Done(stream)),
+            Err(source) => source,
+        };
+        if Instant::now() >= until {
+            return Err(LaunchError::Rendezvous { address, source });
+        }
+        if let Ok(Event::Signal(signal)) = received.recv_timeout(RETRY) {
+            return Ok(Waited::Stopped(signal));
+        }
+    }
+}
+
+/// Proves to the relay that this launcher knows the secret, and makes sure that the relay does.
+fn handshake(hosts: &Hosts, restarts_max: u32, stream: &TcpStream) -> Result<()> {
+    let address = hosts.address;
+    let failed = |source| LaunchError::Rendezvous { address, source };
+    prepare(stream).map_err(failed)?;
+    let hello = Hello {
+        version: VERSION,
+        host: hosts.index,
+        hosts: hosts.count,
+        restarts_max,
+        nonce: random()?,
+    };
+    send(stream, &hello).map_err(failed)?;
+    let challenge: Challenge = receive_greeting(stream).map_err(failed)?;
+    let nonce = &challenge.nonce;
+    let refused = |why: &str| LaunchError::HostRefused {
+        why: why.to_owned(),
+    };
+    if !verify(&hosts.secret, Side::Relay, &hello, nonce, &challenge.proof) {
+        return Err(refused("the secrets differ"));
+    }
+    let own = proof(&hosts.secret, Side::Launcher, &hello, nonce);
+    let own = own.ok_or_else(|| refused("the secret cannot be used as a key"))?;
+    send(stream, &own).map_err(failed)?;
+    match receive_greeting(stream).map_err(failed)? {
+        Answer::Welcome => Ok(()),
+        Answer::Refused(why) => Err(refused(&why)),
+    }
+}
+
+/// Turns posts into events until the connection ends.
+fn read(stream: &TcpStream, events: &Events) {
+    loop {
+        let post = match receive_frame(stream) {
+            Ok(Frame::Post(post)) => post,
+            Ok(Frame::Beat | Frame::Bye) => continue,
+            Err(_) => Box::new(Post {
+                host: 0,
+                restart: u32::MAX,
+                item: Item::Lost,
+            }),
+        };
+        let is_last = matches!(post.item, Item::Lost);
+        if !events.deliver(Event::Post(post)) || is_last {
+            return close(stream, Shutdown::Both);
+        }
+    }
+}
+
+fn write(stream: &TcpStream, frames: &Receiver<Frame>) {
+    loop {
+        let frame = match frames.recv_timeout(BEAT) {
+            Ok(frame) => frame,
+            Err(RecvTimeoutError::Timeout) => Frame::Beat,
+            Err(RecvTimeoutError::Disconnected) => return close(stream, Shutdown::Both),
+        };
+        if send(stream, &frame).is_err() {
+            return close(stream, Shutdown::Both);
+        }
+    }
+}

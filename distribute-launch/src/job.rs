@@ -1,0 +1,158 @@
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::{Hosts, LaunchError, Result, Role, Task};
+
+const GRACE: Duration = Duration::from_secs(10);
+
+/// What to start and how to watch it. All processes run the same command line.
+#[derive(Debug, Clone)]
+pub struct Job {
+    pub(crate) command: Vec<OsString>,
+    pub(crate) workers: usize,
+    pub(crate) parameter_servers: usize,
+    pub(crate) has_evaluator: bool,
+    pub(crate) restarts_max: u32,
+    pub(crate) log_directory: Option<PathBuf>,
+    pub(crate) shows_all: bool,
+    pub(crate) grace: Duration,
+    pub(crate) handles_signals: bool,
+    pub(crate) guard: Option<Vec<OsString>>,
+    pub(crate) hosts: Option<Hosts>,
+}
+
+impl Job {
+    /// A job of one worker that runs `command`: a program, which is looked up in `PATH` if it is
+    /// not a path, and its arguments.
+    pub fn new<I>(command: I) -> Job
+    where
+        I: IntoIterator,
+        I::Item: AsRef<OsStr>,
+    {
+        Job {
+            command: arguments(command),
+            workers: 1,
+            parameter_servers: 0,
+            has_evaluator: false,
+            restarts_max: 0,
+            log_directory: None,
+            shows_all: false,
+            grace: GRACE,
+            handles_signals: true,
+            guard: None,
+            hosts: None,
+        }
+    }
+
+    /// How many workers to start; worker 0 is the chief.
+    pub fn workers(mut self, workers: usize) -> Job {
+        self.workers = workers;
+        self
+    }
+
+    /// How many parameter servers to start (default: 0). They are stopped when all workers are
+    /// done.
+    pub fn parameter_servers(mut self, parameter_servers: usize) -> Job {
+        self.parameter_servers = parameter_servers;
+        self
+    }
+
+    /// Whether to start an evaluator (default: no). When all workers are done it has the grace
+    /// period to end by itself.
+    pub fn evaluator(mut self, evaluator: bool) -> Job {
+        self.has_evaluator = evaluator;
+        self
+    }
+
+    /// How often the job is started again after a failure or after exit code 42 (default: 0).
+    /// Counted for the whole job.
+    pub fn max_restarts(mut self, restarts: u32) -> Job {
+        self.restarts_max = restarts;
+        self
+    }
+
+    /// Where the log files go; the directory is made if there is none, files of an earlier job are
+    /// overwritten. By default they go to a new directory below the system's temporary one, which
+    /// is named on standard error, removed when the job succeeds and kept when it does not.
+    pub fn log_directory(mut self, directory: impl AsRef<Path>) -> Job {
+        self.log_directory = Some(directory.as_ref().to_owned());
+        self
+    }
+
+    /// Whether lines of other processes than worker 0 appear on standard error (default: no), as
+    /// `rank 1: line`, `ps 0: line` or `evaluator: line`. Equal lines within 200 ms become one:
+    /// `ranks 1-3: line`. Lines of more than 64 KiB appear in pieces.
+    pub fn prefix_output(mut self, prefix: bool) -> Job {
+        self.shows_all = prefix;
+        self
+    }
+
+    /// How long a process has between SIGTERM and SIGKILL (default: 10 s).
+    pub fn grace_period(mut self, grace: Duration) -> Job {
+        self.grace = grace;
+        self
+    }
+
+    /// Whether SIGINT, SIGTERM and SIGHUP of this process stop the job (default: yes). A program
+    /// that runs a job this way ignores these signals from then on: the handlers are taken away
+    /// at the end of the job, but the system's default action does not come back.
+    pub fn handle_signals(mut self, handle: bool) -> Job {
+        self.handles_signals = handle;
+        self
+    }
+
+    /// The command line of a program that calls [`guard_main`](crate::guard_main), usually the
+    /// launcher's own with a hidden argument (default: none). It runs beside the job and ends all
+    /// its processes when the launcher is killed. Without it only the processes that the launcher
+    /// itself started die with it (on Linux), not those that they have started.
+    pub fn guard<I>(mut self, command: I) -> Job
+    where
+        I: IntoIterator,
+        I::Item: AsRef<OsStr>,
+    {
+        self.guard = Some(arguments(command));
+        self
+    }
+
+    /// Makes this a part of a job on several hosts (default: the job is on this host alone). What
+    /// this job starts is added to what the launchers of the other hosts start; worker 0 is the
+    /// first one of host 0. All hosts start again together, and all of them end with the same
+    /// [`Outcome`](crate::Outcome).
+    pub fn hosts(mut self, hosts: Hosts) -> Job {
+        self.hosts = Some(hosts);
+        self
+    }
+
+    /// Finds what is wrong with the options themselves.
+    pub(crate) fn check(&self) -> Result<()> {
+        if self.workers == 0 {
+            return Err(LaunchError::NoWorkers);
+        }
+        match self.command.first() {
+            Some(program) if !program.is_empty() => {}
+            _ => return Err(LaunchError::NoCommand),
+        }
+        self.hosts.as_ref().map_or(Ok(()), Hosts::check)
+    }
+
+    /// All tasks, worker 0 first.
+    pub(crate) fn tasks(&self) -> Vec<Task> {
+        let counts = [
+            (Role::Worker, self.workers),
+            (Role::ParameterServer, self.parameter_servers),
+            (Role::Evaluator, usize::from(self.has_evaluator)),
+        ];
+        let of_role = |(role, count)| (0..count).map(move |index| Task { role, index });
+        counts.into_iter().flat_map(of_role).collect()
+    }
+}
+
+fn arguments<I>(command: I) -> Vec<OsString>
+where
+    I: IntoIterator,
+    I::Item: AsRef<OsStr>,
+{
+    let words = command.into_iter();
+    words.map(|word| word.as_ref().to_owned()).collect()
+}

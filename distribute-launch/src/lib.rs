@@ -1,0 +1,100 @@
+//! Starts the processes of a job on this host, watches them, says why one failed, and starts all of
+//! them again.
+//!
+//! A [`Job`] says what to start: workers, parameter servers, an evaluator, all with the same
+//! command line. [`run`] starts them, gives each its `TF_CONFIG`, and returns when the job is over:
+//!
+//! ```
+//! use distribute_launch::{Console, Job, Outcome, run};
+//!
+//! let job = Job::new(["sh", "-c", "echo this is $TF_CONFIG"]).workers(2);
+//! let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+//! let outcome = run(&job, &mut Console::new(&mut stdout, &mut stderr))?;
+//! assert_eq!(outcome, Outcome::Succeeded { restarts: 0 });
+//! assert!(stdout.starts_with(b"this is {\"cluster\":{\"worker\":[\"127.0.0.1:"));
+//! # Ok::<(), distribute_launch::LaunchError>(())
+//! ```
+//!
+//! # What a process finds
+//!
+//! | environment variable | value |
+//! |---|---|
+//! | `TF_CONFIG` | the cluster and the own task, as TensorFlow reads them; worker 0 is the chief |
+//! | `DISTRIBUTE_RESTART` | how often the job was restarted before: 0 at first |
+//! | `DISTRIBUTE_JOB_TOKEN` | a secret of this attempt of the job: 64 hexadecimal digits |
+//! | `DISTRIBUTE_LAUNCH_MARK` | by which the launcher finds its processes: leave it there |
+//!
+//! Its standard input is empty, and it leads a process group of its own.
+//!
+//! # Where output goes
+//!
+//! The two output streams of worker 0 pass through unchanged. The lines of the others are shown on
+//! request, see [`Job::prefix_output`]. Everything is in the log files: `worker-0.log`, `ps-1.log`,
+//! `evaluator-0.log`, those of the first restart in `restart-1/worker-0.log` and so on. A log file
+//! holds both streams line by line in the order of their arrival.
+//!
+//! # How a job ends
+//!
+//! When all workers have exited with 0, parameter servers get SIGTERM, and the evaluator gets it
+//! after the grace period. When a process fails before, it is the *root cause*: the others get
+//! SIGTERM, and SIGKILL after the grace period. Then the job starts again, with new ports and a new
+//! token, as often as [`Job::max_restarts`] allows. It does not start again after exit code 2
+//! (wrong usage would be wrong again).
+//!
+//! Exit code 42 means "stopped on request after saving a checkpoint". When all workers have exited
+//! with 0 or 42, the job ends as [`Outcome::Preempted`] if it was the launcher that was signalled.
+//! Otherwise somebody signalled a member, and the job starts again; that counts as a restart, so
+//! that a job which always ends with 42 ends at all.
+//!
+//! SIGINT, SIGTERM and SIGHUP to the launcher reach the processes once, as the signal they are but
+//! SIGHUP, which becomes SIGTERM. A second signal kills the processes, a third the launcher.
+//!
+//! # Several hosts
+//!
+//! [`Job::hosts`] makes the launchers of several hosts one: they wait for each other, number the
+//! processes through, and start and stop them together; a failure on one host is the same failure
+//! on all. What they must know of each other is kept in the launcher of host 0, and in none of the
+//! job's processes. When a launcher is lost, the others stop their processes and say which it was.
+//!
+//! # What cannot stay behind
+//!
+//! On Linux, processes die with the launcher even if SIGKILL ends it, and at the end of an attempt
+//! every process with the attempt's mark in its environment or in one of its process groups is
+//! ended: processes that a command has left in the background too. With a [guard](Job::guard)
+//! this also holds when the launcher is killed. On other systems only process groups are ended.
+#![deny(unsafe_code)]
+
+mod attempt;
+mod cluster;
+mod collapse;
+mod console;
+mod crew;
+mod error;
+mod events;
+mod group;
+mod guard;
+mod hosts;
+mod job;
+mod leftovers;
+mod logs;
+mod outcome;
+mod output;
+#[allow(unsafe_code)]
+mod parent_death;
+mod process;
+mod relay;
+mod report;
+mod run;
+mod verdict;
+mod wire;
+
+pub use console::Console;
+pub use error::{LaunchError, Result};
+pub use guard::guard_main;
+pub use hosts::Hosts;
+pub use job::Job;
+pub use outcome::{Ending, Outcome, Role, RootCause, Task};
+pub use run::run;
+
+/// What a process exits with after it was asked to stop and has saved a checkpoint.
+pub const PREEMPTED_EXIT_CODE: u8 = 42;

@@ -1,0 +1,253 @@
+//! What one process writes: into its log file, to the screen, and the end of it into memory.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::mpsc::SyncSender;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::{Errno, ioctl_fionbio, read};
+
+use crate::collapse::Line;
+use crate::console::{Screen, Stream};
+use crate::events::{Event, Events};
+use crate::{LaunchError, Task};
+
+/// How many of its last lines a failed process is shown with.
+const LAST_LINES: usize = 20;
+/// How much of such a line is shown.
+const LAST_LINE_BYTES: usize = 1000;
+/// A longer line is handled in pieces of this size.
+const PIECE_BYTES: usize = 64 * 1024;
+/// How much is still read after the job is over, from processes that nothing could end.
+const LEFT_BYTES_MAX: usize = 1 << 20;
+
+/// Who sees the output besides the log file.
+pub enum View<'a, 's> {
+    /// The screen, unchanged: worker 0.
+    Through(&'a Screen<'s>),
+    /// The screen, line by line with a prefix.
+    Lines(SyncSender<Line>),
+    Nobody,
+}
+
+/// Reads both streams of one process.
+pub struct Output<'a, 's> {
+    pub task: Task,
+    pub log: BufWriter<File>,
+    pub view: View<'a, 's>,
+    pub events: Events,
+    is_broken: bool,
+    inputs: [Input; 2],
+    last_lines: VecDeque<String>,
+    /// The stream whose last bytes in the log did not end a line.
+    unfinished: Option<Stream>,
+}
+
+/// One of the streams.
+struct Input {
+    stream: Stream,
+    /// Nothing once it has ended.
+    pipe: Option<OwnedFd>,
+    /// The beginning of a line that has not ended.
+    line: Vec<u8>,
+    /// Whether `line` goes on where a piece was cut off.
+    is_continued: bool,
+}
+
+impl<'a, 's> Output<'a, 's> {
+    /// Takes the pipes, which it makes non-blocking.
+    pub fn new(
+        task: Task,
+        pipes: [(Stream, OwnedFd); 2],
+        log: File,
+        view: View<'a, 's>,
+        events: Events,
+    ) -> io::Result<Output<'a, 's>> {
+        for (_, pipe) in &pipes {
+            ioctl_fionbio(pipe, true)?;
+        }
+        let inputs = pipes.map(|(stream, pipe)| Input {
+            stream,
+            pipe: Some(pipe),
+            line: Vec::new(),
+            is_continued: false,
+        });
+        Ok(Output {
+            task,
+            log: BufWriter::new(log),
+            view,
+            events,
+            is_broken: false,
+            inputs,
+            last_lines: VecDeque::new(),
+            unfinished: None,
+        })
+    }
+
+    /// Reads until both streams have ended or `stop` has: a process that outlived the job may hold
+    /// them open. Returns the last lines on standard error.
+    pub fn run(mut self, stop: BorrowedFd<'_>) -> Vec<String> {
+        let mut buffer = vec![0; PIECE_BYTES];
+        let mut left = usize::MAX;
+        while left > 0 && self.inputs.iter().any(|input| input.pipe.is_some()) {
+            if left == usize::MAX && self.wait(stop) {
+                left = LEFT_BYTES_MAX;
+            }
+            let read = self.read_all(&mut buffer);
+            if left != usize::MAX {
+                left = if read == 0 {
+                    0
+                } else {
+                    left.saturating_sub(read)
+                };
+            }
+        }
+        for index in 0..self.inputs.len() {
+            let line = std::mem::take(&mut self.inputs[index].line);
+            self.piece(index, &line, false);
+        }
+        self.flush();
+        self.last_lines.into()
+    }
+
+    /// Waits until something can be read. Whether `stop` has ended.
+    fn wait(&self, stop: BorrowedFd<'_>) -> bool {
+        let pipes = self.inputs.iter().filter_map(|input| input.pipe.as_ref());
+        let fds = std::iter::once(stop).chain(pipes.map(AsFd::as_fd));
+        let mut polled: Vec<_> = fds
+            .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
+            .collect();
+        match poll(&mut polled, None) {
+            Ok(_) => !polled[0].revents().is_empty(),
+            Err(error) => error != Errno::INTR,
+        }
+    }
+
+    /// Reads each stream once. Returns how many bytes there were.
+    fn read_all(&mut self, buffer: &mut [u8]) -> usize {
+        let mut total = 0;
+        for index in 0..self.inputs.len() {
+            let Some(pipe) = &self.inputs[index].pipe else {
+                continue;
+            };
+            match read(pipe, &mut *buffer) {
+                Ok(0) => self.inputs[index].pipe = None,
+                Ok(bytes) => {
+                    total += bytes;
+                    self.take(index, &buffer[..bytes]);
+                }
+                Err(Errno::AGAIN | Errno::INTR) => {}
+                Err(_) => self.inputs[index].pipe = None,
+            }
+        }
+        total
+    }
+
+    fn take(&mut self, index: usize, mut bytes: &[u8]) {
+        let stream = self.inputs[index].stream;
+        if let View::Through(screen) = &self.view
+            && let Err(error) = screen.pass(stream, bytes)
+        {
+            self.view = View::Nobody;
+            self.events.send(Event::Broken(error));
+        }
+        while !bytes.is_empty() {
+            let room = PIECE_BYTES - self.inputs[index].line.len();
+            let near = &bytes[..bytes.len().min(room)];
+            let end = near.iter().position(|byte| *byte == b'\n');
+            let (part, ends_line) = match end {
+                Some(end) => (&near[..end], true),
+                None => (near, false),
+            };
+            self.inputs[index].line.extend_from_slice(part);
+            bytes = &bytes[part.len() + usize::from(ends_line)..];
+            if ends_line || self.inputs[index].line.len() == PIECE_BYTES {
+                let mut line = std::mem::take(&mut self.inputs[index].line);
+                self.piece(index, &line, ends_line);
+                line.clear();
+                self.inputs[index].line = line;
+            }
+        }
+        self.flush();
+    }
+
+    /// Handles a line, or a piece of one that is too long or was never ended.
+    fn piece(&mut self, index: usize, text: &[u8], ends_line: bool) {
+        let Input {
+            stream,
+            is_continued,
+            ..
+        } = self.inputs[index];
+        if text.is_empty() && !ends_line {
+            return;
+        }
+        self.inputs[index].is_continued = !ends_line;
+        self.write_log(stream, text, ends_line);
+        if stream == Stream::Stderr && !is_continued {
+            if self.last_lines.len() == LAST_LINES {
+                self.last_lines.pop_front();
+            }
+            self.last_lines.push_back(readable(text));
+        }
+        let is_rest = is_continued && text.is_empty();
+        if let View::Lines(lines) = &self.view
+            && !is_rest
+        {
+            let text = text.to_vec();
+            let task = self.task;
+            if lines.send(Line { task, text }).is_err() {
+                self.view = View::Nobody;
+            }
+        }
+    }
+
+    fn write_log(&mut self, stream: Stream, text: &[u8], ends_line: bool) {
+        let is_after_other = self.unfinished.is_some_and(|other| other != stream);
+        self.unfinished = (!ends_line).then_some(stream);
+        let parts: [&[u8]; 3] = [
+            if is_after_other { b"\n" } else { b"" },
+            text,
+            if ends_line { b"\n" } else { b"" },
+        ];
+        for part in parts {
+            let written = self.log.write_all(part);
+            self.check_log(written);
+        }
+    }
+
+    fn flush(&mut self) {
+        let flushed = self.log.flush();
+        self.check_log(flushed);
+    }
+
+    /// Tells of the first failure only; reading goes on, so that no process waits for its output.
+    fn check_log(&mut self, result: io::Result<()>) {
+        if let Err(source) = result
+            && !std::mem::replace(&mut self.is_broken, true)
+        {
+            let task = self.task;
+            self.events
+                .send(Event::Broken(LaunchError::LogWrite { task, source }));
+        }
+    }
+}
+
+/// A line as it can be shown to people: what a terminal would leave on it, without what moves the
+/// cursor, cut to [`LAST_LINE_BYTES`].
+fn readable(line: &[u8]) -> String {
+    let line = line.strip_suffix(b"\r").unwrap_or(line);
+    let start = line.iter().rposition(|byte| *byte == b'\r');
+    let line = &line[start.map_or(0, |at| at + 1)..];
+    let cut = &line[..line.len().min(LAST_LINE_BYTES)];
+    let is_shown = |character: &char| *character == '\t' || !character.is_control();
+    let mut text: String = String::from_utf8_lossy(cut)
+        .chars()
+        .filter(is_shown)
+        .collect();
+    if cut.len() < line.len() {
+        text.push_str("...");
+    }
+    text
+}

@@ -1,0 +1,122 @@
+//! One process of an attempt, with the group that it leads.
+
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
+
+use crate::console::Stream;
+use crate::{Ending, Job, LaunchError, Result, Task, parent_death};
+
+pub const CONFIG_VARIABLE: &str = "TF_CONFIG";
+pub const RESTART_VARIABLE: &str = "DISTRIBUTE_RESTART";
+pub const TOKEN_VARIABLE: &str = "DISTRIBUTE_JOB_TOKEN";
+/// Its value is random and belongs to one attempt of one launcher. The token does not: launchers of
+/// the same job may run on the same host.
+pub const MARK_VARIABLE: &str = "DISTRIBUTE_LAUNCH_MARK";
+
+/// A process that was started. It is not reaped before it is dropped, so until then neither its
+/// number nor its group's can belong to another process.
+pub struct Process {
+    pub task: Task,
+    pub pid: Pid,
+    pub log: PathBuf,
+    /// How it ended, as far as was observed.
+    pub ending: Option<Ending>,
+    /// The first signal that it got from the launcher.
+    pub asked: Option<Signal>,
+    child: Child,
+}
+
+impl Process {
+    /// Starts it, known to the guard. Returns its two output streams too.
+    pub fn start(
+        job: &Job,
+        task: Task,
+        variables: &[(&str, &str)],
+        log: PathBuf,
+        guard: Option<BorrowedFd<'_>>,
+    ) -> Result<(Process, [(Stream, OwnedFd); 2])> {
+        let [program, arguments @ ..] = job.command.as_slice() else {
+            return Err(LaunchError::NoCommand);
+        };
+        let mut command = Command::new(program);
+        command
+            .args(arguments)
+            .envs(variables.iter().copied())
+            .process_group(0)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        parent_death::die_with_parent(&mut command, guard);
+        let failed = |source: io::Error| {
+            let command = program.clone();
+            match source.kind() {
+                io::ErrorKind::NotFound => LaunchError::CommandNotFound { command },
+                io::ErrorKind::PermissionDenied => LaunchError::NotExecutable { command },
+                _ => LaunchError::Spawn { command, source },
+            }
+        };
+        let mut child = command.spawn().map_err(failed)?;
+        let streams = child.stdout.take().zip(child.stderr.take());
+        let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+        let (Some((stdout, stderr)), Some(pid)) = (streams, pid) else {
+            let _ended = child.kill();
+            let _status = child.wait();
+            return Err(failed(io::ErrorKind::BrokenPipe.into()));
+        };
+        let process = Process {
+            task,
+            pid,
+            log,
+            ending: None,
+            asked: None,
+            child,
+        };
+        let streams = [
+            (Stream::Stdout, stdout.into()),
+            (Stream::Stderr, stderr.into()),
+        ];
+        Ok((process, streams))
+    }
+
+    /// Sends a signal to the group, whose leader may have ended already.
+    pub fn send(&mut self, signal: Signal) {
+        self.asked.get_or_insert(signal);
+        // The group may have no process left that can get it.
+        let _gone = kill_process_group(self.pid, signal);
+    }
+}
+
+/// Kills what is left of the group and reaps the leader.
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _gone = kill_process_group(self.pid, Signal::KILL);
+        let _status = self.child.wait();
+    }
+}
+
+/// The process number that `text` is.
+pub fn parse_pid(text: &str) -> Option<Pid> {
+    Pid::from_raw(text.parse().ok().filter(|number| *number > 0)?)
+}
+
+/// Blocks until the process ends, and leaves it to be reaped.
+pub fn wait(pid: Pid) -> Ending {
+    loop {
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+        match waitid(WaitId::Pid(pid), options) {
+            Ok(Some(status)) => {
+                let exit = status.exit_status().map(Ending::Exit);
+                let signal = || status.terminating_signal().map(Ending::Signal);
+                return exit.or_else(signal).unwrap_or(Ending::Unknown);
+            }
+            Ok(None) | Err(Errno::INTR) => {}
+            Err(_) => return Ending::Unknown,
+        }
+    }
+}

@@ -1,0 +1,287 @@
+//! The meeting point, in the launcher of host 0: every post goes to all launchers, in one order.
+//!
+//! Because all see the same posts in the same order, all come to the same decisions, and none of
+//! them has to be told. The relay itself decides nothing.
+
+use std::io;
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::pipe::{PipeFlags, pipe_with};
+
+use crate::crew::Crew;
+use crate::wire::{
+    Answer, BEAT, Challenge, Frame, Hello, Item, Post, Side, VERSION, close, prepare, proof,
+    random, receive_frame, receive_greeting, send, verify,
+};
+use crate::{Hosts, LaunchError, Result};
+
+/// How many posts wait for one launcher before it counts as lost.
+const POSTS_MAX: usize = 1024;
+/// How many connections there may be that have not proven anything yet.
+const STRANGERS_MAX: usize = 64;
+
+/// Runs until it is dropped.
+pub struct Relay {
+    _stopper: OwnedFd,
+}
+
+struct Board {
+    hosts: Hosts,
+    restarts_max: u32,
+    state: Mutex<State>,
+}
+
+struct State {
+    members: Vec<Member>,
+    /// All posts until every host has been there, for those that come later.
+    posts: Vec<Post>,
+    /// All connections, by a number of their own.
+    streams: Vec<(u64, TcpStream)>,
+    next_stream: u64,
+    is_over: bool,
+}
+
+enum Member {
+    Awaited,
+    Here(SyncSender<Post>, TcpStream),
+    Gone,
+}
+
+impl Relay {
+    pub fn start(crew: &Crew<'_, '_>, hosts: &Hosts, restarts_max: u32) -> Result<Relay> {
+        let address = hosts.address;
+        let failed = |source| LaunchError::Rendezvous { address, source };
+        let listener = TcpListener::bind(address).map_err(failed)?;
+        listener.set_nonblocking(true).map_err(failed)?;
+        let (stop, stopper) =
+            pipe_with(PipeFlags::CLOEXEC).map_err(LaunchError::system("no pipe"))?;
+        let members = (0..hosts.count).map(|_| Member::Awaited);
+        let board = Arc::new(Board {
+            hosts: hosts.clone(),
+            restarts_max,
+            state: Mutex::new(State {
+                members: members.collect(),
+                posts: Vec::new(),
+                streams: Vec::new(),
+                next_stream: 0,
+                is_over: false,
+            }),
+        });
+        let threads = crew.clone();
+        crew.spawn("relay", move || accept(&threads, &board, &listener, &stop))?;
+        Ok(Relay { _stopper: stopper })
+    }
+}
+
+fn accept(crew: &Crew<'_, '_>, board: &Arc<Board>, listener: &TcpListener, stop: &OwnedFd) {
+    loop {
+        let mut polled = [
+            PollFd::from_borrowed_fd(stop.as_fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(listener.as_fd(), PollFlags::IN),
+        ];
+        match poll(&mut polled, None) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(_) => break,
+        }
+        if !polled[0].revents().is_empty() {
+            break;
+        }
+        let Ok((stream, _)) = listener.accept() else {
+            continue;
+        };
+        let (board, threads) = (Arc::clone(board), crew.clone());
+        // A connection that gets no thread is closed.
+        let _refused = crew.spawn("relay connection", move || {
+            let _broken = serve(&threads, &board, stream);
+        });
+    }
+    let mut state = board.lock();
+    state.is_over = true;
+    for member in &mut state.members {
+        *member = Member::Gone;
+    }
+    for (_, stream) in &state.streams {
+        close(stream, Shutdown::Read);
+    }
+}
+
+/// Serves one launcher until it or the relay goes.
+fn serve(crew: &Crew<'_, '_>, board: &Arc<Board>, stream: TcpStream) -> io::Result<()> {
+    let Some(number) = board.register(&stream)? else {
+        return Ok(());
+    };
+    let served = board.handshake(crew, &stream).map(|host| {
+        let is_clean = board.read(host, &stream);
+        board.leave(host, is_clean);
+    });
+    board.lock().streams.retain(|(other, _)| *other != number);
+    served
+}
+
+impl Board {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes the connection one that ends with the relay; nothing if there are too many.
+    fn register(&self, stream: &TcpStream) -> io::Result<Option<u64>> {
+        stream.set_nonblocking(false)?;
+        prepare(stream)?;
+        let clone = stream.try_clone()?;
+        let mut state = self.lock();
+        if state.is_over || state.streams.len() >= self.hosts.count + STRANGERS_MAX {
+            return Ok(None);
+        }
+        let number = state.next_stream;
+        state.next_stream += 1;
+        state.streams.push((number, clone));
+        Ok(Some(number))
+    }
+
+    /// Both sides prove that they know the secret. Returns who it is, with its posts on their way.
+    fn handshake(self: &Arc<Self>, crew: &Crew<'_, '_>, stream: &TcpStream) -> io::Result<usize> {
+        let secret = &self.hosts.secret;
+        let hello: Hello = receive_greeting(stream)?;
+        let nonce = random().map_err(io::Error::other)?;
+        let own = proof(secret, Side::Relay, &hello, &nonce);
+        let proof = own.ok_or(io::ErrorKind::InvalidInput)?;
+        let challenge = Challenge { nonce, proof };
+        send(stream, &challenge)?;
+        let received: String = receive_greeting(stream)?;
+        if !verify(secret, Side::Launcher, &hello, &challenge.nonce, &received) {
+            return refuse(stream, "the secrets differ".to_owned());
+        }
+        if let Some(why) = self.objection(&hello) {
+            return refuse(stream, why);
+        }
+        let posts = match self.join(hello.host, stream)? {
+            Ok(posts) => posts,
+            Err(why) => return refuse(stream, why),
+        };
+        send(stream, &Answer::Welcome)?;
+        let writer = stream.try_clone()?;
+        crew.spawn("relay posts", move || write(&writer, &posts))
+            .map_err(io::Error::other)?;
+        Ok(hello.host)
+    }
+
+    fn objection(&self, hello: &Hello) -> Option<String> {
+        let differ = |what, theirs: String, ours: String| {
+            let host = hello.host;
+            Some(format!(
+                "{what} differ: host {host} has {theirs}, host 0 has {ours}"
+            ))
+        };
+        let (hosts, restarts) = (hello.hosts, hello.restarts_max);
+        if hello.version != VERSION {
+            let (theirs, ours) = (hello.version.to_string(), VERSION.to_string());
+            return differ("the versions of the launchers", theirs, ours);
+        }
+        if hosts != self.hosts.count {
+            return differ(
+                "the numbers of hosts",
+                hosts.to_string(),
+                self.hosts.count.to_string(),
+            );
+        }
+        if restarts != self.restarts_max {
+            let ours = self.restarts_max.to_string();
+            return differ("the numbers of restarts", restarts.to_string(), ours);
+        }
+        None
+    }
+
+    /// Adds a member, with the posts that it missed; or says why not.
+    fn join(&self, host: usize, stream: &TcpStream) -> io::Result<Result<Receiver<Post>, String>> {
+        let clone = stream.try_clone()?;
+        let mut state = self.lock();
+        match state.members.get(host) {
+            Some(Member::Awaited) => {}
+            Some(_) => return Ok(Err(format!("there was a launcher for host {host} already"))),
+            None => return Ok(Err(format!("there is no host {host}"))),
+        }
+        let (sender, posts) = sync_channel(POSTS_MAX);
+        for post in &state.posts {
+            if sender.try_send(post.clone()).is_err() {
+                return Err(io::ErrorKind::OutOfMemory.into());
+            }
+        }
+        state.members[host] = Member::Here(sender, clone);
+        Ok(Ok(posts))
+    }
+
+    /// Reads a launcher's posts until it goes. Whether it said so.
+    fn read(&self, host: usize, stream: &TcpStream) -> bool {
+        loop {
+            match receive_frame(stream) {
+                Ok(Frame::Beat) => {}
+                Ok(Frame::Post(post)) => self.publish(Post { host, ..*post }),
+                Ok(Frame::Bye) => return true,
+                Err(_) => return false,
+            }
+        }
+    }
+
+    fn leave(&self, host: usize, is_clean: bool) {
+        let is_over = {
+            let mut state = self.lock();
+            if let Some(member) = state.members.get_mut(host) {
+                *member = Member::Gone;
+            }
+            state.is_over
+        };
+        if !is_clean && !is_over {
+            let (restart, item) = (0, Item::Lost);
+            self.publish(Post {
+                host,
+                restart,
+                item,
+            });
+        }
+    }
+
+    /// The lock makes the order the same for everybody.
+    fn publish(&self, post: Post) {
+        let mut state = self.lock();
+        let is_awaited = |member: &Member| matches!(member, Member::Awaited);
+        if state.members.iter().any(is_awaited) {
+            if state.posts.len() < POSTS_MAX {
+                state.posts.push(post.clone());
+            }
+        } else {
+            state.posts.clear();
+        }
+        for member in &state.members {
+            if let Member::Here(sender, stream) = member
+                && sender.try_send(post.clone()).is_err()
+            {
+                // Whoever does not read is lost: its connection ends, and its reader says so.
+                close(stream, Shutdown::Both);
+            }
+        }
+    }
+}
+
+fn refuse<T>(stream: &TcpStream, why: String) -> io::Result<T> {
+    send(stream, &Answer::Refused(why))?;
+    Err(io::ErrorKind::PermissionDenied.into())
+}
+
+/// Sends posts until there are no more to come.
+fn write(stream: &TcpStream, posts: &Receiver<Post>) {
+    loop {
+        let frame = match posts.recv_timeout(BEAT) {
+            Ok(post) => Frame::Post(Box::new(post)),
+            Err(RecvTimeoutError::Timeout) => Frame::Beat,
+            Err(RecvTimeoutError::Disconnected) => return close(stream, Shutdown::Write),
+        };
+        if send(stream, &frame).is_err() {
+            return close(stream, Shutdown::Both);
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! What the tests with real processes share.
+#![allow(dead_code, reason = "each test program uses its own part")]
+
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use distribute_launch::{Console, Job, LaunchError, Outcome, run};
+
+/// Longer than any test here takes on a busy machine.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Fails instead of hanging.
+pub fn within_limit<T: Send + 'static>(test: impl FnOnce() -> T + Send + 'static) -> T {
+    let (sender, result) = channel();
+    let thread = std::thread::spawn(move || sender.send(test()));
+    let Ok(value) = result.recv_timeout(LIMIT) else {
+        assert!(thread.is_finished(), "still running after {LIMIT:?}");
+        panic!("the test failed, see above");
+    };
+    thread
+        .join()
+        .expect("it has ended")
+        .expect("somebody waits");
+    value
+}
+
+/// A job of shell scripts that know their role `$r` and index `$i`.
+pub fn script(text: &str) -> Job {
+    let task = r#"t=${TF_CONFIG##*type\":\"}; r=${t%%\"*}; i=${t##*:}; i=${i%\}\}}; "#;
+    Job::new(["sh", "-c", &format!("{task}{text}")]).handle_signals(false)
+}
+
+/// What a job left on its console.
+pub struct Seen {
+    pub result: Result<Outcome, LaunchError>,
+    pub stdout: Vec<u8>,
+    pub stderr: String,
+    /// The log directory that was kept, until this is dropped.
+    pub kept: Kept,
+}
+
+pub struct Kept(Option<PathBuf>);
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        if let Some(path) = &self.0 {
+            let _never_kept = std::fs::remove_dir_all(path);
+        }
+    }
+}
+
+impl Seen {
+    #[track_caller]
+    pub fn outcome(&self) -> &Outcome {
+        self.result.as_ref().expect("the job runs")
+    }
+}
+
+pub fn see(job: Job) -> Seen {
+    within_limit(move || {
+        let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+        let result = run(&job, &mut Console::new(&mut stdout, &mut stderr));
+        let stderr = String::from_utf8_lossy(&stderr).into_owned();
+        let mut lines = stderr.lines();
+        let logs = lines.find_map(|line| line.strip_prefix("distribute: log files are in "));
+        Seen {
+            result,
+            stdout,
+            kept: Kept(logs.map(PathBuf::from)),
+            stderr,
+        }
+    })
+}
+
+pub fn read(path: impl AsRef<Path>) -> String {
+    let bytes = std::fs::read(path.as_ref()).unwrap_or_else(|error| {
+        panic!("{}: {error}", path.as_ref().display());
+    });
+    String::from_utf8_lossy(&bytes).into_owned()
+}

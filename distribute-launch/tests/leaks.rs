@@ -1,0 +1,63 @@
+//! Jobs leave nothing behind: the only test of its program, because it counts what the whole
+//! process has.
+
+mod common;
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use common::{script, see};
+use distribute_launch::Hosts;
+
+fn count(directory: &str) -> usize {
+    std::fs::read_dir(directory).map_or(0, Iterator::count)
+}
+
+#[test]
+fn threads_files_and_children_are_as_many_as_before() {
+    if !Path::new("/proc/self/task").exists() {
+        println!("SKIPPED: no /proc to count threads and open files in");
+        return;
+    }
+    let job = || {
+        let text = "if [ $i = 1 ]; then exit 1; fi; exec sleep 100";
+        let job = script(text)
+            .workers(3)
+            .parameter_servers(1)
+            .prefix_output(true);
+        let logs = tempfile::tempdir().unwrap();
+        assert_eq!(
+            see(job.handle_signals(true).log_directory(&logs))
+                .outcome()
+                .exit_code(),
+            1
+        );
+    };
+    let jobs_on_two_hosts = || {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        drop(listener);
+        let threads = [0, 1].map(|index| {
+            let hosts = Hosts::new(address, 2, index, "a secret of 16 bytes or more");
+            std::thread::spawn(move || see(script("true").hosts(hosts)))
+        });
+        for thread in threads {
+            assert_eq!(thread.join().unwrap().outcome().exit_code(), 0);
+        }
+    };
+    let counts = || (count("/proc/self/task"), count("/proc/self/fd"));
+    // What is made once, such as the handlers of signals, is there after the first job.
+    job();
+    jobs_on_two_hosts();
+    let before = counts();
+    (0..20).for_each(|_| job());
+    (0..5).for_each(|_| jobs_on_two_hosts());
+    // A thread that was joined is on its way out of the system's list.
+    let until = Instant::now() + Duration::from_secs(5);
+    while counts() != before && Instant::now() < until {
+        std::thread::yield_now();
+    }
+    assert_eq!(counts(), before);
+    let children = std::fs::read_to_string("/proc/thread-self/children").unwrap_or_default();
+    assert_eq!(children, "");
+}
