@@ -23,6 +23,7 @@ pub(crate) struct Cli {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     Train(TrainArgs),
+    Launch(LaunchArgs),
     Evaluate(EvaluateArgs),
     Predict(PredictArgs),
     Doctor(DoctorArgs),
@@ -30,6 +31,80 @@ pub(crate) enum Command {
     Conformance(ConformanceArgs),
     Blame(BlameArgs),
     Certs(CertsArgs),
+    /// Runs beside a job and ends what is left of it when the launcher is killed
+    #[command(hide = true)]
+    LaunchGuard,
+}
+
+/// Starts the processes of a job, watches them, and starts all of them again when one fails.
+///
+/// Every process runs COMMAND with its own TF_CONFIG; `train --strategy multi-worker` understands
+/// it. The output of worker 0 passes through unchanged, everything is in the log files. After a
+/// restart `train` continues with the newest checkpoint of its --checkpoint-dir.
+#[derive(Debug, Args)]
+#[command(
+    verbatim_doc_comment,
+    after_help = "Exit codes: that of the process that failed first (128 + N for signal N),\n\
+                        0 done, 42 stopped by a signal after a checkpoint was saved."
+)]
+pub(crate) struct LaunchArgs {
+    /// How many workers to start on this host; worker 0 is the chief
+    #[arg(long, value_name = "N", value_parser = positive, allow_negative_numbers = true)]
+    pub(crate) workers: usize,
+    /// How many parameter servers to start
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) ps: usize,
+    /// Also start an evaluator
+    #[arg(long)]
+    pub(crate) evaluator: bool,
+    /// Start all processes again so often in all after a failure
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) max_restarts: u32,
+    /// Write a log file per process here [default: a new temporary directory]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) log_dir: Option<PathBuf>,
+    /// Show the lines of all processes, as `rank 1: line`, on standard error
+    #[arg(long)]
+    pub(crate) all_output: bool,
+    /// How long a process has to end when it is asked to
+    #[arg(long, value_name = "SECONDS", default_value_t = 10)]
+    pub(crate) grace: u64,
+    /// Where host 0 listens; the variable DISTRIBUTE_JOB_TOKEN holds the secret of all hosts
+    #[arg(long, value_name = "IP:PORT", help_heading = "Several hosts", requires_all = ["hosts", "host"])]
+    pub(crate) rendezvous: Option<std::net::SocketAddr>,
+    /// The number of hosts
+    #[arg(
+        long,
+        value_name = "N",
+        help_heading = "Several hosts",
+        requires = "rendezvous"
+    )]
+    pub(crate) hosts: Option<usize>,
+    /// Which of them this is, from 0
+    #[arg(
+        long,
+        value_name = "N",
+        help_heading = "Several hosts",
+        requires = "rendezvous"
+    )]
+    pub(crate) host: Option<usize>,
+    /// This host's address for the others [default: the one that reaches the rendezvous]
+    #[arg(
+        long,
+        value_name = "IP",
+        help_heading = "Several hosts",
+        requires = "rendezvous"
+    )]
+    pub(crate) host_address: Option<std::net::IpAddr>,
+    /// Allow addresses beyond this machine: launchers prove the secret, but do not encrypt
+    #[arg(long, help_heading = "Several hosts", requires = "rendezvous")]
+    pub(crate) insecure: bool,
+    /// Print the chain of causes behind an error
+    #[arg(long)]
+    pub(crate) verbose: bool,
+    /// What every process runs, for example distribute-cli train --strategy multi-worker
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    pub(crate) command: Vec<std::ffi::OsString>,
 }
 
 /// Trains a model. Without options: a small CNN on the embedded digits, one replica per core.
@@ -355,6 +430,8 @@ impl Command {
             Self::Conformance(args) => args.verbose,
             Self::Blame(args) => args.verbose,
             Self::Certs(args) => args.verbose,
+            Self::Launch(args) => args.verbose,
+            Self::LaunchGuard => false,
         }
     }
 }

@@ -34,6 +34,11 @@ impl Failure {
         Self::new(PREEMPTED, message)
     }
 
+    /// Something went wrong that has been printed already.
+    pub(crate) fn said(code: u8) -> Self {
+        Self::new(code, "")
+    }
+
     fn new(code: u8, message: impl fmt::Display) -> Self {
         Self {
             message: message.to_string(),
@@ -63,7 +68,9 @@ impl Failure {
         } else {
             "error: "
         };
-        note(&format!("{kind}{}", self.message.replace('\n', "; ")));
+        if !self.message.is_empty() {
+            note(&format!("{kind}{}", self.message.replace('\n', "; ")));
+        }
         let mut cause = self
             .source
             .as_ref()

@@ -7,6 +7,7 @@ use rstest::rstest;
 #[rstest]
 #[case("")]
 #[case("train")]
+#[case("launch")]
 #[case("evaluate")]
 #[case("predict")]
 #[case("doctor")]

@@ -6,6 +6,7 @@ mod conformance;
 mod doctor;
 mod evaluate;
 mod evaluator;
+mod launch;
 mod libraries;
 mod predict;
 mod restore;
@@ -26,5 +27,7 @@ pub(crate) fn run(command: Command) -> Result<(), Failure> {
         Command::Conformance(args) => conformance::run(args),
         Command::Blame(args) => blame::run(&args),
         Command::Certs(args) => certs::run(&args),
+        Command::Launch(args) => launch::run(args),
+        Command::LaunchGuard => launch::guard(),
     }
 }

@@ -1,0 +1,81 @@
+//! `launch`: a job's processes on this host.
+
+use std::io;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use distribute_launch::{Console, Hosts, Job, LaunchError, guard_main, run as run_job};
+
+use crate::args::LaunchArgs;
+use crate::cluster::TOKEN_VARIABLE;
+use crate::failure::Failure;
+
+/// Runs the job to its end. What went wrong in it has been said by then.
+pub(super) fn run(args: LaunchArgs) -> Result<(), Failure> {
+    let job = job(args)?;
+    let (mut stdout, mut stderr) = (io::stdout(), io::stderr());
+    let outcome = run_job(&job, &mut Console::new(&mut stdout, &mut stderr));
+    match outcome.map_err(failure)?.exit_code() {
+        0 => Ok(()),
+        code => Err(Failure::said(code)),
+    }
+}
+
+fn job(args: LaunchArgs) -> Result<Job, Failure> {
+    let hosts = hosts(&args)?;
+    let program = std::env::current_exe()
+        .map_err(|error| Failure::failed(format!("this program cannot find itself: {error}")))?;
+    let mut job = Job::new(args.command)
+        .workers(args.workers)
+        .parameter_servers(args.ps)
+        .evaluator(args.evaluator)
+        .max_restarts(args.max_restarts)
+        .prefix_output(args.all_output)
+        .grace_period(Duration::from_secs(args.grace))
+        .guard([program.as_os_str(), "launch-guard".as_ref()]);
+    if let Some(directory) = args.log_dir {
+        job = job.log_directory(directory);
+    }
+    if let Some(hosts) = hosts {
+        job = job.hosts(hosts);
+    }
+    Ok(job)
+}
+
+/// The other hosts, if there are some.
+fn hosts(args: &LaunchArgs) -> Result<Option<Hosts>, Failure> {
+    let (Some(address), Some(count), Some(index)) = (args.rendezvous, args.hosts, args.host) else {
+        return Ok(None);
+    };
+    let secret = std::env::var(TOKEN_VARIABLE).map_err(|_| {
+        Failure::usage(format!(
+            "several hosts need a common secret: set the variable {TOKEN_VARIABLE} to the same \
+             text of at least 16 characters on all of them"
+        ))
+    })?;
+    let mut hosts = Hosts::new(address, count, index, secret).insecure(args.insecure);
+    if let Some(own) = args.host_address {
+        hosts = hosts.own_address(own);
+    }
+    Ok(Some(hosts))
+}
+
+/// What cannot be started at all is wrong usage.
+fn failure(error: LaunchError) -> Failure {
+    match error {
+        LaunchError::NoWorkers
+        | LaunchError::NoCommand
+        | LaunchError::CommandNotFound { .. }
+        | LaunchError::NotExecutable { .. }
+        | LaunchError::InvalidHosts { .. } => Failure::usage(error),
+        other => Failure::failed(other),
+    }
+}
+
+/// Ends what is left of a job when its launcher is killed.
+pub(super) fn guard() -> Result<(), Failure> {
+    match guard_main() == ExitCode::SUCCESS {
+        true => Ok(()),
+        false => Err(Failure::said(1)),
+    }
+}

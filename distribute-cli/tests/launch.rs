@@ -1,0 +1,347 @@
+//! `launch`: jobs of real training processes that are killed, stopped and started again.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::mpsc;
+
+use common::Finished;
+use distribute_core::checkpoint;
+use rstest::rstest;
+
+/// Three workers that save every 20 steps.
+const TRAIN: &str = "train --strategy multi-worker --model mlp --output json --epochs 1000 \
+                     --checkpoint-dir saved --checkpoint-steps 20 --steps";
+
+/// A launcher in the background.
+struct Launcher {
+    child: Child,
+    out: BufReader<ChildStdout>,
+    read: String,
+    err: Option<std::thread::JoinHandle<String>>,
+    /// Dropped at the end, which calls the watchdog off.
+    _watchdog: mpsc::Sender<()>,
+}
+
+impl Launcher {
+    /// `launch OPTIONS -- distribute-cli COMMAND`.
+    fn start(folder: &Path, options: &str, command: &str) -> Self {
+        let program = assert_cmd::cargo::cargo_bin("distribute-cli");
+        let mut child = Command::new(&program)
+            .current_dir(folder)
+            .env_remove("TF_CONFIG")
+            .arg("launch")
+            .args(options.split_whitespace())
+            .arg("--")
+            .arg(&program)
+            .args(command.split_whitespace())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let watchdog = common::watchdog(child.id());
+        let out = BufReader::new(child.stdout.take().unwrap());
+        let mut stderr = child.stderr.take().unwrap();
+        // On a thread, so that no process is stopped by a full pipe.
+        let err = std::thread::spawn(move || {
+            let mut text = String::new();
+            stderr.read_to_string(&mut text).unwrap();
+            text
+        });
+        Self {
+            child,
+            out,
+            read: String::new(),
+            err: Some(err),
+            _watchdog: watchdog,
+        }
+    }
+
+    /// Reads the chief's output up to the first line that contains this.
+    fn wait_for(&mut self, text: &str) {
+        let mut line = String::new();
+        while !line.contains(text) {
+            line.clear();
+            assert_ne!(
+                self.out.read_line(&mut line).unwrap(),
+                0,
+                "it ended before `{text}`"
+            );
+            self.read.push_str(&line);
+        }
+    }
+
+    /// The process of a worker: a child whose environment says so.
+    fn worker(&self, index: usize) -> u32 {
+        let id = self.child.id();
+        let is_it = |child: &u32| {
+            let environment = fs::read(format!("/proc/{child}/environ")).unwrap_or_default();
+            let environment = String::from_utf8_lossy(&environment).replace(' ', "");
+            environment.contains(&format!(r#""index":{index}"#))
+        };
+        let tasks = fs::read_dir(format!("/proc/{id}/task")).unwrap();
+        let children = tasks.flat_map(|task| {
+            let children = fs::read_to_string(task.unwrap().path().join("children"));
+            let children = children.unwrap_or_default();
+            let ids = children.split_whitespace().map(|id| id.parse().unwrap());
+            ids.collect::<Vec<u32>>()
+        });
+        children
+            .collect::<Vec<_>>()
+            .into_iter()
+            .find(is_it)
+            .expect("the worker runs")
+    }
+
+    fn finish(mut self) -> Finished {
+        let mut stdout = std::mem::take(&mut self.read);
+        self.out.read_to_string(&mut stdout).unwrap();
+        let code = self.child.wait().unwrap().code();
+        let stderr = self.err.take().unwrap().join().unwrap();
+        Finished {
+            code,
+            stdout,
+            stderr,
+        }
+    }
+}
+
+impl Drop for Launcher {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn launch(folder: &Path, options: &str, command: &str) -> Finished {
+    Launcher::start(folder, options, command).finish()
+}
+
+/// What a job says of its end: hash, and the epochs without what depends on time.
+fn end(finished: &Finished) -> (String, Vec<String>) {
+    assert_eq!(finished.code, Some(0), "{}", finished.stderr);
+    let done = common::last_event(&finished.stdout);
+    let epochs = finished
+        .stdout
+        .lines()
+        .filter(|line| line.contains(r#""event":"epoch""#));
+    let epochs = epochs.map(|line| line.split(r#","examples_per"#).next().unwrap().to_string());
+    (
+        done["weights_sha256"].as_str().unwrap().to_string(),
+        epochs.collect(),
+    )
+}
+
+/// The last of each epoch: a job that starts again repeats those after its checkpoint.
+fn last_of_each(epochs: &[String]) -> Vec<String> {
+    let mut last = BTreeMap::new();
+    for line in epochs {
+        let event: serde_json::Value = serde_json::from_str(&format!("{line}}}")).unwrap();
+        last.insert(event["epoch"].as_u64().unwrap(), line.clone());
+    }
+    last.into_values().collect()
+}
+
+#[test]
+fn the_output_of_the_chief_passes_through_and_the_others_are_in_their_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = "--workers 3 --log-dir logs --evaluator --grace 2";
+    let finished = launch(
+        folder.path(),
+        options,
+        &format!("{TRAIN} 40 --log-dir board"),
+    );
+    let (hash, _) = end(&finished);
+    for line in finished.stdout.lines() {
+        serde_json::from_str::<serde_json::Value>(line).expect("JSON lines and nothing else");
+    }
+    let log = |name: &str| fs::read_to_string(folder.path().join("logs").join(name)).unwrap();
+    for worker in [1, 2] {
+        let log = log(&format!("worker-{worker}.log"));
+        assert_eq!(log, format!("worker {worker}: 40 steps; weights {hash}\n"));
+    }
+    let evaluator = log("evaluator-0.log");
+    let last = evaluator
+        .lines()
+        .rfind(|line| line.contains("evaluation"))
+        .unwrap();
+    assert!(last.contains(r#""step":40"#), "{evaluator}");
+    let all = launch(
+        folder.path(),
+        "--workers 3 --all-output",
+        &format!("{TRAIN} 41 --resume"),
+    );
+    let said = format!("worker 1: 41 steps; weights {}", end(&all).0);
+    assert!(
+        all.stderr.contains(&format!("rank 1: {said}")),
+        "{}",
+        all.stderr
+    );
+}
+
+#[rstest]
+fn a_job_whose_worker_is_killed_ends_with_the_bits_of_one_that_was_not(
+    #[values(0, 1, 2)] killed: usize,
+) {
+    let whole = tempfile::tempdir().unwrap();
+    let uninterrupted = launch(whole.path(), "--workers 3", &format!("{TRAIN} 400"));
+    let (expected, epochs) = end(&uninterrupted);
+    for epoch in [1, 6] {
+        let folder = tempfile::tempdir().unwrap();
+        let options = "--workers 3 --max-restarts 1 --log-dir logs";
+        let mut job = Launcher::start(folder.path(), options, &format!("{TRAIN} 400"));
+        job.wait_for(&format!(r#""epoch":{epoch},"#));
+        common::signal(job.worker(killed), "KILL");
+        let finished = job.finish();
+        let (hash, again) = end(&finished);
+        assert_eq!(hash, expected, "killed in epoch {}", epoch + 1);
+        assert_eq!(
+            last_of_each(&again),
+            epochs,
+            "the losses of a run that was not interrupted"
+        );
+        let cause = format!("the job failed because of rank {killed}: killed by SIGKILL");
+        assert!(finished.stderr.contains(&cause), "{}", finished.stderr);
+        for entry in checkpoint::list(folder.path().join("saved")).unwrap() {
+            checkpoint::verify(&entry.path).unwrap();
+        }
+        assert!(folder.path().join("logs/restart-1/worker-2.log").exists());
+    }
+}
+
+#[test]
+fn a_signal_to_the_launcher_saves_and_ends_with_42() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut job = Launcher::start(folder.path(), "--workers 2", &format!("{TRAIN} 1000000"));
+    job.wait_for(r#""epoch":2"#);
+    common::signal(job.child.id(), "TERM");
+    let finished = job.finish();
+    assert_eq!(finished.code, Some(42), "{}", finished.stderr);
+    let newest = checkpoint::load_latest(folder.path().join("saved")).unwrap();
+    let step = newest.found.unwrap().0.step;
+    let said = format!("interrupted after step {step}");
+    assert!(
+        finished.stderr.contains(&said),
+        "{said}: {}",
+        finished.stderr
+    );
+}
+
+#[test]
+fn a_signal_to_one_worker_saves_and_the_job_goes_on() {
+    let whole = tempfile::tempdir().unwrap();
+    let (expected, _) = end(&launch(
+        whole.path(),
+        "--workers 3",
+        &format!("{TRAIN} 300"),
+    ));
+    let folder = tempfile::tempdir().unwrap();
+    let options = "--workers 3 --max-restarts 1";
+    let mut job = Launcher::start(folder.path(), options, &format!("{TRAIN} 300"));
+    job.wait_for(r#""epoch":2"#);
+    common::signal(job.worker(1), "TERM");
+    let finished = job.finish();
+    assert_eq!(end(&finished).0, expected, "{}", finished.stderr);
+    assert_eq!(
+        finished.stdout.matches(r#""event":"start""#).count(),
+        2,
+        "it started twice"
+    );
+}
+
+#[test]
+fn restarts_are_counted_for_the_job() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = "--workers 2 --max-restarts 2 --log-dir logs";
+    let command = "train --strategy multi-worker --dataset csv:missing.csv";
+    let finished = launch(folder.path(), options, command);
+    assert_eq!(finished.code, Some(1), "{}", finished.stderr);
+    assert_eq!(
+        finished.stderr.matches("the job failed").count(),
+        3,
+        "{}",
+        finished.stderr
+    );
+    assert!(
+        finished.stderr.contains("missing.csv"),
+        "{}",
+        finished.stderr
+    );
+}
+
+#[test]
+fn what_cannot_be_launched_is_said_in_a_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let cases = [
+        ("no_workers", "launch --workers 0 -- true"),
+        ("no_command", "launch --workers 2"),
+        (
+            "not_found",
+            "launch --workers 2 --log-dir logs -- no-such-program",
+        ),
+        (
+            "half_of_several_hosts",
+            "launch --workers 2 --rendezvous 127.0.0.1:9 -- true",
+        ),
+        (
+            "no_secret",
+            "launch --workers 2 --rendezvous 127.0.0.1:9 --hosts 2 --host 0 -- true",
+        ),
+    ];
+    for (name, arguments) in cases {
+        let finished = common::run(folder.path(), arguments);
+        assert_eq!(finished.code, Some(2), "{name}: {}", finished.stderr);
+        insta::assert_snapshot!(format!("launch_{name}"), finished.stderr);
+    }
+}
+
+#[test]
+fn two_launchers_make_one_job() {
+    let folder = tempfile::tempdir().unwrap();
+    let one = tempfile::tempdir().unwrap();
+    let (expected, _) = end(&launch(one.path(), "--workers 3", &format!("{TRAIN} 60")));
+    // A port that was free a moment ago; the first launcher says so if it is not any more.
+    let port = std::net::TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port();
+    let host = |index: usize, workers: usize| {
+        let program = assert_cmd::cargo::cargo_bin("distribute-cli");
+        let options = format!(
+            "launch --workers {workers} --rendezvous 127.0.0.1:{port} --hosts 2 --host {index}"
+        );
+        Command::new(&program)
+            .current_dir(folder.path())
+            .env_remove("TF_CONFIG")
+            .env(
+                "DISTRIBUTE_JOB_TOKEN",
+                "a secret of both hosts, long enough",
+            )
+            .args(options.split_whitespace())
+            .arg("--")
+            .arg(&program)
+            .args(format!("{TRAIN} 60").split_whitespace())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap()
+    };
+    let (first, second) = (host(0, 2), host(1, 1));
+    let _watchdogs = [common::watchdog(first.id()), common::watchdog(second.id())];
+    let (first, second) = (
+        first.wait_with_output().unwrap(),
+        second.wait_with_output().unwrap(),
+    );
+    let stderr = String::from_utf8_lossy(&first.stderr).into_owned();
+    assert_eq!(first.status.code(), Some(0), "{stderr}");
+    assert_eq!(second.status.code(), Some(0));
+    let stdout = String::from_utf8(first.stdout).unwrap();
+    assert_eq!(common::last_event(&stdout)["weights_sha256"], expected);
+    assert!(second.stdout.is_empty(), "worker 0 is on the first host");
+}
