@@ -91,9 +91,9 @@ reasons! {
     TracedGather "traced-gather"
         "all_gather works with one replica per worker; TensorFlow fails in a traced step.",
     FirstReplica "first-replica"
-        "ONLY_FIRST_REPLICA is replica 0 of all; TensorFlow takes each worker's, which drift apart.",
+        "ONLY_FIRST_REPLICA is replica 0 of all; TensorFlow takes the first of each worker.",
     ChiefWrites "chief-writes"
-        "Only the chief writes a checkpoint; TensorFlow's other workers write copies to throw away.",
+        "Only the chief writes a checkpoint; in TensorFlow all do, and some are thrown away.",
     JobVariables "job-variables"
         "SLURM's job variables do where the step's are missing; TensorFlow fails.",
 }

@@ -15,6 +15,11 @@
 
 extern crate self as distribute_core;
 
+/// Compiles the program of the document.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/many-machines.md")]
+mod many_machines {}
+
 mod all_reduce_tensor;
 mod board;
 mod burn_optimizer;

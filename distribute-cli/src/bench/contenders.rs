@@ -97,6 +97,8 @@ pub(crate) struct Trained {
     pub(crate) steps_per_s: f64,
     /// The loss of the last step.
     pub(crate) loss: f32,
+    /// The CPU time of it, where other processes did the work.
+    pub(crate) cpu: Option<Duration>,
 }
 
 /// One competitor.
@@ -124,6 +126,7 @@ fn steps_for(time: Duration, mut step: impl FnMut() -> Result<f32>) -> Result<Tr
                 steps,
                 steps_per_s: steps as f64 / elapsed.as_secs_f64(),
                 loss,
+                cpu: None,
             });
         }
     }
@@ -209,7 +212,8 @@ impl<S: Strategy> UnderStrategy<S> {
         })
     }
 
-    fn step(&mut self) -> Result<f32> {
+    /// One step, and its loss over all replicas.
+    pub(super) fn step(&mut self) -> Result<f32> {
         let batch = self.batches[self.steps % BATCHES].clone();
         self.steps += 1;
         let global_batch = self.global_batch;

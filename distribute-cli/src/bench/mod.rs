@@ -8,6 +8,7 @@ mod contenders;
 mod cpu_time;
 mod independent;
 mod train;
+mod workers;
 
 use clap::{Subcommand, ValueEnum};
 

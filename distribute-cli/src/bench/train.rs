@@ -11,6 +11,7 @@ use serde_json::json;
 use super::contenders::{Contender, HandWritten, UnderStrategy};
 use super::cpu_time::process_cpu_time;
 use super::independent::Independent;
+use super::workers::{self, Workers};
 use super::{BenchOutput, median};
 use crate::events::line;
 use crate::failure::Failure;
@@ -24,7 +25,8 @@ pub(crate) struct TrainArgs {
     /// Images per replica and step
     #[arg(long, default_value_t = 64)]
     batch_size: usize,
-    /// Replica counts of the strategies with several replicas, and of the loops without exchange
+    /// Replica counts of the strategies with several replicas, of the loops without exchange, and
+    /// numbers of worker processes with a replica each
     #[arg(long, value_delimiter = ',', default_values_t = [1, 2])]
     replicas: Vec<usize>,
     /// Rounds; every round measures every competitor once
@@ -36,6 +38,9 @@ pub(crate) struct TrainArgs {
     /// How results are printed
     #[arg(long, value_enum, default_value_t = BenchOutput::Text)]
     output: BenchOutput,
+    /// This process is a worker, started by the command itself
+    #[arg(long, hide = true)]
+    worker: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -50,6 +55,9 @@ pub(super) fn run(args: &TrainArgs) -> Result<(), Failure> {
         return Err(Failure::usage(
             "--batch-size, --rounds and --replicas must be at least 1",
         ));
+    }
+    if args.worker {
+        return workers::serve(args.batch_size);
     }
     let seconds = Duration::try_from_secs_f64(args.seconds)
         .map_err(|_| Failure::usage("--seconds must be a positive number"))?;
@@ -86,6 +94,9 @@ fn contenders(args: &TrainArgs) -> Result<Vec<Box<dyn Contender>>> {
         let mirrored = MirroredStrategy::builder().replicas(replicas).build()?;
         list.push(Box::new(UnderStrategy::new("mirrored", mirrored, batch)?));
     }
+    for &workers in &args.replicas {
+        list.push(Box::new(Workers::new(workers, batch)?));
+    }
     for &replicas in &args.replicas {
         let central = CentralStorageStrategy::with_replicas(replicas)?;
         list.push(Box::new(UnderStrategy::new(
@@ -105,9 +116,8 @@ fn measure(
 ) -> Result<Sample, Failure> {
     let cpu_before = process_cpu_time();
     let trained = contender.train_for(seconds)?;
-    let cpu = process_cpu_time()
-        .zip(cpu_before)
-        .map(|(after, before)| after - before);
+    let own = process_cpu_time().zip(cpu_before);
+    let cpu = trained.cpu.or(own.map(|(after, before)| after - before));
     let (name, replicas) = (contender.name(), contender.replicas());
     let images_per_step = (args.batch_size * replicas) as f64;
     let images = trained.steps as f64 * images_per_step;

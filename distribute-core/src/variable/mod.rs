@@ -122,8 +122,9 @@ impl Owner {
 }
 
 impl DistributedVariable {
-    /// A variable with this initial value in every copy, the chief's if there are several workers
-    /// (all of them call it together); [`StrategyExt::variable`](crate::StrategyExt::variable) is the short form.
+    /// A variable with this initial value in every copy; the chief's if there are several workers,
+    /// which all call it together. [`StrategyExt::variable`](crate::StrategyExt::variable) is the
+    /// short form.
     ///
     /// # Errors
     /// [`VariableError::UnsupportedSynchronization`] and [`VariableError::MeanOfIntegers`].

@@ -1,0 +1,179 @@
+//! Worker processes as one competitor: `MultiWorkerMirroredStrategy` with a replica each.
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpListener;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use distribute_core::{Error, MultiWorkerMirroredStrategy, Result};
+use serde_json::{Value, json};
+
+use super::contenders::{Contender, Trained, UnderStrategy};
+use super::cpu_time::process_cpu_time;
+use crate::events::line;
+use crate::failure::Failure;
+
+const NAME: &str = "multi-worker";
+
+/// The processes of a job. All train when they are told to; the processes end with their standard
+/// input.
+pub(crate) struct Workers {
+    members: Vec<Member>,
+    steps_per_s: f64,
+}
+
+struct Member {
+    child: Child,
+    /// `None` once it was told to end.
+    orders: Option<ChildStdin>,
+    results: BufReader<ChildStdout>,
+}
+
+impl Workers {
+    /// `count` workers with batches of `batch_size` images.
+    ///
+    /// # Errors
+    /// [`Error::Step`] if the processes cannot be started.
+    pub(crate) fn new(count: usize, batch_size: usize) -> Result<Self> {
+        // Held together, so that the ports differ.
+        let ports = (0..count).map(|_| TcpListener::bind("127.0.0.1:0"));
+        let ports = ports.collect::<Result<Vec<_>, _>>().map_err(Error::step)?;
+        let addresses = ports.iter().map(TcpListener::local_addr);
+        let addresses = addresses
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(Error::step)?;
+        drop(ports);
+        let members = (0..count).map(|index| {
+            let config = json!({
+                "cluster": { "worker": addresses },
+                "task": { "type": "worker", "index": index },
+            });
+            Member::start(&config, batch_size)
+        });
+        let mut workers = Self {
+            members: members.collect::<Result<_>>()?,
+            steps_per_s: 0.0,
+        };
+        // How fast they are, to know how many steps a time has.
+        workers.train(4)?;
+        Ok(workers)
+    }
+
+    fn train(&mut self, steps: usize) -> Result<Trained> {
+        for member in &mut self.members {
+            member.order(steps)?;
+        }
+        let mut all = Trained::default();
+        let (mut slowest, mut cpu) = (0.0_f64, Some(Duration::ZERO));
+        for member in &mut self.members {
+            let result = member.result()?;
+            slowest = slowest.max(result["seconds"].as_f64().unwrap_or(f64::NAN));
+            let own = result["cpu_seconds"].as_f64();
+            cpu = cpu
+                .zip(own)
+                .map(|(sum, own)| sum + Duration::from_secs_f64(own));
+            #[allow(clippy::cast_possible_truncation)] // it was an f32
+            let loss = result["loss"].as_f64().unwrap_or(f64::NAN) as f32;
+            all.loss = loss;
+        }
+        self.steps_per_s = steps as f64 / slowest;
+        all.steps = steps;
+        all.steps_per_s = self.steps_per_s;
+        all.cpu = cpu;
+        Ok(all)
+    }
+}
+
+impl Contender for Workers {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn replicas(&self) -> usize {
+        self.members.len()
+    }
+
+    fn train_for(&mut self, time: Duration) -> Result<Trained> {
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // small and positive
+        let steps = (self.steps_per_s * time.as_secs_f64()).round().max(1.0) as usize;
+        self.train(steps)
+    }
+}
+
+impl Member {
+    fn start(config: &Value, batch_size: usize) -> Result<Self> {
+        let program = std::env::current_exe().map_err(Error::step)?;
+        let mut child = Command::new(program)
+            .args(["bench", "train", "--worker", "--batch-size"])
+            .arg(batch_size.to_string())
+            .env("TF_CONFIG", config.to_string())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(Error::step)?;
+        let missing = || Error::invalid("a worker process without standard input and output");
+        let orders = Some(child.stdin.take().ok_or_else(missing)?);
+        let results = BufReader::new(child.stdout.take().ok_or_else(missing)?);
+        Ok(Self {
+            child,
+            orders,
+            results,
+        })
+    }
+
+    fn order(&mut self, steps: usize) -> Result<()> {
+        let ended = || Error::invalid("a worker process was told to end");
+        let orders = self.orders.as_mut().ok_or_else(ended)?;
+        writeln!(orders, "{steps}").map_err(Error::step)?;
+        orders.flush().map_err(Error::step)
+    }
+
+    /// Waits for its result; the end of the process ends this as well.
+    fn result(&mut self) -> Result<Value> {
+        let mut line = String::new();
+        if self.results.read_line(&mut line).map_err(Error::step)? == 0 {
+            return Err(Error::invalid("a worker process has ended before its time"));
+        }
+        serde_json::from_str(&line).map_err(Error::step)
+    }
+}
+
+impl Drop for Workers {
+    fn drop(&mut self) {
+        // All first, so that none waits for another one.
+        for member in &mut self.members {
+            member.orders = None;
+        }
+        for member in &mut self.members {
+            // Its result does not matter any more.
+            let _ = member.child.wait();
+        }
+    }
+}
+
+/// A worker process: trains as many steps as each line of standard input says.
+pub(super) fn serve(batch_size: usize) -> Result<(), Failure> {
+    let strategy = MultiWorkerMirroredStrategy::new()?;
+    let mut training = UnderStrategy::new(NAME, strategy, batch_size)?;
+    for order in std::io::stdin().lock().lines() {
+        let order = order.map_err(Error::step)?;
+        let steps: usize = order.trim().parse().map_err(Error::step)?;
+        let (started, cpu) = (Instant::now(), process_cpu_time());
+        let mut loss = f32::NAN;
+        for _ in 0..steps {
+            loss = training.step()?;
+        }
+        let cpu = process_cpu_time()
+            .zip(cpu)
+            .map(|(after, before)| after - before);
+        line(
+            &json!({
+                "seconds": started.elapsed().as_secs_f64(),
+                "cpu_seconds": cpu.map(|cpu| cpu.as_secs_f64()),
+                "loss": loss,
+            })
+            .to_string(),
+        )?;
+    }
+    Ok(())
+}
