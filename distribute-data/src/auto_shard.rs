@@ -1,9 +1,8 @@
 //! What each of several workers sees of a dataset: TensorFlow's auto-shard policies as pure
 //! functions over a description of the dataset.
 //!
-//! [`distribute_dataset`](crate::StrategyDataExt::distribute_dataset) reads examples by index, so
-//! every worker takes its part of each global batch and needs no policy. These functions are for
-//! streams, and to say what TensorFlow would do.
+//! [`Batching::auto_shard`](crate::Batching::auto_shard) divides a dataset that is read by index in
+//! the same way. These functions are for streams, and to say what TensorFlow would do.
 
 use crate::split::{batch_sizes_for_worker, per_replica_sizes};
 

@@ -1,6 +1,7 @@
 //! What can be distributed: [`Dataset`].
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 use distribute_core::{Device, Result};
@@ -21,6 +22,12 @@ pub trait Dataset: Send + Sync + 'static {
         self.len() == 0
     }
 
+    /// Which examples each file holds, for a dataset that is read from several files: the auto-shard
+    /// policies FILE and AUTO give each worker files of its own then.
+    fn files(&self) -> Option<Vec<Range<usize>>> {
+        None
+    }
+
     /// The examples `indices`, in that order, as tensors on `device`.
     ///
     /// An empty list must give a batch of 0 examples whose other dimensions are the usual ones:
@@ -36,6 +43,10 @@ impl<D: Dataset + ?Sized> Dataset for Arc<D> {
 
     fn len(&self) -> usize {
         (**self).len()
+    }
+
+    fn files(&self) -> Option<Vec<Range<usize>>> {
+        (**self).files()
     }
 
     fn batch(&self, indices: &[usize], device: &Device) -> Result<Self::Batch> {

@@ -6,6 +6,8 @@ use std::sync::Arc;
 use distribute_core::{Device, Error, InputContext, Result, Strategy};
 use serde::{Deserialize, Serialize};
 
+use crate::auto_shard::AutoShardPolicy;
+use crate::own_stream::{OwnStream, Place};
 use crate::{Dataset, DistributedFunction, Epoch};
 
 /// How examples become batches.
@@ -22,6 +24,7 @@ pub struct Batching {
     drop_remainder: bool,
     allow_empty: bool,
     prefetch: usize,
+    auto_shard: AutoShardPolicy,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,6 +52,7 @@ impl Batching {
             drop_remainder: false,
             allow_empty: false,
             prefetch: 2,
+            auto_shard: AutoShardPolicy::Auto,
         }
     }
 
@@ -77,6 +81,26 @@ impl Batching {
     pub fn prefetch(mut self, batches: usize) -> Self {
         self.prefetch = batches;
         self
+    }
+
+    /// How several workers divide the dataset (TensorFlow: `options.auto_shard_policy`).
+    ///
+    /// - DATA: every worker takes its replicas' parts of each global batch, so the batches do not
+    ///   depend on the number of workers.
+    /// - FILE: every worker reads files of its own ([`Dataset::files`]) and cuts its own stream.
+    /// - OFF: every worker reads everything.
+    /// - AUTO, the default: FILE for datasets that say which files they are read from (none of
+    ///   this crate's readers does: they hold everything in memory), else DATA.
+    ///
+    /// Under FILE and OFF a worker shuffles its own stream, and one that has fewer examples ends
+    /// with empty batches: all workers make the same number of steps.
+    pub fn auto_shard(mut self, policy: AutoShardPolicy) -> Self {
+        self.auto_shard = policy;
+        self
+    }
+
+    pub(crate) fn drops_remainder(&self) -> bool {
+        self.drop_remainder
     }
 
     fn global_size(&self, replicas: usize) -> Result<usize> {
@@ -111,7 +135,8 @@ pub struct Position {
 /// Every global batch, the short last one too, is cut with
 /// [`split::replica_range`](crate::split::replica_range); a replica may get an empty batch. The
 /// examples of every global batch depend on the dataset and the [`Batching`] alone, never on the
-/// number of replicas or workers (unless the batch size was given per replica).
+/// number of replicas or workers (unless the batch size was given per replica, or
+/// [`Batching::auto_shard`] gives the workers streams of their own).
 pub struct DistributedDataset<D> {
     pub(crate) dataset: Arc<D>,
     /// Which part of every global batch each replica of this process gets, and its device.
@@ -119,6 +144,8 @@ pub struct DistributedDataset<D> {
     pub(crate) num_replicas: usize,
     pub(crate) global_batch_size: usize,
     pub(crate) batching: Batching,
+    /// What this worker reads, where the workers do not share the global batches.
+    pub(crate) own: Option<Arc<OwnStream>>,
 }
 
 impl<D: Dataset> DistributedDataset<D> {
@@ -135,7 +162,17 @@ impl<D: Dataset> DistributedDataset<D> {
                  or pass `.allow_empty(true)`",
             ));
         }
+        let context = strategy.input_context();
+        let place = Place {
+            worker: context.input_pipeline_id,
+            workers: context.num_input_pipelines,
+            local_replicas: strategy.replicas().len(),
+            replicas: num_replicas,
+            global_batch: global_batch_size,
+        };
+        let own = OwnStream::new(batching.auto_shard, &dataset, &batching, place)?;
         Ok(Self {
+            own: own.map(Arc::new),
             dataset: Arc::new(dataset),
             replicas: parts_of_replicas(strategy),
             num_replicas,
@@ -166,6 +203,9 @@ impl<D: Dataset> DistributedDataset<D> {
 
     /// The steps of one epoch.
     pub fn batches_per_epoch(&self) -> usize {
+        if let Some(own) = &self.own {
+            return own.steps();
+        }
         if self.batching.drop_remainder {
             self.len() / self.global_batch_size
         } else {
@@ -234,10 +274,12 @@ pub trait StrategyDataExt: Strategy {
     /// (TensorFlow: `experimental_distribute_dataset`).
     ///
     /// Over several workers every process passes the same dataset and reads its replicas' parts
-    /// of each global batch alone; all workers make the same number of steps.
+    /// of each global batch alone, or what [`Batching::auto_shard`] says; all workers make the same
+    /// number of steps.
     ///
     /// # Errors
-    /// For a batch size of 0 and for an empty dataset.
+    /// For a batch size of 0, for an empty dataset, and for a policy that the dataset does not
+    /// allow.
     fn distribute_dataset<D: Dataset>(
         &self,
         dataset: D,

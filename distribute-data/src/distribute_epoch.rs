@@ -1,10 +1,12 @@
 //! One pass over a distributed dataset.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 use distribute_core::{Device, PerReplica, Result};
 
+use crate::own_stream::OwnStream;
 use crate::prefetch::Prefetch;
 use crate::{Dataset, DistributedDataset, Position, split};
 
@@ -30,6 +32,7 @@ impl<B: Send + 'static> Epoch<B> {
             num_replicas: from.num_replicas,
             global_batch_size: from.global_batch_size,
             order: Order::Unknown(from.seed(), epoch as u64),
+            own: from.own.clone(),
             next: skip,
             end: batches,
         };
@@ -92,8 +95,25 @@ struct Producer<D> {
     num_replicas: usize,
     global_batch_size: usize,
     order: Order,
+    own: Option<Arc<OwnStream>>,
     next: usize,
     end: usize,
+}
+
+impl<D> Producer<D> {
+    /// Where in the order the batch of each local replica lies.
+    fn parts(&self, examples: usize) -> Vec<Range<usize>> {
+        if let Some(own) = &self.own {
+            return own.ranges(self.next);
+        }
+        let start = self.next * self.global_batch_size;
+        let size = self.global_batch_size.min(examples - start);
+        let parts = self.replicas.iter().map(|(part, _)| {
+            let part = split::replica_range(size, self.num_replicas, *part);
+            start + part.start..start + part.end
+        });
+        parts.collect()
+    }
 }
 
 impl<D: Dataset> Iterator for Producer<D> {
@@ -105,22 +125,22 @@ impl<D: Dataset> Iterator for Producer<D> {
         }
         let examples = self.dataset.len();
         if let Order::Unknown(seed, epoch) = self.order {
-            self.order = match seed {
-                Some(seed) => Order::Shuffled(split::shuffled(examples, seed, epoch)),
-                None => Order::AsIs,
+            self.order = match (&self.own, seed) {
+                (Some(own), seed) => Order::Shuffled(own.order(seed, epoch)),
+                (None, Some(seed)) => Order::Shuffled(split::shuffled(examples, seed, epoch)),
+                (None, None) => Order::AsIs,
             };
         }
-        let start = self.next * self.global_batch_size;
-        let size = self.global_batch_size.min(examples - start);
+        let parts = self.parts(examples);
         self.next += 1;
-        let batches = self.replicas.iter().map(|(part, device)| {
-            let part = split::replica_range(size, self.num_replicas, *part);
-            let part = start + part.start..start + part.end;
-            match &self.order {
-                Order::Shuffled(order) => self.dataset.batch(&order[part], device),
-                _ => self.dataset.batch(&part.collect::<Vec<_>>(), device),
-            }
-        });
+        let batches =
+            self.replicas
+                .iter()
+                .zip(parts)
+                .map(|((_, device), part)| match &self.order {
+                    Order::Shuffled(order) => self.dataset.batch(&order[part], device),
+                    _ => self.dataset.batch(&part.collect::<Vec<_>>(), device),
+                });
         Some(batches.collect::<Result<Vec<_>>>().map(PerReplica::new))
     }
 }

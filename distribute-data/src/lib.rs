@@ -35,6 +35,7 @@ mod distribute;
 mod distribute_epoch;
 mod from_function;
 pub mod loss;
+mod own_stream;
 mod prefetch;
 pub mod readers;
 pub mod split;

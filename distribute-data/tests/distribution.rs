@@ -14,7 +14,7 @@ use distribute_data::auto_shard::{
     self, AutoShardPolicy, BatchedSource, Source, Worker, auto_shard,
 };
 use distribute_data::split::{per_replica_sizes, replica_range, shuffled};
-use distribute_data::{Batching, DataError, FnDataset, Position, StrategyDataExt};
+use distribute_data::{Batching, DataError, Dataset, FnDataset, Position, StrategyDataExt};
 use proptest::prelude::*;
 
 fn mirrored(replicas: usize) -> MirroredStrategy {
@@ -248,6 +248,156 @@ fn workers_read_their_parts_of_every_global_batch_as_under_the_policy_data() {
             "all make the same number of steps"
         );
     }
+}
+
+/// Examples that know which files they are from.
+#[derive(Debug, Clone)]
+struct Files(Vec<usize>);
+
+impl Dataset for Files {
+    type Batch = Vec<usize>;
+
+    fn len(&self) -> usize {
+        self.0.iter().sum()
+    }
+
+    fn files(&self) -> Option<Vec<std::ops::Range<usize>>> {
+        let mut start = 0;
+        let ranges = self.0.iter().map(|length| {
+            start += length;
+            start - length..start
+        });
+        Some(ranges.collect())
+    }
+
+    fn batch(&self, indices: &[usize], _: &Device) -> Result<Vec<usize>> {
+        Ok(indices.to_vec())
+    }
+}
+
+/// What each worker's replicas get under a policy.
+fn of_workers(
+    (workers, replicas): (usize, usize),
+    files: &Files,
+    batching: Batching,
+) -> Vec<Vec<Vec<Vec<usize>>>> {
+    (0..workers)
+        .map(|index| {
+            let strategy = OneWorker {
+                local: mirrored(replicas),
+                context: InputContext {
+                    num_input_pipelines: workers,
+                    input_pipeline_id: index,
+                    num_replicas_in_sync: workers * replicas,
+                },
+            };
+            let distributed = strategy
+                .distribute_dataset(files.clone(), batching)
+                .unwrap();
+            let steps = distributed.epoch(0).map(|step| step.unwrap().into_values());
+            let steps: Vec<_> = steps.collect();
+            assert_eq!(steps.len(), distributed.batches_per_epoch());
+            steps
+        })
+        .collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn workers_with_streams_of_their_own_read_what_they_do_in_tensorflow(
+        workers in 1_usize..4,
+        replicas in 1_usize..3,
+        lengths in prop::collection::vec(0_usize..6, 3..7),
+        batch in 1_usize..9,
+        drop: bool,
+        policy in prop::sample::select(vec![AutoShardPolicy::Off, AutoShardPolicy::File]),
+    ) {
+        let files = Files(lengths);
+        let source = match policy {
+            AutoShardPolicy::Off => Source::Elements((0..files.len()).collect()),
+            _ => Source::Files(files.files().unwrap().into_iter().map(Vec::from_iter).collect()),
+        };
+        let dataset = BatchedSource {
+            source,
+            global_batch_size: batch,
+            drop_remainder: drop,
+            repeat: 1,
+        };
+        let own = |index| {
+            let worker = Worker { index, workers, replicas_per_worker: replicas };
+            let batches = auto_shard(policy, &dataset, worker).unwrap();
+            auto_shard::steps(&[batches], replicas)
+        };
+        let mut expected: Vec<_> = (0..workers).map(own).collect();
+        let most = expected.iter().map(Vec::len).max().unwrap();
+        for steps in &mut expected {
+            // All workers make as many steps as the one with most.
+            steps.resize(most, vec![Vec::new(); replicas]);
+        }
+        let batching = Batching::global(batch).drop_remainder(drop).auto_shard(policy);
+        let batching = batching.allow_empty(true);
+        prop_assert_eq!(of_workers((workers, replicas), &files, batching), expected);
+    }
+}
+
+#[test]
+fn streams_of_their_own_are_shuffled_and_resumed() {
+    let files = Files(vec![5, 4, 3, 6]);
+    let batching = Batching::global(4)
+        .shuffle(3)
+        .auto_shard(AutoShardPolicy::Auto);
+    let found = of_workers((2, 1), &files, batching);
+    for (worker, mut expected) in [(0, vec![0, 1, 2, 3, 4, 9, 10, 11]), (1, Vec::new())] {
+        let mut seen: Vec<usize> = found[worker].iter().flatten().flatten().copied().collect();
+        if worker == 1 {
+            expected = vec![5, 6, 7, 8, 12, 13, 14, 15, 16, 17];
+        }
+        assert_ne!(seen, expected, "in another order");
+        seen.sort_unstable();
+        assert_eq!(seen, expected, "its own files, each example once");
+    }
+    let strategy = OneWorker {
+        local: mirrored(1),
+        context: InputContext {
+            num_input_pipelines: 2,
+            input_pipeline_id: 1,
+            num_replicas_in_sync: 2,
+        },
+    };
+    let distributed = strategy.distribute_dataset(files, batching).unwrap();
+    let rest = distributed
+        .epoch_from(0, 2)
+        .map(|step| step.unwrap().into_values());
+    assert_eq!(rest.collect::<Vec<_>>(), found[1][2..]);
+}
+
+#[test]
+fn policies_that_a_dataset_does_not_allow_are_refused() {
+    let of = |workers, batching: Batching| {
+        let strategy = OneWorker {
+            local: mirrored(1),
+            context: InputContext {
+                num_input_pipelines: workers,
+                input_pipeline_id: 0,
+                num_replicas_in_sync: workers,
+            },
+        };
+        let few = strategy.distribute_dataset(Files(vec![3, 3]), batching);
+        let none = strategy.distribute_dataset(
+            FnDataset::new(6, |indices: &[usize], _: &Device| Ok(indices.to_vec())),
+            batching,
+        );
+        (few.map(drop), none.map(drop))
+    };
+    let (few, none) = of(3, Batching::global(4).auto_shard(AutoShardPolicy::File));
+    let few = few.unwrap_err().to_string();
+    assert!(few.contains("2 file(s) between 3 workers"), "{few}");
+    let none = none.unwrap_err().to_string();
+    assert!(none.contains("it is not read from files"), "{none}");
+    let (few, none) = of(3, Batching::global(4).auto_shard(AutoShardPolicy::Off));
+    assert!(few.is_ok() && none.is_ok());
 }
 
 /// How many threads of this process prefetch.
