@@ -22,7 +22,7 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    Train(TrainArgs),
+    Train(Box<TrainArgs>),
     Launch(LaunchArgs),
     Evaluate(EvaluateArgs),
     Predict(PredictArgs),

@@ -19,7 +19,7 @@ use crate::failure::Failure;
 /// Runs a command.
 pub(crate) fn run(command: Command) -> Result<(), Failure> {
     match command {
-        Command::Train(args) => train::run(args),
+        Command::Train(args) => train::run(*args),
         Command::Evaluate(args) => evaluate::run(args),
         Command::Predict(args) => predict::run(args),
         Command::Doctor(args) => doctor::run(&args),
