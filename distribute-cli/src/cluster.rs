@@ -40,21 +40,21 @@ pub(crate) struct ClusterArgs {
     /// The first port of the workers where the cluster names none [default: 8888]
     #[arg(long, value_name = "PORT")]
     pub(crate) port: Option<u16>,
-    /// What carries values between workers
-    #[arg(long, value_name = "NAME", default_value = "auto")]
-    pub(crate) transport: TransportName,
-    /// How gradients are reduced between workers
-    #[arg(long, value_name = "NAME", default_value = "auto")]
-    pub(crate) communication: CommunicationName,
-    /// Reduce gradients in packs of about so many bytes; 0 is one pack
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    pub(crate) bytes_per_pack: usize,
-    /// How long to wait for the other workers at the start
-    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = seconds())]
-    pub(crate) rendezvous_timeout: u64,
-    /// How long a worker may stay away from an exchange
-    #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = seconds())]
-    pub(crate) timeout: u64,
+    /// What carries values between workers [default: auto]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) transport: Option<TransportName>,
+    /// How gradients are reduced between workers [default: auto]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) communication: Option<CommunicationName>,
+    /// Reduce gradients in packs of about so many bytes [default: one pack]
+    #[arg(long, value_name = "N")]
+    pub(crate) bytes_per_pack: Option<usize>,
+    /// How long to wait for the other workers at the start [default: 60]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds())]
+    pub(crate) rendezvous_timeout: Option<u64>,
+    /// How long a worker may stay away from an exchange [default: 300]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds())]
+    pub(crate) timeout: Option<u64>,
     /// Encrypt: a host's directory that `certs` wrote, beside ca.pem and token
     #[arg(long, value_name = "DIR")]
     pub(crate) certs: Option<PathBuf>,
@@ -141,20 +141,22 @@ impl From<CommunicationName> for CommunicationImplementation {
 /// # Errors
 /// If a variable holds no number.
 pub(crate) fn restarts() -> Result<u64, Failure> {
+    let mut most = 0;
     for name in RESTART_VARIABLES {
         let Some(value) = std::env::var_os(name) else {
             continue;
         };
-        let number = value.to_str().and_then(|value| value.parse().ok());
-        return number.ok_or_else(|| {
+        let number: Option<u64> = value.to_str().and_then(|value| value.parse().ok());
+        let number = number.ok_or_else(|| {
             let value = value.to_string_lossy();
             Failure::usage(format!(
                 "the variable {name} is `{value}`: set it to the number of earlier starts of \
                  this job, or remove it"
             ))
         });
+        most = number?.max(most);
     }
-    Ok(0)
+    Ok(most)
 }
 
 impl ClusterArgs {
@@ -166,6 +168,11 @@ impl ClusterArgs {
             ("--task-type", self.task_type.is_some()),
             ("--task-id", self.task_id.is_some()),
             ("--port", self.port.is_some()),
+            ("--transport", self.transport.is_some()),
+            ("--communication", self.communication.is_some()),
+            ("--bytes-per-pack", self.bytes_per_pack.is_some()),
+            ("--rendezvous-timeout", self.rendezvous_timeout.is_some()),
+            ("--timeout", self.timeout.is_some()),
             ("--certs", self.certs.is_some()),
             ("--insecure", self.insecure),
             ("--flight-records", self.flight_records.is_some()),
@@ -200,19 +207,22 @@ impl ClusterArgs {
         devices: Vec<LogicalDevice>,
         cluster: Option<Cluster>,
     ) -> Result<MultiWorkerMirroredStrategy, Failure> {
-        let timeout = Duration::from_secs(self.timeout);
+        let timeout = Duration::from_secs(self.timeout.unwrap_or(300));
+        let rendezvous = Duration::from_secs(self.rendezvous_timeout.unwrap_or(60));
+        let transport = self.transport.unwrap_or(TransportName::Auto);
+        let communication = self.communication.unwrap_or(CommunicationName::Auto);
         let mut builder = MultiWorkerMirroredStrategy::builder()
             .devices(devices)
             .cluster(cluster)
             .communication_options(CommunicationOptions {
-                bytes_per_pack: self.bytes_per_pack,
+                bytes_per_pack: self.bytes_per_pack.unwrap_or(0),
                 timeout: Some(timeout),
-                implementation: self.communication.into(),
+                implementation: communication.into(),
             })
-            .transport(self.transport.into())
+            .transport(transport.into())
             .security(self.security()?)
             .generation(restarts()?)
-            .rendezvous_timeout(Duration::from_secs(self.rendezvous_timeout))
+            .rendezvous_timeout(rendezvous)
             .timeout(timeout);
         if let Some(directory) = &self.flight_records {
             builder = builder.flight_records(directory);

@@ -395,8 +395,8 @@ fn bench_train_measures_the_machines_ceiling_beside_the_strategies() {
     let expected: Vec<String> = (0..2)
         .flat_map(|round| {
             let all = "hand-written 1, one-device 1, hand-written 2, hand-written 3, mirrored 1, \
-                       mirrored 2, mirrored 3, central-storage 1, central-storage 2, \
-                       central-storage 3";
+                       mirrored 2, mirrored 3, multi-worker 1, multi-worker 2, multi-worker 3, \
+                       central-storage 1, central-storage 2, central-storage 3";
             all.split(", ").map(move |one| {
                 let (name, replicas) = one.split_once(' ').unwrap();
                 format!("{round} \"{name}\" {replicas}")

@@ -92,6 +92,10 @@ impl<M: Module> Replicate for BurnTrainState<M> {
     }
 
     fn take_from_chief(&mut self, workers: &WorkerGroup) -> Result<()> {
+        workers.check_equal(
+            "a training state",
+            &[("the number of updates", self.step.into())],
+        )?;
         self.model.take_from_chief(workers)
     }
 

@@ -72,6 +72,24 @@ pub(crate) fn reduce_same(op: ReduceOp, value: TensorData, replicas: usize) -> R
     Ok(value)
 }
 
+/// [`reduce_same`] of the values of several workers, which have at most so many replicas each: a
+/// value counts once per worker.
+pub(crate) fn reduce_same_of_workers(
+    op: ReduceOp,
+    values: Vec<TensorData>,
+    replicas: usize,
+) -> Result<TensorData> {
+    for value in &values {
+        reduce_same(op, value.clone(), replicas)?;
+    }
+    let is_equal = values.windows(2).all(|pair| pair[0] == pair[1]);
+    match (op, values.first()) {
+        // As it is: the mean of integers would be of another type.
+        (ReduceOp::Mean, Some(value)) if is_equal => Ok(value.clone()),
+        _ => reduce(op, values),
+    }
+}
+
 /// The mean of integers is a float, as in TensorFlow: u8 gives f32, wider integers f64.
 fn mean_input(data: &TensorData) -> TensorData {
     match data.dtype() {

@@ -69,12 +69,16 @@ impl IndexedSlices {
     }
 
     /// The slices of all replicas of all workers, from those of this worker's.
-    pub(crate) fn gather(workers: &WorkerGroup, slices: Vec<Self>) -> Result<Vec<Self>> {
+    pub(crate) fn gather(
+        workers: &WorkerGroup,
+        op: ReduceOp,
+        slices: Vec<Self>,
+    ) -> Result<Vec<Self>> {
         let lists = slices
             .into_iter()
             .map(Self::into_tensors)
             .collect::<Result<Vec<_>>>()?;
-        let all = workers.gather(&lists)?;
+        let all = workers.gather(&format!("reduce_slices {op}"), &lists)?;
         all.into_iter().map(Self::from_tensors).collect()
     }
 

@@ -272,6 +272,11 @@ impl<T: Nest, const N: usize> Nest for [T; N] {
     fn walk(&mut self, visit: &mut dyn FnMut(&mut dyn Leaf) -> Result<()>) -> Result<()> {
         self.iter_mut().try_for_each(|value| value.walk(visit))
     }
+
+    fn placeholder() -> Option<Self> {
+        let values: Option<Vec<T>> = (0..N).map(|_| T::placeholder()).collect();
+        values?.try_into().ok()
+    }
 }
 
 impl<T: Nest> Nest for Option<T> {

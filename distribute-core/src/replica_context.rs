@@ -342,7 +342,7 @@ impl ReplicaContext {
         let workers = self.workers();
         let leaves = self.exchange("all_gather", axis, leaves, |mut lists| {
             if let Some(workers) = &workers {
-                lists = workers.gather(&lists)?;
+                lists = workers.gather(&format!("all_gather over {axis}"), &lists)?;
             }
             let gathered = host_reduce::columns(lists)?
                 .into_iter()
@@ -372,7 +372,7 @@ impl ReplicaContext {
         let workers = self.workers();
         let leaves = self.exchange("broadcast", detail, leaves, |mut lists| {
             if let Some(workers) = &workers {
-                lists = workers.gather(&lists)?;
+                lists = workers.gather(&format!("broadcast from {root}"), &lists)?;
             }
             let chosen = lists.swap_remove(root);
             Ok(vec![chosen; self.num_local()])

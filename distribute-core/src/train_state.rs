@@ -283,8 +283,12 @@ impl<M: Module> Replicate for TrainState<M> {
         };
     }
 
-    /// A state that was just built: the model is all it has.
+    /// A state that was just built: the model is all that the workers may differ in.
     fn take_from_chief(&mut self, workers: &WorkerGroup) -> Result<()> {
+        workers.check_equal(
+            "a training state",
+            &[("the number of updates", self.step.into())],
+        )?;
         self.model.take_from_chief(workers)
     }
 

@@ -16,6 +16,10 @@ impl<D: Dataset> BatchSource for DistributedDataset<D> {
         Some(DistributedDataset::global_batch_size(self))
     }
 
+    fn parts(&self) -> Option<Vec<usize>> {
+        Some(self.replicas.iter().map(|(part, _)| *part).collect())
+    }
+
     fn epoch(
         &self,
         epoch: usize,

@@ -167,7 +167,7 @@ impl<D: Dataset> DistributedDataset<D> {
             worker: context.input_pipeline_id,
             workers: context.num_input_pipelines,
             local_replicas: strategy.replicas().len(),
-            replicas: num_replicas,
+            is_equal: has_equal_workers(strategy),
             global_batch: global_batch_size,
         };
         let own = OwnStream::new(batching.auto_shard, &dataset, &batching, place)?;
@@ -256,7 +256,7 @@ fn parts_of_replicas<S: Strategy + ?Sized>(strategy: &S) -> Arc<[(usize, Device)
     let replicas = strategy.replicas();
     let context = strategy.input_context();
     let workers = context.num_input_pipelines;
-    let equal_workers = workers * replicas.len() == strategy.num_replicas_in_sync();
+    let equal_workers = has_equal_workers(strategy);
     let parts = replicas.iter().enumerate().map(|(local, replica)| {
         let part = if equal_workers {
             local * workers + context.input_pipeline_id
@@ -266,6 +266,17 @@ fn parts_of_replicas<S: Strategy + ?Sized>(strategy: &S) -> Arc<[(usize, Device)
         (part, replica.device.clone())
     });
     parts.collect()
+}
+
+/// Whether all workers have equally many replicas.
+pub(crate) fn has_equal_workers<S: Strategy + ?Sized>(strategy: &S) -> bool {
+    match strategy.workers() {
+        Some(workers) => workers.has_equal_workers(),
+        None => {
+            let workers = strategy.input_context().num_input_pipelines;
+            workers * strategy.replicas().len() == strategy.num_replicas_in_sync()
+        }
+    }
 }
 
 /// What every strategy can do with data.

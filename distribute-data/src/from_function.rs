@@ -29,6 +29,8 @@ pub struct DistributedFunction<F> {
     function: F,
     context: InputContext,
     local_replicas: usize,
+    /// The id of this process' first replica.
+    first_replica: usize,
     mode: ReplicationMode,
     drop_partial_step: bool,
     prefetch: usize,
@@ -41,6 +43,7 @@ impl<F> DistributedFunction<F> {
             function,
             context: strategy.input_context(),
             local_replicas: strategy.replicas().len(),
+            first_replica: strategy.replicas().first().map_or(0, |replica| replica.id),
             mode: ReplicationMode::default(),
             drop_partial_step: strategy.variable_placement() == VariablePlacement::Central,
             prefetch: 2,
@@ -65,8 +68,8 @@ impl<F> DistributedFunction<F> {
             ReplicationMode::PerWorker => vec![self.context],
             ReplicationMode::PerReplica => (0..self.local_replicas)
                 .map(|local| InputContext {
-                    num_input_pipelines: self.context.num_input_pipelines * self.local_replicas,
-                    input_pipeline_id: self.context.input_pipeline_id * self.local_replicas + local,
+                    num_input_pipelines: self.context.num_replicas_in_sync,
+                    input_pipeline_id: self.first_replica + local,
                     ..self.context
                 })
                 .collect(),
@@ -81,8 +84,9 @@ impl<F> DistributedFunction<F> {
     /// pipeline comes out as the last item.
     ///
     /// Over several workers the pipelines may end after different numbers of steps: a worker whose
-    /// pipeline has ended gets empty batches until all have (as in TensorFlow), also one that never
-    /// had a batch. For that the workers exchange a word before every step.
+    /// pipeline has ended gets empty batches until all have (as in TensorFlow). So does one that never
+    /// had a batch, if its type says how many tensors it has: made of tensors, numbers, tuples,
+    /// arrays and structs of these. For that the workers exchange a word before every step.
     ///
     /// # Errors
     /// What the function returns.
@@ -94,8 +98,14 @@ impl<F> DistributedFunction<F> {
     {
         let contexts = self.contexts().into_iter();
         let pipelines = contexts.map(|context| Ok((self.function)(context)?.fuse()));
+        let pipelines = pipelines.collect::<Result<Vec<_>>>();
+        let pipelines = match &self.workers {
+            None => pipelines?,
+            // The others wait for this worker's word.
+            Some(workers) => workers.or_abort(pipelines)?,
+        };
         let producer = Producer {
-            pipelines: pipelines.collect::<Result<Vec<_>>>()?,
+            pipelines,
             local_replicas: self.local_replicas,
             drop_partial_step: self.drop_partial_step,
         };
@@ -188,11 +198,14 @@ impl<B: Nest + Clone> Together<B> {
         if self.ended {
             return None;
         }
-        let item = match items.next().transpose() {
-            Ok(item) => item,
+        let ready = items.next().transpose().and_then(|item| {
+            let form = item.as_ref().map(|batch| self.form(batch)).transpose()?;
+            Ok((item, form))
+        });
+        let step = match ready {
+            Ok((item, form)) => self.agree(item, form),
             Err(error) => return Some(Err(self.fail(error))),
         };
-        let step = self.agree(item);
         self.ended = !matches!(step, Ok(Some(_)));
         step.transpose()
     }
@@ -206,11 +219,12 @@ impl<B: Nest + Clone> Together<B> {
         error
     }
 
-    fn agree(&mut self, item: Option<PerReplica<B>>) -> Result<Option<PerReplica<B>>> {
-        let said = match &item {
-            None => Said::End,
-            Some(batch) => Said::Step(self.form(batch)?),
-        };
+    fn agree(
+        &mut self,
+        item: Option<PerReplica<B>>,
+        form: Option<Option<Vec<Form>>>,
+    ) -> Result<Option<PerReplica<B>>> {
+        let said = form.map_or(Said::End, Said::Step);
         self.is_first = false;
         let all = self.say(&said)?;
         let mut form = None;
@@ -273,11 +287,15 @@ impl<B: Nest + Clone> Together<B> {
         let (Some(forms), Some(mut empty)) = (form, B::placeholder()) else {
             return Err(refuse());
         };
-        let leaves = forms.into_iter().map(|form| {
-            let bytes = vec![0; form.shape.iter().product::<usize>() * form.dtype.size()];
-            TensorData::from_bytes_vec(bytes, form.shape, form.dtype)
+        let leaves = forms.into_iter().map(|Form { dtype, shape }| {
+            let sizes = shape.iter().copied().chain([dtype.size()]);
+            let bytes = sizes.fold(1, usize::saturating_mul);
+            // Without examples there is at most a number.
+            let has_room = bytes <= size_of::<f64>();
+            has_room.then(|| TensorData::from_bytes_vec(vec![0; bytes], shape, dtype))
         });
-        empty.put_leaves(leaves.collect())?;
+        let leaves: Option<Vec<_>> = leaves.collect();
+        empty.put_leaves(leaves.ok_or_else(refuse)?)?;
         self.empty = Some(empty.clone());
         Ok(empty)
     }

@@ -24,7 +24,8 @@ pub(crate) struct Place {
     pub(crate) worker: usize,
     pub(crate) workers: usize,
     pub(crate) local_replicas: usize,
-    pub(crate) replicas: usize,
+    /// Whether all workers have equally many replicas.
+    pub(crate) is_equal: bool,
     pub(crate) global_batch: usize,
 }
 
@@ -48,7 +49,7 @@ impl OwnStream {
             (AutoShardPolicy::Auto | AutoShardPolicy::File, Some(files)) => Some(files),
             (AutoShardPolicy::File, None) => return Err(Error::input(ShardError::Unshardable)),
         };
-        if place.local_replicas * place.workers != place.replicas {
+        if !place.is_equal {
             return Err(Error::invalid(
                 "the auto-shard policies OFF and FILE need workers with equally many replicas; \
                  use DATA",

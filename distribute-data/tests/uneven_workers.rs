@@ -4,12 +4,14 @@
 use std::sync::mpsc;
 use std::time::Duration;
 
+use burn::nn::LinearConfig;
 use distribute_core::collectives::{GroupOptions, in_process};
+use distribute_core::fit::predict;
 use distribute_core::{
-    Error, MultiWorkerMirroredStrategy, Nest, ReduceOp, Result, Strategy, StrategyExt, Tensor,
-    TensorData,
+    Device, Error, InputContext, MultiWorkerMirroredStrategy, Nest, ReduceOp, Result, Sgd,
+    Strategy, StrategyExt, Tensor, TensorData, TrainState,
 };
-use distribute_data::StrategyDataExt;
+use distribute_data::{Batching, FnDataset, ReplicationMode, StrategyDataExt};
 use rstest::rstest;
 
 /// A hang fails, and is not waited for.
@@ -119,6 +121,57 @@ fn so_do_workers_with_several_replicas() {
         [6, 6, 2]
     );
     assert_eq!(found[0], found[1]);
+}
+
+#[test]
+fn workers_with_any_numbers_of_replicas_read_every_example_once() {
+    let found = workers(&[2, 1, 3], |strategy| {
+        let examples = FnDataset::new(26, |indices: &[usize], _: &Device| Ok(indices.to_vec()));
+        let data = strategy
+            .distribute_dataset(examples, Batching::global(13))
+            .unwrap();
+        let steps = data.epoch(0).map(|step| step.unwrap().into_values());
+        steps.flatten().flatten().collect::<Vec<usize>>()
+    });
+    let mut all = found.concat();
+    all.sort_unstable();
+    assert_eq!(all, (0..26).collect::<Vec<_>>());
+    let pipelines = workers(&[2, 1, 3], |strategy| {
+        let seen = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
+        let contexts = std::sync::Arc::clone(&seen);
+        let input = strategy.distribute_datasets_from_function(move |context: InputContext| {
+            let place = (context.input_pipeline_id, context.num_input_pipelines);
+            contexts.lock().unwrap().push(place);
+            Ok(std::iter::empty::<Result<f32>>())
+        });
+        let input = input.replication_mode(ReplicationMode::PerReplica);
+        assert_eq!(input.epoch().unwrap().count(), 0);
+        seen.lock().unwrap().clone()
+    });
+    let expected: Vec<_> = (0..6).map(|id| (id, 6)).collect();
+    assert_eq!(pipelines.concat(), expected);
+}
+
+#[test]
+fn predictions_come_in_the_order_of_the_source() {
+    let rows = workers(&[2, 2], |strategy| {
+        let state = strategy
+            .scope(|device| TrainState::new(LinearConfig::new(1, 1).init(device), Sgd::new(0.1)))
+            .unwrap();
+        let examples = FnDataset::new(11, |indices: &[usize], _: &Device| {
+            let values: Vec<f32> = indices.iter().map(|index| *index as f32).collect();
+            Ok(TensorData::new(values, [indices.len(), 1]))
+        });
+        let data = strategy
+            .distribute_dataset(examples, Batching::global(7))
+            .unwrap();
+        let rows = predict(&strategy, &state, &data, |_, _, batch: TensorData| {
+            Ok(batch)
+        });
+        rows.unwrap().iter::<f32>().collect::<Vec<_>>()
+    });
+    let expected: Vec<f32> = (0..11).map(|index| index as f32).collect();
+    assert_eq!(rows, [expected.clone(), expected]);
 }
 
 #[test]

@@ -25,8 +25,7 @@ pub(crate) struct TrainArgs {
     /// Images per replica and step
     #[arg(long, default_value_t = 64)]
     batch_size: usize,
-    /// Replica counts of the strategies with several replicas, of the loops without exchange, and
-    /// numbers of worker processes with a replica each
+    /// Numbers of replicas, of loops without exchange, and of worker processes of one replica
     #[arg(long, value_delimiter = ',', default_values_t = [1, 2])]
     replicas: Vec<usize>,
     /// Rounds; every round measures every competitor once

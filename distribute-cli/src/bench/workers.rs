@@ -15,8 +15,7 @@ use crate::failure::Failure;
 
 const NAME: &str = "multi-worker";
 
-/// The processes of a job. All train when they are told to; the processes end with their standard
-/// input.
+/// The processes of a job. All train when they are told to.
 pub(crate) struct Workers {
     members: Vec<Member>,
     steps_per_s: f64,
@@ -24,8 +23,7 @@ pub(crate) struct Workers {
 
 struct Member {
     child: Child,
-    /// `None` once it was told to end.
-    orders: Option<ChildStdin>,
+    orders: ChildStdin,
     results: BufReader<ChildStdout>,
 }
 
@@ -112,7 +110,7 @@ impl Member {
             .spawn()
             .map_err(Error::step)?;
         let missing = || Error::invalid("a worker process without standard input and output");
-        let orders = Some(child.stdin.take().ok_or_else(missing)?);
+        let orders = child.stdin.take().ok_or_else(missing)?;
         let results = BufReader::new(child.stdout.take().ok_or_else(missing)?);
         Ok(Self {
             child,
@@ -122,10 +120,8 @@ impl Member {
     }
 
     fn order(&mut self, steps: usize) -> Result<()> {
-        let ended = || Error::invalid("a worker process was told to end");
-        let orders = self.orders.as_mut().ok_or_else(ended)?;
-        writeln!(orders, "{steps}").map_err(Error::step)?;
-        orders.flush().map_err(Error::step)
+        writeln!(self.orders, "{steps}").map_err(Error::step)?;
+        self.orders.flush().map_err(Error::step)
     }
 
     /// Waits for its result; the end of the process ends this as well.
@@ -138,16 +134,11 @@ impl Member {
     }
 }
 
-impl Drop for Workers {
+impl Drop for Member {
     fn drop(&mut self) {
-        // All first, so that none waits for another one.
-        for member in &mut self.members {
-            member.orders = None;
-        }
-        for member in &mut self.members {
-            // Its result does not matter any more.
-            let _ = member.child.wait();
-        }
+        // Nothing of it is needed any more, and it may wait for others that never came.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 

@@ -175,7 +175,8 @@ impl Run {
         let history = fit.run(&mut state, &train, Some(&test), objective)?;
         let saved = saver.as_ref().and_then(ModelCheckpoint::last_saved);
         // Nothing newer than what the run began with.
-        let saved = saved.map(|saved| saved.entry.path.clone()).or(path);
+        let began_with = path.filter(|_| self.reports());
+        let saved = saved.map(|saved| saved.entry.path.clone()).or(began_with);
         self.finish(&history, &state, &test, saved)
     }
 
@@ -372,6 +373,9 @@ impl Run {
                 "interrupted after step {step}, saved {}; continue with --resume",
                 path.display()
             )),
+            (None, Some(_)) if step == 0 => Failure::preempted(
+                "interrupted before the first step; there was nothing to save yet".to_string(),
+            ),
             (None, Some(directory)) if !self.reports() => Failure::preempted(format!(
                 "interrupted after step {step}, the chief saved into {}",
                 directory.display()

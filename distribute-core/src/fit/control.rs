@@ -59,6 +59,7 @@ pub enum Outcome {
         /// The epoch with the best one, from 0.
         best_epoch: usize,
         /// The best one.
+        #[serde(with = "bits")]
         best: f64,
     },
     /// [`TerminateOnNan`](super::callbacks::TerminateOnNan): the loss is NaN or infinite. The
@@ -75,6 +76,19 @@ pub enum Outcome {
         /// Its reason.
         why: String,
     },
+}
+
+/// Numbers between workers as bits: JSON has no NaN.
+mod bits {
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(value: &f64, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_u64(value.to_bits())
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
+        u64::deserialize(from).map(f64::from_bits)
+    }
 }
 
 impl fmt::Display for Outcome {
@@ -364,7 +378,8 @@ impl Control<'_> {
     }
 
     /// Sets the learning rate of the next steps. Costs nothing: the replicas take it over when
-    /// they start their next step.
+    /// they start their next step. With several workers every worker's callback must set the same;
+    /// they compare it between epochs.
     pub fn set_learning_rate(&mut self, learning_rate: f64) {
         self.run.learning_rate = learning_rate;
     }
@@ -385,7 +400,8 @@ impl Control<'_> {
         self.state.tensors()
     }
 
-    /// Replaces the model's parameters on all replicas; slots and step stay.
+    /// Replaces the model's parameters on all replicas; slots and step stay. With several workers
+    /// every worker's callback must do it, with the same parameters.
     ///
     /// # Errors
     /// If `parameters` are not those of this model. The state is unchanged then.
@@ -469,6 +485,14 @@ impl States for Callbacks<'_> {
             Some((key, state))
         });
         named.collect()
+    }
+}
+
+impl Callbacks<'_> {
+    /// How many of them save checkpoints.
+    pub(super) fn savers(&self) -> usize {
+        let slots = self.slots.iter();
+        slots.filter(|slot| slot.callback.borrow().saves()).count()
     }
 }
 

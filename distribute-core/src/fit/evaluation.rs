@@ -7,7 +7,7 @@ use burn::tensor::TensorData;
 
 use super::meter::Meter;
 use super::objective::Pass;
-use super::{BatchSource, FitError, Logs, Mode, Objective, StepContext};
+use super::{BatchSource, FitError, Logs, Mode, Objective, StepContext, together};
 use crate::{
     Error, Mirrored, Nest, PerReplica, Result, Strategy, StrategyExt, TrainState, host_reduce,
 };
@@ -47,10 +47,13 @@ where
 {
     let started = Instant::now();
     let mut evaluator = Evaluator::new(state, data.global_batch_size(), 0, 0);
-    for batch in data.epoch(0, 0)? {
-        evaluator.batch(strategy, state, batch?, &objective)?;
-    }
-    let (logs, examples) = evaluator.finish(strategy, "the data")?;
+    let all = || {
+        for batch in data.epoch(0, 0)? {
+            evaluator.batch(strategy, state, batch?, &objective)?;
+        }
+        evaluator.finish(strategy, "the data")
+    };
+    let (logs, examples) = together::or_abort(strategy, all())?;
     Ok(Evaluation {
         logs,
         examples,
@@ -80,7 +83,25 @@ where
     F: Fn(&StepContext<'_>, &M, D::Batch) -> Result<O> + Sync,
     O: Nest + Send,
 {
+    let predicted = predict_all(strategy, state, data, forward);
+    together::or_abort(strategy, predicted)
+}
+
+fn predict_all<S, M, D, F, O>(
+    strategy: &S,
+    state: &Mirrored<TrainState<M>>,
+    data: &D,
+    forward: F,
+) -> Result<O>
+where
+    S: Strategy + ?Sized,
+    M: Module + Sync + 'static,
+    D: BatchSource + ?Sized,
+    F: Fn(&StepContext<'_>, &M, D::Batch) -> Result<O> + Sync,
+    O: Nest + Send,
+{
     let models = validation_models(state);
+    let order = order_of_replicas(strategy, data)?;
     let mut outputs: Option<O> = None;
     let mut rows: Vec<Vec<TensorData>> = Vec::new();
     for (index, batch) in data.epoch(0, 0)?.enumerate() {
@@ -94,9 +115,24 @@ where
         let parts = strategy.run((state, &models, batch?), |replica, (_, model, batch)| {
             forward(&StepContext { replica, pass }, model, batch)
         })?;
-        let mut gathered = strategy.gather(parts, 0)?;
-        rows.push(gathered.take_leaves()?);
-        outputs.get_or_insert(gathered);
+        let mut parts = parts.into_values();
+        let mut lists = parts
+            .iter_mut()
+            .map(Nest::take_leaves)
+            .collect::<Result<Vec<_>>>()?;
+        if let Some(workers) = strategy.workers() {
+            lists = workers.gather("predict", &lists)?;
+        }
+        let mut lists: Vec<_> = order.iter().copied().zip(lists).collect();
+        lists.sort_by_key(|(part, _)| *part);
+        let lists = lists.into_iter().map(|(_, leaves)| leaves).collect();
+        let joined = host_reduce::columns(lists)?
+            .into_iter()
+            .map(|column| host_reduce::gather(column, 0));
+        rows.push(joined.collect::<Result<Vec<_>>>()?);
+        if outputs.is_none() {
+            outputs = parts.into_iter().next();
+        }
     }
     let no_batches = || Error::from(FitError::NoExamples { what: "the data" });
     let mut outputs = outputs.ok_or_else(no_batches)?;
@@ -105,6 +141,29 @@ where
         .map(|column| host_reduce::gather(column, 0));
     outputs.put_leaves(joined.collect::<Result<Vec<_>>>()?)?;
     Ok(outputs)
+}
+
+/// Which part of a global batch each replica of all workers reads, in replica order.
+fn order_of_replicas<S, D>(strategy: &S, data: &D) -> Result<Vec<usize>>
+where
+    S: Strategy + ?Sized,
+    D: BatchSource + ?Sized,
+{
+    let ids = || {
+        strategy
+            .replicas()
+            .iter()
+            .map(|replica| replica.id)
+            .collect()
+    };
+    let own: Vec<usize> = data.parts().unwrap_or_else(ids);
+    match strategy.workers() {
+        None => Ok(own),
+        Some(workers) => {
+            let all = workers.hear_all("the parts of the replicas", &own)?;
+            Ok(all.into_iter().flatten().collect())
+        }
+    }
 }
 
 /// Every replica's model without autodiff and training flags. Shares the parameters' storage, so

@@ -149,10 +149,17 @@ impl Meter {
             return self.read(strategy).cloned();
         }
         let mut sums = self.sums.clone();
+        // Every replica has its share of the regularization.
+        let local = strategy.replicas().len() as f64;
+        let share = strategy.num_replicas_in_sync() as f64 / local;
         for batch in &self.unread {
-            for replica in batch.values() {
-                sums.add(replica.clone().read()?)?;
-            }
+            let mut replicas = batch.values().iter().map(|replica| replica.clone().read());
+            let Some(mut batch) = replicas.next().transpose()? else {
+                continue;
+            };
+            replicas.try_for_each(|other| batch.merge(&other?))?;
+            batch.regularization *= share;
+            sums.add(batch)?;
         }
         Ok(sums)
     }
@@ -212,6 +219,6 @@ impl Sums {
     }
 }
 
-fn different_metrics() -> Error {
+pub(super) fn different_metrics() -> Error {
     Error::invalid("the objective must give the same metrics in the same order for every batch")
 }

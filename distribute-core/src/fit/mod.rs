@@ -107,6 +107,12 @@ pub trait BatchSource {
     /// if the batches have no fixed size; every batch then counts by its examples.
     fn global_batch_size(&self) -> Option<usize>;
 
+    /// Which part of every global batch each local replica reads, in replica order, counted in the
+    /// order of the source; by default the replicas' ids. [`predict`] needs it with several workers.
+    fn parts(&self) -> Option<Vec<usize>> {
+        None
+    }
+
     /// The batches of epoch `epoch` (from 0), without the first `skip_batches`.
     ///
     /// The same epoch must always give the same batches in the same order, else a resumed run is

@@ -248,6 +248,23 @@ pub(super) struct BatchSums {
     pub(super) metrics: Vec<(Cow<'static, str>, f64, f64)>,
 }
 
+impl BatchSums {
+    /// Adds what another replica of this process has of the same batch.
+    pub(super) fn merge(&mut self, other: &Self) -> Result<()> {
+        self.loss += other.loss;
+        self.regularization += other.regularization;
+        self.examples += other.examples;
+        if self.metrics.len() != other.metrics.len() {
+            return Err(super::meter::different_metrics());
+        }
+        for (own, other) in self.metrics.iter_mut().zip(&other.metrics) {
+            own.1 += other.1;
+            own.2 += other.2;
+        }
+        Ok(())
+    }
+}
+
 impl Nest for StepSums {
     fn walk(&mut self, visit: &mut dyn FnMut(&mut dyn Leaf) -> Result<()>) -> Result<()> {
         visit(&mut self.loss)?;

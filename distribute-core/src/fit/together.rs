@@ -6,22 +6,41 @@ use serde::{Deserialize, Serialize};
 use super::Outcome;
 use super::snapshot::refuse;
 use crate::checkpoint::Checkpoint;
-use crate::{Error, Result, WorkerGroup};
+use crate::{Error, Result, Strategy, WorkerGroup};
+
+/// What a worker says between epochs.
+#[derive(Debug, Serialize, Deserialize)]
+struct Said {
+    stop: Option<Outcome>,
+    /// The bits of the learning rate of the next step.
+    learning_rate: u64,
+}
 
 /// The first worker's reason to stop, on all workers; `None` if none has one. All call it.
-pub(super) fn agree(workers: &WorkerGroup, own: Option<&Outcome>) -> Result<Option<Outcome>> {
-    let text = serde_json::to_string(&own).map_err(Error::step)?;
-    for (worker, text) in workers.gather_text(&text)?.into_iter().enumerate() {
-        // Numbers that are not finite do not survive as text.
-        let outcome = serde_json::from_str(&text).unwrap_or_else(|_| {
-            let why = format!("worker {worker} asked for it");
-            Some(Outcome::Requested { why })
-        });
-        if outcome.is_some() {
-            return Ok(outcome);
-        }
+///
+/// # Errors
+/// If a worker goes on with another learning rate: a callback changed it there alone.
+pub(super) fn agree(
+    workers: &WorkerGroup,
+    own: Option<&Outcome>,
+    learning_rate: f64,
+) -> Result<Option<Outcome>> {
+    let said = Said {
+        stop: own.cloned(),
+        learning_rate: learning_rate.to_bits(),
+    };
+    let all = workers.hear_all("whether to stop training", &said)?;
+    let rates = all.iter().map(|said| f64::from_bits(said.learning_rate));
+    let rates: Vec<f64> = rates.collect();
+    let differs = |rate: &f64| rate.to_bits() != rates[0].to_bits();
+    if let Some(worker) = rates.iter().position(differs) {
+        return Err(Error::invalid(format!(
+            "the learning rate is {} on worker {worker} and {} on the chief: callbacks must change \
+             it on all workers, from values that all have (an epoch's record, not `logs`)",
+            rates[worker], rates[0]
+        )));
     }
-    Ok(None)
+    Ok(all.into_iter().find_map(|said| said.stop))
 }
 
 /// What tells checkpoints apart.
@@ -49,14 +68,7 @@ impl Identity {
 
 /// Refuses, on all workers, when they would not resume from the same checkpoint.
 pub(super) fn check_same_checkpoint(workers: &WorkerGroup, own: Option<&Checkpoint>) -> Result<()> {
-    let own = own.map(Identity::of);
-    let text = serde_json::to_string(&own).map_err(Error::step)?;
-    let texts = workers.gather_text(&text)?;
-    let mut all = Vec::with_capacity(texts.len());
-    for text in &texts {
-        let identity: Option<Identity> = serde_json::from_str(text).map_err(Error::step)?;
-        all.push(identity);
-    }
+    let all = workers.hear_all("the checkpoint to resume from", &own.map(Identity::of))?;
     let Some(worker) = all.iter().position(|identity| *identity != all[0]) else {
         return Ok(());
     };
@@ -73,4 +85,12 @@ pub(super) fn check_same_checkpoint(workers: &WorkerGroup, own: Option<&Checkpoi
         "the chief found {chief} and worker {worker} {other}: the workers do not share the \
          checkpoint directory; put it on a file system that all of them see"
     )))
+}
+
+/// An error of one worker ends the others, which wait for it.
+pub(super) fn or_abort<T>(strategy: &(impl Strategy + ?Sized), outcome: Result<T>) -> Result<T> {
+    match strategy.workers() {
+        None => outcome,
+        Some(workers) => workers.or_abort(outcome),
+    }
 }

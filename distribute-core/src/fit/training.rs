@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use burn::module::Module;
+use serde_json::{Value, json};
 
 use super::control::{AnyState, Callbacks, Run};
 use super::evaluation::Evaluator;
@@ -144,11 +145,12 @@ impl<'a, S: Strategy + ?Sized> Fit<'a, S> {
         let outcome = session
             .start(self.checkpoint.as_ref())
             .and_then(|()| session.train(train, validation));
-        if let (Err(error), Some(workers)) = (&outcome, workers) {
-            // The others wait for this worker in vain.
-            workers.abort(&error.to_string());
-        }
-        outcome
+        let Some(workers) = workers else {
+            return outcome;
+        };
+        workers.forget(Wish::Stop);
+        // The others would wait for this worker in vain.
+        workers.or_abort(outcome)
     }
 }
 
@@ -188,17 +190,45 @@ impl<S: Strategy + ?Sized, M: Module + Sync + 'static, F> Session<'_, S, M, F> {
     /// Restores the run that a checkpoint is of, if there is one; the same on all workers.
     fn start(&mut self, checkpoint: Option<&Checkpoint>) -> Result<()> {
         if let Some(workers) = self.strategy.workers() {
-            Wish::ALL.into_iter().for_each(|wish| workers.forget(wish));
+            workers.forget(Wish::Save);
+            workers.check_equal("fit", &self.settings())?;
             together::check_same_checkpoint(workers, checkpoint)?;
         }
         checkpoint.map_or(Ok(()), |checkpoint| self.resume(checkpoint))
+    }
+
+    /// What all workers must have the same of.
+    fn settings(&self) -> Vec<(&'static str, Value)> {
+        let (run, state) = (&self.run, self.state.primary());
+        let progress = &run.progress;
+        vec![
+            ("the seed", json!(run.seed)),
+            ("the number of epochs", json!(progress.epochs)),
+            ("the limit of steps", json!(self.max_steps)),
+            ("the first epoch", json!(progress.position.epoch)),
+            ("the first batch", json!(progress.position.batches)),
+            ("the number of updates so far", json!(progress.step)),
+            ("the global batch size", json!(run.global_batch_size)),
+            ("the number of batches", json!(progress.batches_per_epoch)),
+            (
+                "the number of validation batches",
+                json!(progress.validation_batches_in_all),
+            ),
+            ("the learning rate", json!(run.learning_rate.to_bits())),
+            ("the optimizer", json!(format!("{:?}", state.optimizer()))),
+            (
+                "the number of checkpoint callbacks",
+                json!(self.callbacks.savers()),
+            ),
+        ]
     }
 
     /// Whether to stop now. With several workers all of them ask together: one that wants to stop
     /// is enough, and all stop for its reason.
     fn stopping(&mut self) -> Result<bool> {
         if let Some(workers) = self.strategy.workers() {
-            self.run.stop = together::agree(workers, self.run.stop.as_ref())?;
+            let rate = self.run.learning_rate;
+            self.run.stop = together::agree(workers, self.run.stop.as_ref(), rate)?;
         }
         Ok(self.run.stop.is_some())
     }
@@ -382,15 +412,27 @@ impl<S: Strategy + ?Sized, M: Module + Sync + 'static, F> Session<'_, S, M, F> {
     {
         for batch in batches {
             if self.limit_reached() {
-                return Ok(Part::Limited);
+                return self.ended(Part::Limited);
             }
             self.step(batch?)?;
             self.notify(|callback, run| callback.on_batch_end(run))?;
+            if let Some(workers) = self.strategy.workers().filter(|w| w.agreed(Wish::Save)) {
+                // All callbacks have seen it.
+                workers.forget(Wish::Save);
+            }
             if self.stopping_after_batch()? && !self.state.is_accumulating() {
                 return Ok(Part::CutShort);
             }
         }
-        Ok(Part::Complete)
+        self.ended(Part::Complete)
+    }
+
+    /// The end of the batches. With several workers one may have wished to stop after the last
+    /// update, and no other has told.
+    fn ended(&mut self, part: Part) -> Result<Part> {
+        let has_workers = self.strategy.workers().is_some();
+        let stops = has_workers && !self.state.is_accumulating() && self.stopping()?;
+        Ok(if stops { Part::CutShort } else { part })
     }
 
     /// One step on all replicas.

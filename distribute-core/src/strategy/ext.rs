@@ -43,10 +43,15 @@ pub trait StrategyExt: Strategy {
             .iter()
             .map(|replica| replica.device.clone())
             .collect();
-        let mut value = self.within(|| build(&devices[0]))??;
-        if let Some(workers) = self.workers() {
-            value.take_from_chief(workers)?;
-        }
+        let built = self.within(|| build(&devices[0])).flatten();
+        let value = match self.workers() {
+            None => built?,
+            Some(workers) => {
+                let mut value = workers.or_abort(built)?;
+                value.take_from_chief(workers)?;
+                value
+            }
+        };
         Ok(Mirrored::replicate(value, &devices, self.id()))
     }
 
@@ -84,7 +89,8 @@ pub trait StrategyExt: Strategy {
     /// # Errors
     /// The error of the first replica that failed. The others are stopped at their next
     /// cross-replica call; mirrored values that were passed mutably are then marked as possibly
-    /// different between replicas, see [`Error::Poisoned`]. The strategy itself stays usable.
+    /// different between replicas, see [`Error::Poisoned`]. The strategy itself stays usable; a
+    /// group of several workers has ended, though.
     ///
     /// ```
     /// use distribute_core::{MirroredStrategy, PerReplica, ReduceOp, StrategyExt};
@@ -165,13 +171,15 @@ pub trait StrategyExt: Strategy {
     {
         let replicas = self.replicas().len();
         let workers = self.workers();
-        combine(self, "reduce", value, |leaf| match leaf {
-            Components::PerReplica(components) => host_reduce::reduce(op, components),
-            Components::Same(value) => {
-                let value = host_reduce::reduce_same(op, value, replicas)?;
-                match workers {
-                    None => Ok(value),
-                    Some(workers) => host_reduce::reduce(op, workers.gather_one(value)?),
+        let call = format!("reduce {op}");
+        combine(self, ("reduce", &call), value, |leaf| {
+            match (leaf, workers) {
+                (Components::PerReplica(components), _) => host_reduce::reduce(op, components),
+                (Components::Same(value), None) => host_reduce::reduce_same(op, value, replicas),
+                (Components::Same(value), Some(workers)) => {
+                    // All exchange before one refuses, so that none waits.
+                    let values = workers.gather_one(&call, value)?;
+                    host_reduce::reduce_same_of_workers(op, values, workers.max_replicas())
                 }
             }
         })
@@ -195,7 +203,8 @@ pub trait StrategyExt: Strategy {
         axes: &[i64],
     ) -> Result<TensorData> {
         let replicas = self.num_replicas_in_sync();
-        combine(self, "reduce", value, |leaf| {
+        let call = format!("reduce {op} over {axes:?}");
+        combine(self, ("reduce", &call), value, |leaf| {
             let components = match leaf {
                 Components::PerReplica(components) => components,
                 Components::Same(value) => vec![value; replicas],
@@ -220,7 +229,7 @@ pub trait StrategyExt: Strategy {
         let mut slices = value.into_values();
         crate::values::count("a per-replica value", replicas, slices.len())?;
         if let Some(workers) = self.workers() {
-            slices = IndexedSlices::gather(workers, slices)?;
+            slices = IndexedSlices::gather(workers, op, slices)?;
         }
         IndexedSlices::reduce(op, slices)
     }
@@ -238,7 +247,8 @@ pub trait StrategyExt: Strategy {
         V: DistributedValue,
         V::Value: Nest,
     {
-        combine(self, "gather", value, |leaf| match leaf {
+        let call = format!("gather over {axis}");
+        combine(self, ("gather", &call), value, |leaf| match leaf {
             Components::PerReplica(components) => host_reduce::gather(components, axis),
             Components::Same(value) => Ok(value),
         })
@@ -268,7 +278,7 @@ impl<S: Strategy + ?Sized> StrategyExt for S {}
 /// Applies `join` to the i-th leaf of all components, for every i.
 fn combine<V: DistributedValue<Value: Nest>>(
     strategy: &(impl Strategy + ?Sized),
-    what: &'static str,
+    (what, call): (&'static str, &str),
     value: V,
     mut join: impl FnMut(Components<TensorData>) -> Result<TensorData>,
 ) -> Result<V::Value> {
@@ -289,7 +299,7 @@ fn combine<V: DistributedValue<Value: Nest>>(
         .map(Nest::take_leaves)
         .collect::<Result<Vec<_>>>()?;
     if let Some(workers) = strategy.workers() {
-        leaves = workers.gather(&leaves)?;
+        leaves = workers.gather(call, &leaves)?;
     }
     let joined = host_reduce::columns(leaves)?
         .into_iter()

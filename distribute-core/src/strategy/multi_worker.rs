@@ -97,6 +97,9 @@ pub struct MultiWorkerMirroredStrategyBuilder {
     timeout: Duration,
 }
 
+/// How much longer the replicas of a worker wait for each other than workers do.
+const MARGIN: Duration = Duration::from_secs(30);
+
 /// A communicator of the caller's.
 struct Own(Box<dyn Communicator>);
 
@@ -226,12 +229,23 @@ impl MultiWorkerMirroredStrategyBuilder {
         let count = workers
             .as_ref()
             .map_or(devices.len(), WorkerGroup::num_replicas);
+        // Replicas wait for the one that speaks with other workers; who is missing there is to be
+        // named, not that one.
+        let between = self
+            .communication
+            .timeout
+            .filter(|timeout| !timeout.is_zero());
+        let longest = self.timeout.max(between.unwrap_or_default());
+        let timeout = match &workers {
+            Some(_) => longest.saturating_add(MARGIN),
+            None => self.timeout,
+        };
         let options = EngineOptions {
-            timeout: self.timeout,
+            timeout,
             threads_per_replica: 1,
             placement: VariablePlacement::Mirrored,
             cross_device_ops: Arc::new(DirectAllReduce),
-            group: GroupOptions::default().timeout(self.timeout),
+            group: GroupOptions::default().timeout(timeout),
             workers: workers.clone(),
         };
         Ok(MultiWorkerMirroredStrategy {
@@ -258,7 +272,7 @@ impl MultiWorkerMirroredStrategyBuilder {
                      nothing: multi-worker training uses the tasks chief and worker",
                 ));
             }
-            _ => worker_addresses(cluster)?,
+            _ => cluster.workers(),
         };
         let Some(rank) = cluster.rank().filter(|_| addresses.len() > 1) else {
             return Ok(None);
@@ -268,7 +282,7 @@ impl MultiWorkerMirroredStrategyBuilder {
             .generation(self.generation)
             .timeout(self.timeout);
         let group = self.communication.apply(group)?;
-        let mut options = ProcessGroupOptions::new(rank, addresses.clone())
+        let mut options = ProcessGroupOptions::new(rank, addresses.iter().copied())
             .group(group)
             .transport(self.transport)
             .security(std::mem::take(&mut self.security))
@@ -276,22 +290,9 @@ impl MultiWorkerMirroredStrategyBuilder {
         if let Some(directory) = self.flight_records.take() {
             options = options.flight_records(directory);
         }
-        let communicator = options.bind()?.join(addresses.iter().map(String::as_str))?;
+        let communicator = options.bind()?.join(addresses)?;
         Ok(Some(Box::new(communicator)))
     }
-}
-
-/// The addresses of the tasks that train, in the order of their ranks: chief first.
-fn worker_addresses(cluster: &Cluster) -> Result<Vec<String>> {
-    let spec = cluster.spec();
-    let mut addresses = Vec::new();
-    for job in ["chief", "worker"] {
-        if spec.has_job(job) {
-            let tasks = spec.job_tasks(job)?.into_iter().flatten();
-            addresses.extend(tasks.map(str::to_string));
-        }
-    }
-    Ok(addresses)
 }
 
 impl Strategy for MultiWorkerMirroredStrategy {

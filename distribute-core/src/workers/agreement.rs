@@ -2,11 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use burn::tensor::TensorData;
-
 use super::WorkerGroup;
-use super::encoding::unreadable;
-use crate::Result;
 
 /// What one worker can wish and all do together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,7 +57,7 @@ impl WorkerGroup {
         self.shared.agreed.get(wish)
     }
 
-    /// Forgets a wish that was fulfilled, or is of an earlier run.
+    /// Forgets a wish that was fulfilled.
     pub(crate) fn forget(&self, wish: Wish) {
         self.shared.requested.set(wish, false);
         self.shared.agreed.set(wish, false);
@@ -80,19 +76,5 @@ impl WorkerGroup {
         if signal > 0.0 {
             self.shared.agreed.set(wish, true);
         }
-    }
-
-    /// Gives every worker the texts of all workers, worker 0's first. Blocks until all workers have
-    /// called it.
-    ///
-    /// # Errors
-    /// A worker that was lost, ended the group or does not come before the deadline.
-    pub fn gather_text(&self, text: &str) -> Result<Vec<String>> {
-        let bytes = TensorData::new(text.as_bytes().to_vec(), [text.len()]);
-        let texts = self.gather_one(bytes)?.into_iter().map(|data| {
-            let bytes = data.try_into_vec::<u8>().map_err(|_| unreadable())?;
-            String::from_utf8(bytes).map_err(|_| unreadable())
-        });
-        texts.collect()
     }
 }

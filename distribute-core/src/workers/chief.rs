@@ -3,6 +3,7 @@
 use burn::tensor::TensorData;
 use distribute_collectives::{Buffer, CommunicatorExt};
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
 use super::WorkerGroup;
 use super::encoding::{Form, tensor, unreadable};
@@ -53,6 +54,22 @@ impl WorkerGroup {
             rest = left;
         }
         Ok(())
+    }
+
+    /// Refuses, on all workers, if one has other numbers or texts than the chief.
+    pub(crate) fn check_equal(&self, what: &str, own: &[(&str, Value)]) -> Result<()> {
+        let values: Vec<&Value> = own.iter().map(|(_, value)| value).collect();
+        let all = self.hear_all(what, &json!(values))?;
+        let Some(worker) = all.iter().position(|found| *found != all[0]) else {
+            return Ok(());
+        };
+        let differs = |index: &usize| all[worker][*index] != all[0][*index];
+        let index = (0..own.len()).find(differs).unwrap_or(0);
+        let (name, found, expected) = (own[index].0, &all[worker][index], &all[0][index]);
+        Err(Error::invalid(format!(
+            "{what}: {name} is {found} on worker {worker} and {expected} on the chief; run all \
+             workers with the same settings"
+        )))
     }
 
     /// Replaces a variable's initial value by the chief's.

@@ -1,5 +1,5 @@
-//! Lists of tensors as bytes, for their way between processes: a JSON header with the types and
-//! shapes behind its length (u64), then the elements in the byte order of the machine.
+//! Lists of tensors as bytes, for their way between processes: a JSON header with the call, the
+//! types and the shapes behind its length (u64), then the elements in the byte order of the machine.
 
 use burn::tensor::{DType, TensorData};
 use serde::{Deserialize, Serialize};
@@ -29,13 +29,23 @@ impl Form {
     }
 }
 
+#[derive(Debug, Serialize, Deserialize)]
+struct Header {
+    /// Which call it is, with what all workers must agree in.
+    call: String,
+    forms: Vec<Vec<Form>>,
+}
+
 /// The lists of a worker's replicas as bytes.
-pub(super) fn encode(lists: &[Vec<TensorData>]) -> Result<Vec<u8>> {
-    let forms: Vec<Vec<Form>> = lists
-        .iter()
-        .map(|list| list.iter().map(Form::of).collect())
-        .collect();
-    let header = serde_json::to_vec(&forms).map_err(Error::step)?;
+pub(super) fn encode(call: &str, lists: &[Vec<TensorData>]) -> Result<Vec<u8>> {
+    let header = Header {
+        call: call.to_string(),
+        forms: lists
+            .iter()
+            .map(|list| list.iter().map(Form::of).collect())
+            .collect(),
+    };
+    let header = serde_json::to_vec(&header).map_err(Error::step)?;
     let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
     bytes.extend_from_slice(&header);
     for data in lists.iter().flatten() {
@@ -44,16 +54,16 @@ pub(super) fn encode(lists: &[Vec<TensorData>]) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The way back.
-pub(super) fn decode(bytes: &[u8]) -> Result<Vec<Vec<TensorData>>> {
+/// The way back: the call and the lists.
+pub(super) fn decode(bytes: &[u8]) -> Result<(String, Vec<Vec<TensorData>>)> {
     decoded(bytes).ok_or_else(unreadable)
 }
 
-fn decoded(bytes: &[u8]) -> Option<Vec<Vec<TensorData>>> {
+fn decoded(bytes: &[u8]) -> Option<(String, Vec<Vec<TensorData>>)> {
     let (length, rest) = bytes.split_first_chunk::<8>()?;
     let length = usize::try_from(u64::from_le_bytes(*length)).ok()?;
     let (header, mut rest) = rest.split_at_checked(length)?;
-    let forms: Vec<Vec<Form>> = serde_json::from_slice(header).ok()?;
+    let Header { call, forms } = serde_json::from_slice(header).ok()?;
     let mut lists = Vec::with_capacity(forms.len());
     for forms in forms {
         let mut list = Vec::with_capacity(forms.len());
@@ -64,7 +74,7 @@ fn decoded(bytes: &[u8]) -> Option<Vec<Vec<TensorData>>> {
         }
         lists.push(list);
     }
-    rest.is_empty().then_some(lists)
+    rest.is_empty().then_some((call, lists))
 }
 
 /// A tensor of this form from as many bytes as it has.
@@ -95,19 +105,21 @@ mod tests {
 
     #[test]
     fn lists_come_back_as_they_were() {
-        assert_eq!(decode(&encode(&lists()).unwrap()).unwrap(), lists());
+        let bytes = encode("reduce sum", &lists()).unwrap();
+        assert_eq!(decode(&bytes).unwrap(), ("reduce sum".to_string(), lists()));
     }
 
     #[test]
     fn bytes_that_were_cut_or_made_up_are_an_error() {
-        let bytes = encode(&lists()).unwrap();
+        let bytes = encode("gather 0", &lists()).unwrap();
         for length in 0..bytes.len() {
             assert!(decode(&bytes[..length]).is_err(), "{length} bytes");
         }
         let mut longer = bytes;
         longer.push(0);
         assert!(decode(&longer).is_err());
-        let header = br#"[[{"dtype":"F32","shape":[4294967296,4294967296,2]}]]"#;
+        let header =
+            br#"{"call":"","forms":[[{"dtype":"F32","shape":[4294967296,4294967296,2]}]]}"#;
         let mut huge = (header.len() as u64).to_le_bytes().to_vec();
         huge.extend_from_slice(header);
         assert!(decode(&huge).is_err());

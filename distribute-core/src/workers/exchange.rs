@@ -2,27 +2,78 @@
 
 use burn::tensor::TensorData;
 use distribute_collectives::CommunicatorExt;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
+use super::encoding::unreadable;
 use super::{WorkerGroup, encoding};
-use crate::Result;
 use crate::values::lock;
+use crate::{Error, Result};
 
 impl WorkerGroup {
     /// Gives every worker the lists that all workers hand in, worker by worker. A worker hands in
-    /// one list per replica, or one for all of them.
-    pub(crate) fn gather(&self, lists: &[Vec<TensorData>]) -> Result<Vec<Vec<TensorData>>> {
-        let bytes = encoding::encode(lists)?;
+    /// one list per replica, or one for all of them. `call` says what it is for.
+    ///
+    /// # Errors
+    /// On all workers if they do it for different calls.
+    pub(crate) fn gather(
+        &self,
+        call: &str,
+        lists: &[Vec<TensorData>],
+    ) -> Result<Vec<Vec<TensorData>>> {
+        let bytes = encoding::encode(call, lists)?;
         let gathered = lock(&self.shared.communicator).all_gather(&bytes)?;
         let mut all = Vec::new();
-        for worker in gathered.iter() {
-            all.extend(encoding::decode(worker)?);
+        let mut first: Option<String> = None;
+        for (worker, bytes) in gathered.iter().enumerate() {
+            let (found, lists) = encoding::decode(bytes)?;
+            match &first {
+                Some(first) if *first != found => {
+                    return Err(Error::invalid(format!(
+                        "the workers made different calls: `{first}` on worker 0, `{found}` on \
+                         worker {worker}; all workers must make the same ones in the same order"
+                    )));
+                }
+                _ => first = Some(found),
+            }
+            all.extend(lists);
         }
         Ok(all)
     }
 
-    /// Gives every worker the values that all workers hand in.
-    pub(crate) fn gather_one(&self, value: TensorData) -> Result<Vec<TensorData>> {
-        let all = self.gather(&[vec![value]])?;
+    /// Gives every worker the values that all workers hand in, one each.
+    pub(crate) fn gather_one(&self, call: &str, value: TensorData) -> Result<Vec<TensorData>> {
+        let all = self.gather(call, &[vec![value]])?;
         Ok(all.into_iter().flatten().collect())
+    }
+
+    /// Gives every worker the texts of all workers, worker 0's first. Blocks until all workers have
+    /// called it.
+    ///
+    /// # Errors
+    /// A worker that was lost, ended the group or does not come before the deadline.
+    pub fn gather_text(&self, text: &str) -> Result<Vec<String>> {
+        self.gather_text_for("gather_text", text)
+    }
+
+    fn gather_text_for(&self, call: &str, text: &str) -> Result<Vec<String>> {
+        let bytes = TensorData::new(text.as_bytes().to_vec(), [text.len()]);
+        let texts = self.gather_one(call, bytes)?.into_iter().map(|data| {
+            let bytes = data.try_into_vec::<u8>().map_err(|_| unreadable())?;
+            String::from_utf8(bytes).map_err(|_| unreadable())
+        });
+        texts.collect()
+    }
+
+    /// Gives every worker what all workers say, worker 0's first.
+    pub(crate) fn hear_all<T>(&self, call: &str, said: &T) -> Result<Vec<T>>
+    where
+        T: Serialize + DeserializeOwned,
+    {
+        let text = serde_json::to_string(said).map_err(Error::step)?;
+        let texts = self.gather_text_for(call, &text)?.into_iter();
+        texts
+            .map(|text| serde_json::from_str(&text).map_err(|_| unreadable()))
+            .collect()
     }
 }

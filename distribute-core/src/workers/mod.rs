@@ -94,6 +94,29 @@ impl WorkerGroup {
         self.shared.first_replicas[self.num_workers()]
     }
 
+    /// The replicas of the worker that has most.
+    pub(crate) fn max_replicas(&self) -> usize {
+        let firsts = self.shared.first_replicas.windows(2);
+        firsts.map(|pair| pair[1] - pair[0]).max().unwrap_or(0)
+    }
+
+    /// Whether all workers have equally many replicas.
+    pub fn has_equal_workers(&self) -> bool {
+        let firsts = self.shared.first_replicas.windows(2);
+        let mut counts = firsts.map(|pair| pair[1] - pair[0]);
+        let first = counts.next();
+        counts.all(|count| Some(count) == first)
+    }
+
+    /// Runs something that this worker does alone, before or between what all do together: if it
+    /// fails, the others are told instead of waiting for this worker.
+    ///
+    /// # Errors
+    /// The outcome's.
+    pub fn or_abort<T>(&self, outcome: Result<T>) -> Result<T> {
+        outcome.inspect_err(|error| self.abort(&error.to_string()))
+    }
+
     /// The id of the first replica of this worker.
     pub(crate) fn first_replica(&self) -> usize {
         self.shared.first_replicas[self.index()]

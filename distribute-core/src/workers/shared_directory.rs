@@ -6,13 +6,17 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::WorkerGroup;
+use super::encoding::unreadable;
 use crate::{Error, Result};
+
+/// Followed by 16 hexadecimal digits.
+const PREFIX: &str = ".distribute-probe-";
 
 /// What the chief says of the directory.
 #[derive(Debug, Serialize, Deserialize)]
 enum Chief {
     /// It put a file of this name into its directory.
-    Probe { directory: PathBuf, name: String },
+    Probe { directory: String, name: String },
     /// It cannot use it.
     Failed(String),
 }
@@ -44,49 +48,62 @@ impl WorkerGroup {
         let mut opened = None;
         let mut probe = None;
         let mut failure = None;
-        let mut said = String::new();
-        if self.is_chief() {
-            let outcome = open().and_then(|value| Ok((value, put_probe(directory)?)));
-            let chief = match outcome {
+        let said = self.is_chief().then(|| {
+            match open().and_then(|value| Ok((value, put_probe(directory)?))) {
                 Ok((value, (file, name))) => {
                     opened = Some(value);
                     probe = Some(file);
-                    let directory = std::path::absolute(directory);
-                    Chief::Probe {
-                        directory: directory.map_err(Error::step)?,
-                        name,
-                    }
+                    // For people: the workers may have other working directories.
+                    let absolute = std::path::absolute(directory);
+                    let absolute = absolute.unwrap_or_else(|_| directory.to_path_buf());
+                    let directory = absolute.to_string_lossy().into_owned();
+                    Chief::Probe { directory, name }
                 }
                 Err(error) => {
                     let text = error.to_string();
                     failure = Some(error);
                     Chief::Failed(text)
                 }
-            };
-            said = serde_json::to_string(&chief).map_err(Error::step)?;
-        }
-        let said = self.gather_text(&said)?;
+            }
+        });
+        let said = self.hear_all("open a shared directory", &said)?;
         if let Some(error) = failure {
             return Err(error);
         }
-        let (path, name) = match serde_json::from_str(&said[0]).map_err(Error::step)? {
-            Chief::Probe { directory, name } => (directory, name),
-            Chief::Failed(cause) => return Err(Error::Stopped { cause }),
+        let (path, name) = match said.into_iter().next().flatten() {
+            Some(Chief::Probe { directory, name }) => (PathBuf::from(directory), name),
+            Some(Chief::Failed(cause)) => return Err(Error::Stopped { cause }),
+            None => return Err(unreadable()),
         };
         let sees = directory.join(name).exists();
-        let answers = self.gather_text(if sees { "sees it" } else { "" })?;
+        let answers = self.hear_all("look into a shared directory", &sees)?;
         drop(probe);
-        match answers.iter().position(String::is_empty) {
+        match answers.iter().position(|sees| !sees) {
             Some(worker) => Err(Error::NotShared { worker, path }),
             None => Ok(opened),
         }
     }
 }
 
+/// Those of chiefs that were killed while the others looked.
+fn remove_old_probes(directory: &Path) -> io::Result<()> {
+    for entry in std::fs::read_dir(directory)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        let digits = name.to_str().and_then(|name| name.strip_prefix(PREFIX));
+        if digits.is_some_and(|digits| digits.len() == 16) {
+            // Whoever removes it first is as good.
+            let _ = std::fs::remove_file(entry.path());
+        }
+    }
+    Ok(())
+}
+
 /// A new file with a name that was never looked for before, so that no cache knows better.
 fn put_probe(directory: &Path) -> Result<(Probe, String)> {
     let write = || -> io::Result<(Probe, String)> {
-        let name = format!(".distribute-probe-{:016x}", getrandom::u64()?);
+        remove_old_probes(directory)?;
+        let name = format!("{PREFIX}{:016x}", getrandom::u64()?);
         let path = directory.join(&name);
         std::fs::File::create_new(&path)?;
         Ok((Probe(path), name))

@@ -17,17 +17,24 @@ pub enum Between {
     Threads,
     SharedMemory,
     Grpc,
+    /// Threads that give up soon.
+    Late,
 }
 
 fn endpoints(between: Between, workers: usize) -> Vec<Box<dyn Communicator>> {
-    let options = GroupOptions::default().timeout(Duration::from_secs(60));
+    let seconds = if let Between::Late = between {
+        0.3
+    } else {
+        60.0
+    };
+    let options = GroupOptions::default().timeout(Duration::from_secs_f64(seconds));
     let processes = |transport| {
         let group = loopback(workers, options.clone(), transport).unwrap();
         let endpoints = group.into_iter();
         endpoints.map(|endpoint| Box::new(endpoint) as _).collect()
     };
     match between {
-        Between::Threads => {
+        Between::Threads | Between::Late => {
             let group = in_process(workers, options.clone()).unwrap();
             let endpoints = group.into_iter();
             endpoints.map(|endpoint| Box::new(endpoint) as _).collect()
@@ -39,7 +46,7 @@ fn endpoints(between: Between, workers: usize) -> Vec<Box<dyn Communicator>> {
 
 /// Runs a program on workers with these numbers of replicas and options and returns what each
 /// returned.
-fn run<T: Send + 'static>(
+pub fn try_workers_with<T: Send + 'static>(
     between: Between,
     replicas: &[usize],
     program: impl Fn(MultiWorkerMirroredStrategy) -> Result<T> + Send + Clone + 'static,
@@ -72,7 +79,7 @@ pub fn try_workers<T: Send + 'static>(
     replicas: &[usize],
     program: impl Fn(MultiWorkerMirroredStrategy) -> Result<T> + Send + Clone + 'static,
 ) -> Vec<Result<T>> {
-    run(between, replicas, program, |builder| builder)
+    try_workers_with(between, replicas, program, |builder| builder)
 }
 
 /// Workers that must succeed.
@@ -91,6 +98,6 @@ pub fn workers_with<T: Send + 'static>(
     program: impl Fn(MultiWorkerMirroredStrategy) -> Result<T> + Send + Clone + 'static,
     options: fn(MultiWorkerMirroredStrategyBuilder) -> MultiWorkerMirroredStrategyBuilder,
 ) -> Vec<T> {
-    let outcomes = run(between, replicas, program, options);
+    let outcomes = try_workers_with(between, replicas, program, options);
     outcomes.into_iter().map(Result::unwrap).collect()
 }

@@ -104,6 +104,53 @@ fn calls_that_differ_between_workers_are_an_error_on_all() {
 }
 
 #[test]
+fn calls_outside_of_steps_that_differ_are_an_error_on_all() {
+    let outcomes = try_workers(Between::Threads, &[1, 1], |strategy| {
+        let values = strategy.values_from(|_| 1.0_f32);
+        let op = if strategy.is_chief() {
+            ReduceOp::Sum
+        } else {
+            ReduceOp::Mean
+        };
+        strategy.reduce(op, values).map(drop)
+    });
+    for outcome in outcomes {
+        let text = outcome.unwrap_err().to_string();
+        let said = "`reduce sum` on worker 0, `reduce mean` on worker 1";
+        assert!(text.contains(said), "{text}");
+    }
+}
+
+#[test]
+fn a_late_worker_is_named_by_all_replicas_of_the_others() {
+    let (come, late) = std::sync::mpsc::channel::<()>();
+    let late = std::sync::Arc::new(std::sync::Mutex::new(late));
+    let started = Instant::now();
+    let outcomes = crate::common::try_workers_with(
+        Between::Late,
+        &[2, 1],
+        move |strategy| {
+            if !strategy.is_chief() {
+                // Until the chief has given up.
+                let _ = late.lock().unwrap().recv();
+            }
+            let sum = strategy.run((), |ctx, ()| ctx.all_reduce(ReduceOp::Sum, 1.0_f32));
+            if strategy.is_chief() {
+                let _ = come.send(());
+            }
+            sum.map(drop)
+        },
+        |builder| builder.timeout(Duration::from_millis(200)),
+    );
+    assert!(started.elapsed() < Duration::from_secs(20));
+    let error = outcomes.into_iter().next().unwrap().unwrap_err();
+    let Error::Collective(CollectiveError::Timeout { missing, .. }) = error.root_cause() else {
+        panic!("{error:?}");
+    };
+    assert_eq!(*missing, [1], "the worker that did not come");
+}
+
+#[test]
 fn a_type_that_cannot_be_sent_is_refused_with_several_workers() {
     struct Opaque;
     impl Replicate for Opaque {

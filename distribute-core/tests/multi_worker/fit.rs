@@ -8,12 +8,15 @@ use std::time::Duration;
 use distribute_core::checkpoint::{Checkpoint, list, load_latest};
 use distribute_core::fit::callbacks::{Interrupt, ModelCheckpoint};
 use distribute_core::fit::{Callback, Control, EpochRecord, Fit, History, Outcome};
-use distribute_core::{Error, MirroredStrategy, MultiWorkerMirroredStrategy, Result, Strategy};
+use distribute_core::{
+    Adam, Error, MirroredStrategy, MultiWorkerMirroredStrategy, Result, Strategy, StrategyExt,
+    TrainState,
+};
 use rstest::rstest;
 use tempfile::TempDir;
 
 use crate::common::{Between, try_workers, workers};
-use crate::points::{BATCHES, Points, everything, new_state, objective};
+use crate::points::{BATCHES, Mlp, Points, everything, new_state, objective};
 
 const EPOCHS: usize = 3;
 
@@ -168,6 +171,7 @@ fn one_interrupted_worker_stops_and_saves_all_after_the_same_step(#[case] betwee
             Ok((curve(&history), weights))
         });
         for (resumed, whole) in resumed.iter().zip(&uninterrupted) {
+            assert!(!resumed.0.is_empty() && resumed.0.len() >= whole.0.len() - 1);
             assert_eq!(
                 resumed.1, whole.1,
                 "the weights of a run that was not interrupted"
@@ -222,6 +226,87 @@ fn a_wish_given_to_the_group_stops_all() {
         outcomes,
         [(4, Outcome::Interrupted), (4, Outcome::Interrupted)]
     );
+}
+
+#[test]
+fn settings_that_differ_are_an_error_on_all_workers() {
+    for (seed, epochs, rate, said) in [
+        (
+            4,
+            EPOCHS,
+            0.02,
+            "the seed is 4 on worker 1 and 3 on the chief",
+        ),
+        (
+            3,
+            9,
+            0.02,
+            "the number of epochs is 9 on worker 1 and 3 on the chief",
+        ),
+        (3, EPOCHS, 0.03, "the learning rate"),
+    ] {
+        let outcomes = try_workers(Between::Threads, &[1, 1], move |strategy| {
+            let (seed, epochs, rate) = match strategy.is_chief() {
+                true => (3, EPOCHS, 0.02),
+                false => (seed, epochs, rate),
+            };
+            let data = Points::new(&strategy);
+            let mut state =
+                strategy.scope(|device| TrainState::new(Mlp::new(device), Adam::new(rate)))?;
+            let fit = Fit::new(&strategy).epochs(epochs).seed(seed);
+            fit.run(&mut state, &data, None, objective).map(drop)
+        });
+        for outcome in outcomes {
+            let text = outcome.unwrap_err().to_string();
+            assert!(text.contains(said), "{text}");
+        }
+    }
+}
+
+#[test]
+fn a_learning_rate_that_one_worker_changes_is_found_between_epochs() {
+    let outcomes = try_workers(Between::Threads, &[1, 1], |strategy| {
+        let act = |run: &mut Control<'_>| {
+            run.set_learning_rate(0.5);
+            Ok(())
+        };
+        let mut callbacks: Vec<Box<dyn Callback>> = Vec::new();
+        if index(&strategy) == 1 {
+            callbacks.push(Box::new(After { batches: 2, act }));
+        }
+        run(&strategy, None, callbacks)?;
+        Ok(())
+    });
+    for outcome in outcomes {
+        let text = outcome.unwrap_err().to_string();
+        let said = "the learning rate is 0.5 on worker 1 and 0.02 on the chief";
+        assert!(text.contains(said), "{text}");
+    }
+}
+
+#[test]
+fn a_stop_wished_after_the_last_batch_counts() {
+    let outcomes = workers(Between::Threads, &[1, 1], |strategy| {
+        let act = |run: &mut Control<'_>| {
+            run.stop(Outcome::Interrupted);
+            Ok(())
+        };
+        let mut callbacks: Vec<Box<dyn Callback>> = Vec::new();
+        if index(&strategy) == 1 {
+            callbacks.push(Box::new(After {
+                batches: BATCHES,
+                act,
+            }));
+        }
+        let (history, _) = run(&strategy, None, callbacks)?;
+        Ok((
+            history.position.batches,
+            history.epochs.len(),
+            history.outcome,
+        ))
+    });
+    let stopped = (BATCHES, 0, Outcome::Interrupted);
+    assert_eq!(outcomes, [stopped.clone(), stopped]);
 }
 
 #[test]

@@ -204,12 +204,17 @@ impl Drop for Job {
             member.input = None;
         }
         for member in self.members.values_mut() {
-            if member.wait().is_err() {
-                // It may have ended since.
-                let _ = member.child.kill();
-                let _ = member.child.wait();
-            }
+            // Who does not end now is ended below.
+            let _ = member.wait();
         }
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 

@@ -118,7 +118,8 @@ impl ModelCheckpoint {
     }
 
     /// Saves after the first optimizer step that ends at least this long after the last save. With
-    /// several workers the chief's clock counts. Not together with [`best_only`](Self::best_only).
+    /// several workers the chief's clock counts, and several such callbacks all save when the first
+    /// of them is due. Not together with [`best_only`](Self::best_only).
     #[must_use]
     pub fn every(mut self, interval: Duration) -> Self {
         self.every = Every::Seconds(interval);
@@ -190,8 +191,30 @@ impl ModelCheckpoint {
         self.last = Some(here);
         self.last_time = Instant::now();
         self.due = false;
+        Ok(())
+    }
+
+    /// Waits for the last write. All workers wait for it: one that ended before could end the
+    /// chief's process with it, and believe in a save that fails.
+    fn finish(&mut self, run: &Control<'_>) -> Result<()> {
+        let finished = match self.saver.take() {
+            None => Ok(None),
+            Some(saver) => saver.finish().map_err(failed),
+        };
         if let Some(workers) = run.strategy().workers() {
-            workers.forget(Wish::Save);
+            let said = finished.as_ref().err().map(ToString::to_string);
+            let all = workers.hear_all("the last checkpoint", &said)?;
+            if let Some(cause) = all
+                .into_iter()
+                .flatten()
+                .next()
+                .filter(|_| finished.is_ok())
+            {
+                return Err(Error::Stopped { cause });
+            }
+        }
+        if let Some(saved) = finished? {
+            self.saved = Some(saved);
         }
         Ok(())
     }
@@ -233,7 +256,8 @@ impl ModelCheckpoint {
             return is_newest();
         };
         let own = workers.is_chief() && is_newest()?;
-        Ok(workers.gather_text(if own { "yes" } else { "no" })?[0] == "yes")
+        let all = workers.hear_all("whether the newest checkpoint is this run's", &own)?;
+        Ok(all.first() == Some(&true))
     }
 }
 
@@ -294,12 +318,7 @@ impl Callback for ModelCheckpoint {
         if self.best_only.is_none() && !useless && !nothing_done {
             self.save(run)?;
         }
-        if let Some(saver) = self.saver.take()
-            && let Some(saved) = saver.finish().map_err(failed)?
-        {
-            self.saved = Some(saved);
-        }
-        Ok(())
+        self.finish(run)
     }
 
     fn saves(&self) -> bool {
