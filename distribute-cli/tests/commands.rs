@@ -410,7 +410,7 @@ fn bench_train_measures_the_machines_ceiling_beside_the_strategies() {
         assert!(line["steps"].as_u64().unwrap() > 0, "{line}");
     }
     let table = succeed(folder.path(), bench);
-    assert_eq!(table.lines().count(), 11, "{table}");
+    assert_eq!(table.lines().count(), 14, "{table}");
     assert!(table.starts_with("impl "), "{table}");
     assert!(table.contains("to independent"), "{table}");
 }
