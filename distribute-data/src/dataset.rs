@@ -22,8 +22,8 @@ pub trait Dataset: Send + Sync + 'static {
         self.len() == 0
     }
 
-    /// Which examples each file holds, for a dataset that is read from several files: the auto-shard
-    /// policies FILE and AUTO give each worker files of its own then.
+    /// Which examples each file holds, for a dataset that is read from several files: the
+    /// auto-shard policies FILE and AUTO give each worker files of its own then.
     fn files(&self) -> Option<Vec<Range<usize>>> {
         None
     }

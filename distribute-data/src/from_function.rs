@@ -84,8 +84,8 @@ impl<F> DistributedFunction<F> {
     /// pipeline comes out as the last item.
     ///
     /// Over several workers the pipelines may end after different numbers of steps: a worker whose
-    /// pipeline has ended gets empty batches until all have (as in TensorFlow). So does one that never
-    /// had a batch, if its type says how many tensors it has: made of tensors, numbers, tuples,
+    /// pipeline has ended gets empty batches until all have (as in TensorFlow). So does one that
+    /// never had a batch, if its type says how many tensors it has: made of tensors, numbers, tuples,
     /// arrays and structs of these. For that the workers exchange a word before every step.
     ///
     /// # Errors

@@ -108,7 +108,7 @@ pub trait BatchSource {
     fn global_batch_size(&self) -> Option<usize>;
 
     /// Which part of every global batch each local replica reads, in replica order, counted in the
-    /// order of the source; by default the replicas' ids. [`predict`] needs it with several workers.
+    /// order of the source; by default the replicas' ids. Decides the order of [`predict`]'s rows.
     fn parts(&self) -> Option<Vec<usize>> {
         None
     }
