@@ -11,7 +11,7 @@ use distribute_data::readers::{Examples, TrainTest};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-use crate::args::{OptimizerName, TrainingArgs};
+use crate::args::{OptimizerName, TrainArgs, TrainingArgs};
 use crate::data::DatasetName;
 use crate::failure::Failure;
 use crate::text::Vocabulary;
@@ -42,6 +42,17 @@ enum Source {
 }
 
 impl Task {
+    /// The task that `train` is asked for, and its data, ready for the model.
+    pub(crate) fn asked(args: &TrainArgs) -> Result<(Self, TrainTest), Failure> {
+        let dataset = args.data.dataset.clone().unwrap_or(DatasetName::Digits);
+        Self::new(
+            dataset,
+            args.data.data_dir.as_deref(),
+            args.data.model.as_deref(),
+            args.training.l2,
+        )
+    }
+
     /// The task of a training run, and its data, ready for the model.
     pub(crate) fn new(
         dataset: DatasetName,

@@ -3,76 +3,33 @@
 mod common;
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
-use std::process::{Child, ChildStdout, Command, Stdio};
-use std::sync::mpsc;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{QUICK, run, succeed};
+use common::{Process, QUICK, run, succeed};
 use distribute_core::checkpoint;
 
-/// A long run in the background that is killed if a test fails.
-struct Training {
-    child: Child,
-    out: BufReader<ChildStdout>,
-    /// Dropped at the end, which calls the watchdog off.
-    _watchdog: mpsc::Sender<()>,
-}
+/// A long run in the background.
+struct Training(Process);
 
 impl Training {
     /// Starts it and waits until the first epoch is over.
     fn start(folder: &Path, arguments: &str) -> Self {
-        let mut child = Command::new(assert_cmd::cargo::cargo_bin("distribute-cli"))
-            .current_dir(folder)
-            .args(arguments.split_whitespace())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let watchdog = common::watchdog(child.id());
-        let mut out = BufReader::new(child.stdout.take().unwrap());
-        let mut line = String::new();
-        while !line.contains("\"epoch\"") || !line.contains("val_loss") {
-            line.clear();
-            assert_ne!(
-                out.read_line(&mut line).unwrap(),
-                0,
-                "training ended too soon"
-            );
-        }
-        Self {
-            child,
-            out,
-            _watchdog: watchdog,
-        }
+        let mut command = common::plain(folder);
+        let mut process = Process::start(command.args(arguments.split_whitespace()), &[]);
+        process.wait_for("val_loss");
+        Self(process)
     }
 
     fn signal(&self, name: &str) {
-        common::signal(self.child.id(), name);
+        self.0.signal(name);
     }
 
     /// Exit code and standard error.
-    fn finish(mut self) -> (Option<i32>, String) {
-        // So that it is never stopped by a full pipe.
-        let mut rest = String::new();
-        self.out.read_to_string(&mut rest).unwrap();
-        let mut stderr = String::new();
-        self.child
-            .stderr
-            .take()
-            .unwrap()
-            .read_to_string(&mut stderr)
-            .unwrap();
-        (self.child.wait().unwrap().code(), stderr)
-    }
-}
-
-impl Drop for Training {
-    fn drop(&mut self) {
-        // It may have ended already.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+    fn finish(self) -> (Option<i32>, String) {
+        let finished = self.0.finish();
+        (finished.code, finished.stderr)
     }
 }
 
@@ -139,7 +96,7 @@ fn two_runs_never_share_a_checkpoint_directory() {
         let refused = run(folder.path(), second);
         assert_eq!(refused.code, Some(1), "{}", refused.stderr);
         assert_eq!(refused.stdout, "", "refused before it begins");
-        let id = training.child.id().to_string();
+        let id = training.0.child.id().to_string();
         insta::assert_snapshot!("second_run", refused.stderr.replace(&id, "[ID]"));
     }
     // Whoever only reads is welcome.

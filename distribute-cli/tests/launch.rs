@@ -4,12 +4,10 @@ mod common;
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
-use std::process::{Child, ChildStdout, Command, Stdio};
-use std::sync::mpsc;
+use std::process::Command;
 
-use common::Finished;
+use common::{Finished, Process};
 use distribute_core::checkpoint;
 use rstest::rstest;
 
@@ -18,66 +16,31 @@ const TRAIN: &str = "train --strategy multi-worker --model mlp --output json --e
                      --checkpoint-dir saved --checkpoint-steps 20 --steps";
 
 /// A launcher in the background.
-struct Launcher {
-    child: Child,
-    out: BufReader<ChildStdout>,
-    read: String,
-    err: Option<std::thread::JoinHandle<String>>,
-    /// Dropped at the end, which calls the watchdog off.
-    _watchdog: mpsc::Sender<()>,
-}
+struct Launcher(Process);
 
 impl Launcher {
     /// `launch OPTIONS -- distribute-cli COMMAND`.
     fn start(folder: &Path, options: &str, command: &str) -> Self {
-        let program = assert_cmd::cargo::cargo_bin("distribute-cli");
-        let mut child = Command::new(&program)
-            .current_dir(folder)
-            .env_remove("TF_CONFIG")
-            .arg("launch")
-            .args(options.split_whitespace())
-            .arg("--")
-            .arg(&program)
-            .args(command.split_whitespace())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let watchdog = common::watchdog(child.id());
-        let out = BufReader::new(child.stdout.take().unwrap());
-        let mut stderr = child.stderr.take().unwrap();
-        // On a thread, so that no process is stopped by a full pipe.
-        let err = std::thread::spawn(move || {
-            let mut text = String::new();
-            stderr.read_to_string(&mut text).unwrap();
-            text
-        });
-        Self {
-            child,
-            out,
-            read: String::new(),
-            err: Some(err),
-            _watchdog: watchdog,
-        }
+        Self(Process::start(
+            &mut Self::command(folder, options, command),
+            &[],
+        ))
     }
 
-    /// Reads the chief's output up to the first line that contains this.
-    fn wait_for(&mut self, text: &str) {
-        let mut line = String::new();
-        while !line.contains(text) {
-            line.clear();
-            assert_ne!(
-                self.out.read_line(&mut line).unwrap(),
-                0,
-                "it ended before `{text}`"
-            );
-            self.read.push_str(&line);
-        }
+    fn command(folder: &Path, options: &str, command: &str) -> Command {
+        let mut launch = common::plain(folder);
+        launch
+            .arg("launch")
+            .args(options.split_whitespace())
+            .arg("--");
+        launch.arg(assert_cmd::cargo::cargo_bin("distribute-cli"));
+        launch.args(command.split_whitespace());
+        launch
     }
 
     /// The process of a worker: a child whose environment says so.
     fn worker(&self, index: usize) -> u32 {
-        let id = self.child.id();
+        let id = self.0.child.id();
         let is_it = |child: &u32| {
             let environment = fs::read(format!("/proc/{child}/environ")).unwrap_or_default();
             let environment = String::from_utf8_lossy(&environment).replace(' ', "");
@@ -96,30 +59,10 @@ impl Launcher {
             .find(is_it)
             .expect("the worker runs")
     }
-
-    fn finish(mut self) -> Finished {
-        let mut stdout = std::mem::take(&mut self.read);
-        self.out.read_to_string(&mut stdout).unwrap();
-        let code = self.child.wait().unwrap().code();
-        let stderr = self.err.take().unwrap().join().unwrap();
-        Finished {
-            code,
-            stdout,
-            stderr,
-        }
-    }
-}
-
-impl Drop for Launcher {
-    fn drop(&mut self) {
-        // It may have ended already.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }
 
 fn launch(folder: &Path, options: &str, command: &str) -> Finished {
-    Launcher::start(folder, options, command).finish()
+    Launcher::start(folder, options, command).0.finish()
 }
 
 /// What a job says of its end: hash, and the epochs without what depends on time.
@@ -195,9 +138,9 @@ fn a_job_whose_worker_is_killed_ends_with_the_bits_of_one_that_was_not(
         let folder = tempfile::tempdir().unwrap();
         let options = "--workers 3 --max-restarts 1 --log-dir logs";
         let mut job = Launcher::start(folder.path(), options, &format!("{TRAIN} 400"));
-        job.wait_for(&format!(r#""epoch":{epoch},"#));
+        job.0.wait_for(&format!(r#""epoch":{epoch},"#));
         common::signal(job.worker(killed), "KILL");
-        let finished = job.finish();
+        let finished = job.0.finish();
         let (hash, again) = end(&finished);
         assert_eq!(hash, expected, "killed in epoch {}", epoch + 1);
         assert_eq!(
@@ -218,9 +161,9 @@ fn a_job_whose_worker_is_killed_ends_with_the_bits_of_one_that_was_not(
 fn a_signal_to_the_launcher_saves_and_ends_with_42() {
     let folder = tempfile::tempdir().unwrap();
     let mut job = Launcher::start(folder.path(), "--workers 2", &format!("{TRAIN} 1000000"));
-    job.wait_for(r#""epoch":2"#);
-    common::signal(job.child.id(), "TERM");
-    let finished = job.finish();
+    job.0.wait_for(r#""epoch":2"#);
+    job.0.signal("TERM");
+    let finished = job.0.finish();
     assert_eq!(finished.code, Some(42), "{}", finished.stderr);
     let newest = checkpoint::load_latest(folder.path().join("saved")).unwrap();
     let step = newest.found.unwrap().0.step;
@@ -243,9 +186,9 @@ fn a_signal_to_one_worker_saves_and_the_job_goes_on() {
     let folder = tempfile::tempdir().unwrap();
     let options = "--workers 3 --max-restarts 1";
     let mut job = Launcher::start(folder.path(), options, &format!("{TRAIN} 300"));
-    job.wait_for(r#""epoch":2"#);
+    job.0.wait_for(r#""epoch":2"#);
     common::signal(job.worker(1), "TERM");
-    let finished = job.finish();
+    let finished = job.0.finish();
     assert_eq!(end(&finished).0, expected, "{}", finished.stderr);
     assert_eq!(
         finished.stdout.matches(r#""event":"start""#).count(),
@@ -312,36 +255,22 @@ fn two_launchers_make_one_job() {
         .unwrap()
         .port();
     let host = |index: usize, workers: usize| {
-        let program = assert_cmd::cargo::cargo_bin("distribute-cli");
-        let options = format!(
-            "launch --workers {workers} --rendezvous 127.0.0.1:{port} --hosts 2 --host {index}"
+        let options =
+            format!("--workers {workers} --rendezvous 127.0.0.1:{port} --hosts 2 --host {index}");
+        let mut command = Launcher::command(folder.path(), &options, &format!("{TRAIN} 60"));
+        let secret = (
+            "DISTRIBUTE_JOB_TOKEN",
+            "a secret of both hosts, long enough",
         );
-        Command::new(&program)
-            .current_dir(folder.path())
-            .env_remove("TF_CONFIG")
-            .env(
-                "DISTRIBUTE_JOB_TOKEN",
-                "a secret of both hosts, long enough",
-            )
-            .args(options.split_whitespace())
-            .arg("--")
-            .arg(&program)
-            .args(format!("{TRAIN} 60").split_whitespace())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap()
+        Process::start(&mut command, &[secret])
     };
     let (first, second) = (host(0, 2), host(1, 1));
-    let _watchdogs = [common::watchdog(first.id()), common::watchdog(second.id())];
-    let (first, second) = (
-        first.wait_with_output().unwrap(),
-        second.wait_with_output().unwrap(),
+    let (first, second) = (first.finish(), second.finish());
+    assert_eq!(first.code, Some(0), "{}", first.stderr);
+    assert_eq!(second.code, Some(0), "{}", second.stderr);
+    assert_eq!(
+        common::last_event(&first.stdout)["weights_sha256"],
+        expected
     );
-    let stderr = String::from_utf8_lossy(&first.stderr).into_owned();
-    assert_eq!(first.status.code(), Some(0), "{stderr}");
-    assert_eq!(second.status.code(), Some(0));
-    let stdout = String::from_utf8(first.stdout).unwrap();
-    assert_eq!(common::last_event(&stdout)["weights_sha256"], expected);
     assert!(second.stdout.is_empty(), "worker 0 is on the first host");
 }

@@ -85,8 +85,8 @@ impl<F> DistributedFunction<F> {
     ///
     /// Over several workers the pipelines may end after different numbers of steps: a worker whose
     /// pipeline has ended gets empty batches until all have (as in TensorFlow). So does one that
-    /// never had a batch, if its type says how many tensors it has: made of tensors, numbers, tuples,
-    /// arrays and structs of these. For that the workers exchange a word before every step.
+    /// never had a batch, if its type says how many tensors it has: made of tensors, numbers,
+    /// tuples, arrays and structs of these. For that the workers exchange a word before every step.
     ///
     /// # Errors
     /// What the function returns.

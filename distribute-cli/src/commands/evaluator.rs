@@ -15,7 +15,7 @@ use serde_json::json;
 
 use super::restore::same_model;
 use crate::args::{OutputFormat, TrainArgs};
-use crate::data::{Classified, DatasetName};
+use crate::data::Classified;
 use crate::events;
 use crate::failure::Failure;
 use crate::objective::objective;
@@ -91,13 +91,7 @@ struct Evaluator {
 
 impl Evaluator {
     fn new(args: &TrainArgs) -> Result<Self, Failure> {
-        let dataset = args.data.dataset.clone().unwrap_or(DatasetName::Digits);
-        let (task, data) = Task::new(
-            dataset,
-            args.data.data_dir.as_deref(),
-            args.data.model.as_deref(),
-            args.training.l2,
-        )?;
+        let (task, data) = Task::asked(args)?;
         let strategy = DefaultStrategy::new();
         let state = strategy.try_scope(|device| {
             // The optimizer is never asked.

@@ -68,17 +68,11 @@ pub(crate) fn run(mut args: TrainArgs) -> Result<(), Failure> {
         None => Start::new(&args.files)?,
     };
     start.complete(&mut args.training);
-    let dataset = args.data.dataset.clone().unwrap_or(DatasetName::Digits);
-    let default_epochs = match dataset {
+    let (task, data) = Task::asked(&args)?;
+    let default_epochs = match task.dataset {
         DatasetName::Digits => 30,
         _ => 10,
     };
-    let (task, data) = Task::new(
-        dataset,
-        args.data.data_dir.as_deref(),
-        args.data.model.as_deref(),
-        args.training.l2,
-    )?;
     if let Some((path, checkpoint)) = &start.checkpoint {
         same_model(checkpoint, path, &task)?;
         start.same_numbers(&args.training)?;

@@ -1,8 +1,11 @@
 //! What the tests of the program share.
 #![allow(dead_code)] // Not every test file uses everything.
 
+use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
+use std::process::{Child, ChildStdout, Stdio};
 use std::sync::mpsc;
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use assert_cmd::Command;
@@ -67,6 +70,90 @@ pub fn succeed(folder: &Path, arguments: &str) -> String {
     let finished = run(folder, arguments);
     assert_eq!(finished.code, Some(0), "{arguments}: {}", finished.stderr);
     finished.stdout
+}
+
+/// A process in the background that is killed if a test fails.
+pub struct Process {
+    pub child: Child,
+    out: BufReader<ChildStdout>,
+    read: String,
+    err: Option<JoinHandle<String>>,
+    /// Dropped at the end, which calls the watchdog off.
+    _watchdog: mpsc::Sender<()>,
+}
+
+impl Process {
+    /// Starts a command, without the variables of a cluster.
+    pub fn start(command: &mut std::process::Command, variables: &[(&str, &str)]) -> Self {
+        for name in ["TF_CONFIG", "DISTRIBUTE_RESTART", "DISTRIBUTE_JOB_TOKEN"] {
+            command.env_remove(name);
+        }
+        let mut child = command
+            .envs(variables.iter().copied())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let watchdog = watchdog(child.id());
+        let out = BufReader::new(child.stdout.take().unwrap());
+        let mut stderr = child.stderr.take().unwrap();
+        // On a thread, so that no process is stopped by a full pipe.
+        let err = std::thread::spawn(move || {
+            let mut text = String::new();
+            stderr.read_to_string(&mut text).unwrap();
+            text
+        });
+        Self {
+            child,
+            out,
+            read: String::new(),
+            err: Some(err),
+            _watchdog: watchdog,
+        }
+    }
+
+    /// Reads its output up to the first line that contains this.
+    pub fn wait_for(&mut self, text: &str) {
+        let mut line = String::new();
+        while !line.contains(text) {
+            line.clear();
+            let read = self.out.read_line(&mut line).unwrap();
+            assert_ne!(read, 0, "it ended before `{text}`");
+            self.read.push_str(&line);
+        }
+    }
+
+    pub fn signal(&self, name: &str) {
+        signal(self.child.id(), name);
+    }
+
+    /// How it ended, and all it wrote.
+    pub fn finish(mut self) -> Finished {
+        let mut stdout = std::mem::take(&mut self.read);
+        self.out.read_to_string(&mut stdout).unwrap();
+        let stderr = self.err.take().unwrap().join().unwrap();
+        let code = self.child.wait().unwrap().code();
+        Finished {
+            code,
+            stdout,
+            stderr,
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The program as [`Process`] wants it, in a folder of its own.
+pub fn plain(folder: &Path) -> std::process::Command {
+    let mut command = std::process::Command::new(assert_cmd::cargo::cargo_bin("distribute-cli"));
+    command.current_dir(folder);
+    command
 }
 
 /// The last line of JSON output.

@@ -1,12 +1,9 @@
 //! A job of several processes on addresses of its own.
 
-use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::mpsc;
 
-use crate::common::{self, Finished};
+use crate::common::{self, Finished, Process};
 
 /// The folder and the arguments of a test's runs.
 pub const MULTI: &str = "train --strategy multi-worker --model mlp --output json";
@@ -35,84 +32,13 @@ pub fn cluster(count: usize) -> String {
 }
 
 /// One process of a job.
-pub struct Member {
-    child: Child,
-    out: BufReader<Box<dyn Read + Send>>,
-    read: String,
-    err: Option<std::thread::JoinHandle<String>>,
-    /// Dropped at the end, which calls the watchdog off.
-    _watchdog: mpsc::Sender<()>,
-}
+pub struct Member;
 
 impl Member {
-    pub fn start(folder: &Path, arguments: &str, variables: &[(&str, &str)]) -> Self {
-        let mut command = Command::new(assert_cmd::cargo::cargo_bin("distribute-cli"));
-        for name in ["TF_CONFIG", "DISTRIBUTE_RESTART", "DISTRIBUTE_JOB_TOKEN"] {
-            command.env_remove(name);
-        }
-        let mut child = command
-            .current_dir(folder)
-            .args(arguments.split_whitespace())
-            .envs(variables.iter().copied())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let watchdog = common::watchdog(child.id());
-        let out: Box<dyn Read + Send> = Box::new(child.stdout.take().unwrap());
-        let mut stderr = child.stderr.take().unwrap();
-        // On a thread, so that no process is stopped by a full pipe.
-        let err = std::thread::spawn(move || {
-            let mut text = String::new();
-            stderr.read_to_string(&mut text).unwrap();
-            text
-        });
-        Self {
-            child,
-            out: BufReader::new(out),
-            read: String::new(),
-            err: Some(err),
-            _watchdog: watchdog,
-        }
-    }
-
-    /// Reads its output up to the first line that contains this.
-    pub fn wait_for(&mut self, text: &str) {
-        let mut line = String::new();
-        while !line.contains(text) {
-            line.clear();
-            assert_ne!(
-                self.out.read_line(&mut line).unwrap(),
-                0,
-                "it ended before `{text}`"
-            );
-            self.read.push_str(&line);
-        }
-    }
-
-    pub fn signal(&self, name: &str) {
-        common::signal(self.child.id(), name);
-    }
-
-    /// How it ended, and all it wrote.
-    pub fn finish(mut self) -> Finished {
-        let mut stdout = std::mem::take(&mut self.read);
-        self.out.read_to_string(&mut stdout).unwrap();
-        let stderr = self.err.take().unwrap().join().unwrap();
-        let code = self.child.wait().unwrap().code();
-        Finished {
-            code,
-            stdout,
-            stderr,
-        }
-    }
-}
-
-impl Drop for Member {
-    fn drop(&mut self) {
-        // It may have ended already.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+    /// Starts it with these arguments, separated by blanks, and variables.
+    pub fn start(folder: &Path, arguments: &str, variables: &[(&str, &str)]) -> Process {
+        let mut command = common::plain(folder);
+        Process::start(command.args(arguments.split_whitespace()), variables)
     }
 }
 
@@ -122,7 +48,7 @@ pub fn start(
     count: usize,
     arguments: &str,
     variables: &[(&str, &str)],
-) -> Vec<Member> {
+) -> Vec<Process> {
     let cluster = cluster(count);
     (0..count)
         .map(|index| {
@@ -134,8 +60,8 @@ pub fn start(
         .collect()
 }
 
-pub fn finish(members: Vec<Member>) -> Vec<Finished> {
-    members.into_iter().map(Member::finish).collect()
+pub fn finish(members: Vec<Process>) -> Vec<Finished> {
+    members.into_iter().map(Process::finish).collect()
 }
 
 /// A job that must succeed: what its chief wrote, and the hash that all workers agree on.
