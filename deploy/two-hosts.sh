@@ -19,6 +19,7 @@ host=${HOST:?0 on the host that RENDEZVOUS names, 1 on the other}
 rendezvous=${RENDEZVOUS:?IP:PORT of host 0}
 certs=${CERTS:?the directory of this host that certs wrote}
 checkpoints=${CHECKPOINTS:-checkpoints}
+logs=${LOGS:-logs}
 workers=${WORKERS:-1}
 max_restarts=${MAX_RESTARTS:-3}
 token_file=${TOKEN_FILE:-$certs/../token}
@@ -36,6 +37,6 @@ export DISTRIBUTE_JOB_TOKEN
 # --insecure is about what the launchers tell each other: when a process starts and ends. They prove
 # that they know the token, but do not encrypt. What the workers exchange is encrypted (--certs).
 exec "$program" launch --rendezvous "$rendezvous" --hosts 2 --host "$host" --insecure \
-    --workers "$workers" --max-restarts "$max_restarts" -- \
+    --workers "$workers" --max-restarts "$max_restarts" --log-dir "$logs/host-$host" -- \
     "$program" train --strategy multi-worker --certs "$certs" --restartable \
     --checkpoint-dir "$checkpoints" "$@"
