@@ -55,6 +55,9 @@ pub(crate) struct ClusterArgs {
     /// How long a worker may stay away from an exchange [default: 300]
     #[arg(long, value_name = "SECONDS", value_parser = seconds())]
     pub(crate) timeout: Option<u64>,
+    /// How long a worker may show no sign of life [default: 3]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds())]
+    pub(crate) heartbeat_timeout: Option<u64>,
     /// Encrypt: a host's directory that `certs` wrote, beside ca.pem and token
     #[arg(long, value_name = "DIR")]
     pub(crate) certs: Option<PathBuf>,
@@ -173,6 +176,7 @@ impl ClusterArgs {
             ("--bytes-per-pack", self.bytes_per_pack.is_some()),
             ("--rendezvous-timeout", self.rendezvous_timeout.is_some()),
             ("--timeout", self.timeout.is_some()),
+            ("--heartbeat-timeout", self.heartbeat_timeout.is_some()),
             ("--certs", self.certs.is_some()),
             ("--insecure", self.insecure),
             ("--flight-records", self.flight_records.is_some()),
@@ -223,6 +227,7 @@ impl ClusterArgs {
             .security(self.security()?)
             .generation(restarts()?)
             .rendezvous_timeout(rendezvous)
+            .heartbeat_timeout(Duration::from_secs(self.heartbeat_timeout.unwrap_or(3)))
             .timeout(timeout);
         if let Some(directory) = &self.flight_records {
             builder = builder.flight_records(directory);

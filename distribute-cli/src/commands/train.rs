@@ -364,8 +364,12 @@ impl Run {
     fn interrupted(&self, step: u64, saved: Option<&Path>) -> Failure {
         match (saved, &self.args.files.checkpoint_dir) {
             (Some(path), _) => Failure::preempted(format!(
-                "interrupted after step {step}, saved {}; continue with --resume",
-                path.display()
+                "interrupted after step {step}, saved {}; continue with {}",
+                path.display(),
+                match self.args.files.restartable {
+                    true => "the same command",
+                    false => "--resume",
+                }
             )),
             (None, Some(_)) if step == 0 => Failure::preempted(
                 "interrupted before the first step; there was nothing to save yet".to_string(),

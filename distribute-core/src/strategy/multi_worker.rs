@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use distribute_collectives::control::security::Security;
 use distribute_collectives::{
-    CommunicationOptions, Communicator, GroupOptions, ProcessGroupOptions, ProcessTransport,
+    CommunicationImplementation, CommunicationOptions, Communicator, GroupOptions, Order,
+    ProcessGroupOptions, ProcessTransport,
 };
 
 use super::mirrored::{distinct_or_all, no_replicas};
@@ -30,9 +31,10 @@ use crate::{Error, LogicalDevice, Result, WorkerGroup};
 /// `reduce`, `gather`, metrics' results, reading summed variables, and in a step what happens on
 /// all replicas. `run` itself and `local_results` concern one worker.
 ///
-/// Order of a reduction: the replicas of a worker in replica order, then the workers' sums as the
-/// group's algorithm adds them ([`WorkerGroup::describe`]); `reduce` outside of a step adds up in
-/// replica order over all workers. Equal settings give equal bits.
+/// Order of a reduction: the replicas of a worker in replica order, then the workers' sums in worker
+/// order, whichever algorithm the links were found best for (with the implementation RING: as a
+/// ring adds them); `reduce` outside of a step adds up in replica order over all workers. Equal
+/// settings give equal bits.
 ///
 /// When a worker fails, the others' running and later calls end with an error that names it;
 /// start all workers again from the last checkpoint (`distribute-cli launch` does).
@@ -94,8 +96,12 @@ pub struct MultiWorkerMirroredStrategyBuilder {
     generation: u64,
     flight_records: Option<std::path::PathBuf>,
     rendezvous_timeout: Duration,
+    silence: Duration,
     timeout: Duration,
 }
+
+/// The beats that must all fail to come before a worker counts as lost.
+const HEARTBEATS: u32 = 6;
 
 /// How much longer the replicas of a worker wait for each other than workers do.
 const MARGIN: Duration = Duration::from_secs(30);
@@ -121,6 +127,7 @@ impl Default for MultiWorkerMirroredStrategyBuilder {
             generation: 0,
             flight_records: None,
             rendezvous_timeout: Duration::from_secs(60),
+            silence: Duration::from_secs(3),
             timeout: Duration::from_secs(300),
         }
     }
@@ -188,6 +195,13 @@ impl MultiWorkerMirroredStrategyBuilder {
     /// How long to wait for the other workers at the start; 1 minute by default.
     pub fn rendezvous_timeout(mut self, timeout: Duration) -> Self {
         self.rendezvous_timeout = timeout;
+        self
+    }
+
+    /// After how long without a sign of life a worker counts as lost: stopped, or cut off; 3 seconds
+    /// by default, at least 6 ms. Longer where the network may pause.
+    pub fn heartbeat_timeout(mut self, silence: Duration) -> Self {
+        self.silence = silence.max(Duration::from_millis(6));
         self
     }
 
@@ -281,11 +295,18 @@ impl MultiWorkerMirroredStrategyBuilder {
             .name("workers")
             .generation(self.generation)
             .timeout(self.timeout);
+        let group = match self.communication.implementation {
+            // Which algorithm is best is measured, so it may be another one after a restart: all
+            // have to give the same bits.
+            CommunicationImplementation::Auto => group.order(Order::Canonical),
+            _ => group,
+        };
         let group = self.communication.apply(group)?;
         let mut options = ProcessGroupOptions::new(rank, addresses.iter().copied())
             .group(group)
             .transport(self.transport)
             .security(std::mem::take(&mut self.security))
+            .heartbeat(self.silence / HEARTBEATS, HEARTBEATS)
             .rendezvous_timeout(self.rendezvous_timeout);
         if let Some(directory) = self.flight_records.take() {
             options = options.flight_records(directory);

@@ -1,8 +1,10 @@
 //! Workers as threads.
 
+use std::net::TcpListener;
 use std::sync::mpsc;
 use std::time::Duration;
 
+use distribute_core::cluster::{Cluster, ClusterSpec, SimpleResolver};
 use distribute_core::collectives::{
     Communicator, GroupOptions, ProcessTransport, in_process, loopback,
 };
@@ -100,4 +102,55 @@ pub fn workers_with<T: Send + 'static>(
 ) -> Vec<T> {
     let outcomes = try_workers_with(between, replicas, program, options);
     outcomes.into_iter().map(Result::unwrap).collect()
+}
+
+/// A cluster of these workers, as worker `index` of it sees it.
+pub fn cluster(addresses: &[String], index: usize) -> Cluster {
+    let spec = ClusterSpec::new([("worker", addresses.to_vec())]).unwrap();
+    let resolver = SimpleResolver::new(spec)
+        .task_type("worker")
+        .task_id(index as i64);
+    Cluster::resolve(&resolver).unwrap().unwrap()
+}
+
+/// Addresses that nobody listens at.
+pub fn free_addresses(count: usize) -> Vec<String> {
+    let listeners: Vec<_> = (0..count)
+        .map(|_| TcpListener::bind("127.0.0.1:0").unwrap())
+        .collect();
+    let addresses = listeners
+        .iter()
+        .map(|listener| listener.local_addr().unwrap());
+    addresses.map(|address| address.to_string()).collect()
+}
+
+/// Workers that meet at the addresses of a cluster, with what the strategy itself chooses.
+pub fn workers_of_cluster<T: Send + 'static>(
+    count: usize,
+    transport: ProcessTransport,
+    program: impl Fn(MultiWorkerMirroredStrategy) -> Result<T> + Send + Clone + 'static,
+) -> Vec<T> {
+    let addresses = free_addresses(count);
+    let (done, results) = mpsc::channel();
+    for index in 0..count {
+        let (done, program) = (done.clone(), program.clone());
+        let cluster = cluster(&addresses, index);
+        std::thread::spawn(move || {
+            let builder = MultiWorkerMirroredStrategy::builder().cluster(cluster);
+            let strategy = builder.transport(transport).build();
+            let _ = done.send((index, strategy.and_then(program)));
+        });
+    }
+    let mut outcomes: Vec<_> = (0..count)
+        .map(|_| {
+            results
+                .recv_timeout(LIMIT)
+                .expect("a worker hangs or panicked")
+        })
+        .collect();
+    outcomes.sort_by_key(|(index, _)| *index);
+    outcomes
+        .into_iter()
+        .map(|(_, outcome)| outcome.unwrap())
+        .collect()
 }

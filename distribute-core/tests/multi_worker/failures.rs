@@ -1,16 +1,14 @@
 //! A worker that differs, fails or does not come is named on all the others.
 
-use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
 use burn::nn::LinearConfig;
-use distribute_core::cluster::{Cluster, ClusterSpec, SimpleResolver};
 use distribute_core::collectives::CollectiveError;
 use distribute_core::{
     Error, MultiWorkerMirroredStrategy, ReduceOp, Replicate, Strategy, StrategyExt,
 };
 
-use crate::common::{Between, try_workers};
+use crate::common::{Between, cluster, free_addresses, try_workers};
 
 #[test]
 fn a_worker_with_another_model_is_told_which_parameter_differs() {
@@ -169,26 +167,6 @@ fn a_type_that_cannot_be_sent_is_refused_with_several_workers() {
             "{text}"
         );
     }
-}
-
-/// A cluster of these workers, as worker `index` of it sees it.
-fn cluster(addresses: &[String], index: usize) -> Cluster {
-    let spec = ClusterSpec::new([("worker", addresses.to_vec())]).unwrap();
-    let resolver = SimpleResolver::new(spec)
-        .task_type("worker")
-        .task_id(index as i64);
-    Cluster::resolve(&resolver).unwrap().unwrap()
-}
-
-/// Addresses that nobody listens at.
-fn free_addresses(count: usize) -> Vec<String> {
-    let listeners: Vec<_> = (0..count)
-        .map(|_| TcpListener::bind("127.0.0.1:0").unwrap())
-        .collect();
-    let addresses = listeners
-        .iter()
-        .map(|listener| listener.local_addr().unwrap());
-    addresses.map(|address| address.to_string()).collect()
 }
 
 #[test]

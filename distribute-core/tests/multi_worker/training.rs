@@ -12,7 +12,8 @@ use distribute_core::{
 };
 use rstest::rstest;
 
-use crate::common::{Between, workers};
+use crate::common::{Between, workers, workers_of_cluster};
+use distribute_core::collectives::ProcessTransport;
 
 const GLOBAL_BATCH: usize = 24;
 
@@ -154,6 +155,19 @@ fn so_do_workers_that_meet_as_processes_do(#[case] between: Between) {
         assert_eq!(*worker, all[0], "workers differ");
     }
     assert_eq!(workers(between, &[2, 1, 1], program), all, "equal bits");
+}
+
+/// Whatever the links are like: which algorithm `Auto` takes is measured at every start.
+#[test]
+fn workers_give_the_same_bits_over_every_transport() {
+    let program = |strategy| train(&strategy, Adam::new(0.01));
+    let expected = workers(Between::Threads, &[1, 1, 1, 1], program);
+    for transport in [ProcessTransport::SharedMemory, ProcessTransport::Grpc] {
+        for _ in 0..3 {
+            let found = workers_of_cluster(4, transport, program);
+            assert_eq!(found, expected, "{transport:?}");
+        }
+    }
 }
 
 #[test]
