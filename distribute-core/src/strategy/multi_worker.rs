@@ -31,10 +31,10 @@ use crate::{Error, LogicalDevice, Result, WorkerGroup};
 /// `reduce`, `gather`, metrics' results, reading summed variables, and in a step what happens on
 /// all replicas. `run` itself and `local_results` concern one worker.
 ///
-/// Order of a reduction: the replicas of a worker in replica order, then the workers' sums in worker
-/// order, whichever algorithm the links were found best for (with the implementation RING: as a
-/// ring adds them); `reduce` outside of a step adds up in replica order over all workers. Equal
-/// settings give equal bits.
+/// Order of a reduction: the replicas of a worker in replica order, then the workers' sums in
+/// worker order, whichever algorithm the links were found best for (with the implementation RING:
+/// as a ring adds them); `reduce` outside of a step adds up in replica order over all workers.
+/// Equal settings give equal bits.
 ///
 /// When a worker fails, the others' running and later calls end with an error that names it;
 /// start all workers again from the last checkpoint (`distribute-cli launch` does).
@@ -198,8 +198,8 @@ impl MultiWorkerMirroredStrategyBuilder {
         self
     }
 
-    /// After how long without a sign of life a worker counts as lost: stopped, or cut off; 3 seconds
-    /// by default, at least 6 ms. Longer where the network may pause.
+    /// After how long without a sign of life a worker counts as lost: stopped, or cut off; 3
+    /// seconds by default, at least 6 ms. Longer where the network may pause.
     pub fn heartbeat_timeout(mut self, silence: Duration) -> Self {
         self.silence = silence.max(Duration::from_millis(6));
         self
