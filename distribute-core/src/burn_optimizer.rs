@@ -92,11 +92,7 @@ impl<M: Module> Replicate for BurnTrainState<M> {
     }
 
     fn take_from_chief(&mut self, workers: &WorkerGroup) -> Result<()> {
-        workers.check_equal(
-            "a training state",
-            &[("the number of updates", self.step.into())],
-        )?;
-        self.model.take_from_chief(workers)
+        workers.take_state(&mut self.model, self.step)
     }
 
     fn version(&self) -> Option<u64> {

@@ -285,11 +285,7 @@ impl<M: Module> Replicate for TrainState<M> {
 
     /// A state that was just built: the model is all that the workers may differ in.
     fn take_from_chief(&mut self, workers: &WorkerGroup) -> Result<()> {
-        workers.check_equal(
-            "a training state",
-            &[("the number of updates", self.step.into())],
-        )?;
-        self.model.take_from_chief(workers)
+        workers.take_state(&mut self.model, self.step)
     }
 
     /// Counts updates and the micro-batches since the last one.

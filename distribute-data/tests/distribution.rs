@@ -183,6 +183,20 @@ struct OneWorker {
     context: InputContext,
 }
 
+impl OneWorker {
+    /// Worker `index` of so many with so many replicas each.
+    fn new(index: usize, workers: usize, replicas: usize) -> Self {
+        Self {
+            local: mirrored(replicas),
+            context: InputContext {
+                num_input_pipelines: workers,
+                input_pipeline_id: index,
+                num_replicas_in_sync: workers * replicas,
+            },
+        }
+    }
+}
+
 impl Strategy for OneWorker {
     fn name(&self) -> &'static str {
         "one-worker"
@@ -218,14 +232,7 @@ fn workers_read_their_parts_of_every_global_batch_as_under_the_policy_data() {
     for (workers, replicas, count, batch) in [(2, 1, 16, 4), (2, 2, 11, 5), (3, 2, 40, 13)] {
         let mut lengths = Vec::new();
         for index in 0..workers {
-            let strategy = OneWorker {
-                local: mirrored(replicas),
-                context: InputContext {
-                    num_input_pipelines: workers,
-                    input_pipeline_id: index,
-                    num_replicas_in_sync: workers * replicas,
-                },
-            };
+            let strategy = OneWorker::new(index, workers, replicas);
             let found = steps(&strategy, count, Batching::global(batch));
             let dataset = BatchedSource {
                 source: Source::Elements((0..count).collect()),
@@ -283,14 +290,7 @@ fn of_workers(
 ) -> Vec<Vec<Vec<Vec<usize>>>> {
     (0..workers)
         .map(|index| {
-            let strategy = OneWorker {
-                local: mirrored(replicas),
-                context: InputContext {
-                    num_input_pipelines: workers,
-                    input_pipeline_id: index,
-                    num_replicas_in_sync: workers * replicas,
-                },
-            };
+            let strategy = OneWorker::new(index, workers, replicas);
             let distributed = strategy
                 .distribute_dataset(files.clone(), batching)
                 .unwrap();
@@ -358,14 +358,7 @@ fn streams_of_their_own_are_shuffled_and_resumed() {
         seen.sort_unstable();
         assert_eq!(seen, expected, "its own files, each example once");
     }
-    let strategy = OneWorker {
-        local: mirrored(1),
-        context: InputContext {
-            num_input_pipelines: 2,
-            input_pipeline_id: 1,
-            num_replicas_in_sync: 2,
-        },
-    };
+    let strategy = OneWorker::new(1, 2, 1);
     let distributed = strategy.distribute_dataset(files, batching).unwrap();
     let rest = distributed
         .epoch_from(0, 2)
@@ -376,14 +369,7 @@ fn streams_of_their_own_are_shuffled_and_resumed() {
 #[test]
 fn policies_that_a_dataset_does_not_allow_are_refused() {
     let of = |workers, batching: Batching| {
-        let strategy = OneWorker {
-            local: mirrored(1),
-            context: InputContext {
-                num_input_pipelines: workers,
-                input_pipeline_id: 0,
-                num_replicas_in_sync: workers,
-            },
-        };
+        let strategy = OneWorker::new(0, workers, 1);
         let few = strategy.distribute_dataset(Files(vec![3, 3]), batching);
         let none = strategy.distribute_dataset(
             FnDataset::new(6, |indices: &[usize], _: &Device| Ok(indices.to_vec())),

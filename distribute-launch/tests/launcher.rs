@@ -147,6 +147,15 @@ impl Launcher {
         }
     }
 
+    /// Waits for its end: its processes got this signal and saved.
+    #[track_caller]
+    fn saved_after(self, signal: &str) {
+        let (status, lines) = self.end();
+        assert_eq!(status.code(), Some(42), "{lines:#?}");
+        let got = format!("got {signal}");
+        assert!(lines.iter().any(|line| line.contains(&got)), "{lines:#?}");
+    }
+
     /// Waits until `count` lines on standard error hold `part`, and returns them.
     fn lines_with(&mut self, part: &str, count: usize) -> Vec<String> {
         let mut found: Vec<String> = Vec::new();
@@ -209,12 +218,7 @@ fn sigint_reaches_the_processes_as_sigint() {
         let mut launcher = Launcher::start(SAVING, 0, false);
         launcher.lines_with("up ", 2);
         launcher.send(Signal::INT);
-        let (status, lines) = launcher.end();
-        assert_eq!(status.code(), Some(42), "{lines:#?}");
-        assert!(
-            lines.iter().any(|line| line.contains("got INT")),
-            "{lines:#?}"
-        );
+        launcher.saved_after("INT");
     });
 }
 
@@ -240,12 +244,7 @@ fn a_signal_that_is_switched_off_stays_so() {
         launcher.lines_with("up ", 2);
         launcher.send(Signal::HUP);
         launcher.send(Signal::INT);
-        let (status, lines) = launcher.end();
-        assert_eq!(status.code(), Some(42), "{lines:#?}");
-        assert!(
-            lines.iter().any(|line| line.contains("got INT")),
-            "{lines:#?}"
-        );
+        launcher.saved_after("INT");
     });
 }
 

@@ -2,7 +2,7 @@
 
 use rstest::rstest;
 
-use crate::common;
+use crate::common::{self, Finished};
 use crate::job::{self, MULTI, Member, addresses, epochs, hash, succeed, tf_config};
 
 #[rstest]
@@ -67,6 +67,13 @@ fn the_chief_says_what_was_detected() {
     assert_eq!(ended[1].stderr.lines().count(), 1, "{}", ended[1].stderr);
 }
 
+/// Both workers have succeeded with the same weights.
+fn assert_agree(ended: &[Finished]) {
+    assert_eq!(ended[0].code, Some(0), "{}", ended[0].stderr);
+    let (hash, said) = (hash(&ended[0].stdout), &ended[1].stderr);
+    assert!(said.contains(&hash), "{said}");
+}
+
 #[test]
 fn flags_describe_a_cluster_as_well() {
     let folder = tempfile::tempdir().unwrap();
@@ -76,12 +83,7 @@ fn flags_describe_a_cluster_as_well() {
         Member::start(folder.path(), &format!("{MULTI} --steps 3 {place}"), &[])
     });
     let ended = job::finish(members.collect());
-    assert_eq!(ended[0].code, Some(0), "{}", ended[0].stderr);
-    assert!(
-        ended[1].stderr.contains(&hash(&ended[0].stdout)),
-        "{}",
-        ended[1].stderr
-    );
+    assert_agree(&ended);
 }
 
 #[test]
@@ -105,18 +107,25 @@ fn certificates_and_a_token_protect_the_workers() {
         &format!("certs --out certs --hosts {}", hosts.join(",")),
     );
     let cluster = format!(r#"{{"worker": {both:?}}}"#);
-    let members = (0..2).map(|index| {
-        let config = tf_config(&cluster, "worker", index);
-        let arguments = format!("{MULTI} --steps 3 --certs certs/{}", hosts[index]);
-        Member::start(folder.path(), &arguments, &[("TF_CONFIG", &config)])
-    });
-    let ended = job::finish(members.collect());
-    assert_eq!(ended[0].code, Some(0), "{}", ended[0].stderr);
-    assert!(
-        ended[1].stderr.contains(&hash(&ended[0].stdout)),
-        "{}",
-        ended[1].stderr
-    );
+    let train = |protected: usize, patience: usize| {
+        let members = (0..2).map(|index| {
+            let config = tf_config(&cluster, "worker", index);
+            let mut arguments = format!("{MULTI} --steps 3 --rendezvous-timeout {patience}");
+            if index < protected {
+                arguments += &format!(" --certs certs/{}", hosts[index]);
+            }
+            Member::start(folder.path(), &arguments, &[("TF_CONFIG", &config)])
+        });
+        members.collect()
+    };
+    assert_agree(&job::finish(train(2, 60)));
+    for refused in job::finish(train(1, 3)) {
+        assert_eq!(refused.code, Some(1), "{}", refused.stderr);
+        assert_eq!(
+            refused.stdout, "",
+            "nobody trains with who has no certificate"
+        );
+    }
 }
 
 #[test]

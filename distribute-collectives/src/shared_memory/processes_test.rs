@@ -214,7 +214,8 @@ fn a_thousand_groups_leave_no_descriptor_and_no_mapping() {
         let test = "shared_memory::processes_test::a_rank";
         let mut command = Command::new(program);
         command.args([test, "--exact", "-q"]);
-        let child = command.env(ROLE, "leak").stdout(Stdio::null()).spawn();
-        assert!(wait(Process(child.unwrap())));
+        let output = command.env(ROLE, "leak").output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{}: {said}", output.status);
     });
 }

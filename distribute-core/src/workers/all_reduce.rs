@@ -2,8 +2,7 @@
 //!
 //! Order: the replicas of a worker in replica order, in the worker; then the workers' sums in the
 //! order of the group ([`WorkerGroup::describe`]): that of the workers, unless a ring was asked
-//! for. MEAN is the SUM divided
-//! by the number of replicas. Half types are rounded once per stage.
+//! for. MEAN is the SUM divided by the number of replicas. Half types are rounded once per stage.
 
 use distribute_collectives::{Buffer, Communicator, CommunicatorExt, ReduceOp, reduce};
 

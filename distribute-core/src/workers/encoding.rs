@@ -1,6 +1,7 @@
 //! Lists of tensors as bytes, for their way between processes: a JSON header with the call, the
 //! types and the shapes behind its length (u64), then the elements in the byte order of the
 //! machine.
+
 use burn::tensor::{DType, TensorData};
 use serde::{Deserialize, Serialize};
 
