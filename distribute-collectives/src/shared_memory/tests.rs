@@ -440,11 +440,14 @@ fn a_noted_failure_wakes_a_sleeper_at_once() {
 #[test]
 fn an_abort_ends_the_operations_of_all_ranks() {
     within_limit(|| {
+        // An abort before that would end the making of the group.
+        let all_are_members = std::sync::Barrier::new(3);
         let errors = on_ranks(
             3,
             &Settings::default(),
             &GroupOptions::default(),
             |mut endpoint| {
+                all_are_members.wait();
                 if endpoint.rank() == 2 {
                     endpoint.abort("enough");
                 }
