@@ -1,12 +1,14 @@
 //! Gradients of one replica, in the order of the model's parameters.
 
+use std::ops::Range;
+
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Gradients as BurnGradients, Shape, Tensor, TensorData};
 use distribute_collectives::ReduceOp;
 
 use crate::workers::Wish;
-use crate::{Error, ReplicaContext, Result};
+use crate::{Error, ReplicaContext, Result, WorkerGroup};
 
 /// The gradients of a model's trainable parameters, in visit order (the order in which the
 /// module declares its fields). The order, not burn's random parameter id, is what replicas and
@@ -107,6 +109,24 @@ impl Gradients {
         ))
     }
 
+    /// Moves one gradient out, flattened, as a tensor on the parameter's device; its memory stays
+    /// the same.
+    pub(crate) fn take_flat(
+        &mut self,
+        index: usize,
+        like: &Tensor<1>,
+    ) -> Result<Option<Tensor<1>>> {
+        let entry = self.entries.get_mut(index);
+        let Some(data) = entry.and_then(|entry| entry.data.take()) else {
+            return Ok(None);
+        };
+        let (bytes, shape, dtype) = data.into_parts();
+        let data = TensorData::try_from_bytes(bytes, [shape.num_elements()], dtype);
+        let data = data.map_err(Error::step)?;
+        let options = (&like.device().without_autodiff(), dtype);
+        Ok(Some(Tensor::from_data(data, options)))
+    }
+
     /// Reduces the gradients over all replicas, in place, as one operation.
     ///
     /// A parameter that has a gradient on some replicas only counts as zero on the others; one
@@ -144,6 +164,40 @@ impl Gradients {
         if ctx.num_replicas_in_sync() == 1 {
             return Ok(());
         }
+        let workers = ctx.workers();
+        let mut buffers = self.take_buffers(ctx.local_id(), workers.as_ref());
+        reduce(&mut buffers)?;
+        let flags = self.take_flags(workers.as_ref(), buffers.pop())?;
+        self.put_buffers(0, buffers, &flags);
+        Ok(())
+    }
+
+    /// Reduces the gradients over all replicas (SUM) pack by pack, last parameters first, and calls
+    /// `ready` for each range of parameters whose gradients are complete, while the next pack is
+    /// under way.
+    pub(crate) fn all_reduce_in_packs(
+        &mut self,
+        ctx: &ReplicaContext,
+        mut ready: impl FnMut(Range<usize>, &mut Self) -> Result<()>,
+    ) -> Result<()> {
+        let count = self.entries.len();
+        // Asked for once: the context is in use while the packs travel.
+        let workers = ctx.workers();
+        let buffers = self.take_buffers(ctx.local_id(), workers.as_ref());
+        let mut flags = Vec::new();
+        ctx.all_reduce_in_packs(buffers, &mut |range, mut pack| {
+            // The flags stand behind the last gradient, so they come with the first pack.
+            if range.end > count {
+                flags = self.take_flags(workers.as_ref(), pack.pop())?;
+            }
+            let range = range.start..range.end.min(count);
+            self.put_buffers(range.start, pack, &flags);
+            ready(range, self)
+        })
+    }
+
+    /// The buffers that the replicas reduce: all gradients, zeros for missing ones, and the flags.
+    fn take_buffers(&mut self, local_id: usize, workers: Option<&WorkerGroup>) -> Vec<TensorData> {
         let mut flags = Vec::with_capacity(self.entries.len());
         let mut buffers = Vec::with_capacity(self.entries.len() + 1);
         for entry in &mut self.entries {
@@ -151,19 +205,24 @@ impl Gradients {
             let missing = || TensorData::full_dtype(entry.shape.clone(), 0.0, entry.dtype);
             buffers.push(entry.data.take().unwrap_or_else(missing));
         }
-        let workers = ctx.workers();
-        if let Some(workers) = &workers {
+        if let Some(workers) = workers {
             // One replica speaks for its worker.
-            let speaks = ctx.local_id() == 0;
+            let speaks = local_id == 0;
             let signal = |wish| if speaks { workers.signal(wish) } else { 0.0 };
             flags.extend(Wish::ALL.map(signal));
         }
         let count = flags.len();
         buffers.push(TensorData::new(flags, [count]));
-        reduce(&mut buffers)?;
-        let flags = buffers
-            .pop()
-            .map(|data| data.as_slice::<f32>().map(<[f32]>::to_vec));
+        buffers
+    }
+
+    /// The reduced flags of the parameters; those of the workers' wishes are passed on.
+    fn take_flags(
+        &self,
+        workers: Option<&WorkerGroup>,
+        buffer: Option<TensorData>,
+    ) -> Result<Vec<f32>> {
+        let flags = buffer.map(|data| data.as_slice::<f32>().map(<[f32]>::to_vec));
         let flags = flags.transpose().map_err(Error::step)?.unwrap_or_default();
         if let Some(workers) = workers {
             let signals = flags.iter().skip(self.entries.len());
@@ -171,10 +230,15 @@ impl Gradients {
                 workers.receive(wish, *signal);
             }
         }
-        for ((entry, data), flag) in self.entries.iter_mut().zip(buffers).zip(flags) {
-            entry.data = (flag > 0.0).then_some(data);
+        Ok(flags)
+    }
+
+    /// Puts reduced buffers back, from the parameter at `first` on.
+    fn put_buffers(&mut self, first: usize, buffers: Vec<TensorData>, flags: &[f32]) {
+        let entries = self.entries.iter_mut().zip(flags).skip(first);
+        for ((entry, flag), data) in entries.zip(buffers) {
+            entry.data = (*flag > 0.0).then_some(data);
         }
-        Ok(())
     }
 
     /// The same parameters, all without a gradient.

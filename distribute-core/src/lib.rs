@@ -40,6 +40,7 @@ pub mod metric;
 mod module_tensors;
 mod nest;
 pub mod optim;
+mod packs;
 pub mod partitioners;
 mod replica_context;
 mod scope;

@@ -15,6 +15,7 @@ use crate::all_reduce_tensor::all_reduce_tensor;
 use crate::board::Board;
 use crate::cross_device::CrossDeviceOps;
 use crate::nest::different_structure;
+use crate::packs::{self, Ready};
 use crate::strategy::{Replica, VariablePlacement};
 use crate::values::lock;
 use crate::variable::Owner;
@@ -65,7 +66,7 @@ impl Link {
     }
 
     /// Calls an operation once per element type.
-    fn by_type(
+    pub(crate) fn by_type(
         &mut self,
         tensors: &mut [TensorData],
         mut call: impl FnMut(&mut dyn Communicator, &mut [Buffer<'_>]) -> Result<()>,
@@ -288,6 +289,24 @@ impl ReplicaContext {
         match &self.link {
             None => Ok(()),
             Some(link) => lock(link).all_reduce(op, tensors),
+        }
+    }
+
+    /// Whether gradients travel between workers in packs.
+    pub(crate) fn has_packs(&self) -> bool {
+        self.workers().is_some_and(|workers| workers.has_packs())
+    }
+
+    /// The sum of host buffers over all replicas, pack by pack, last buffers first: `ready` is
+    /// called for each run of buffers that is complete, while the next pack is under way.
+    pub(crate) fn all_reduce_in_packs(
+        &self,
+        tensors: Vec<TensorData>,
+        ready: Ready<'_>,
+    ) -> Result<()> {
+        match &self.link {
+            None => ready(0..tensors.len(), tensors),
+            Some(link) => packs::all_reduce(&mut lock(link), tensors, ready),
         }
     }
 
@@ -547,7 +566,7 @@ fn shapes(mut encoded: &[i64]) -> Vec<Vec<usize>> {
 }
 
 /// The typed view that the collectives work on; shares the tensor's storage.
-fn as_buffer(data: &mut TensorData) -> Result<Buffer<'_>> {
+pub(crate) fn as_buffer(data: &mut TensorData) -> Result<Buffer<'_>> {
     let dtype = data.dtype();
     let buffer = match dtype {
         DType::F32 => data.as_mut_slice::<f32>().map(Buffer::F32),

@@ -1,5 +1,7 @@
 //! A model together with its optimizer: what one training step changes.
 
+mod update;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
@@ -7,8 +9,9 @@ use std::sync::Arc;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Device, Shape, Tensor, TensorData};
 use distribute_collectives::ReduceOp;
+use update::Update;
 
-use crate::optim::{Coefficient, Optimizer};
+use crate::optim::Optimizer;
 use crate::{Error, Gradients, ReplicaContext, Replicate, Result, VariablePlacement, WorkerGroup};
 
 /// A model, its optimizer's state and the step counter.
@@ -104,6 +107,10 @@ impl<M: Module + 'static> TrainState<M> {
     /// Parameters without a gradient on any replica are left alone; one with a gradient on some
     /// replicas only counts as zero on the others.
     ///
+    /// Under several workers with `bytes_per_pack` the gradients travel in packs, those of the last
+    /// layers first, and the parameters of one pack are updated while the next one travels. Not
+    /// when gradients are clipped: their norm is known when all have arrived.
+    ///
     /// # Errors
     /// Another replica's failure, gradients of another model, and what the optimizer reports.
     pub fn apply_gradients(
@@ -124,10 +131,7 @@ impl<M: Module + 'static> TrainState<M> {
             return Ok(Applied::Accumulated);
         };
         match ctx.variable_placement() {
-            VariablePlacement::Mirrored => {
-                gradients.all_reduce(ctx, ReduceOp::Sum)?;
-                self.update(gradients)?;
-            }
+            VariablePlacement::Mirrored => self.reduce_and_update(ctx, gradients)?,
             VariablePlacement::Central => {
                 gradients.reduce_to_host(ctx, ReduceOp::Sum)?;
                 self.update_centrally(ctx, gradients)?;
@@ -159,29 +163,35 @@ impl<M: Module + 'static> TrainState<M> {
         Ok(None)
     }
 
+    /// Reduces the gradients over the replicas and updates the model.
+    fn reduce_and_update(&mut self, ctx: &ReplicaContext, mut gradients: Gradients) -> Result<()> {
+        // A norm is known when all gradients are.
+        if self.clip_norm.is_some() || !ctx.has_packs() {
+            gradients.all_reduce(ctx, ReduceOp::Sum)?;
+            return self.update(gradients);
+        }
+        self.update_with(|update| {
+            gradients.all_reduce_in_packs(ctx, |range, gradients| update.apply(range, gradients))
+        })
+    }
+
     /// Applies one update with gradients that are already reduced.
     pub(crate) fn update(&mut self, mut gradients: Gradients) -> Result<()> {
         if let Some(clip_norm) = self.clip_norm {
             gradients.clip_by_global_norm(clip_norm)?;
         }
-        let coefficients = self
-            .optimizer
-            .coefficients(self.learning_rate, self.step + 1);
-        let coefficients: Vec<_> = coefficients.into_iter().map(Coefficient::Host).collect();
-        let mut update = Update {
-            optimizer: &*self.optimizer,
-            coefficients: &coefficients,
-            gradients,
-            slots: &mut self.slots,
-            index: 0,
-            error: None,
-        };
-        let model = self.model.clone().map(&mut update);
-        if let Some(error) = update.error {
+        self.update_with(|update| update.apply(0..update.len(), &mut gradients))
+    }
+
+    fn update_with(&mut self, apply: impl FnOnce(&mut Update<'_>) -> Result<()>) -> Result<()> {
+        let optimizer = Arc::clone(&self.optimizer);
+        let coefficients = optimizer.coefficients(self.learning_rate, self.step + 1);
+        let mut update = Update::new(&self.model, &*optimizer, &coefficients, &mut self.slots);
+        if let Err(error) = apply(&mut update) {
             self.half_updated = true;
             return Err(error);
         }
-        self.model = model;
+        self.model = update.put_into(self.model.clone());
         self.step += 1;
         Ok(())
     }
@@ -341,59 +351,6 @@ impl ModuleVisitor for Names {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         if param.val().is_require_grad() {
             self.found.push(self.path.join("."));
-        }
-    }
-}
-
-/// Applies the optimizer to every parameter that has a gradient.
-struct Update<'a> {
-    optimizer: &'a dyn Optimizer,
-    coefficients: &'a [Coefficient],
-    gradients: Gradients,
-    slots: &'a mut [Vec<Tensor<1>>],
-    index: usize,
-    error: Option<Error>,
-}
-
-impl Update<'_> {
-    fn updated<const D: usize>(&mut self, tensor: Tensor<D>, index: usize) -> Result<Tensor<D>> {
-        let Some(gradient) = self.gradients.take(index, &tensor) else {
-            return Ok(tensor);
-        };
-        let shape: Shape = tensor.shape();
-        let count = shape.num_elements();
-        let parameter: Tensor<1> = tensor.reshape([count]);
-        let mut slots = std::mem::take(&mut self.slots[index]);
-        if slots.is_empty() {
-            let zeros = || Tensor::zeros([count], (&parameter.device(), parameter.dtype()));
-            slots = self.optimizer.slots().iter().map(|_| zeros()).collect();
-        }
-        let gradient: Tensor<1> = gradient.reshape([count]);
-        let (parameter, slots) =
-            self.optimizer
-                .update(self.coefficients, parameter, gradient, slots)?;
-        self.slots[index] = slots;
-        Ok(parameter.reshape(shape))
-    }
-}
-
-impl ModuleMapper for Update<'_> {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let (id, tensor, mapper) = param.consume();
-        if !tensor.is_require_grad() || self.error.is_some() {
-            return Param::from_mapped_value(id, tensor, mapper);
-        }
-        let index = self.index;
-        self.index += 1;
-        match self.updated(tensor.clone().inner(), index) {
-            Ok(updated) => {
-                let updated = Tensor::from_inner(updated).require_grad();
-                Param::from_mapped_value(id, updated, mapper)
-            }
-            Err(error) => {
-                self.error = Some(error);
-                Param::from_mapped_value(id, tensor, mapper)
-            }
         }
     }
 }

@@ -4,9 +4,13 @@
 //! order of the group ([`WorkerGroup::describe`]): that of the workers, unless a ring was asked
 //! for. MEAN is the SUM divided by the number of replicas. Half types are rounded once per stage.
 
-use distribute_collectives::{Buffer, Communicator, CommunicatorExt, ReduceOp, reduce};
+use std::ops::Range;
+
+use burn::tensor::TensorData;
+use distribute_collectives::{Buffer, Communicator, CommunicatorExt, ReduceOp, pack, reduce};
 
 use super::WorkerGroup;
+use crate::replica_context::as_buffer;
 use crate::values::lock;
 use crate::{Error, Result};
 
@@ -41,6 +45,24 @@ impl WorkerGroup {
             }
         }
         Ok(())
+    }
+
+    /// Whether gradients travel in packs.
+    pub(crate) fn has_packs(&self) -> bool {
+        self.shared.options.bytes_per_pack > 0
+    }
+
+    /// The runs of buffers of these sizes that travel together, in the order of their travel.
+    pub(crate) fn packs(&self, sizes_bytes: &[usize]) -> Vec<Range<usize>> {
+        pack::reversed_packs(sizes_bytes, self.shared.options.bytes_per_pack)
+    }
+
+    /// The sum of one pack over the workers, in place.
+    pub(crate) fn all_reduce_pack(&self, tensors: &mut [TensorData]) -> Result<()> {
+        let buffers = tensors.iter_mut().map(as_buffer);
+        let mut buffers = buffers.collect::<Result<Vec<_>>>()?;
+        let mut communicator = lock(&self.shared.communicator);
+        Ok(communicator.all_reduce_by_type(ReduceOp::Sum, &mut buffers)?)
     }
 
     /// Gives every replica the lists of all replicas, in replica order.

@@ -6,14 +6,15 @@ use burn::module::Module;
 use burn::nn::{Initializer, Linear, LinearConfig};
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor, TensorData};
+use distribute_core::collectives::{CommunicationOptions, ProcessTransport};
 use distribute_core::optim::Optimizer;
 use distribute_core::{
-    Adam, DefaultStrategy, PerReplica, ReduceOp, Result, Sgd, Strategy, StrategyExt, TrainState,
+    Adam, DefaultStrategy, MultiWorkerMirroredStrategy, MultiWorkerMirroredStrategyBuilder,
+    PerReplica, ReduceOp, Result, Sgd, Strategy, StrategyExt, TrainState,
 };
 use rstest::rstest;
 
-use crate::common::{Between, workers, workers_of_cluster};
-use distribute_core::collectives::ProcessTransport;
+use crate::common::{Between, workers, workers_of_cluster, workers_with};
 
 const GLOBAL_BATCH: usize = 24;
 
@@ -170,17 +171,60 @@ fn workers_give_the_same_bits_over_every_transport() {
     }
 }
 
+fn packed(
+    builder: MultiWorkerMirroredStrategyBuilder,
+    bytes_per_pack: usize,
+) -> MultiWorkerMirroredStrategyBuilder {
+    builder.communication_options(CommunicationOptions {
+        bytes_per_pack,
+        ..CommunicationOptions::default()
+    })
+}
+
+/// Packs only change what travels together, so not even the bits change.
+#[rstest]
+#[case(&[1, 2], Between::Threads)]
+#[case(&[2, 2, 1], Between::Threads)]
+#[case(&[2, 1], Between::SharedMemory)]
+#[case(&[1, 2], Between::Grpc)]
+fn packs_give_the_same_weights(#[case] replicas: &[usize], #[case] between: Between) {
+    let program = |strategy| train(&strategy, Adam::new(0.01));
+    let (expected, _) = train(&DefaultStrategy::new(), Adam::new(0.01)).unwrap();
+    let one = workers(between, replicas, program);
+    close(&one[0].0, &expected);
+    let small = workers_with(between, replicas, program, |b| packed(b, 1));
+    let middle = workers_with(between, replicas, program, |b| packed(b, 40));
+    let large = workers_with(between, replicas, program, |b| packed(b, 1 << 30));
+    assert_eq!([small, middle, large], [one.clone(), one.clone(), one]);
+}
+
+/// A parameter without a gradient stays as it is, also when it travels alone in its pack.
 #[test]
-fn packs_give_the_same_weights() {
-    let program = |strategy| train(&strategy, Sgd::new(0.1));
-    let (expected, _) = train(&DefaultStrategy::new(), Sgd::new(0.1)).unwrap();
-    let all = crate::common::workers_with(Between::Threads, &[1, 2], program, |builder| {
-        let options = distribute_core::collectives::CommunicationOptions {
-            bytes_per_pack: 40,
-            ..Default::default()
-        };
-        builder.communication_options(options)
-    });
-    close(&all[0].0, &expected);
-    assert_eq!(all[0], all[1]);
+fn packs_with_missing_gradients_give_the_same_weights() {
+    let program = |strategy: MultiWorkerMirroredStrategy| {
+        let mut state = strategy
+            .scope(|device| TrainState::new(Mlp::new(device, 0.5), Sgd::new(0.1).momentum(0.9)))?;
+        for step in 0..4 {
+            strategy.run((&mut state,), |ctx, (state,)| {
+                let (x, y) = examples(step, 0..4, ctx.device());
+                // Replica 0 alone trains the hidden layer, nobody the hidden layer's bias.
+                let hidden = x.matmul(state.model.hidden.weight.val());
+                let hidden = if ctx.replica_id() == 0 {
+                    hidden
+                } else {
+                    hidden.detach()
+                };
+                let error = state.model.output.forward(relu(hidden)) - y;
+                let loss = (error.clone() * error).sum() / 8.0;
+                let gradients = ctx.gradient(&loss, &state.model)?;
+                state.apply_gradients(ctx, gradients).map(drop)
+            })?;
+        }
+        let tensors = state.primary().to_tensors()?;
+        assert!(!tensors.contains_key("optimizer/momentum/hidden.bias"));
+        weights(state.primary())
+    };
+    let one = workers(Between::Threads, &[1, 2], program);
+    let packs = workers_with(Between::Threads, &[1, 2], program, |b| packed(b, 1));
+    assert_eq!(packs, one);
 }
