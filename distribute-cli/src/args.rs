@@ -333,6 +333,9 @@ pub(crate) struct FileArgs {
     /// Write history.jsonl, history.csv and TensorBoard files here
     #[arg(long, value_name = "DIR")]
     pub(crate) log_dir: Option<PathBuf>,
+    /// Print the averages of the epoch so far after every so many updates
+    #[arg(long, value_name = "N", value_parser = positive_u64, allow_negative_numbers = true)]
+    pub(crate) log_steps: Option<u64>,
 }
 
 #[derive(Debug, Args)]

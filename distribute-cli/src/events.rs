@@ -2,10 +2,11 @@
 
 use std::io::{self, Write};
 
-use distribute_core::Result;
 use distribute_core::fit::{Callback, Control, EpochRecord};
+use distribute_core::{Error, Result};
 use serde_json::{Value, json};
 
+use crate::args::OutputFormat;
 use crate::failure::Failure;
 
 /// Writes a line. That nobody reads it any more (`| head`) is not an error.
@@ -63,7 +64,62 @@ impl Callback for JsonEpochs {
         ];
         let logs = record.logs.iter().map(|(name, value)| (name, json!(value)));
         let rate = ("examples_per_second", json!(record.examples_per_second()));
-        let text = object(head.into_iter().chain(logs).chain([rate]));
-        line(&text).map_err(|failure| distribute_core::Error::step(failure.to_string()))
+        print(&object(head.into_iter().chain(logs).chain([rate])))
     }
+}
+
+/// Says after every so many updates how the epoch goes, over all workers:
+/// `{"event":"step","step":20,"epoch":1,"loss":..,"accuracy":..}`.
+#[derive(Debug)]
+pub(crate) struct StepLines {
+    pub(crate) every: Option<u64>,
+    /// Of several workers one prints; all take part in the averages.
+    pub(crate) reports: bool,
+    pub(crate) output: OutputFormat,
+}
+
+impl Callback for StepLines {
+    fn on_train_begin(&mut self, run: &mut Control<'_>) -> Result<()> {
+        let Some(workers) = run.strategy().workers() else {
+            return Ok(());
+        };
+        // A worker that takes no part would let the others wait for it.
+        let own = self.every.map_or("none".to_string(), |n| n.to_string());
+        let all = workers.gather_text(&own)?;
+        match all.iter().position(|other| *other != all[0]) {
+            None => Ok(()),
+            Some(worker) => Err(Error::step(format!(
+                "--log-steps is {} on worker 0 and {} on worker {worker}: give all workers the \
+                 same",
+                all[0], all[worker]
+            ))),
+        }
+    }
+
+    fn on_batch_end(&mut self, run: &mut Control<'_>) -> Result<()> {
+        let progress = run.progress();
+        let due = |every| progress.step.is_multiple_of(every);
+        if !self.every.is_some_and(due) {
+            return Ok(());
+        }
+        let logs = run.logs_of_all_workers()?;
+        if !self.reports {
+            return Ok(());
+        }
+        if self.output == OutputFormat::Text {
+            note(&format!("step {}: {logs}", progress.step));
+            return Ok(());
+        }
+        let head = [
+            ("event", json!("step")),
+            ("step", json!(progress.step)),
+            ("epoch", json!(progress.position.epoch + 1)),
+        ];
+        let logs = logs.iter().map(|(name, value)| (name, json!(value)));
+        print(&object(head.into_iter().chain(logs)))
+    }
+}
+
+fn print(text: &str) -> Result<()> {
+    line(text).map_err(|failure| Error::step(failure.to_string()))
 }

@@ -80,6 +80,19 @@ fn end(finished: &Finished) -> (String, Vec<String>) {
     )
 }
 
+/// The loss after each step. A step that was repeated after a restart must have had the same.
+fn losses(finished: &Finished) -> BTreeMap<u64, String> {
+    let mut losses = BTreeMap::new();
+    let lines = finished.stdout.lines();
+    for line in lines.filter(|line| line.contains(r#""event":"step""#)) {
+        let event: serde_json::Value = serde_json::from_str(line).unwrap();
+        let (step, loss) = (event["step"].as_u64().unwrap(), event["loss"].to_string());
+        let before = losses.insert(step, loss.clone());
+        assert!(before.is_none_or(|before| before == loss), "{line}");
+    }
+    losses
+}
+
 /// The last of each epoch: a job that starts again repeats those after its checkpoint.
 fn last_of_each(epochs: &[String]) -> Vec<String> {
     let mut last = BTreeMap::new();
@@ -132,17 +145,21 @@ fn a_job_whose_worker_is_killed_ends_with_the_bits_of_one_that_was_not(
     #[values(0, 1, 2)] killed: usize,
 ) {
     let whole = tempfile::tempdir().unwrap();
-    let uninterrupted = launch(whole.path(), "--workers 3", &format!("{TRAIN} 400"));
+    let train = format!("{TRAIN} 400 --log-steps 1");
+    let uninterrupted = launch(whole.path(), "--workers 3", &train);
     let (expected, epochs) = end(&uninterrupted);
-    for epoch in [1, 6] {
+    let steps = losses(&uninterrupted);
+    assert_eq!(steps.len(), 400);
+    for step in [27, 158] {
         let folder = tempfile::tempdir().unwrap();
         let options = "--workers 3 --max-restarts 1 --log-dir logs";
-        let mut job = Launcher::start(folder.path(), options, &format!("{TRAIN} 400"));
-        job.0.wait_for(&format!(r#""epoch":{epoch},"#));
+        let mut job = Launcher::start(folder.path(), options, &train);
+        job.0.wait_for(&format!(r#""step":{step},"#));
         common::signal(job.worker(killed), "KILL");
         let finished = job.0.finish();
         let (hash, again) = end(&finished);
-        assert_eq!(hash, expected, "killed in epoch {}", epoch + 1);
+        assert_eq!(hash, expected, "killed after step {step}");
+        assert_eq!(losses(&finished), steps, "killed after step {step}");
         assert_eq!(
             last_of_each(&again),
             epochs,

@@ -21,7 +21,7 @@ use super::restore::same_model;
 use super::start::Start;
 use crate::args::{OutputFormat, StrategyName, TrainArgs};
 use crate::data::{Classified, DatasetName};
-use crate::events::{self, JsonEpochs};
+use crate::events::{self, JsonEpochs, StepLines};
 use crate::failure::Failure;
 use crate::objective::objective;
 use crate::signals::interrupt_flag;
@@ -159,7 +159,12 @@ impl Run {
             .seed(seed)
             .resume_from(checkpoint)
             .callback(interrupt)
-            .callback(TerminateOnNan::every_batches(NAN_CHECK_STEPS));
+            .callback(TerminateOnNan::every_batches(NAN_CHECK_STEPS))
+            .callback(StepLines {
+                every: self.args.files.log_steps,
+                reports: self.reports(),
+                output: self.args.general.output,
+            });
         if self.reports() {
             fit = self.reporting(fit.callback(self.announcement(&state, continued)))?;
         }

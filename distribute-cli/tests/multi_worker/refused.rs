@@ -173,3 +173,11 @@ fn an_error_of_one_worker_is_the_news_of_the_others() {
     assert_eq!(ended[1].code, Some(1));
     assert!(ended[1].stderr.contains("rank 0"), "{}", ended[1].stderr);
 }
+
+/// A worker that does not print takes no part in the averages, so the others would wait for it.
+#[test]
+fn workers_with_different_log_steps() {
+    let folder = tempfile::tempdir().unwrap();
+    let ended = two(folder.path(), ["--steps 4 --log-steps 2", "--steps 4"]);
+    assert_said("different_log_steps", &ended);
+}

@@ -229,10 +229,14 @@ impl Shared {
             waiting.store(Shared::reason(peer, counter), Ordering::SeqCst);
             fence(Ordering::SeqCst);
             let done = ready();
-            // What is there counts, even when the member that wrote it has gone since.
+            // What is there counts, even when the member that wrote it has gone since: also what
+            // it wrote between the two looks, just before it went.
             let go_on = match done {
                 true => Ok(()),
-                false => operation.check(self, peer),
+                false => operation.check(self, peer).or_else(|lost| match ready() {
+                    true => Ok(()),
+                    false => Err(lost),
+                }),
             };
             if done || go_on.is_err() {
                 waiting.store(0, Ordering::SeqCst);

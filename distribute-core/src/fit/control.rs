@@ -341,6 +341,16 @@ impl Control<'_> {
         self.run.meter.logs_so_far(&*self.run.strategy)
     }
 
+    /// The averages of this epoch so far over all workers. All workers call it after the same
+    /// batch; it blocks until they have. Without several workers the same as
+    /// [`logs`](Self::logs).
+    ///
+    /// # Errors
+    /// As [`logs`](Self::logs), and a worker that was lost or does not come before the deadline.
+    pub fn logs_of_all_workers(&mut self) -> Result<Logs> {
+        self.run.meter.logs(&*self.run.strategy)
+    }
+
     /// The loss of [`logs`](Self::logs); `None` before the first example.
     ///
     /// # Errors
