@@ -137,37 +137,45 @@ fn measure(
     })
 }
 
-/// Medians, and the medians of the ratios to the hand-written loop of the same round, and to as
-/// many independent loops of the same round.
+/// Medians, and the medians of the ratios to others of the same round: the hand-written loop, the
+/// same implementation with one replica, as many replicas of one process, and as many loops that
+/// do not communicate.
 fn table(samples: &[Sample], per_round: usize) -> Vec<String> {
-    let head = [
+    let first = &samples[..per_round];
+    let find = |name: &str, replicas: usize| {
+        let wanted = |sample: &Sample| sample.name == name && sample.replicas == replicas;
+        first.iter().position(wanted)
+    };
+    let mut rows = vec![format!(
+        "{:<16} {:>8} {:>10} {:>16} {:>8} {:>12} {:>15}",
         "impl",
         "replicas",
         "images/s",
         "to hand-written",
-        "to independent",
-    ];
-    let mut rows = vec![format!(
-        "{:<16} {:>8} {:>12} {:>16} {:>16}",
-        head[0], head[1], head[2], head[3], head[4]
+        "to one",
+        "to mirrored",
+        "to independent"
     )];
-    for column in 0..per_round {
-        let of_column: Vec<&Sample> = samples.iter().skip(column).step_by(per_round).collect();
-        let rates: Vec<f64> = of_column.iter().map(|sample| sample.images_per_s).collect();
-        let (name, replicas) = (of_column[0].name, of_column[0].replicas);
-        let ratio_to = |other: usize| {
+    for (column, Sample { name, replicas, .. }) in first.iter().enumerate() {
+        let ratio_to = |other: Option<usize>| {
+            let Some(other) = other else {
+                return "-".to_string();
+            };
             let rounds = samples.chunks(per_round);
             let ratios = rounds.map(|round| round[column].images_per_s / round[other].images_per_s);
             format!("{:.3}", median(&ratios.collect::<Vec<_>>()))
         };
-        let independent = samples[..per_round].iter().position(|sample| {
-            sample.name == "hand-written" && sample.replicas == replicas && replicas > 1
-        });
-        let ceiling = independent.map_or("-".to_string(), ratio_to);
+        let of_column = samples.iter().skip(column).step_by(per_round);
+        let rates: Vec<f64> = of_column.map(|sample| sample.images_per_s).collect();
+        // One replica needs no comparison with several.
+        let several = |other| (*replicas > 1).then_some(other).flatten();
         rows.push(format!(
-            "{name:<16} {replicas:>8} {:>12.0} {:>16} {ceiling:>16}",
+            "{name:<16} {replicas:>8} {:>10.0} {:>16} {:>8} {:>12} {:>15}",
             median(&rates),
-            ratio_to(0)
+            ratio_to(Some(0)),
+            ratio_to(several(find(name, 1))),
+            ratio_to(several(find("mirrored", *replicas))),
+            ratio_to(several(find("hand-written", *replicas))),
         ));
     }
     rows
@@ -191,17 +199,19 @@ mod tests {
                 sample("hand-written", 2, 190.0 * speed),
                 sample("mirrored", 1, 98.0 * speed),
                 sample("mirrored", 2, mirrored * speed),
+                sample("multi-worker", 2, 170.0 * speed),
             ]
         };
         // The machine is half as fast in the second round, which no ratio shows.
         let samples = [round(1.0, 180.0), round(0.5, 185.0), round(1.0, 190.0)].concat();
-        insta::assert_snapshot!(table(&samples, 5).join("\n"), @r"
-        impl             replicas     images/s  to hand-written   to independent
-        hand-written            1          100            1.000                -
-        one-device              1           99            0.990                -
-        hand-written            2          190            1.900            1.000
-        mirrored                1           98            0.980                -
-        mirrored                2          180            1.850            0.974
+        insta::assert_snapshot!(table(&samples, 6).join("\n"), @r"
+        impl             replicas   images/s  to hand-written   to one  to mirrored  to independent
+        hand-written            1        100            1.000        -            -               -
+        one-device              1         99            0.990        -            -               -
+        hand-written            2        190            1.900    1.900        1.027           1.000
+        mirrored                1         98            0.980        -            -               -
+        mirrored                2        180            1.850    1.888        1.000           0.974
+        multi-worker            2        170            1.700        -        0.919           0.895
         ");
     }
 }
