@@ -1,0 +1,4 @@
+//! Turns a captured step into StableHLO and runs it through any PJRT plugin.
+
+pub mod pjrt;
+pub mod stablehlo;

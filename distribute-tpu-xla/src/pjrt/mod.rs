@@ -1,0 +1,1 @@
+//! A safe layer over the PJRT C API.

@@ -1,0 +1,1 @@
+//! A typed builder of StableHLO programs that checks shapes while building and prints text.
