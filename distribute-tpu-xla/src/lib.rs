@@ -1,4 +1,5 @@
 //! Turns a captured step into StableHLO and runs it through any PJRT plugin.
 
+pub mod lower;
 pub mod pjrt;
 pub mod stablehlo;
