@@ -1,4 +1,5 @@
 //! Turns a captured step into StableHLO and runs it through any PJRT plugin.
+#![deny(unsafe_code)]
 
 pub mod lower;
 pub mod pjrt;
