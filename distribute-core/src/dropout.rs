@@ -1,6 +1,6 @@
 //! Dropout that gives the same result in every run, on any number of threads.
 
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::{Distribution, Tensor, TensorData};
 use rand::Rng;
 
 use crate::scope;
@@ -29,26 +29,27 @@ use crate::trace::Trace;
 /// ```
 pub fn dropout<const D: usize>(x: Tensor<D>, rate: f64, rng: &mut impl Rng) -> Tensor<D> {
     if let Some(trace) = scope::trace() {
-        return captured_dropout(&trace, x, rate.clamp(0.0, 1.0), rng.next_u64());
+        return captured_dropout(&trace, x, rate.clamp(0.0, 1.0), rng);
     }
     let mask = dropout_mask(&x.dims(), rate, rng);
     let device = x.device().without_autodiff();
     x * Tensor::from_data(mask, &device)
 }
 
-/// Dropout in a step that is compiled: `stream` tells the calls of one step apart, and the
-/// program's random key the steps.
+/// Dropout in a step that is compiled: the program makes the numbers.
 fn captured_dropout<const D: usize>(
     trace: &Trace,
     x: Tensor<D>,
     rate: f64,
-    stream: u64,
+    rng: &mut impl Rng,
 ) -> Tensor<D> {
     if rate >= 1.0 {
         return x.mul_scalar(0);
     }
-    let uniform: Tensor<D> = trace.uniform(&x.dims(), stream).float();
-    let kept = uniform.greater_equal_elem(rate).float().cast(x.dtype());
+    trace.seed(rng.next_u64());
+    let device = x.device().without_autodiff();
+    let kept = Distribution::Bernoulli(1.0 - rate);
+    let kept = Tensor::<D>::random(x.dims(), kept, (&device, x.dtype()));
     x * kept.mul_scalar(1.0 / (1.0 - rate))
 }
 

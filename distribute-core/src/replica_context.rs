@@ -288,7 +288,7 @@ impl ReplicaContext {
         let mut key = [0; 32];
         key[..8].copy_from_slice(&seed.to_le_bytes());
         key[8..16].copy_from_slice(&step.to_le_bytes());
-        key[16..24].copy_from_slice(&(self.replica_id() as u64).to_le_bytes());
+        key[16..24].copy_from_slice(&(self.replica.id as u64).to_le_bytes());
         ChaCha8Rng::from_seed(key)
     }
 

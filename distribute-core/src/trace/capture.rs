@@ -2,11 +2,11 @@
 
 use std::fmt;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use burn::tensor::{DType, Device, Tensor};
 use burn_capture::{CaptureBackend, CaptureChannel, CaptureClient, CaptureDevice, TensorId};
-use burn_ir::{CustomOpIr, OperationIr, ScalarIr, TensorIr};
+use burn_ir::{CustomOpIr, FloatOperationIr, NumericOperationIr, OperationIr, TensorIr};
 use burn_router::{RouterClient, RouterTensor};
 use distribute_collectives::ReduceOp;
 
@@ -30,10 +30,6 @@ pub mod ops {
     pub const ALL_REDUCE_PROD: &str = "distribute.all_reduce_prod";
     /// The replica's id: no input, one output of shape `[1]` and type i32.
     pub const REPLICA_ID: &str = "distribute.replica_id";
-    /// Uniform numbers in `[0, 1)`, f32 of any shape, from a key: one input of shape `[2]` and
-    /// type i32 (the key of this call), and two scalars, the low and the high half of the stream's
-    /// number. Other streams, keys and replicas give other numbers.
-    pub const RANDOM_UNIFORM: &str = "distribute.random_uniform";
 }
 
 /// The device that a strategy captures steps on; captures follow one another.
@@ -85,7 +81,7 @@ pub struct Trace {
     device: Device,
     num_replicas: usize,
     inputs: Mutex<Vec<Input>>,
-    random_key: Mutex<Option<CapturedTensor>>,
+    seed: AtomicU64,
     replica_id_used: AtomicBool,
     step_read: AtomicBool,
 }
@@ -105,7 +101,7 @@ impl Trace {
             device: device.autodiff(),
             num_replicas,
             inputs: Mutex::default(),
-            random_key: Mutex::default(),
+            seed: AtomicU64::new(0),
             replica_id_used: AtomicBool::new(false),
             step_read: AtomicBool::new(false),
         }
@@ -190,7 +186,6 @@ impl Trace {
         id: &'static str,
         inputs: Vec<CapturedTensor>,
         outputs: &[TensorSpec],
-        scalars: Vec<ScalarIr>,
     ) -> Vec<CapturedTensor> {
         let inputs: Vec<TensorIr> = inputs.into_iter().map(|input| input.0.into_ir()).collect();
         let results: Vec<_> = outputs.iter().map(|spec| self.tensor(spec)).collect();
@@ -199,7 +194,7 @@ impl Trace {
             .zip(outputs)
             .map(|(result, spec)| TensorIr::uninit(result.id(), shape_of(spec), spec.dtype))
             .collect();
-        let operation = CustomOpIr::with_scalars(id, &inputs, &outputs, scalars);
+        let operation = CustomOpIr::new(id, &inputs, &outputs);
         self.client.register_op(OperationIr::Custom(operation));
         results
     }
@@ -230,7 +225,7 @@ impl Trace {
         if self.num_replicas == 1 || tensors.is_empty() {
             return Ok(tensors);
         }
-        Ok(self.record(id, tensors, &specs, Vec::new()))
+        Ok(self.record(id, tensors, &specs))
     }
 
     /// The replica's id as a tensor of shape `[1]`.
@@ -239,41 +234,33 @@ impl Trace {
             shape: vec![1],
             dtype: DType::I32,
         };
-        let mut result = self.record(ops::REPLICA_ID, Vec::new(), &[spec], Vec::new());
+        let mut result = self.record(ops::REPLICA_ID, Vec::new(), &[spec]);
         result.swap_remove(0)
     }
 
-    /// Uniform numbers in `[0, 1)` of this shape: others in every call, on every replica and for
-    /// every stream.
-    pub(crate) fn uniform(&self, shape: &[usize], stream: u64) -> CapturedTensor {
-        let key = lock(&self.random_key)
-            .get_or_insert_with(|| {
-                let spec = TensorSpec {
-                    shape: vec![2],
-                    dtype: DType::I32,
-                };
-                self.input(Source::RandomKey, &spec)
-            })
-            .clone();
-        let spec = TensorSpec {
-            shape: shape.to_vec(),
-            dtype: DType::F32,
-        };
-        let scalars = vec![
-            ScalarIr::UInt(stream & u64::from(u32::MAX)),
-            ScalarIr::UInt(stream >> 32),
-        ];
-        let mut result = self.record(ops::RANDOM_UNIFORM, vec![key], &[spec], scalars);
-        result.swap_remove(0)
+    /// Makes other random numbers of the same operations, for steps that have a seed of their own.
+    pub(crate) fn seed(&self, seed: u64) {
+        let mixed = self.seed.load(Ordering::Relaxed).rotate_left(17) ^ seed;
+        self.seed.store(mixed, Ordering::Relaxed);
     }
 
-    /// Makes every input known to burn, which refuses to declare one that no operation uses.
-    /// Returns all of them. The operation is [taken out](is_touch) of the graph again.
+    /// All that was [mixed in](Self::seed).
+    pub(crate) fn mixed_seed(&self) -> u64 {
+        self.seed.load(Ordering::Relaxed)
+    }
+
+    /// Makes every input known to burn, which refuses to declare one that no operation uses, and
+    /// the key of random numbers one of them. Returns all of them. The operation is [taken out](is_touch) of the graph again.
     pub(crate) fn touch_inputs(&self) -> Vec<TensorId> {
+        let key = TensorSpec {
+            shape: vec![2],
+            dtype: DType::I32,
+        };
+        self.input(Source::RandomKey, &key);
         let inputs = self.inputs().into_iter().map(|input| input.tensor);
         let inputs: Vec<_> = inputs.collect();
         let ids = inputs.iter().map(CapturedTensor::id).collect();
-        self.record(TOUCH, inputs, &[], Vec::new());
+        self.record(TOUCH, inputs, &[]);
         ids
     }
 }
@@ -293,4 +280,13 @@ impl fmt::Debug for Trace {
             .field("inputs", &lock(&self.inputs).len())
             .finish_non_exhaustive()
     }
+}
+
+/// Whether an operation makes random numbers.
+pub(crate) fn is_random(operation: &OperationIr) -> bool {
+    matches!(
+        operation,
+        OperationIr::Float(_, FloatOperationIr::Random(_))
+            | OperationIr::NumericInt(_, NumericOperationIr::IntRandom(_))
+    )
 }

@@ -92,6 +92,9 @@ pub struct CapturedStep {
     pub inputs: Vec<StepInput>,
     /// The outputs, each tensor once.
     pub outputs: Vec<StepOutput>,
+    /// The input that random operations take their key from, if there are any: two integers that
+    /// are others in every call.
+    pub random_key: Option<TensorId>,
     /// The replicas that run the program together.
     pub num_replicas: usize,
 }
@@ -142,6 +145,8 @@ pub struct StepProgram {
     pub(crate) states: Vec<StateChange>,
     /// The leaves of the step's result.
     pub(crate) results: Vec<ResultLeaf>,
+    /// Makes the random numbers of this step others than those of another.
+    pub(crate) seed: u64,
 }
 
 /// What a step does to one mirrored argument.

@@ -9,7 +9,7 @@ use burn::tensor::TensorData;
 use burn_capture::{CapturedGraph, TensorId};
 
 use super::call::{Call, Capture, Changes, LeafValue};
-use super::capture::{Input, Source, Trace, is_touch};
+use super::capture::{Input, Source, Trace, is_random, is_touch};
 use super::program::{
     Argument, CapturedStep, InputRole, NewTensor, ResultLeaf, StateChange, StepInput, StepOutput,
     StepProgram,
@@ -99,18 +99,19 @@ fn arguments(program: &StepProgram, call: &Call<'_>) -> Result<Vec<Argument>> {
             let value = value as f32;
             Some(Argument::Same(TensorData::new(vec![value], [1])))
         }
-        Source::RandomKey => Some(Argument::Same(random_key(call))),
+        Source::RandomKey => Some(Argument::Same(random_key(call, program.seed))),
     };
     let arguments: Option<Vec<_>> = program.arguments.iter().map(&mut argument).collect();
     arguments.ok_or_else(crate::nest::different_structure)
 }
 
-/// A key for the random numbers of one call: the numbers of updates so far of all training states,
-/// so that a run that is resumed goes on with the same numbers.
-fn random_key(call: &Call<'_>) -> TensorData {
+/// A key for the random numbers of one call: of the step's own seed and the numbers of updates so
+/// far of all training states, so that a run that is resumed goes on with the same numbers.
+fn random_key(call: &Call<'_>, seed: u64) -> TensorData {
+    let positions = call.coefficients.iter().map(|numbers| numbers.position());
     let mut hash: u64 = 0xcbf2_9ce4_8422_2325;
-    for coefficients in &call.coefficients {
-        for byte in coefficients.position().to_le_bytes() {
+    for number in std::iter::once(seed).chain(positions) {
+        for byte in number.to_le_bytes() {
             hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
         }
     }
@@ -215,7 +216,7 @@ where
     let ctx = ReplicaContext::captured(&strategy.replicas()[0], Arc::clone(trace));
     let result = {
         let _entered = scope::enter_capture(strategy.handle(), Arc::clone(trace));
-        step(&ctx, A::captured_item(&mut captured)?)?
+        step(&ctx, A::captured_item(&mut captured)?).map_err(translated)?
     };
     if trace.replica_id_used() && trace.num_replicas() > 1 {
         let instead = "one program serves all replicas; `ctx.replica_id_tensor()` is the number \
@@ -230,6 +231,17 @@ where
     }
     A::collect(&mut captured, &mut capture)?;
     Plan::new(Recorded { capture, result })
+}
+
+/// An error of the step, which may have wrapped burn's own for a read on the host.
+fn translated(error: Error) -> Error {
+    match &error {
+        Error::Step(source) => match TraceError::of_message(&format!("{source:?}")) {
+            Some(read) => read.into(),
+            None => error,
+        },
+        _ => error,
+    }
 }
 
 /// What a program computes, by the tensors' numbers in the graph.
@@ -290,21 +302,28 @@ impl Plan {
         call: &Call<'_>,
     ) -> Result<(CapturedStep, StepProgram)> {
         graph.graph.operations.retain(|operation| !is_touch(operation));
-        let used: HashSet<TensorId> = graph
-            .graph
-            .operations
+        let operations = &graph.graph.operations;
+        let random = operations.iter().any(is_random);
+        let used: HashSet<TensorId> = operations
             .iter()
             .flat_map(|operation| operation.inputs().map(|tensor| tensor.id))
             .collect();
         let inputs: Vec<Input> = self.capture.trace.inputs();
         let inputs = inputs.into_iter();
-        let inputs: Vec<_> = inputs.filter(|input| used.contains(&input.tensor.id())).collect();
+        let is_used = |input: &Input| match input.source {
+            Source::RandomKey => random,
+            _ => used.contains(&input.tensor.id()),
+        };
+        let inputs: Vec<_> = inputs.filter(is_used).collect();
+        let mut keys = inputs.iter().filter(|input| input.source == Source::RandomKey);
+        let random_key = keys.next().map(|input| input.tensor.id());
         graph.graph.inputs = inputs.iter().map(|input| input.tensor.id()).collect();
         let donated = donations(&self.states, &inputs, &self.results, call, &self.outputs);
         let step = CapturedStep {
             graph,
             inputs: inputs.iter().map(|input| step_input(input, call)).collect(),
             outputs: step_outputs(&self.outputs, &donated),
+            random_key,
             num_replicas,
         };
         let program = StepProgram {
@@ -312,6 +331,7 @@ impl Plan {
             arguments: inputs.iter().map(|input| input.source).collect(),
             states: self.states,
             results: self.results,
+            seed: self.capture.trace.mixed_seed(),
         };
         Ok((step, program))
     }
