@@ -1,7 +1,10 @@
 //! Dropout that gives the same result in every run, on any number of threads.
 
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::{Distribution, Tensor, TensorData};
 use rand::Rng;
+
+use crate::scope;
+use crate::trace::Trace;
 
 /// Sets each element to 0 with probability `rate` and scales the others by `1 / (1 - rate)`
 /// (Keras: `layers.Dropout` while training). Leave it out when evaluating.
@@ -9,6 +12,9 @@ use rand::Rng;
 /// burn's own `Dropout` draws from one generator per process, so replica threads race for its
 /// numbers and no two runs are alike. This one takes the numbers from `rng`, usually
 /// [`ReplicaContext::rng`](crate::ReplicaContext::rng).
+///
+/// In a step that is compiled the numbers come from the program, with a key that changes with every
+/// update: they are others than those of an eager strategy.
 ///
 /// ```
 /// use distribute_core::{DefaultStrategy, StrategyExt, Tensor, dropout};
@@ -22,9 +28,29 @@ use rand::Rng;
 /// # Ok::<(), distribute_core::Error>(())
 /// ```
 pub fn dropout<const D: usize>(x: Tensor<D>, rate: f64, rng: &mut impl Rng) -> Tensor<D> {
+    if let Some(trace) = scope::trace() {
+        return captured_dropout(&trace, x, rate.clamp(0.0, 1.0), rng);
+    }
     let mask = dropout_mask(&x.dims(), rate, rng);
     let device = x.device().without_autodiff();
     x * Tensor::from_data(mask, &device)
+}
+
+/// Dropout in a step that is compiled: the program makes the numbers.
+fn captured_dropout<const D: usize>(
+    trace: &Trace,
+    x: Tensor<D>,
+    rate: f64,
+    rng: &mut impl Rng,
+) -> Tensor<D> {
+    if rate >= 1.0 {
+        return x.mul_scalar(0);
+    }
+    trace.seed(rng.next_u64());
+    let device = x.device().without_autodiff();
+    let kept = Distribution::Bernoulli(1.0 - rate);
+    let kept = Tensor::<D>::random(x.dims(), kept, (&device, x.dtype()));
+    x * kept.mul_scalar(1.0 / (1.0 - rate))
 }
 
 /// What [`dropout`] multiplies with: 0 with probability `rate`, else `1 / (1 - rate)`, in f32.

@@ -162,6 +162,9 @@ pub enum Error {
     /// A variable was created or used in a way that its options do not allow.
     #[error(transparent)]
     Variable(#[from] VariableError),
+    /// A step could not be captured, compiled or run as a compiled program.
+    #[error(transparent)]
+    Trace(#[from] crate::trace::TraceError),
     /// A collective operation failed.
     #[error(transparent)]
     Collective(#[from] CollectiveError),

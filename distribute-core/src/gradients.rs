@@ -7,6 +7,7 @@ use burn::optim::GradientsParams;
 use burn::tensor::{DType, Gradients as BurnGradients, Shape, Tensor, TensorData};
 use distribute_collectives::ReduceOp;
 
+use crate::trace::{CapturedGradients, TraceError};
 use crate::workers::Wish;
 use crate::{Error, ReplicaContext, Result, WorkerGroup};
 
@@ -19,7 +20,12 @@ use crate::{Error, ReplicaContext, Result, WorkerGroup};
 #[derive(Debug, Clone)]
 pub struct Gradients {
     entries: Vec<Entry>,
+    /// In a captured step, the gradients; those in `entries` are missing then.
+    pub(crate) captured: Option<CapturedGradients>,
 }
+
+/// Where one gradient is.
+pub(crate) type Place<'a> = &'a mut Option<TensorData>;
 
 #[derive(Debug, Clone)]
 struct Entry {
@@ -37,6 +43,11 @@ impl Gradients {
                 expected: vec![1],
                 found: loss.shape().to_vec(),
             });
+        }
+        if let Some(captured) = CapturedGradients::compute(loss, model) {
+            let mut gradients = Self::collect(NoSource, model)?;
+            gradients.captured = Some(captured?);
+            return Ok(gradients);
         }
         if !loss.is_autodiff() {
             return Err(Error::invalid(
@@ -68,6 +79,7 @@ impl Gradients {
             Some(error) => Err(error),
             None => Ok(Self {
                 entries: collect.entries,
+                captured: None,
             }),
         }
     }
@@ -142,6 +154,9 @@ impl Gradients {
             return Err(Error::invalid(format!(
                 "gradients are reduced with SUM or MEAN, not {op}"
             )));
+        }
+        if let (Some(captured), Some(trace)) = (&mut self.captured, ctx.trace()) {
+            return captured.all_reduce(trace, op);
         }
         self.reduce_with(ctx, |buffers| ctx.all_reduce_data(op, buffers))
     }
@@ -241,9 +256,22 @@ impl Gradients {
         }
     }
 
+    /// No gradients, of this model.
+    pub(crate) fn none<M: Module>(model: &M) -> Result<Self> {
+        Self::collect(NoSource, model)
+    }
+
+    /// The gradients' places, for those that are captured or on a device.
+    pub(crate) fn places(&mut self) -> impl Iterator<Item = (Vec<usize>, DType, Place<'_>)> {
+        self.entries
+            .iter_mut()
+            .map(|entry| (entry.shape.to_vec(), entry.dtype, &mut entry.data))
+    }
+
     /// The same parameters, all without a gradient.
     pub(crate) fn without_values(&self) -> Self {
         let mut empty = self.clone();
+        empty.captured = None;
         empty.entries.iter_mut().for_each(|entry| entry.data = None);
         empty
     }
@@ -257,6 +285,10 @@ impl Gradients {
             return Err(Error::invalid(
                 "accumulate: the gradients are of different models",
             ));
+        }
+        if let (Some(mine), Some(theirs)) = (&mut self.captured, other.captured) {
+            mine.accumulate(theirs);
+            return Ok(());
         }
         for (mine, theirs) in self.entries.iter_mut().zip(other.entries) {
             if mine.shape != theirs.shape {
@@ -277,7 +309,13 @@ impl Gradients {
 
     /// The square root of the sum of all squared elements, summed in f64 in parameter order
     /// (TensorFlow: `tf.linalg.global_norm`).
+    ///
+    /// # Errors
+    /// In a captured step: the norm has no value on the host then.
     pub fn global_norm(&self) -> Result<f64> {
+        if self.captured.is_some() {
+            return Err(TraceError::host_read("the global norm").into());
+        }
         let mut sum = 0.0;
         for data in self.entries.iter().filter_map(|entry| entry.data.as_ref()) {
             sum += sum_of_squares(data)?;
@@ -326,6 +364,15 @@ impl Gradients {
 trait Source {
     /// Moves one parameter's gradient out.
     fn take<const D: usize>(&mut self, id: ParamId, value: &Tensor<D>) -> Option<Tensor<D>>;
+}
+
+/// Without any gradient.
+struct NoSource;
+
+impl Source for NoSource {
+    fn take<const D: usize>(&mut self, _: ParamId, _: &Tensor<D>) -> Option<Tensor<D>> {
+        None
+    }
 }
 
 impl Source for BurnGradients {

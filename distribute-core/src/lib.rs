@@ -44,8 +44,10 @@ mod packs;
 pub mod partitioners;
 mod replica_context;
 mod scope;
+mod step_args;
 mod strategy;
 pub mod tensorboard;
+pub mod trace;
 mod train_state;
 mod values;
 mod variable;
@@ -68,13 +70,14 @@ pub use nest::{Leaf, Nest};
 pub use optim::{Adam, AdamW, Sgd};
 pub use replica_context::ReplicaContext;
 pub use scope::{current_strategy, has_strategy, in_step};
+pub use step_args::{Item, Lend, Same, StepArgs};
 pub use strategy::{
     CentralStorageStrategy, DefaultStrategy, InputContext, MirroredStrategy,
     MirroredStrategyBuilder, MultiWorkerMirroredStrategy, MultiWorkerMirroredStrategyBuilder,
     OneDeviceStrategy, Replica, ReplicaStep, Strategy, StrategyExt, StrategyId, VariablePlacement,
 };
 pub use train_state::{Applied, TrainState};
-pub use values::{Mirrored, PerReplica, Replicate, Same, StepArgs};
+pub use values::{Mirrored, PerReplica, Replicate};
 pub use variable::{
     DistributedVariable, VariableAggregation, VariableContext, VariableError, VariableKind,
     VariableOptions, VariableSynchronization,

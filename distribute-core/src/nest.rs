@@ -7,7 +7,8 @@ use std::collections::BTreeMap;
 
 use burn::tensor::{Bool, DType, Device, Float, Int, Tensor, TensorData};
 
-use crate::{Error, Result};
+use crate::trace::{Fingerprint, TraceError, TracedTensor, read_error};
+use crate::{Error, Result, scope};
 
 /// One tensor or number inside a [`Nest`].
 ///
@@ -23,6 +24,11 @@ pub trait Leaf {
     /// [`Error::DType`] if the leaf cannot hold elements of that type (an integer tensor cannot
     /// hold a mean), [`Error::Shape`] if it has another number of dimensions.
     fn put(&mut self, data: TensorData) -> Result<()>;
+
+    /// The leaf as a tensor that a captured step can take or give; `None` for numbers.
+    fn traced(&mut self) -> Option<&mut dyn TracedTensor> {
+        None
+    }
 }
 
 /// A value made of tensors and numbers.
@@ -48,6 +54,12 @@ pub trait Nest: Sized {
     /// (vectors, options, maps, enums).
     fn placeholder() -> Option<Self> {
         None
+    }
+
+    /// Names everything but the leaves that a captured step's program depends on: lengths,
+    /// variants, strings. Derived for structs and enums.
+    fn fingerprint(&self, key: &mut dyn Fingerprint) {
+        let _ = key;
     }
 
     /// Moves all leaves out, in order.
@@ -86,7 +98,11 @@ macro_rules! tensor {
     ($($kind:ty => $fits:expr),*) => {$(
         impl<const D: usize> Leaf for Tensor<D, $kind> {
             fn take(&mut self) -> Result<TensorData> {
-                self.extract().without_autodiff().try_into_data().map_err(Error::step)
+                // While a step is captured its tensors have no values.
+                if scope::trace().is_some() && self.captured().is_some() {
+                    return Err(TraceError::host_read("a tensor").into());
+                }
+                self.extract().without_autodiff().try_into_data().map_err(read_error)
             }
 
             fn put(&mut self, data: TensorData) -> Result<()> {
@@ -107,6 +123,10 @@ macro_rules! tensor {
                 let device = self.device().without_autodiff();
                 *self = Tensor::from_data(data, (&device, dtype));
                 Ok(())
+            }
+
+            fn traced(&mut self) -> Option<&mut dyn TracedTensor> {
+                Some(self)
             }
         }
 
@@ -228,6 +248,10 @@ macro_rules! no_leaves {
                 Ok(())
             }
 
+            fn fingerprint(&self, key: &mut dyn Fingerprint) {
+                key.fixed(format_args!("{self:?}"));
+            }
+
             fn placeholder() -> Option<Self> {
                 Some(Self::default())
             }
@@ -248,6 +272,10 @@ macro_rules! tuple {
                 Ok(())
             }
 
+            fn fingerprint(&self, key: &mut dyn Fingerprint) {
+                $(self.$index.fingerprint(key);)+
+            }
+
             fn placeholder() -> Option<Self> {
                 Some(($($name::placeholder()?,)+))
             }
@@ -266,11 +294,20 @@ impl<T: Nest> Nest for Vec<T> {
     fn walk(&mut self, visit: &mut dyn FnMut(&mut dyn Leaf) -> Result<()>) -> Result<()> {
         self.iter_mut().try_for_each(|value| value.walk(visit))
     }
+
+    fn fingerprint(&self, key: &mut dyn Fingerprint) {
+        key.fixed(format_args!("{} items", self.len()));
+        self.iter().for_each(|value| value.fingerprint(key));
+    }
 }
 
 impl<T: Nest, const N: usize> Nest for [T; N] {
     fn walk(&mut self, visit: &mut dyn FnMut(&mut dyn Leaf) -> Result<()>) -> Result<()> {
         self.iter_mut().try_for_each(|value| value.walk(visit))
+    }
+
+    fn fingerprint(&self, key: &mut dyn Fingerprint) {
+        self.iter().for_each(|value| value.fingerprint(key));
     }
 
     fn placeholder() -> Option<Self> {
@@ -283,11 +320,21 @@ impl<T: Nest> Nest for Option<T> {
     fn walk(&mut self, visit: &mut dyn FnMut(&mut dyn Leaf) -> Result<()>) -> Result<()> {
         self.iter_mut().try_for_each(|value| value.walk(visit))
     }
+
+    fn fingerprint(&self, key: &mut dyn Fingerprint) {
+        key.fixed(format_args!("{} optional", usize::from(self.is_some())));
+        self.iter().for_each(|value| value.fingerprint(key));
+    }
 }
 
 /// Maps are walked in key order; replicas must hold the same keys.
 impl<K: Ord, T: Nest> Nest for BTreeMap<K, T> {
     fn walk(&mut self, visit: &mut dyn FnMut(&mut dyn Leaf) -> Result<()>) -> Result<()> {
         self.values_mut().try_for_each(|value| value.walk(visit))
+    }
+
+    fn fingerprint(&self, key: &mut dyn Fingerprint) {
+        key.fixed(format_args!("{} entries", self.len()));
+        self.values().for_each(|value| value.fingerprint(key));
     }
 }

@@ -6,7 +6,8 @@ use std::marker::PhantomData;
 use std::sync::{Arc, Mutex};
 
 use burn::module::Module;
-use burn::tensor::{DType, Device, Tensor, TensorData, bf16, f16};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData, bf16, f16};
+use burn_capture::CaptureBackend;
 use distribute_collectives::{Buffer, CollectiveError, Communicator, CommunicatorExt, ReduceOp};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
@@ -17,6 +18,7 @@ use crate::cross_device::CrossDeviceOps;
 use crate::nest::different_structure;
 use crate::packs::{self, Ready};
 use crate::strategy::{Replica, VariablePlacement};
+use crate::trace::{self, Trace, TraceError};
 use crate::values::lock;
 use crate::variable::Owner;
 use crate::{
@@ -158,6 +160,8 @@ pub struct ReplicaContext {
     link: Option<Arc<Mutex<Link>>>,
     /// The first failure of a collective call in a backward pass, which cannot return it.
     backward_failure: Arc<Mutex<Option<Error>>>,
+    /// The capture, if the step is called once to be compiled.
+    trace: Option<Arc<Trace>>,
     /// A context belongs to the thread of its replica.
     not_sync: PhantomData<Cell<()>>,
 }
@@ -173,8 +177,18 @@ impl ReplicaContext {
             placement: VariablePlacement::Mirrored,
             link: None,
             backward_failure: Arc::default(),
+            trace: None,
             not_sync: PhantomData,
         }
+    }
+
+    /// The context of a step that is captured for all replicas.
+    pub(crate) fn captured(replica: &Replica, trace: Arc<Trace>) -> Self {
+        let mut context = Self::alone(replica);
+        context.replica.device = trace.device().clone();
+        context.num_replicas = trace.num_replicas();
+        context.trace = Some(trace);
+        context
     }
 
     pub(crate) fn linked(
@@ -195,14 +209,50 @@ impl ReplicaContext {
             placement,
             link,
             backward_failure: Arc::default(),
+            trace: None,
             not_sync: PhantomData,
         }
     }
 
     /// This replica's id among all replicas in sync, from 0
     /// (TensorFlow: `replica_id_in_sync_group`).
+    ///
+    /// In a step that is compiled for several replicas there is no such number: `run` returns an
+    /// error, and [`replica_id_tensor`](Self::replica_id_tensor) is what can be used.
     pub fn replica_id(&self) -> usize {
+        if let Some(trace) = &self.trace {
+            trace.use_replica_id();
+        }
         self.replica.id
+    }
+
+    /// This replica's id as a tensor of one element, also in a compiled step.
+    pub fn replica_id_tensor(&self) -> Tensor<1, Int> {
+        match &self.trace {
+            Some(trace) => Tensor::from_primitive::<CaptureBackend>(trace.replica_id().0),
+            None => Tensor::from_data(
+                TensorData::new(vec![self.replica.id as i64], [1]),
+                self.device(),
+            ),
+        }
+    }
+
+    /// The capture that this step is part of.
+    pub(crate) fn trace(&self) -> Option<&Arc<Trace>> {
+        self.trace.as_ref()
+    }
+
+    /// Refuses a call that has no counterpart in a compiled step.
+    fn refuse_captured(&self, what: &str) -> Result<()> {
+        match &self.trace {
+            None => Ok(()),
+            Some(_) => Err(TraceError::unsupported(
+                format!("`{what}`"),
+                "return the value from the step and call the strategy's `gather` or `reduce`, or \
+                 use `all_reduce`",
+            )
+            .into()),
+        }
     }
 
     /// This replica's index in its process.
@@ -239,7 +289,7 @@ impl ReplicaContext {
         let mut key = [0; 32];
         key[..8].copy_from_slice(&seed.to_le_bytes());
         key[8..16].copy_from_slice(&step.to_le_bytes());
-        key[16..24].copy_from_slice(&(self.replica_id() as u64).to_le_bytes());
+        key[16..24].copy_from_slice(&(self.replica.id as u64).to_le_bytes());
         ChaCha8Rng::from_seed(key)
     }
 
@@ -266,6 +316,10 @@ impl ReplicaContext {
     /// [`Error::Shape`] on every replica if the values' shapes differ, another replica's failure,
     /// [`Error::DType`] for the mean of integers in an integer tensor, and for bool.
     pub fn all_reduce<T: Nest>(&self, op: ReduceOp, mut value: T) -> Result<T> {
+        if let Some(trace) = &self.trace {
+            trace::all_reduce(trace, op, &mut value)?;
+            return Ok(value);
+        }
         let mut leaves = value.take_leaves()?;
         if op == ReduceOp::Mean {
             for leaf in &mut leaves {
@@ -337,6 +391,9 @@ impl ReplicaContext {
         op: ReduceOp,
         tensor: Tensor<D>,
     ) -> Result<Tensor<D>> {
+        if let Some(trace) = &self.trace {
+            return trace::all_reduce_tensor(trace, op, &tensor);
+        }
         match &self.link {
             Some(link) => all_reduce_tensor(op, tensor, link, &self.backward_failure),
             None => Ok(tensor),
@@ -357,6 +414,7 @@ impl ReplicaContext {
     /// [`Error::Shape`] if other dimensions differ, [`Error::Axis`] for scalars and axes out of
     /// range (negative ones too), [`Error::DType`] for bool, and another replica's failure.
     pub fn all_gather<T: Nest>(&self, mut value: T, axis: i64) -> Result<T> {
+        self.refuse_captured("ctx.all_gather")?;
         let leaves = value.take_leaves()?;
         let workers = self.workers();
         let leaves = self.exchange("all_gather", axis, leaves, |mut lists| {
@@ -380,6 +438,7 @@ impl ReplicaContext {
     /// # Errors
     /// [`Error::InvalidArgument`] if there is no such replica; another replica's failure.
     pub fn broadcast<T: Nest>(&self, root: usize, mut value: T) -> Result<T> {
+        self.refuse_captured("ctx.broadcast")?;
         if root >= self.num_replicas {
             return Err(Error::invalid(format!(
                 "broadcast from replica {root}, but there are {} replicas",
@@ -434,6 +493,7 @@ impl ReplicaContext {
         mut initial: impl Leaf,
         options: VariableOptions,
     ) -> Result<DistributedVariable> {
+        self.refuse_captured("ctx.variable")?;
         let owner = Owner::of(&*scope::current_strategy());
         let count = self.num_local();
         let workers = self.workers();
@@ -462,6 +522,7 @@ impl ReplicaContext {
         T: Send + 'static,
         R: Send + 'static,
     {
+        self.refuse_captured(op)?;
         let Some(link) = &self.link else {
             let results = join(vec![value])?;
             crate::values::count("the result of a merge_call", 1, results.len())?;

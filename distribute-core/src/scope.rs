@@ -9,6 +9,7 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 use crate::strategy::StrategyId;
+use crate::trace::Trace;
 use crate::{DefaultStrategy, Error, Result, Strategy};
 
 thread_local! {
@@ -18,6 +19,8 @@ thread_local! {
 struct Entry {
     strategy: Arc<dyn Strategy>,
     in_step: bool,
+    /// The capture that the step is part of.
+    trace: Option<Arc<Trace>>,
 }
 
 /// The strategy whose scope or step is running on this thread, else the default strategy.
@@ -89,6 +92,7 @@ pub(crate) fn enter_scope(strategy: Arc<dyn Strategy>) -> Result<Entered> {
         stack.push(Entry {
             strategy,
             in_step: false,
+            trace: None,
         });
         Ok(Entered(()))
     })
@@ -142,6 +146,7 @@ pub(crate) fn enter_merge() -> Option<Entered> {
         stack.push(Entry {
             strategy,
             in_step: false,
+            trace: None,
         });
         Some(Entered(()))
     })
@@ -153,7 +158,25 @@ pub(crate) fn enter_step(strategy: Arc<dyn Strategy>) -> Entered {
         stack.push(Entry {
             strategy,
             in_step: true,
+            trace: None,
         })
     });
     Entered(())
+}
+
+/// Makes a strategy current for a step that is captured on this thread.
+pub(crate) fn enter_capture(strategy: Arc<dyn Strategy>, trace: Arc<Trace>) -> Entered {
+    STACK.with_borrow_mut(|stack| {
+        stack.push(Entry {
+            strategy,
+            in_step: true,
+            trace: Some(trace),
+        });
+    });
+    Entered(())
+}
+
+/// The capture that is under way on this thread.
+pub(crate) fn trace() -> Option<Arc<Trace>> {
+    STACK.with_borrow(|stack| stack.last()?.trace.clone())
 }

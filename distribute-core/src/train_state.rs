@@ -1,5 +1,6 @@
 //! A model together with its optimizer: what one training step changes.
 
+mod traced;
 mod update;
 
 use std::collections::BTreeMap;
@@ -12,6 +13,7 @@ use distribute_collectives::ReduceOp;
 use update::Update;
 
 use crate::optim::Optimizer;
+use crate::trace::StateVisitor;
 use crate::{Error, Gradients, ReplicaContext, Replicate, Result, VariablePlacement, WorkerGroup};
 
 /// A model, its optimizer's state and the step counter.
@@ -45,6 +47,10 @@ pub struct TrainState<M> {
     half_updated: bool,
     /// The path of a layer with running statistics, which burn shares between replicas.
     batch_norm: Option<String>,
+    /// The capture that this state is part of.
+    capture: Option<traced::Captured>,
+    /// Which gradients of micro-batches are on the device, by parameter.
+    on_device: Vec<bool>,
 }
 
 /// What [`TrainState::apply_gradients`] did.
@@ -80,6 +86,8 @@ impl<M: Module + 'static> TrainState<M> {
             accumulated: None,
             half_updated: false,
             batch_norm: names.batch_norm,
+            capture: None,
+            on_device: Vec::new(),
         }
     }
 
@@ -130,6 +138,9 @@ impl<M: Module + 'static> TrainState<M> {
         let Some(mut gradients) = self.collect(gradients)? else {
             return Ok(Applied::Accumulated);
         };
+        if let (Some(_), Some(trace)) = (&gradients.captured, ctx.trace()) {
+            return self.apply_captured(trace, gradients);
+        }
         match ctx.variable_placement() {
             VariablePlacement::Mirrored => self.reduce_and_update(ctx, gradients)?,
             VariablePlacement::Central => {
@@ -233,7 +244,13 @@ struct Central<M> {
 
 impl<M> TrainState<M> {
     /// The number of updates so far.
+    ///
+    /// In a step that is compiled this is the number at the time of the capture; use it for nothing
+    /// but [`ReplicaContext::rng`] there.
     pub fn step(&self) -> u64 {
+        if let Some(capture) = &self.capture {
+            capture.trace.read_step();
+        }
         self.step
     }
 
@@ -246,6 +263,9 @@ impl<M> TrainState<M> {
     /// `state.update(|state| state.set_learning_rate(rate))`.
     pub fn set_learning_rate(&mut self, learning_rate: f64) {
         self.learning_rate = learning_rate;
+        if let Some(capture) = &mut self.capture {
+            capture.learning_rate = Some(learning_rate);
+        }
     }
 
     /// Whether gradients of some micro-batches wait for the rest of their update.
@@ -296,6 +316,10 @@ impl<M: Module> Replicate for TrainState<M> {
     /// A state that was just built: the model is all that the workers may differ in.
     fn take_from_chief(&mut self, workers: &WorkerGroup) -> Result<()> {
         workers.take_state(&mut self.model, self.step)
+    }
+
+    fn visit_state(&mut self, visitor: &mut dyn StateVisitor) -> Result<()> {
+        self.visit_captured(visitor)
     }
 
     /// Counts updates and the micro-batches since the last one.

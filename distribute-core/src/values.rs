@@ -1,12 +1,12 @@
-//! Values with one component per replica: [`PerReplica`] and [`Mirrored`], and how they are
-//! handed to a step ([`StepArgs`]).
+//! Values with one component per replica: [`PerReplica`] and [`Mirrored`].
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use burn::module::Module;
 use burn::tensor::Device;
 
 use crate::strategy::StrategyId;
+use crate::trace::{self, OnDevice, StateVisitor, TraceError};
 use crate::{Error, Result, WorkerGroup, module_tensors};
 
 /// One value per local replica, in replica order; the values may differ
@@ -15,7 +15,7 @@ use crate::{Error, Result, WorkerGroup, module_tensors};
 /// [`StrategyExt::run`](crate::StrategyExt::run) returns one; datasets yield them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PerReplica<T> {
-    values: Vec<T>,
+    pub(crate) values: Vec<T>,
 }
 
 impl<T> PerReplica<T> {
@@ -85,6 +85,18 @@ pub trait Replicate: Sized {
     fn version(&self) -> Option<u64> {
         None
     }
+
+    /// Walks the tensors of the value and its numbers, for a strategy that compiles steps.
+    ///
+    /// Modules and training states do, and `#[derive(Replicate)]` walks all fields.
+    ///
+    /// # Errors
+    /// [`TraceError::Unsupported`] for a type that says nothing here, and the visitor's own.
+    fn visit_state(&mut self, visitor: &mut dyn StateVisitor) -> Result<()> {
+        let _ = visitor;
+        let instead = "derive `Replicate` for it, or implement `Replicate::visit_state`";
+        Err(TraceError::unsupported(std::any::type_name::<Self>(), instead).into())
+    }
 }
 
 impl<M: Module> Replicate for M {
@@ -98,6 +110,10 @@ impl<M: Module> Replicate for M {
         *self = module_tensors::put(self.clone(), tensors)?;
         Ok(())
     }
+
+    fn visit_state(&mut self, visitor: &mut dyn StateVisitor) -> Result<()> {
+        trace::visit_module(self, visitor)
+    }
 }
 
 /// One copy of a value per local replica, kept equal by applying the same updates to each
@@ -105,12 +121,19 @@ impl<M: Module> Replicate for M {
 ///
 /// Made by [`StrategyExt::scope`](crate::StrategyExt::scope). A step receives `&mut T` of its
 /// own replica when `&mut Mirrored<T>` is passed to `run`, and `&T` when `&Mirrored<T>` is.
+///
+/// Under a strategy that compiles steps the newest value is on the device after a step. It is
+/// copied to the host when somebody asks for it ([`primary`](Self::primary)), and not before.
 #[derive(Debug)]
 pub struct Mirrored<T> {
-    values: Vec<T>,
-    devices: Vec<Device>,
+    pub(crate) values: Vec<T>,
+    pub(crate) devices: Vec<Device>,
     owner: StrategyId,
-    poison: Arc<Mutex<Option<String>>>,
+    pub(crate) poison: Arc<Mutex<Option<String>>>,
+    /// The tensors on the device, under a strategy that compiles steps.
+    pub(crate) on_device: Mutex<Option<OnDevice>>,
+    /// The host's copies of a newer value on the device, once somebody has asked for them.
+    fetched: OnceLock<Vec<T>>,
 }
 
 impl<T: Replicate> Mirrored<T> {
@@ -124,12 +147,15 @@ impl<T: Replicate> Mirrored<T> {
             devices: devices.to_vec(),
             owner,
             poison: Arc::default(),
+            on_device: Mutex::default(),
+            fetched: OnceLock::new(),
         }
     }
 
     /// Changes replica 0's copy on the calling thread and copies the result to all others
     /// (loading a checkpoint, setting a learning rate). Clears a poisoning.
     pub fn update<R>(&mut self, change: impl FnOnce(&mut T) -> R) -> R {
+        self.bring_home();
         let result = change(&mut self.values[0]);
         self.resync();
         result
@@ -137,28 +163,101 @@ impl<T: Replicate> Mirrored<T> {
 
     /// Copies replica 0's value to all replicas and clears a poisoning.
     pub fn resync(&mut self) {
+        self.bring_home();
         for index in 1..self.values.len() {
             let (primary, others) = self.values.split_at_mut(1);
             others[index - 1].sync_from(&primary[0], &self.devices[index]);
         }
         *lock(&self.poison) = None;
     }
-}
 
-impl<T> Mirrored<T> {
     /// Replica 0's copy, for reading outside a step (saving, evaluation on one device).
+    ///
+    /// Under a strategy that compiles steps the first call after a step copies the value from the
+    /// device. If that fails the value is marked as [poisoned](Self::poisoned) and this is the
+    /// copy that the host had; [`try_primary`](Self::try_primary) returns the error.
     pub fn primary(&self) -> &T {
-        &self.values[0]
+        self.try_primary().unwrap_or(&self.values[0])
     }
 
-    /// All copies in replica order.
+    /// [`primary`](Self::primary) that reports a failed copy.
+    ///
+    /// # Errors
+    /// [`TraceError::Fetch`] if the value cannot be copied from the device.
+    pub fn try_primary(&self) -> Result<&T> {
+        Ok(&self.try_values()?[0])
+    }
+
+    /// All copies in replica order; as [`primary`](Self::primary).
     pub fn values(&self) -> &[T] {
-        &self.values
+        self.try_values().unwrap_or(&self.values)
+    }
+
+    /// [`values`](Self::values) that reports a failed copy.
+    ///
+    /// # Errors
+    /// [`TraceError::Fetch`] if the value cannot be copied from the device.
+    pub fn try_values(&self) -> Result<&[T]> {
+        if let Some(fetched) = self.fetched.get() {
+            return Ok(fetched);
+        }
+        let on_device = lock(&self.on_device);
+        let Some(newer) = on_device.as_ref().filter(|tensors| tensors.is_newer) else {
+            return Ok(&self.values);
+        };
+        match self.fetch(newer) {
+            Ok(fetched) => Ok(self.fetched.get_or_init(|| fetched)),
+            Err(error) => {
+                let cause = error.to_string();
+                tracing::error!("{cause}");
+                *lock(&self.poison) = Some(cause.clone());
+                Err(TraceError::Fetch { cause }.into())
+            }
+        }
     }
 
     /// Replica 0's copy; the others are dropped.
     pub fn into_primary(mut self) -> T {
+        self.bring_home();
         self.values.swap_remove(0)
+    }
+
+    /// Host copies of what is on the device.
+    fn fetch(&self, newer: &OnDevice) -> Result<Vec<T>> {
+        let mut value = self.values[0].replicate(&self.devices[0]);
+        value.visit_state(&mut trace::Fetch {
+            tensors: newer.tensors.iter(),
+        })?;
+        let mut all: Vec<T> = Vec::with_capacity(self.devices.len());
+        let others = self.devices.iter().skip(1);
+        all.extend(others.map(|device| value.replicate(device)));
+        all.insert(0, value);
+        Ok(all)
+    }
+
+    /// Makes the host's copies the newest ones; those on the device are given up.
+    fn bring_home(&mut self) {
+        // A failure has marked the value already.
+        let _marked = self.try_values().is_ok();
+        *lock(&self.on_device) = None;
+        if let Some(fetched) = self.fetched.take() {
+            self.values = fetched;
+        }
+    }
+
+    /// Forgets copies of a value that a step has changed.
+    pub(crate) fn forget_fetched(&mut self) {
+        if let Some(fetched) = self.fetched.take() {
+            self.values = fetched;
+        }
+    }
+}
+
+impl<T> Mirrored<T> {
+    /// The host's part of replica 0's value: its numbers (step counter, learning rate) are the
+    /// newest, its tensors may be older than those on the device.
+    pub fn host_part(&self) -> &T {
+        &self.values[0]
     }
 
     /// Why the copies may differ, if a run that could change them failed.
@@ -166,7 +265,7 @@ impl<T> Mirrored<T> {
         lock(&self.poison).clone()
     }
 
-    fn check(&self, user: &StrategyId) -> Result<()> {
+    pub(crate) fn check(&self, user: &StrategyId) -> Result<()> {
         if self.owner != *user {
             return Err(Error::MixedStrategies {
                 owner: self.owner.to_string(),
@@ -178,162 +277,6 @@ impl<T> Mirrored<T> {
             None => Ok(()),
         }
     }
-}
-
-/// What `run` does with the arguments when it starts and when it fails.
-pub trait StepArgs: Sized {
-    /// What one replica's step receives.
-    type Item: Send;
-
-    /// Splits the argument into one item per local replica.
-    ///
-    /// # Errors
-    /// [`Error::ReplicaCount`] for a per-replica value of another size,
-    /// [`Error::MixedStrategies`] and [`Error::Poisoned`] for mirrored values.
-    fn split(
-        self,
-        strategy: &StrategyId,
-        replicas: usize,
-        watch: &mut Watch,
-    ) -> Result<Split<Self>>;
-}
-
-/// One item per local replica.
-pub type Split<A> = Vec<<A as StepArgs>::Item>;
-
-/// Remembers the mirrored values a run may change, to mark them when it fails.
-#[derive(Debug, Default)]
-pub struct Watch {
-    flags: Vec<Arc<Mutex<Option<String>>>>,
-}
-
-impl Watch {
-    /// Marks every watched value as possibly different between replicas.
-    pub(crate) fn poison(&self, cause: &Error) {
-        for flag in &self.flags {
-            *lock(flag) = Some(cause.to_string());
-        }
-    }
-}
-
-impl<'a, T: Replicate + Send> StepArgs for &'a mut Mirrored<T> {
-    type Item = &'a mut T;
-
-    fn split(
-        self,
-        strategy: &StrategyId,
-        replicas: usize,
-        watch: &mut Watch,
-    ) -> Result<Vec<&'a mut T>> {
-        // A failed run marks what it was given. If every copy counts its updates and the counts
-        // agree, no copy was changed alone and the mark can go.
-        let versions: Vec<_> = self.values.iter().map(Replicate::version).collect();
-        if versions[0].is_some() && versions.iter().all(|version| *version == versions[0]) {
-            *lock(&self.poison) = None;
-        }
-        self.check(strategy)?;
-        count("a mirrored argument", replicas, self.values.len())?;
-        // One copy cannot differ from itself.
-        if self.values.len() > 1 {
-            watch.flags.push(Arc::clone(&self.poison));
-        }
-        Ok(self.values.iter_mut().collect())
-    }
-}
-
-impl<'a, T: Sync> StepArgs for &'a Mirrored<T> {
-    type Item = &'a T;
-
-    fn split(self, strategy: &StrategyId, replicas: usize, _: &mut Watch) -> Result<Vec<&'a T>> {
-        self.check(strategy)?;
-        count("a mirrored argument", replicas, self.values.len())?;
-        Ok(self.values.iter().collect())
-    }
-}
-
-impl<T: Send> StepArgs for PerReplica<T> {
-    type Item = T;
-
-    fn split(self, _: &StrategyId, replicas: usize, _: &mut Watch) -> Result<Vec<T>> {
-        count("a per-replica argument", replicas, self.values.len())?;
-        Ok(self.values)
-    }
-}
-
-impl<'a, T: Sync> StepArgs for &'a PerReplica<T> {
-    type Item = &'a T;
-
-    fn split(self, _: &StrategyId, replicas: usize, _: &mut Watch) -> Result<Vec<&'a T>> {
-        count("a per-replica argument", replicas, self.values.len())?;
-        Ok(self.values.iter().collect())
-    }
-}
-
-/// Hands a clone of the same value to every replica, as TensorFlow does with plain arguments.
-#[derive(Debug, Clone, Copy)]
-pub struct Same<T>(pub T);
-
-impl<T: Clone + Send> StepArgs for Same<T> {
-    type Item = T;
-
-    fn split(self, _: &StrategyId, replicas: usize, _: &mut Watch) -> Result<Vec<T>> {
-        Ok(vec![self.0; replicas])
-    }
-}
-
-macro_rules! same {
-    ($($type:ty),*) => {$(
-        impl StepArgs for $type {
-            type Item = $type;
-
-            fn split(
-                self,
-                _: &StrategyId,
-                replicas: usize,
-                _: &mut Watch,
-            ) -> Result<Vec<$type>> {
-                Ok(vec![self; replicas])
-            }
-        }
-    )*};
-}
-
-same!((), bool, f32, f64, i32, i64, u64, usize);
-
-macro_rules! tuple {
-    ($($name:ident $index:tt),+) => {
-        impl<$($name: StepArgs),+> StepArgs for ($($name,)+) {
-            type Item = ($($name::Item,)+);
-
-            fn split(
-                self,
-                strategy: &StrategyId,
-                replicas: usize,
-                watch: &mut Watch,
-            ) -> Result<Vec<Self::Item>> {
-                let mut parts = ($(self.$index.split(strategy, replicas, watch)?.into_iter(),)+);
-                let mut items = Vec::with_capacity(replicas);
-                while items.len() < replicas {
-                    items.push(($(next(&mut parts.$index, replicas)?,)+));
-                }
-                Ok(items)
-            }
-        }
-    };
-}
-
-tuple!(A 0);
-tuple!(A 0, B 1);
-tuple!(A 0, B 1, C 2);
-tuple!(A 0, B 1, C 2, D 3);
-tuple!(A 0, B 1, C 2, D 3, E 4);
-
-fn next<T>(items: &mut impl Iterator<Item = T>, replicas: usize) -> Result<T> {
-    items.next().ok_or(Error::ReplicaCount {
-        what: "an argument",
-        replicas,
-        found: 0,
-    })
 }
 
 pub(crate) fn count(what: &'static str, replicas: usize, found: usize) -> Result<()> {

@@ -1,11 +1,11 @@
 //! Distributed data sets as what `fit`, `evaluate` and `predict` of `distribute-core` read from.
 
 use distribute_core::fit::BatchSource;
-use distribute_core::{PerReplica, Result};
+use distribute_core::{Nest, PerReplica, Result};
 
 use crate::{Dataset, DistributedDataset};
 
-impl<D: Dataset> BatchSource for DistributedDataset<D> {
+impl<D: Dataset<Batch: Nest>> BatchSource for DistributedDataset<D> {
     type Batch = D::Batch;
 
     fn batches_per_epoch(&self) -> Option<usize> {

@@ -16,8 +16,16 @@ pub fn derive_nest(input: TokenStream) -> TokenStream {
     let name = &input.ident;
     let generics = bounded(&input.generics, &parse_quote!(::distribute_core::Nest));
     let (impl_generics, type_generics, where_clause) = generics.split_for_impl();
+    let is_enum = matches!(input.data, Data::Enum(_));
     let arms = variants(&input).map(|(pattern, bindings, _)| {
         quote!(#pattern => { #(::distribute_core::Nest::walk(#bindings, visit)?;)* })
+    });
+    let fixed = variants(&input).enumerate().map(|(variant, (pattern, bindings, _))| {
+        let number = is_enum.then(|| quote!(key.fixed(format_args!("variant {}", #variant));));
+        quote!(#pattern => {
+            #number
+            #(::distribute_core::Nest::fingerprint(#bindings, key);)*
+        })
     });
     // Of an enum nobody knows the variant.
     let structs = matches!(input.data, Data::Struct(_)).then(|| variants(&input));
@@ -44,6 +52,11 @@ pub fn derive_nest(input: TokenStream) -> TokenStream {
                 Ok(())
             }
 
+            fn fingerprint(&self, key: &mut dyn ::distribute_core::trace::Fingerprint) {
+                let _ = &key;
+                match self { #(#fixed)* }
+            }
+
             #placeholder
         }
     }
@@ -64,6 +77,11 @@ pub fn derive_replicate(input: TokenStream) -> TokenStream {
         );
         quote!(#pattern => { #(#copies)* #rebuild })
     });
+    let visiting = variants(&input).map(|(pattern, bindings, _)| {
+        quote!(#pattern => {
+            #(::distribute_core::Replicate::visit_state(#bindings, visitor)?;)*
+        })
+    });
     let taking = variants(&input).map(|(pattern, bindings, _)| {
         quote!(#pattern => {
             #(::distribute_core::Replicate::take_from_chief(#bindings, workers)?;)*
@@ -80,6 +98,15 @@ pub fn derive_replicate(input: TokenStream) -> TokenStream {
                 workers: &::distribute_core::WorkerGroup,
             ) -> ::distribute_core::Result<()> {
                 match self { #(#taking)* }
+                Ok(())
+            }
+
+            fn visit_state(
+                &mut self,
+                visitor: &mut dyn ::distribute_core::trace::StateVisitor,
+            ) -> ::distribute_core::Result<()> {
+                let _ = &visitor;
+                match self { #(#visiting)* }
                 Ok(())
             }
         }

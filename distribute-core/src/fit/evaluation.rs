@@ -214,7 +214,7 @@ impl<M: Module + Sync + 'static> Evaluator<M> {
     ) -> Result<()>
     where
         S: Strategy + ?Sized,
-        B: Send,
+        B: Nest + Send,
         F: Fn(&StepContext<'_>, &M, B) -> Result<Objective> + Sync,
     {
         let pass = self.pass;

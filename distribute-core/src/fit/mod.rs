@@ -86,7 +86,7 @@ pub use objective::{Mode, Objective, Quantity, StepContext};
 pub use snapshot::{RunInfo, restore, snapshot};
 pub use training::Fit;
 
-use crate::{PerReplica, Result};
+use crate::{Nest, PerReplica, Result};
 
 /// The global batches of an epoch, one after the other.
 pub type Batches<'a, B> = Box<dyn Iterator<Item = Result<PerReplica<B>>> + 'a>;
@@ -98,7 +98,7 @@ pub type Batches<'a, B> = Box<dyn Iterator<Item = Result<PerReplica<B>>> + 'a>;
 /// replica's batch may be empty (zero examples) when the last global batch is short.
 pub trait BatchSource {
     /// What one replica's step receives: usually a tuple of tensors.
-    type Batch: Send;
+    type Batch: Nest + Send;
 
     /// The number of global batches of an epoch, if known: for progress bars.
     fn batches_per_epoch(&self) -> Option<usize>;

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::checkpoint::Checkpoint;
 use crate::workers::Wish;
-use crate::{Mirrored, PerReplica, Result, Strategy, StrategyExt, TrainState};
+use crate::{Mirrored, Nest, PerReplica, Result, Strategy, StrategyExt, TrainState};
 
 /// A training run (Keras: `Model.fit`).
 ///
@@ -407,7 +407,7 @@ impl<S: Strategy + ?Sized, M: Module + Sync + 'static, F> Session<'_, S, M, F> {
     /// Trains on the batches until they run out or somebody stops it.
     fn batches<B>(&mut self, batches: Batches<'_, B>) -> Result<Part>
     where
-        B: Send,
+        B: Nest + Send,
         F: Fn(&StepContext<'_>, &M, B) -> Result<Objective> + Sync,
     {
         for batch in batches {
@@ -438,7 +438,7 @@ impl<S: Strategy + ?Sized, M: Module + Sync + 'static, F> Session<'_, S, M, F> {
     /// One step on all replicas.
     fn step<B>(&mut self, batch: PerReplica<B>) -> Result<()>
     where
-        B: Send,
+        B: Nest + Send,
         F: Fn(&StepContext<'_>, &M, B) -> Result<Objective> + Sync,
     {
         let run = &mut self.run;
@@ -473,7 +473,7 @@ impl<S: Strategy + ?Sized, M: Module + Sync + 'static, F> Session<'_, S, M, F> {
         epoch: usize,
     ) -> Result<Option<(Logs, Duration)>>
     where
-        B: Send,
+        B: Nest + Send,
         F: Fn(&StepContext<'_>, &M, B) -> Result<Objective> + Sync,
     {
         let started = Instant::now();

@@ -4,11 +4,12 @@ use std::sync::Mutex;
 
 use burn::tensor::{Device, TensorData};
 
-use crate::values::{Watch, lock};
+use crate::step_args::{Item, Watch};
+use crate::values::lock;
 use crate::{
     Components, DistributedValue, DistributedVariable, Error, IndexedSlices, Leaf, Mirrored, Nest,
     PerReplica, ReduceOp, ReplicaContext, Replicate, Result, StepArgs, Strategy, VariableOptions,
-    host_reduce, scope,
+    host_reduce, scope, trace,
 };
 
 /// The calls of a training program: every [`Strategy`] has them.
@@ -86,6 +87,9 @@ pub trait StrategyExt: Strategy {
     /// `args` is a tuple; per-replica values and mirrored values give each replica its own
     /// component, plain numbers and [`Same`](crate::Same) give every replica the same value.
     ///
+    /// Under a strategy that compiles steps the closure is called once for all replicas, and again
+    /// when shapes or plain numbers change; see [`trace`](crate::trace).
+    ///
     /// # Errors
     /// The error of the first replica that failed. The others are stopped at their next
     /// cross-replica call; mirrored values that were passed mutably are then marked as possibly
@@ -101,14 +105,17 @@ pub trait StrategyExt: Strategy {
     /// assert_eq!(strategy.reduce(ReduceOp::Sum, doubled)?, 6.0);
     /// # Ok::<(), distribute_core::Error>(())
     /// ```
-    fn run<A, R, F>(&self, args: A, step: F) -> Result<PerReplica<R>>
+    fn run<A, R, F>(&self, mut args: A, step: F) -> Result<PerReplica<R>>
     where
         A: StepArgs,
         R: Nest + Send,
-        F: Fn(&ReplicaContext, A::Item) -> Result<R> + Sync,
+        F: for<'x> Fn(&ReplicaContext, Item<'x, A>) -> Result<R> + Sync,
     {
         let id = self.id();
         scope::check_run(&id)?;
+        if let Some(tracer) = self.tracer() {
+            return trace::run(self, tracer, args, &step);
+        }
         let replicas = self.replicas().len();
         let mut watch = Watch::default();
         let items = args.split(&id, replicas, &mut watch)?;

@@ -20,6 +20,7 @@ pub use mirrored::{MirroredStrategy, MirroredStrategyBuilder};
 pub use multi_worker::{MultiWorkerMirroredStrategy, MultiWorkerMirroredStrategyBuilder};
 pub use one_device::OneDeviceStrategy;
 
+use crate::trace::Tracer;
 use crate::{Error, LogicalDevice, ReplicaContext, Result, WorkerGroup};
 
 /// The work of one run: called once per local replica, on that replica's thread.
@@ -66,6 +67,11 @@ pub trait Strategy: Send + Sync + fmt::Debug {
         None
     }
 
+    /// What compiles steps and runs the programs, if this strategy does not run steps as they are.
+    fn tracer(&self) -> Option<&dyn Tracer> {
+        None
+    }
+
     /// Runs `step` once per local replica and waits for all of them.
     ///
     /// # Errors
@@ -96,7 +102,8 @@ pub struct Replica {
 }
 
 impl Replica {
-    pub(crate) fn new(id: usize, logical: LogicalDevice) -> Self {
+    /// A replica whose values are built on this device.
+    pub fn new(id: usize, logical: LogicalDevice) -> Self {
         Self {
             id,
             logical,

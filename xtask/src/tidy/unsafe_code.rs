@@ -52,6 +52,10 @@ const UNSAFE_MODULES: &[(&str, &str)] = &[
         "a process asks the kernel, between fork and exec, to die with the launcher",
     ),
     (
+        "distribute-tpu-xla/src/pjrt/raw/",
+        "PJRT plugins are shared libraries with a C API",
+    ),
+    (
         "distribute-core/tests/zero_copy.rs",
         "a counting allocator shows that gradients are not copied on their way",
     ),

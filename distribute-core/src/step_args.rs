@@ -1,0 +1,389 @@
+//! How values are handed to a step: [`StepArgs`].
+
+use std::sync::{Arc, Mutex};
+
+use crate::strategy::StrategyId;
+use crate::trace::{Call, Capture, CapturedState, Changes, Fingerprint, TraceError};
+use crate::values::{count, lock};
+use crate::{Error, Mirrored, Nest, PerReplica, Replicate, Result};
+
+/// What one replica's step receives of an argument that is lent for `'x`.
+///
+/// Half of [`StepArgs`]; the second parameter only says that `Self` lives for `'x`.
+pub trait Lend<'x, Lives = &'x Self> {
+    /// What the step receives.
+    type Item: Send;
+}
+
+/// What one replica's step receives of the arguments `A`.
+pub type Item<'x, A> = <A as Lend<'x>>::Item;
+
+/// The arguments of [`run`](crate::StrategyExt::run): a value of this kind, or a tuple of them.
+pub trait StepArgs: for<'x> Lend<'x> + Sized {
+    /// The argument while a step is captured.
+    type Captured;
+
+    /// Splits the argument into one item per local replica; called once.
+    ///
+    /// # Errors
+    /// [`Error::ReplicaCount`] for a per-replica value of another size,
+    /// [`Error::MixedStrategies`] and [`Error::Poisoned`] for mirrored values.
+    fn split<'x>(
+        &'x mut self,
+        strategy: &StrategyId,
+        replicas: usize,
+        watch: &mut Watch,
+    ) -> Result<Vec<Item<'x, Self>>>;
+
+    /// Hands the argument's tensors to a call of a compiled step, and names the rest.
+    ///
+    /// # Errors
+    /// Those of `split`, and [`TraceError::Unsupported`] for values that a program cannot take.
+    fn enter(&mut self, call: &mut Call<'_>) -> Result<()>;
+
+    /// The argument with inputs of a capture in place of its tensors; after `enter`.
+    ///
+    /// # Errors
+    /// If a part of it cannot be captured.
+    fn capture(&mut self, capture: &mut Capture) -> Result<Self::Captured>;
+
+    /// What the captured step receives.
+    ///
+    /// # Errors
+    /// If it was handed out already.
+    fn captured_item<'x>(captured: &'x mut Self::Captured) -> Result<Item<'x, Self>>;
+
+    /// Declares what the captured step has made of the argument.
+    ///
+    /// # Errors
+    /// If a tensor in it is not one of the capture.
+    fn collect(captured: &mut Self::Captured, capture: &mut Capture) -> Result<()>;
+
+    /// Takes over what a compiled step has made of the argument.
+    ///
+    /// # Errors
+    /// If the value does not fit any more.
+    fn leave(&mut self, changes: &mut Changes) -> Result<()>;
+}
+
+/// Remembers the mirrored values a run may change, to mark them when it fails.
+#[derive(Debug, Default)]
+pub struct Watch {
+    flags: Vec<Arc<Mutex<Option<String>>>>,
+}
+
+impl Watch {
+    /// Marks every watched value as possibly different between replicas.
+    pub(crate) fn poison(&self, cause: &Error) {
+        for flag in &self.flags {
+            *lock(flag) = Some(cause.to_string());
+        }
+    }
+}
+
+impl<'x, T: Replicate + Send> Lend<'x> for &mut Mirrored<T> {
+    type Item = &'x mut T;
+}
+
+impl<T: Replicate + Send> StepArgs for &mut Mirrored<T> {
+    type Captured = CapturedState<T>;
+
+    fn split<'x>(
+        &'x mut self,
+        strategy: &StrategyId,
+        replicas: usize,
+        watch: &mut Watch,
+    ) -> Result<Vec<&'x mut T>> {
+        // A failed run marks what it was given. If every copy counts its updates and the counts
+        // agree, no copy was changed alone and the mark can go.
+        let versions: Vec<_> = self.values.iter().map(Replicate::version).collect();
+        if versions[0].is_some() && versions.iter().all(|version| *version == versions[0]) {
+            *lock(&self.poison) = None;
+        }
+        self.check(strategy)?;
+        count("a mirrored argument", replicas, self.values.len())?;
+        // One copy cannot differ from itself.
+        if self.values.len() > 1 {
+            watch.flags.push(Arc::clone(&self.poison));
+        }
+        Ok(self.values.iter_mut().collect())
+    }
+
+    fn enter(&mut self, call: &mut Call<'_>) -> Result<()> {
+        call.enter_state_mut(self)
+    }
+
+    fn capture(&mut self, capture: &mut Capture) -> Result<CapturedState<T>> {
+        capture.state(self)
+    }
+
+    fn captured_item<'x>(captured: &'x mut CapturedState<T>) -> Result<&'x mut T> {
+        Ok(&mut captured.value)
+    }
+
+    fn collect(captured: &mut CapturedState<T>, capture: &mut Capture) -> Result<()> {
+        capture.collect_state(captured)
+    }
+
+    fn leave(&mut self, changes: &mut Changes) -> Result<()> {
+        changes.apply(self)
+    }
+}
+
+impl<'x, T: Replicate + Sync> Lend<'x> for &Mirrored<T> {
+    type Item = &'x T;
+}
+
+impl<T: Replicate + Sync> StepArgs for &Mirrored<T> {
+    type Captured = CapturedState<T>;
+
+    fn split<'x>(
+        &'x mut self,
+        strategy: &StrategyId,
+        replicas: usize,
+        _: &mut Watch,
+    ) -> Result<Vec<&'x T>> {
+        self.check(strategy)?;
+        count("a mirrored argument", replicas, self.values.len())?;
+        Ok(self.values.iter().collect())
+    }
+
+    fn enter(&mut self, call: &mut Call<'_>) -> Result<()> {
+        call.enter_state_ref(self)
+    }
+
+    fn capture(&mut self, capture: &mut Capture) -> Result<CapturedState<T>> {
+        capture.state(self)
+    }
+
+    fn captured_item<'x>(captured: &'x mut CapturedState<T>) -> Result<&'x T> {
+        Ok(&captured.value)
+    }
+
+    fn collect(_: &mut CapturedState<T>, _: &mut Capture) -> Result<()> {
+        Ok(())
+    }
+
+    fn leave(&mut self, _: &mut Changes) -> Result<()> {
+        Ok(())
+    }
+}
+
+impl<'x, T: Nest + Send> Lend<'x> for PerReplica<T> {
+    type Item = T;
+}
+
+impl<T: Nest + Send> StepArgs for PerReplica<T> {
+    type Captured = Option<T>;
+
+    fn split<'x>(&'x mut self, _: &StrategyId, replicas: usize, _: &mut Watch) -> Result<Vec<T>> {
+        count("a per-replica argument", replicas, self.values.len())?;
+        Ok(std::mem::take(&mut self.values))
+    }
+
+    fn enter(&mut self, call: &mut Call<'_>) -> Result<()> {
+        call.enter_batch(&mut self.values)
+    }
+
+    fn capture(&mut self, capture: &mut Capture) -> Result<Option<T>> {
+        capture.batch(&mut self.values).map(Some)
+    }
+
+    fn captured_item<'x>(captured: &'x mut Option<T>) -> Result<T> {
+        captured.take().ok_or_else(twice)
+    }
+
+    fn collect(_: &mut Option<T>, _: &mut Capture) -> Result<()> {
+        Ok(())
+    }
+
+    fn leave(&mut self, _: &mut Changes) -> Result<()> {
+        Ok(())
+    }
+}
+
+impl<'x, T: Sync> Lend<'x> for &PerReplica<T> {
+    type Item = &'x T;
+}
+
+impl<T: Sync> StepArgs for &PerReplica<T> {
+    type Captured = ();
+
+    fn split<'x>(
+        &'x mut self,
+        _: &StrategyId,
+        replicas: usize,
+        _: &mut Watch,
+    ) -> Result<Vec<&'x T>> {
+        count("a per-replica argument", replicas, self.values.len())?;
+        Ok(self.values.iter().collect())
+    }
+
+    fn enter(&mut self, _: &mut Call<'_>) -> Result<()> {
+        Err(TraceError::unsupported("a borrowed `&PerReplica`", "pass it by value").into())
+    }
+
+    fn capture(&mut self, _: &mut Capture) -> Result<()> {
+        Ok(())
+    }
+
+    fn captured_item<'x>((): &'x mut ()) -> Result<&'x T> {
+        Err(twice())
+    }
+
+    fn collect((): &mut (), _: &mut Capture) -> Result<()> {
+        Ok(())
+    }
+
+    fn leave(&mut self, _: &mut Changes) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// Hands a clone of the same value to every replica, as TensorFlow does with plain arguments.
+#[derive(Debug, Clone, Copy)]
+pub struct Same<T>(pub T);
+
+impl<'x, T: Clone + Send> Lend<'x> for Same<T> {
+    type Item = T;
+}
+
+impl<T: Clone + Send> StepArgs for Same<T> {
+    type Captured = ();
+
+    fn split<'x>(&'x mut self, _: &StrategyId, replicas: usize, _: &mut Watch) -> Result<Vec<T>> {
+        Ok(vec![self.0.clone(); replicas])
+    }
+
+    fn enter(&mut self, _: &mut Call<'_>) -> Result<()> {
+        let instead = "pass a plain number as it is, and tensors in a `PerReplica` or `Mirrored`";
+        Err(TraceError::unsupported("`Same`", instead).into())
+    }
+
+    fn capture(&mut self, _: &mut Capture) -> Result<()> {
+        Ok(())
+    }
+
+    fn captured_item<'x>((): &'x mut ()) -> Result<T> {
+        Err(twice())
+    }
+
+    fn collect((): &mut (), _: &mut Capture) -> Result<()> {
+        Ok(())
+    }
+
+    fn leave(&mut self, _: &mut Changes) -> Result<()> {
+        Ok(())
+    }
+}
+
+macro_rules! same {
+    ($($type:ty),*) => {$(
+        impl<'x> Lend<'x> for $type {
+            type Item = $type;
+        }
+
+        impl StepArgs for $type {
+            type Captured = $type;
+
+            fn split<'x>(
+                &'x mut self,
+                _: &StrategyId,
+                replicas: usize,
+                _: &mut Watch,
+            ) -> Result<Vec<$type>> {
+                Ok(vec![*self; replicas])
+            }
+
+            fn enter(&mut self, call: &mut Call<'_>) -> Result<()> {
+                call.fixed(format_args!("{}={self:?}", stringify!($type)));
+                Ok(())
+            }
+
+            fn capture(&mut self, _: &mut Capture) -> Result<$type> {
+                Ok(*self)
+            }
+
+            fn captured_item<'x>(captured: &'x mut $type) -> Result<$type> {
+                Ok(*captured)
+            }
+
+            fn collect(_: &mut $type, _: &mut Capture) -> Result<()> {
+                Ok(())
+            }
+
+            fn leave(&mut self, _: &mut Changes) -> Result<()> {
+                Ok(())
+            }
+        }
+    )*};
+}
+
+same!((), bool, f32, f64, i32, i64, u64, usize);
+
+macro_rules! tuple {
+    ($($name:ident $index:tt),+) => {
+        impl<'x, $($name: StepArgs),+> Lend<'x> for ($($name,)+) {
+            type Item = ($(Item<'x, $name>,)+);
+        }
+
+        impl<$($name: StepArgs),+> StepArgs for ($($name,)+) {
+            type Captured = ($($name::Captured,)+);
+
+            fn split<'x>(
+                &'x mut self,
+                strategy: &StrategyId,
+                replicas: usize,
+                watch: &mut Watch,
+            ) -> Result<Vec<Item<'x, Self>>> {
+                let mut parts = ($(self.$index.split(strategy, replicas, watch)?.into_iter(),)+);
+                let mut items = Vec::with_capacity(replicas);
+                while items.len() < replicas {
+                    items.push(($(next(&mut parts.$index, replicas)?,)+));
+                }
+                Ok(items)
+            }
+
+            fn enter(&mut self, call: &mut Call<'_>) -> Result<()> {
+                $(self.$index.enter(call)?;)+
+                Ok(())
+            }
+
+            fn capture(&mut self, capture: &mut Capture) -> Result<Self::Captured> {
+                Ok(($(self.$index.capture(capture)?,)+))
+            }
+
+            fn captured_item<'x>(captured: &'x mut Self::Captured) -> Result<Item<'x, Self>> {
+                Ok(($($name::captured_item(&mut captured.$index)?,)+))
+            }
+
+            fn collect(captured: &mut Self::Captured, capture: &mut Capture) -> Result<()> {
+                $($name::collect(&mut captured.$index, capture)?;)+
+                Ok(())
+            }
+
+            fn leave(&mut self, changes: &mut Changes) -> Result<()> {
+                $(self.$index.leave(changes)?;)+
+                Ok(())
+            }
+        }
+    };
+}
+
+tuple!(A 0);
+tuple!(A 0, B 1);
+tuple!(A 0, B 1, C 2);
+tuple!(A 0, B 1, C 2, D 3);
+tuple!(A 0, B 1, C 2, D 3, E 4);
+
+fn next<T>(items: &mut impl Iterator<Item = T>, replicas: usize) -> Result<T> {
+    items.next().ok_or(Error::ReplicaCount {
+        what: "an argument",
+        replicas,
+        found: 0,
+    })
+}
+
+fn twice() -> Error {
+    Error::invalid("an argument of a captured step was handed out twice")
+}

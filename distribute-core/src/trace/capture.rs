@@ -1,0 +1,292 @@
+//! One capture: the inputs it has declared so far and the operations of ours that it records.
+
+use std::fmt;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use burn::tensor::{DType, Device, Tensor};
+use burn_capture::{CaptureBackend, CaptureChannel, CaptureClient, CaptureDevice, TensorId};
+use burn_ir::{CustomOpIr, FloatOperationIr, NumericOperationIr, OperationIr, TensorIr};
+use burn_router::{RouterClient, RouterTensor};
+use distribute_collectives::ReduceOp;
+
+use super::tensor::shape_of;
+use super::{CapturedTensor, TensorSpec};
+use crate::values::lock;
+use crate::{Error, Result};
+
+/// The ids of the operations that a captured graph holds besides burn's own
+/// ([`burn_ir::OperationIr::Custom`]).
+pub mod ops {
+    /// The sum over all replicas: `n` inputs, `n` outputs of the same shapes and types.
+    pub const ALL_REDUCE_SUM: &str = "distribute.all_reduce_sum";
+    /// The mean over all replicas.
+    pub const ALL_REDUCE_MEAN: &str = "distribute.all_reduce_mean";
+    /// The smallest value over all replicas.
+    pub const ALL_REDUCE_MIN: &str = "distribute.all_reduce_min";
+    /// The largest value over all replicas.
+    pub const ALL_REDUCE_MAX: &str = "distribute.all_reduce_max";
+    /// The product over all replicas.
+    pub const ALL_REDUCE_PROD: &str = "distribute.all_reduce_prod";
+    /// The replica's id: no input, one output of shape `[1]` and type i32.
+    pub const REPLICA_ID: &str = "distribute.replica_id";
+}
+
+/// The device that a strategy captures steps on; captures follow one another.
+#[derive(Debug, Default)]
+pub struct TraceDevice {
+    device: Mutex<CaptureDevice>,
+}
+
+impl TraceDevice {
+    /// A new one. burn numbers them with 16 bits and never again: keep one per strategy.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Runs `body` while nothing else is captured on this device.
+    pub(crate) fn lock(&self) -> std::sync::MutexGuard<'_, CaptureDevice> {
+        lock(&self.device)
+    }
+}
+
+/// Where an input of the program gets its value from.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Source {
+    /// A tensor of the arguments, in the order in which they are walked.
+    Leaf(usize),
+    /// A coefficient of the optimizer of the training state `host`.
+    Coefficient {
+        host: usize,
+        /// How many updates of this call come before.
+        update: u64,
+        index: usize,
+        /// The learning rate that the step has set itself.
+        learning_rate: Option<f64>,
+    },
+    /// The key of the random numbers, another one in every call.
+    RandomKey,
+}
+
+/// An input of the program.
+#[derive(Debug, Clone)]
+pub(crate) struct Input {
+    pub(crate) tensor: CapturedTensor,
+    pub(crate) source: Source,
+}
+
+/// A capture that is under way.
+pub struct Trace {
+    client: CaptureClient,
+    device: Device,
+    num_replicas: usize,
+    inputs: Mutex<Vec<Input>>,
+    seed: AtomicU64,
+    replica_id_used: AtomicBool,
+    step_read: AtomicBool,
+}
+
+impl Trace {
+    /// Inside of a capture scope of `device`.
+    pub(crate) fn new(device: CaptureDevice, num_replicas: usize) -> Self {
+        let client = burn_router::get_client::<CaptureChannel>(&device);
+        let id = client.create_empty_handle();
+        let probe = RouterTensor::new(id, [1].into(), DType::F32, client.clone());
+        let mut device = Tensor::<1>::from_primitive::<CaptureBackend>(probe).device();
+        // As on the CPU, where integers have 32 bits. Fails after the first capture: already set.
+        let types = (burn::tensor::FloatDType::F32, burn::tensor::IntDType::I32);
+        let _already_set = device.configure(types);
+        Self {
+            client,
+            device: device.autodiff(),
+            num_replicas,
+            inputs: Mutex::default(),
+            seed: AtomicU64::new(0),
+            replica_id_used: AtomicBool::new(false),
+            step_read: AtomicBool::new(false),
+        }
+    }
+
+    /// burn's capture device, with autodiff.
+    pub(crate) fn device(&self) -> &Device {
+        &self.device
+    }
+
+    pub(crate) fn num_replicas(&self) -> usize {
+        self.num_replicas
+    }
+
+    /// A new tensor of the graph that nothing computes yet.
+    fn tensor(&self, spec: &TensorSpec) -> CapturedTensor {
+        let id = self.client.create_empty_handle();
+        let client = self.client.clone();
+        CapturedTensor(RouterTensor::new(id, shape_of(spec), spec.dtype, client))
+    }
+
+    /// Declares an input.
+    pub(crate) fn input(&self, source: Source, spec: &TensorSpec) -> CapturedTensor {
+        let tensor = self.tensor(spec);
+        lock(&self.inputs).push(Input {
+            tensor: tensor.clone(),
+            source,
+        });
+        tensor
+    }
+
+    /// All inputs declared so far.
+    pub(crate) fn inputs(&self) -> Vec<Input> {
+        lock(&self.inputs).clone()
+    }
+
+    /// The coefficients of one update, as inputs of shape `[1]`.
+    pub(crate) fn coefficients(
+        &self,
+        host: usize,
+        update: u64,
+        count: usize,
+        learning_rate: Option<f64>,
+    ) -> Vec<Tensor<1>> {
+        let spec = TensorSpec {
+            shape: vec![1],
+            dtype: DType::F32,
+        };
+        let input = |index| {
+            let source = Source::Coefficient {
+                host,
+                update,
+                index,
+                learning_rate,
+            };
+            self.input(source, &spec).float()
+        };
+        (0..count).map(input).collect()
+    }
+
+    /// Notes that the step has asked for its replica's number.
+    pub(crate) fn use_replica_id(&self) {
+        self.replica_id_used.store(true, Ordering::Relaxed);
+    }
+
+    /// Notes that the step has read the number of updates.
+    pub(crate) fn read_step(&self) {
+        self.step_read.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn replica_id_used(&self) -> bool {
+        self.replica_id_used.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn step_was_read(&self) -> bool {
+        self.step_read.load(Ordering::Relaxed)
+    }
+
+    /// Records an operation of ours.
+    fn record(
+        &self,
+        id: &'static str,
+        inputs: Vec<CapturedTensor>,
+        outputs: &[TensorSpec],
+    ) -> Vec<CapturedTensor> {
+        let inputs: Vec<TensorIr> = inputs.into_iter().map(|input| input.0.into_ir()).collect();
+        let results: Vec<_> = outputs.iter().map(|spec| self.tensor(spec)).collect();
+        let outputs: Vec<_> = results
+            .iter()
+            .zip(outputs)
+            .map(|(result, spec)| TensorIr::uninit(result.id(), shape_of(spec), spec.dtype))
+            .collect();
+        let operation = CustomOpIr::new(id, &inputs, &outputs);
+        self.client.register_op(OperationIr::Custom(operation));
+        results
+    }
+
+    /// Reduces tensors over all replicas, as one operation of the graph.
+    pub(crate) fn all_reduce(
+        &self,
+        op: ReduceOp,
+        tensors: Vec<CapturedTensor>,
+    ) -> Result<Vec<CapturedTensor>> {
+        let id = match op {
+            ReduceOp::Sum => ops::ALL_REDUCE_SUM,
+            ReduceOp::Mean => ops::ALL_REDUCE_MEAN,
+            ReduceOp::Min => ops::ALL_REDUCE_MIN,
+            ReduceOp::Max => ops::ALL_REDUCE_MAX,
+            ReduceOp::Prod => ops::ALL_REDUCE_PROD,
+        };
+        let specs: Vec<_> = tensors.iter().map(CapturedTensor::spec).collect();
+        for spec in &specs {
+            let integers = spec.dtype.is_int() || spec.dtype.is_uint();
+            if spec.dtype.is_bool() || (op == ReduceOp::Mean && integers) {
+                return Err(Error::DType {
+                    op: "all_reduce",
+                    dtype: spec.dtype.name().to_string(),
+                });
+            }
+        }
+        if self.num_replicas == 1 || tensors.is_empty() {
+            return Ok(tensors);
+        }
+        Ok(self.record(id, tensors, &specs))
+    }
+
+    /// The replica's id as a tensor of shape `[1]`.
+    pub(crate) fn replica_id(&self) -> CapturedTensor {
+        let spec = TensorSpec {
+            shape: vec![1],
+            dtype: DType::I32,
+        };
+        let mut result = self.record(ops::REPLICA_ID, Vec::new(), &[spec]);
+        result.swap_remove(0)
+    }
+
+    /// Makes other random numbers of the same operations, for steps that have a seed of their own.
+    pub(crate) fn seed(&self, seed: u64) {
+        let mixed = self.seed.load(Ordering::Relaxed).rotate_left(17) ^ seed;
+        self.seed.store(mixed, Ordering::Relaxed);
+    }
+
+    /// All that was [mixed in](Self::seed).
+    pub(crate) fn mixed_seed(&self) -> u64 {
+        self.seed.load(Ordering::Relaxed)
+    }
+
+    /// Makes every input known to burn, which refuses to declare one that no operation uses, and
+    /// the key of random numbers one of them. Returns all of them. The operation is [taken out](is_touch) of the graph again.
+    pub(crate) fn touch_inputs(&self) -> Vec<TensorId> {
+        let key = TensorSpec {
+            shape: vec![2],
+            dtype: DType::I32,
+        };
+        self.input(Source::RandomKey, &key);
+        let inputs = self.inputs().into_iter().map(|input| input.tensor);
+        let inputs: Vec<_> = inputs.collect();
+        let ids = inputs.iter().map(CapturedTensor::id).collect();
+        self.record(TOUCH, inputs, &[]);
+        ids
+    }
+}
+
+/// Uses all inputs and computes nothing.
+const TOUCH: &str = "distribute.inputs";
+
+/// Whether an operation is the one of [`Trace::touch_inputs`].
+pub(crate) fn is_touch(operation: &OperationIr) -> bool {
+    matches!(operation, OperationIr::Custom(custom) if custom.id == TOUCH)
+}
+
+impl fmt::Debug for Trace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Trace")
+            .field("num_replicas", &self.num_replicas)
+            .field("inputs", &lock(&self.inputs).len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Whether an operation makes random numbers.
+pub(crate) fn is_random(operation: &OperationIr) -> bool {
+    matches!(
+        operation,
+        OperationIr::Float(_, FloatOperationIr::Random(_))
+            | OperationIr::NumericInt(_, NumericOperationIr::IntRandom(_))
+    )
+}

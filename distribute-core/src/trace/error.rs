@@ -1,0 +1,132 @@
+//! Why a step cannot be captured, compiled or run as a compiled program.
+
+use std::fmt;
+use std::sync::Arc;
+
+/// Everything that can go wrong with a step that is captured and compiled.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum TraceError {
+    /// The step reads a tensor on the host, which has no value while the step is captured.
+    #[error(
+        "the step reads {what} on the host while it is captured, when tensors have no values yet \
+         (`into_data`, `into_scalar`, a metric's `update_state`, a branch on a value); return the \
+         tensor from the step and read it from the result of `run`{detail}"
+    )]
+    HostRead {
+        /// What is read.
+        what: String,
+        /// burn's own message, or nothing.
+        detail: String,
+    },
+    /// The step uses something that a compiled step cannot do.
+    #[error("{what} cannot be part of a compiled step: {instead}")]
+    Unsupported {
+        /// The operation or value.
+        what: String,
+        /// What to do instead.
+        instead: String,
+    },
+    /// The step panicked while it was captured.
+    #[error("the step panicked while it was captured: {message}")]
+    Panicked {
+        /// The panic's message.
+        message: String,
+    },
+    /// The replicas' parts of an argument differ in shape; one program serves all of them.
+    #[error(
+        "replica {replica} got {found} where replica 0 got {expected}: a compiled step runs the \
+         same program on every replica; use `drop_remainder`, or batches whose last one divides \
+         evenly"
+    )]
+    Uneven {
+        /// The first replica that differs.
+        replica: usize,
+        /// Shape and type on replica 0.
+        expected: String,
+        /// Shape and type on that replica.
+        found: String,
+    },
+    /// The argument shapes changed so often that the step was compiled more than the limit allows.
+    #[error(
+        "the step was compiled {compiled} times, which is the limit: its arguments change in shape \
+         or its plain numbers in value from call to call ({last}); pass changing numbers as \
+         tensors and keep shapes the same, or raise the limit"
+    )]
+    TooManyPrograms {
+        /// How often it was compiled.
+        compiled: usize,
+        /// The arguments of the last call.
+        last: String,
+    },
+    /// Copying a training state from the device failed; the host's copy is an old one.
+    #[error("the value is on the device and could not be read: {cause}")]
+    Fetch {
+        /// The failure.
+        cause: String,
+    },
+    /// Recording the graph failed.
+    #[error("capture: {message}")]
+    Capture {
+        /// burn's message.
+        message: String,
+    },
+    /// Lowering, compiling or running the program failed.
+    #[error("{0}")]
+    Backend(Arc<dyn std::error::Error + Send + Sync>),
+}
+
+impl TraceError {
+    /// An error of the layer that compiles and runs programs.
+    pub fn backend(error: impl std::error::Error + Send + Sync + 'static) -> Self {
+        Self::Backend(Arc::new(error))
+    }
+
+    pub(crate) fn host_read(what: impl fmt::Display) -> Self {
+        Self::HostRead {
+            what: what.to_string(),
+            detail: String::new(),
+        }
+    }
+
+    pub(crate) fn unsupported(what: impl fmt::Display, instead: impl fmt::Display) -> Self {
+        Self::Unsupported {
+            what: what.to_string(),
+            instead: instead.to_string(),
+        }
+    }
+
+    /// The meaning of a message of burn's capture backend, from an error or a panic.
+    pub(crate) fn of_message(message: &str) -> Option<Self> {
+        const READS: [&str; 5] = [
+            "has no concrete value",
+            "has no initialized value",
+            "Error while reading data",
+            "Cannot move a tensor from a capture device",
+            "An error happened during execution",
+        ];
+        if READS.iter().any(|part| message.contains(part)) {
+            return Some(Self::HostRead {
+                what: "a tensor".to_string(),
+                detail: format!(" (burn: {})", first_line(message)),
+            });
+        }
+        if message.contains("Capture tensors do not support autodiff") {
+            return Some(Self::unsupported(
+                "`backward`, `Tensor::autodiff`, `inner` and `Module::valid` on the step's own \
+                 tensors",
+                "burn 0.22.1 cannot record them; use `ctx.gradient` for gradients",
+            ));
+        }
+        None
+    }
+
+    /// A panic inside a captured step.
+    pub(crate) fn of_panic(message: String) -> Self {
+        Self::of_message(&message).unwrap_or(Self::Panicked { message })
+    }
+}
+
+fn first_line(message: &str) -> &str {
+    message.lines().next().unwrap_or_default()
+}

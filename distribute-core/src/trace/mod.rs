@@ -1,0 +1,67 @@
+//! Steps that are captured once, compiled, and run as programs.
+//!
+//! Under the eager strategies [`run`](crate::StrategyExt::run) calls the step on every replica. A
+//! strategy with a [`Tracer`] runs the same closure once instead, on tensors of burn's capture
+//! backend, and every later call runs the program that was compiled from the graph
+//! (TensorFlow: `tf.function`). This module is the part of that which knows nothing of the
+//! compiler; `distribute-tpu-xla` implements the [`Tracer`].
+//!
+//! # One call
+//!
+//! 1. [`StepArgs::enter`](crate::StepArgs::enter) walks the arguments. Every tensor is a *leaf*:
+//!    those of mirrored values are on the devices already or are copied there now, those of a batch
+//!    are moved out, one part per replica. Shapes, element types, plain numbers and all that
+//!    decides which operations the step makes (optimizer, clipping, position in an accumulation)
+//!    become the [`StepKey`].
+//! 2. The [`Tracer`] has a program for the key, or the step is captured:
+//!    [`StepArgs::capture`](crate::StepArgs::capture) builds the arguments again with inputs of a
+//!    graph in place of the leaves, the closure runs, and
+//!    [`StepArgs::collect`](crate::StepArgs::collect) asks what has become of the mutable ones.
+//!    Inputs have no values while this goes on, so reading one on the host is
+//!    [`TraceError::HostRead`] and no value of the first batch can slip into the program.
+//! 3. The program runs. Its results are the new tensors of the mirrored values, which replace the
+//!    old ones on the devices and take over their memory, and the leaves of what the closure
+//!    returned.
+//! 4. [`StepArgs::leave`](crate::StepArgs::leave) hands the new tensors to the mirrored values and
+//!    makes the change of their numbers: the captured step counted one update, so this one does.
+//!
+//! # Where the state is
+//!
+//! After a step a [`Mirrored`](crate::Mirrored) value holds device tensors and a host copy that is
+//! marked as older. Nothing is copied until somebody asks: `primary`, `values`, a checkpoint.
+//! `update` brings the value home first and sends it again at the next step. Numbers (step counter,
+//! learning rate) never leave the host; what an update needs of them enters the program as
+//! coefficients of shape `[1]`, computed for every call by
+//! [`Optimizer::coefficients`](crate::optim::Optimizer::coefficients).
+//!
+//! # What replicas share
+//!
+//! One program serves all replicas. [`all_reduce`](crate::ReplicaContext::all_reduce) and the sum
+//! of all gradients are operations of the graph ([`ops`]); what a replica is can only be a tensor
+//! ([`replica_id_tensor`](crate::ReplicaContext::replica_id_tensor)).
+
+mod call;
+mod capture;
+mod error;
+mod gradients;
+mod key;
+mod program;
+mod run;
+mod state;
+mod tensor;
+
+pub use call::{Call, Capture, CapturedState, Changes};
+pub use capture::{Trace, TraceDevice, ops};
+pub use error::TraceError;
+pub use key::{Fingerprint, StepKey};
+pub use program::{
+    Argument, CapturedStep, DeviceTensor, Executable, InputRole, StepInput, StepOutput,
+    StepProgram, Tracer,
+};
+pub use state::{Coefficients, HostState, StateVisitor};
+pub use tensor::{CapturedTensor, TensorSpec, TracedTensor};
+
+pub(crate) use gradients::{CapturedGradients, all_reduce, all_reduce_tensor, update};
+pub(crate) use run::run;
+pub(crate) use state::{Fetch, OnDevice, visit_module};
+pub(crate) use tensor::{Tracked, TrackedGradients, captured, read_error};

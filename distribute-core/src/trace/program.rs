@@ -1,0 +1,185 @@
+//! What a tracing strategy implements, and what core hands to it.
+
+use std::any::Any;
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use burn::tensor::TensorData;
+use burn_capture::{CapturedGraph, TensorId};
+
+use super::capture::Source;
+use super::{StepKey, TensorSpec, TraceDevice};
+use crate::Result;
+
+/// How a strategy runs captured steps: what [`Strategy::tracer`](crate::Strategy::tracer) returns.
+///
+/// [`run`](crate::StrategyExt::run) asks [`find`](Self::find) for the program of a call. If there
+/// is none it captures the step, has it [compiled](Self::compile) and hands the result to
+/// [`keep`](Self::keep).
+pub trait Tracer: Send + Sync + Debug {
+    /// The device that steps are captured on.
+    fn device(&self) -> &TraceDevice;
+
+    /// The program of an earlier call with an equal key.
+    fn find(&self, key: &StepKey) -> Option<Arc<StepProgram>>;
+
+    /// Called before a step is captured again.
+    ///
+    /// # Errors
+    /// [`TraceError::TooManyPrograms`](super::TraceError::TooManyPrograms) if the step was compiled
+    /// too often already.
+    fn admit(&self, key: &StepKey) -> Result<()>;
+
+    /// Compiles a step for all replicas.
+    ///
+    /// # Errors
+    /// An operation that is not covered, and the compiler's own errors.
+    fn compile(&self, step: CapturedStep) -> Result<Box<dyn Executable>>;
+
+    /// Remembers a program for later calls.
+    fn keep(&self, key: StepKey, program: Arc<StepProgram>);
+
+    /// Copies a tensor to the devices of all replicas.
+    ///
+    /// # Errors
+    /// If the devices have no memory left or do not know the element type.
+    fn upload(&self, data: TensorData) -> Result<Arc<dyn DeviceTensor>>;
+}
+
+/// A tensor in the memory of all replicas' devices: one buffer per replica, with equal values or
+/// each with its own.
+pub trait DeviceTensor: Any + Send + Sync + Debug {
+    /// Shape and element type on one replica.
+    fn spec(&self) -> TensorSpec;
+
+    /// Copies one replica's values to the host; waits for them.
+    ///
+    /// # Errors
+    /// The failure of the program that computes them, or of the copy.
+    fn read(&self, replica: usize) -> Result<TensorData>;
+}
+
+/// A compiled step.
+pub trait Executable: Send + Sync + Debug {
+    /// Runs the program once on all replicas; may return before they are done.
+    ///
+    /// `arguments` are in the order of [`CapturedStep::inputs`], the results in that of
+    /// [`CapturedStep::outputs`]. Donated arguments cannot be used again, whatever happens.
+    ///
+    /// # Errors
+    /// If an argument does not fit, the device has no memory left, or the program fails.
+    fn execute(&self, arguments: Vec<Argument>) -> Result<Vec<Arc<dyn DeviceTensor>>>;
+}
+
+/// One argument of a program.
+#[derive(Debug)]
+pub enum Argument {
+    /// A tensor that is on the devices already.
+    Device(Arc<dyn DeviceTensor>),
+    /// The parts of a batch, one per replica.
+    PerReplica(Vec<TensorData>),
+    /// The same value for every replica.
+    Same(TensorData),
+}
+
+/// A step as a graph, with what its inputs and outputs are.
+#[derive(Debug, Clone)]
+pub struct CapturedStep {
+    /// burn's graph and the values of its constants. `graph.inputs` and `graph.outputs` are those
+    /// of [`inputs`](Self::inputs) and [`outputs`](Self::outputs), in the same order.
+    pub graph: CapturedGraph,
+    /// The inputs that the graph uses.
+    pub inputs: Vec<StepInput>,
+    /// The outputs, each tensor once.
+    pub outputs: Vec<StepOutput>,
+    /// The input that random operations take their key from, if there are any: two integers that
+    /// are others in every call.
+    pub random_key: Option<TensorId>,
+    /// The replicas that run the program together.
+    pub num_replicas: usize,
+}
+
+/// An input of a [`CapturedStep`].
+#[derive(Debug, Clone)]
+pub struct StepInput {
+    /// The tensor in the graph.
+    pub id: TensorId,
+    /// Shape and element type on one replica.
+    pub spec: TensorSpec,
+    /// What it is.
+    pub role: InputRole,
+}
+
+/// What an input is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum InputRole {
+    /// A tensor of a training state or another mirrored value; stays on the device.
+    State,
+    /// A tensor of the batch: each replica has its own.
+    Batch,
+    /// A number that the host computes for every call: learning rate, bias correction, random key.
+    Host,
+}
+
+/// An output of a [`CapturedStep`].
+#[derive(Debug, Clone)]
+pub struct StepOutput {
+    /// The tensor in the graph.
+    pub id: TensorId,
+    /// Shape and element type on one replica.
+    pub spec: TensorSpec,
+    /// The input whose memory it takes over: the old value of the same state tensor, which is not
+    /// used after this call.
+    pub donated_from: Option<usize>,
+}
+
+/// A compiled step and what core needs to know to run it again without running the closure.
+#[derive(Debug)]
+pub struct StepProgram {
+    /// There until the step is compiled.
+    pub(crate) executable: Option<Box<dyn Executable>>,
+    /// Where the arguments come from, in the order of the inputs.
+    pub(crate) arguments: Vec<Source>,
+    /// The mutable mirrored arguments after the step, in argument order.
+    pub(crate) states: Vec<StateChange>,
+    /// The leaves of the step's result.
+    pub(crate) results: Vec<ResultLeaf>,
+    /// Makes the random numbers of this step others than those of another.
+    pub(crate) seed: u64,
+}
+
+/// What a step does to one mirrored argument.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct StateChange {
+    /// The host's numbers before and after the step, per training state in it.
+    pub(crate) hosts: Vec<(Vec<u64>, Vec<u64>)>,
+    /// The tensors after the step.
+    pub(crate) tensors: Vec<NewTensor>,
+}
+
+/// Where a state's tensor comes from after a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum NewTensor {
+    /// It is the tensor of this leaf of the arguments.
+    Leaf(usize),
+    /// An output of the program.
+    Output(usize),
+}
+
+impl NewTensor {
+    pub(crate) fn is_output(&self) -> bool {
+        matches!(self, Self::Output(_))
+    }
+}
+
+/// One leaf of a step's result.
+#[derive(Debug, Clone)]
+pub(crate) enum ResultLeaf {
+    /// An output of the program.
+    Output(usize),
+    /// A leaf of the arguments, unchanged.
+    Leaf(usize),
+    /// A number, or a tensor that does not depend on the arguments.
+    Constant(TensorData),
+}

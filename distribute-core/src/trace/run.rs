@@ -1,0 +1,460 @@
+//! `run` under a strategy that compiles steps.
+
+use std::any::Any;
+use std::collections::{HashMap, HashSet};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use burn::tensor::TensorData;
+use burn_capture::{CapturedGraph, TensorId};
+
+use super::call::{Call, Capture, Changes, LeafValue};
+use super::capture::{Input, Source, Trace, is_random, is_touch};
+use super::program::{
+    Argument, CapturedStep, InputRole, NewTensor, ResultLeaf, StateChange, StepInput, StepOutput,
+    StepProgram,
+};
+use super::{CapturedTensor, DeviceTensor, StepKey, TensorSpec, TraceError, Tracer};
+use crate::step_args::Item;
+use crate::strategy::StrategyId;
+use crate::{
+    Error, Leaf, Nest, PerReplica, ReplicaContext, Result, StepArgs, Strategy, scope,
+};
+
+/// Runs a step as a compiled program, which is captured and compiled when there is none yet.
+pub(crate) fn run<S, A, R, F>(
+    strategy: &S,
+    tracer: &dyn Tracer,
+    mut args: A,
+    step: &F,
+) -> Result<PerReplica<R>>
+where
+    S: Strategy + ?Sized,
+    A: StepArgs,
+    R: Nest + Send,
+    F: for<'x> Fn(&ReplicaContext, Item<'x, A>) -> Result<R>,
+{
+    let id: StrategyId = strategy.id();
+    let replicas = strategy.replicas().len();
+    let mut call = Call::new(&id, replicas, tracer, StepKey::of::<F>());
+    args.enter(&mut call)?;
+    let program = match tracer.find(&call.key) {
+        Some(program) => program,
+        None => {
+            tracer.admit(&call.key)?;
+            let (captured, mut program) = capture(strategy, tracer, &mut args, &call, step)?;
+            program.executable = Some(tracer.compile(captured)?);
+            let program = Arc::new(program);
+            tracer.keep(call.key.clone(), Arc::clone(&program));
+            program
+        }
+    };
+    execute(&program, &call, &mut args)
+}
+
+/// Runs a program and puts its results where they belong.
+fn execute<A: StepArgs, R: Nest>(
+    program: &StepProgram,
+    call: &Call<'_>,
+    args: &mut A,
+) -> Result<PerReplica<R>> {
+    let arguments = arguments(program, call)?;
+    let executable = program.executable.as_ref();
+    let missing = || Error::invalid("a program that was not compiled");
+    let outputs = match executable.ok_or_else(missing)?.execute(arguments) {
+        Ok(outputs) => outputs,
+        Err(error) => {
+            // The memory of the state may have been given to the program.
+            args.leave(&mut Changes::lost(program.states.len(), &error.to_string()))?;
+            return Err(error);
+        }
+    };
+    args.leave(&mut Changes::new(&program.states, &call.leaves, &outputs))?;
+    let results = (0..call.replicas).map(|replica| result(program, call, &outputs, replica));
+    Ok(PerReplica::new(results.collect::<Result<Vec<R>>>()?))
+}
+
+/// The arguments in the program's order.
+fn arguments(program: &StepProgram, call: &Call<'_>) -> Result<Vec<Argument>> {
+    let mut updates: HashMap<(usize, u64, Option<u64>), Vec<f64>> = HashMap::new();
+    let mut argument = |source: &Source| match *source {
+        Source::Leaf(index) => match call.leaves.get(index) {
+            Some(LeafValue::Device { tensor, .. }) => Some(Argument::Device(Arc::clone(tensor))),
+            Some(LeafValue::PerReplica(parts)) => Some(Argument::PerReplica(parts.clone())),
+            None => None,
+        },
+        Source::Coefficient {
+            host,
+            update,
+            index,
+            learning_rate,
+        } => {
+            let key = (host, update, learning_rate.map(f64::to_bits));
+            if !updates.contains_key(&key) {
+                let coefficients = call.coefficients.get(host)?;
+                updates.insert(key, coefficients.of_update(update, learning_rate));
+            }
+            let value = *updates.get(&key)?.get(index)?;
+            #[allow(clippy::cast_possible_truncation)]
+            let value = value as f32;
+            Some(Argument::Same(TensorData::new(vec![value], [1])))
+        }
+        Source::RandomKey => Some(Argument::Same(random_key(call, program.seed))),
+    };
+    let arguments: Option<Vec<_>> = program.arguments.iter().map(&mut argument).collect();
+    arguments.ok_or_else(crate::nest::different_structure)
+}
+
+/// A key for the random numbers of one call: of the step's own seed and the numbers of updates so
+/// far of all training states, so that a run that is resumed goes on with the same numbers.
+fn random_key(call: &Call<'_>, seed: u64) -> TensorData {
+    let positions = call.coefficients.iter().map(|numbers| numbers.position());
+    let mut hash: u64 = 0xcbf2_9ce4_8422_2325;
+    for number in std::iter::once(seed).chain(positions) {
+        for byte in number.to_le_bytes() {
+            hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+        }
+    }
+    #[allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap)]
+    let halves = vec![hash as u32 as i32, (hash >> 32) as u32 as i32];
+    TensorData::new(halves, [2])
+}
+
+/// One replica's result.
+fn result<R: Nest>(
+    program: &StepProgram,
+    call: &Call<'_>,
+    outputs: &[Arc<dyn DeviceTensor>],
+    replica: usize,
+) -> Result<R> {
+    let mut result = R::placeholder().ok_or_else(unknown_structure::<R>)?;
+    let leaves = program.results.iter().map(|leaf| match leaf {
+        ResultLeaf::Constant(data) => Ok(data.clone()),
+        ResultLeaf::Output(index) => {
+            let output = outputs.get(*index);
+            output.ok_or_else(crate::nest::different_structure)?.read(replica)
+        }
+        ResultLeaf::Leaf(index) => match call.leaves.get(*index) {
+            Some(LeafValue::Device { tensor, .. }) => tensor.read(replica),
+            Some(LeafValue::PerReplica(parts)) => Ok(parts[replica].clone()),
+            None => Err(crate::nest::different_structure()),
+        },
+    });
+    result.put_leaves(leaves.collect::<Result<Vec<_>>>()?)?;
+    Ok(result)
+}
+
+fn unknown_structure<R>() -> Error {
+    let instead = "return tensors and numbers in a tuple, an array or a struct with \
+                   `#[derive(Nest)]`: their number must be known from the type";
+    TraceError::unsupported(std::any::type_name::<R>(), instead).into()
+}
+
+/// What the closure has left behind.
+struct Recorded<R> {
+    capture: Capture,
+    result: R,
+}
+
+/// Captures a step.
+fn capture<S, A, R, F>(
+    strategy: &S,
+    tracer: &dyn Tracer,
+    args: &mut A,
+    call: &Call<'_>,
+    step: &F,
+) -> Result<(CapturedStep, StepProgram)>
+where
+    S: Strategy + ?Sized,
+    A: StepArgs,
+    R: Nest + Send,
+    F: for<'x> Fn(&ReplicaContext, Item<'x, A>) -> Result<R>,
+{
+    let device = tracer.device().lock();
+    let mut outcome = Err(Error::invalid("the step was not captured"));
+    let graph = device.capture_scope(|capture_scope| {
+        let replicas = strategy.num_replicas_in_sync();
+        let trace = Arc::new(Trace::new(*device, replicas));
+        let body = || record(strategy, &trace, args, call, step);
+        outcome = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|payload| {
+            Err(TraceError::of_panic(panic_message(&*payload)).into())
+        });
+        // Without a graph nothing is declared.
+        let boundary = outcome.as_mut().map(|recorded| recorded.boundary());
+        let (inputs, outputs) = boundary.unwrap_or_default();
+        capture_scope.complete(inputs, outputs)
+    });
+    let recorded = outcome?;
+    let graph = graph.map_err(|error| TraceError::Capture {
+        message: error.to_string(),
+    })?;
+    recorded.finish(graph, strategy.num_replicas_in_sync(), call)
+}
+
+fn panic_message(payload: &(dyn Any + Send)) -> String {
+    let text = payload.downcast_ref::<&str>().map(ToString::to_string);
+    let text = text.or_else(|| payload.downcast_ref::<String>().cloned());
+    text.unwrap_or_else(|| "(a panic without a message)".to_string())
+}
+
+/// Runs the closure on captured arguments.
+fn record<S, A, R, F>(
+    strategy: &S,
+    trace: &Arc<Trace>,
+    args: &mut A,
+    call: &Call<'_>,
+    step: &F,
+) -> Result<Plan>
+where
+    S: Strategy + ?Sized,
+    A: StepArgs,
+    R: Nest + Send,
+    F: for<'x> Fn(&ReplicaContext, Item<'x, A>) -> Result<R>,
+{
+    let mut capture = Capture::new(Arc::clone(trace), call.specs.clone());
+    let mut captured = args.capture(&mut capture)?;
+    let ctx = ReplicaContext::captured(&strategy.replicas()[0], Arc::clone(trace));
+    let result = {
+        let _entered = scope::enter_capture(strategy.handle(), Arc::clone(trace));
+        step(&ctx, A::captured_item(&mut captured)?).map_err(translated)?
+    };
+    if trace.replica_id_used() && trace.num_replicas() > 1 {
+        let instead = "one program serves all replicas; `ctx.replica_id_tensor()` is the number \
+                       as a tensor";
+        return Err(TraceError::unsupported("`ctx.replica_id()`", instead).into());
+    }
+    if trace.step_was_read() {
+        tracing::warn!(
+            "the step reads the number of updates while it is captured: the compiled program \
+             keeps the number of this call"
+        );
+    }
+    A::collect(&mut captured, &mut capture)?;
+    Plan::new(Recorded { capture, result })
+}
+
+/// An error of the step, which may have wrapped burn's own for a read on the host.
+fn translated(error: Error) -> Error {
+    match &error {
+        Error::Step(source) => match TraceError::of_message(&format!("{source:?}")) {
+            Some(read) => read.into(),
+            None => error,
+        },
+        _ => error,
+    }
+}
+
+/// What a program computes, by the tensors' numbers in the graph.
+struct Plan {
+    /// Keeps the tensors alive until the graph is complete.
+    capture: Capture,
+    outputs: Vec<CapturedTensor>,
+    states: Vec<StateChange>,
+    results: Vec<ResultLeaf>,
+}
+
+impl Plan {
+    fn new<R: Nest>(recorded: Recorded<R>) -> Result<Self> {
+        let Recorded {
+            capture,
+            mut result,
+        } = recorded;
+        let leaves: HashMap<TensorId, usize> = capture
+            .leaves
+            .iter()
+            .enumerate()
+            .map(|(index, leaf)| (leaf.id(), index))
+            .collect();
+        let mut outputs = Outputs {
+            leaves,
+            tensors: Vec::new(),
+        };
+        let states = capture.states.iter().map(|change| StateChange {
+            hosts: change.hosts.clone(),
+            tensors: change.tensors.iter().map(|tensor| outputs.add(tensor)).collect(),
+        });
+        let states = states.collect();
+        let mut results = Vec::new();
+        result.walk(&mut |leaf| {
+            results.push(outputs.result(leaf)?);
+            Ok(())
+        })?;
+        check_rest(&result)?;
+        Ok(Self {
+            capture,
+            outputs: outputs.tensors,
+            states,
+            results,
+        })
+    }
+
+    /// The graph's inputs and outputs.
+    fn boundary(&mut self) -> (Vec<TensorId>, Vec<TensorId>) {
+        let inputs = self.capture.trace.touch_inputs();
+        let outputs = self.outputs.iter().map(CapturedTensor::id).collect();
+        (inputs, outputs)
+    }
+
+    fn finish(
+        self,
+        mut graph: CapturedGraph,
+        num_replicas: usize,
+        call: &Call<'_>,
+    ) -> Result<(CapturedStep, StepProgram)> {
+        graph.graph.operations.retain(|operation| !is_touch(operation));
+        let operations = &graph.graph.operations;
+        let random = operations.iter().any(is_random);
+        let used: HashSet<TensorId> = operations
+            .iter()
+            .flat_map(|operation| operation.inputs().map(|tensor| tensor.id))
+            .collect();
+        let inputs: Vec<Input> = self.capture.trace.inputs();
+        let inputs = inputs.into_iter();
+        let is_used = |input: &Input| match input.source {
+            Source::RandomKey => random,
+            _ => used.contains(&input.tensor.id()),
+        };
+        let inputs: Vec<_> = inputs.filter(is_used).collect();
+        let mut keys = inputs.iter().filter(|input| input.source == Source::RandomKey);
+        let random_key = keys.next().map(|input| input.tensor.id());
+        graph.graph.inputs = inputs.iter().map(|input| input.tensor.id()).collect();
+        let donated = donations(&self.states, &inputs, &self.results, call, &self.outputs);
+        let step = CapturedStep {
+            graph,
+            inputs: inputs.iter().map(|input| step_input(input, call)).collect(),
+            outputs: step_outputs(&self.outputs, &donated),
+            random_key,
+            num_replicas,
+        };
+        let program = StepProgram {
+            executable: None,
+            arguments: inputs.iter().map(|input| input.source).collect(),
+            states: self.states,
+            results: self.results,
+            seed: self.capture.trace.mixed_seed(),
+        };
+        Ok((step, program))
+    }
+}
+
+fn step_input(input: &Input, call: &Call<'_>) -> StepInput {
+    let role = match input.source {
+        Source::Leaf(index) => match call.leaves.get(index) {
+            Some(LeafValue::Device { .. }) => InputRole::State,
+            _ => InputRole::Batch,
+        },
+        _ => InputRole::Host,
+    };
+    StepInput {
+        id: input.tensor.id(),
+        spec: input.tensor.spec(),
+        role,
+    }
+}
+
+fn step_outputs(outputs: &[CapturedTensor], donated: &HashMap<usize, usize>) -> Vec<StepOutput> {
+    let outputs = outputs.iter().enumerate().map(|(index, output)| StepOutput {
+        id: output.id(),
+        spec: output.spec(),
+        donated_from: donated.get(&index).copied(),
+    });
+    outputs.collect()
+}
+
+/// Which input each output takes the memory of: the old value of the same tensor of a state, if
+/// nobody needs that value afterwards.
+fn donations(
+    states: &[StateChange],
+    inputs: &[Input],
+    results: &[ResultLeaf],
+    call: &Call<'_>,
+    outputs: &[CapturedTensor],
+) -> HashMap<usize, usize> {
+    let mut needed: HashSet<usize> = HashSet::new();
+    for state in states {
+        needed.extend(state.tensors.iter().filter_map(|tensor| match tensor {
+            NewTensor::Leaf(leaf) => Some(*leaf),
+            NewTensor::Output(_) => None,
+        }));
+    }
+    needed.extend(results.iter().filter_map(|result| match result {
+        ResultLeaf::Leaf(leaf) => Some(*leaf),
+        _ => None,
+    }));
+    let position = |leaf: usize| {
+        inputs
+            .iter()
+            .position(|input| input.source == Source::Leaf(leaf))
+    };
+    let mut free: Vec<(usize, &TensorSpec)> = Vec::new();
+    for (leaf, (value, spec)) in call.leaves.iter().zip(&call.specs).enumerate() {
+        let mutable = matches!(value, LeafValue::Device { mutable: true, .. });
+        if let Some(input) = position(leaf).filter(|_| mutable && !needed.contains(&leaf)) {
+            free.push((input, spec));
+        }
+    }
+    let mut donated = HashMap::new();
+    for tensor in states.iter().flat_map(|state| &state.tensors) {
+        let NewTensor::Output(output) = *tensor else {
+            continue;
+        };
+        let Some(spec) = outputs.get(output).map(CapturedTensor::spec) else {
+            continue;
+        };
+        if donated.contains_key(&output) {
+            continue;
+        }
+        // The states' tensors come in the order of the leaves, so the first that fits is its own.
+        if let Some(index) = free.iter().position(|(_, candidate)| **candidate == spec) {
+            donated.insert(output, free.remove(index).0);
+        }
+    }
+    donated
+}
+
+/// Collects the tensors that the program computes, each once.
+struct Outputs {
+    leaves: HashMap<TensorId, usize>,
+    tensors: Vec<CapturedTensor>,
+}
+
+impl Outputs {
+    fn add(&mut self, tensor: &CapturedTensor) -> NewTensor {
+        let id = tensor.id();
+        if let Some(leaf) = self.leaves.get(&id) {
+            return NewTensor::Leaf(*leaf);
+        }
+        let known = self.tensors.iter().position(|known| known.id() == id);
+        NewTensor::Output(known.unwrap_or_else(|| {
+            self.tensors.push(tensor.clone());
+            self.tensors.len() - 1
+        }))
+    }
+
+    fn result(&mut self, leaf: &mut dyn Leaf) -> Result<ResultLeaf> {
+        let captured = match leaf.traced() {
+            Some(tensor) => match tensor.captured() {
+                Some(captured) => captured,
+                None => return Ok(ResultLeaf::Constant(tensor.data()?)),
+            },
+            None => return Ok(ResultLeaf::Constant(leaf.take()?)),
+        };
+        Ok(match self.add(&captured) {
+            NewTensor::Leaf(index) => ResultLeaf::Leaf(index),
+            NewTensor::Output(index) => ResultLeaf::Output(index),
+        })
+    }
+}
+
+/// Checks that a result can be built again from its type and its leaves.
+fn check_rest<R: Nest>(result: &R) -> Result<()> {
+    let rebuilt = R::placeholder().ok_or_else(unknown_structure::<R>)?;
+    let (mut found, mut known) = (Vec::new(), Vec::new());
+    result.fingerprint(&mut found);
+    rebuilt.fingerprint(&mut known);
+    if found == known {
+        Ok(())
+    } else {
+        Err(unknown_structure::<R>())
+    }
+}

@@ -1,0 +1,336 @@
+//! Mirrored values as a captured step sees them: tensors on the device, and numbers on the host.
+
+use std::fmt;
+use std::sync::Arc;
+
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
+
+use super::{CapturedTensor, DeviceTensor, Fingerprint, Trace, TracedTensor};
+use crate::{Error, Result};
+
+/// Walks a mirrored value: its tensors, and the parts of it that are numbers on the host.
+///
+/// [`Replicate::visit_state`](crate::Replicate::visit_state) calls these in an order that depends
+/// on the value's structure alone.
+pub trait StateVisitor {
+    /// A training state, before its tensors.
+    ///
+    /// # Errors
+    /// What the visitor does not accept.
+    fn host(&mut self, state: &mut dyn HostState) -> Result<()>;
+
+    /// One tensor of the value.
+    ///
+    /// # Errors
+    /// What the visitor does not accept.
+    fn tensor(&mut self, tensor: &mut dyn TracedTensor) -> Result<()>;
+
+    /// Whether tensors are wanted; walking them can be left out otherwise.
+    fn wants_tensors(&self) -> bool {
+        true
+    }
+
+    /// Where a module's constants go, if the visitor puts tensors of a capture in.
+    fn capture_device(&self) -> Option<&Device> {
+        None
+    }
+}
+
+/// The numbers of a training state, which stay on the host while its tensors are on the device.
+pub trait HostState {
+    /// Brings the state into the form that all its steps share (slots that start as zeros).
+    fn prepare(&mut self);
+
+    /// Names what the program depends on: optimizer, clipping, accumulation.
+    fn fingerprint(&self, key: &mut dyn Fingerprint);
+
+    /// What computes the numbers that enter an update as tensors.
+    fn coefficients(&self) -> Arc<dyn Coefficients>;
+
+    /// Tells the state that it is part of a capture, as its `index`-th training state.
+    ///
+    /// # Errors
+    /// If it has parts that cannot be captured.
+    fn bind(&mut self, trace: Arc<Trace>, index: usize) -> Result<()>;
+
+    /// The numbers that a step may change.
+    fn record(&self) -> Vec<u64>;
+
+    /// Makes the change that a captured step has made between two records.
+    fn replay(&mut self, before: &[u64], after: &[u64]);
+}
+
+/// Computes the numbers of an update on the host.
+pub trait Coefficients: Send + Sync {
+    /// Those of the update after `earlier` others, with this learning rate or the state's own.
+    fn of_update(&self, earlier: u64, learning_rate: Option<f64>) -> Vec<f64>;
+
+    /// A number that is another one in every step, and the same again in a run that is resumed.
+    fn position(&self) -> u64;
+}
+
+impl fmt::Debug for dyn Coefficients {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Coefficients")
+    }
+}
+
+/// A mirrored value's tensors on the devices.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct OnDevice {
+    pub(crate) tensors: Vec<Arc<dyn DeviceTensor>>,
+    /// Whether the host's copy is older.
+    pub(crate) is_newer: bool,
+}
+
+/// Walks a module's tensors in visit order.
+pub(crate) fn visit_module<M: Module>(
+    module: &mut M,
+    visitor: &mut dyn StateVisitor,
+) -> Result<()> {
+    if !visitor.wants_tensors() {
+        return Ok(());
+    }
+    let capture = visitor.capture_device().cloned();
+    let mut map = Map {
+        visitor,
+        error: None,
+    };
+    let mapped = match &capture {
+        None => module.clone().map(&mut map),
+        Some(device) => {
+            let mut flags = Flags::default();
+            module.visit(&mut flags);
+            // Constants of the module move to the capture device, which takes none with autodiff.
+            let moved = module.valid().map(&mut map);
+            let moved = moved.fork(&device.clone().without_autodiff());
+            moved.map(&mut Track {
+                flags: flags.0.into_iter(),
+            })
+        }
+    };
+    if let Some(error) = map.error {
+        return Err(error);
+    }
+    *module = mapped;
+    Ok(())
+}
+
+/// Hands every tensor to the visitor.
+struct Map<'a> {
+    visitor: &'a mut dyn StateVisitor,
+    error: Option<Error>,
+}
+
+impl Map<'_> {
+    fn visit(&mut self, tensor: &mut dyn TracedTensor) {
+        if self.error.is_none()
+            && let Err(error) = self.visitor.tensor(tensor)
+        {
+            self.error = Some(error);
+        }
+    }
+}
+
+impl ModuleMapper for Map<'_> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let (id, mut tensor, mapper) = param.consume();
+        self.visit(&mut tensor);
+        Param::from_mapped_value(id, tensor, mapper)
+    }
+
+    fn map_int<const D: usize>(&mut self, param: Param<Tensor<D, Int>>) -> Param<Tensor<D, Int>> {
+        let (id, mut tensor, mapper) = param.consume();
+        self.visit(&mut tensor);
+        Param::from_mapped_value(id, tensor, mapper)
+    }
+
+    fn map_bool<const D: usize>(
+        &mut self,
+        param: Param<Tensor<D, Bool>>,
+    ) -> Param<Tensor<D, Bool>> {
+        let (id, mut tensor, mapper) = param.consume();
+        self.visit(&mut tensor);
+        Param::from_mapped_value(id, tensor, mapper)
+    }
+}
+
+/// Whether each tensor has autodiff and keeps its gradient.
+#[derive(Default)]
+struct Flags(Vec<(bool, bool)>);
+
+impl ModuleVisitor for Flags {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let tensor = param.val();
+        self.0.push((tensor.is_autodiff(), tensor.is_require_grad()));
+    }
+
+    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
+        self.0.push((param.val().is_autodiff(), false));
+    }
+
+    fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
+        self.0.push((param.val().is_autodiff(), false));
+    }
+}
+
+/// Gives captured parameters the autodiff that the host's have.
+struct Track {
+    flags: std::vec::IntoIter<(bool, bool)>,
+}
+
+impl ModuleMapper for Track {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let (id, tensor, mapper) = param.consume();
+        let tensor = match (self.flags.next(), super::captured(&tensor)) {
+            (Some((true, require_grad)), Some(inner)) => inner.tracked(require_grad),
+            _ => tensor,
+        };
+        Param::from_mapped_value(id, tensor, mapper)
+    }
+
+    fn map_int<const D: usize>(&mut self, param: Param<Tensor<D, Int>>) -> Param<Tensor<D, Int>> {
+        let (id, mut tensor, mapper) = param.consume();
+        if let (Some((true, _)), Some(inner)) = (self.flags.next(), tensor.captured()) {
+            tensor = Tensor::from_primitive::<super::Tracked>(inner.0);
+        }
+        Param::from_mapped_value(id, tensor, mapper)
+    }
+
+    fn map_bool<const D: usize>(
+        &mut self,
+        param: Param<Tensor<D, Bool>>,
+    ) -> Param<Tensor<D, Bool>> {
+        let (id, mut tensor, mapper) = param.consume();
+        if let (Some((true, _)), Some(inner)) = (self.flags.next(), tensor.captured()) {
+            tensor = Tensor::from_primitive::<super::Tracked>(inner.0);
+        }
+        Param::from_mapped_value(id, tensor, mapper)
+    }
+}
+
+/// Collects what the host knows of a value.
+#[derive(Default)]
+pub(crate) struct ReadHosts {
+    pub(crate) fingerprint: Vec<String>,
+    pub(crate) coefficients: Vec<Arc<dyn Coefficients>>,
+    pub(crate) records: Vec<Vec<u64>>,
+}
+
+impl StateVisitor for ReadHosts {
+    fn host(&mut self, state: &mut dyn HostState) -> Result<()> {
+        state.fingerprint(&mut self.fingerprint);
+        self.coefficients.push(state.coefficients());
+        self.records.push(state.record());
+        Ok(())
+    }
+
+    fn tensor(&mut self, _: &mut dyn TracedTensor) -> Result<()> {
+        Ok(())
+    }
+
+    fn wants_tensors(&self) -> bool {
+        false
+    }
+}
+
+/// Prepares the training states and copies all tensors.
+pub(crate) struct ReadTensors<'a> {
+    pub(crate) each: &'a mut dyn FnMut(TensorData) -> Result<()>,
+}
+
+impl StateVisitor for ReadTensors<'_> {
+    fn host(&mut self, state: &mut dyn HostState) -> Result<()> {
+        state.prepare();
+        Ok(())
+    }
+
+    fn tensor(&mut self, tensor: &mut dyn TracedTensor) -> Result<()> {
+        (self.each)(tensor.data()?)
+    }
+}
+
+/// Puts the devices' values into a host copy.
+pub(crate) struct Fetch<'a> {
+    pub(crate) tensors: std::slice::Iter<'a, Arc<dyn DeviceTensor>>,
+}
+
+impl StateVisitor for Fetch<'_> {
+    fn host(&mut self, state: &mut dyn HostState) -> Result<()> {
+        state.prepare();
+        Ok(())
+    }
+
+    fn tensor(&mut self, tensor: &mut dyn TracedTensor) -> Result<()> {
+        let missing = || Error::invalid("a mirrored value changed its structure on the device");
+        let source = self.tensors.next().ok_or_else(missing)?;
+        tensor.set_data(source.read(0)?)
+    }
+}
+
+/// Puts inputs of a capture in place of all tensors.
+pub(crate) struct Bind<'a> {
+    pub(crate) trace: &'a Arc<Trace>,
+    pub(crate) hosts: &'a mut usize,
+    pub(crate) next: &'a mut dyn FnMut() -> Result<CapturedTensor>,
+}
+
+impl StateVisitor for Bind<'_> {
+    fn host(&mut self, state: &mut dyn HostState) -> Result<()> {
+        state.prepare();
+        state.bind(Arc::clone(self.trace), *self.hosts)?;
+        *self.hosts += 1;
+        Ok(())
+    }
+
+    fn tensor(&mut self, tensor: &mut dyn TracedTensor) -> Result<()> {
+        tensor.bind((self.next)()?);
+        Ok(())
+    }
+
+    fn capture_device(&self) -> Option<&Device> {
+        Some(self.trace.device())
+    }
+}
+
+/// Collects the tensors of a value after a captured step.
+#[derive(Default)]
+pub(crate) struct Collect {
+    pub(crate) records: Vec<Vec<u64>>,
+    pub(crate) tensors: Vec<Option<CapturedTensor>>,
+}
+
+impl StateVisitor for Collect {
+    fn host(&mut self, state: &mut dyn HostState) -> Result<()> {
+        self.records.push(state.record());
+        Ok(())
+    }
+
+    fn tensor(&mut self, tensor: &mut dyn TracedTensor) -> Result<()> {
+        self.tensors.push(tensor.captured());
+        Ok(())
+    }
+}
+
+/// Makes the host's part of a step's change.
+pub(crate) struct Replay<'a> {
+    pub(crate) changes: std::slice::Iter<'a, (Vec<u64>, Vec<u64>)>,
+}
+
+impl StateVisitor for Replay<'_> {
+    fn host(&mut self, state: &mut dyn HostState) -> Result<()> {
+        if let Some((before, after)) = self.changes.next() {
+            state.replay(before, after);
+        }
+        Ok(())
+    }
+
+    fn tensor(&mut self, _: &mut dyn TracedTensor) -> Result<()> {
+        Ok(())
+    }
+
+    fn wants_tensors(&self) -> bool {
+        false
+    }
+}

@@ -1,0 +1,259 @@
+//! A training state in a step that is captured: its tensors are those of a graph, its numbers stay
+//! on the host.
+
+use std::sync::Arc;
+
+use burn::module::Module;
+use burn::tensor::{DType, Tensor, TensorData};
+use distribute_collectives::ReduceOp;
+
+use super::{Applied, TrainState};
+use crate::optim::Optimizer;
+use crate::trace::{
+    self, CapturedGradients, CapturedTensor, Coefficients, Fingerprint, HostState, StateVisitor,
+    TensorSpec, Trace, TraceError, TracedTensor,
+};
+use crate::{Error, Gradients, Result};
+
+/// What a state knows while it is captured.
+#[derive(Debug, Clone)]
+pub(super) struct Captured {
+    pub(super) trace: Arc<Trace>,
+    /// Of the training states of the arguments, in order.
+    index: usize,
+    /// The number of updates before the step.
+    first_step: u64,
+    /// The learning rate that the step itself has set.
+    pub(super) learning_rate: Option<f64>,
+}
+
+impl<M: Module + 'static> TrainState<M> {
+    /// Reduces captured gradients and records the update.
+    pub(super) fn apply_captured(
+        &mut self,
+        trace: &Trace,
+        mut gradients: Gradients,
+    ) -> Result<Applied> {
+        let outside = || {
+            let instead = "pass the training state to `run` as `&mut Mirrored<TrainState<_>>`";
+            TraceError::unsupported("a training state from outside of the step", instead)
+        };
+        let capture = self.capture.clone().ok_or_else(outside)?;
+        let missing = || Error::invalid("apply_gradients: no gradients");
+        let mut gradients = gradients.captured.take().ok_or_else(missing)?;
+        gradients.all_reduce(trace, ReduceOp::Sum)?;
+        if let Some(clip_norm) = self.clip_norm {
+            gradients.clip_by_global_norm(clip_norm)?;
+        }
+        let count = self.optimizer.coefficients(self.learning_rate, self.step + 1);
+        let coefficients = trace.coefficients(
+            capture.index,
+            self.step - capture.first_step,
+            count.len(),
+            capture.learning_rate,
+        );
+        let optimizer = Arc::clone(&self.optimizer);
+        let model = self.model.clone();
+        let slots = &mut self.slots;
+        self.model = trace::update(model, &*optimizer, &coefficients, gradients, slots)?;
+        self.step += 1;
+        Ok(Applied::Updated)
+    }
+}
+
+impl<M: Module> TrainState<M> {
+    pub(super) fn visit_captured(&mut self, visitor: &mut dyn StateVisitor) -> Result<()> {
+        visitor.host(self)?;
+        if !visitor.wants_tensors() {
+            return Ok(());
+        }
+        trace::visit_module(&mut self.model, visitor)?;
+        for slot in self.slots.iter_mut().flatten() {
+            visitor.tensor(slot)?;
+        }
+        self.visit_accumulated(visitor)
+    }
+
+    /// The gradients of micro-batches that wait for the rest of their update.
+    fn visit_accumulated(&mut self, visitor: &mut dyn StateVisitor) -> Result<()> {
+        let Some((_, gradients)) = &mut self.accumulated else {
+            return Ok(());
+        };
+        let count = gradients.len();
+        self.on_device.resize(count, false);
+        let captured = gradients.captured.clone();
+        let mut captured = captured.map_or_else(|| vec![None; count], |found| found.tensors);
+        let places = gradients.places().zip(&mut captured).zip(&self.on_device);
+        for (((shape, dtype, data), captured), on_device) in places {
+            if data.is_none() && captured.is_none() && !on_device {
+                continue;
+            }
+            let mut place = Waiting {
+                spec: TensorSpec { shape, dtype },
+                data,
+                captured,
+            };
+            visitor.tensor(&mut place)?;
+        }
+        if captured.iter().any(Option::is_some) {
+            gradients.captured = Some(CapturedGradients { tensors: captured });
+        }
+        Ok(())
+    }
+}
+
+/// A gradient that waits for the rest of its update.
+struct Waiting<'a> {
+    spec: TensorSpec,
+    data: &'a mut Option<TensorData>,
+    captured: &'a mut Option<CapturedTensor>,
+}
+
+impl TracedTensor for Waiting<'_> {
+    fn spec(&self) -> TensorSpec {
+        self.spec.clone()
+    }
+
+    fn data(&self) -> Result<TensorData> {
+        let missing = || Error::invalid("a gradient that is not on the host");
+        self.data.clone().ok_or_else(missing)
+    }
+
+    fn set_data(&mut self, data: TensorData) -> Result<()> {
+        *self.data = Some(data);
+        Ok(())
+    }
+
+    fn bind(&mut self, tensor: CapturedTensor) {
+        *self.data = None;
+        *self.captured = Some(tensor);
+    }
+
+    fn captured(&self) -> Option<CapturedTensor> {
+        self.captured.clone()
+    }
+}
+
+impl<M: Module> HostState for TrainState<M> {
+    fn prepare(&mut self) {
+        let names = self.optimizer.slots();
+        let mut parameters = Parameters::default();
+        if self.slots.iter().any(|slots| slots.len() != names.len()) {
+            self.model.visit(&mut parameters);
+        }
+        let device = parameters.device;
+        for (slots, (count, dtype)) in self.slots.iter_mut().zip(parameters.sizes) {
+            if let (true, Some(device)) = (slots.len() != names.len(), &device) {
+                let zeros = || Tensor::zeros([count], (device, dtype));
+                *slots = names.iter().map(|_| zeros()).collect();
+            }
+        }
+    }
+
+    fn fingerprint(&self, key: &mut dyn Fingerprint) {
+        key.fixed(format_args!(
+            "{} {} clip {:?} accumulate {}/{}",
+            self.optimizer.name(),
+            self.optimizer.config(),
+            self.clip_norm,
+            self.accumulated.as_ref().map_or(0, |(count, _)| *count),
+            self.accumulation_steps,
+        ));
+    }
+
+    fn coefficients(&self) -> Arc<dyn Coefficients> {
+        Arc::new(Numbers {
+            optimizer: Arc::clone(&self.optimizer),
+            learning_rate: self.learning_rate,
+            step: self.step,
+            waiting: self.accumulated.as_ref().map_or(0, |(count, _)| *count as u64),
+        })
+    }
+
+    fn bind(&mut self, trace: Arc<Trace>, index: usize) -> Result<()> {
+        if let Some(path) = &self.batch_norm {
+            return Err(TraceError::unsupported(
+                format!("the batch normalization `{path}`"),
+                "burn 0.22.1 keeps its running statistics outside of the graph; use a layer or \
+                 group normalization",
+            )
+            .into());
+        }
+        self.capture = Some(Captured {
+            trace,
+            index,
+            first_step: self.step,
+            learning_rate: None,
+        });
+        Ok(())
+    }
+
+    /// The number of updates, the learning rate, the micro-batches that wait, and which parameters
+    /// have a gradient in them.
+    fn record(&self) -> Vec<u64> {
+        let mut record = vec![self.step, self.learning_rate.to_bits()];
+        if let Some((count, gradients)) = &self.accumulated {
+            record.push(*count as u64);
+            let captured = gradients.captured.iter().flat_map(|found| &found.tensors);
+            let captured: Vec<u64> = captured.map(|found| u64::from(found.is_some())).collect();
+            if captured.is_empty() {
+                record.extend(self.on_device.iter().map(|flag| u64::from(*flag)));
+            }
+            record.extend(captured);
+        }
+        record
+    }
+
+    fn replay(&mut self, before: &[u64], after: &[u64]) {
+        let ([step, rate, _old @ ..], [new_step, new_rate, rest @ ..]) = (before, after) else {
+            return;
+        };
+        self.step += new_step.saturating_sub(*step);
+        if rate != new_rate {
+            self.learning_rate = f64::from_bits(*new_rate);
+        }
+        let waiting = rest.split_first().and_then(|(count, flags)| {
+            self.on_device = flags.iter().map(|flag| *flag != 0).collect();
+            let count = usize::try_from(*count).ok()?;
+            Some((count, Gradients::none(&self.model).ok()?))
+        });
+        self.accumulated = waiting;
+    }
+}
+
+/// The sizes of the trainable parameters, and where they are.
+#[derive(Default)]
+struct Parameters {
+    sizes: Vec<(usize, DType)>,
+    device: Option<burn::tensor::Device>,
+}
+
+impl burn::module::ModuleVisitor for Parameters {
+    fn visit_float<const D: usize>(&mut self, param: &burn::module::Param<Tensor<D>>) {
+        let value = param.val();
+        if value.is_require_grad() {
+            self.sizes.push((value.shape().num_elements(), value.dtype()));
+            self.device = Some(value.device().without_autodiff());
+        }
+    }
+}
+
+/// The host's numbers at the beginning of a step.
+struct Numbers {
+    optimizer: Arc<dyn Optimizer>,
+    learning_rate: f64,
+    step: u64,
+    waiting: u64,
+}
+
+impl Coefficients for Numbers {
+    fn of_update(&self, earlier: u64, learning_rate: Option<f64>) -> Vec<f64> {
+        let learning_rate = learning_rate.unwrap_or(self.learning_rate);
+        self.optimizer
+            .coefficients(learning_rate, self.step + earlier + 1)
+    }
+
+    fn position(&self) -> u64 {
+        (self.step << 16) | self.waiting
+    }
+}

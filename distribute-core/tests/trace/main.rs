@@ -1,0 +1,7 @@
+//! Steps that are captured: what the graph holds, when a step is captured again, where the state
+//! is, and which steps are refused. The programs here compute nothing; those of
+//! `distribute-tpu-xla` do.
+
+mod capture;
+mod refused;
+mod support;

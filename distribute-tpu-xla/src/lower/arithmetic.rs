@@ -1,0 +1,229 @@
+//! Arithmetic, comparisons and choices on each element, of floats and integers alike.
+
+use burn_ir::{BinaryOpIr, ClampOpIr, MaskFillOpIr, MaskWhereOpIr, ScalarOpIr, UnaryOpIr};
+
+use crate::stablehlo::{Binary, Comparison, ElementType, Unary, Value};
+
+use super::context::{Context, float, integer};
+use super::error::Result;
+
+/// `lhs op rhs`, both broadcast.
+fn binary(cx: &mut Context, op: &BinaryOpIr, how: Binary) -> Result<()> {
+    let [lhs, rhs] = cx.pair(&op.lhs, &op.rhs, &op.out)?;
+    let x = cx.binary(how, &lhs, &rhs)?;
+    cx.set(&op.out, x)
+}
+
+/// `lhs op scalar`.
+fn scalar(cx: &mut Context, op: &ScalarOpIr, how: Binary) -> Result<()> {
+    let lhs = cx.get(&op.lhs)?;
+    let rhs = cx.scalar_like(op.rhs, &lhs);
+    let x = cx.binary(how, &lhs, &rhs)?;
+    cx.set(&op.out, x)
+}
+
+/// Functions that take an operation of the graph to one of StableHLO with the same meaning.
+macro_rules! same_meaning {
+    ($($name:ident: $of:ident($op:ty) => $how:expr;)*) => {
+        $(pub(super) fn $name(cx: &mut Context, op: &$op) -> Result<()> {
+            $of(cx, op, $how)
+        })*
+    };
+}
+
+same_meaning! {
+    add: binary(BinaryOpIr) => Binary::Add;
+    add_scalar: scalar(ScalarOpIr) => Binary::Add;
+    sub: binary(BinaryOpIr) => Binary::Subtract;
+    sub_scalar: scalar(ScalarOpIr) => Binary::Subtract;
+    mul: binary(BinaryOpIr) => Binary::Multiply;
+    mul_scalar: scalar(ScalarOpIr) => Binary::Multiply;
+    div: binary(BinaryOpIr) => Binary::Divide;
+    div_scalar: scalar(ScalarOpIr) => Binary::Divide;
+    clamp_min: scalar(ScalarOpIr) => Binary::Maximum;
+    clamp_max: scalar(ScalarOpIr) => Binary::Minimum;
+    abs: unary(UnaryOpIr) => Unary::Abs;
+    neg: unary(UnaryOpIr) => Unary::Negate;
+    equal: compare(BinaryOpIr) => Comparison::Eq;
+    not_equal: compare(BinaryOpIr) => Comparison::Ne;
+    greater: compare(BinaryOpIr) => Comparison::Gt;
+    greater_equal: compare(BinaryOpIr) => Comparison::Ge;
+    lower: compare(BinaryOpIr) => Comparison::Lt;
+    lower_equal: compare(BinaryOpIr) => Comparison::Le;
+    equal_elem: compare_scalar(ScalarOpIr) => Comparison::Eq;
+    not_equal_elem: compare_scalar(ScalarOpIr) => Comparison::Ne;
+    greater_elem: compare_scalar(ScalarOpIr) => Comparison::Gt;
+    greater_equal_elem: compare_scalar(ScalarOpIr) => Comparison::Ge;
+    lower_elem: compare_scalar(ScalarOpIr) => Comparison::Lt;
+    lower_equal_elem: compare_scalar(ScalarOpIr) => Comparison::Le;
+}
+
+/// `op(x)`. Unsigned integers are their own absolute values.
+fn unary(cx: &mut Context, op: &UnaryOpIr, how: Unary) -> Result<()> {
+    let x = cx.get(&op.input)?;
+    let x = match (how, x.element().is_unsigned()) {
+        (Unary::Abs, true) => x,
+        _ => cx.unary(how, &x)?,
+    };
+    cx.set(&op.out, x)
+}
+
+fn compare(cx: &mut Context, op: &BinaryOpIr, how: Comparison) -> Result<()> {
+    let [lhs, rhs] = cx.pair(&op.lhs, &op.rhs, &op.out)?;
+    let x = cx.b.compare(how, &lhs, &rhs)?;
+    cx.set(&op.out, x)
+}
+
+fn compare_scalar(cx: &mut Context, op: &ScalarOpIr, how: Comparison) -> Result<()> {
+    let lhs = cx.get(&op.lhs)?;
+    let rhs = cx.scalar_like(op.rhs, &lhs);
+    let x = cx.b.compare(how, &lhs, &rhs)?;
+    cx.set(&op.out, x)
+}
+
+pub(super) fn rem(cx: &mut Context, op: &BinaryOpIr) -> Result<()> {
+    let [lhs, rhs] = cx.pair(&op.lhs, &op.rhs, &op.out)?;
+    let x = remainder(cx, &lhs, &rhs)?;
+    cx.set(&op.out, x)
+}
+
+pub(super) fn rem_scalar(cx: &mut Context, op: &ScalarOpIr) -> Result<()> {
+    let lhs = cx.get(&op.lhs)?;
+    let rhs = cx.scalar_like(op.rhs, &lhs);
+    let x = remainder(cx, &lhs, &rhs)?;
+    cx.set(&op.out, x)
+}
+
+/// The remainder with the sign of the divisor; StableHLO's has that of the dividend.
+fn remainder(cx: &mut Context, lhs: &Value, rhs: &Value) -> Result<Value> {
+    let remainder = cx.binary(Binary::Remainder, lhs, rhs)?;
+    if lhs.element().is_unsigned() {
+        return Ok(remainder);
+    }
+    let zero = cx.number_like(0.0, lhs);
+    let not_zero = cx.b.compare(Comparison::Ne, &remainder, &zero)?;
+    let negative = cx.b.compare(Comparison::Lt, &remainder, &zero)?;
+    let divisor_negative = cx.b.compare(Comparison::Lt, rhs, &zero)?;
+    let differ = cx.binary(Binary::Xor, &negative, &divisor_negative)?;
+    let wrong = cx.binary(Binary::And, &not_zero, &differ)?;
+    let moved = cx.binary(Binary::Add, &remainder, rhs)?;
+    Ok(cx.b.select(&wrong, &moved, &remainder)?)
+}
+
+pub(super) fn clamp(cx: &mut Context, op: &ClampOpIr) -> Result<()> {
+    let x = cx.get(&op.tensor)?;
+    let min = cx.scalar_like(op.min, &x);
+    let max = cx.scalar_like(op.max, &x);
+    let x = cx.b.clamp(&min, &x, &max)?;
+    cx.set(&op.out, x)
+}
+
+/// -1, 0 or 1; 0 for NaN.
+pub(super) fn sign(cx: &mut Context, op: &UnaryOpIr) -> Result<()> {
+    let x = cx.get(&op.input)?;
+    let zero = cx.number_like(0.0, &x);
+    let x = if x.element().is_unsigned() {
+        let one = cx.number_like(1.0, &x);
+        let is_zero = cx.b.compare(Comparison::Eq, &x, &zero)?;
+        cx.b.select(&is_zero, &zero, &one)?
+    } else {
+        let nan = cx.is_nan(&x)?;
+        let sign = cx.unary(Unary::Sign, &x)?;
+        cx.b.select(&nan, &zero, &sign)?
+    };
+    cx.set(&op.out, x)
+}
+
+/// A float or integer to the power of an integer tensor.
+pub(super) fn powi(cx: &mut Context, op: &BinaryOpIr) -> Result<()> {
+    let [lhs, rhs] = cx.pair(&op.lhs, &op.rhs, &op.out)?;
+    let rhs = cx.b.convert(&rhs, lhs.element());
+    let x = match lhs.element().is_float() {
+        true => cx.binary(Binary::Power, &lhs, &rhs)?,
+        false => integer_power(cx, &lhs, &rhs)?,
+    };
+    cx.set(&op.out, x)
+}
+
+/// By squaring, modulo the type's range; the exponent's lower 32 bits count as unsigned.
+fn integer_power(cx: &mut Context, lhs: &Value, rhs: &Value) -> Result<Value> {
+    let mut exponent = cx.b.convert(rhs, ElementType::U32);
+    let one = cx.number_like(1.0, &exponent);
+    let zero = cx.number_like(0.0, &exponent);
+    let mut result = cx.number_like(1.0, lhs);
+    let mut square = lhs.clone();
+    for bit in 0..32 {
+        let low = cx.binary(Binary::And, &exponent, &one)?;
+        let set = cx.b.compare(Comparison::Ne, &low, &zero)?;
+        let multiplied = cx.binary(Binary::Multiply, &result, &square)?;
+        result = cx.b.select(&set, &multiplied, &result)?;
+        if bit < 31 {
+            exponent = cx.binary(Binary::ShiftRightLogical, &exponent, &one)?;
+            square = cx.binary(Binary::Multiply, &square, &square)?;
+        }
+    }
+    Ok(result)
+}
+
+pub(super) fn powi_scalar(cx: &mut Context, op: &ScalarOpIr) -> Result<()> {
+    let x = cx.get(&op.lhs)?;
+    let x = match x.element().is_float() {
+        true => {
+            let exponent = cx.number_like(integer(op.rhs) as f64, &x);
+            cx.binary(Binary::Power, &x, &exponent)?
+        }
+        false => constant_power(cx, &x, integer(op.rhs) as u32)?,
+    };
+    cx.set(&op.out, x)
+}
+
+/// An integer to a known power.
+fn constant_power(cx: &mut Context, x: &Value, mut exponent: u32) -> Result<Value> {
+    let mut result = cx.number_like(1.0, x);
+    let mut square = x.clone();
+    while exponent > 0 {
+        if exponent & 1 == 1 {
+            result = cx.binary(Binary::Multiply, &result, &square)?;
+        }
+        exponent >>= 1;
+        if exponent > 0 {
+            square = cx.binary(Binary::Multiply, &square, &square)?;
+        }
+    }
+    Ok(result)
+}
+
+pub(super) fn powf(cx: &mut Context, op: &BinaryOpIr) -> Result<()> {
+    binary(cx, op, Binary::Power)
+}
+
+/// A power with a known exponent; whole ones are recorded as [`powi_scalar`] by burn, except those
+/// that come from gradients.
+pub(super) fn powf_scalar(cx: &mut Context, op: &ScalarOpIr) -> Result<()> {
+    let x = cx.get(&op.lhs)?;
+    let exponent = float(op.rhs);
+    let x = match exponent {
+        2.0 => cx.binary(Binary::Multiply, &x, &x)?,
+        1.0 => x,
+        _ => cx.with_number(Binary::Power, &x, exponent)?,
+    };
+    cx.set(&op.out, x)
+}
+
+pub(super) fn mask_where(cx: &mut Context, op: &MaskWhereOpIr) -> Result<()> {
+    let mask = cx.get(&op.mask)?;
+    let mask = cx.b.broadcast_to(&mask, &op.out.shape)?;
+    let [x, value] = cx.pair(&op.tensor, &op.value, &op.out)?;
+    let x = cx.b.select(&mask, &value, &x)?;
+    cx.set(&op.out, x)
+}
+
+pub(super) fn mask_fill(cx: &mut Context, op: &MaskFillOpIr) -> Result<()> {
+    let x = cx.get(&op.tensor)?;
+    let x = cx.b.broadcast_to(&x, &op.out.shape)?;
+    let mask = cx.get(&op.mask)?;
+    let mask = cx.b.broadcast_to(&mask, &op.out.shape)?;
+    let value = cx.scalar_like(op.value, &x);
+    let x = cx.b.select(&mask, &value, &x)?;
+    cx.set(&op.out, x)
+}

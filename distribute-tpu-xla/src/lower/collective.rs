@@ -1,0 +1,119 @@
+//! Operations between replicas: this project's own, by their names, and burn's all-reduce.
+
+use burn::tensor::DType;
+use burn_backend::distributed::ReduceOperation;
+use burn_ir::{AllReduceOpIr, CustomOpIr, TensorIr};
+
+use crate::stablehlo::{Binary, ElementType, Value};
+
+use super::context::{Context, element_type};
+use super::error::{Result, unsupported};
+
+/// The custom operations that have a lowering: any number of tensors, each combined over all
+/// replicas, and the number of the replica.
+pub(super) const CUSTOM: [(&str, &str); 5] = [
+    (
+        ALL_REDUCE_SUM,
+        "the sum over all replicas, of several tensors at once",
+    ),
+    (
+        ALL_REDUCE_MEAN,
+        "the mean over all replicas, of several tensors at once",
+    ),
+    (
+        ALL_REDUCE_MAX,
+        "the largest over all replicas, of several tensors at once",
+    ),
+    (
+        ALL_REDUCE_MIN,
+        "the smallest over all replicas, of several tensors at once",
+    ),
+    (REPLICA_ID, "the number of this replica"),
+];
+
+/// Id of the custom operation whose outputs are its inputs summed over all replicas.
+pub const ALL_REDUCE_SUM: &str = "distribute.all_reduce_sum";
+/// Id of the custom operation whose outputs are the means of its inputs over all replicas.
+pub const ALL_REDUCE_MEAN: &str = "distribute.all_reduce_mean";
+/// Id of the custom operation whose outputs are the largest of its inputs over all replicas.
+pub const ALL_REDUCE_MAX: &str = "distribute.all_reduce_max";
+/// Id of the custom operation whose outputs are the smallest of its inputs over all replicas.
+pub const ALL_REDUCE_MIN: &str = "distribute.all_reduce_min";
+/// Id of the custom operation without inputs whose output is the number of the replica, an integer
+/// of one element.
+pub const REPLICA_ID: &str = "distribute.replica_id";
+
+pub(super) fn custom(cx: &mut Context, op: &CustomOpIr) -> Result<()> {
+    match op.id.as_str() {
+        ALL_REDUCE_SUM => all_reduce(cx, &op.inputs, &op.outputs, Binary::Add, false),
+        ALL_REDUCE_MEAN => all_reduce(cx, &op.inputs, &op.outputs, Binary::Add, true),
+        ALL_REDUCE_MAX => all_reduce(cx, &op.inputs, &op.outputs, Binary::Maximum, false),
+        ALL_REDUCE_MIN => all_reduce(cx, &op.inputs, &op.outputs, Binary::Minimum, false),
+        REPLICA_ID => replica_id(cx, &op.outputs),
+        _ => unsupported("it is a custom operation of another crate"),
+    }
+}
+
+/// burn's own all-reduce, over all replicas whatever devices it names.
+pub(super) fn distributed(cx: &mut Context, op: &AllReduceOpIr) -> Result<()> {
+    let mean = op.op == ReduceOperation::Mean;
+    let inputs = std::slice::from_ref(&op.tensor);
+    all_reduce(cx, inputs, std::slice::from_ref(&op.out), Binary::Add, mean)
+}
+
+/// One all-reduce per element type.
+fn all_reduce(
+    cx: &mut Context,
+    inputs: &[TensorIr],
+    outputs: &[TensorIr],
+    op: Binary,
+    mean: bool,
+) -> Result<()> {
+    if inputs.len() != outputs.len() {
+        return unsupported("an all-reduce needs as many outputs as inputs");
+    }
+    let mut left: Vec<usize> = (0..inputs.len()).collect();
+    while let Some(first) = left.first() {
+        let dtype = inputs[*first].dtype;
+        let (group, rest) = left.into_iter().partition(|i| inputs[*i].dtype == dtype);
+        left = rest;
+        all_reduce_group(cx, inputs, outputs, &group, dtype, (op, mean))?;
+    }
+    Ok(())
+}
+
+fn all_reduce_group(
+    cx: &mut Context,
+    inputs: &[TensorIr],
+    outputs: &[TensorIr],
+    group: &[usize],
+    dtype: DType,
+    (op, mean): (Binary, bool),
+) -> Result<()> {
+    if element_type(dtype)? == ElementType::I1 {
+        return unsupported("truth values cannot be reduced: convert them to numbers first");
+    }
+    let mut values: Vec<Value> = Vec::with_capacity(group.len());
+    for i in group {
+        values.push(cx.get(&inputs[*i])?);
+    }
+    let replicas = cx.b.num_replicas();
+    let reduced = cx.b.all_reduce(op, &values)?;
+    cx.all_reduces += 1;
+    for (i, mut value) in group.iter().zip(reduced) {
+        if mean && replicas > 1 {
+            value = cx.with_number(Binary::Divide, &value, replicas as f64)?;
+        }
+        cx.set(&outputs[*i], value)?;
+    }
+    Ok(())
+}
+
+fn replica_id(cx: &mut Context, outputs: &[TensorIr]) -> Result<()> {
+    let [out] = outputs else {
+        return unsupported("the number of the replica is one output");
+    };
+    let id = cx.b.replica_id();
+    let id = cx.b.convert(&id, element_type(out.dtype)?);
+    cx.set_reshaped(out, &id)
+}

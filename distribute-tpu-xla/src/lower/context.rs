@@ -1,0 +1,222 @@
+//! The state of a lowering: the program so far and which of its values each tensor is.
+
+use std::collections::{BTreeMap, HashMap};
+
+use burn::tensor::{DType, TensorData};
+use burn_ir::{ScalarIr, TensorId, TensorIr};
+
+use crate::stablehlo::{
+    Binary, Builder, Comparison, ElementType, Scalar, StableHloError, TensorType, Unary, Value,
+};
+
+use super::error::{Failure, Result, unsupported};
+
+/// What every lowering function gets.
+pub(super) struct Context<'a> {
+    pub(super) b: Builder,
+    recorded: &'a BTreeMap<TensorId, TensorData>,
+    values: HashMap<TensorId, Value>,
+    /// The key of random operations, two scalars of `ui32`.
+    pub(super) key: Option<[Value; 2]>,
+    /// The position of the operation that is being lowered.
+    pub(super) position: usize,
+    /// Bytes of recorded values that became constants.
+    pub(super) constant_bytes: usize,
+    /// How many all-reduces the program has.
+    pub(super) all_reduces: usize,
+}
+
+impl<'a> Context<'a> {
+    pub(super) fn new(b: Builder, recorded: &'a BTreeMap<TensorId, TensorData>) -> Self {
+        Self {
+            b,
+            recorded,
+            values: HashMap::new(),
+            key: None,
+            position: 0,
+            constant_bytes: 0,
+            all_reduces: 0,
+        }
+    }
+
+    /// Makes `value` what `tensor` is from now on.
+    pub(super) fn define(&mut self, tensor: TensorId, value: Value) {
+        self.values.insert(tensor, value);
+    }
+
+    /// The value of a tensor: what an operation before computed, or a recorded constant.
+    pub(super) fn get(&mut self, tensor: &TensorIr) -> Result<Value> {
+        self.by_id(tensor.id)
+    }
+
+    /// [`Self::get`] for a tensor of which only the id is known.
+    pub(super) fn by_id(&mut self, tensor: TensorId) -> Result<Value> {
+        if let Some(value) = self.values.get(&tensor) {
+            return Ok(value.clone());
+        }
+        let Some(data) = self.recorded.get(&tensor) else {
+            return Err(Failure::Undefined(tensor));
+        };
+        let ty = data_type(data)?;
+        let value = match data.dtype() {
+            DType::Bool(_) => {
+                let bytes: Vec<u8> = data.iter::<bool>().map(u8::from).collect();
+                self.b.constant(ty, &bytes)?
+            }
+            _ => self.b.constant(ty, data.as_bytes())?,
+        };
+        self.constant_bytes += data.as_bytes().len();
+        self.values.insert(tensor, value.clone());
+        Ok(value)
+    }
+
+    /// Sets the result of an operation, which must have the type that the graph says.
+    pub(super) fn set(&mut self, out: &TensorIr, value: Value) -> Result<()> {
+        let expected = tensor_type(out)?;
+        if *value.ty() != expected {
+            return Err(Failure::Hlo(StableHloError::Operands {
+                op: "return",
+                problem: format!("the graph says that the result is {expected}"),
+                operands: vec![value.ty().clone()],
+            }));
+        }
+        self.values.insert(out.id, value);
+        Ok(())
+    }
+
+    /// [`Self::set`] after a conversion to the element type that the graph says.
+    pub(super) fn set_as(&mut self, out: &TensorIr, value: &Value) -> Result<()> {
+        let value = self.b.convert(value, element_type(out.dtype)?);
+        self.set(out, value)
+    }
+
+    /// [`Self::set`] after a reshape to the dimensions that the graph says.
+    pub(super) fn set_reshaped(&mut self, out: &TensorIr, value: &Value) -> Result<()> {
+        let value = self.b.reshape(value, &out.shape)?;
+        self.set(out, value)
+    }
+
+    /// A scalar of the graph as a tensor like `like`.
+    pub(super) fn scalar_like(&mut self, scalar: ScalarIr, like: &Value) -> Value {
+        self.b.splat(like.dims(), like.element(), literal(scalar))
+    }
+
+    /// A number as a tensor like `like`.
+    pub(super) fn number_like(&mut self, number: f64, like: &Value) -> Value {
+        self.b.splat(like.dims(), like.element(), number)
+    }
+
+    /// `op(x, number)`.
+    pub(super) fn with_number(&mut self, op: Binary, x: &Value, number: f64) -> Result<Value> {
+        let number = self.number_like(number, x);
+        Ok(self.b.binary(op, x, &number)?)
+    }
+
+    /// The two operands of a binary operation, each broadcast to the result's dimensions.
+    pub(super) fn pair(
+        &mut self,
+        lhs: &TensorIr,
+        rhs: &TensorIr,
+        out: &TensorIr,
+    ) -> Result<[Value; 2]> {
+        let lhs = self.get(lhs)?;
+        let rhs = self.get(rhs)?;
+        let lhs = self.b.broadcast_to(&lhs, &out.shape)?;
+        let rhs = self.b.broadcast_to(&rhs, &out.shape)?;
+        Ok([lhs, rhs])
+    }
+
+    /// f16 and bf16 as f32, in which burn computes what has more than one step.
+    pub(super) fn wide(&mut self, x: &Value) -> Value {
+        match x.element() {
+            ElementType::F16 | ElementType::BF16 => self.b.convert(x, ElementType::F32),
+            _ => x.clone(),
+        }
+    }
+
+    /// Whether each element is NaN; false for integers.
+    pub(super) fn is_nan(&mut self, x: &Value) -> Result<Value> {
+        Ok(self.b.compare(Comparison::Ne, x, x)?)
+    }
+
+    /// Shorthand for a unary operation.
+    pub(super) fn unary(&mut self, op: Unary, x: &Value) -> Result<Value> {
+        Ok(self.b.unary(op, x)?)
+    }
+
+    /// Shorthand for a binary operation.
+    pub(super) fn binary(&mut self, op: Binary, lhs: &Value, rhs: &Value) -> Result<Value> {
+        Ok(self.b.binary(op, lhs, rhs)?)
+    }
+
+    /// `x` with the dimensions of `like`, of which it has those listed in `kept`.
+    pub(super) fn spread(&mut self, x: &Value, like: &Value, kept: &[usize]) -> Result<Value> {
+        Ok(self.b.broadcast_in_dim(x, like.dims(), kept)?)
+    }
+}
+
+/// burn's element type as StableHLO's.
+pub(super) fn element_type(dtype: DType) -> Result<ElementType> {
+    Ok(match dtype {
+        DType::F64 => ElementType::F64,
+        DType::F32 | DType::Flex32 => ElementType::F32,
+        DType::F16 => ElementType::F16,
+        DType::BF16 => ElementType::BF16,
+        DType::I64 => ElementType::I64,
+        DType::I32 => ElementType::I32,
+        DType::I16 => ElementType::I16,
+        DType::I8 => ElementType::I8,
+        DType::U64 => ElementType::U64,
+        DType::U32 => ElementType::U32,
+        DType::U16 => ElementType::U16,
+        DType::U8 => ElementType::U8,
+        DType::Bool(_) => ElementType::I1,
+        DType::QFloat(_) => return unsupported("quantized tensors are not covered"),
+    })
+}
+
+/// The type of a tensor of the graph.
+pub(super) fn tensor_type(tensor: &TensorIr) -> Result<TensorType> {
+    Ok(TensorType::new(
+        tensor.shape.to_vec(),
+        element_type(tensor.dtype)?,
+    ))
+}
+
+/// The type of recorded data.
+pub(super) fn data_type(data: &TensorData) -> Result<TensorType> {
+    Ok(TensorType::new(
+        data.shape().to_vec(),
+        element_type(data.dtype())?,
+    ))
+}
+
+/// burn's scalar as StableHLO's.
+pub(super) fn literal(scalar: ScalarIr) -> Scalar {
+    match scalar {
+        ScalarIr::Float(v) => Scalar::Float(v),
+        ScalarIr::Int(v) => Scalar::Int(v),
+        ScalarIr::UInt(v) => Scalar::UInt(v),
+        ScalarIr::Bool(v) => Scalar::Bool(v),
+    }
+}
+
+/// A scalar of the graph as a float.
+pub(super) fn float(scalar: ScalarIr) -> f64 {
+    match scalar {
+        ScalarIr::Float(v) => v,
+        ScalarIr::Int(v) => v as f64,
+        ScalarIr::UInt(v) => v as f64,
+        ScalarIr::Bool(v) => f64::from(u8::from(v)),
+    }
+}
+
+/// A scalar of the graph as an integer; floats are truncated.
+pub(super) fn integer(scalar: ScalarIr) -> i64 {
+    match scalar {
+        ScalarIr::Float(v) => v as i64,
+        ScalarIr::Int(v) => v,
+        ScalarIr::UInt(v) => v as i64,
+        ScalarIr::Bool(v) => i64::from(v),
+    }
+}

@@ -1,0 +1,364 @@
+//! Walking the graph: which operations are needed, in which order, and what went wrong where.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use burn::tensor::CapturedGraph;
+use burn_ir::{OperationIr, TensorId};
+
+use crate::stablehlo::{Binary, Builder, ElementType, Program, TensorType, Value};
+
+use super::context::{Context, data_type, tensor_type};
+use super::error::{Failure, LowerError};
+use super::table::{lower_operation, operation_name};
+
+/// A tensor of the graph that the program gets from outside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GraphInput {
+    /// The tensor.
+    pub tensor: TensorId,
+    /// The output that takes over its memory: the new value of a state, for example. It must have
+    /// the same shape and element type.
+    pub donated_to: Option<TensorId>,
+}
+
+impl GraphInput {
+    /// An input whose memory the caller keeps.
+    pub fn new(tensor: TensorId) -> Self {
+        Self {
+            tensor,
+            donated_to: None,
+        }
+    }
+
+    /// An input whose memory becomes that of an output.
+    pub fn donated(tensor: TensorId, output: TensorId) -> Self {
+        Self {
+            tensor,
+            donated_to: Some(output),
+        }
+    }
+}
+
+/// Where the random operations of a step get their key.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RandomKey {
+    /// Nowhere: a random operation is an error.
+    #[default]
+    None,
+    /// From a parameter that the program has after all inputs: `tensor<2xui32>`.
+    Parameter,
+    /// From an input of the graph: integers, of which the lower 32 bits of the first two count (a
+    /// single one of 64 bits counts as two).
+    Input(TensorId),
+}
+
+/// How a graph is lowered.
+#[derive(Clone, Debug)]
+pub struct LowerOptions {
+    /// The name of the module.
+    pub name: String,
+    /// How many devices run the program.
+    pub num_replicas: usize,
+    /// The key of random operations.
+    pub random_key: RandomKey,
+    /// What tensors of the graph are called in the model, for errors: parameters (`conv1.weight`),
+    /// or results of layers. An operation without a name is described by the named tensors that it
+    /// was computed from.
+    pub names: HashMap<TensorId, String>,
+}
+
+impl Default for LowerOptions {
+    fn default() -> Self {
+        Self {
+            name: "step".into(),
+            num_replicas: 1,
+            random_key: RandomKey::None,
+            names: HashMap::new(),
+        }
+    }
+}
+
+/// A lowered graph.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lowered {
+    /// The program. Its inputs are the declared ones in their order, then the key, if it is a
+    /// parameter; its outputs are the declared ones in their order.
+    pub program: Program,
+    /// Position of the input that is the key of random operations, if it is a parameter.
+    pub random_key_input: Option<usize>,
+    /// How many operations of the graph are in the program; those that no output needs are not.
+    pub operations: usize,
+    /// Bytes of recorded values that are constants of the program.
+    pub constant_bytes: usize,
+    /// How many all-reduce operations the program has.
+    pub all_reduces: usize,
+}
+
+/// Lowers the part of a captured graph that computes `outputs` from `inputs`. Tensors that were
+/// recorded with a value and are no inputs become constants.
+///
+/// # Errors
+/// [`LowerError`]: an operation is not covered, a tensor is unknown, or a donation does not fit.
+pub fn lower(
+    graph: &CapturedGraph,
+    inputs: &[GraphInput],
+    outputs: &[TensorId],
+    options: &LowerOptions,
+) -> Result<Lowered, LowerError> {
+    let operations = &graph.graph.operations;
+    check_inputs(operations, inputs)?;
+    let builder = Builder::new(&options.name, options.num_replicas);
+    let mut cx = Context::new(builder, &graph.values);
+    let types = input_types(graph, inputs)?;
+    for (input, ty) in inputs.iter().zip(types) {
+        let donated_to = donation(input, outputs)?;
+        let value = cx.b.input(ty, donated_to);
+        cx.define(input.tensor, value);
+    }
+    let needed = needed(operations, inputs, outputs);
+    let random = needed
+        .iter()
+        .any(|position| is_random(&operations[*position]));
+    let random_key_input = random_key(&mut cx, inputs, options.random_key, random)?;
+    for position in &needed {
+        let op = &operations[*position];
+        cx.position = *position;
+        lower_operation(&mut cx, op)
+            .map_err(|failure| located(failure, operations, *position, &options.names))?;
+    }
+    let mut results = Vec::with_capacity(outputs.len());
+    for output in outputs {
+        let value = cx.by_id(*output).map_err(|_| LowerError::UnknownBoundary {
+            boundary: "output",
+            tensor: *output,
+        })?;
+        results.push(value);
+    }
+    Ok(Lowered {
+        operations: needed.len(),
+        constant_bytes: cx.constant_bytes,
+        all_reduces: cx.all_reduces,
+        random_key_input,
+        program: cx.b.finish(&results)?,
+    })
+}
+
+fn check_inputs(operations: &[OperationIr], inputs: &[GraphInput]) -> Result<(), LowerError> {
+    let mut seen = HashSet::new();
+    let computed: HashSet<TensorId> = operations
+        .iter()
+        .filter(|op| !matches!(op, OperationIr::Init(_)))
+        .flat_map(|op| op.outputs().map(|tensor| tensor.id))
+        .collect();
+    for input in inputs {
+        let problem = match (seen.insert(input.tensor), computed.contains(&input.tensor)) {
+            (false, _) => "is declared twice",
+            (_, true) => "is computed by the step itself",
+            _ => continue,
+        };
+        return Err(LowerError::InvalidInput {
+            tensor: input.tensor,
+            problem: problem.into(),
+        });
+    }
+    Ok(())
+}
+
+fn donation(input: &GraphInput, outputs: &[TensorId]) -> Result<Option<usize>, LowerError> {
+    let Some(wanted) = input.donated_to else {
+        return Ok(None);
+    };
+    match outputs.iter().position(|output| *output == wanted) {
+        Some(position) => Ok(Some(position)),
+        None => Err(LowerError::InvalidInput {
+            tensor: input.tensor,
+            problem: format!("is donated to {wanted}, which is no output"),
+        }),
+    }
+}
+
+/// The types of the inputs, from their recorded values or from the operations that read them.
+fn input_types(
+    graph: &CapturedGraph,
+    inputs: &[GraphInput],
+) -> Result<Vec<TensorType>, LowerError> {
+    let mut types = HashMap::new();
+    for tensor in graph.graph.operations.iter().flat_map(OperationIr::nodes) {
+        types.entry(tensor.id).or_insert(tensor);
+    }
+    let find = |id: TensorId| match (graph.values.get(&id), types.get(&id)) {
+        (Some(data), _) => data_type(data).ok(),
+        (None, Some(tensor)) => tensor_type(tensor).ok(),
+        (None, None) => None,
+    };
+    inputs
+        .iter()
+        .map(|input| {
+            find(input.tensor).ok_or(LowerError::UnknownBoundary {
+                boundary: "input",
+                tensor: input.tensor,
+            })
+        })
+        .collect()
+}
+
+/// Positions of the operations that an output needs, in order.
+fn needed(operations: &[OperationIr], inputs: &[GraphInput], outputs: &[TensorId]) -> Vec<usize> {
+    let given: HashSet<TensorId> = inputs.iter().map(|input| input.tensor).collect();
+    let mut wanted: HashSet<TensorId> = outputs.iter().copied().collect();
+    let mut positions = Vec::new();
+    for (position, op) in operations.iter().enumerate().rev() {
+        if matches!(op, OperationIr::Init(_) | OperationIr::Drop(_)) {
+            continue;
+        }
+        if op.outputs().any(|out| wanted.contains(&out.id)) {
+            let read = op.inputs().map(|tensor| tensor.id);
+            wanted.extend(read.filter(|id| !given.contains(id)));
+            positions.push(position);
+        }
+    }
+    positions.reverse();
+    positions
+}
+
+fn is_random(op: &OperationIr) -> bool {
+    use burn_ir::{FloatOperationIr, NumericOperationIr};
+    matches!(
+        op,
+        OperationIr::Float(_, FloatOperationIr::Random(_))
+            | OperationIr::NumericInt(_, NumericOperationIr::IntRandom(_))
+    )
+}
+
+/// Makes the key of random operations two scalars. A parameter is there even if no operation is
+/// random, so that the caller need not know.
+fn random_key(
+    cx: &mut Context,
+    inputs: &[GraphInput],
+    key: RandomKey,
+    needed: bool,
+) -> Result<Option<usize>, LowerError> {
+    let (value, position) = match key {
+        RandomKey::None => return Ok(None),
+        RandomKey::Parameter => {
+            let ty = TensorType::new([2], ElementType::U32);
+            (cx.b.input(ty, None), Some(inputs.len()))
+        }
+        RandomKey::Input(tensor) => {
+            let unknown = |_| LowerError::UnknownBoundary {
+                boundary: "input",
+                tensor,
+            };
+            (cx.by_id(tensor).map_err(unknown)?, None)
+        }
+    };
+    if needed {
+        cx.key = Some(
+            key_words(cx, &value).map_err(|failure| match (failure, key) {
+                (Failure::Hlo(error), _) => LowerError::Program(error),
+                (_, RandomKey::Input(tensor)) => LowerError::InvalidInput {
+                    tensor,
+                    problem: "is the key of random operations and needs one or two integers".into(),
+                },
+                (Failure::Undefined(tensor), _) => LowerError::UnknownBoundary {
+                    boundary: "input",
+                    tensor,
+                },
+                (Failure::Unsupported(problem), _) => {
+                    LowerError::Program(crate::stablehlo::StableHloError::Operands {
+                        op: "threefry2x32",
+                        problem,
+                        operands: vec![value.ty().clone()],
+                    })
+                }
+            })?,
+        );
+    }
+    Ok(position)
+}
+
+/// Two words from one or two integers.
+fn key_words(cx: &mut Context, value: &Value) -> super::error::Result<[Value; 2]> {
+    let count = value.ty().num_elements();
+    if !value.element().is_integer() || !(1..=2).contains(&count) {
+        return super::error::unsupported("a key is one or two integers");
+    }
+    let flat = cx.b.reshape(value, &[count])?;
+    if count == 2 {
+        let words = cx.b.convert(&flat, ElementType::U32);
+        let first = cx.b.slice(&words, &[0], &[1], &[1])?;
+        let second = cx.b.slice(&words, &[1], &[2], &[1])?;
+        return Ok([cx.b.reshape(&first, &[])?, cx.b.reshape(&second, &[])?]);
+    }
+    let word = cx.b.reshape(&flat, &[])?;
+    let wide = cx.b.convert(&word, ElementType::U64);
+    let high = cx.with_number(Binary::ShiftRightLogical, &wide, 32.0)?;
+    let low = cx.b.convert(&wide, ElementType::U32);
+    Ok([low, cx.b.convert(&high, ElementType::U32)])
+}
+
+/// Says at which operation a failure happened.
+fn located(
+    failure: Failure,
+    operations: &[OperationIr],
+    position: usize,
+    names: &HashMap<TensorId, String>,
+) -> LowerError {
+    let operation = operation_name(&operations[position]);
+    match failure {
+        Failure::Undefined(tensor) => LowerError::Undefined {
+            operation,
+            position,
+            tensor,
+        },
+        Failure::Unsupported(reason) => LowerError::Unsupported {
+            operation,
+            position,
+            origin: origin(operations, position, names),
+            reason,
+        },
+        Failure::Hlo(source) => LowerError::Invalid {
+            operation,
+            position,
+            origin: origin(operations, position, names),
+            source,
+        },
+    }
+}
+
+/// The name of the operation's result, or the nearest named tensors that it was computed from.
+fn origin(
+    operations: &[OperationIr],
+    position: usize,
+    names: &HashMap<TensorId, String>,
+) -> Option<String> {
+    const AT_MOST: usize = 3;
+    let op = &operations[position];
+    if let Some(name) = op.outputs().find_map(|out| names.get(&out.id)) {
+        return Some(name.clone());
+    }
+    let producers: BTreeMap<TensorId, usize> = operations
+        .iter()
+        .enumerate()
+        .flat_map(|(position, op)| op.outputs().map(move |out| (out.id, position)))
+        .collect();
+    let mut level: Vec<TensorId> = op.inputs().map(|tensor| tensor.id).collect();
+    let mut seen: HashSet<TensorId> = level.iter().copied().collect();
+    while !level.is_empty() {
+        let mut found: Vec<&str> = level
+            .iter()
+            .filter_map(|id| names.get(id).map(String::as_str))
+            .collect();
+        if !found.is_empty() {
+            found.truncate(AT_MOST);
+            return Some(format!("what is computed from {}", found.join(", ")));
+        }
+        let before = level.iter().filter_map(|id| producers.get(id));
+        let read = before.flat_map(|position| operations[*position].inputs());
+        level = read
+            .map(|tensor| tensor.id)
+            .filter(|id| seen.insert(*id))
+            .collect();
+    }
+    None
+}

@@ -1,0 +1,34 @@
+//! Lowering: from burn's captured graph to a StableHLO program.
+//!
+//! [`lower`] walks the operations of a [`CapturedGraph`] in order; one function per operation adds
+//! what it means to the program. The meaning is that of burn's flex backend. [`coverage`] lists
+//! what can be lowered, [`coverage_markdown`] prints it.
+
+mod activation;
+mod adaptive_pooling;
+mod arithmetic;
+mod attention;
+mod collective;
+mod context;
+mod convolution;
+mod coverage_page;
+mod driver;
+mod error;
+mod float;
+mod index;
+mod integer;
+mod matmul;
+mod normalization;
+mod pooling;
+mod random;
+mod reduction;
+mod shape;
+mod sort;
+mod special;
+mod table;
+
+pub use collective::{ALL_REDUCE_MAX, ALL_REDUCE_MEAN, ALL_REDUCE_MIN, ALL_REDUCE_SUM, REPLICA_ID};
+pub use coverage_page::coverage_markdown;
+pub use driver::{GraphInput, LowerOptions, Lowered, RandomKey, lower};
+pub use error::LowerError;
+pub use table::{Coverage, coverage};
