@@ -369,6 +369,8 @@ pub(crate) enum StrategyName {
     MultiWorker,
     /// One copy of the weights, computation on all devices
     CentralStorage,
+    /// A copy of the model per TPU core, or device of another PJRT plugin; steps are compiled
+    Tpu,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

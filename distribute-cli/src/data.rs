@@ -176,17 +176,34 @@ pub(crate) fn choose(data: TrainTest, split: SplitName) -> Examples {
 /// One replica's batch: `[n, values]`, and the classes `[n]`.
 pub(crate) type Batch = (Tensor<2>, Tensor<1, Int>);
 
+/// The class of an example that is no example: it fills a batch up, see [`Classified::padded`].
+pub(crate) const PADDING: i64 = -1;
+
 /// Examples as batches for a model, which gives them their shape.
 #[derive(Debug, Clone)]
 pub(crate) struct Classified {
     examples: Examples,
     values: usize,
+    /// The examples, and what stands behind them.
+    len: usize,
 }
 
 impl Classified {
     pub(crate) fn new(examples: Examples) -> Self {
         let values = examples.feature_shape().iter().product();
-        Self { examples, values }
+        let len = examples.len();
+        Self {
+            examples,
+            values,
+            len,
+        }
+    }
+
+    /// Fills the last batch up, for strategies that need batches of one size. What is added has
+    /// zeros for features and the class [`PADDING`]. Not for examples that are shuffled.
+    pub(crate) fn padded(mut self, batch_size: usize) -> Self {
+        self.len = self.len.next_multiple_of(batch_size);
+        self
     }
 }
 
@@ -194,13 +211,17 @@ impl Dataset for Classified {
     type Batch = Batch;
 
     fn len(&self) -> usize {
-        self.examples.len()
+        self.len
     }
 
     fn batch(&self, indices: &[usize], device: &Device) -> Result<Batch> {
-        let values = self.examples.features_f32(indices).map_err(Error::input)?;
-        let labels = self.examples.labels_i64(indices).map_err(Error::input)?;
         let count = indices.len();
+        let padding = indices.iter().position(|index| *index >= self.examples.len());
+        let indices = &indices[..padding.unwrap_or(count)];
+        let mut values = self.examples.features_f32(indices).map_err(Error::input)?;
+        let mut labels = self.examples.labels_i64(indices).map_err(Error::input)?;
+        values.resize(count * self.values, 0.0);
+        labels.resize(count, PADDING);
         let values = TensorData::new(values, [count, self.values]);
         let labels = TensorData::new(labels, [count]);
         Ok((

@@ -1,5 +1,6 @@
 //! The one forward pass that training, validation and evaluation share.
 
+use burn::tensor::Int;
 use distribute_cli::model::{Mode, Sequential};
 use distribute_core::fit::{Objective, StepContext};
 use distribute_core::{Result, Tensor};
@@ -29,18 +30,44 @@ pub(crate) fn objective(
         false => Mode::Inference,
     };
     let logits = model.logits(input, &mut mode);
-    let (per_example, predicted) = if logits.dims()[1] == 1 {
-        let predicted = logits.clone().greater_elem(0.0).int().reshape([examples]);
-        let targets = labels.clone().reshape([examples, 1]);
-        (binary_crossentropy(logits, targets), predicted)
-    } else {
-        let predicted = logits.clone().argmax(1).reshape([examples]);
-        let loss = sparse_categorical_crossentropy(logits, labels.clone());
-        (loss, predicted)
-    };
+    if !ctx.is_training() {
+        return weighted(ctx, model, logits, labels);
+    }
+    let (per_example, predicted) = losses(logits, labels.clone());
     let correct = predicted.equal(labels).int().sum();
     let loss = compute_average_loss(ctx, per_example, None, ctx.global_batch_size())?;
     let objective = Objective::new(loss).examples(examples);
+    let objective = objective.metric("accuracy", correct, examples);
+    regularized(ctx, model, objective)
+}
+
+/// The loss and the predicted class of every example.
+fn losses(logits: Tensor<2>, labels: Tensor<1, Int>) -> (Tensor<1>, Tensor<1, Int>) {
+    let [examples, outputs] = logits.dims();
+    if outputs == 1 {
+        let predicted = logits.clone().greater_elem(0.0).int().reshape([examples]);
+        let targets = labels.reshape([examples, 1]);
+        return (binary_crossentropy(logits, targets), predicted);
+    }
+    let predicted = logits.clone().argmax(1).reshape([examples]);
+    (sparse_categorical_crossentropy(logits, labels), predicted)
+}
+
+/// Of a batch that may be padded: what is no example weighs nothing.
+fn weighted(
+    ctx: &StepContext<'_>,
+    model: &Sequential,
+    logits: Tensor<2>,
+    labels: Tensor<1, Int>,
+) -> Result<Objective> {
+    let (per_example, predicted) = losses(logits, labels.clone().clamp_min(0));
+    // Padding is of no class, so it is never predicted.
+    let correct = predicted.equal(labels.clone()).int().sum();
+    let weights = labels.greater_equal_elem(0).float();
+    let per_example = per_example * weights.clone();
+    let loss = compute_average_loss(ctx, per_example, None, ctx.global_batch_size())?;
+    let examples = weights.sum();
+    let objective = Objective::new(loss).examples(examples.clone());
     let objective = objective.metric("accuracy", correct, examples);
     regularized(ctx, model, objective)
 }

@@ -41,6 +41,12 @@ pub(crate) fn strategy(
                  --strategy mirrored",
             ));
         }
+        StrategyName::Tpu => {
+            return Err(Failure::usage(
+                "--strategy tpu is for `train`; here use --strategy mirrored, which reads the \
+                 same checkpoints",
+            ));
+        }
     })
 }
 
@@ -49,7 +55,7 @@ pub(crate) fn replica_count(name: StrategyName, args: &DeviceArgs) -> Result<usi
     let asked = devices(args)?.len();
     Ok(match name {
         StrategyName::Default | StrategyName::OneDevice => 1,
-        StrategyName::MultiWorker => asked.max(1),
+        StrategyName::MultiWorker | StrategyName::Tpu => asked.max(1),
         StrategyName::Mirrored | StrategyName::CentralStorage if asked == 0 => available_cores(),
         StrategyName::Mirrored | StrategyName::CentralStorage => asked,
     })

@@ -128,7 +128,7 @@ host_quantity!(f32, f64, u32, u64, usize, i32, i64);
 pub struct Objective {
     pub(super) loss: Tensor<1>,
     regularization: Option<Tensor<1>>,
-    examples: usize,
+    examples: Quantity,
     averaged_over: Option<usize>,
     metrics: Vec<(Cow<'static, str>, Quantity, Quantity)>,
 }
@@ -143,17 +143,18 @@ impl Objective {
         Self {
             loss,
             regularization: None,
-            examples: 0,
+            examples: Quantity::Host(0.0),
             averaged_over: None,
             metrics: Vec::new(),
         }
     }
 
     /// How many examples this replica's batch has (0 if it is empty). Without it the epoch's loss
-    /// has nothing to be averaged over, which is an error.
+    /// has nothing to be averaged over, which is an error. In a batch that is padded up to its full
+    /// size it is a tensor: the sum of the examples' weights.
     #[must_use]
-    pub fn examples(mut self, examples: usize) -> Self {
-        self.examples = examples;
+    pub fn examples(mut self, examples: impl Into<Quantity>) -> Self {
+        self.examples = examples.into();
         self
     }
 
@@ -197,21 +198,23 @@ impl Objective {
     /// The sums to report, without the graph.
     pub(super) fn into_sums(self, global_batch_size: Option<usize>) -> StepSums {
         let mut numbers = Vec::with_capacity(1 + 2 * self.metrics.len());
-        numbers.push(self.examples as f64);
         let mut names = Vec::with_capacity(self.metrics.len());
         let mut tensors = Vec::new();
+        let mut add = |quantity| {
+            numbers.push(match quantity {
+                Quantity::Host(value) => value,
+                Quantity::Device(tensor) => {
+                    // Its place in the numbers; filled in when the tensors are read.
+                    tensors.push((numbers.len(), tensor.without_autodiff()));
+                    0.0
+                }
+            });
+        };
+        add(self.examples);
         for (name, sum, count) in self.metrics {
             names.push(name);
-            for quantity in [sum, count] {
-                numbers.push(match quantity {
-                    Quantity::Host(value) => value,
-                    Quantity::Device(tensor) => {
-                        // Its place in the numbers; filled in when the tensors are read.
-                        tensors.push((numbers.len(), tensor.without_autodiff()));
-                        0.0
-                    }
-                });
-            }
+            add(sum);
+            add(count);
         }
         let count = numbers.len();
         StepSums {
