@@ -4,3 +4,10 @@
 pub mod lower;
 pub mod pjrt;
 pub mod stablehlo;
+mod strategy;
+pub mod trace;
+
+pub use strategy::{
+    TpuClusterResolver, TpuConnection, TpuError, TpuSource, TpuStrategy, TpuStrategyBuilder,
+    TpuSystem, lower_step,
+};

@@ -1,9 +1,11 @@
 //! One call of `run` under a strategy that compiles steps: its arguments on the way in and out.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
 use burn::tensor::TensorData;
+use burn_capture::TensorId;
 
 use super::capture::{Source, Trace};
 use super::program::{NewTensor, StateChange};
@@ -192,6 +194,8 @@ pub struct Capture {
     specs: Vec<TensorSpec>,
     /// The inputs made so far.
     pub(crate) leaves: Vec<CapturedTensor>,
+    /// What the tensors of mirrored values are called.
+    pub(crate) names: HashMap<TensorId, String>,
     hosts: usize,
     pub(crate) states: Vec<CapturedChange>,
 }
@@ -209,6 +213,7 @@ impl Capture {
             trace,
             specs,
             leaves: Vec::new(),
+            names: HashMap::new(),
             hosts: 0,
             states: Vec::new(),
         }
@@ -226,7 +231,11 @@ impl Capture {
         value.visit_state(&mut Bind {
             trace: &trace,
             hosts: &mut hosts,
-            next: &mut || next_input(&trace, &self.specs, &mut self.leaves),
+            next: &mut |name| {
+                let input = next_input(&trace, &self.specs, &mut self.leaves)?;
+                self.names.insert(input.id(), name.to_string());
+                Ok(input)
+            },
         })?;
         self.hosts = hosts;
         Ok(CapturedState {

@@ -108,6 +108,8 @@ pub struct StepInput {
     pub spec: TensorSpec,
     /// What it is.
     pub role: InputRole,
+    /// What it is called in the model, such as `conv1.weight`; empty if it has no name.
+    pub name: String,
 }
 
 /// What an input is.

@@ -321,7 +321,7 @@ impl Plan {
         let donated = donations(&self.states, &inputs, &self.results, call, &self.outputs);
         let step = CapturedStep {
             graph,
-            inputs: inputs.iter().map(|input| step_input(input, call)).collect(),
+            inputs: inputs.iter().map(|input| step_input(input, call, &self.capture)).collect(),
             outputs: step_outputs(&self.outputs, &donated),
             random_key,
             num_replicas,
@@ -337,7 +337,7 @@ impl Plan {
     }
 }
 
-fn step_input(input: &Input, call: &Call<'_>) -> StepInput {
+fn step_input(input: &Input, call: &Call<'_>, capture: &Capture) -> StepInput {
     let role = match input.source {
         Source::Leaf(index) => match call.leaves.get(index) {
             Some(LeafValue::Device { .. }) => InputRole::State,
@@ -349,6 +349,7 @@ fn step_input(input: &Input, call: &Call<'_>) -> StepInput {
         id: input.tensor.id(),
         spec: input.tensor.spec(),
         role,
+        name: capture.names.get(&input.tensor.id()).cloned().unwrap_or_default(),
     }
 }
 

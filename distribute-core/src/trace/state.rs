@@ -20,11 +20,11 @@ pub trait StateVisitor {
     /// What the visitor does not accept.
     fn host(&mut self, state: &mut dyn HostState) -> Result<()>;
 
-    /// One tensor of the value.
+    /// One tensor of the value, with what it is called in messages.
     ///
     /// # Errors
     /// What the visitor does not accept.
-    fn tensor(&mut self, tensor: &mut dyn TracedTensor) -> Result<()>;
+    fn tensor(&mut self, name: &str, tensor: &mut dyn TracedTensor) -> Result<()>;
 
     /// Whether tensors are wanted; walking them can be left out otherwise.
     fn wants_tensors(&self) -> bool {
@@ -95,6 +95,7 @@ pub(crate) fn visit_module<M: Module>(
     let capture = visitor.capture_device().cloned();
     let mut map = Map {
         visitor,
+        path: Vec::new(),
         error: None,
     };
     let mapped = match &capture {
@@ -120,13 +121,14 @@ pub(crate) fn visit_module<M: Module>(
 /// Hands every tensor to the visitor.
 struct Map<'a> {
     visitor: &'a mut dyn StateVisitor,
+    path: Vec<String>,
     error: Option<Error>,
 }
 
 impl Map<'_> {
     fn visit(&mut self, tensor: &mut dyn TracedTensor) {
         if self.error.is_none()
-            && let Err(error) = self.visitor.tensor(tensor)
+            && let Err(error) = self.visitor.tensor(&self.path.join("."), tensor)
         {
             self.error = Some(error);
         }
@@ -134,6 +136,14 @@ impl Map<'_> {
 }
 
 impl ModuleMapper for Map<'_> {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.path.push(name.to_string());
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.pop();
+    }
+
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let (id, mut tensor, mapper) = param.consume();
         self.visit(&mut tensor);
@@ -226,7 +236,7 @@ impl StateVisitor for ReadHosts {
         Ok(())
     }
 
-    fn tensor(&mut self, _: &mut dyn TracedTensor) -> Result<()> {
+    fn tensor(&mut self, _: &str, _: &mut dyn TracedTensor) -> Result<()> {
         Ok(())
     }
 
@@ -246,7 +256,7 @@ impl StateVisitor for ReadTensors<'_> {
         Ok(())
     }
 
-    fn tensor(&mut self, tensor: &mut dyn TracedTensor) -> Result<()> {
+    fn tensor(&mut self, _: &str, tensor: &mut dyn TracedTensor) -> Result<()> {
         (self.each)(tensor.data()?)
     }
 }
@@ -262,7 +272,7 @@ impl StateVisitor for Fetch<'_> {
         Ok(())
     }
 
-    fn tensor(&mut self, tensor: &mut dyn TracedTensor) -> Result<()> {
+    fn tensor(&mut self, _: &str, tensor: &mut dyn TracedTensor) -> Result<()> {
         let missing = || Error::invalid("a mirrored value changed its structure on the device");
         let source = self.tensors.next().ok_or_else(missing)?;
         tensor.set_data(source.read(0)?)
@@ -273,7 +283,7 @@ impl StateVisitor for Fetch<'_> {
 pub(crate) struct Bind<'a> {
     pub(crate) trace: &'a Arc<Trace>,
     pub(crate) hosts: &'a mut usize,
-    pub(crate) next: &'a mut dyn FnMut() -> Result<CapturedTensor>,
+    pub(crate) next: &'a mut dyn FnMut(&str) -> Result<CapturedTensor>,
 }
 
 impl StateVisitor for Bind<'_> {
@@ -284,8 +294,8 @@ impl StateVisitor for Bind<'_> {
         Ok(())
     }
 
-    fn tensor(&mut self, tensor: &mut dyn TracedTensor) -> Result<()> {
-        tensor.bind((self.next)()?);
+    fn tensor(&mut self, name: &str, tensor: &mut dyn TracedTensor) -> Result<()> {
+        tensor.bind((self.next)(name)?);
         Ok(())
     }
 
@@ -307,7 +317,7 @@ impl StateVisitor for Collect {
         Ok(())
     }
 
-    fn tensor(&mut self, tensor: &mut dyn TracedTensor) -> Result<()> {
+    fn tensor(&mut self, _: &str, tensor: &mut dyn TracedTensor) -> Result<()> {
         self.tensors.push(tensor.captured());
         Ok(())
     }
@@ -326,7 +336,7 @@ impl StateVisitor for Replay<'_> {
         Ok(())
     }
 
-    fn tensor(&mut self, _: &mut dyn TracedTensor) -> Result<()> {
+    fn tensor(&mut self, _: &str, _: &mut dyn TracedTensor) -> Result<()> {
         Ok(())
     }
 

@@ -68,8 +68,11 @@ impl<M: Module> TrainState<M> {
             return Ok(());
         }
         trace::visit_module(&mut self.model, visitor)?;
-        for slot in self.slots.iter_mut().flatten() {
-            visitor.tensor(slot)?;
+        let names = self.optimizer.slots();
+        for (parameter, slots) in self.names.iter().zip(&mut self.slots) {
+            for (name, slot) in names.iter().zip(slots) {
+                visitor.tensor(&format!("{parameter} ({name})"), slot)?;
+            }
         }
         self.visit_accumulated(visitor)
     }
@@ -93,7 +96,7 @@ impl<M: Module> TrainState<M> {
                 data,
                 captured,
             };
-            visitor.tensor(&mut place)?;
+            visitor.tensor("a gradient of micro-batches", &mut place)?;
         }
         if captured.iter().any(Option::is_some) {
             gradients.captured = Some(CapturedGradients { tensors: captured });

@@ -1,0 +1,102 @@
+//! Tensors in the memory of all replicas' devices.
+
+use std::sync::Arc;
+
+use burn::tensor::{DType, TensorData};
+use distribute_core::trace::{DeviceTensor, TensorSpec};
+use distribute_core::{Error, Result};
+
+use super::TpuError;
+use crate::pjrt::{Buffer, Client, Device, ElementType, PjrtError};
+
+/// One buffer per replica of this process.
+#[derive(Debug)]
+pub(crate) struct DeviceArray {
+    spec: TensorSpec,
+    buffers: Vec<Buffer>,
+}
+
+impl DeviceArray {
+    pub(crate) fn new(spec: TensorSpec, buffers: Vec<Buffer>) -> Self {
+        Self { spec, buffers }
+    }
+
+    /// Copies the same value to all devices.
+    pub(crate) fn upload(
+        client: &Client,
+        devices: &[Device],
+        data: &TensorData,
+    ) -> Result<Self, TpuError> {
+        let copies = devices.iter().map(|device| buffer(client, device, data));
+        Ok(Self {
+            spec: TensorSpec {
+                shape: data.shape().to_vec(),
+                dtype: data.dtype(),
+            },
+            buffers: copies.collect::<Result<_, _>>()?,
+        })
+    }
+
+    /// The buffer of one replica.
+    pub(crate) fn buffer(&self, replica: usize) -> Option<&Buffer> {
+        self.buffers.get(replica)
+    }
+}
+
+impl DeviceTensor for DeviceArray {
+    fn spec(&self) -> TensorSpec {
+        self.spec.clone()
+    }
+
+    fn read(&self, replica: usize) -> Result<TensorData> {
+        let missing = || TpuError::Internal(format!("no buffer of replica {replica}"));
+        let buffer = self.buffer(replica).ok_or_else(missing)?;
+        let bytes = buffer.to_bytes().map_err(TpuError::from)?;
+        let bytes = burn::tensor::Bytes::from_bytes_vec(bytes);
+        let shape = self.spec.shape.clone();
+        TensorData::try_from_bytes(bytes, shape, self.spec.dtype).map_err(Error::step)
+    }
+}
+
+/// Copies a tensor to one device.
+pub(crate) fn buffer(
+    client: &Client,
+    device: &Device,
+    data: &TensorData,
+) -> Result<Buffer, TpuError> {
+    let element = element_type(data.dtype())?;
+    let dims: Vec<usize> = data.shape().to_vec();
+    Ok(client.buffer_from_bytes(element, data.as_bytes(), &dims, device)?)
+}
+
+fn element_type(dtype: DType) -> Result<ElementType, TpuError> {
+    Ok(match dtype {
+        DType::F64 => ElementType::F64,
+        DType::F32 | DType::Flex32 => ElementType::F32,
+        DType::F16 => ElementType::F16,
+        DType::BF16 => ElementType::Bf16,
+        DType::I64 => ElementType::S64,
+        DType::I32 => ElementType::S32,
+        DType::I16 => ElementType::S16,
+        DType::I8 => ElementType::S8,
+        DType::U64 => ElementType::U64,
+        DType::U32 => ElementType::U32,
+        DType::U16 => ElementType::U16,
+        DType::U8 => ElementType::U8,
+        DType::Bool(_) => ElementType::Pred,
+        other => {
+            return Err(PjrtError::InvalidArgument(format!(
+                "a tensor of type {} cannot be sent to a device",
+                other.name()
+            ))
+            .into());
+        }
+    })
+}
+
+/// The array behind a tensor that this strategy has made.
+pub(crate) fn array(tensor: &Arc<dyn DeviceTensor>) -> Result<&DeviceArray, TpuError> {
+    let any: &dyn std::any::Any = &**tensor;
+    let foreign = || TpuError::Internal("a tensor of another strategy".to_string());
+    any.downcast_ref::<DeviceArray>().ok_or_else(foreign)
+}

@@ -1,0 +1,53 @@
+//! Why a TPU strategy cannot be had.
+
+use distribute_core::Error;
+use distribute_core::trace::TraceError;
+
+use crate::lower::LowerError;
+use crate::pjrt::PjrtError;
+
+/// Everything that can go wrong between a TPU's name and a running strategy.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum TpuError {
+    /// There is no TPU system, or it does not start. Nothing else is used in its place.
+    #[error("TPU failed to initialize: {cause}")]
+    Initialize {
+        /// Why, with what to do.
+        cause: String,
+    },
+    /// The environment or the arguments name a TPU in a way that cannot be understood.
+    #[error("{what}")]
+    Resolve {
+        /// What is wrong and what to set.
+        what: String,
+    },
+    /// More replicas were asked for than the system has devices.
+    #[error(
+        "{replicas} replicas were asked for, but the system has {devices} devices ({names}); a \
+         replica needs a device of its own"
+    )]
+    Replicas {
+        /// The replicas.
+        replicas: usize,
+        /// The devices.
+        devices: usize,
+        /// What the devices are.
+        names: String,
+    },
+    /// The plugin reported an error.
+    #[error(transparent)]
+    Pjrt(#[from] PjrtError),
+    /// The step has an operation that cannot be lowered.
+    #[error(transparent)]
+    Lower(#[from] LowerError),
+    /// A value on the devices and the program do not fit together: a bug of this crate.
+    #[error("{0}")]
+    Internal(String),
+}
+
+impl From<TpuError> for Error {
+    fn from(error: TpuError) -> Self {
+        TraceError::backend(error).into()
+    }
+}

@@ -1,0 +1,322 @@
+//! Which TPU a program is meant to use.
+
+use std::fmt;
+use std::path::Path;
+
+use distribute_core::cluster::{ClusterError, Environment, ProcessEnvironment};
+
+use super::{TpuConnection, TpuError};
+
+/// Where a [`TpuClusterResolver`] got its answer from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum TpuSource {
+    /// The argument.
+    Argument,
+    /// `COLAB_TPU_ADDR`.
+    Colab,
+    /// `TPU_NAME`.
+    TpuName,
+    /// The variables of a TPU VM or of a TPU node pool of Kubernetes: `TPU_WORKER_HOSTNAMES`.
+    TpuVm,
+    /// Nothing is set: the TPU of this machine.
+    Local,
+}
+
+impl fmt::Display for TpuSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Argument => "the argument",
+            Self::Colab => "COLAB_TPU_ADDR",
+            Self::TpuName => "TPU_NAME",
+            Self::TpuVm => "TPU_WORKER_HOSTNAMES",
+            Self::Local => "this machine",
+        })
+    }
+}
+
+/// Finds the TPU to use (TensorFlow: `tf.distribute.cluster_resolver.TPUClusterResolver`).
+///
+/// The argument counts, else `COLAB_TPU_ADDR`, else `TPU_NAME`, else the variables of a TPU VM
+/// (`TPU_WORKER_HOSTNAMES`, `TPU_WORKER_ID`, `TPU_ACCELERATOR_TYPE`), else this machine.
+///
+/// PJRT drives the TPU of the machine that the program runs on, so a program for a TPU slice runs
+/// on all its machines. A TPU that is only an address (the "TPU nodes" of TensorFlow 1 and of old
+/// Colab runtimes) can be named, but not [connected](Self::connect) to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TpuClusterResolver {
+    source: TpuSource,
+    addresses: Vec<String>,
+    /// Whether the addresses are those of the machines that the program itself runs on.
+    is_here: bool,
+    worker: usize,
+    accelerator_type: Option<String>,
+}
+
+impl TpuClusterResolver {
+    /// Resolves a name (`my-tpu`), an address (`grpc://10.0.0.2:8470`), or `local`; `None` and an
+    /// empty name stand for what the environment says.
+    ///
+    /// # Errors
+    /// [`TpuError::Resolve`] if a variable cannot be understood.
+    pub fn new(tpu: Option<&str>) -> Result<Self, TpuError> {
+        Self::resolve_in(tpu, &ProcessEnvironment)
+    }
+
+    /// [`new`](Self::new) with other variables than those of this process.
+    ///
+    /// # Errors
+    /// As `new`.
+    pub fn resolve_in(tpu: Option<&str>, environment: &dyn Environment) -> Result<Self, TpuError> {
+        let named = Named {
+            vm: Vm::read(environment)?,
+        };
+        if let Some(tpu) = tpu.filter(|tpu| !tpu.is_empty()) {
+            return Ok(named.resolve(TpuSource::Argument, tpu));
+        }
+        if let Some(address) = variable(environment, "COLAB_TPU_ADDR")? {
+            return Ok(named.resolve(TpuSource::Colab, &address));
+        }
+        if let Some(name) = variable(environment, "TPU_NAME")? {
+            return Ok(named.resolve(TpuSource::TpuName, &name));
+        }
+        Ok(named.here(None))
+    }
+
+    /// Where the answer comes from.
+    pub fn source(&self) -> TpuSource {
+        self.source
+    }
+
+    /// The machines of the TPU: `host:port`, a host, or a name.
+    pub fn addresses(&self) -> &[String] {
+        &self.addresses
+    }
+
+    /// The address of the first machine, with the protocol in front
+    /// (TensorFlow: `TPUClusterResolver.master`).
+    pub fn master(&self) -> String {
+        let first = self.addresses.first().map_or("local", String::as_str);
+        if first.contains(':') {
+            format!("grpc://{first}")
+        } else {
+            first.to_string()
+        }
+    }
+
+    /// The number of this machine among those of the TPU.
+    pub fn worker(&self) -> usize {
+        self.worker
+    }
+
+    /// What kind of slice it is, such as `v5litepod-8`, if the environment says so.
+    pub fn accelerator_type(&self) -> Option<&str> {
+        self.accelerator_type.as_deref()
+    }
+
+    /// Loads the plugin of the TPU: libtpu, or the one that `PJRT_PLUGIN_LIBRARY_PATH` names
+    /// (TensorFlow: `tf.config.experimental_connect_to_cluster`).
+    ///
+    /// # Errors
+    /// [`TpuError::Initialize`] if there is no plugin, no TPU, or the TPU is not one of this
+    /// machine.
+    pub fn connect(&self) -> Result<TpuConnection, TpuError> {
+        self.connect_with(None)
+    }
+
+    /// [`connect`](Self::connect) with this plugin.
+    ///
+    /// # Errors
+    /// As `connect`.
+    pub fn connect_with(&self, plugin: Option<&Path>) -> Result<TpuConnection, TpuError> {
+        if !self.is_here {
+            return Err(TpuError::Initialize {
+                cause: format!(
+                    "{} names the TPU {}, which is reached over the network; PJRT drives the TPU \
+                     of the machine that the program runs on: start the program on the TPU VM \
+                     itself, with `local` or without a name",
+                    self.source,
+                    self.addresses.join(", ")
+                ),
+            });
+        }
+        TpuConnection::open(plugin, self.addresses.clone())
+    }
+}
+
+impl fmt::Display for TpuClusterResolver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} (from {})", self.addresses, self.source)
+    }
+}
+
+/// What the environment of a TPU VM says.
+#[derive(Debug, Default)]
+struct Vm {
+    hosts: Vec<String>,
+    worker: usize,
+    accelerator_type: Option<String>,
+}
+
+impl Vm {
+    fn read(environment: &dyn Environment) -> Result<Self, TpuError> {
+        let hosts = variable(environment, "TPU_WORKER_HOSTNAMES")?.unwrap_or_default();
+        let hosts: Vec<String> = hosts
+            .split(',')
+            .map(str::trim)
+            .filter(|host| !host.is_empty())
+            .map(str::to_string)
+            .collect();
+        let id = match variable(environment, "TPU_WORKER_ID")? {
+            Some(id) => Some(("TPU_WORKER_ID", id)),
+            None => variable(environment, "CLOUD_TPU_TASK_ID")?
+                .map(|id| ("CLOUD_TPU_TASK_ID", id)),
+        };
+        let worker = match &id {
+            None => 0,
+            Some((name, text)) => text.trim().parse().map_err(|_| TpuError::Resolve {
+                what: format!("{name} is `{text}`, not the number of a worker"),
+            })?,
+        };
+        if !hosts.is_empty() && worker >= hosts.len() {
+            return Err(TpuError::Resolve {
+                what: format!(
+                    "this machine is worker {worker}, but TPU_WORKER_HOSTNAMES names {} machines \
+                     ({}), counted from 0",
+                    hosts.len(),
+                    hosts.join(", ")
+                ),
+            });
+        }
+        Ok(Self {
+            hosts,
+            worker,
+            accelerator_type: variable(environment, "TPU_ACCELERATOR_TYPE")?,
+        })
+    }
+}
+
+struct Named {
+    vm: Vm,
+}
+
+impl Named {
+    /// A TPU by name or address.
+    fn resolve(self, source: TpuSource, tpu: &str) -> TpuClusterResolver {
+        let address = tpu.strip_prefix("grpc://").unwrap_or(tpu);
+        let host = address.split(':').next().unwrap_or(address);
+        let here = ["local", "localhost", "127.0.0.1"].contains(&host);
+        let is_address = tpu.starts_with("grpc://") || address.contains([':', '.', '/']);
+        // The name of the TPU that this VM belongs to is as good as no name.
+        if here || (!is_address && source != TpuSource::Colab) {
+            let mut resolver = self.here(Some(source));
+            if !here && resolver.addresses == ["local"] {
+                resolver.addresses = vec![tpu.to_string()];
+            }
+            return resolver;
+        }
+        TpuClusterResolver {
+            source,
+            addresses: address.split(',').map(str::to_string).collect(),
+            is_here: false,
+            worker: 0,
+            accelerator_type: self.vm.accelerator_type,
+        }
+    }
+
+    /// The TPU of this machine.
+    fn here(self, source: Option<TpuSource>) -> TpuClusterResolver {
+        let found = match self.vm.hosts.is_empty() {
+            true => TpuSource::Local,
+            false => TpuSource::TpuVm,
+        };
+        let mut addresses = self.vm.hosts;
+        if addresses.is_empty() {
+            addresses.push("local".to_string());
+        }
+        TpuClusterResolver {
+            source: source.unwrap_or(found),
+            addresses,
+            is_here: true,
+            worker: self.vm.worker,
+            accelerator_type: self.vm.accelerator_type,
+        }
+    }
+}
+
+/// The value of a variable that is set and not empty.
+fn variable(environment: &dyn Environment, name: &str) -> Result<Option<String>, TpuError> {
+    let unreadable = |error: ClusterError| TpuError::Resolve {
+        what: error.to_string(),
+    };
+    let value = environment.var(name).map_err(unreadable)?;
+    Ok(value.filter(|value| !value.trim().is_empty()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    fn resolve(tpu: Option<&str>, variables: &[(&str, &str)]) -> TpuClusterResolver {
+        try_resolve(tpu, variables).unwrap()
+    }
+
+    fn try_resolve(
+        tpu: Option<&str>,
+        variables: &[(&str, &str)],
+    ) -> Result<TpuClusterResolver, TpuError> {
+        let variables = variables.iter().map(|(k, v)| (k.to_string(), v.to_string()));
+        TpuClusterResolver::resolve_in(tpu, &variables.collect::<BTreeMap<_, _>>())
+    }
+
+    #[test]
+    fn the_argument_counts_before_the_environment() {
+        let variables = [("COLAB_TPU_ADDR", "10.0.0.2:8470"), ("TPU_NAME", "other")];
+        let found = resolve(Some("grpc://10.1.1.1:8470"), &variables);
+        assert_eq!(found.source(), TpuSource::Argument);
+        assert_eq!(found.addresses(), ["10.1.1.1:8470"]);
+        assert_eq!(found.master(), "grpc://10.1.1.1:8470");
+        let found = resolve(None, &variables);
+        assert_eq!(found.source(), TpuSource::Colab);
+        assert_eq!(found.addresses(), ["10.0.0.2:8470"]);
+        let found = resolve(Some(""), &variables[1..]);
+        assert_eq!(found.source(), TpuSource::TpuName);
+        assert_eq!(found.addresses(), ["other"]);
+    }
+
+    #[test]
+    fn a_tpu_vm_is_described_by_its_variables() {
+        let variables = [
+            ("TPU_WORKER_HOSTNAMES", "host-a, host-b"),
+            ("TPU_WORKER_ID", "1"),
+            ("TPU_ACCELERATOR_TYPE", "v5litepod-16"),
+        ];
+        for tpu in [None, Some("local"), Some("my-tpu")] {
+            let found = resolve(tpu, &variables);
+            assert_eq!(found.addresses(), ["host-a", "host-b"]);
+            assert_eq!(found.worker(), 1);
+            assert_eq!(found.accelerator_type(), Some("v5litepod-16"));
+        }
+        assert_eq!(resolve(None, &variables).source(), TpuSource::TpuVm);
+        assert_eq!(resolve(None, &[]).source(), TpuSource::Local);
+        assert_eq!(resolve(None, &[]).addresses(), ["local"]);
+    }
+
+    #[test]
+    fn nonsense_is_named() {
+        let error = try_resolve(None, &[("TPU_WORKER_ID", "first")]).unwrap_err();
+        assert!(error.to_string().contains("TPU_WORKER_ID is `first`"), "{error}");
+        let variables = [("TPU_WORKER_HOSTNAMES", "a,b"), ("TPU_WORKER_ID", "2")];
+        let error = try_resolve(None, &variables).unwrap_err();
+        assert!(error.to_string().contains("names 2 machines"), "{error}");
+    }
+
+    #[test]
+    fn a_tpu_behind_an_address_is_no_fallback_to_anything() {
+        let resolver = resolve(None, &[("COLAB_TPU_ADDR", "10.0.0.2:8470")]);
+        let error = resolver.connect().unwrap_err().to_string();
+        assert!(error.starts_with("TPU failed to initialize: COLAB_TPU_ADDR"), "{error}");
+    }
+}

@@ -1,0 +1,161 @@
+//! A TPU system: a plugin, and the client of its devices.
+
+use std::path::{Path, PathBuf};
+use std::{fmt, fs};
+
+use super::TpuError;
+use crate::pjrt::{Client, LibtpuEnvironment, PjrtError, Plugin, Value};
+
+/// A loaded plugin whose devices are not in use yet.
+#[derive(Clone)]
+pub struct TpuConnection {
+    plugin: Plugin,
+    addresses: Vec<String>,
+}
+
+impl TpuConnection {
+    /// Loads the plugin in this file, or the one that is [installed](Plugin::locate).
+    pub(super) fn open(explicit: Option<&Path>, addresses: Vec<String>) -> Result<Self, TpuError> {
+        let path = Plugin::locate(explicit).map_err(|error| initialize(&error))?;
+        if LibtpuEnvironment::is_for(&path) {
+            check_for_tpu(&path)?;
+        }
+        let plugin = Plugin::load(&path).map_err(|error| initialize(&error))?;
+        Ok(Self { plugin, addresses })
+    }
+
+    /// Opens the devices; blocks until they are ready
+    /// (TensorFlow: `tf.tpu.experimental.initialize_tpu_system`).
+    ///
+    /// # Errors
+    /// [`TpuError::Initialize`] with the plugin's own words.
+    pub fn initialize(&self) -> Result<TpuSystem, TpuError> {
+        self.initialize_with(&[])
+    }
+
+    /// [`initialize`](Self::initialize) with options of the plugin, such as `cpu_device_count` of
+    /// XLA's CPU client.
+    ///
+    /// # Errors
+    /// As `initialize`.
+    pub fn initialize_with(&self, options: &[(&str, Value)]) -> Result<TpuSystem, TpuError> {
+        let client = self.plugin.client(options).map_err(|error| initialize(&error))?;
+        let system = TpuSystem {
+            client,
+            addresses: self.addresses.clone(),
+        };
+        if system.client.devices().is_empty() {
+            return Err(TpuError::Initialize {
+                cause: "the plugin has no device".to_string(),
+            });
+        }
+        tracing::info!("Running on TPU {:?}", system.addresses);
+        tracing::info!("Number of accelerators: {}", system.num_accelerators());
+        Ok(system)
+    }
+}
+
+impl fmt::Debug for TpuConnection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TpuConnection")
+            .field("plugin", &self.plugin.path())
+            .field("addresses", &self.addresses)
+            .finish()
+    }
+}
+
+fn initialize(error: &PjrtError) -> TpuError {
+    TpuError::Initialize {
+        cause: error.to_string(),
+    }
+}
+
+/// libtpu on a machine without a TPU asks Google's metadata server for minutes before it gives up.
+fn check_for_tpu(libtpu: &Path) -> Result<(), TpuError> {
+    let devices = || -> Vec<PathBuf> {
+        let list = |folder: &str| fs::read_dir(folder).into_iter().flatten().flatten();
+        let accelerators = list("/dev").chain(list("/dev/vfio")).map(|entry| entry.path());
+        accelerators.filter(|path| is_tpu_device(path)).collect()
+    };
+    if devices().is_empty() {
+        return Err(TpuError::Initialize {
+            cause: format!(
+                "this machine has no TPU: there is no /dev/accel* and no numbered /dev/vfio/* \
+                 ({} was found); run the program on a TPU VM, or name another plugin with \
+                 PJRT_PLUGIN_LIBRARY_PATH",
+                libtpu.display()
+            ),
+        });
+    }
+    Ok(())
+}
+
+fn is_tpu_device(path: &Path) -> bool {
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let numbered = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+    match path.parent().and_then(Path::to_str) {
+        Some("/dev/vfio") => numbered(name),
+        _ => name.strip_prefix("accel").is_some_and(numbered),
+    }
+}
+
+/// The devices of a plugin, ready for a [`TpuStrategy`](super::TpuStrategy).
+#[derive(Clone)]
+pub struct TpuSystem {
+    client: Client,
+    addresses: Vec<String>,
+}
+
+impl TpuSystem {
+    /// The devices that a client has opened.
+    pub fn from_client(client: Client) -> Self {
+        Self {
+            client,
+            addresses: vec!["local".to_string()],
+        }
+    }
+
+    /// The devices of all processes (TensorFlow: `tf.config.list_logical_devices('TPU')`).
+    pub fn num_accelerators(&self) -> usize {
+        self.client.devices().len()
+    }
+
+    /// The client.
+    pub fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// The machines, as the resolver has found them.
+    pub fn addresses(&self) -> &[String] {
+        &self.addresses
+    }
+
+    /// The number of this process.
+    pub(super) fn process(&self) -> usize {
+        usize::try_from(self.client.process_index()).unwrap_or(0)
+    }
+
+    /// The processes that share the devices.
+    pub(super) fn processes(&self) -> usize {
+        let devices = self.client.devices();
+        let last = devices.iter().map(|device| device.description().process_index).max();
+        usize::try_from(last.unwrap_or(0)).unwrap_or(0) + 1
+    }
+
+    /// The devices in words.
+    pub(super) fn describe(&self) -> String {
+        let devices = self.client.devices();
+        let kind = devices.first().map_or("no device", |device| device.kind());
+        format!("{}: {kind}", self.client.platform_name())
+    }
+}
+
+impl fmt::Debug for TpuSystem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TpuSystem")
+            .field("addresses", &self.addresses)
+            .field("devices", &self.describe())
+            .field("accelerators", &self.num_accelerators())
+            .finish()
+    }
+}

@@ -1,0 +1,193 @@
+//! From captured steps to programs on all devices.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Instant;
+
+use burn::tensor::TensorData;
+use distribute_core::Result;
+use distribute_core::trace::{
+    Argument, CapturedStep, DeviceTensor, Executable, StepKey, StepOutput, StepProgram, TensorSpec,
+    TraceDevice, Tracer,
+};
+
+use super::TpuError;
+use super::array::{DeviceArray, array, buffer};
+use crate::lower::{GraphInput, LowerOptions, Lowered, RandomKey, lower};
+use crate::pjrt::{Buffer, Client, CompileOptions, Device, ExecuteOptions, LoadedExecutable};
+use crate::trace::{ProgramLimits, Programs};
+
+/// Compiles steps for the devices of a strategy and keeps the programs.
+pub(crate) struct XlaTracer {
+    capture: TraceDevice,
+    pub(crate) programs: Programs,
+    client: Client,
+    /// The devices of this process' replicas, in replica order.
+    devices: Arc<[Device]>,
+    /// The devices of all replicas, by their global numbers.
+    assignment: Vec<i64>,
+}
+
+impl XlaTracer {
+    pub(crate) fn new(
+        client: Client,
+        devices: Vec<Device>,
+        assignment: Vec<i64>,
+        limits: ProgramLimits,
+    ) -> Self {
+        Self {
+            capture: TraceDevice::new(),
+            programs: Programs::new(limits),
+            client,
+            devices: devices.into(),
+            assignment,
+        }
+    }
+
+    fn compile_step(&self, step: &CapturedStep) -> Result<XlaProgram, TpuError> {
+        let started = Instant::now();
+        let lowered = lower_step(step)?;
+        let options = CompileOptions::replicas(step.num_replicas)
+            .device_assignment(self.assignment.clone());
+        let executable = self.client.compile(&lowered.program.text, &options)?;
+        self.programs.compiled(started.elapsed());
+        Ok(XlaProgram {
+            executable,
+            client: self.client.clone(),
+            devices: Arc::clone(&self.devices),
+            outputs: step.outputs.iter().map(|output| output.spec.clone()).collect(),
+        })
+    }
+}
+
+/// The StableHLO program of a captured step, for all its replicas. Inputs and outputs are those of
+/// the step, in the same order; old state is donated to the new.
+///
+/// # Errors
+/// [`LowerError`](crate::lower::LowerError) for an operation that is not covered.
+pub fn lower_step(step: &CapturedStep) -> Result<Lowered, TpuError> {
+    let donated = |number: usize| {
+        let takes_it = |output: &&StepOutput| output.donated_from == Some(number);
+        step.outputs.iter().find(takes_it)
+    };
+    let inputs = step.inputs.iter().enumerate().map(|(number, input)| {
+        match donated(number) {
+            Some(output) => GraphInput::donated(input.id, output.id),
+            None => GraphInput::new(input.id),
+        }
+    });
+    let inputs: Vec<_> = inputs.collect();
+    let outputs: Vec<_> = step.outputs.iter().map(|output| output.id).collect();
+    let names = step.inputs.iter().filter(|input| !input.name.is_empty());
+    let options = LowerOptions {
+        num_replicas: step.num_replicas,
+        random_key: step.random_key.map_or(RandomKey::None, RandomKey::Input),
+        names: names.map(|input| (input.id, input.name.clone())).collect(),
+        ..LowerOptions::default()
+    };
+    Ok(lower(&step.graph, &inputs, &outputs, &options)?)
+}
+
+impl Tracer for XlaTracer {
+    fn device(&self) -> &TraceDevice {
+        &self.capture
+    }
+
+    fn find(&self, key: &StepKey) -> Option<Arc<StepProgram>> {
+        self.programs.find(key)
+    }
+
+    fn admit(&self, key: &StepKey) -> Result<()> {
+        self.programs.admit(key)
+    }
+
+    fn compile(&self, step: CapturedStep) -> Result<Box<dyn Executable>> {
+        Ok(Box::new(self.compile_step(&step)?))
+    }
+
+    fn keep(&self, key: StepKey, program: Arc<StepProgram>) {
+        self.programs.keep(key, program);
+    }
+
+    fn upload(&self, data: TensorData) -> Result<Arc<dyn DeviceTensor>> {
+        Ok(Arc::new(DeviceArray::upload(
+            &self.client,
+            &self.devices,
+            &data,
+        )?))
+    }
+}
+
+impl fmt::Debug for XlaTracer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("XlaTracer")
+            .field("devices", &self.assignment)
+            .field("programs", &self.programs.statistics())
+            .finish_non_exhaustive()
+    }
+}
+
+/// A step, compiled and loaded onto the devices.
+#[derive(Debug)]
+struct XlaProgram {
+    executable: LoadedExecutable,
+    client: Client,
+    devices: Arc<[Device]>,
+    outputs: Vec<TensorSpec>,
+}
+
+impl XlaProgram {
+    fn run(&self, arguments: &[Argument]) -> Result<Vec<Arc<dyn DeviceTensor>>, TpuError> {
+        let sent = arguments.iter().map(|argument| self.send(argument));
+        let sent = sent.collect::<Result<Vec<Option<Vec<Buffer>>>, TpuError>>()?;
+        let mut lists: Vec<Vec<&Buffer>> = Vec::with_capacity(self.devices.len());
+        for replica in 0..self.devices.len() {
+            let missing = || TpuError::Internal(format!("no argument for replica {replica}"));
+            let list = arguments.iter().zip(&sent).map(|(argument, sent)| {
+                let buffer = match (argument, sent) {
+                    (Argument::Device(tensor), _) => array(tensor)?.buffer(replica),
+                    (_, Some(buffers)) => buffers.get(replica),
+                    (_, None) => None,
+                };
+                buffer.ok_or_else(missing)
+            });
+            lists.push(list.collect::<Result<_, _>>()?);
+        }
+        let execution = self.executable.execute(&lists, &ExecuteOptions::default())?;
+        self.results(execution.into_outputs())
+    }
+
+    /// The buffers of an argument that is on the host.
+    fn send(&self, argument: &Argument) -> Result<Option<Vec<Buffer>>, TpuError> {
+        let devices = self.devices.iter();
+        let buffers: Result<Vec<Buffer>, TpuError> = match argument {
+            Argument::Device(_) => return Ok(None),
+            Argument::PerReplica(parts) => devices
+                .zip(parts)
+                .map(|(device, part)| buffer(&self.client, device, part))
+                .collect(),
+            Argument::Same(data) => devices
+                .map(|device| buffer(&self.client, device, data))
+                .collect(),
+        };
+        buffers.map(Some)
+    }
+
+    /// From one list per device to one tensor per result.
+    fn results(&self, outputs: Vec<Vec<Buffer>>) -> Result<Vec<Arc<dyn DeviceTensor>>, TpuError> {
+        let mut lists: Vec<_> = outputs.into_iter().map(Vec::into_iter).collect();
+        let result = |spec: &TensorSpec| {
+            let buffers: Option<Vec<Buffer>> = lists.iter_mut().map(Iterator::next).collect();
+            let missing = || TpuError::Internal("the program has too few results".to_string());
+            let array = DeviceArray::new(spec.clone(), buffers.ok_or_else(missing)?);
+            Ok(Arc::new(array) as Arc<dyn DeviceTensor>)
+        };
+        self.outputs.iter().map(result).collect()
+    }
+}
+
+impl Executable for XlaProgram {
+    fn execute(&self, arguments: Vec<Argument>) -> Result<Vec<Arc<dyn DeviceTensor>>> {
+        Ok(self.run(&arguments)?)
+    }
+}

@@ -1,0 +1,127 @@
+//! Compiled steps: which there are, how often they run, and when there are too many.
+//!
+//! How a step becomes a graph is described in [`distribute_core::trace`]; this module keeps what is
+//! compiled from graphs. A program belongs to a [`StepKey`]: the step's code, and the shapes,
+//! element types and plain numbers of its arguments. A step that is called with other shapes, for
+//! example with a short last batch, is compiled once more; one that keeps changing costs a
+//! compilation in every call, so it is [reported](ProgramLimits).
+
+use std::any::TypeId;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use distribute_core::Result;
+use distribute_core::trace::{StepKey, StepProgram, TraceError};
+
+/// When a step counts as compiled too often.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ProgramLimits {
+    /// More programs of one step than this are a warning, each time one is added.
+    pub warn_after: usize,
+    /// More programs of one step than this are an error; none by default.
+    pub most: Option<usize>,
+}
+
+impl Default for ProgramLimits {
+    fn default() -> Self {
+        Self {
+            warn_after: 5,
+            most: None,
+        }
+    }
+}
+
+/// What a strategy has compiled and run so far.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ProgramStatistics {
+    /// Different steps.
+    pub steps: usize,
+    /// Programs of all steps.
+    pub programs: usize,
+    /// Programs beyond the first of each step: other shapes or numbers.
+    pub recompilations: usize,
+    /// Calls of `run` that found their program.
+    pub hits: u64,
+    /// The time that lowering and compiling took.
+    pub compile_time: Duration,
+}
+
+/// The programs of one strategy.
+#[derive(Debug, Default)]
+pub(crate) struct Programs {
+    limits: ProgramLimits,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    programs: HashMap<StepKey, Arc<StepProgram>>,
+    of_step: HashMap<TypeId, usize>,
+    hits: u64,
+    compile_time: Duration,
+}
+
+impl Programs {
+    pub(crate) fn new(limits: ProgramLimits) -> Self {
+        Self {
+            limits,
+            state: Mutex::default(),
+        }
+    }
+
+    /// What a panic could leave behind is valid: every change is a single one.
+    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn find(&self, key: &StepKey) -> Option<Arc<StepProgram>> {
+        let mut state = self.state();
+        let found = state.programs.get(key).cloned();
+        state.hits += u64::from(found.is_some());
+        found
+    }
+
+    /// Asks whether one more program of this step is in order.
+    pub(crate) fn admit(&self, key: &StepKey) -> Result<()> {
+        let compiled = self.state().of_step.get(&key.step()).copied().unwrap_or(0);
+        if self.limits.most.is_some_and(|most| compiled >= most) {
+            return Err(TraceError::TooManyPrograms {
+                compiled,
+                last: key.arguments(),
+            }
+            .into());
+        }
+        if compiled >= self.limits.warn_after {
+            tracing::warn!(
+                "a step is compiled for the {}th time, each time for other shapes or plain \
+                 numbers; this time for {}",
+                compiled + 1,
+                key.arguments()
+            );
+        }
+        Ok(())
+    }
+
+    pub(crate) fn keep(&self, key: StepKey, program: Arc<StepProgram>) {
+        let mut state = self.state();
+        *state.of_step.entry(key.step()).or_default() += 1;
+        state.programs.insert(key, program);
+    }
+
+    pub(crate) fn compiled(&self, time: Duration) {
+        self.state().compile_time += time;
+    }
+
+    pub(crate) fn statistics(&self) -> ProgramStatistics {
+        let state = self.state();
+        let programs = state.of_step.values().sum();
+        ProgramStatistics {
+            steps: state.of_step.len(),
+            programs,
+            recompilations: programs - state.of_step.len(),
+            hits: state.hits,
+            compile_time: state.compile_time,
+        }
+    }
+}

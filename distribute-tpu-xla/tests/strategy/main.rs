@@ -1,0 +1,8 @@
+//! `TpuStrategy` on XLA's CPU client: the same steps as under `MirroredStrategy`, with the same
+//! weights in the end.
+
+mod errors;
+mod models;
+mod numerics;
+mod residency;
+mod support;

@@ -1,0 +1,96 @@
+//! Models and their steps, as a user would write them.
+
+use burn::nn::conv::{Conv2d, Conv2dConfig};
+use burn::nn::pool::{MaxPool2d, MaxPool2dConfig};
+use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig, PaddingConfig2d, Relu};
+use burn::prelude::*;
+use distribute_core::{ReplicaContext, Result, TrainState};
+use distribute_data::{
+    compute_average_loss, l2, scale_regularization_loss, sparse_categorical_crossentropy,
+};
+
+#[derive(Module, Debug)]
+pub struct Mlp {
+    first: Linear,
+    norm: LayerNorm,
+    second: Linear,
+}
+
+impl Mlp {
+    pub fn new(device: &Device) -> Self {
+        Self {
+            first: LinearConfig::new(12, 32).init(device),
+            norm: LayerNormConfig::new(32).init(device),
+            second: LinearConfig::new(32, 5).init(device),
+        }
+    }
+
+    pub fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+        let hidden = burn::tensor::activation::relu(self.first.forward(x));
+        self.second.forward(self.norm.forward(hidden))
+    }
+}
+
+/// The step of the design's first page.
+pub fn mlp_step(
+    global_batch: usize,
+) -> impl for<'x> Fn(
+    &ReplicaContext,
+    (&'x mut TrainState<Mlp>, (Tensor<2>, Tensor<1, Int>)),
+) -> Result<Tensor<1>>
++ Sync
++ Copy {
+    move |ctx, (state, (x, y))| {
+        let per_example = sparse_categorical_crossentropy(state.model.forward(x), y);
+        let loss = compute_average_loss(ctx, per_example, None, Some(global_batch))?
+            + scale_regularization_loss(ctx, l2(state.model.first.weight.val(), 1e-4))?;
+        let gradients = ctx.gradient(&loss, &state.model)?;
+        state.apply_gradients(ctx, gradients)?;
+        Ok(loss)
+    }
+}
+
+#[derive(Module, Debug)]
+pub struct Cnn {
+    first: Conv2d,
+    second: Conv2d,
+    activation: Relu,
+    pool: MaxPool2d,
+    dense: Linear,
+}
+
+impl Cnn {
+    pub fn new(device: &Device) -> Self {
+        let padding = PaddingConfig2d::Explicit(1, 1, 1, 1);
+        Self {
+            first: Conv2dConfig::new([1, 8], [3, 3]).with_padding(padding.clone()).init(device),
+            second: Conv2dConfig::new([8, 12], [3, 3]).with_padding(padding).init(device),
+            activation: Relu::new(),
+            pool: MaxPool2dConfig::new([2, 2]).with_strides([2, 2]).init(),
+            dense: LinearConfig::new(12 * 2 * 2, 10).init(device),
+        }
+    }
+
+    pub fn forward(&self, x: Tensor<4>) -> Tensor<2> {
+        let x = self.pool.forward(self.activation.forward(self.first.forward(x)));
+        let x = self.pool.forward(self.activation.forward(self.second.forward(x)));
+        self.dense.forward(x.flatten(1, 3))
+    }
+}
+
+pub fn cnn_step(
+    global_batch: usize,
+) -> impl for<'x> Fn(
+    &ReplicaContext,
+    (&'x mut TrainState<Cnn>, (Tensor<4>, Tensor<1, Int>)),
+) -> Result<Tensor<1>>
++ Sync
++ Copy {
+    move |ctx, (state, (x, y))| {
+        let per_example = sparse_categorical_crossentropy(state.model.forward(x), y);
+        let loss = compute_average_loss(ctx, per_example, None, Some(global_batch))?;
+        let gradients = ctx.gradient(&loss, &state.model)?;
+        state.apply_gradients(ctx, gradients)?;
+        Ok(loss)
+    }
+}

@@ -1,0 +1,121 @@
+//! The plugin, strategies on it, and data.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use burn::prelude::*;
+use distribute_core::{PerReplica, TensorData};
+use distribute_tpu_xla::pjrt::Plugin;
+use distribute_tpu_xla::{TpuStrategy, TpuSystem};
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+/// XLA's CPU client, or a line that says how to get it.
+pub fn plugin() -> Option<PathBuf> {
+    let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+    let named = set("PJRT_CPU_PLUGIN").map(PathBuf::from);
+    let cache = set("XDG_CACHE_HOME")
+        .map(PathBuf::from)
+        .or_else(|| Some(PathBuf::from(set("HOME")?).join(".cache")));
+    let cached = cache.map(|cache| {
+        cache.join("distribute/pjrt-cpu/2.21.0/pjrt_c_api_cpu_plugin.so")
+    });
+    let found = named.or(cached.filter(|path| path.is_file()));
+    if found.is_none() {
+        println!(
+            "SKIPPED: no PJRT_CPU_PLUGIN: run distribute-tpu-xla/pjrt-cpu/build, and the tests of \
+             TpuStrategy run too"
+        );
+    }
+    found
+}
+
+/// A system of this many CPU devices.
+pub fn system(devices: usize) -> Option<TpuSystem> {
+    let plugin = Plugin::load(plugin()?).unwrap();
+    let options = [("cpu_device_count", (devices as i64).into())];
+    Some(TpuSystem::from_client(plugin.client(&options).unwrap()))
+}
+
+/// A strategy with this many replicas, one per device.
+pub fn strategy(replicas: usize) -> Option<TpuStrategy> {
+    Some(TpuStrategy::new(&system(replicas)?).unwrap())
+}
+
+/// Ends the process if `test` takes longer: a wait for a device cannot be interrupted.
+pub fn within(seconds: u64, test: impl FnOnce()) {
+    let (done, waiting) = mpsc::channel::<()>();
+    let watch = thread::spawn(move || {
+        let limit = Duration::from_secs(seconds);
+        if waiting.recv_timeout(limit) == Err(mpsc::RecvTimeoutError::Timeout) {
+            eprintln!("the test did not end within {limit:?}");
+            std::process::abort();
+        }
+    });
+    test();
+    drop(done);
+    watch.join().unwrap();
+}
+
+/// Batches of `examples` rows for each replica, the same in every run.
+pub struct Data {
+    rng: ChaCha8Rng,
+    replicas: usize,
+    shape: Vec<usize>,
+    classes: i32,
+}
+
+impl Data {
+    pub fn new(seed: u64, replicas: usize, shape: &[usize], classes: i32) -> Self {
+        Self {
+            rng: ChaCha8Rng::seed_from_u64(seed),
+            replicas,
+            shape: shape.to_vec(),
+            classes,
+        }
+    }
+
+    pub fn batch<const D: usize>(
+        &mut self,
+        examples: usize,
+    ) -> PerReplica<(Tensor<D>, Tensor<1, Int>)> {
+        let device = Device::flex();
+        let parts = (0..self.replicas).map(|_| {
+            let mut shape = vec![examples];
+            shape.extend(&self.shape);
+            let count: usize = shape.iter().product();
+            let x: Vec<f32> = (0..count).map(|_| self.rng.random_range(-1.0..1.0)).collect();
+            let y: Vec<i32> = (0..examples).map(|_| self.rng.random_range(0..self.classes)).collect();
+            let x = Tensor::from_data(TensorData::new(x, shape), &device);
+            (x, Tensor::from_data(TensorData::new(y, [examples]), &device))
+        });
+        PerReplica::new(parts.collect())
+    }
+}
+
+/// Both hold the same tensors, up to `tolerance` in every element, relative to at least 1.
+pub fn assert_close(
+    found: &BTreeMap<String, TensorData>,
+    expected: &BTreeMap<String, TensorData>,
+    tolerance: f32,
+) {
+    assert_eq!(
+        found.keys().collect::<Vec<_>>(),
+        expected.keys().collect::<Vec<_>>()
+    );
+    for (name, found) in found {
+        let expected = &expected[name];
+        assert_eq!(found.shape(), expected.shape(), "{name}");
+        let pairs = found.iter::<f32>().zip(expected.iter::<f32>());
+        for (index, (found, expected)) in pairs.enumerate() {
+            let scale = expected.abs().max(1.0);
+            assert!(
+                (found - expected).abs() <= tolerance * scale,
+                "{name}[{index}]: {found}, expected {expected}"
+            );
+        }
+    }
+}
