@@ -7,6 +7,7 @@ use distribute_core::LogicalDevice;
 
 use crate::cluster::ClusterArgs;
 use crate::data::DatasetName;
+use crate::tpu::TpuArgs;
 
 /// Trains burn models on all cores of this machine, as TensorFlow's tf.distribute does.
 #[derive(Debug, Parser)]
@@ -130,6 +131,8 @@ pub(crate) struct TrainArgs {
     pub(crate) files: FileArgs,
     #[command(flatten)]
     pub(crate) cluster: ClusterArgs,
+    #[command(flatten)]
+    pub(crate) tpu: TpuArgs,
 }
 
 /// Loss and accuracy of a checkpoint.

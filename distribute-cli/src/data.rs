@@ -216,7 +216,9 @@ impl Dataset for Classified {
 
     fn batch(&self, indices: &[usize], device: &Device) -> Result<Batch> {
         let count = indices.len();
-        let padding = indices.iter().position(|index| *index >= self.examples.len());
+        let padding = indices
+            .iter()
+            .position(|index| *index >= self.examples.len());
         let indices = &indices[..padding.unwrap_or(count)];
         let mut values = self.examples.features_f32(indices).map_err(Error::input)?;
         let mut labels = self.examples.labels_i64(indices).map_err(Error::input)?;

@@ -101,7 +101,8 @@ failure_from!(
     distribute_core::checkpoint::CheckpointError,
     distribute_core::collectives::flight_record::FlightRecordError,
     distribute_data::readers::ReadError,
-    distribute_cli::model::ModelError
+    distribute_cli::model::ModelError,
+    distribute_tpu_xla::TpuError
 );
 
 impl fmt::Display for Failure {

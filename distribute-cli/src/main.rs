@@ -16,6 +16,7 @@ mod signals;
 mod strategies;
 mod task;
 mod text;
+mod tpu;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;

@@ -5,6 +5,7 @@ use burn::tensor::activation::relu;
 use burn::tensor::module::{conv2d, max_pool2d};
 use burn::tensor::ops::{ConvOptions, MaxPoolOptions};
 use burn::tensor::{Device, Tensor, TensorData};
+use distribute_core::Nest;
 use distribute_data::{mean_squared_error, sparse_categorical_crossentropy};
 use serde_json::Value;
 
@@ -13,7 +14,7 @@ use crate::outcome::Failure;
 use crate::tensors::float;
 
 /// Rows of a batch, as host data.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Nest)]
 pub(super) struct Batch {
     pub(super) x: TensorData,
     pub(super) y: TensorData,

@@ -13,8 +13,9 @@ use distribute_core::fit::callbacks::{
 };
 use distribute_core::fit::{Callback, Control, Fit, History, Outcome, RunInfo, evaluate};
 use distribute_core::{Error, Mirrored, Strategy, StrategyExt, TrainState, WorkerGroup};
-use distribute_data::readers::{Examples, TrainTest};
+use distribute_data::readers::TrainTest;
 use distribute_data::{Batching, DistributedDataset, StrategyDataExt};
+use distribute_tpu_xla::CompileOnlyStrategy;
 use serde_json::json;
 
 use super::restore::same_model;
@@ -27,6 +28,7 @@ use crate::objective::objective;
 use crate::signals::interrupt_flag;
 use crate::strategies::{device_names, replica_count, strategy, worker_devices};
 use crate::task::{Task, optimizer};
+use crate::tpu::{self, Tpu};
 
 /// A model of more is a mistake in a file; its memory would end the program.
 const MAX_PARAMETERS: usize = 1 << 31;
@@ -77,14 +79,19 @@ pub(crate) fn run(mut args: TrainArgs) -> Result<(), Failure> {
         same_model(checkpoint, path, &task)?;
         start.same_numbers(&args.training)?;
     }
+    let tpu = match args.strategy {
+        StrategyName::Tpu => Some(Tpu::open(&args.tpu, &args.devices)?),
+        _ => args.tpu.refuse_without_tpu().map(|()| None)?,
+    };
+    let ready = worker.or_else(|| tpu.as_ref().map(|tpu| (tpu.strategy(), tpu.said())));
     // Before the replicas' threads are started.
-    let replicas = match &worker {
+    let replicas = match &ready {
         Some((strategy, _)) => strategy.num_replicas_in_sync(),
         None => replica_count(args.strategy, &args.devices)?,
     };
     check_sizes(&task, &data, replicas)?;
-    let (strategy, mut cluster) = match worker {
-        Some(met) => met,
+    let (strategy, mut cluster) = match ready {
+        Some(ready) => ready,
         None => (strategy(args.strategy, &args.devices)?, Vec::new()),
     };
     let batch = GlobalBatch::new(args.data.batch_size, replicas, data.train.len(), &start)?;
@@ -98,7 +105,10 @@ pub(crate) fn run(mut args: TrainArgs) -> Result<(), Failure> {
         data,
         strategy,
     };
-    run.train(start, Interrupt::new(interrupted))
+    match tpu {
+        Some(Tpu::Topology(strategy)) => run.compile(&strategy),
+        _ => run.train(start, Interrupt::new(interrupted)),
+    }
 }
 
 /// Refuses what no memory holds, and examples that do not fit each other or the replicas.
@@ -140,15 +150,8 @@ fn default_batch_size(examples: usize, replicas: usize) -> usize {
 impl Run {
     fn train(&self, mut start: Start, interrupt: Interrupt) -> Result<(), Failure> {
         let seed = self.args.training.seed;
-        let mut state = self.strategy.try_scope(|device| {
-            let optimizer = optimizer(&self.args.training);
-            self.task
-                .state(optimizer, seed, device)
-                .map_err(Error::step)
-        })?;
-        let batching = Batching::global(self.global_batch);
-        let train = self.distribute(&self.data.train, batching.shuffle(seed))?;
-        let test = self.distribute(&self.data.test, batching)?;
+        let mut state = self.state()?;
+        let (train, test) = (self.train_data()?, self.test_data()?);
         start.hold(&self.args.files)?;
         let (path, checkpoint) = start.checkpoint.unzip();
         let continued = checkpoint.as_ref().map(|saved| saved.metadata.step);
@@ -201,9 +204,58 @@ impl Run {
             .callback(HistoryFile::csv(directory.join("history.csv"))))
     }
 
-    fn distribute(&self, examples: &Examples, batching: Batching) -> Result<Data, Failure> {
-        let classified = Classified::new(examples.clone());
-        Ok(self.strategy.distribute_dataset(classified, batching)?)
+    fn state(&self) -> Result<State, Failure> {
+        Ok(self.strategy.try_scope(|device| {
+            let optimizer = optimizer(&self.args.training);
+            self.task
+                .state(optimizer, self.args.training.seed, device)
+                .map_err(Error::step)
+        })?)
+    }
+
+    /// Compiled steps need batches of one size: an epoch leaves out its last examples, others
+    /// every time (TensorFlow: `drop_remainder=True`).
+    fn train_data(&self) -> Result<Data, Failure> {
+        let compiled = self.strategy.tracer().is_some();
+        if compiled && self.global_batch > self.data.train.len() {
+            return Err(Failure::usage(format!(
+                "a batch of {} examples over all replicas, but only {} to train with: compiled \
+                 steps need full batches, use a smaller --batch-size or fewer --replicas",
+                self.global_batch,
+                self.data.train.len()
+            )));
+        }
+        let batching = Batching::global(self.global_batch)
+            .shuffle(self.args.training.seed)
+            .drop_remainder(compiled);
+        self.distribute(Classified::new(self.data.train.clone()), batching)
+    }
+
+    /// All test examples count, so the last batch is filled up where it must be full.
+    fn test_data(&self) -> Result<Data, Failure> {
+        let examples = Classified::new(self.data.test.clone());
+        let examples = match self.strategy.tracer() {
+            Some(_) => examples.padded(self.global_batch),
+            None => examples,
+        };
+        self.distribute(examples, Batching::global(self.global_batch))
+    }
+
+    fn distribute(&self, examples: Classified, batching: Batching) -> Result<Data, Failure> {
+        Ok(self.strategy.distribute_dataset(examples, batching)?)
+    }
+
+    /// Compiles the step that training would make, and ends.
+    fn compile(&self, strategy: &CompileOnlyStrategy) -> Result<(), Failure> {
+        let (mut state, train) = (self.state()?, self.train_data()?);
+        let fit = Fit::new(&*self.strategy).epochs(1).max_steps(Some(1));
+        let ended = fit.run(&mut state, &train, None::<&Data>, objective);
+        match (strategy.report(), ended) {
+            // That there is nothing to run it on is how it ends.
+            (Some(report), _) => tpu::print(&report, self.args.general.output),
+            (None, Err(error)) => Err(error.into()),
+            (None, Ok(_)) => Err(Failure::failed("training made no step to compile")),
+        }
     }
 
     /// Every checkpoint says what it is of.

@@ -20,13 +20,15 @@ pub fn derive_nest(input: TokenStream) -> TokenStream {
     let arms = variants(&input).map(|(pattern, bindings, _)| {
         quote!(#pattern => { #(::distribute_core::Nest::walk(#bindings, visit)?;)* })
     });
-    let fixed = variants(&input).enumerate().map(|(variant, (pattern, bindings, _))| {
-        let number = is_enum.then(|| quote!(key.fixed(format_args!("variant {}", #variant));));
-        quote!(#pattern => {
-            #number
-            #(::distribute_core::Nest::fingerprint(#bindings, key);)*
-        })
-    });
+    let fixed = variants(&input)
+        .enumerate()
+        .map(|(variant, (pattern, bindings, _))| {
+            let number = is_enum.then(|| quote!(key.fixed(format_args!("variant {}", #variant));));
+            quote!(#pattern => {
+                #number
+                #(::distribute_core::Nest::fingerprint(#bindings, key);)*
+            })
+        });
     // Of an enum nobody knows the variant.
     let structs = matches!(input.data, Data::Struct(_)).then(|| variants(&input));
     let placeholder = structs.into_iter().flatten().map(|(_, bindings, rebuild)| {

@@ -35,6 +35,9 @@ pub enum TpuError {
         /// What the devices are.
         names: String,
     },
+    /// The step was compiled for a topology, and there is no device to run it.
+    #[error("the step was compiled, and there is no device to run it on")]
+    CompiledOnly,
     /// The plugin reported an error.
     #[error(transparent)]
     Pjrt(#[from] PjrtError),

@@ -13,12 +13,14 @@
 //! ```
 
 mod array;
+mod compile_only;
 mod error;
 mod resolver;
 mod system;
 mod tpu;
 mod tracer;
 
+pub use compile_only::{CompileOnlyStrategy, CompileReport};
 pub use error::TpuError;
 pub use resolver::{TpuClusterResolver, TpuSource};
 pub use system::{TpuConnection, TpuSystem};

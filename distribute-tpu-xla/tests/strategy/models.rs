@@ -63,8 +63,12 @@ impl Cnn {
     pub fn new(device: &Device) -> Self {
         let padding = PaddingConfig2d::Explicit(1, 1, 1, 1);
         Self {
-            first: Conv2dConfig::new([1, 8], [3, 3]).with_padding(padding.clone()).init(device),
-            second: Conv2dConfig::new([8, 12], [3, 3]).with_padding(padding).init(device),
+            first: Conv2dConfig::new([1, 8], [3, 3])
+                .with_padding(padding.clone())
+                .init(device),
+            second: Conv2dConfig::new([8, 12], [3, 3])
+                .with_padding(padding)
+                .init(device),
             activation: Relu::new(),
             pool: MaxPool2dConfig::new([2, 2]).with_strides([2, 2]).init(),
             dense: LinearConfig::new(12 * 2 * 2, 10).init(device),
@@ -72,8 +76,12 @@ impl Cnn {
     }
 
     pub fn forward(&self, x: Tensor<4>) -> Tensor<2> {
-        let x = self.pool.forward(self.activation.forward(self.first.forward(x)));
-        let x = self.pool.forward(self.activation.forward(self.second.forward(x)));
+        let x = self
+            .pool
+            .forward(self.activation.forward(self.first.forward(x)));
+        let x = self
+            .pool
+            .forward(self.activation.forward(self.second.forward(x)));
         self.dense.forward(x.flatten(1, 3))
     }
 }

@@ -1,0 +1,213 @@
+//! `--strategy tpu`: which plugin and devices, and compiling for a TPU that is not there.
+
+use std::env;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+
+use clap::Args;
+use distribute_core::Strategy;
+use distribute_tpu_xla::pjrt::{LibtpuEnvironment, Plugin};
+use distribute_tpu_xla::{
+    CompileOnlyStrategy, CompileReport, TpuClusterResolver, TpuError, TpuStrategy,
+};
+use serde_json::{Value, json};
+
+use crate::args::{DeviceArgs, OutputFormat};
+use crate::events::{line, object};
+use crate::failure::Failure;
+
+#[derive(Debug, Default, Args)]
+#[command(next_help_heading = "TPU")]
+pub(crate) struct TpuArgs {
+    /// Name or address of the TPU [default: COLAB_TPU_ADDR, TPU_NAME, or that of this machine]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) tpu: Option<String>,
+    /// The PJRT plugin [default: PJRT_PLUGIN_LIBRARY_PATH, TPU_LIBRARY_PATH, an installed libtpu]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) pjrt_plugin: Option<PathBuf>,
+    /// Compile the step of this job, say what it costs and whether it fits, and end
+    #[arg(long, requires = "topology")]
+    pub(crate) compile_only: bool,
+    /// What to compile for, without having one: v5e:2x4, v4:2x2x2, v5p:2x2x2, v6e:2x4, ...
+    #[arg(long, value_name = "NAME", requires = "compile_only")]
+    pub(crate) topology: Option<String>,
+}
+
+impl TpuArgs {
+    /// Names a flag that means nothing to another strategy.
+    pub(crate) fn refuse_without_tpu(&self) -> Result<(), Failure> {
+        let given = [
+            ("--tpu", self.tpu.is_some()),
+            ("--pjrt-plugin", self.pjrt_plugin.is_some()),
+            ("--compile-only", self.compile_only),
+        ];
+        match given.iter().find(|(_, given)| *given) {
+            Some((flag, _)) => Err(Failure::usage(format!("{flag} is for --strategy tpu"))),
+            None => Ok(()),
+        }
+    }
+}
+
+/// What steps run on, or are compiled for.
+pub(crate) enum Tpu {
+    Devices(TpuStrategy, Vec<String>),
+    Topology(CompileOnlyStrategy),
+}
+
+impl Tpu {
+    /// Loads the plugin and opens its devices.
+    pub(crate) fn open(args: &TpuArgs, devices: &DeviceArgs) -> Result<Self, Failure> {
+        if !devices.devices.is_empty() {
+            return Err(Failure::usage(
+                "--devices names CPUs; with --strategy tpu choose a number of --replicas",
+            ));
+        }
+        match &args.topology {
+            Some(topology) => Self::topology(topology, args, devices.replicas),
+            None => Self::devices(args, devices.replicas),
+        }
+    }
+
+    fn devices(args: &TpuArgs, replicas: Option<usize>) -> Result<Self, Failure> {
+        let resolver = TpuClusterResolver::new(args.tpu.as_deref())?;
+        let connection = resolver.connect_with(args.pjrt_plugin.as_deref())?;
+        let system = connection.initialize()?;
+        let said = vec![
+            format!("Running on TPU {:?}", resolver.addresses()),
+            format!("Number of accelerators: {}", system.num_accelerators()),
+        ];
+        let mut builder = TpuStrategy::builder(&system);
+        if let Some(replicas) = replicas {
+            builder = builder.replicas(replicas);
+        }
+        Ok(Self::Devices(builder.build()?, said))
+    }
+
+    fn topology(name: &str, args: &TpuArgs, replicas: Option<usize>) -> Result<Self, Failure> {
+        let path = Plugin::locate(args.pjrt_plugin.as_deref()).map_err(TpuError::from)?;
+        start_for(&path)?;
+        let plugin = Plugin::load(&path).map_err(TpuError::from)?;
+        let topology = plugin.topology(name, &[]).map_err(TpuError::from)?;
+        Ok(Self::Topology(CompileOnlyStrategy::new(
+            topology, replicas,
+        )?))
+    }
+
+    pub(crate) fn strategy(&self) -> Arc<dyn Strategy> {
+        match self {
+            Self::Devices(strategy, _) => strategy.handle(),
+            Self::Topology(strategy) => strategy.handle(),
+        }
+    }
+
+    /// What there is to say about the system.
+    pub(crate) fn said(&self) -> Vec<String> {
+        match self {
+            Self::Devices(_, said) => said.clone(),
+            Self::Topology(_) => Vec::new(),
+        }
+    }
+}
+
+/// libtpu reads variables of the environment while it is loaded. A process cannot change its own
+/// safely once it has threads, so it starts itself again with them.
+fn start_for(plugin: &Path) -> Result<(), Failure> {
+    let environment = LibtpuEnvironment::compile_only();
+    if !LibtpuEnvironment::is_for(plugin) || environment.check().is_ok() {
+        return Ok(());
+    }
+    let program = env::current_exe().map_err(Failure::failed)?;
+    let mut again = Command::new(program);
+    environment.apply_to(again.args(env::args_os().skip(1)));
+    // Returns only if it fails.
+    Err(Failure::failed(format!(
+        "cannot start again with libtpu's variables: {}",
+        again.exec()
+    )))
+}
+
+/// Prints what the compiler says of the job's step.
+pub(crate) fn print(report: &CompileReport, output: OutputFormat) -> Result<(), Failure> {
+    if output == OutputFormat::Json {
+        return line(&json_report(report));
+    }
+    let mib = |bytes: i64| format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20));
+    let count = |number: Option<f64>| number.map_or("-".to_string(), |n| format!("{n:.3e}"));
+    let memory = &report.memory;
+    line(&format!(
+        "{} ({}, {} devices): compiled for {} replicas in {:.1} s",
+        report.topology,
+        report.device_kind,
+        report.devices,
+        report.replicas,
+        report.compile_time.as_secs_f64()
+    ))?;
+    line(&format!(
+        "a step of one core: {} FLOPs, {} bytes",
+        count(report.flops),
+        count(report.bytes_accessed)
+    ))?;
+    line(&format!(
+        "memory of one core: arguments {}, results {} ({} of them in place of arguments), \
+         temporary {}, program {}",
+        mib(memory.argument_bytes),
+        mib(memory.output_bytes),
+        mib(memory.alias_bytes),
+        mib(memory.temp_bytes),
+        mib(memory.generated_code_bytes)
+    ))?;
+    line(&format!("collectives: {}", collectives(report)))?;
+    line(&match (report.fits(), report.memory_limit_bytes) {
+        (Some(true), Some(limit)) => {
+            format!("fits: {} of {}", mib(report.memory_bytes()), mib(limit))
+        }
+        (Some(false), Some(limit)) => format!(
+            "does not fit: {} of {}; use more replicas or smaller batches",
+            mib(report.memory_bytes()),
+            mib(limit)
+        ),
+        _ => format!(
+            "needs {}; the topology does not say how much a core has",
+            mib(report.memory_bytes())
+        ),
+    })
+}
+
+fn collectives(report: &CompileReport) -> String {
+    let names = report.collectives.iter();
+    let names: Vec<_> = names.map(|(name, n)| format!("{n} {name}")).collect();
+    match names.is_empty() {
+        true => "none".to_string(),
+        false => names.join(", "),
+    }
+}
+
+fn json_report(report: &CompileReport) -> String {
+    let memory = &report.memory;
+    let collectives = report.collectives.iter();
+    let collectives: serde_json::Map<String, Value> = collectives
+        .map(|(name, count)| ((*name).to_string(), json!(count)))
+        .collect();
+    object([
+        ("event", json!("compiled")),
+        ("topology", json!(report.topology)),
+        ("device_kind", json!(report.device_kind)),
+        ("devices", json!(report.devices)),
+        ("replicas", json!(report.replicas)),
+        ("compile_s", json!(report.compile_time.as_secs_f64())),
+        ("flops", json!(report.flops)),
+        ("bytes_accessed", json!(report.bytes_accessed)),
+        ("argument_bytes", json!(memory.argument_bytes)),
+        ("output_bytes", json!(memory.output_bytes)),
+        ("alias_bytes", json!(memory.alias_bytes)),
+        ("donated_bytes", json!(report.donated_bytes)),
+        ("temp_bytes", json!(memory.temp_bytes)),
+        ("generated_code_bytes", json!(memory.generated_code_bytes)),
+        ("memory_bytes", json!(report.memory_bytes())),
+        ("memory_limit_bytes", json!(report.memory_limit_bytes)),
+        ("fits", json!(report.fits())),
+        ("collectives", Value::Object(collectives)),
+    ])
+}
