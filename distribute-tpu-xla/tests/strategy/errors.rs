@@ -84,7 +84,8 @@ fn an_operation_that_is_not_covered_is_named() {
                 let options = burn::tensor::ops::InterpolateOptions::new(
                     burn::tensor::ops::InterpolateMode::Bicubic,
                 );
-                Ok(burn::tensor::module::interpolate(x, [8, 8], options))
+                let options = options.with_output_size([8, 8]);
+                Ok(burn::tensor::module::interpolate(x, options))
             })
             .unwrap_err();
         assert!(error.to_string().contains("Interpolate"), "{error}");

@@ -2,7 +2,14 @@
 
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::pool::{MaxPool2d, MaxPool2dConfig};
-use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig, PaddingConfig2d, Relu};
+use burn::nn::attention::generate_autoregressive_mask;
+use burn::nn::transformer::{
+    TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput,
+};
+use burn::nn::{
+    Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig, PaddingConfig2d,
+    Relu,
+};
 use burn::prelude::*;
 use distribute_core::{ReplicaContext, Result, TrainState};
 use distribute_data::{
@@ -97,6 +104,53 @@ pub fn cnn_step(
     move |ctx, (state, (x, y))| {
         let per_example = sparse_categorical_crossentropy(state.model.forward(x), y);
         let loss = compute_average_loss(ctx, per_example, None, Some(global_batch))?;
+        let gradients = ctx.gradient(&loss, &state.model)?;
+        state.apply_gradients(ctx, gradients)?;
+        Ok(loss)
+    }
+}
+
+/// A small decoder-only transformer: each token sees those before it.
+#[derive(Module, Debug)]
+pub struct Transformer {
+    tokens: Embedding,
+    positions: Embedding,
+    layers: TransformerEncoder,
+    output: Linear,
+}
+
+impl Transformer {
+    pub fn new(device: &Device) -> Self {
+        Self {
+            tokens: EmbeddingConfig::new(11, 16).init(device),
+            positions: EmbeddingConfig::new(8, 16).init(device),
+            layers: TransformerEncoderConfig::new(16, 32, 2, 2).with_dropout(0.0).init(device),
+            output: LinearConfig::new(16, 11).init(device),
+        }
+    }
+
+    pub fn forward(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
+        let [batch, length] = tokens.dims();
+        let device = tokens.device();
+        let mask = generate_autoregressive_mask(batch, length, &device);
+        let positions = Tensor::arange(0..length as i64, &device).reshape([1, length]);
+        let embedded = self.tokens.forward(tokens) + self.positions.forward(positions);
+        let input = TransformerEncoderInput::new(embedded).mask_attn(mask);
+        self.output.forward(self.layers.forward(input))
+    }
+}
+
+pub fn transformer_step(
+    global_batch: usize,
+) -> impl for<'x> Fn(&ReplicaContext, (&'x mut TrainState<Transformer>, Tensor<2, Int>)) -> Result<Tensor<1>>
++ Sync
++ Copy {
+    move |ctx, (state, tokens)| {
+        let [batch, length] = tokens.dims();
+        let logits = state.model.forward(tokens.clone().slice([0..batch, 0..length - 1]));
+        let next = tokens.slice([0..batch, 1..length]);
+        let per_token = sparse_categorical_crossentropy(logits, next);
+        let loss = compute_average_loss(ctx, per_token, None, Some(global_batch))?;
         let gradients = ctx.gradient(&loss, &state.model)?;
         state.apply_gradients(ctx, gradients)?;
         Ok(loss)

@@ -11,7 +11,7 @@ use distribute_core::{
 use distribute_data::{Batching, Digits, StrategyDataExt};
 use distribute_tpu_xla::TpuStrategy;
 
-use crate::models::{Cnn, Mlp, cnn_step, mlp_step};
+use crate::models::{Cnn, Mlp, Transformer, cnn_step, mlp_step, transformer_step};
 use crate::support::{Data, assert_close, strategy, within};
 
 fn mirrored(replicas: usize) -> MirroredStrategy {
@@ -90,6 +90,29 @@ fn fifty_steps_of_an_mlp_with_every_optimizer() {
 }
 
 #[test]
+fn twenty_steps_of_a_transformer() {
+    within(280, || {
+        for replicas in [1, 2] {
+            let Some(tpu) = strategy(replicas) else {
+                return;
+            };
+            let cpu = mirrored(replicas);
+            let state = TrainState::new(Transformer::new(&device()), AdamW::new(1e-3));
+            let (mut on_tpu, mut on_cpu) = states(&tpu, &cpu, state);
+            let step = transformer_step(4 * replicas);
+            let mut data = [Data::new(3, replicas, &[], 11), Data::new(3, replicas, &[], 11)];
+            for _ in 0..20 {
+                let [first, second] = &mut data;
+                tpu.run((&mut on_tpu, first.tokens(4, 7)), step).unwrap();
+                cpu.run((&mut on_cpu, second.tokens(4, 7)), step).unwrap();
+            }
+            let found = on_tpu.try_primary().unwrap().to_tensors().unwrap();
+            assert_close(&found, &on_cpu.primary().to_tensors().unwrap(), 1e-4);
+        }
+    });
+}
+
+#[test]
 fn clipping_and_micro_batches() {
     within(180, || {
         for replicas in [1, 2] {
@@ -110,11 +133,11 @@ fn an_epoch_of_the_digits_with_a_short_last_batch() {
                 return;
             };
             let cpu = mirrored(replicas);
-            let state = TrainState::new(Cnn::new(&device()), Adam::new(2e-3));
+            let state = TrainState::new(Cnn::new(&device()), Adam::new(5e-3));
             let (mut on_tpu, mut on_cpu) = states(&tpu, &cpu, state);
             let first = train(&tpu, &mut on_tpu);
             let second = train(&cpu, &mut on_cpu);
-            assert!(first.last().unwrap() < &(0.8 * first[0]), "{first:?}");
+            assert!(first.last().unwrap() + 0.2 < first[0], "{first:?}");
             for (found, expected) in first.iter().zip(&second) {
                 assert!(
                     (found - expected).abs() < 1e-3,
@@ -226,9 +249,9 @@ fn reductions_inside_and_outside_of_a_step() {
         for (replica, ((sum, mean), (largest, id), two)) in
             found.into_values().into_iter().enumerate()
         {
-            assert_eq!(sum.into_data().to_vec::<f32>().unwrap(), [6.0, 4.0]);
-            assert_eq!(mean.into_data().to_vec::<f32>().unwrap(), [1.5, 1.0]);
-            assert_eq!(largest.into_data().to_vec::<f32>().unwrap(), [3.0, 1.0]);
+            assert_eq!(sum.into_data().try_to_vec::<f32>().unwrap(), [6.0, 4.0]);
+            assert_eq!(mean.into_data().try_to_vec::<f32>().unwrap(), [1.5, 1.0]);
+            assert_eq!(largest.into_data().try_to_vec::<f32>().unwrap(), [3.0, 1.0]);
             assert_eq!(id.into_scalar::<i64>(), replica as i64);
             assert_eq!(two, 2);
         }
@@ -236,7 +259,7 @@ fn reductions_inside_and_outside_of_a_step() {
         let found = tpu.run((input(),), |_, (x,)| doubled(x)).unwrap();
         let gathered = tpu.gather(found, 0).unwrap().into_data();
         assert_eq!(
-            gathered.to_vec::<f32>().unwrap(),
+            gathered.try_to_vec::<f32>().unwrap(),
             [0.0, 2.0, 2.0, 2.0, 4.0, 2.0, 6.0, 2.0]
         );
     });
@@ -266,7 +289,7 @@ fn dropout_differs_by_step_and_replica_and_has_the_right_rate() {
                 })
                 .unwrap();
             for kept in kept.into_values() {
-                seen.push(kept.into_data().to_vec().unwrap());
+                seen.push(kept.into_data().try_to_vec().unwrap());
             }
         }
         for values in &seen {
