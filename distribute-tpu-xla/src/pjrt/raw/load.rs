@@ -1,5 +1,6 @@
 //! Loads a shared library and agrees with it on the version of the C API.
 
+use std::error::Error;
 use std::ffi::c_int;
 use std::fmt;
 use std::mem::{self, offset_of};
@@ -145,10 +146,14 @@ impl fmt::Debug for Plugin {
     }
 }
 
-fn load_error(path: &Path, reason: &dyn fmt::Display) -> PjrtError {
+fn load_error(path: &Path, error: &dyn Error) -> PjrtError {
+    // What the dynamic loader says is the source of libloading's error.
+    let reason = error
+        .source()
+        .map_or_else(|| error.to_string(), ToString::to_string);
     PjrtError::Load {
         path: path.to_path_buf(),
-        reason: reason.to_string(),
+        reason,
     }
 }
 
