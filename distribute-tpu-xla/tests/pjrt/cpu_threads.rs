@@ -80,3 +80,45 @@ fn threads_share_a_program() {
     });
     assert_eq!(client.live_buffers(), 0);
 }
+
+#[test]
+fn executions_race_for_a_donated_argument_and_one_wins() {
+    let Some(client) = cpu_client(2) else { return };
+    let program = client
+        .compile(&all_reduce(2, 64), &CompileOptions::replicas(2))
+        .unwrap();
+    within(LIMIT, || {
+        for _ in 0..50 {
+            let inputs = per_device(&client, |_| vec![1.0; 64]);
+            let won = thread::scope(|scope| {
+                let run = || program.run(&inputs, &ExecuteOptions::default()).is_ok();
+                let threads: Vec<_> = (0..4).map(|_| scope.spawn(run)).collect();
+                threads
+                    .into_iter()
+                    .filter_map(|t| t.join().unwrap().then_some(()))
+                    .count()
+            });
+            assert_eq!(won, 1);
+        }
+    });
+}
+
+#[test]
+fn everything_can_be_dropped_while_it_runs() {
+    let Some(plugin) = cpu_plugin() else { return };
+    within(LIMIT, || {
+        for _ in 0..20 {
+            let client = plugin
+                .client(&[("cpu_device_count", 2_i64.into())])
+                .unwrap();
+            let options = CompileOptions::replicas(2);
+            let program = client.compile(&all_reduce(2, 100_000), &options).unwrap();
+            let inputs = per_device(&client, |_| vec![1.0; 100_000]);
+            drop(
+                program
+                    .execute(&inputs, &ExecuteOptions::default())
+                    .unwrap(),
+            );
+        }
+    });
+}

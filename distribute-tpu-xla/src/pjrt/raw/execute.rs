@@ -164,6 +164,10 @@ impl LoadedExecutable {
         B: Borrow<Buffer>,
     {
         let arguments: Vec<Vec<&Buffer>> = arguments.iter().map(borrow_all).collect();
+        // Held from the check to the launch, so that another execution cannot take an argument's
+        // memory in between. It guards nothing of ours: a panic under it has broken nothing.
+        let turn = &self.handle.client.launch;
+        let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
         arguments::check(&arguments, &self.handle.client, &self.devices)?;
         let inputs: Vec<Vec<_>> = arguments.iter().map(|list| raw_all(list)).collect();
         let num_devices = self.devices.len();
@@ -201,7 +205,7 @@ impl LoadedExecutable {
         self.execute(arguments, options)?.wait()
     }
 
-    /// Hands an execution to the devices, in the same order to all of them.
+    /// Hands an execution to the devices. The caller holds the client's `launch` lock.
     ///
     /// # Safety
     ///
@@ -217,8 +221,6 @@ impl LoadedExecutable {
             .iter()
             .map(|number| *number as i64)
             .collect();
-        // The lock guards nothing of ours, so a panic under it has broken nothing.
-        let _turn = client.launch.lock().unwrap_or_else(PoisonError::into_inner);
         // Not zero, which means none, also after it has wrapped around.
         let launch = client.launches.fetch_add(1, Ordering::Relaxed) & i32::MAX;
         let mut raw_options = PJRT_ExecuteOptions {

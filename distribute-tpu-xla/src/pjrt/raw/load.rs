@@ -1,7 +1,6 @@
 //! Loads a shared library and agrees with it on the version of the C API.
 
 use std::error::Error;
-use std::ffi::c_int;
 use std::fmt;
 use std::mem::{self, offset_of};
 use std::path::{Path, PathBuf};
@@ -22,7 +21,7 @@ use crate::pjrt::value::{Attributes, Value};
 
 /// The oldest version whose table begins like today's; XLA's own loader has the same limit.
 const OLDEST: ApiVersion = ApiVersion {
-    major: PJRT_API_MAJOR as i32,
+    major: PJRT_API_MAJOR,
     minor: 29,
 };
 
@@ -227,10 +226,9 @@ unsafe fn copy_table(path: &Path, api: *const PJRT_Api) -> Result<PJRT_Api> {
 
 fn version_of(table: &PJRT_Api) -> ApiVersion {
     let version = &table.pjrt_api_version;
-    let number = |number: c_int| number as i32;
     ApiVersion {
-        major: number(version.major_version),
-        minor: number(version.minor_version),
+        major: version.major_version,
+        minor: version.minor_version,
     }
 }
 
