@@ -31,6 +31,9 @@ pub trait Leaf {
     }
 }
 
+/// The structure of a value, see [`Nest::outline`].
+pub type Outline = Box<dyn std::any::Any + Send + Sync>;
+
 /// A value made of tensors and numbers.
 ///
 /// Derive it for structs and enums: `#[derive(Nest)]` visits the fields in declaration order.
@@ -53,6 +56,20 @@ pub trait Nest: Sized {
     /// another worker's leaves into. `None` where the number of leaves is not known from the type
     /// (vectors, options, maps, enums).
     fn placeholder() -> Option<Self> {
+        None
+    }
+
+    /// All of this value but its leaves, for a step that is compiled: it returns values of the same
+    /// structure later without running the step again. Only where [`placeholder`](Self::placeholder)
+    /// cannot know the structure.
+    fn outline(&self) -> Option<Outline> {
+        None
+    }
+
+    /// A value of this structure whose leaves can be put in place; `None` if it is no
+    /// [`outline`](Self::outline) of this type.
+    fn from_outline(outline: &Outline) -> Option<Self> {
+        let _ = outline;
         None
     }
 

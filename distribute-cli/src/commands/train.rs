@@ -249,7 +249,7 @@ impl Run {
     fn compile(&self, strategy: &CompileOnlyStrategy) -> Result<(), Failure> {
         let (mut state, train) = (self.state()?, self.train_data()?);
         let fit = Fit::new(&*self.strategy).epochs(1).max_steps(Some(1));
-        let ended = fit.run(&mut state, &train, None::<&Data>, objective);
+        let ended = fit.run(&mut state, &train, None, objective);
         match (strategy.report(), ended) {
             // That there is nothing to run it on is how it ends.
             (Some(report), _) => tpu::print(&report, self.args.general.output),

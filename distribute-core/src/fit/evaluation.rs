@@ -9,7 +9,8 @@ use super::meter::Meter;
 use super::objective::Pass;
 use super::{BatchSource, FitError, Logs, Mode, Objective, StepContext, together};
 use crate::{
-    Error, Mirrored, Nest, PerReplica, Result, Strategy, StrategyExt, TrainState, host_reduce,
+    Error, Mirrored, Nest, PerReplica, ReplicaContext, Result, Strategy, StrategyExt, TrainState,
+    host_reduce, trace,
 };
 
 /// What [`evaluate`] gives.
@@ -46,7 +47,7 @@ where
     F: Fn(&StepContext<'_>, &M, D::Batch) -> Result<Objective> + Sync,
 {
     let started = Instant::now();
-    let mut evaluator = Evaluator::new(state, data.global_batch_size(), 0, 0);
+    let mut evaluator = Evaluator::new(strategy, state, data.global_batch_size(), 0, 0);
     let all = || {
         for batch in data.epoch(0, 0)? {
             evaluator.batch(strategy, state, batch?, &objective)?;
@@ -100,7 +101,7 @@ where
     F: Fn(&StepContext<'_>, &M, D::Batch) -> Result<O> + Sync,
     O: Nest + Send,
 {
-    let models = validation_models(state);
+    let models = validation_models(strategy, state);
     let order = order_of_replicas(strategy, data)?;
     let mut outputs: Option<O> = None;
     let mut rows: Vec<Vec<TensorData>> = Vec::new();
@@ -112,7 +113,7 @@ where
             epoch: 0,
             batch: index,
         };
-        let parts = strategy.run((state, &models, batch?), |replica, (_, model, batch)| {
+        let parts = forward_pass(strategy, state, &models, batch?, |replica, model, batch| {
             forward(&StepContext { replica, pass }, model, batch)
         })?;
         let mut parts = parts.into_values();
@@ -167,33 +168,59 @@ where
 }
 
 /// Every replica's model without autodiff and training flags. Shares the parameters' storage, so
-/// drop it before the next update, which would have to copy them.
-fn validation_models<M: Module>(state: &Mirrored<TrainState<M>>) -> PerReplica<M> {
-    PerReplica::new(
-        state
-            .values()
-            .iter()
-            .map(|state| state.model.valid())
-            .collect(),
-    )
+/// drop it before the next update, which would have to copy them. `None` where steps are compiled:
+/// there the model stays on the device.
+fn validation_models<M: Module>(
+    strategy: &(impl Strategy + ?Sized),
+    state: &Mirrored<TrainState<M>>,
+) -> Option<PerReplica<M>> {
+    let valid = |state: &TrainState<M>| state.model.valid();
+    let eager = strategy.tracer().is_none();
+    eager.then(|| PerReplica::new(state.values().iter().map(valid).collect()))
+}
+
+/// Runs a pass without gradients on every replica.
+fn forward_pass<S, M, B, R>(
+    strategy: &S,
+    state: &Mirrored<TrainState<M>>,
+    models: &Option<PerReplica<M>>,
+    batch: PerReplica<B>,
+    pass: impl Fn(&ReplicaContext, &M, B) -> Result<R> + Sync,
+) -> Result<PerReplica<R>>
+where
+    S: Strategy + ?Sized,
+    M: Module + Sync + 'static,
+    B: Nest + Send,
+    R: Nest + Send,
+{
+    match models {
+        // The state is passed for its checks: right strategy, not poisoned.
+        Some(models) => strategy.run((state, models, batch), |replica, (_, model, batch)| {
+            pass(replica, model, batch)
+        }),
+        None => strategy.run((state, batch), |replica, (state, batch)| {
+            pass(replica, &trace::without_graphs(&state.model), batch)
+        }),
+    }
 }
 
 /// Evaluation batch by batch.
 pub(super) struct Evaluator<M> {
-    models: PerReplica<M>,
+    models: Option<PerReplica<M>>,
     meter: Meter,
     pass: Pass,
 }
 
 impl<M: Module + Sync + 'static> Evaluator<M> {
     pub(super) fn new(
+        strategy: &(impl Strategy + ?Sized),
         state: &Mirrored<TrainState<M>>,
         global_batch_size: Option<usize>,
         seed: u64,
         epoch: usize,
     ) -> Self {
         Self {
-            models: validation_models(state),
+            models: validation_models(strategy, state),
             meter: Meter::default(),
             pass: Pass {
                 mode: Mode::Evaluate,
@@ -218,10 +245,12 @@ impl<M: Module + Sync + 'static> Evaluator<M> {
         F: Fn(&StepContext<'_>, &M, B) -> Result<Objective> + Sync,
     {
         let pass = self.pass;
-        // The state is passed for its checks: right strategy, not poisoned.
-        let sums = strategy.run(
-            (state, &self.models, batch),
-            |replica, (_, model, batch)| {
+        let sums = forward_pass(
+            strategy,
+            state,
+            &self.models,
+            batch,
+            |replica, model, batch| {
                 let given = objective(&StepContext { replica, pass }, model, batch)?;
                 Ok(given.into_sums(pass.global_batch_size))
             },

@@ -3,10 +3,11 @@
 use std::borrow::Cow;
 use std::ops::Deref;
 
-use burn::tensor::{Int, Tensor, TensorData};
+use burn::tensor::{Device, Int, Tensor, TensorData};
 use rand_chacha::ChaCha8Rng;
 
-use crate::nest::Leaf;
+use crate::nest::{Leaf, Outline};
+use crate::trace::without_graph;
 use crate::{Error, Nest, ReplicaContext, Result};
 
 /// What a forward pass is for.
@@ -205,7 +206,7 @@ impl Objective {
                 Quantity::Host(value) => value,
                 Quantity::Device(tensor) => {
                     // Its place in the numbers; filled in when the tensors are read.
-                    tensors.push((numbers.len(), tensor.without_autodiff()));
+                    tensors.push((numbers.len(), without_graph(*tensor)));
                     0.0
                 }
             });
@@ -220,8 +221,8 @@ impl Objective {
         StepSums {
             averaged_over: self.averaged_over.or(global_batch_size),
             names,
-            loss: self.loss.without_autodiff(),
-            regularization: self.regularization.map(Tensor::without_autodiff),
+            loss: without_graph(self.loss),
+            regularization: self.regularization.map(without_graph),
             tensors,
             numbers: TensorData::new(numbers, [count]),
         }
@@ -279,6 +280,37 @@ impl Nest for StepSums {
         }
         visit(&mut self.numbers)
     }
+
+    fn outline(&self) -> Option<Outline> {
+        Some(Box::new(SumsOutline {
+            averaged_over: self.averaged_over,
+            names: self.names.clone(),
+            regularized: self.regularization.is_some(),
+            places: self.tensors.iter().map(|(place, _)| *place).collect(),
+        }))
+    }
+
+    fn from_outline(outline: &Outline) -> Option<Self> {
+        let outline = outline.downcast_ref::<SumsOutline>()?;
+        let empty = || Tensor::<1>::empty([0], &Device::flex());
+        Some(Self {
+            averaged_over: outline.averaged_over,
+            names: outline.names.clone(),
+            loss: empty(),
+            regularization: outline.regularized.then(empty),
+            tensors: outline.places.iter().map(|at| (*at, empty())).collect(),
+            numbers: TensorData::new(Vec::<f64>::new(), [0]),
+        })
+    }
+}
+
+/// All of [`StepSums`] but its numbers.
+#[derive(Debug)]
+struct SumsOutline {
+    averaged_over: Option<usize>,
+    names: Vec<Cow<'static, str>>,
+    regularized: bool,
+    places: Vec<usize>,
 }
 
 impl StepSums {

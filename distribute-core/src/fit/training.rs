@@ -450,17 +450,23 @@ impl<S: Strategy + ?Sized, M: Module + Sync + 'static, F> Session<'_, S, M, F> {
             batch: run.progress.position.batches,
         };
         let objective = &self.objective;
-        let arguments = (&mut *self.state, batch, run.learning_rate);
-        let sums = self
-            .strategy
-            .run(arguments, |replica, (state, batch, rate)| {
-                // Here rather than from outside, where every change would copy the mirrored state.
+        let rate = run.learning_rate;
+        let compiled = self.strategy.tracer().is_some();
+        if compiled && self.state.host_part().learning_rate().to_bits() != rate.to_bits() {
+            self.state.update(|state| state.set_learning_rate(rate));
+        }
+        let arguments = (&mut *self.state, batch);
+        let sums = self.strategy.run(arguments, |replica, (state, batch)| {
+            if !compiled {
+                // From outside every change would copy the mirrored state. A compiled step has
+                // its rate as an input, which this would make a constant.
                 state.set_learning_rate(rate);
-                let given = objective(&StepContext { replica, pass }, &state.model, batch)?;
-                let gradients = replica.gradient(&given.total(), &state.model)?;
-                state.apply_gradients(replica, gradients)?;
-                Ok(given.into_sums(pass.global_batch_size))
-            })?;
+            }
+            let given = objective(&StepContext { replica, pass }, &state.model, batch)?;
+            let gradients = replica.gradient(&given.total(), &state.model)?;
+            state.apply_gradients(replica, gradients)?;
+            Ok(given.into_sums(pass.global_batch_size))
+        })?;
         run.progress.position.batches += 1;
         run.progress.step = self.state.step();
         run.meter.add(&*run.strategy, sums)
@@ -479,7 +485,7 @@ impl<S: Strategy + ?Sized, M: Module + Sync + 'static, F> Session<'_, S, M, F> {
         let started = Instant::now();
         let seed = self.run.seed;
         let size = validation.global_batch_size();
-        let mut evaluator = Evaluator::new(self.state, size, seed, epoch);
+        let mut evaluator = Evaluator::new(self.strategy, self.state, size, seed, epoch);
         self.run.progress.validation_batches = 0;
         for batch in validation.epoch(0, 0)? {
             evaluator.batch(self.strategy, self.state, batch?, &self.objective)?;

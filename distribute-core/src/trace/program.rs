@@ -10,6 +10,7 @@ use burn_capture::{CapturedGraph, TensorId};
 use super::capture::Source;
 use super::{StepKey, TensorSpec, TraceDevice};
 use crate::Result;
+use crate::nest::Outline;
 
 /// How a strategy runs captured steps: what [`Strategy::tracer`](crate::Strategy::tracer) returns.
 ///
@@ -147,6 +148,8 @@ pub struct StepProgram {
     pub(crate) states: Vec<StateChange>,
     /// The leaves of the step's result.
     pub(crate) results: Vec<ResultLeaf>,
+    /// The structure of the result, if its type does not say it.
+    pub(crate) outline: Option<Outline>,
     /// Makes the random numbers of this step others than those of another.
     pub(crate) seed: u64,
 }

@@ -15,6 +15,7 @@ use super::program::{
     StepProgram,
 };
 use super::{CapturedTensor, DeviceTensor, StepKey, TensorSpec, TraceError, Tracer};
+use crate::nest::Outline;
 use crate::step_args::Item;
 use crate::strategy::StrategyId;
 use crate::{Error, Leaf, Nest, PerReplica, ReplicaContext, Result, StepArgs, Strategy, scope};
@@ -125,7 +126,10 @@ fn result<R: Nest>(
     outputs: &[Arc<dyn DeviceTensor>],
     replica: usize,
 ) -> Result<R> {
-    let mut result = R::placeholder().ok_or_else(unknown_structure::<R>)?;
+    let outlined = program.outline.as_ref().and_then(R::from_outline);
+    let mut result = outlined
+        .or_else(R::placeholder)
+        .ok_or_else(unknown_structure::<R>)?;
     let leaves = program.results.iter().map(|leaf| match leaf {
         ResultLeaf::Constant(data) => Ok(data.clone()),
         ResultLeaf::Output(index) => {
@@ -250,6 +254,7 @@ struct Plan {
     outputs: Vec<CapturedTensor>,
     states: Vec<StateChange>,
     results: Vec<ResultLeaf>,
+    outline: Option<Outline>,
 }
 
 impl Plan {
@@ -282,12 +287,16 @@ impl Plan {
             results.push(outputs.result(leaf)?);
             Ok(())
         })?;
-        check_rest(&result)?;
+        let outline = result.outline();
+        if outline.is_none() {
+            check_rest(&result)?;
+        }
         Ok(Self {
             capture,
             outputs: outputs.tensors,
             states,
             results,
+            outline,
         })
     }
 
@@ -327,7 +336,9 @@ impl Plan {
         let random_key = keys.next().map(|input| input.tensor.id());
         if let Some(id) = random_key {
             // No operation of the graph reads the key, so this alone says what it is.
-            graph.values.insert(id, TensorData::new(vec![0_i32; 2], [2]));
+            graph
+                .values
+                .insert(id, TensorData::new(vec![0_i32; 2], [2]));
         }
         graph.graph.inputs = inputs.iter().map(|input| input.tensor.id()).collect();
         let donated = donations(&self.states, &inputs, &self.results, call, &self.outputs);
@@ -346,6 +357,7 @@ impl Plan {
             arguments: inputs.iter().map(|input| input.source).collect(),
             states: self.states,
             results: self.results,
+            outline: self.outline,
             seed: self.capture.trace.mixed_seed(),
         };
         Ok((step, program))

@@ -100,7 +100,10 @@ fn twenty_steps_of_a_transformer() {
             let state = TrainState::new(Transformer::new(&device()), AdamW::new(1e-3));
             let (mut on_tpu, mut on_cpu) = states(&tpu, &cpu, state);
             let step = transformer_step(4 * replicas);
-            let mut data = [Data::new(3, replicas, &[], 11), Data::new(3, replicas, &[], 11)];
+            let mut data = [
+                Data::new(3, replicas, &[], 11),
+                Data::new(3, replicas, &[], 11),
+            ];
             for _ in 0..20 {
                 let [first, second] = &mut data;
                 tpu.run((&mut on_tpu, first.tokens(4, 7)), step).unwrap();

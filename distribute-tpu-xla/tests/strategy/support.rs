@@ -81,7 +81,9 @@ impl Data {
     pub fn tokens(&mut self, examples: usize, length: usize) -> PerReplica<Tensor<2, Int>> {
         let parts = (0..self.replicas).map(|_| {
             let count = examples * length;
-            let ids: Vec<i32> = (0..count).map(|_| self.rng.random_range(0..self.classes)).collect();
+            let ids: Vec<i32> = (0..count)
+                .map(|_| self.rng.random_range(0..self.classes))
+                .collect();
             Tensor::from_data(TensorData::new(ids, [examples, length]), &Device::flex())
         });
         PerReplica::new(parts.collect())
