@@ -260,6 +260,14 @@ impl<T> Mirrored<T> {
         &self.values[0]
     }
 
+    /// Changes the numbers of all host copies.
+    pub(crate) fn for_each_host_part(&mut self, change: impl Fn(&mut T)) {
+        self.values.iter_mut().for_each(&change);
+        if let Some(fetched) = self.fetched.get_mut() {
+            fetched.iter_mut().for_each(&change);
+        }
+    }
+
     /// Why the copies may differ, if a run that could change them failed.
     pub fn poisoned(&self) -> Option<String> {
         lock(&self.poison).clone()

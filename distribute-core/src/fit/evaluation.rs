@@ -8,9 +8,7 @@ use burn::tensor::TensorData;
 use super::meter::Meter;
 use super::objective::Pass;
 use super::{BatchSource, FitError, Logs, Mode, Objective, StepContext, together};
-use crate::{
-    Error, Mirrored, Nest, PerReplica, Result, Strategy, StrategyExt, TrainState, host_reduce,
-};
+use crate::{Error, Mirrored, Nest, PerReplica, Result, Strategy, StrategyExt, TrainState, host_reduce, ReplicaContext, trace};
 
 /// What [`evaluate`] gives.
 #[derive(Debug, Clone, PartialEq)]
@@ -46,7 +44,7 @@ where
     F: Fn(&StepContext<'_>, &M, D::Batch) -> Result<Objective> + Sync,
 {
     let started = Instant::now();
-    let mut evaluator = Evaluator::new(state, data.global_batch_size(), 0, 0);
+    let mut evaluator = Evaluator::new(strategy, state, data.global_batch_size(), 0, 0);
     let all = || {
         for batch in data.epoch(0, 0)? {
             evaluator.batch(strategy, state, batch?, &objective)?;
@@ -81,7 +79,7 @@ where
     M: Module + Sync + 'static,
     D: BatchSource + ?Sized,
     F: Fn(&StepContext<'_>, &M, D::Batch) -> Result<O> + Sync,
-    O: Nest + Send,
+    O: Nest + Send + 'static,
 {
     let predicted = predict_all(strategy, state, data, forward);
     together::or_abort(strategy, predicted)
@@ -98,9 +96,9 @@ where
     M: Module + Sync + 'static,
     D: BatchSource + ?Sized,
     F: Fn(&StepContext<'_>, &M, D::Batch) -> Result<O> + Sync,
-    O: Nest + Send,
+    O: Nest + Send + 'static,
 {
-    let models = validation_models(state);
+    let models = validation_models(strategy, state);
     let order = order_of_replicas(strategy, data)?;
     let mut outputs: Option<O> = None;
     let mut rows: Vec<Vec<TensorData>> = Vec::new();
@@ -112,9 +110,10 @@ where
             epoch: 0,
             batch: index,
         };
-        let parts = strategy.run((state, &models, batch?), |replica, (_, model, batch)| {
+        let forward = |replica: &ReplicaContext, model: &M, batch| {
             forward(&StepContext { replica, pass }, model, batch)
-        })?;
+        };
+        let parts = run_on_models(strategy, state, models.as_ref(), batch?, forward)?;
         let mut parts = parts.into_values();
         let mut lists = parts
             .iter_mut()
@@ -166,34 +165,63 @@ where
     }
 }
 
-/// Every replica's model without autodiff and training flags. Shares the parameters' storage, so
+/// Every replica's model without autodiff and training flags; none under a strategy that compiles
+/// steps, where the models stay on the devices. Shares the parameters' storage, so
 /// drop it before the next update, which would have to copy them.
-fn validation_models<M: Module>(state: &Mirrored<TrainState<M>>) -> PerReplica<M> {
-    PerReplica::new(
-        state
-            .values()
-            .iter()
-            .map(|state| state.model.valid())
-            .collect(),
-    )
+fn validation_models<S: Strategy + ?Sized, M: Module>(
+    strategy: &S,
+    state: &Mirrored<TrainState<M>>,
+) -> Option<PerReplica<M>> {
+    if strategy.tracer().is_some() {
+        return None;
+    }
+    let models = state.values().iter().map(|state| state.model.valid());
+    Some(PerReplica::new(models.collect()))
+}
+
+/// Runs a forward pass on the models for evaluation, or on those of the state if there are none.
+fn run_on_models<S, M, B, R, F>(
+    strategy: &S,
+    state: &Mirrored<TrainState<M>>,
+    models: Option<&PerReplica<M>>,
+    batch: PerReplica<B>,
+    forward: F,
+) -> Result<PerReplica<R>>
+where
+    S: Strategy + ?Sized,
+    M: Module + Sync + 'static,
+    B: Nest + Send,
+    R: Nest + Send + 'static,
+    F: Fn(&ReplicaContext, &M, B) -> Result<R> + Sync,
+{
+    match models {
+        // The state is passed for its checks: right strategy, not poisoned.
+        Some(models) => strategy.run((state, models, batch), |replica, (_, model, batch)| {
+            forward(replica, model, batch)
+        }),
+        None => strategy.run((state, batch), |replica, (state, batch)| {
+            forward(replica, &trace::valid(&state.model), batch)
+        }),
+    }
 }
 
 /// Evaluation batch by batch.
 pub(super) struct Evaluator<M> {
-    models: PerReplica<M>,
+    models: Option<PerReplica<M>>,
     meter: Meter,
     pass: Pass,
 }
 
 impl<M: Module + Sync + 'static> Evaluator<M> {
-    pub(super) fn new(
+    pub(super) fn new<S: Strategy + ?Sized>(
+        strategy: &S,
         state: &Mirrored<TrainState<M>>,
         global_batch_size: Option<usize>,
         seed: u64,
         epoch: usize,
     ) -> Self {
         Self {
-            models: validation_models(state),
+            models: validation_models(strategy, state),
             meter: Meter::default(),
             pass: Pass {
                 mode: Mode::Evaluate,
@@ -218,14 +246,11 @@ impl<M: Module + Sync + 'static> Evaluator<M> {
         F: Fn(&StepContext<'_>, &M, B) -> Result<Objective> + Sync,
     {
         let pass = self.pass;
-        // The state is passed for its checks: right strategy, not poisoned.
-        let sums = strategy.run(
-            (state, &self.models, batch),
-            |replica, (_, model, batch)| {
-                let given = objective(&StepContext { replica, pass }, model, batch)?;
-                Ok(given.into_sums(pass.global_batch_size))
-            },
-        )?;
+        let forward = |replica: &ReplicaContext, model: &M, batch| {
+            let given = objective(&StepContext { replica, pass }, model, batch)?;
+            Ok(given.into_sums(pass.global_batch_size))
+        };
+        let sums = run_on_models(strategy, state, self.models.as_ref(), batch, forward)?;
         self.pass.batch += 1;
         self.meter.add(&*strategy.handle(), sums)
     }

@@ -7,7 +7,7 @@ use burn::tensor::{Int, Tensor, TensorData};
 use rand_chacha::ChaCha8Rng;
 
 use crate::nest::Leaf;
-use crate::{Error, Nest, ReplicaContext, Result};
+use crate::{Error, Nest, ReplicaContext, Result, trace};
 
 /// What a forward pass is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -207,7 +207,7 @@ impl Objective {
                     Quantity::Host(value) => value,
                     Quantity::Device(tensor) => {
                         // Its place in the numbers; filled in when the tensors are read.
-                        tensors.push((numbers.len(), tensor.without_autodiff()));
+                        tensors.push((numbers.len(), trace::without_autodiff(*tensor)));
                         0.0
                     }
                 });
@@ -217,8 +217,8 @@ impl Objective {
         StepSums {
             averaged_over: self.averaged_over.or(global_batch_size),
             names,
-            loss: self.loss.without_autodiff(),
-            regularization: self.regularization.map(Tensor::without_autodiff),
+            loss: trace::without_autodiff(self.loss),
+            regularization: self.regularization.map(trace::without_autodiff),
             tensors,
             numbers: TensorData::new(numbers, [count]),
         }
@@ -275,6 +275,19 @@ impl Nest for StepSums {
             visit(tensor)?;
         }
         visit(&mut self.numbers)
+    }
+
+    fn skeleton(&self) -> Option<Self> {
+        let empty = <Tensor<1> as Nest>::placeholder;
+        let tensors = self.tensors.iter().map(|(at, _)| Some((*at, empty()?)));
+        Some(Self {
+            averaged_over: self.averaged_over,
+            names: self.names.clone(),
+            loss: empty()?,
+            regularization: self.regularization.as_ref().and_then(|_| empty()),
+            tensors: tensors.collect::<Option<_>>()?,
+            numbers: self.numbers.clone(),
+        })
     }
 }
 

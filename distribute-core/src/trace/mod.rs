@@ -63,5 +63,5 @@ pub use tensor::{CapturedTensor, TensorSpec, TracedTensor};
 
 pub(crate) use gradients::{CapturedGradients, all_reduce, all_reduce_tensor, update};
 pub(crate) use run::run;
-pub(crate) use state::{Fetch, OnDevice, visit_module};
-pub(crate) use tensor::{Tracked, TrackedGradients, captured, read_error};
+pub(crate) use state::{Fetch, OnDevice, valid, visit_module};
+pub(crate) use tensor::{Tracked, TrackedGradients, captured, read_error, without_autodiff};

@@ -2,7 +2,7 @@
 
 use std::any::Any;
 use std::fmt::Debug;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use burn::tensor::TensorData;
 use burn_capture::{CapturedGraph, TensorId};
@@ -147,6 +147,8 @@ pub struct StepProgram {
     pub(crate) states: Vec<StateChange>,
     /// The leaves of the step's result.
     pub(crate) results: Vec<ResultLeaf>,
+    /// A result whose leaves are missing.
+    pub(crate) skeleton: Mutex<Box<dyn Any + Send>>,
     /// Makes the random numbers of this step others than those of another.
     pub(crate) seed: u64,
 }

@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::collections::{HashMap, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use burn::tensor::TensorData;
 use burn_capture::{CapturedGraph, TensorId};
@@ -17,6 +17,7 @@ use super::program::{
 use super::{CapturedTensor, DeviceTensor, StepKey, TensorSpec, TraceError, Tracer};
 use crate::step_args::Item;
 use crate::strategy::StrategyId;
+use crate::values::lock;
 use crate::{
     Error, Leaf, Nest, PerReplica, ReplicaContext, Result, StepArgs, Strategy, scope,
 };
@@ -31,7 +32,7 @@ pub(crate) fn run<S, A, R, F>(
 where
     S: Strategy + ?Sized,
     A: StepArgs,
-    R: Nest + Send,
+    R: Nest + Send + 'static,
     F: for<'x> Fn(&ReplicaContext, Item<'x, A>) -> Result<R>,
 {
     let id: StrategyId = strategy.id();
@@ -53,7 +54,7 @@ where
 }
 
 /// Runs a program and puts its results where they belong.
-fn execute<A: StepArgs, R: Nest>(
+fn execute<A: StepArgs, R: Nest + 'static>(
     program: &StepProgram,
     call: &Call<'_>,
     args: &mut A,
@@ -121,13 +122,15 @@ fn random_key(call: &Call<'_>, seed: u64) -> TensorData {
 }
 
 /// One replica's result.
-fn result<R: Nest>(
+fn result<R: Nest + 'static>(
     program: &StepProgram,
     call: &Call<'_>,
     outputs: &[Arc<dyn DeviceTensor>],
     replica: usize,
 ) -> Result<R> {
-    let mut result = R::placeholder().ok_or_else(unknown_structure::<R>)?;
+    let skeleton = lock(&program.skeleton);
+    let skeleton = skeleton.downcast_ref::<R>().and_then(Nest::skeleton);
+    let mut result = skeleton.ok_or_else(unknown_structure::<R>)?;
     let leaves = program.results.iter().map(|leaf| match leaf {
         ResultLeaf::Constant(data) => Ok(data.clone()),
         ResultLeaf::Output(index) => {
@@ -145,8 +148,8 @@ fn result<R: Nest>(
 }
 
 fn unknown_structure<R>() -> Error {
-    let instead = "return tensors and numbers in a tuple, an array or a struct with \
-                   `#[derive(Nest)]`: their number must be known from the type";
+    let instead = "return tensors and numbers in tuples, vectors, maps and structs with \
+                   `#[derive(Nest)]`, or implement `Nest::skeleton` for it";
     TraceError::unsupported(std::any::type_name::<R>(), instead).into()
 }
 
@@ -167,7 +170,7 @@ fn capture<S, A, R, F>(
 where
     S: Strategy + ?Sized,
     A: StepArgs,
-    R: Nest + Send,
+    R: Nest + Send + 'static,
     F: for<'x> Fn(&ReplicaContext, Item<'x, A>) -> Result<R>,
 {
     let device = tracer.device().lock();
@@ -208,7 +211,7 @@ fn record<S, A, R, F>(
 where
     S: Strategy + ?Sized,
     A: StepArgs,
-    R: Nest + Send,
+    R: Nest + Send + 'static,
     F: for<'x> Fn(&ReplicaContext, Item<'x, A>) -> Result<R>,
 {
     let mut capture = Capture::new(Arc::clone(trace), call.specs.clone());
@@ -251,10 +254,11 @@ struct Plan {
     outputs: Vec<CapturedTensor>,
     states: Vec<StateChange>,
     results: Vec<ResultLeaf>,
+    skeleton: Box<dyn Any + Send>,
 }
 
 impl Plan {
-    fn new<R: Nest>(recorded: Recorded<R>) -> Result<Self> {
+    fn new<R: Nest + Send + 'static>(recorded: Recorded<R>) -> Result<Self> {
         let Recorded {
             capture,
             mut result,
@@ -274,14 +278,15 @@ impl Plan {
             tensors: change.tensors.iter().map(|tensor| outputs.add(tensor)).collect(),
         });
         let states = states.collect();
+        let skeleton = skeleton_of(&result)?;
         let mut results = Vec::new();
         result.walk(&mut |leaf| {
             results.push(outputs.result(leaf)?);
             Ok(())
         })?;
-        check_rest(&result)?;
         Ok(Self {
             capture,
+            skeleton: Box::new(skeleton),
             outputs: outputs.tensors,
             states,
             results,
@@ -335,6 +340,7 @@ impl Plan {
             arguments: inputs.iter().map(|input| input.source).collect(),
             states: self.states,
             results: self.results,
+            skeleton: Mutex::new(self.skeleton),
             seed: self.capture.trace.mixed_seed(),
         };
         Ok((step, program))
@@ -451,14 +457,14 @@ impl Outputs {
     }
 }
 
-/// Checks that a result can be built again from its type and its leaves.
-fn check_rest<R: Nest>(result: &R) -> Result<()> {
-    let rebuilt = R::placeholder().ok_or_else(unknown_structure::<R>)?;
+/// A value of the result's structure that later results are built from.
+fn skeleton_of<R: Nest>(result: &R) -> Result<R> {
+    let skeleton = result.skeleton().ok_or_else(unknown_structure::<R>)?;
     let (mut found, mut known) = (Vec::new(), Vec::new());
     result.fingerprint(&mut found);
-    rebuilt.fingerprint(&mut known);
+    skeleton.fingerprint(&mut known);
     if found == known {
-        Ok(())
+        Ok(skeleton)
     } else {
         Err(unknown_structure::<R>())
     }

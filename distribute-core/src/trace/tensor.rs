@@ -116,7 +116,16 @@ pub(crate) fn captured<const D: usize>(tensor: &Tensor<D>) -> Option<CapturedTen
     inner.ok().map(CapturedTensor)
 }
 
-/// Whether a tensor is tracked by autodiff on the capture backend.
+/// [`Tensor::without_autodiff`], also for captured tensors.
+pub(crate) fn without_autodiff<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
+    let is_capture = crate::scope::trace().is_some();
+    match is_capture.then(|| captured(&tensor)).flatten() {
+        Some(captured) => captured.float(),
+        None => tensor.without_autodiff(),
+    }
+}
+
+/// The primitive of a tensor with autodiff on the capture backend.
 pub(crate) fn tracked<const D: usize>(
     tensor: &Tensor<D>,
 ) -> Option<<Tracked as burn_backend::BackendTypes>::FloatTensorPrimitive> {

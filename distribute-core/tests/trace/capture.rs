@@ -267,16 +267,18 @@ fn results_may_be_arguments_numbers_and_one_tensor_twice() {
     let found = strategy
         .run((data,), |_, (x,)| {
             let sum = x.clone().sum();
-            Ok((x, (sum.clone(), sum), 7_i64))
+            let rest = (vec![Some(sum.clone()), None], "text".to_string(), true);
+            Ok((x, (sum.clone(), sum), 7_i64, rest))
         })
         .unwrap();
     assert_eq!(strategy.last().outputs.len(), 1);
-    for (replica, (x, (first, second), number)) in found.into_values().into_iter().enumerate() {
+    for (replica, (x, (first, second), number, (list, text, yes))) in found.into_values().into_iter().enumerate() {
         let expected = [[1.0, 2.0], [3.0, 4.0]][replica];
         assert_eq!(x.into_data().as_slice::<f32>().unwrap(), expected);
         assert_eq!(first.into_scalar::<f32>(), 1.0);
         assert_eq!(second.into_scalar::<f32>(), 1.0);
-        assert_eq!(number, 7);
+        assert_eq!((number, text.as_str(), yes), (7, "text", true));
+        assert_eq!(list.iter().map(Option::is_some).collect::<Vec<_>>(), [true, false]);
     }
 }
 

@@ -2,6 +2,7 @@
 //! weights in the end.
 
 mod errors;
+mod fit;
 mod models;
 mod numerics;
 mod residency;
