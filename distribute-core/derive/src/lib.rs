@@ -20,17 +20,19 @@ pub fn derive_nest(input: TokenStream) -> TokenStream {
     let arms = variants(&input).map(|(pattern, bindings, _)| {
         quote!(#pattern => { #(::distribute_core::Nest::walk(#bindings, visit)?;)* })
     });
-    let fixed = variants(&input).enumerate().map(|(variant, (pattern, bindings, _))| {
-        let number = is_enum.then(|| quote!(key.fixed(format_args!("variant {}", #variant));));
-        quote!(#pattern => {
-            #number
-            #(::distribute_core::Nest::fingerprint(#bindings, key);)*
-        })
-    });
+    let fixed = variants(&input)
+        .enumerate()
+        .map(|(variant, (pattern, bindings, _))| {
+            let number = is_enum.then(|| quote!(key.fixed(format_args!("variant {}", #variant));));
+            quote!(#pattern => {
+                #number
+                #(::distribute_core::Nest::fingerprint(#bindings, key);)*
+            })
+        });
     let skeletons = variants(&input).map(|(pattern, bindings, rebuild)| {
-        let parts = bindings.iter().map(
-            |field| quote!(let #field = ::distribute_core::Nest::skeleton(#field)?;),
-        );
+        let parts = bindings
+            .iter()
+            .map(|field| quote!(let #field = ::distribute_core::Nest::skeleton(#field)?;));
         quote!(#pattern => { #(#parts)* ::core::option::Option::Some(#rebuild) })
     });
     // Of an enum nobody knows the variant.

@@ -8,7 +8,10 @@ use burn::tensor::TensorData;
 use super::meter::Meter;
 use super::objective::Pass;
 use super::{BatchSource, FitError, Logs, Mode, Objective, StepContext, together};
-use crate::{Error, Mirrored, Nest, PerReplica, Result, Strategy, StrategyExt, TrainState, host_reduce, ReplicaContext, trace};
+use crate::{
+    Error, Mirrored, Nest, PerReplica, ReplicaContext, Result, Strategy, StrategyExt, TrainState,
+    host_reduce, trace,
+};
 
 /// What [`evaluate`] gives.
 #[derive(Debug, Clone, PartialEq)]

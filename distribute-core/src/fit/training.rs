@@ -453,9 +453,16 @@ impl<S: Strategy + ?Sized, M: Module + Sync + 'static, F> Session<'_, S, M, F> {
         // A plain number would be part of a compiled step's program.
         let mut rate = Some(run.learning_rate);
         if self.strategy.tracer().is_some() {
-            rate.take().into_iter().for_each(|rate| self.state.set_learning_rate(rate));
+            rate.take()
+                .into_iter()
+                .for_each(|rate| self.state.set_learning_rate(rate));
         }
-        let arguments = (&mut *self.state, batch, rate.is_some(), rate.unwrap_or_default());
+        let arguments = (
+            &mut *self.state,
+            batch,
+            rate.is_some(),
+            rate.unwrap_or_default(),
+        );
         let sums = self
             .strategy
             .run(arguments, |replica, (state, batch, sets_rate, rate)| {

@@ -219,10 +219,7 @@ impl Capture {
         }
     }
 
-    pub(crate) fn state<T: Replicate>(
-        &mut self,
-        state: &Mirrored<T>,
-    ) -> Result<CapturedState<T>> {
+    pub(crate) fn state<T: Replicate>(&mut self, state: &Mirrored<T>) -> Result<CapturedState<T>> {
         let mut value = state.values[0].replicate(&state.devices[0]);
         let mut before = ReadHosts::default();
         value.visit_state(&mut before)?;

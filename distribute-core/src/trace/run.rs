@@ -18,9 +18,7 @@ use super::{CapturedTensor, DeviceTensor, StepKey, TensorSpec, TraceError, Trace
 use crate::step_args::Item;
 use crate::strategy::StrategyId;
 use crate::values::lock;
-use crate::{
-    Error, Leaf, Nest, PerReplica, ReplicaContext, Result, StepArgs, Strategy, scope,
-};
+use crate::{Error, Leaf, Nest, PerReplica, ReplicaContext, Result, StepArgs, Strategy, scope};
 
 /// Runs a step as a compiled program, which is captured and compiled when there is none yet.
 pub(crate) fn run<S, A, R, F>(
@@ -135,7 +133,9 @@ fn result<R: Nest + 'static>(
         ResultLeaf::Constant(data) => Ok(data.clone()),
         ResultLeaf::Output(index) => {
             let output = outputs.get(*index);
-            output.ok_or_else(crate::nest::different_structure)?.read(replica)
+            output
+                .ok_or_else(crate::nest::different_structure)?
+                .read(replica)
         }
         ResultLeaf::Leaf(index) => match call.leaves.get(*index) {
             Some(LeafValue::Device { tensor, .. }) => tensor.read(replica),
@@ -179,9 +179,8 @@ where
         let replicas = strategy.num_replicas_in_sync();
         let trace = Arc::new(Trace::new(*device, replicas));
         let body = || record(strategy, &trace, args, call, step);
-        outcome = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|payload| {
-            Err(TraceError::of_panic(panic_message(&*payload)).into())
-        });
+        outcome = catch_unwind(AssertUnwindSafe(body))
+            .unwrap_or_else(|payload| Err(TraceError::of_panic(panic_message(&*payload)).into()));
         // Without a graph nothing is declared.
         let boundary = outcome.as_mut().map(|recorded| recorded.boundary());
         let (inputs, outputs) = boundary.unwrap_or_default();
@@ -275,7 +274,11 @@ impl Plan {
         };
         let states = capture.states.iter().map(|change| StateChange {
             hosts: change.hosts.clone(),
-            tensors: change.tensors.iter().map(|tensor| outputs.add(tensor)).collect(),
+            tensors: change
+                .tensors
+                .iter()
+                .map(|tensor| outputs.add(tensor))
+                .collect(),
         });
         let states = states.collect();
         let skeleton = skeleton_of(&result)?;
@@ -306,7 +309,10 @@ impl Plan {
         num_replicas: usize,
         call: &Call<'_>,
     ) -> Result<(CapturedStep, StepProgram)> {
-        graph.graph.operations.retain(|operation| !is_touch(operation));
+        graph
+            .graph
+            .operations
+            .retain(|operation| !is_touch(operation));
         let operations = &graph.graph.operations;
         let random = operations.iter().any(is_random);
         let used: HashSet<TensorId> = operations
@@ -320,17 +326,24 @@ impl Plan {
             _ => used.contains(&input.tensor.id()),
         };
         let inputs: Vec<_> = inputs.filter(is_used).collect();
-        let mut keys = inputs.iter().filter(|input| input.source == Source::RandomKey);
+        let mut keys = inputs
+            .iter()
+            .filter(|input| input.source == Source::RandomKey);
         let random_key = keys.next().map(|input| input.tensor.id());
         if let Some(id) = random_key {
             // No operation of the graph reads the key, so this alone says what it is.
-            graph.values.insert(id, TensorData::new(vec![0_i32; 2], [2]));
+            graph
+                .values
+                .insert(id, TensorData::new(vec![0_i32; 2], [2]));
         }
         graph.graph.inputs = inputs.iter().map(|input| input.tensor.id()).collect();
         let donated = donations(&self.states, &inputs, &self.results, call, &self.outputs);
         let step = CapturedStep {
             graph,
-            inputs: inputs.iter().map(|input| step_input(input, call, &self.capture)).collect(),
+            inputs: inputs
+                .iter()
+                .map(|input| step_input(input, call, &self.capture))
+                .collect(),
             outputs: step_outputs(&self.outputs, &donated),
             random_key,
             num_replicas,
@@ -359,16 +372,23 @@ fn step_input(input: &Input, call: &Call<'_>, capture: &Capture) -> StepInput {
         id: input.tensor.id(),
         spec: input.tensor.spec(),
         role,
-        name: capture.names.get(&input.tensor.id()).cloned().unwrap_or_default(),
+        name: capture
+            .names
+            .get(&input.tensor.id())
+            .cloned()
+            .unwrap_or_default(),
     }
 }
 
 fn step_outputs(outputs: &[CapturedTensor], donated: &HashMap<usize, usize>) -> Vec<StepOutput> {
-    let outputs = outputs.iter().enumerate().map(|(index, output)| StepOutput {
-        id: output.id(),
-        spec: output.spec(),
-        donated_from: donated.get(&index).copied(),
-    });
+    let outputs = outputs
+        .iter()
+        .enumerate()
+        .map(|(index, output)| StepOutput {
+            id: output.id(),
+            spec: output.spec(),
+            donated_from: donated.get(&index).copied(),
+        });
     outputs.collect()
 }
 

@@ -173,7 +173,8 @@ struct Flags(Vec<(bool, bool)>);
 impl ModuleVisitor for Flags {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let tensor = param.val();
-        self.0.push((tensor.is_autodiff(), tensor.is_require_grad()));
+        self.0
+            .push((tensor.is_autodiff(), tensor.is_require_grad()));
     }
 
     fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {

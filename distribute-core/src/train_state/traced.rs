@@ -45,7 +45,9 @@ impl<M: Module + 'static> TrainState<M> {
         if let Some(clip_norm) = self.clip_norm {
             gradients.clip_by_global_norm(clip_norm)?;
         }
-        let count = self.optimizer.coefficients(self.learning_rate, self.step + 1);
+        let count = self
+            .optimizer
+            .coefficients(self.learning_rate, self.step + 1);
         let coefficients = trace.coefficients(
             capture.index,
             self.step - capture.first_step,
@@ -177,7 +179,10 @@ impl<M: Module> HostState for TrainState<M> {
             optimizer: Arc::clone(&self.optimizer),
             learning_rate: self.learning_rate,
             step: self.step,
-            waiting: self.accumulated.as_ref().map_or(0, |(count, _)| *count as u64),
+            waiting: self
+                .accumulated
+                .as_ref()
+                .map_or(0, |(count, _)| *count as u64),
         })
     }
 
@@ -243,7 +248,8 @@ impl burn::module::ModuleVisitor for Parameters {
     fn visit_float<const D: usize>(&mut self, param: &burn::module::Param<Tensor<D>>) {
         let value = param.val();
         if value.is_require_grad() {
-            self.sizes.push((value.shape().num_elements(), value.dtype()));
+            self.sizes
+                .push((value.shape().num_elements(), value.dtype()));
             self.device = Some(value.device().without_autodiff());
         }
     }

@@ -5,8 +5,8 @@ use burn::prelude::*;
 use distribute_core::metric::Mean;
 use distribute_core::trace::TraceError;
 use distribute_core::{
-    Adam, Error, Leaf, Nest, PerReplica, ReplicaContext, Result, Same, Sgd, StrategyExt, TensorData,
-    TrainState,
+    Adam, Error, Leaf, Nest, PerReplica, ReplicaContext, Result, Same, Sgd, StrategyExt,
+    TensorData, TrainState,
 };
 
 use crate::support::{Mlp, Recording, batch, uneven};
@@ -22,11 +22,15 @@ fn refused<R: Nest + Send + std::fmt::Debug + 'static>(
     let mut state = strategy
         .scope(|device| TrainState::new(Mlp::new(device), Adam::new(1e-3)))
         .unwrap();
-    let error = strategy.run((&mut state, batch(replicas, 4)), step).unwrap_err();
+    let error = strategy
+        .run((&mut state, batch(replicas, 4)), step)
+        .unwrap_err();
     assert!(state.poisoned().is_none(), "nothing has changed");
     assert_eq!(strategy.compiled(), 0);
     // The strategy goes on.
-    let after = strategy.run((batch(replicas, 4),), |_, ((x, _),)| Ok(x.sum())).unwrap();
+    let after = strategy
+        .run((batch(replicas, 4),), |_, ((x, _),)| Ok(x.sum()))
+        .unwrap();
     assert_eq!(after.values().len(), replicas);
     match error.root_cause() {
         Error::Trace(error) => error.clone(),
@@ -51,8 +55,16 @@ fn reading_a_tensor() {
             read(x);
             Ok(())
         });
-        assert!(matches!(error, TraceError::HostRead { .. }), "{index}: {error}");
-        assert!(error.to_string().contains("return the tensor from the step"), "{error}");
+        assert!(
+            matches!(error, TraceError::HostRead { .. }),
+            "{index}: {error}"
+        );
+        assert!(
+            error
+                .to_string()
+                .contains("return the tensor from the step"),
+            "{error}"
+        );
     }
     // A parameter and the loss.
     let error = refused(1, |_, (state, (x, _))| {
@@ -74,7 +86,10 @@ fn a_metric_in_the_step() {
     let error = strategy
         .run((batch(2, 4),), |ctx, ((x, _),)| mean.update_state(ctx, x))
         .unwrap_err();
-    assert!(matches!(error, Error::Trace(TraceError::HostRead { .. })), "{error}");
+    assert!(
+        matches!(error, Error::Trace(TraceError::HostRead { .. })),
+        "{error}"
+    );
 }
 
 #[test]
@@ -82,7 +97,13 @@ fn the_replica_number_where_there_are_several() {
     let error = refused(2, |ctx, _| Ok(ctx.replica_id()));
     assert!(error.to_string().contains("replica_id_tensor"), "{error}");
     let alone = Recording::new(1);
-    assert_eq!(alone.run((), |ctx, ()| Ok(ctx.replica_id())).unwrap().values(), [0]);
+    assert_eq!(
+        alone
+            .run((), |ctx, ()| Ok(ctx.replica_id()))
+            .unwrap()
+            .values(),
+        [0]
+    );
 }
 
 #[test]
@@ -91,7 +112,9 @@ fn calls_that_have_no_counterpart() {
     assert!(matches!(error, TraceError::Unsupported { .. }), "{error}");
     let error = refused(2, |ctx, (_, (x, _))| ctx.broadcast(0, x));
     assert!(matches!(error, TraceError::Unsupported { .. }), "{error}");
-    let error = refused(2, |ctx, _| ctx.merge_call((), |all: PerReplica<()>| Ok(all)));
+    let error = refused(2, |ctx, _| {
+        ctx.merge_call((), |all: PerReplica<()>| Ok(all))
+    });
     assert!(matches!(error, TraceError::Unsupported { .. }), "{error}");
 }
 
@@ -127,14 +150,28 @@ fn a_tensor_of_the_cpu_in_the_state() {
 fn arguments_that_a_program_cannot_take() {
     let strategy = Recording::new(2);
     let error = strategy.run((Same(1.0_f32),), |_, (x,)| Ok(x)).unwrap_err();
-    assert!(matches!(error, Error::Trace(TraceError::Unsupported { .. })), "{error}");
-    let host = PerReplica::new(vec![TensorData::from([1.0_f32]), TensorData::from([2.0_f32])]);
+    assert!(
+        matches!(error, Error::Trace(TraceError::Unsupported { .. })),
+        "{error}"
+    );
+    let host = PerReplica::new(vec![
+        TensorData::from([1.0_f32]),
+        TensorData::from([2.0_f32]),
+    ]);
     let error = strategy.run((host,), |_, (_,)| Ok(())).unwrap_err();
-    assert!(matches!(error, Error::Trace(TraceError::Unsupported { .. })), "{error}");
+    assert!(
+        matches!(error, Error::Trace(TraceError::Unsupported { .. })),
+        "{error}"
+    );
     let numbers = PerReplica::new(vec![1.0_f32, 2.0]);
     let error = strategy.run((numbers,), |_, (x,)| Ok(x)).unwrap_err();
-    assert!(matches!(error, Error::Trace(TraceError::Uneven { replica: 1, .. })), "{error}");
-    let error = strategy.run((uneven(&[3, 2]),), |_, ((x, _),)| Ok(x.sum())).unwrap_err();
+    assert!(
+        matches!(error, Error::Trace(TraceError::Uneven { replica: 1, .. })),
+        "{error}"
+    );
+    let error = strategy
+        .run((uneven(&[3, 2]),), |_, ((x, _),)| Ok(x.sum()))
+        .unwrap_err();
     assert!(error.to_string().contains("drop_remainder"), "{error}");
 }
 
@@ -151,7 +188,10 @@ fn a_batch_normalization() {
     };
     let mut state = strategy.scope(build).unwrap();
     let error = strategy.run((&mut state,), |_, (_,)| Ok(())).unwrap_err();
-    assert!(error.to_string().contains("batch normalization `norm`"), "{error}");
+    assert!(
+        error.to_string().contains("batch normalization `norm`"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -165,7 +205,8 @@ fn a_program_that_fails_loses_the_state() {
         let gradients = ctx.gradient(&loss, &state.model)?;
         state.apply_gradients(ctx, gradients)
     };
-    let step = |ctx: &ReplicaContext, args: (&mut TrainState<Mlp>, Batch)| step(ctx, args).map(drop);
+    let step =
+        |ctx: &ReplicaContext, args: (&mut TrainState<Mlp>, Batch)| step(ctx, args).map(drop);
     strategy.run((&mut state, batch(1, 4)), step).unwrap();
     *strategy.recorder.fails.lock().unwrap() = true;
     strategy.run((&mut state, batch(1, 4)), step).unwrap_err();

@@ -169,8 +169,7 @@ impl Vm {
             .collect();
         let id = match variable(environment, "TPU_WORKER_ID")? {
             Some(id) => Some(("TPU_WORKER_ID", id)),
-            None => variable(environment, "CLOUD_TPU_TASK_ID")?
-                .map(|id| ("CLOUD_TPU_TASK_ID", id)),
+            None => variable(environment, "CLOUD_TPU_TASK_ID")?.map(|id| ("CLOUD_TPU_TASK_ID", id)),
         };
         let worker = match &id {
             None => 0,
@@ -267,7 +266,9 @@ mod tests {
         tpu: Option<&str>,
         variables: &[(&str, &str)],
     ) -> Result<TpuClusterResolver, TpuError> {
-        let variables = variables.iter().map(|(k, v)| (k.to_string(), v.to_string()));
+        let variables = variables
+            .iter()
+            .map(|(k, v)| (k.to_string(), v.to_string()));
         TpuClusterResolver::resolve_in(tpu, &variables.collect::<BTreeMap<_, _>>())
     }
 
@@ -307,7 +308,10 @@ mod tests {
     #[test]
     fn nonsense_is_named() {
         let error = try_resolve(None, &[("TPU_WORKER_ID", "first")]).unwrap_err();
-        assert!(error.to_string().contains("TPU_WORKER_ID is `first`"), "{error}");
+        assert!(
+            error.to_string().contains("TPU_WORKER_ID is `first`"),
+            "{error}"
+        );
         let variables = [("TPU_WORKER_HOSTNAMES", "a,b"), ("TPU_WORKER_ID", "2")];
         let error = try_resolve(None, &variables).unwrap_err();
         assert!(error.to_string().contains("names 2 machines"), "{error}");
@@ -317,6 +321,9 @@ mod tests {
     fn a_tpu_behind_an_address_is_no_fallback_to_anything() {
         let resolver = resolve(None, &[("COLAB_TPU_ADDR", "10.0.0.2:8470")]);
         let error = resolver.connect().unwrap_err().to_string();
-        assert!(error.starts_with("TPU failed to initialize: COLAB_TPU_ADDR"), "{error}");
+        assert!(
+            error.starts_with("TPU failed to initialize: COLAB_TPU_ADDR"),
+            "{error}"
+        );
     }
 }

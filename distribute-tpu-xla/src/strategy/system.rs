@@ -39,7 +39,10 @@ impl TpuConnection {
     /// # Errors
     /// As `initialize`.
     pub fn initialize_with(&self, options: &[(&str, Value)]) -> Result<TpuSystem, TpuError> {
-        let client = self.plugin.client(options).map_err(|error| initialize(&error))?;
+        let client = self
+            .plugin
+            .client(options)
+            .map_err(|error| initialize(&error))?;
         let system = TpuSystem {
             client,
             addresses: self.addresses.clone(),
@@ -74,7 +77,9 @@ fn initialize(error: &PjrtError) -> TpuError {
 fn check_for_tpu(libtpu: &Path) -> Result<(), TpuError> {
     let devices = || -> Vec<PathBuf> {
         let list = |folder: &str| fs::read_dir(folder).into_iter().flatten().flatten();
-        let accelerators = list("/dev").chain(list("/dev/vfio")).map(|entry| entry.path());
+        let accelerators = list("/dev")
+            .chain(list("/dev/vfio"))
+            .map(|entry| entry.path());
         accelerators.filter(|path| is_tpu_device(path)).collect()
     };
     if devices().is_empty() {
@@ -91,7 +96,10 @@ fn check_for_tpu(libtpu: &Path) -> Result<(), TpuError> {
 }
 
 fn is_tpu_device(path: &Path) -> bool {
-    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let name = path
+        .file_name()
+        .and_then(|name| name.to_str())
+        .unwrap_or_default();
     let numbered = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
     match path.parent().and_then(Path::to_str) {
         Some("/dev/vfio") => numbered(name),
@@ -138,7 +146,10 @@ impl TpuSystem {
     /// The processes that share the devices.
     pub(super) fn processes(&self) -> usize {
         let devices = self.client.devices();
-        let last = devices.iter().map(|device| device.description().process_index).max();
+        let last = devices
+            .iter()
+            .map(|device| device.description().process_index)
+            .max();
         usize::try_from(last.unwrap_or(0)).unwrap_or(0) + 1
     }
 

@@ -47,15 +47,19 @@ impl XlaTracer {
     fn compile_step(&self, step: &CapturedStep) -> Result<XlaProgram, TpuError> {
         let started = Instant::now();
         let lowered = lower_step(step)?;
-        let options = CompileOptions::replicas(step.num_replicas)
-            .device_assignment(self.assignment.clone());
+        let options =
+            CompileOptions::replicas(step.num_replicas).device_assignment(self.assignment.clone());
         let executable = self.client.compile(&lowered.program.text, &options)?;
         self.programs.compiled(started.elapsed());
         Ok(XlaProgram {
             executable,
             client: self.client.clone(),
             devices: Arc::clone(&self.devices),
-            outputs: step.outputs.iter().map(|output| output.spec.clone()).collect(),
+            outputs: step
+                .outputs
+                .iter()
+                .map(|output| output.spec.clone())
+                .collect(),
         })
     }
 }
@@ -70,12 +74,14 @@ pub fn lower_step(step: &CapturedStep) -> Result<Lowered, TpuError> {
         let takes_it = |output: &&StepOutput| output.donated_from == Some(number);
         step.outputs.iter().find(takes_it)
     };
-    let inputs = step.inputs.iter().enumerate().map(|(number, input)| {
-        match donated(number) {
+    let inputs = step
+        .inputs
+        .iter()
+        .enumerate()
+        .map(|(number, input)| match donated(number) {
             Some(output) => GraphInput::donated(input.id, output.id),
             None => GraphInput::new(input.id),
-        }
-    });
+        });
     let inputs: Vec<_> = inputs.collect();
     let outputs: Vec<_> = step.outputs.iter().map(|output| output.id).collect();
     let names = step.inputs.iter().filter(|input| !input.name.is_empty());
@@ -153,7 +159,9 @@ impl XlaProgram {
             });
             lists.push(list.collect::<Result<_, _>>()?);
         }
-        let execution = self.executable.execute(&lists, &ExecuteOptions::default())?;
+        let execution = self
+            .executable
+            .execute(&lists, &ExecuteOptions::default())?;
         self.results(execution.into_outputs())
     }
 

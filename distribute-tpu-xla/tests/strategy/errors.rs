@@ -17,8 +17,14 @@ fn more_replicas_than_devices() {
             return;
         };
         for count in [0, 3] {
-            let error = TpuStrategy::builder(&system).replicas(count).build().unwrap_err();
-            assert!(matches!(error, TpuError::Replicas { devices: 2, .. }), "{error}");
+            let error = TpuStrategy::builder(&system)
+                .replicas(count)
+                .build()
+                .unwrap_err();
+            assert!(
+                matches!(error, TpuError::Replicas { devices: 2, .. }),
+                "{error}"
+            );
         }
         let one = TpuStrategy::builder(&system).replicas(1).build().unwrap();
         let sum = one.run((tensor(1, 3),), |_, (x,)| Ok(x.sum())).unwrap();
@@ -40,7 +46,10 @@ fn a_step_that_changes_shapes_in_every_call() {
             most: Some(3),
             ..ProgramLimits::default()
         };
-        let tpu = TpuStrategy::builder(&system).program_limits(limits).build().unwrap();
+        let tpu = TpuStrategy::builder(&system)
+            .program_limits(limits)
+            .build()
+            .unwrap();
         let mut outcome = Ok(());
         for elements in 1..10 {
             let sum = tpu.run((tensor(1, elements),), |_, (x,)| Ok(x.sum()));
@@ -52,7 +61,10 @@ fn a_step_that_changes_shapes_in_every_call() {
         }
         let error = outcome.unwrap_err();
         assert!(
-            matches!(error, Error::Trace(TraceError::TooManyPrograms { compiled: 3, .. })),
+            matches!(
+                error,
+                Error::Trace(TraceError::TooManyPrograms { compiled: 3, .. })
+            ),
             "{error}"
         );
         assert!(error.to_string().contains("[4]"), "{error}");
@@ -87,8 +99,13 @@ fn no_plugin_and_no_tpu_are_errors_and_no_fallback() {
         &std::collections::BTreeMap::<String, String>::new(),
     )
     .unwrap();
-    let error = resolver.connect_with(Some(Path::new("/nowhere/plugin.so"))).unwrap_err();
-    assert!(error.to_string().starts_with("TPU failed to initialize: "), "{error}");
+    let error = resolver
+        .connect_with(Some(Path::new("/nowhere/plugin.so")))
+        .unwrap_err();
+    assert!(
+        error.to_string().starts_with("TPU failed to initialize: "),
+        "{error}"
+    );
 }
 
 #[test]
@@ -103,9 +120,16 @@ fn a_resolver_with_the_cpu_plugin() {
         )
         .unwrap();
         let connection = resolver.connect_with(Some(&plugin)).unwrap();
-        let system = connection.initialize_with(&[("cpu_device_count", 8_i64.into())]).unwrap();
+        let system = connection
+            .initialize_with(&[("cpu_device_count", 8_i64.into())])
+            .unwrap();
         assert_eq!(system.num_accelerators(), 8);
-        let error = connection.initialize_with(&[("nonsense", 8_i64.into())]).unwrap_err();
-        assert!(error.to_string().starts_with("TPU failed to initialize: "), "{error}");
+        let error = connection
+            .initialize_with(&[("nonsense", 8_i64.into())])
+            .unwrap_err();
+        assert!(
+            error.to_string().starts_with("TPU failed to initialize: "),
+            "{error}"
+        );
     });
 }

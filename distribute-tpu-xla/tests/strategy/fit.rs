@@ -3,8 +3,7 @@
 use burn::prelude::*;
 use distribute_core::fit::{Fit, Logs, Objective, StepContext, evaluate, predict};
 use distribute_core::{
-    Adam, Mirrored, MirroredStrategy, Replicate, Result, Strategy, StrategyExt, TrainState,
-    dropout,
+    Adam, Mirrored, MirroredStrategy, Replicate, Result, Strategy, StrategyExt, TrainState, dropout,
 };
 use distribute_data::{
     Batching, Digits, StrategyDataExt, compute_average_loss, sparse_categorical_crossentropy,
@@ -15,11 +14,7 @@ use crate::support::{strategy, within};
 
 type Batch = (Tensor<4>, Tensor<1, Int>);
 
-fn objective(
-    ctx: &StepContext<'_>,
-    model: &Cnn,
-    (images, labels): Batch,
-) -> Result<Objective> {
+fn objective(ctx: &StepContext<'_>, model: &Cnn, (images, labels): Batch) -> Result<Objective> {
     let examples = images.dims()[0];
     let logits = model.forward(images);
     let best: Tensor<1, Int> = logits.clone().argmax(1).flatten(0, 1);
@@ -36,14 +31,22 @@ fn fitted<S: Strategy>(
 ) -> (Vec<f64>, Logs, Vec<f32>) {
     let digits = Digits::open().unwrap();
     let batching = Batching::global(64).shuffle(1).drop_remainder(true);
-    let train = strategy.distribute_dataset(digits.train().unwrap(), batching).unwrap();
-    let batching = Batching::global(60);
-    let test = strategy.distribute_dataset(digits.test().unwrap(), batching).unwrap();
+    let train = strategy
+        .distribute_dataset(digits.train().unwrap(), batching)
+        .unwrap();
+    let batching = Batching::global(60).drop_remainder(true);
+    let test = strategy
+        .distribute_dataset(digits.test().unwrap(), batching)
+        .unwrap();
     let history = Fit::new(strategy)
         .epochs(2)
         .run(state, &train, Some(&test), objective)
         .unwrap();
-    let losses = history.epochs.iter().map(|epoch| epoch.logs.loss()).collect();
+    let losses = history
+        .epochs
+        .iter()
+        .map(|epoch| epoch.logs.loss())
+        .collect();
     let report = evaluate(strategy, state, &test, objective).unwrap();
     let predicted = predict(strategy, state, &test, |_, model, (images, _): Batch| {
         Ok(model.forward(images))
@@ -66,7 +69,10 @@ fn fit_validates_evaluates_and_predicts_as_on_the_cpu() {
         let (found, logs, rows) = fitted(&tpu, &mut on_tpu);
         let (expected, expected_logs, expected_rows) = fitted(&cpu, &mut on_cpu);
         for (found, expected) in found.iter().zip(&expected) {
-            assert!((found - expected).abs() < 1e-3, "{found}, expected {expected}");
+            assert!(
+                (found - expected).abs() < 1e-3,
+                "{found}, expected {expected}"
+            );
         }
         assert!((logs.loss() - expected_logs.loss()).abs() < 1e-3);
         assert_eq!(rows.len(), expected_rows.len());

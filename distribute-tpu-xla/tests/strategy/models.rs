@@ -1,8 +1,8 @@
 //! Models and their steps, as a user would write them.
 
+use burn::nn::attention::generate_autoregressive_mask;
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::pool::{MaxPool2d, MaxPool2dConfig};
-use burn::nn::attention::generate_autoregressive_mask;
 use burn::nn::transformer::{
     TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput,
 };
@@ -70,8 +70,12 @@ impl Cnn {
     pub fn new(device: &Device) -> Self {
         let padding = PaddingConfig2d::Explicit(1, 1, 1, 1);
         Self {
-            first: Conv2dConfig::new([1, 8], [3, 3]).with_padding(padding.clone()).init(device),
-            second: Conv2dConfig::new([8, 12], [3, 3]).with_padding(padding).init(device),
+            first: Conv2dConfig::new([1, 8], [3, 3])
+                .with_padding(padding.clone())
+                .init(device),
+            second: Conv2dConfig::new([8, 12], [3, 3])
+                .with_padding(padding)
+                .init(device),
             activation: Relu::new(),
             pool: MaxPool2dConfig::new([2, 2]).with_strides([2, 2]).init(),
             dense: LinearConfig::new(12 * 2 * 2, 10).init(device),
@@ -79,8 +83,12 @@ impl Cnn {
     }
 
     pub fn forward(&self, x: Tensor<4>) -> Tensor<2> {
-        let x = self.pool.forward(self.activation.forward(self.first.forward(x)));
-        let x = self.pool.forward(self.activation.forward(self.second.forward(x)));
+        let x = self
+            .pool
+            .forward(self.activation.forward(self.first.forward(x)));
+        let x = self
+            .pool
+            .forward(self.activation.forward(self.second.forward(x)));
         self.dense.forward(x.flatten(1, 3))
     }
 }
@@ -116,7 +124,9 @@ impl Transformer {
         Self {
             tokens: EmbeddingConfig::new(11, 16).init(device),
             positions: EmbeddingConfig::new(8, 16).init(device),
-            layers: TransformerEncoderConfig::new(16, 32, 2, 2).with_dropout(0.0).init(device),
+            layers: TransformerEncoderConfig::new(16, 32, 2, 2)
+                .with_dropout(0.0)
+                .init(device),
             output: LinearConfig::new(16, 11).init(device),
         }
     }
@@ -134,12 +144,17 @@ impl Transformer {
 
 pub fn transformer_step(
     global_batch: usize,
-) -> impl for<'x> Fn(&ReplicaContext, (&'x mut TrainState<Transformer>, Tensor<2, Int>)) -> Result<Tensor<1>>
+) -> impl for<'x> Fn(
+    &ReplicaContext,
+    (&'x mut TrainState<Transformer>, Tensor<2, Int>),
+) -> Result<Tensor<1>>
 + Sync
 + Copy {
     move |ctx, (state, tokens)| {
         let [batch, length] = tokens.dims();
-        let logits = state.model.forward(tokens.clone().slice([0..batch, 0..length - 1]));
+        let logits = state
+            .model
+            .forward(tokens.clone().slice([0..batch, 0..length - 1]));
         let next = tokens.slice([0..batch, 1..length]);
         let per_token = sparse_categorical_crossentropy(logits, next);
         let loss = compute_average_loss(ctx, per_token, None, Some(global_batch))?;

@@ -15,7 +15,10 @@ use crate::models::{Cnn, Mlp, Transformer, cnn_step, mlp_step, transformer_step}
 use crate::support::{Data, assert_close, strategy, within};
 
 fn mirrored(replicas: usize) -> MirroredStrategy {
-    MirroredStrategy::builder().replicas(replicas).build().unwrap()
+    MirroredStrategy::builder()
+        .replicas(replicas)
+        .build()
+        .unwrap()
 }
 
 /// A state of each strategy, with the same weights.
@@ -24,9 +27,7 @@ fn states<M: Module + 'static>(
     cpu: &MirroredStrategy,
     state: TrainState<M>,
 ) -> (Mirrored<TrainState<M>>, Mirrored<TrainState<M>>) {
-    let on = |strategy: &dyn Strategy| {
-        strategy.scope(|device| state.replicate(device)).unwrap()
-    };
+    let on = |strategy: &dyn Strategy| strategy.scope(|device| state.replicate(device)).unwrap();
     (on(tpu), on(cpu))
 }
 
@@ -41,7 +42,10 @@ fn compare(replicas: usize, state: TrainState<Mlp>, steps: usize) {
     };
     let cpu = mirrored(replicas);
     let (mut on_tpu, mut on_cpu) = states(&tpu, &cpu, state);
-    let mut data = [Data::new(7, replicas, &[12], 5), Data::new(7, replicas, &[12], 5)];
+    let mut data = [
+        Data::new(7, replicas, &[12], 5),
+        Data::new(7, replicas, &[12], 5),
+    ];
     let step = mlp_step(8 * replicas);
     for number in 0..steps {
         let [first, second] = &mut data;
@@ -57,7 +61,11 @@ fn compare(replicas: usize, state: TrainState<Mlp>, steps: usize) {
     let found = on_tpu.try_primary().unwrap();
     let expected = on_cpu.primary();
     assert_eq!(found.step(), expected.step());
-    assert_close(&found.to_tensors().unwrap(), &expected.to_tensors().unwrap(), 1e-4);
+    assert_close(
+        &found.to_tensors().unwrap(),
+        &expected.to_tensors().unwrap(),
+        1e-4,
+    );
 }
 
 fn optimizers() -> Vec<Arc<dyn Optimizer>> {
@@ -92,7 +100,10 @@ fn twenty_steps_of_a_transformer() {
             let state = TrainState::new(Transformer::new(&device()), AdamW::new(1e-3));
             let (mut on_tpu, mut on_cpu) = states(&tpu, &cpu, state);
             let step = transformer_step(4 * replicas);
-            let mut data = [Data::new(3, replicas, &[], 11), Data::new(3, replicas, &[], 11)];
+            let mut data = [
+                Data::new(3, replicas, &[], 11),
+                Data::new(3, replicas, &[], 11),
+            ];
             for _ in 0..20 {
                 let [first, second] = &mut data;
                 tpu.run((&mut on_tpu, first.tokens(4, 7)), step).unwrap();
@@ -131,13 +142,20 @@ fn an_epoch_of_the_digits_with_a_short_last_batch() {
             let second = train(&cpu, &mut on_cpu);
             assert!(first.last().unwrap() + 0.2 < first[0], "{first:?}");
             for (found, expected) in first.iter().zip(&second) {
-                assert!((found - expected).abs() < 1e-3, "{found}, expected {expected}");
+                assert!(
+                    (found - expected).abs() < 1e-3,
+                    "{found}, expected {expected}"
+                );
             }
             let found = on_tpu.try_primary().unwrap().to_tensors().unwrap();
             let expected = on_cpu.primary().to_tensors().unwrap();
             assert_close(&found, &expected, 1e-3);
             let statistics = tpu.statistics();
-            assert_eq!((statistics.steps, statistics.programs), (1, 2), "{statistics:?}");
+            assert_eq!(
+                (statistics.steps, statistics.programs),
+                (1, 2),
+                "{statistics:?}"
+            );
         }
     });
 }
@@ -149,7 +167,9 @@ fn train(strategy: &dyn Strategy, state: &mut Mirrored<TrainState<Cnn>>) -> Vec<
     let data = strategy.distribute_dataset(digits, batching).unwrap();
     let mut losses: Vec<f32> = Vec::new();
     for batch in data.epoch(0) {
-        let loss = strategy.run((&mut *state, batch.unwrap()), cnn_step(64)).unwrap();
+        let loss = strategy
+            .run((&mut *state, batch.unwrap()), cnn_step(64))
+            .unwrap();
         losses.push(strategy.reduce(ReduceOp::Sum, loss).unwrap().into_scalar());
     }
     let mean = |losses: &[f32]| losses.iter().sum::<f32>() / losses.len() as f32;
@@ -172,7 +192,9 @@ fn a_checkpoint_goes_both_ways() {
         }
         // From the TPU to the CPU: both go on alike.
         let saved = on_tpu.try_primary().unwrap().to_tensors().unwrap();
-        on_cpu.update(|state| state.load_tensors(&saved, 5)).unwrap();
+        on_cpu
+            .update(|state| state.load_tensors(&saved, 5))
+            .unwrap();
         let mut again = [Data::new(2, 2, &[12], 5), Data::new(2, 2, &[12], 5)];
         for _ in 0..5 {
             let [first, second] = &mut again;
@@ -180,11 +202,21 @@ fn a_checkpoint_goes_both_ways() {
             cpu.run((&mut on_cpu, second.batch::<2>(8)), step).unwrap();
         }
         let expected = on_cpu.primary().to_tensors().unwrap();
-        assert_close(&on_tpu.try_primary().unwrap().to_tensors().unwrap(), &expected, 1e-4);
+        assert_close(
+            &on_tpu.try_primary().unwrap().to_tensors().unwrap(),
+            &expected,
+            1e-4,
+        );
         // And back, into a TPU state that has gone elsewhere meanwhile.
         tpu.run((&mut on_tpu, data.batch::<2>(8)), step).unwrap();
-        on_tpu.update(|state| state.load_tensors(&expected, 10)).unwrap();
-        assert_close(&on_tpu.try_primary().unwrap().to_tensors().unwrap(), &expected, 0.0);
+        on_tpu
+            .update(|state| state.load_tensors(&expected, 10))
+            .unwrap();
+        assert_close(
+            &on_tpu.try_primary().unwrap().to_tensors().unwrap(),
+            &expected,
+            0.0,
+        );
         let mut again = [Data::new(3, 2, &[12], 5), Data::new(3, 2, &[12], 5)];
         for _ in 0..3 {
             let [first, second] = &mut again;
@@ -192,7 +224,11 @@ fn a_checkpoint_goes_both_ways() {
             cpu.run((&mut on_cpu, second.batch::<2>(8)), step).unwrap();
         }
         let expected = on_cpu.primary().to_tensors().unwrap();
-        assert_close(&on_tpu.try_primary().unwrap().to_tensors().unwrap(), &expected, 1e-4);
+        assert_close(
+            &on_tpu.try_primary().unwrap().to_tensors().unwrap(),
+            &expected,
+            1e-4,
+        );
         assert_eq!(on_tpu.host_part().step(), 13);
     });
 }
@@ -246,7 +282,10 @@ fn dropout_differs_by_step_and_replica_and_has_the_right_rate() {
             let kept = tpu
                 .run((&mut state, ones()), |ctx, (state, x)| {
                     let kept = dropout(x, 0.25, &mut ctx.rng(5, state.step()));
-                    let loss = state.model.forward(kept.clone().slice([0..50, 0..12])).sum();
+                    let loss = state
+                        .model
+                        .forward(kept.clone().slice([0..50, 0..12]))
+                        .sum();
                     let gradients = ctx.gradient(&loss, &state.model)?;
                     state.apply_gradients(ctx, gradients)?;
                     Ok(kept)

@@ -19,7 +19,8 @@ fn buffers_do_not_pile_up() {
         let mut data = Data::new(1, 2, &[12], 5);
         let mut live = Vec::new();
         for number in 0..200 {
-            tpu.run((&mut state, data.batch::<2>(8)), mlp_step(16)).unwrap();
+            tpu.run((&mut state, data.batch::<2>(8)), mlp_step(16))
+                .unwrap();
             if number % 50 == 0 {
                 state.try_primary().unwrap();
             }
@@ -44,10 +45,12 @@ fn the_program_donates_the_whole_state() {
         let build = |device: &Device| TrainState::new(Mlp::new(device), Adam::new(1e-3));
         let mut state = tpu.scope(build).unwrap();
         let mut data = Data::new(1, 2, &[12], 5);
-        tpu.run((&mut state, data.batch::<2>(8)), mlp_step(16)).unwrap();
+        tpu.run((&mut state, data.batch::<2>(8)), mlp_step(16))
+            .unwrap();
         let before = state.try_primary().unwrap().to_tensors().unwrap();
         // Reading leaves the devices' copies as they are: the next step goes on from them.
-        tpu.run((&mut state, data.batch::<2>(8)), mlp_step(16)).unwrap();
+        tpu.run((&mut state, data.batch::<2>(8)), mlp_step(16))
+            .unwrap();
         let after = state.try_primary().unwrap().to_tensors().unwrap();
         assert_ne!(before["model/first.weight"], after["model/first.weight"]);
         assert_eq!(state.host_part().step(), 2);

@@ -20,9 +20,8 @@ pub fn plugin() -> Option<PathBuf> {
     let cache = set("XDG_CACHE_HOME")
         .map(PathBuf::from)
         .or_else(|| Some(PathBuf::from(set("HOME")?).join(".cache")));
-    let cached = cache.map(|cache| {
-        cache.join("distribute/pjrt-cpu/2.21.0/pjrt_c_api_cpu_plugin.so")
-    });
+    let cached =
+        cache.map(|cache| cache.join("distribute/pjrt-cpu/2.21.0/pjrt_c_api_cpu_plugin.so"));
     let found = named.or(cached.filter(|path| path.is_file()));
     if found.is_none() {
         println!(
@@ -82,7 +81,9 @@ impl Data {
     pub fn tokens(&mut self, examples: usize, length: usize) -> PerReplica<Tensor<2, Int>> {
         let parts = (0..self.replicas).map(|_| {
             let count = examples * length;
-            let ids: Vec<i32> = (0..count).map(|_| self.rng.random_range(0..self.classes)).collect();
+            let ids: Vec<i32> = (0..count)
+                .map(|_| self.rng.random_range(0..self.classes))
+                .collect();
             Tensor::from_data(TensorData::new(ids, [examples, length]), &Device::flex())
         });
         PerReplica::new(parts.collect())
@@ -97,10 +98,17 @@ impl Data {
             let mut shape = vec![examples];
             shape.extend(&self.shape);
             let count: usize = shape.iter().product();
-            let x: Vec<f32> = (0..count).map(|_| self.rng.random_range(-1.0..1.0)).collect();
-            let y: Vec<i32> = (0..examples).map(|_| self.rng.random_range(0..self.classes)).collect();
+            let x: Vec<f32> = (0..count)
+                .map(|_| self.rng.random_range(-1.0..1.0))
+                .collect();
+            let y: Vec<i32> = (0..examples)
+                .map(|_| self.rng.random_range(0..self.classes))
+                .collect();
             let x = Tensor::from_data(TensorData::new(x, shape), &device);
-            (x, Tensor::from_data(TensorData::new(y, [examples]), &device))
+            (
+                x,
+                Tensor::from_data(TensorData::new(y, [examples]), &device),
+            )
         });
         PerReplica::new(parts.collect())
     }
