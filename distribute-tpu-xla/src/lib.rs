@@ -8,6 +8,6 @@ mod strategy;
 pub mod trace;
 
 pub use strategy::{
-    TpuClusterResolver, TpuConnection, TpuError, TpuSource, TpuStrategy, TpuStrategyBuilder,
-    TpuSystem, lower_step,
+    CompiledProgram, TpuClusterResolver, TpuCompiler, TpuConnection, TpuError, TpuSource,
+    TpuStrategy, TpuStrategyBuilder, TpuSystem, lower_step,
 };

@@ -41,9 +41,27 @@ pub enum TpuError {
     /// The step has an operation that cannot be lowered.
     #[error(transparent)]
     Lower(#[from] LowerError),
+    /// The step was compiled for devices that are not there, as it should; nothing has run.
+    #[error(
+        "the step is compiled for {topology}; nothing was run, because only compiling was asked for"
+    )]
+    CompiledOnly {
+        /// What it was compiled for.
+        topology: String,
+    },
     /// A value on the devices and the program do not fit together: a bug of this crate.
     #[error("{0}")]
     Internal(String),
+}
+
+impl TpuError {
+    /// The error of this crate behind one that `run` has returned.
+    pub fn of(error: &Error) -> Option<&Self> {
+        match error.root_cause() {
+            Error::Trace(TraceError::Backend(source)) => source.downcast_ref(),
+            _ => None,
+        }
+    }
 }
 
 impl From<TpuError> for Error {

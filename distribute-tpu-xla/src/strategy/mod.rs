@@ -12,6 +12,7 @@
 //! # Ok::<(), distribute_tpu_xla::TpuError>(())
 //! ```
 
+mod ahead;
 mod array;
 mod error;
 mod resolver;
@@ -19,8 +20,18 @@ mod system;
 mod tpu;
 mod tracer;
 
+pub use ahead::{CompiledProgram, TpuCompiler};
 pub use error::TpuError;
 pub use resolver::{TpuClusterResolver, TpuSource};
 pub use system::{TpuConnection, TpuSystem};
 pub use tpu::{TpuStrategy, TpuStrategyBuilder};
 pub use tracer::lower_step;
+
+/// The error for replicas without a device.
+fn refuse_replicas(replicas: usize, devices: usize, names: &str) -> TpuError {
+    TpuError::Replicas {
+        replicas,
+        devices,
+        names: names.to_string(),
+    }
+}

@@ -1,6 +1,7 @@
 //! `TpuStrategy` on XLA's CPU client: the same steps as under `MirroredStrategy`, with the same
 //! weights in the end.
 
+mod ahead;
 mod errors;
 mod fit;
 mod models;
