@@ -130,6 +130,8 @@ pub struct Mirrored<T> {
     pub(crate) devices: Vec<Device>,
     owner: StrategyId,
     pub(crate) poison: Arc<Mutex<Option<String>>>,
+    /// Tells this value from others.
+    pub(crate) identity: Arc<()>,
     /// The tensors on the device, under a strategy that compiles steps.
     pub(crate) on_device: Mutex<Option<OnDevice>>,
     /// The host's copies of a newer value on the device, once somebody has asked for them.
@@ -147,6 +149,7 @@ impl<T: Replicate> Mirrored<T> {
             devices: devices.to_vec(),
             owner,
             poison: Arc::default(),
+            identity: Arc::default(),
             on_device: Mutex::default(),
             fetched: OnceLock::new(),
         }

@@ -13,7 +13,7 @@ use crate::outcome::Failure;
 use crate::tensors::float;
 
 /// Rows of a batch, as host data.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, distribute_core::Nest)]
 pub(super) struct Batch {
     pub(super) x: TensorData,
     pub(super) y: TensorData,

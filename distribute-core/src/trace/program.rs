@@ -77,7 +77,7 @@ pub enum Argument {
     /// A tensor that is on the devices already.
     Device(Arc<dyn DeviceTensor>),
     /// The parts of a batch, one per replica.
-    PerReplica(Vec<TensorData>),
+    PerReplica(Arc<Vec<TensorData>>),
     /// The same value for every replica.
     Same(TensorData),
 }

@@ -79,7 +79,7 @@ fn arguments(program: &StepProgram, call: &Call<'_>) -> Result<Vec<Argument>> {
     let mut argument = |source: &Source| match *source {
         Source::Leaf(index) => match call.leaves.get(index) {
             Some(LeafValue::Device { tensor, .. }) => Some(Argument::Device(Arc::clone(tensor))),
-            Some(LeafValue::PerReplica(parts)) => Some(Argument::PerReplica(parts.clone())),
+            Some(LeafValue::PerReplica(parts)) => Some(Argument::PerReplica(Arc::clone(parts))),
             None => None,
         },
         Source::Coefficient {
@@ -89,11 +89,10 @@ fn arguments(program: &StepProgram, call: &Call<'_>) -> Result<Vec<Argument>> {
             learning_rate,
         } => {
             let key = (host, update, learning_rate.map(f64::to_bits));
-            if !updates.contains_key(&key) {
-                let coefficients = call.coefficients.get(host)?;
-                updates.insert(key, coefficients.of_update(update, learning_rate));
-            }
-            let value = *updates.get(&key)?.get(index)?;
+            let source = call.coefficients.get(host)?;
+            let numbers = updates.entry(key);
+            let numbers = numbers.or_insert_with(|| source.of_update(update, learning_rate));
+            let value = *numbers.get(index)?;
             #[allow(clippy::cast_possible_truncation)]
             let value = value as f32;
             Some(Argument::Same(TensorData::new(vec![value], [1])))

@@ -40,7 +40,7 @@ pub enum TpuError {
     Pjrt(#[from] PjrtError),
     /// The step has an operation that cannot be lowered.
     #[error(transparent)]
-    Lower(#[from] LowerError),
+    Lower(Box<LowerError>),
     /// The step was compiled for devices that are not there, as it should; nothing has run.
     #[error(
         "the step is compiled for {topology}; nothing was run, because only compiling was asked for"
@@ -61,6 +61,12 @@ impl TpuError {
             Error::Trace(TraceError::Backend(source)) => source.downcast_ref(),
             _ => None,
         }
+    }
+}
+
+impl From<LowerError> for TpuError {
+    fn from(error: LowerError) -> Self {
+        Self::Lower(Box::new(error))
     }
 }
 
