@@ -4,7 +4,7 @@ use std::fmt;
 
 use half::{bf16, f16};
 
-use super::error::Result;
+use super::error::{PjrtError, Result};
 
 /// `PJRT_Buffer_Type`: what a buffer holds.
 #[non_exhaustive]
@@ -97,6 +97,51 @@ impl fmt::Display for ElementType {
             Some(row) => f.write_str(row.1),
             None => write!(f, "PJRT_Buffer_Type {}", self.number()),
         }
+    }
+}
+
+/// Element type and shape of an array.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ArrayShape {
+    /// What it holds.
+    pub element_type: ElementType,
+    /// Its length in each dimension; a scalar has none.
+    pub dims: Vec<usize>,
+}
+
+impl ArrayShape {
+    /// Bytes of the whole array on the host.
+    pub(super) fn host_bytes(&self) -> Result<usize> {
+        let Self { element_type, dims } = self;
+        let invalid = |what: String| Err(PjrtError::InvalidArgument(what));
+        let Some(bytes) = element_type.bytes() else {
+            return invalid(format!(
+                "{element_type} has no form on the host: cast it to another"
+            ));
+        };
+        let product = dims
+            .iter()
+            .try_fold(bytes, |product, dim| product.checked_mul(*dim));
+        // The C API counts with signed integers, each dimension too.
+        let countable = |number: &usize| i64::try_from(*number).is_ok();
+        match product
+            .filter(countable)
+            .filter(|_| dims.iter().all(countable))
+        {
+            Some(product) => Ok(product),
+            None => invalid(format!("{dims:?} are more elements than fit into memory")),
+        }
+    }
+}
+
+/// As in StableHLO: `tensor<2x3xf32>`.
+impl fmt::Display for ArrayShape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("tensor<")?;
+        for dim in &self.dims {
+            write!(f, "{dim}x")?;
+        }
+        write!(f, "{}>", self.element_type)
     }
 }
 

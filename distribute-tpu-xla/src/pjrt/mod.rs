@@ -39,12 +39,12 @@ mod search;
 mod value;
 
 pub use compile_options::CompileOptions;
-pub use element::{Element, ElementType};
+pub use element::{ArrayShape, Element, ElementType};
 pub use error::{ApiVersion, ErrorCode, PjrtError, Result};
 pub use libtpu::LibtpuEnvironment;
 pub use program::Program;
 pub use raw::{
     Buffer, Client, CompiledMemoryStats, Device, DeviceDescription, DeviceMemoryStats, Event,
-    Executable, ExecuteOptions, Execution, LoadedExecutable, OutputShape, Plugin, Topology,
+    Executable, ExecuteOptions, Execution, LoadedExecutable, Plugin, Topology,
 };
 pub use value::{Attributes, Value};

@@ -1,4 +1,9 @@
 //! The safe layer over PJRT against real plugins and against false ones.
 
 mod cpu;
+mod cpu_compile;
+mod cpu_errors;
+mod cpu_threads;
+mod fake;
+mod libtpu;
 mod support;

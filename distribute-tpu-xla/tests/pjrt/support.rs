@@ -8,6 +8,9 @@ use std::time::Duration;
 
 use distribute_tpu_xla::pjrt::{Buffer, Client, Plugin};
 
+/// No test comes close to it, even on a machine that does much else.
+pub const LIMIT: Duration = Duration::from_secs(180);
+
 /// How to get the plugin that a test needs.
 const BUILD: &str = "distribute-tpu-xla/pjrt-cpu/build";
 const FETCH: &str = "distribute-tpu-xla/pjrt-cpu/fetch-libtpu";

@@ -5,12 +5,12 @@ use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::api::{call, lent, log_destroy, non_null};
+use super::api::{call, log_destroy, non_null};
 use super::bindings::*;
 use super::client::{Client, ClientHandle};
 use super::device::Device;
 use super::event::Event;
-use crate::pjrt::element::{Element, ElementType};
+use crate::pjrt::element::{ArrayShape, Element, ElementType};
 use crate::pjrt::error::{PjrtError, Result};
 
 /// An array on one device.
@@ -22,6 +22,9 @@ use crate::pjrt::error::{PjrtError, Result};
 pub struct Buffer {
     client: Arc<ClientHandle>,
     raw: *mut PJRT_Buffer,
+    /// Place of its device among the client's.
+    device: usize,
+    shape: Arc<ArrayShape>,
 }
 
 // SAFETY: the C API lets any thread use and destroy a buffer.
@@ -30,7 +33,7 @@ unsafe impl Send for Buffer {}
 unsafe impl Sync for Buffer {}
 
 impl Buffer {
-    /// Takes the buffer that `function` returned.
+    /// Takes the buffer that `function` returned, which is on the client's device of this place.
     ///
     /// # Safety
     ///
@@ -39,12 +42,16 @@ impl Buffer {
         client: &Arc<ClientHandle>,
         function: &'static str,
         raw: *mut PJRT_Buffer,
+        device: usize,
+        shape: Arc<ArrayShape>,
     ) -> Result<Self> {
         let raw = non_null(function, raw)?;
         client.live_buffers.fetch_add(1, Ordering::Relaxed);
         Ok(Self {
             client: Arc::clone(client),
             raw,
+            device,
+            shape,
         })
     }
 
@@ -55,7 +62,11 @@ impl Buffer {
         dims: &[usize],
         device: &Device,
     ) -> Result<Self> {
-        check_size(element_type, bytes.len(), dims)?;
+        let shape = Arc::new(ArrayShape {
+            element_type,
+            dims: dims.to_vec(),
+        });
+        check_size(&shape, bytes.len())?;
         check_device(client, device)?;
         let dims: Vec<i64> = dims.iter().map(|dim| *dim as i64).collect();
         let during_call = PJRT_HostBufferSemantics_kImmutableOnlyDuringCall;
@@ -74,7 +85,7 @@ impl Buffer {
         // plugin may not look at them afterwards: that is the meaning of `during_call`.
         unsafe {
             call!(&client.api, PJRT_Client_BufferFromHostBuffer, args)?;
-            let buffer = Self::take(client, function, args.buffer);
+            let buffer = Self::take(client, function, args.buffer, device.index(), shape);
             // Ready when the call returns, by the same meaning; waiting costs nothing and holds
             // also for a plugin that is late.
             Event::take(&client.api, function, args.done_with_host_buffer)?.wait()?;
@@ -95,56 +106,29 @@ impl Buffer {
         Client::from_handle(&self.client)
     }
 
-    /// What it holds.
-    ///
-    /// # Errors
-    ///
-    /// The plugin's.
-    pub fn element_type(&self) -> Result<ElementType> {
-        let mut args = PJRT_Buffer_ElementType_Args {
-            buffer: self.raw,
-            ..Default::default()
-        };
-        // SAFETY: the buffer is alive.
-        unsafe { call!(&self.client.api, PJRT_Buffer_ElementType, args)? };
-        Ok(ElementType::from_number(args.type_))
+    /// What it holds, and its shape.
+    pub fn shape(&self) -> &ArrayShape {
+        &self.shape
     }
 
-    /// Its shape.
-    ///
-    /// # Errors
-    ///
-    /// The plugin's.
-    pub fn dims(&self) -> Result<Vec<usize>> {
-        let mut args = PJRT_Buffer_Dimensions_Args {
-            buffer: self.raw,
-            ..Default::default()
-        };
-        // SAFETY: the buffer is alive, and its dimensions never change.
-        let dims = unsafe {
-            call!(&self.client.api, PJRT_Buffer_Dimensions, args)?;
-            lent(args.dims, args.num_dims)
-        };
-        Ok(dims
-            .iter()
-            .map(|dim| usize::try_from(*dim).unwrap_or(0))
-            .collect())
+    /// What it holds.
+    pub fn element_type(&self) -> ElementType {
+        self.shape.element_type
+    }
+
+    /// Its length in each dimension.
+    pub fn dims(&self) -> &[usize] {
+        &self.shape.dims
     }
 
     /// The device it is on.
-    ///
-    /// # Errors
-    ///
-    /// The plugin's.
-    pub fn device(&self) -> Result<Device> {
-        let mut args = PJRT_Buffer_Device_Args {
-            buffer: self.raw,
-            ..Default::default()
-        };
-        // SAFETY: the buffer is alive.
-        unsafe { call!(&self.client.api, PJRT_Buffer_Device, args)? };
-        let index = self.client.index_of("PJRT_Buffer_Device", args.device)?;
-        Ok(Device::new(&self.client, index))
+    pub fn device(&self) -> Device {
+        Device::new(&self.client, self.device)
+    }
+
+    /// Place of its device among the client's.
+    pub(super) fn device_index(&self) -> usize {
+        self.device
     }
 
     /// Bytes it takes on the device, with the padding of the device's layout.
@@ -248,7 +232,14 @@ impl Buffer {
         // SAFETY: buffer and device are alive and of the same client; the copy is ours.
         unsafe {
             call!(&self.client.api, PJRT_Buffer_CopyToDevice, args)?;
-            Self::take(&self.client, "PJRT_Buffer_CopyToDevice", args.dst_buffer)
+            let (function, shape) = ("PJRT_Buffer_CopyToDevice", Arc::clone(&self.shape));
+            Self::take(
+                &self.client,
+                function,
+                args.dst_buffer,
+                device.index(),
+                shape,
+            )
         }
     }
 
@@ -259,15 +250,14 @@ impl Buffer {
     /// If it holds another type than `T`, why the program that was to compute it failed, and the
     /// plugin's.
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
-        let (holds, dims) = (self.element_type()?, self.dims()?);
-        if holds != T::TYPE {
-            let wanted = T::TYPE;
+        let (holds, wanted) = (self.element_type(), T::TYPE);
+        if holds != wanted {
             return Err(invalid(format!(
                 "the buffer holds {holds}, it cannot be read as {wanted}"
             )));
         }
-        let length = host_bytes(T::TYPE, &dims)? / size_of::<T>();
-        T::filled(length, |bytes| self.read_into(bytes, &dims))
+        let length = self.shape.host_bytes()? / size_of::<T>();
+        T::filled(length, |bytes| self.read_into(bytes))
     }
 
     /// The same as bytes in the host's order.
@@ -276,15 +266,14 @@ impl Buffer {
     ///
     /// As [`to_vec`](Self::to_vec), and for element types that have no form on the host.
     pub fn to_bytes(&self) -> Result<Vec<u8>> {
-        let dims = self.dims()?;
-        let mut bytes = vec![0; host_bytes(self.element_type()?, &dims)?];
-        self.read_into(&mut bytes, &dims)?;
+        let mut bytes = vec![0; self.shape.host_bytes()?];
+        self.read_into(&mut bytes)?;
         Ok(bytes)
     }
 
     /// Fills `bytes`, which has the size of the whole array.
-    fn read_into(&self, bytes: &mut [u8], dims: &[usize]) -> Result<()> {
-        let minor_to_major: Vec<i64> = (0..dims.len() as i64).rev().collect();
+    fn read_into(&self, bytes: &mut [u8]) -> Result<()> {
+        let minor_to_major: Vec<i64> = (0..self.dims().len() as i64).rev().collect();
         let mut layout = row_major(&minor_to_major);
         let mut args = PJRT_Buffer_ToHostBuffer_Args {
             src: self.raw,
@@ -330,10 +319,7 @@ impl Drop for Buffer {
 
 impl fmt::Debug for Buffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (self.element_type(), self.dims()) {
-            (Ok(element_type), Ok(dims)) => write!(f, "Buffer({element_type}, {dims:?})"),
-            _ => f.write_str("Buffer"),
-        }
+        write!(f, "Buffer({} on device {})", self.shape, self.device().id())
     }
 }
 
@@ -355,30 +341,11 @@ fn invalid(what: impl Into<String>) -> PjrtError {
     PjrtError::InvalidArgument(what.into())
 }
 
-/// Bytes of a whole array on the host.
-fn host_bytes(element_type: ElementType, dims: &[usize]) -> Result<usize> {
-    let Some(bytes) = element_type.bytes() else {
-        return Err(invalid(format!(
-            "{element_type} has no form on the host: cast it to another"
-        )));
-    };
-    let product = dims
-        .iter()
-        .try_fold(bytes, |product, dim| product.checked_mul(*dim));
-    let product = product.filter(|product| i64::try_from(*product).is_ok());
-    product.ok_or_else(|| invalid(format!("{dims:?} are more elements than fit into memory")))
-}
-
-fn check_size(element_type: ElementType, bytes: usize, dims: &[usize]) -> Result<()> {
-    let needed = host_bytes(element_type, dims)?;
-    if dims.iter().any(|dim| i64::try_from(*dim).is_err()) {
-        return Err(invalid(format!(
-            "{dims:?} are more elements than the C API can count"
-        )));
-    }
+fn check_size(shape: &ArrayShape, bytes: usize) -> Result<()> {
+    let needed = shape.host_bytes()?;
     if bytes != needed {
         return Err(invalid(format!(
-            "{bytes} bytes were given for an array {dims:?} of {element_type}, which has {needed}"
+            "{shape} has {needed} bytes, but {bytes} were given"
         )));
     }
     Ok(())

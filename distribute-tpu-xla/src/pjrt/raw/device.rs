@@ -148,6 +148,11 @@ impl Device {
         &self.client
     }
 
+    /// Its place among the client's devices.
+    pub(super) fn index(&self) -> usize {
+        self.index
+    }
+
     pub(super) fn raw(&self) -> *mut PJRT_Device {
         self.entry().raw
     }

@@ -8,7 +8,7 @@ use super::bindings::*;
 use super::client::ClientHandle;
 use super::named;
 use super::topology::TopologyHandle;
-use crate::pjrt::element::ElementType;
+use crate::pjrt::element::{ArrayShape, ElementType};
 use crate::pjrt::error::Result;
 use crate::pjrt::program::Program;
 use crate::pjrt::value::Attributes;
@@ -49,15 +49,6 @@ impl Drop for ExecutableHandle {
 #[derive(Clone)]
 pub struct Executable {
     handle: Arc<ExecutableHandle>,
-}
-
-/// Element type and shape of one result of a program.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct OutputShape {
-    /// What it holds.
-    pub element_type: ElementType,
-    /// Its shape.
-    pub dims: Vec<usize>,
 }
 
 /// Bytes that a program needs on each device, as the compiler laid it out.
@@ -194,7 +185,7 @@ impl Executable {
     /// # Errors
     ///
     /// The plugin's.
-    pub fn outputs(&self) -> Result<Vec<OutputShape>> {
+    pub fn outputs(&self) -> Result<Vec<ArrayShape>> {
         let (api, executable, _turn) = self.ask();
         let mut types = PJRT_Executable_OutputElementTypes_Args {
             executable,
@@ -228,7 +219,7 @@ impl Executable {
                 .iter()
                 .map(|dim| usize::try_from(*dim).unwrap_or(0))
                 .collect();
-            OutputShape {
+            ArrayShape {
                 element_type: ElementType::from_number(*number),
                 dims,
             }

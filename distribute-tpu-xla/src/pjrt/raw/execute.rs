@@ -7,13 +7,15 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
 use super::api::{call, lent, log_destroy, non_null};
+use super::arguments;
 use super::bindings::*;
 use super::buffer::Buffer;
 use super::client::{Client, ClientHandle};
 use super::device::Device;
 use super::event::Event;
 use super::executable::{Compiler, Executable};
-use crate::pjrt::error::{PjrtError, Result};
+use crate::pjrt::element::ArrayShape;
+use crate::pjrt::error::Result;
 
 /// The function of the C API that runs programs.
 const EXECUTE: &str = "PJRT_LoadedExecutable_Execute";
@@ -48,7 +50,7 @@ pub struct LoadedExecutable {
     executable: Executable,
     /// Places among the client's devices.
     devices: Arc<[usize]>,
-    num_outputs: usize,
+    outputs: Arc<[Arc<ArrayShape>]>,
 }
 
 /// How a program is run.
@@ -104,12 +106,12 @@ impl LoadedExecutable {
         let function = "PJRT_LoadedExecutable_AddressableDevices";
         let devices = devices.iter().map(|raw| client.index_of(function, *raw));
         let devices = devices.collect::<Result<Arc<[usize]>>>()?;
-        let num_outputs = executable.num_outputs()?;
+        let outputs = executable.outputs()?.into_iter().map(Arc::new).collect();
         Ok(Self {
             handle: Arc::new(handle),
             executable,
             devices,
-            num_outputs,
+            outputs,
         })
     }
 
@@ -133,7 +135,12 @@ impl LoadedExecutable {
 
     /// How many results it has on each device.
     pub fn num_outputs(&self) -> usize {
-        self.num_outputs
+        self.outputs.len()
+    }
+
+    /// Element types and shapes of its results.
+    pub fn outputs(&self) -> impl ExactSizeIterator<Item = &ArrayShape> {
+        self.outputs.iter().map(|shape| &**shape)
     }
 
     /// Starts the program on all its devices and does not wait for its end:
@@ -145,18 +152,27 @@ impl LoadedExecutable {
     ///
     /// # Errors
     ///
-    /// Unless there is one list for each device, all of the same length, with buffers of the same
-    /// client; and the plugin's, for instance because an argument has another shape than the
-    /// program's parameter, lies on another device or was deleted.
+    /// Unless there is one list for each device, all of the same length, type and shape, with
+    /// buffers that lie on the device and were not deleted: [`PjrtError::InvalidArgument`], and
+    /// nothing has happened. And the plugin's, for instance because an argument has another shape
+    /// than the program's parameter; then arguments may have been deleted.
+    ///
+    /// [`PjrtError::InvalidArgument`]: crate::pjrt::PjrtError::InvalidArgument
     pub fn execute<L, B>(&self, arguments: &[L], options: &ExecuteOptions) -> Result<Execution>
     where
         L: AsRef<[B]>,
         B: Borrow<Buffer>,
     {
-        let inputs = self.inputs(arguments)?;
+        let arguments: Vec<Vec<&Buffer>> = arguments.iter().map(borrow_all).collect();
+        // Held from the check to the launch, so that another execution cannot take an argument's
+        // memory in between. It guards nothing of ours: a panic under it has broken nothing.
+        let turn = &self.handle.client.launch;
+        let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
+        arguments::check(&arguments, &self.handle.client, &self.devices)?;
+        let inputs: Vec<Vec<_>> = arguments.iter().map(|list| raw_all(list)).collect();
         let num_devices = self.devices.len();
         let input_lists: Vec<_> = inputs.iter().map(|list| list.as_ptr()).collect();
-        let mut outputs = vec![vec![ptr::null_mut(); self.num_outputs]; num_devices];
+        let mut outputs = vec![vec![ptr::null_mut(); self.outputs.len()]; num_devices];
         let output_lists: Vec<_> = outputs.iter_mut().map(|list| list.as_mut_ptr()).collect();
         let mut events = vec![ptr::null_mut(); num_devices];
         let args = PJRT_LoadedExecutable_Execute_Args {
@@ -189,44 +205,7 @@ impl LoadedExecutable {
         self.execute(arguments, options)?.wait()
     }
 
-    /// The handles of the arguments.
-    fn inputs<L, B>(&self, arguments: &[L]) -> Result<Vec<Vec<*mut PJRT_Buffer>>>
-    where
-        L: AsRef<[B]>,
-        B: Borrow<Buffer>,
-    {
-        if arguments.len() != self.devices.len() {
-            return Err(PjrtError::InvalidArgument(format!(
-                "the program runs on {} devices of this process and was given {} lists of arguments",
-                self.devices.len(),
-                arguments.len()
-            )));
-        }
-        let expected = arguments.first().map_or(0, |list| list.as_ref().len());
-        let mut inputs = Vec::with_capacity(arguments.len());
-        for (device, list) in arguments.iter().enumerate() {
-            let list = list.as_ref();
-            if list.len() != expected {
-                return Err(PjrtError::InvalidArgument(format!(
-                    "device 0 was given {expected} arguments, but device {device} {}",
-                    list.len()
-                )));
-            }
-            let list = list.iter().enumerate().map(|(number, argument)| {
-                let buffer: &Buffer = argument.borrow();
-                if Arc::ptr_eq(buffer.client_handle(), &self.handle.client) {
-                    return Ok(buffer.raw());
-                }
-                Err(PjrtError::InvalidArgument(format!(
-                    "argument {number} of device {device} is a buffer of another client"
-                )))
-            });
-            inputs.push(list.collect::<Result<_>>()?);
-        }
-        Ok(inputs)
-    }
-
-    /// Hands an execution to the devices, in the same order to all of them.
+    /// Hands an execution to the devices. The caller holds the client's `launch` lock.
     ///
     /// # Safety
     ///
@@ -242,8 +221,6 @@ impl LoadedExecutable {
             .iter()
             .map(|number| *number as i64)
             .collect();
-        // The lock guards nothing of ours, so a panic under it has broken nothing.
-        let _turn = client.launch.lock().unwrap_or_else(PoisonError::into_inner);
         // Not zero, which means none, also after it has wrapped around.
         let launch = client.launches.fetch_add(1, Ordering::Relaxed) & i32::MAX;
         let mut raw_options = PJRT_ExecuteOptions {
@@ -269,14 +246,16 @@ impl LoadedExecutable {
     ) -> Result<Execution> {
         let client = &self.handle.client;
         // All are taken before any null among them is an error: none is lost.
-        let take = |raw: &*mut PJRT_Buffer| {
+        let take = |device: usize, raw: *mut PJRT_Buffer, shape: &Arc<ArrayShape>| {
             // SAFETY: promised by the caller.
-            unsafe { Buffer::take(client, EXECUTE, *raw) }
+            unsafe { Buffer::take(client, EXECUTE, raw, device, Arc::clone(shape)) }
         };
-        let outputs: Vec<Vec<Result<Buffer>>> = outputs
-            .iter()
-            .map(|list| list.iter().map(take).collect())
-            .collect();
+        let outputs = outputs.iter().zip(&*self.devices).map(|(list, device)| {
+            let list = list.iter().zip(&*self.outputs);
+            list.map(|(raw, shape)| take(*device, *raw, shape))
+                .collect()
+        });
+        let outputs: Vec<Vec<Result<Buffer>>> = outputs.collect();
         let take = |raw: &*mut PJRT_Event| {
             // SAFETY: promised by the caller.
             unsafe { Event::take(&client.api, EXECUTE, *raw) }
@@ -288,6 +267,14 @@ impl LoadedExecutable {
             events: events.into_iter().collect::<Result<_>>()?,
         })
     }
+}
+
+fn borrow_all<'a, L: AsRef<[B]>, B: Borrow<Buffer> + 'a>(list: &'a L) -> Vec<&'a Buffer> {
+    list.as_ref().iter().map(Borrow::borrow).collect()
+}
+
+fn raw_all(list: &[&Buffer]) -> Vec<*mut PJRT_Buffer> {
+    list.iter().map(|buffer| buffer.raw()).collect()
 }
 
 impl fmt::Debug for LoadedExecutable {

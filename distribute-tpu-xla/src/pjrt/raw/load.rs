@@ -1,6 +1,6 @@
 //! Loads a shared library and agrees with it on the version of the C API.
 
-use std::ffi::c_int;
+use std::error::Error;
 use std::fmt;
 use std::mem::{self, offset_of};
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ use crate::pjrt::value::{Attributes, Value};
 
 /// The oldest version whose table begins like today's; XLA's own loader has the same limit.
 const OLDEST: ApiVersion = ApiVersion {
-    major: PJRT_API_MAJOR as i32,
+    major: PJRT_API_MAJOR,
     minor: 29,
 };
 
@@ -145,10 +145,14 @@ impl fmt::Debug for Plugin {
     }
 }
 
-fn load_error(path: &Path, reason: &dyn fmt::Display) -> PjrtError {
+fn load_error(path: &Path, error: &dyn Error) -> PjrtError {
+    // What the dynamic loader says is the source of libloading's error.
+    let reason = error
+        .source()
+        .map_or_else(|| error.to_string(), ToString::to_string);
     PjrtError::Load {
         path: path.to_path_buf(),
-        reason: reason.to_string(),
+        reason,
     }
 }
 
@@ -222,10 +226,9 @@ unsafe fn copy_table(path: &Path, api: *const PJRT_Api) -> Result<PJRT_Api> {
 
 fn version_of(table: &PJRT_Api) -> ApiVersion {
     let version = &table.pjrt_api_version;
-    let number = |number: c_int| number as i32;
     ApiVersion {
-        major: number(version.major_version),
-        minor: number(version.minor_version),
+        major: version.major_version,
+        minor: version.minor_version,
     }
 }
 

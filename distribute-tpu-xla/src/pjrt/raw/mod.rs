@@ -25,6 +25,7 @@
 mod bindings;
 
 mod api;
+mod arguments;
 mod buffer;
 mod client;
 mod device;
@@ -39,7 +40,7 @@ pub use buffer::Buffer;
 pub use client::Client;
 pub use device::{Device, DeviceDescription, DeviceMemoryStats};
 pub use event::Event;
-pub use executable::{CompiledMemoryStats, Executable, OutputShape};
+pub use executable::{CompiledMemoryStats, Executable};
 pub use execute::{ExecuteOptions, Execution, LoadedExecutable};
 pub use load::Plugin;
 pub use topology::Topology;
