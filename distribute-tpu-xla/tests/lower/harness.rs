@@ -1,7 +1,9 @@
 //! Runs the same operations once on burn's flex backend and once captured, lowered, compiled and
 //! executed by XLA's CPU client, and compares.
 
+use std::path::Path;
 use std::sync::LazyLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn::tensor::{CapturedGraph, DType, TensorData, TensorId, bf16, f16, read_sync};
 use burn_backend::Backend;
@@ -17,8 +19,7 @@ const DEVICES: i64 = 8;
 static CLIENT: LazyLock<Option<Client>> = LazyLock::new(|| {
     let named = std::env::var_os("PJRT_CPU_PLUGIN").map(std::path::PathBuf::from);
     let cache = std::env::var_os("HOME").map(|home| {
-        std::path::Path::new(&home)
-            .join(".cache/distribute/pjrt-cpu/2.21.0/pjrt_c_api_cpu_plugin.so")
+        Path::new(&home).join(".cache/distribute/pjrt-cpu/2.21.0/pjrt_c_api_cpu_plugin.so")
     });
     let path = named.or(cache).filter(|path| path.is_file())?;
     let plugin = Plugin::load(path).expect("the CPU plugin loads");
@@ -190,6 +191,18 @@ fn burn_type(ty: &TensorType) -> DType {
     }
 }
 
+/// A folder that gets the text of every program, for the test that compiles them for a TPU.
+pub const SAVE_PROGRAMS: &str = "DISTRIBUTE_TEST_SAVE_PROGRAMS";
+
+fn save(text: &str) {
+    static NUMBER: AtomicUsize = AtomicUsize::new(0);
+    if let Some(folder) = std::env::var_os(SAVE_PROGRAMS) {
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let path = Path::new(&folder).join(format!("{number}.mlir"));
+        std::fs::write(path, text).expect("the program can be saved");
+    }
+}
+
 /// Compiles the program and runs it with the inputs of each replica; the outputs of each replica.
 pub fn execute(
     client: &Client,
@@ -197,6 +210,7 @@ pub fn execute(
     inputs: &[Vec<TensorData>],
 ) -> Vec<Vec<TensorData>> {
     let program = &lowered.program;
+    save(&program.text);
     // Otherwise XLA's CPU compiler drops NaN from maxima and minima.
     let options = CompileOptions::replicas(inputs.len());
     let options = options.option("xla_cpu_enable_fast_min_max", false);

@@ -12,3 +12,4 @@ mod pooling;
 mod reduction;
 mod replicas;
 mod steps;
+mod tpu;
