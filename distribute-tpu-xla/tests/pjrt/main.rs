@@ -3,6 +3,7 @@
 mod cpu;
 mod cpu_compile;
 mod cpu_errors;
+mod cpu_processes;
 mod cpu_threads;
 mod fake;
 mod libtpu;
