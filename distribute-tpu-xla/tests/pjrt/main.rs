@@ -6,5 +6,6 @@ mod cpu_errors;
 mod cpu_processes;
 mod cpu_threads;
 mod fake;
+mod holes;
 mod libtpu;
 mod support;
