@@ -217,8 +217,10 @@ fn three_dimensions() {
     let x = data.normal(&[1, 2, 4, 5, 6], DType::F32);
     let weight = data.normal(&[3, 2, 2, 3, 2], DType::F32);
     let gradient = data.normal(&[1, 3, 5, 2, 6], DType::F32);
-    check!("conv3d", [x, weight, gradient], (o: ConvOptions<3> = options), |B, x| [
-        Float(B::conv3d(x[0].f(), x[1].f(), None, o.clone())),
+    let bias = data.normal(&[3], DType::F32);
+    check!("conv3d", [x, weight, gradient, bias], (o: ConvOptions<3> = options), |B, x| [
+        Float(B::conv3d(x[0].f(), x[1].f(), Some(x[3].f()), o.clone())),
+        Float(B::conv3d_bias_backward(x[0].f(), x[3].f(), x[2].f())),
         Float(B::conv3d_x_backward(x[0].f(), x[1].f(), x[2].f(), o.clone())),
         Float(B::conv3d_weight_backward(x[0].f(), x[1].f(), x[2].f(), o.clone())),
     ]);
@@ -252,7 +254,43 @@ fn transposed() {
                     x[3].f(),
                     o.clone()
                 )),
+                Float(B::conv_transpose2d_bias_backward(x[0].f(), x[2].f(), x[3].f())),
             ]
         );
     }
+}
+
+#[test]
+fn transposed_in_one_and_three_dimensions() {
+    let mut data = Data::new(57);
+    let x = data.normal(&[2, 4, 5], DType::F32);
+    let weight = data.normal(&[4, 3, 3], DType::F32);
+    let bias = data.normal(&[3], DType::F32);
+    let gradient = data.normal(&[2, 3, 10], DType::F32);
+    let options = ConvTransposeOptions::new([2], [1], [1], [1], 1);
+    check!(
+        "conv_transpose1d",
+        [x, weight, bias, gradient],
+        (o: ConvTransposeOptions<1> = options),
+        |B, x| [
+            Float(B::conv_transpose1d(x[0].f(), x[1].f(), Some(x[2].f()), o.clone())),
+            Float(B::conv_transpose1d_weight_backward(x[0].f(), x[1].f(), x[3].f(), o.clone())),
+            Float(B::conv_transpose1d_bias_backward(x[0].f(), x[2].f(), x[3].f())),
+        ]
+    );
+    let x = data.normal(&[1, 2, 3, 4, 3], DType::F32);
+    let weight = data.normal(&[2, 3, 2, 3, 2], DType::F32);
+    let bias = data.normal(&[3], DType::F32);
+    let gradient = data.normal(&[1, 3, 4, 9, 4], DType::F32);
+    let options = ConvTransposeOptions::new([1, 2, 1], [0, 0, 0], [0, 0, 0], [1, 1, 1], 1);
+    check!(
+        "conv_transpose3d",
+        [x, weight, bias, gradient],
+        (o: ConvTransposeOptions<3> = options),
+        |B, x| [
+            Float(B::conv_transpose3d(x[0].f(), x[1].f(), Some(x[2].f()), o.clone())),
+            Float(B::conv_transpose3d_weight_backward(x[0].f(), x[1].f(), x[3].f(), o.clone())),
+            Float(B::conv_transpose3d_bias_backward(x[0].f(), x[2].f(), x[3].f())),
+        ]
+    );
 }

@@ -9,7 +9,9 @@ use burn::tensor::{CapturedGraph, DType, TensorData, TensorId, bf16, f16, read_s
 use burn_backend::Backend;
 use burn_capture::{CaptureBackend, CaptureDevice};
 use burn_flex::Flex;
-use distribute_tpu_xla::lower::{GraphInput, LowerOptions, Lowered, RandomKey, lower};
+use distribute_tpu_xla::lower::{
+    CPU_COMPILER_OPTIONS, GraphInput, LowerOptions, Lowered, RandomKey, lower,
+};
 use distribute_tpu_xla::pjrt::{self, Client, CompileOptions, ExecuteOptions, Plugin};
 use distribute_tpu_xla::stablehlo::{ElementType, TensorType};
 
@@ -211,9 +213,10 @@ pub fn execute(
 ) -> Vec<Vec<TensorData>> {
     let program = &lowered.program;
     save(&program.text);
-    // Otherwise XLA's CPU compiler drops NaN from maxima and minima.
-    let options = CompileOptions::replicas(inputs.len());
-    let options = options.option("xla_cpu_enable_fast_min_max", false);
+    let mut options = CompileOptions::replicas(inputs.len());
+    for (flag, value) in CPU_COMPILER_OPTIONS {
+        options = options.option(flag, value);
+    }
     let executable = client
         .compile(&program.text, &options)
         .unwrap_or_else(|error| panic!("{error}\n{}", program.text));

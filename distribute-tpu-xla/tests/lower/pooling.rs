@@ -157,6 +157,55 @@ fn one_dimension() {
 }
 
 #[test]
+fn gradients_of_one_dimension() {
+    let mut data = Data::new(66);
+    for (kernel, stride, padding, dilation) in [(2, 2, 0, 1), (3, 2, 1, 1), (3, 1, 2, 2)] {
+        let out = windows(11, dilation * (kernel - 1) + 1, stride, padding, false);
+        let dense = windows(11, kernel, stride, padding, false);
+        let few = data.ints(&[2, 3, 11], DType::I64, -3, 3);
+        let a = typed(few.iter::<f64>().collect(), &[2, 3, 11], DType::F32);
+        let gradient = data.normal(&[2, 3, out], DType::F32);
+        let mean = data.normal(&[2, 3, dense], DType::F32);
+        let adaptive = data.normal(&[2, 3, 4], DType::F32);
+        check!(
+            "pool 1d backward",
+            [a, gradient, mean, adaptive],
+            (k: usize = kernel, s: usize = stride, p: usize = padding, d: usize = dilation),
+            |B, x| [
+                Float(line::<B>(x[0].f(), k, s, p, d).output),
+                Int(line::<B>(x[0].f(), k, s, p, d).indices),
+                Float(
+                    B::max_pool1d_with_indices_backward(
+                        x[0].f(),
+                        k,
+                        s,
+                        p,
+                        d,
+                        false,
+                        x[1].f(),
+                        line::<B>(x[0].f(), k, s, p, d).indices,
+                    )
+                    .x_grad
+                ),
+                Float(B::avg_pool1d_backward(x[0].f(), x[2].f(), k, s, p, true, false)),
+                Float(B::avg_pool1d_backward(x[0].f(), x[2].f(), k, s, p, false, false)),
+                Float(B::adaptive_avg_pool1d_backward(x[0].f(), x[3].f())),
+            ]
+        );
+    }
+}
+
+fn line<B: burn_backend::Backend>(
+    x: B::FloatTensorPrimitive,
+    kernel: usize,
+    stride: usize,
+    padding: usize,
+    dilation: usize,
+) -> burn_backend::ops::MaxPool1dWithIndices<B> {
+    B::max_pool1d_with_indices(x, kernel, stride, padding, dilation, false, IntDType::I64)
+}
+
+#[test]
 fn averages_and_their_gradients() {
     let mut data = Data::new(64);
     for dtype in [DType::F32, DType::F64, DType::BF16] {

@@ -3,8 +3,12 @@
 use std::collections::BTreeMap;
 
 use burn::tensor::{CapturedGraph, DType, Distribution, Shape, TensorData, TensorId};
-use burn_backend::{FloatDType, IntDType, TensorMetadata};
-use burn_ir::{CustomOpIr, GraphIr, OperationIr, TensorIr};
+use burn_backend::distributed::ReduceOperation;
+use burn_backend::{BoolStore, FloatDType, IntDType, TensorMetadata};
+use burn_ir::{
+    AllReduceOpIr, CustomOpIr, DistributedOperationIr, FloatOperationIr, GraphIr, OperationIr,
+    TensorIr, UnaryOpIr,
+};
 use distribute_tpu_xla::lower::{
     ALL_REDUCE_MAX, ALL_REDUCE_MEAN, ALL_REDUCE_MIN, ALL_REDUCE_SUM, GraphInput, LowerOptions,
     REPLICA_ID, lower,
@@ -113,6 +117,49 @@ fn check_reduced(inputs: &[Vec<TensorData>], outputs: &[TensorData]) {
                 );
             }
         }
+    }
+}
+
+#[test]
+fn burns_own_all_reduce_is_over_all_replicas() {
+    let reduce = |op, id| {
+        OperationIr::Distributed(DistributedOperationIr::AllReduce(AllReduceOpIr {
+            tensor: tensor(1, &[2], DType::F32),
+            out: tensor(id, &[2], DType::F32),
+            op,
+            device_ids: vec![],
+        }))
+    };
+    let operations = vec![
+        reduce(ReduceOperation::Sum, 2),
+        reduce(ReduceOperation::Mean, 3),
+        OperationIr::Distributed(DistributedOperationIr::SyncCollective),
+    ];
+    let inputs: Vec<Vec<TensorData>> = (0..4)
+        .map(|r| vec![typed(vec![f64::from(r), 1.0], &[2], DType::F32)])
+        .collect();
+    for output in run(operations, &[2, 3], &inputs) {
+        assert_eq!(floats(&output[0]), [6.0, 4.0]);
+        assert_eq!(floats(&output[1]), [1.5, 1.0]);
+    }
+}
+
+/// burn records them as comparisons, but they are operations of its graph.
+#[test]
+fn nan_and_infinity_are_found() {
+    let op = |id| UnaryOpIr {
+        input: tensor(1, &[5], DType::F32),
+        out: tensor(id, &[5], DType::Bool(BoolStore::Native)),
+    };
+    let operations = vec![
+        OperationIr::Float(DType::F32, FloatOperationIr::IsNan(op(2))),
+        OperationIr::Float(DType::F32, FloatOperationIr::IsInf(op(3))),
+    ];
+    let values = vec![f64::NAN, f64::INFINITY, -1.0, f64::NEG_INFINITY, 0.0];
+    let inputs = vec![vec![typed(values, &[5], DType::F32)]];
+    for output in run(operations, &[2, 3], &inputs) {
+        assert_eq!(floats(&output[0]), [1.0, 0.0, 0.0, 0.0, 0.0]);
+        assert_eq!(floats(&output[1]), [0.0, 1.0, 0.0, 1.0, 0.0]);
     }
 }
 
