@@ -283,9 +283,14 @@ impl ReplicaContext {
     /// A random stream of this replica's own for one step.
     ///
     /// The stream depends on `seed`, `step` and the replica id alone: the same in every run and
-    /// after a restart, and different on every replica. (burn's own generator is one per
+    /// after a restart, and different on every replica. In a step that is compiled only
+    /// [`dropout`](crate::dropout) can use it: the program makes the numbers, others in every step.
+    /// (burn's own generator is one per
     /// process, so replica threads would race for its numbers.)
     pub fn rng(&self, seed: u64, step: u64) -> ChaCha8Rng {
+        if let Some(trace) = &self.trace {
+            trace.use_step_for_random_numbers();
+        }
         let mut key = [0; 32];
         key[..8].copy_from_slice(&seed.to_le_bytes());
         key[8..16].copy_from_slice(&step.to_le_bytes());

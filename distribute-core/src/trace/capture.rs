@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use burn::tensor::{DType, Device, Tensor};
 use burn_capture::{CaptureBackend, CaptureChannel, CaptureClient, CaptureDevice, TensorId};
@@ -83,7 +83,8 @@ pub struct Trace {
     inputs: Mutex<Vec<Input>>,
     seed: AtomicU64,
     replica_id_used: AtomicBool,
-    step_read: AtomicBool,
+    /// How often the number of updates was read and not used for random numbers.
+    steps_read: AtomicUsize,
 }
 
 impl Trace {
@@ -103,7 +104,7 @@ impl Trace {
             inputs: Mutex::default(),
             seed: AtomicU64::new(0),
             replica_id_used: AtomicBool::new(false),
-            step_read: AtomicBool::new(false),
+            steps_read: AtomicUsize::new(0),
         }
     }
 
@@ -169,7 +170,15 @@ impl Trace {
 
     /// Notes that the step has read the number of updates.
     pub(crate) fn read_step(&self) {
-        self.step_read.store(true, Ordering::Relaxed);
+        self.steps_read.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Notes that one of the numbers read was for random numbers, which change in every call.
+    pub(crate) fn use_step_for_random_numbers(&self) {
+        let less = |count: usize| Some(count.saturating_sub(1));
+        let _previous = self
+            .steps_read
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
     }
 
     pub(crate) fn replica_id_used(&self) -> bool {
@@ -177,7 +186,7 @@ impl Trace {
     }
 
     pub(crate) fn step_was_read(&self) -> bool {
-        self.step_read.load(Ordering::Relaxed)
+        self.steps_read.load(Ordering::Relaxed) > 0
     }
 
     /// Records an operation of ours.
@@ -250,7 +259,8 @@ impl Trace {
     }
 
     /// Makes every input known to burn, which refuses to declare one that no operation uses, and
-    /// the key of random numbers one of them. Returns all of them. The operation is [taken out](is_touch) of the graph again.
+    /// the key of random numbers one of them. Returns all of them. The operation is
+    /// [taken out](is_touch) of the graph again.
     pub(crate) fn touch_inputs(&self) -> Vec<TensorId> {
         let key = TensorSpec {
             shape: vec![2],

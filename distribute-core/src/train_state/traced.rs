@@ -204,10 +204,13 @@ impl<M: Module> HostState for TrainState<M> {
         Ok(())
     }
 
-    /// The number of updates, the learning rate, the micro-batches that wait, and which parameters
-    /// have a gradient in them.
+    /// The number of updates, the learning rate and whether the step has set it, the micro-batches
+    /// that wait, and which parameters have a gradient in them.
     fn record(&self) -> Vec<u64> {
-        let mut record = vec![self.step, self.learning_rate.to_bits()];
+        let capture = self.capture.as_ref();
+        let sets_rate = capture.is_some_and(|capture| capture.learning_rate.is_some());
+        let rate = self.learning_rate.to_bits();
+        let mut record = vec![self.step, rate, u64::from(sets_rate)];
         if let Some((count, gradients)) = &self.accumulated {
             record.push(*count as u64);
             let captured = gradients.captured.iter().flat_map(|found| &found.tensors);
@@ -221,12 +224,12 @@ impl<M: Module> HostState for TrainState<M> {
     }
 
     fn replay(&mut self, before: &[u64], after: &[u64]) {
-        let ([step, rate, _old @ ..], [new_step, new_rate, rest @ ..]) = (before, after) else {
+        let ([step, ..], [new_step, rate, sets_rate, rest @ ..]) = (before, after) else {
             return;
         };
         self.step += new_step.saturating_sub(*step);
-        if rate != new_rate {
-            self.learning_rate = f64::from_bits(*new_rate);
+        if *sets_rate != 0 {
+            self.learning_rate = f64::from_bits(*rate);
         }
         let waiting = rest.split_first().and_then(|(count, flags)| {
             self.on_device = flags.iter().map(|flag| *flag != 0).collect();

@@ -209,7 +209,7 @@ fn a_learning_rate_that_the_step_sets_counts_from_there() {
     let mut state = strategy
         .scope(|device| TrainState::new(Mlp::new(device), Sgd::new(0.25)))
         .unwrap();
-    for rate in [0.5, 0.5, 0.0625] {
+    for rate in [0.25, 0.5, 0.5, 0.0625, 0.25] {
         strategy
             .run(
                 (&mut state, batch(1, 8), rate),
@@ -226,7 +226,7 @@ fn a_learning_rate_that_the_step_sets_counts_from_there() {
         .iter()
         .map(|host| host[0].as_slice::<f32>().unwrap()[0])
         .collect();
-    assert_eq!(rates, [0.5, 0.5, 0.0625]);
+    assert_eq!(rates, [0.25, 0.5, 0.5, 0.0625, 0.25]);
 }
 
 #[test]

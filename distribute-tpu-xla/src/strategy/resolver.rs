@@ -3,7 +3,10 @@
 use std::fmt;
 use std::path::Path;
 
-use distribute_core::cluster::{ClusterError, Environment, ProcessEnvironment};
+use distribute_core::cluster::{
+    ClusterError, ClusterResolver, ClusterSpec, Description, Environment, MasterTarget,
+    ProcessEnvironment, SimpleResolver,
+};
 
 use super::{TpuConnection, TpuError};
 
@@ -93,17 +96,6 @@ impl TpuClusterResolver {
         &self.addresses
     }
 
-    /// The address of the first machine, with the protocol in front
-    /// (TensorFlow: `TPUClusterResolver.master`).
-    pub fn master(&self) -> String {
-        let first = self.addresses.first().map_or("local", String::as_str);
-        if first.contains(':') {
-            format!("grpc://{first}")
-        } else {
-            first.to_string()
-        }
-    }
-
     /// The number of this machine among those of the TPU.
     pub fn worker(&self) -> usize {
         self.worker
@@ -141,6 +133,43 @@ impl TpuClusterResolver {
             });
         }
         TpuConnection::open(plugin, self.addresses.clone())
+    }
+}
+
+/// One job `worker` with a task on every machine of the TPU; this process is one of them.
+impl ClusterResolver for TpuClusterResolver {
+    fn cluster_spec(&self) -> Result<ClusterSpec, ClusterError> {
+        ClusterSpec::new([("worker", self.addresses.clone())])
+    }
+
+    fn task_type(&self) -> Result<Option<String>, ClusterError> {
+        Ok(Some("worker".to_string()))
+    }
+
+    fn task_id(&self) -> Result<Option<i64>, ClusterError> {
+        Ok(i64::try_from(self.worker).ok())
+    }
+
+    /// The address of the task asked for, else that of the first machine; `local` for the TPU of
+    /// this machine alone.
+    fn master_for(&self, target: &MasterTarget) -> Result<String, ClusterError> {
+        let spec = self.cluster_spec()?;
+        let first = spec.task_address("worker", 0)?.to_string();
+        let simple = SimpleResolver::new(spec).master(first.as_str());
+        if first.contains(':') {
+            simple.rpc_layer("grpc").master_for(target)
+        } else {
+            simple.master_for(target)
+        }
+    }
+
+    fn describe(&self) -> Description {
+        let named = (self.source.to_string(), self.addresses.join(","));
+        Description {
+            resolver: "TPU",
+            variables: vec![named],
+            overrides: Vec::new(),
+        }
     }
 }
 
@@ -278,7 +307,7 @@ mod tests {
         let found = resolve(Some("grpc://10.1.1.1:8470"), &variables);
         assert_eq!(found.source(), TpuSource::Argument);
         assert_eq!(found.addresses(), ["10.1.1.1:8470"]);
-        assert_eq!(found.master(), "grpc://10.1.1.1:8470");
+        assert_eq!(found.master().unwrap(), "grpc://10.1.1.1:8470");
         let found = resolve(None, &variables);
         assert_eq!(found.source(), TpuSource::Colab);
         assert_eq!(found.addresses(), ["10.0.0.2:8470"]);
@@ -303,6 +332,17 @@ mod tests {
         assert_eq!(resolve(None, &variables).source(), TpuSource::TpuVm);
         assert_eq!(resolve(None, &[]).source(), TpuSource::Local);
         assert_eq!(resolve(None, &[]).addresses(), ["local"]);
+        assert_eq!(resolve(None, &[]).master().unwrap(), "local");
+        let found = resolve(None, &variables);
+        assert_eq!(found.task_id().unwrap(), Some(1));
+        assert_eq!(
+            found
+                .cluster_spec()
+                .unwrap()
+                .task_address("worker", 1)
+                .unwrap(),
+            "host-b"
+        );
     }
 
     #[test]

@@ -57,7 +57,7 @@ fn fitted<S: Strategy>(
 
 #[test]
 fn fit_validates_evaluates_and_predicts_as_on_the_cpu() {
-    within(280, || {
+    within(600, || {
         let Some(tpu) = strategy(2) else {
             return;
         };

@@ -79,7 +79,7 @@ fn optimizers() -> Vec<Arc<dyn Optimizer>> {
 
 #[test]
 fn fifty_steps_of_an_mlp_with_every_optimizer() {
-    within(280, || {
+    within(600, || {
         for replicas in [1, 2, 8] {
             for optimizer in optimizers() {
                 let model = Mlp::new(&device());
@@ -91,7 +91,7 @@ fn fifty_steps_of_an_mlp_with_every_optimizer() {
 
 #[test]
 fn twenty_steps_of_a_transformer() {
-    within(280, || {
+    within(600, || {
         for replicas in [1, 2] {
             let Some(tpu) = strategy(replicas) else {
                 return;
@@ -117,7 +117,7 @@ fn twenty_steps_of_a_transformer() {
 
 #[test]
 fn clipping_and_micro_batches() {
-    within(180, || {
+    within(400, || {
         for replicas in [1, 2] {
             let clipped = TrainState::new(Mlp::new(&device()), Sgd::new(0.1));
             compare(replicas, clipped.clip_by_global_norm(0.05), 10);
@@ -130,7 +130,7 @@ fn clipping_and_micro_batches() {
 
 #[test]
 fn an_epoch_of_the_digits_with_a_short_last_batch() {
-    within(280, || {
+    within(600, || {
         for replicas in [1, 2] {
             let Some(tpu) = strategy(replicas) else {
                 return;
@@ -178,7 +178,7 @@ fn train(strategy: &dyn Strategy, state: &mut Mirrored<TrainState<Cnn>>) -> Vec<
 
 #[test]
 fn a_checkpoint_goes_both_ways() {
-    within(180, || {
+    within(400, || {
         let Some(tpu) = strategy(2) else {
             return;
         };
