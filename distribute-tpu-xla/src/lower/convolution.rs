@@ -141,11 +141,11 @@ fn transposed(
     how.lhs_dilation.clone_from(&options.stride);
     how.rhs_dilation.clone_from(&options.dilation);
     how.feature_groups = options.groups;
-    for d in 0..spatial {
+    for (d, size) in target.iter().enumerate() {
         let window = span(weight.dims()[d + 2], options.dilation[d]);
         let input = span(y.dims()[d + 2], options.stride[d]);
         let low = window - 1 - options.padding[d].0 as i64;
-        how.padding[d] = (low, target[d] as i64 + window - 1 - input - low);
+        how.padding[d] = (low, *size as i64 + window - 1 - input - low);
     }
     Ok(cx.b.convolution(y, &weight, &how)?)
 }
@@ -183,10 +183,10 @@ fn weight_gradient(
     how.strides.clone_from(&options.dilation);
     how.rhs_dilation.clone_from(&options.stride);
     how.batch_groups = options.groups;
-    for d in 0..rank - 2 {
+    for (d, size) in kernel.iter().enumerate() {
         let low = options.padding[d].0 as i64;
         let window = span(y.dims()[d + 2], options.stride[d]);
-        let high = span(kernel[d], options.dilation[d]) - 1 + window - low;
+        let high = span(*size, options.dilation[d]) - 1 + window - low;
         how.padding[d] = (low, high - x.dims()[d + 2] as i64);
     }
     Ok(cx.b.convolution(x, y, &how)?)

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use burn::tensor::CapturedGraph;
 use burn_ir::{OperationIr, TensorId};
 
-use crate::stablehlo::{Binary, Builder, ElementType, Program, TensorType, Value};
+use crate::stablehlo::{Binary, Builder, ElementType, Program, StableHloError, TensorType, Value};
 
 use super::context::{Context, data_type, tensor_type};
 use super::error::{Failure, LowerError};
@@ -255,7 +255,7 @@ fn random_key(
     if needed {
         cx.key = Some(
             key_words(cx, &value).map_err(|failure| match (failure, key) {
-                (Failure::Hlo(error), _) => LowerError::Program(error),
+                (Failure::Hlo(error), _) => error.into(),
                 (_, RandomKey::Input(tensor)) => LowerError::InvalidInput {
                     tensor,
                     problem: "is the key of random operations and needs one or two integers".into(),
@@ -264,13 +264,11 @@ fn random_key(
                     boundary: "input",
                     tensor,
                 },
-                (Failure::Unsupported(problem), _) => {
-                    LowerError::Program(crate::stablehlo::StableHloError::Operands {
-                        op: "threefry2x32",
-                        problem,
-                        operands: vec![value.ty().clone()],
-                    })
-                }
+                (Failure::Unsupported(problem), _) => LowerError::from(StableHloError::Operands {
+                    op: "threefry2x32",
+                    problem,
+                    operands: vec![value.ty().clone()],
+                }),
             })?,
         );
     }
@@ -321,7 +319,7 @@ fn located(
             operation,
             position,
             origin: origin(operations, position, names),
-            source,
+            source: Box::new(source),
         },
     }
 }

@@ -36,7 +36,7 @@ pub enum LowerError {
         /// Where in the model it came from, if that is known.
         origin: Option<String>,
         /// What is wrong with it.
-        source: StableHloError,
+        source: Box<StableHloError>,
     },
     /// An operation reads a tensor that nothing produces.
     #[error(
@@ -70,7 +70,13 @@ pub enum LowerError {
     },
     /// The program as a whole is wrong, for example its donations.
     #[error("the step cannot become a program: {0}")]
-    Program(#[from] StableHloError),
+    Program(Box<StableHloError>),
+}
+
+impl From<StableHloError> for LowerError {
+    fn from(error: StableHloError) -> Self {
+        Self::Program(Box::new(error))
+    }
 }
 
 fn place(origin: &Option<String>) -> String {

@@ -1,5 +1,8 @@
 //! The error function, which StableHLO does not have, and what is made of it.
 
+// Coefficients as they were published, with more digits than f64 holds.
+#![allow(clippy::excessive_precision)]
+
 use crate::stablehlo::{Binary, Comparison, ElementType, Unary, Value};
 
 use super::context::Context;

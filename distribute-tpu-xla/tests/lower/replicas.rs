@@ -208,7 +208,7 @@ impl Step for Draw {
 fn draw(step: &Draw, key: i64) -> Option<Vec<Vec<TensorData>>> {
     let client = client()?;
     let input = typed(vec![0.0], &[1], DType::F32);
-    let captured = capture(&[input.clone()], step);
+    let captured = capture(std::slice::from_ref(&input), step);
     let options = LowerOptions {
         num_replicas: 2,
         ..with_key()
