@@ -278,6 +278,17 @@ macro_rules! no_leaves {
 
 no_leaves!((), String, bool);
 
+/// The outlines of the parts of a value; `None` where a part's type says all.
+type Parts = Vec<Option<Outline>>;
+
+/// A part with this outline, whose leaves can be put in place.
+fn rebuilt<T: Nest>(outline: &Option<Outline>) -> Option<T> {
+    match outline {
+        Some(outline) => T::from_outline(outline),
+        None => T::placeholder(),
+    }
+}
+
 macro_rules! tuple {
     ($($name:ident $index:tt),+) => {
         impl<$($name: Nest),+> Nest for ($($name,)+) {
@@ -295,6 +306,19 @@ macro_rules! tuple {
 
             fn placeholder() -> Option<Self> {
                 Some(($($name::placeholder()?,)+))
+            }
+
+            fn outline(&self) -> Option<Outline> {
+                if Self::placeholder().is_some() {
+                    return None;
+                }
+                let parts: Parts = vec![$(self.$index.outline()),+];
+                Some(Box::new(parts))
+            }
+
+            fn from_outline(outline: &Outline) -> Option<Self> {
+                let mut parts = outline.downcast_ref::<Parts>()?.iter();
+                Some(($(rebuilt::<$name>(parts.next()?)?,)+))
             }
         }
     };
@@ -315,6 +339,16 @@ impl<T: Nest> Nest for Vec<T> {
     fn fingerprint(&self, key: &mut dyn Fingerprint) {
         key.fixed(format_args!("{} items", self.len()));
         self.iter().for_each(|value| value.fingerprint(key));
+    }
+
+    fn outline(&self) -> Option<Outline> {
+        let parts: Parts = self.iter().map(Nest::outline).collect();
+        Some(Box::new(parts))
+    }
+
+    fn from_outline(outline: &Outline) -> Option<Self> {
+        let parts = outline.downcast_ref::<Parts>()?;
+        parts.iter().map(rebuilt).collect()
     }
 }
 
@@ -341,6 +375,18 @@ impl<T: Nest> Nest for Option<T> {
     fn fingerprint(&self, key: &mut dyn Fingerprint) {
         key.fixed(format_args!("{} optional", usize::from(self.is_some())));
         self.iter().for_each(|value| value.fingerprint(key));
+    }
+
+    fn outline(&self) -> Option<Outline> {
+        let parts: Parts = self.iter().map(Nest::outline).collect();
+        Some(Box::new(parts))
+    }
+
+    fn from_outline(outline: &Outline) -> Option<Self> {
+        match outline.downcast_ref::<Parts>()?.first() {
+            Some(part) => rebuilt(part).map(Some),
+            None => Some(None),
+        }
     }
 }
 

@@ -126,10 +126,7 @@ fn result<R: Nest>(
     outputs: &[Arc<dyn DeviceTensor>],
     replica: usize,
 ) -> Result<R> {
-    let outlined = program.outline.as_ref().and_then(R::from_outline);
-    let mut result = outlined
-        .or_else(R::placeholder)
-        .ok_or_else(unknown_structure::<R>)?;
+    let mut result = rebuild::<R>(program.outline.as_ref())?;
     let leaves = program.results.iter().map(|leaf| match leaf {
         ResultLeaf::Constant(data) => Ok(data.clone()),
         ResultLeaf::Output(index) => {
@@ -148,9 +145,17 @@ fn result<R: Nest>(
     Ok(result)
 }
 
+/// A result without its leaves.
+fn rebuild<R: Nest>(outline: Option<&Outline>) -> Result<R> {
+    let outlined = outline.and_then(R::from_outline);
+    outlined
+        .or_else(R::placeholder)
+        .ok_or_else(unknown_structure::<R>)
+}
+
 fn unknown_structure<R>() -> Error {
-    let instead = "return tensors and numbers in a tuple, an array or a struct with \
-                   `#[derive(Nest)]`: their number must be known from the type";
+    let instead = "return tensors, numbers and `Gradients` in a tuple, a vector, an array or a \
+                   struct of tensors and numbers with `#[derive(Nest)]`";
     TraceError::unsupported(std::any::type_name::<R>(), instead).into()
 }
 
@@ -288,9 +293,7 @@ impl Plan {
             Ok(())
         })?;
         let outline = result.outline();
-        if outline.is_none() {
-            check_rest(&result)?;
-        }
+        check_rest(&result, outline.as_ref())?;
         Ok(Self {
             capture,
             outputs: outputs.tensors,
@@ -481,9 +484,9 @@ impl Outputs {
     }
 }
 
-/// Checks that a result can be built again from its type and its leaves.
-fn check_rest<R: Nest>(result: &R) -> Result<()> {
-    let rebuilt = R::placeholder().ok_or_else(unknown_structure::<R>)?;
+/// Checks that a result can be built again from its type, its outline and its leaves.
+fn check_rest<R: Nest>(result: &R, outline: Option<&Outline>) -> Result<()> {
+    let rebuilt = rebuild::<R>(outline)?;
     let (mut found, mut known) = (Vec::new(), Vec::new());
     result.fingerprint(&mut found);
     rebuilt.fingerprint(&mut known);
