@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use burn::module::Module;
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 use distribute_collectives::ReduceOp;
 
 use super::{Applied, TrainState};
