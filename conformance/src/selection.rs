@@ -11,7 +11,7 @@ use crate::golden::{FamilyName, Golden, GoldenError};
 use crate::group::CommunicatorFactory;
 use crate::report::Report;
 use crate::suite::{MULTI_WORKER, Suite};
-use crate::tpu::TPU;
+use crate::tpu::{FAMILIES, TPU};
 
 /// What `distribute-cli conformance` was asked for. Without a strategy or communicator everything
 /// is checked, `TpuStrategy` where there is a plugin for it; with one, only what is named.
@@ -66,9 +66,13 @@ impl Selection {
             None => Golden::embedded()?,
         };
         let mut suite = if self.strategies.is_empty() && self.communicators.is_empty() {
-            Suite::everything(golden)
-                .workers(self.workers.clone())
-                .tpu()?
+            let suite = Suite::everything(golden).workers(self.workers.clone());
+            // Its devices take a moment to open.
+            let with_tpu = self.families.iter().any(|family| FAMILIES.contains(family));
+            match self.families.is_empty() || with_tpu {
+                true => suite.tpu()?,
+                false => suite,
+            }
         } else {
             let mut suite = Suite::new(golden);
             let backends = Backend::built_in();

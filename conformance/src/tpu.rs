@@ -15,6 +15,9 @@ use crate::golden::FamilyName;
 /// The name of the strategy.
 pub(crate) const TPU: &str = "tpu";
 
+/// The families that it gets cases of.
+pub(crate) const FAMILIES: [FamilyName; 2] = [FamilyName::Reduce, FamilyName::Training];
+
 /// Why the strategy is not among what is checked, with what to do.
 const NO_PLUGIN: &str = "no plugin; build it with distribute-tpu-xla/pjrt-cpu/build, or name one \
                          with PJRT_PLUGIN_LIBRARY_PATH";
@@ -25,6 +28,18 @@ const KINDS: [StrategyKind; 4] = [
     StrategyKind::OneDevice,
     StrategyKind::Mirrored,
     StrategyKind::CentralStorage,
+];
+
+/// The operations of the family `reduce`: those of the strategy outside of steps, and the
+/// all-reduce of a step. The others read tensors in the middle of a step or leave it.
+const REDUCE: [&str; 7] = [
+    "reduce",
+    "reduce_non_distributed",
+    "reduce_indexed_slices",
+    "all_reduce",
+    "gather",
+    "experimental_local_results",
+    "experimental_distribute_values_from_function",
 ];
 
 /// The plugin for `TpuStrategy` on this machine: the one that `PJRT_CPU_PLUGIN` names, else that
@@ -70,9 +85,13 @@ impl StrategyFactory for Tpu {
     }
 
     fn takes(&self, family: FamilyName, case: &Case) -> bool {
-        family == FamilyName::Training
-            && KINDS.contains(&case.strategy.kind)
-            && case.strategy.replicas <= self.system.num_accelerators()
+        let kind = case.strategy.kind;
+        let takes = match family {
+            FamilyName::Training => KINDS.contains(&kind),
+            FamilyName::Reduce => kind == StrategyKind::Mirrored && REDUCE.contains(&case.op()),
+            _ => false,
+        };
+        takes && case.strategy.replicas <= self.system.num_accelerators()
     }
 
     fn strategy(&self, devices: &[LogicalDevice]) -> Result<Arc<dyn Strategy>> {

@@ -3,6 +3,7 @@
 mod checkpoint;
 mod cluster;
 pub(crate) mod communicator;
+mod compiled;
 mod cross_device;
 mod datasets;
 mod loss;
