@@ -5,12 +5,14 @@ use std::env;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use distribute_core::{LogicalDevice, Result, Strategy};
+use distribute_core::{LogicalDevice, ReduceOp, Result, Strategy};
 use distribute_tpu_xla::{TpuClusterResolver, TpuError, TpuStrategy, TpuSystem};
 
 use crate::backend::{Backend, StrategyFactory};
 use crate::case::{Case, StrategyKind};
+use crate::families::reduce_op;
 use crate::golden::FamilyName;
+use crate::tensors::is_int;
 
 /// The name of the strategy.
 pub(crate) const TPU: &str = "tpu";
@@ -88,7 +90,10 @@ impl StrategyFactory for Tpu {
         let kind = case.strategy.kind;
         let takes = match family {
             FamilyName::Training => KINDS.contains(&kind),
-            FamilyName::Reduce => kind == StrategyKind::Mirrored && REDUCE.contains(&case.op()),
+            FamilyName::Reduce => {
+                let here = kind == StrategyKind::Mirrored && REDUCE.contains(&case.op());
+                here && !is_mean_of_integers(case)
+            }
             _ => false,
         };
         takes && case.strategy.replicas <= self.system.num_accelerators()
@@ -106,4 +111,11 @@ impl StrategyFactory for Tpu {
         strategies.insert(devices.len(), strategy);
         Ok(handle)
     }
+}
+
+/// In a step, a tensor of integers cannot become its mean; only data of the host can.
+fn is_mean_of_integers(case: &Case) -> bool {
+    let first = &case.inputs["values"][0];
+    let is_mean = reduce_op(&case.inputs["reduce_op"]) == Some(ReduceOp::Mean);
+    case.op() == "all_reduce" && is_mean && is_int(first)
 }

@@ -14,6 +14,8 @@ mod reduce;
 mod training;
 mod variables;
 
+pub(crate) use reduce::reduce_op;
+
 use crate::case::{Case, StrategyKind};
 use crate::golden::FamilyName;
 use crate::outcome::Checked;

@@ -52,7 +52,7 @@ pub(super) fn check(case: &Case, env: &Env<'_>) -> Checked {
 }
 
 /// The case's reduction; `None` if it is not one that TensorFlow knows either.
-pub(super) fn reduce_op(value: &Value) -> Option<ReduceOp> {
+pub(crate) fn reduce_op(value: &Value) -> Option<ReduceOp> {
     let text = value.as_str()?.to_ascii_lowercase();
     match text.trim_start_matches("reduceop.") {
         "sum" => Some(ReduceOp::Sum),
