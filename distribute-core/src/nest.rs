@@ -31,9 +31,6 @@ pub trait Leaf {
     }
 }
 
-/// The structure of a value, see [`Nest::outline`].
-pub type Outline = Box<dyn std::any::Any + Send + Sync>;
-
 /// A value made of tensors and numbers.
 ///
 /// Derive it for structs and enums: `#[derive(Nest)]` visits the fields in declaration order.
@@ -59,18 +56,12 @@ pub trait Nest: Sized {
         None
     }
 
-    /// All of this value but its leaves, for a step that is compiled: it returns values of the same
-    /// structure later without running the step again. Only where [`placeholder`](Self::placeholder)
-    /// cannot know the structure.
-    fn outline(&self) -> Option<Outline> {
-        None
-    }
-
-    /// A value of this structure whose leaves can be put in place; `None` if it is no
-    /// [`outline`](Self::outline) of this type.
-    fn from_outline(outline: &Outline) -> Option<Self> {
-        let _ = outline;
-        None
+    /// A value of the same structure whose leaves can be put in place: what a compiled step puts
+    /// its results into. `None` if there is no such value.
+    ///
+    /// Lengths, variants, numbers and strings are those of `self`; tensors are empty ones.
+    fn skeleton(&self) -> Option<Self> {
+        Self::placeholder()
     }
 
     /// Names everything but the leaves that a captured step's program depends on: lengths,
@@ -229,6 +220,10 @@ macro_rules! number {
             fn placeholder() -> Option<Self> {
                 Some(Self::default())
             }
+
+            fn skeleton(&self) -> Option<Self> {
+                Some(self.clone())
+            }
         }
     )*};
 }
@@ -247,6 +242,10 @@ macro_rules! count {
                 visit(&mut wide)?;
                 *self = Self::try_from(wide).map_err(Error::step)?;
                 Ok(())
+            }
+
+            fn skeleton(&self) -> Option<Self> {
+                Some(*self)
             }
 
             fn placeholder() -> Option<Self> {
@@ -269,6 +268,10 @@ macro_rules! no_leaves {
                 key.fixed(format_args!("{self:?}"));
             }
 
+            fn skeleton(&self) -> Option<Self> {
+                Some(self.clone())
+            }
+
             fn placeholder() -> Option<Self> {
                 Some(Self::default())
             }
@@ -277,17 +280,6 @@ macro_rules! no_leaves {
 }
 
 no_leaves!((), String, bool);
-
-/// The outlines of the parts of a value; `None` where a part's type says all.
-type Parts = Vec<Option<Outline>>;
-
-/// A part with this outline, whose leaves can be put in place.
-fn rebuilt<T: Nest>(outline: &Option<Outline>) -> Option<T> {
-    match outline {
-        Some(outline) => T::from_outline(outline),
-        None => T::placeholder(),
-    }
-}
 
 macro_rules! tuple {
     ($($name:ident $index:tt),+) => {
@@ -304,21 +296,12 @@ macro_rules! tuple {
                 $(self.$index.fingerprint(key);)+
             }
 
+            fn skeleton(&self) -> Option<Self> {
+                Some(($(self.$index.skeleton()?,)+))
+            }
+
             fn placeholder() -> Option<Self> {
                 Some(($($name::placeholder()?,)+))
-            }
-
-            fn outline(&self) -> Option<Outline> {
-                if Self::placeholder().is_some() {
-                    return None;
-                }
-                let parts: Parts = vec![$(self.$index.outline()),+];
-                Some(Box::new(parts))
-            }
-
-            fn from_outline(outline: &Outline) -> Option<Self> {
-                let mut parts = outline.downcast_ref::<Parts>()?.iter();
-                Some(($(rebuilt::<$name>(parts.next()?)?,)+))
             }
         }
     };
@@ -341,14 +324,8 @@ impl<T: Nest> Nest for Vec<T> {
         self.iter().for_each(|value| value.fingerprint(key));
     }
 
-    fn outline(&self) -> Option<Outline> {
-        let parts: Parts = self.iter().map(Nest::outline).collect();
-        Some(Box::new(parts))
-    }
-
-    fn from_outline(outline: &Outline) -> Option<Self> {
-        let parts = outline.downcast_ref::<Parts>()?;
-        parts.iter().map(rebuilt).collect()
+    fn skeleton(&self) -> Option<Self> {
+        self.iter().map(Nest::skeleton).collect()
     }
 }
 
@@ -359,6 +336,11 @@ impl<T: Nest, const N: usize> Nest for [T; N] {
 
     fn fingerprint(&self, key: &mut dyn Fingerprint) {
         self.iter().for_each(|value| value.fingerprint(key));
+    }
+
+    fn skeleton(&self) -> Option<Self> {
+        let values: Option<Vec<T>> = self.iter().map(Nest::skeleton).collect();
+        values?.try_into().ok()
     }
 
     fn placeholder() -> Option<Self> {
@@ -377,21 +359,16 @@ impl<T: Nest> Nest for Option<T> {
         self.iter().for_each(|value| value.fingerprint(key));
     }
 
-    fn outline(&self) -> Option<Outline> {
-        let parts: Parts = self.iter().map(Nest::outline).collect();
-        Some(Box::new(parts))
-    }
-
-    fn from_outline(outline: &Outline) -> Option<Self> {
-        match outline.downcast_ref::<Parts>()?.first() {
-            Some(part) => rebuilt(part).map(Some),
+    fn skeleton(&self) -> Option<Self> {
+        match self {
+            Some(value) => value.skeleton().map(Some),
             None => Some(None),
         }
     }
 }
 
 /// Maps are walked in key order; replicas must hold the same keys.
-impl<K: Ord, T: Nest> Nest for BTreeMap<K, T> {
+impl<K: Ord + Clone, T: Nest> Nest for BTreeMap<K, T> {
     fn walk(&mut self, visit: &mut dyn FnMut(&mut dyn Leaf) -> Result<()>) -> Result<()> {
         self.values_mut().try_for_each(|value| value.walk(visit))
     }
@@ -399,5 +376,11 @@ impl<K: Ord, T: Nest> Nest for BTreeMap<K, T> {
     fn fingerprint(&self, key: &mut dyn Fingerprint) {
         key.fixed(format_args!("{} entries", self.len()));
         self.values().for_each(|value| value.fingerprint(key));
+    }
+
+    fn skeleton(&self) -> Option<Self> {
+        let entries = self.iter();
+        let entries = entries.map(|(key, value)| Some((key.clone(), value.skeleton()?)));
+        entries.collect()
     }
 }

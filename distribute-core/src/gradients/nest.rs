@@ -3,7 +3,6 @@
 use burn::tensor::{DType, Shape, TensorData};
 
 use super::{Gradients, Place};
-use crate::nest::Outline;
 use crate::trace::{
     CapturedGradients, CapturedTensor, Fingerprint, TensorSpec, TraceError, TracedTensor,
 };
@@ -117,16 +116,12 @@ impl Nest for Gradients {
         key.fixed(format_args!("gradients {present:?}"));
     }
 
-    fn outline(&self) -> Option<Outline> {
-        let mut outline = self.without_values();
-        for (entry, present) in outline.entries.iter_mut().zip(self.present()) {
+    fn skeleton(&self) -> Option<Self> {
+        let mut skeleton = self.without_values();
+        for (entry, present) in skeleton.entries.iter_mut().zip(self.present()) {
             entry.data = present.then(|| empty(entry.dtype));
         }
-        Some(Box::new(outline))
-    }
-
-    fn from_outline(outline: &Outline) -> Option<Self> {
-        outline.downcast_ref::<Self>().cloned()
+        Some(skeleton)
     }
 }
 
@@ -156,12 +151,11 @@ mod tests {
     }
 
     #[test]
-    fn they_go_through_an_outline() {
+    fn they_are_built_again_from_a_skeleton() {
         let mut found = gradients();
-        let outline = found.outline().unwrap();
+        let mut rebuilt = found.skeleton().unwrap();
         let leaves = found.take_leaves().unwrap();
         assert_eq!(leaves.len(), 2, "one parameter has none");
-        let mut rebuilt = Gradients::from_outline(&outline).unwrap();
         rebuilt.put_leaves(leaves).unwrap();
         let expected = gradients();
         assert_eq!(rebuilt.len(), 3);
@@ -183,20 +177,5 @@ mod tests {
             .map(|leaf| leaf.convert_dtype(DType::F64));
         let error = found.put_leaves(wide.collect()).unwrap_err();
         assert!(matches!(error, Error::DType { .. }), "{error}");
-    }
-
-    #[test]
-    fn parts_of_a_tuple_with_a_list_are_known_from_the_outline() {
-        let values = (1.0_f32, vec![gradients(), gradients()], Some(2_i64));
-        let outline = values.outline().unwrap();
-        type Values = (f32, Vec<Gradients>, Option<i64>);
-        let mut rebuilt = Values::from_outline(&outline).unwrap();
-        let mut values = values;
-        rebuilt.put_leaves(values.take_leaves().unwrap()).unwrap();
-        assert_eq!(rebuilt.0, 1.0);
-        assert_eq!(rebuilt.1.len(), 2);
-        assert_eq!(rebuilt.1[1].get(0), gradients().get(0));
-        assert_eq!(rebuilt.2, Some(2));
-        assert!((1.0_f32, 2.0_f32).outline().is_none(), "the type says all");
     }
 }
