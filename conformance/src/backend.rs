@@ -9,7 +9,8 @@ use distribute_core::{
     OneDeviceStrategy, Result, Strategy,
 };
 
-use crate::case::StrategyKind;
+use crate::case::{Case, StrategyKind};
+use crate::golden::FamilyName;
 
 /// How long a replica may wait for another one before a case fails.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -22,7 +23,13 @@ pub trait StrategyFactory: Send + Sync {
     /// Which of TensorFlow's strategies it stands for: it gets the cases of that one.
     fn kind(&self) -> StrategyKind;
 
-    /// A new strategy with one replica per device, in this order.
+    /// Whether it gets this case; those of its [`kind`](Self::kind) by default.
+    fn takes(&self, family: FamilyName, case: &Case) -> bool {
+        let _ = family;
+        case.strategy.kind == self.kind()
+    }
+
+    /// A strategy with one replica per device, in this order.
     ///
     /// # Errors
     /// Fails the case.
@@ -82,6 +89,10 @@ impl Backend {
     /// Which cases it gets.
     pub fn kind(&self) -> StrategyKind {
         self.factory.kind()
+    }
+
+    pub(crate) fn takes(&self, family: FamilyName, case: &Case) -> bool {
+        self.factory.takes(family, case)
     }
 
     /// A new strategy.

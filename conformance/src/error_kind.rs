@@ -3,6 +3,7 @@
 //! TensorFlow's Python classes are coarse (a `ValueError` is nearly anything), so the stable part
 //! of the message decides first, and the class where no message is known.
 
+use distribute_core::trace::TraceError;
 use distribute_core::{Error, VariableError};
 
 use crate::case::{Case, Expected};
@@ -103,7 +104,7 @@ impl ErrorKind {
     pub(crate) fn of(error: &Error) -> Self {
         match error.root_cause() {
             Error::InvalidArgument { .. } => Argument,
-            Error::Shape { .. } => Shape,
+            Error::Shape { .. } | Error::Trace(TraceError::Uneven { .. }) => Shape,
             Error::Axis { .. } => Axis,
             Error::DType { .. } => DType,
             Error::NotDistributed { .. } => NotDistributed,

@@ -38,6 +38,7 @@ mod report;
 mod selection;
 mod suite;
 mod tensors;
+mod tpu;
 
 pub use backend::{Backend, StrategyFactory};
 pub use case::{Case, Expected, StrategyKind, StrategySpec};

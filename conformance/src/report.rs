@@ -83,6 +83,7 @@ pub struct Report {
     failures: Vec<FailedCase>,
     not_run: BTreeMap<FamilyName, usize>,
     not_selected: usize,
+    missing: Vec<String>,
 }
 
 impl Report {
@@ -98,11 +99,16 @@ impl Report {
             failures: Vec::new(),
             not_run: BTreeMap::new(),
             not_selected: 0,
+            missing: Vec::new(),
         }
     }
 
     pub(crate) fn not_run(&mut self, family: FamilyName, cases: usize) {
         self.not_run.insert(family, cases);
+    }
+
+    pub(crate) fn missing(&mut self, subjects: Vec<String>) {
+        self.missing = subjects;
     }
 
     pub(crate) fn add(&mut self, family: FamilyName, case: &Case, result: CaseResult) {
@@ -169,6 +175,11 @@ impl Report {
         &self.not_run
     }
 
+    /// Strategies that could not be checked on this machine, each with the reason and what to do.
+    pub fn skipped_subjects(&self) -> &[String] {
+        &self.missing
+    }
+
     /// The report as JSON, one object.
     pub fn to_json(&self) -> Value {
         let counts = |counts: &FamilyCounts| {
@@ -204,6 +215,7 @@ impl Report {
             "deviations": reasons(&self.deviations, Deviation::name, Deviation::reason),
             "not_run": not_run,
             "not_selected": self.not_selected,
+            "skipped_subjects": self.missing,
             "failures": failures.collect::<Vec<_>>(),
             "total": counts(&self.total()),
         })
@@ -291,6 +303,9 @@ impl fmt::Display for Report {
                 f,
                 "\nnot run: the {cases} cases of {family}, which need several processes"
             )?;
+        }
+        for subject in &self.missing {
+            writeln!(f, "\nSKIPPED {subject}")?;
         }
         if self.not_selected > 0 {
             writeln!(

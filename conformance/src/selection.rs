@@ -3,15 +3,18 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use distribute_tpu_xla::TpuError;
+
 use crate::backend::Backend;
 use crate::families::multi_worker::WorkerProgram;
 use crate::golden::{FamilyName, Golden, GoldenError};
 use crate::group::CommunicatorFactory;
 use crate::report::Report;
 use crate::suite::{MULTI_WORKER, Suite};
+use crate::tpu::{FAMILIES, TPU};
 
 /// What `distribute-cli conformance` was asked for. Without a strategy or communicator everything
-/// is checked; with one, only what is named.
+/// is checked, `TpuStrategy` where there is a plugin for it; with one, only what is named.
 #[derive(Debug, Clone, Default)]
 pub struct Selection {
     /// A directory with golden files in place of the embedded ones.
@@ -33,6 +36,9 @@ pub enum SelectionError {
     /// The golden files cannot be used.
     #[error(transparent)]
     Golden(#[from] GoldenError),
+    /// The plugin for `TpuStrategy` cannot be used.
+    #[error(transparent)]
+    Tpu(#[from] TpuError),
     /// A name that nothing has.
     #[error("unknown {what} `{name}`: choose among {known}")]
     Unknown {
@@ -60,7 +66,13 @@ impl Selection {
             None => Golden::embedded()?,
         };
         let mut suite = if self.strategies.is_empty() && self.communicators.is_empty() {
-            Suite::everything(golden).workers(self.workers.clone())
+            let suite = Suite::everything(golden).workers(self.workers.clone());
+            // Its devices take a moment to open.
+            let with_tpu = self.families.iter().any(|family| FAMILIES.contains(family));
+            match self.families.is_empty() || with_tpu {
+                true => suite.tpu()?,
+                false => suite,
+            }
         } else {
             let mut suite = Suite::new(golden);
             let backends = Backend::built_in();
@@ -69,14 +81,16 @@ impl Selection {
                     suite = suite.workers(self.workers.clone());
                     continue;
                 }
-                suite = suite.backend(find("strategy", name, &backends, |one| {
-                    one.name().to_string()
-                })?);
+                if name == TPU {
+                    suite = suite.tpu()?;
+                    continue;
+                }
+                let found = backends.iter().find(|backend| backend.name() == name);
+                suite = suite.backend(found.cloned().ok_or_else(|| self.unknown(name))?);
             }
             let factories = Suite::built_in_communicators();
-            let name_of = |factory: &Arc<dyn CommunicatorFactory>| factory.name().to_string();
             for name in &self.communicators {
-                suite = suite.communicator(find("communicator", name, &factories, name_of)?);
+                suite = suite.communicator(find_communicator(name, &factories)?);
             }
             suite
         };
@@ -85,19 +99,30 @@ impl Selection {
         }
         Ok(suite)
     }
+
+    /// The error for the name of a strategy that nothing has.
+    fn unknown(&self, name: &str) -> SelectionError {
+        let backends = Backend::built_in();
+        let mut known: Vec<&str> = backends.iter().map(Backend::name).collect();
+        known.extend(self.workers.iter().map(|_| MULTI_WORKER));
+        known.push(TPU);
+        SelectionError::Unknown {
+            what: "strategy",
+            name: name.to_string(),
+            known: known.join(", "),
+        }
+    }
 }
 
-fn find<T: Clone>(
-    what: &'static str,
+fn find_communicator(
     name: &str,
-    all: &[T],
-    name_of: impl Fn(&T) -> String,
-) -> Result<T, SelectionError> {
-    let found = all.iter().find(|candidate| name_of(candidate) == name);
+    all: &[Arc<dyn CommunicatorFactory>],
+) -> Result<Arc<dyn CommunicatorFactory>, SelectionError> {
+    let found = all.iter().find(|factory| factory.name() == name);
     found.cloned().ok_or_else(|| {
-        let known: Vec<String> = all.iter().map(name_of).collect();
+        let known: Vec<&str> = all.iter().map(|factory| factory.name()).collect();
         SelectionError::Unknown {
-            what,
+            what: "communicator",
             name: name.to_string(),
             known: known.join(", "),
         }

@@ -6,6 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use distribute_core::{CrossDeviceOps, Result, Strategy};
+use distribute_tpu_xla::TpuError;
 
 use crate::backend::Backend;
 use crate::case::{Case, Expected, StrategyKind, StrategySpec};
@@ -16,6 +17,7 @@ use crate::golden::{FamilyName, Golden, GoldenFile};
 use crate::group::{self, CommunicatorFactory, OverCommunicator};
 use crate::outcome::{Checked, Failure, Outcome, Rule};
 use crate::report::{CaseResult, Report};
+use crate::tpu;
 
 /// The name of the strategy that worker processes run.
 pub(crate) const MULTI_WORKER: &str = "multi-worker";
@@ -30,6 +32,8 @@ pub struct Suite {
     communicators: Vec<Arc<dyn CommunicatorFactory>>,
     families: BTreeSet<FamilyName>,
     with_functions: bool,
+    /// What is not here to be checked, and why.
+    missing: Vec<String>,
     workers: Option<WorkerProgram>,
     jobs: Jobs,
 }
@@ -43,13 +47,14 @@ impl Suite {
             communicators: Vec::new(),
             families: BTreeSet::new(),
             with_functions: false,
+            missing: Vec::new(),
             workers: None,
             jobs: Jobs::default(),
         }
     }
 
-    /// Checks everything this workspace has: all strategies, all communicators, and the functions
-    /// that need neither.
+    /// Checks everything this workspace has on every machine: all strategies but
+    /// [`TpuStrategy`](Self::tpu), all communicators, and the functions that need neither.
     pub fn everything(golden: Golden) -> Self {
         let mut suite = Self::new(golden).functions();
         suite.backends = Backend::built_in();
@@ -65,6 +70,26 @@ impl Suite {
     /// Also checks a strategy.
     pub fn backend(mut self, backend: Backend) -> Self {
         self.backends.push(backend);
+        self
+    }
+
+    /// Also checks `TpuStrategy` with the cases of the family `training`, under a PJRT plugin: the
+    /// one that `PJRT_CPU_PLUGIN` or `PJRT_PLUGIN_LIBRARY_PATH` names, else XLA's CPU client where
+    /// `distribute-tpu-xla/pjrt-cpu/build` puts it. Without one, the report says that it was
+    /// skipped.
+    ///
+    /// # Errors
+    /// If there is a plugin, and it cannot be loaded or has no devices.
+    pub fn tpu(self) -> std::result::Result<Self, TpuError> {
+        match tpu::plugin() {
+            Ok(plugin) => Ok(self.backend(tpu::backend(&plugin)?)),
+            Err(why) => Ok(self.skipped(tpu::TPU, &why)),
+        }
+    }
+
+    /// Says in the report that a subject is not there.
+    pub(crate) fn skipped(mut self, subject: &str, why: &str) -> Self {
+        self.missing.push(format!("{subject}: {why}"));
         self
     }
 
@@ -104,6 +129,7 @@ impl Suite {
     /// Runs all cases, one after the other.
     pub fn run(&self) -> Report {
         let mut report = Report::of(&self.golden.source, self.subjects());
+        report.missing(self.missing.clone());
         for (family, file) in &self.golden.files {
             if !self.families.is_empty() && !self.families.contains(family) {
                 continue;
@@ -137,8 +163,8 @@ impl Suite {
         check: families::Adapter,
     ) -> CaseResult {
         if let Expected::Unavailable(_) = case.expected {
-            let kind = case.strategy.kind;
-            let is_selected = self.backends.iter().any(|backend| backend.kind() == kind);
+            let mut backends = self.backends.iter();
+            let is_selected = backends.any(|backend| backend.takes(family, case));
             return if is_selected {
                 CaseResult::Checked(Outcome::NotApplicable(Rule::Crash))
             } else {
@@ -165,12 +191,8 @@ impl Suite {
                 }
                 return Ok(());
             }
-            let kind = case.strategy.kind;
-            for backend in self
-                .backends
-                .iter()
-                .filter(|backend| backend.kind() == kind)
-            {
+            let takes = |backend: &&Backend| backend.takes(family, case);
+            for backend in self.backends.iter().filter(takes) {
                 note(
                     backend.name(),
                     guarded(|| check(case, &self.env(file, Some(backend)))),

@@ -212,7 +212,7 @@ pub(crate) struct ConformanceArgs {
     /// A directory with golden files of the same schema [default: those built in]
     #[arg(long, value_name = "DIR")]
     pub(crate) golden: Option<PathBuf>,
-    /// Check only this: default, one-device, mirrored, multi-worker or central-storage
+    /// Check only this: default, one-device, mirrored, multi-worker, central-storage or tpu
     #[arg(long, value_name = "NAME")]
     pub(crate) strategy: Vec<String>,
     /// Check only this: an algorithm between threads (direct, ring, chain, ...), shm or grpc

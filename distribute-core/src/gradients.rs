@@ -1,5 +1,7 @@
 //! Gradients of one replica, in the order of the model's parameters.
 
+mod nest;
+
 use std::ops::Range;
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
@@ -11,12 +13,17 @@ use crate::trace::{CapturedGradients, TraceError};
 use crate::workers::Wish;
 use crate::{Error, ReplicaContext, Result, WorkerGroup};
 
+pub(crate) use nest::GradientPlace;
+
 /// The gradients of a model's trainable parameters, in visit order (the order in which the
 /// module declares its fields). The order, not burn's random parameter id, is what replicas and
 /// workers agree on.
 ///
 /// The buffers are the ones that burn's backward pass produced: on the flex backend they are
 /// reduced over the replicas in place and handed to the optimizer without a copy.
+///
+/// A step can return them. In a compiled step that is the only way to see them: while it is
+/// captured they have no values yet.
 #[derive(Debug, Clone)]
 pub struct Gradients {
     entries: Vec<Entry>,

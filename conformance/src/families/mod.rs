@@ -3,6 +3,7 @@
 mod checkpoint;
 mod cluster;
 pub(crate) mod communicator;
+mod compiled;
 mod cross_device;
 mod datasets;
 mod loss;
@@ -12,6 +13,8 @@ mod properties;
 mod reduce;
 mod training;
 mod variables;
+
+pub(crate) use reduce::reduce_op;
 
 use crate::case::{Case, StrategyKind};
 use crate::golden::FamilyName;

@@ -4,7 +4,8 @@ use burn::module::{Module, Param};
 use burn::tensor::activation::relu;
 use burn::tensor::module::{conv2d, max_pool2d};
 use burn::tensor::ops::{ConvOptions, MaxPoolOptions};
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use distribute_core::Nest;
 use distribute_data::{mean_squared_error, sparse_categorical_crossentropy};
 use serde_json::Value;
 
@@ -12,20 +13,21 @@ use crate::json::Fields;
 use crate::outcome::Failure;
 use crate::tensors::float;
 
-/// Rows of a batch, as host data.
-#[derive(Debug, Clone, distribute_core::Nest)]
-pub(super) struct Batch {
-    pub(super) x: TensorData,
-    pub(super) y: TensorData,
-}
-
 /// A model whose initial weights a file holds.
 pub(super) trait Model: Module + Send + Sync + 'static {
+    /// The features of a batch.
+    type Features: Nest + Send + 'static;
+    /// Its labels.
+    type Labels: Nest + Send + 'static;
+
+    /// Rows of the file as tensors on a device.
+    fn batch(x: TensorData, y: TensorData, device: &Device) -> (Self::Features, Self::Labels);
+
     /// The model with these weights.
     fn with_weights(weights: &Value, device: &Device) -> Result<Self, Failure>;
 
     /// One loss per example.
-    fn losses(&self, batch: Batch, device: &Device) -> Tensor<1>;
+    fn losses(&self, batch: (Self::Features, Self::Labels)) -> Tensor<1>;
 
     /// The sum of the squares of all weights that are not biases.
     fn squares(&self) -> Tensor<1>;
@@ -54,9 +56,9 @@ fn rows<const D: usize>(data: TensorData, device: &Device) -> Tensor<D> {
     Tensor::from_data(data, (device, dtype))
 }
 
-fn classification(logits: Tensor<2>, labels: TensorData, device: &Device) -> Tensor<1> {
+fn classes(labels: TensorData, device: &Device) -> Tensor<1, Int> {
     let dtype = labels.dtype();
-    sparse_categorical_crossentropy(logits, Tensor::from_data(labels, (device, dtype)))
+    Tensor::from_data(labels, (device, dtype))
 }
 
 /// `y = x @ w + b` with the mean squared error.
@@ -67,6 +69,13 @@ pub(super) struct Linear {
 }
 
 impl Model for Linear {
+    type Features = Tensor<2>;
+    type Labels = Tensor<2>;
+
+    fn batch(x: TensorData, y: TensorData, device: &Device) -> (Tensor<2>, Tensor<2>) {
+        (rows(x, device), rows(y, device))
+    }
+
     fn with_weights(weights: &Value, device: &Device) -> Result<Self, Failure> {
         Ok(Self {
             w: weight(weights, "w", device)?,
@@ -74,9 +83,8 @@ impl Model for Linear {
         })
     }
 
-    fn losses(&self, batch: Batch, device: &Device) -> Tensor<1> {
-        let predictions = dense(rows(batch.x, device), &self.w, &self.b);
-        mean_squared_error(predictions, rows::<2>(batch.y, device))
+    fn losses(&self, (x, y): (Tensor<2>, Tensor<2>)) -> Tensor<1> {
+        mean_squared_error(dense(x, &self.w, &self.b), y)
     }
 
     fn squares(&self) -> Tensor<1> {
@@ -94,6 +102,13 @@ pub(super) struct Mlp {
 }
 
 impl Model for Mlp {
+    type Features = Tensor<2>;
+    type Labels = Tensor<1, Int>;
+
+    fn batch(x: TensorData, y: TensorData, device: &Device) -> (Tensor<2>, Tensor<1, Int>) {
+        (rows(x, device), classes(y, device))
+    }
+
     fn with_weights(weights: &Value, device: &Device) -> Result<Self, Failure> {
         Ok(Self {
             w1: weight(weights, "w1", device)?,
@@ -103,9 +118,9 @@ impl Model for Mlp {
         })
     }
 
-    fn losses(&self, batch: Batch, device: &Device) -> Tensor<1> {
-        let hidden = dense(rows(batch.x, device), &self.w1, &self.b1).tanh();
-        classification(dense(hidden, &self.w2, &self.b2), batch.y, device)
+    fn losses(&self, (x, y): (Tensor<2>, Tensor<1, Int>)) -> Tensor<1> {
+        let hidden = dense(x, &self.w1, &self.b1).tanh();
+        sparse_categorical_crossentropy(dense(hidden, &self.w2, &self.b2), y)
     }
 
     fn squares(&self) -> Tensor<1> {
@@ -128,6 +143,13 @@ pub(super) struct Cnn {
 }
 
 impl Model for Cnn {
+    type Features = Tensor<4>;
+    type Labels = Tensor<1, Int>;
+
+    fn batch(x: TensorData, y: TensorData, device: &Device) -> (Tensor<4>, Tensor<1, Int>) {
+        (rows(x, device), classes(y, device))
+    }
+
     fn with_weights(weights: &Value, device: &Device) -> Result<Self, Failure> {
         Ok(Self {
             k1: weight(weights, "k1", device)?,
@@ -141,13 +163,12 @@ impl Model for Cnn {
         })
     }
 
-    fn losses(&self, batch: Batch, device: &Device) -> Tensor<1> {
-        let images = rows::<4>(batch.x, device).permute([0, 3, 1, 2]);
-        let images = pooled(images, &self.k1, &self.b1);
+    fn losses(&self, (x, y): (Tensor<4>, Tensor<1, Int>)) -> Tensor<1> {
+        let images = pooled(x.permute([0, 3, 1, 2]), &self.k1, &self.b1);
         let images = pooled(images, &self.k2, &self.b2);
         let flat = images.permute([0, 2, 3, 1]).flatten::<2>(1, 3);
         let hidden = relu(dense(flat, &self.w3, &self.b3));
-        classification(dense(hidden, &self.w4, &self.b4), batch.y, device)
+        sparse_categorical_crossentropy(dense(hidden, &self.w4, &self.b4), y)
     }
 
     fn squares(&self) -> Tensor<1> {

@@ -10,6 +10,7 @@ use distribute_core::{
 };
 use serde_json::Value;
 
+use super::compiled;
 use crate::case::Case;
 use crate::compare::equal;
 use crate::error_kind::{ErrorKind, same_error};
@@ -51,7 +52,7 @@ pub(super) fn check(case: &Case, env: &Env<'_>) -> Checked {
 }
 
 /// The case's reduction; `None` if it is not one that TensorFlow knows either.
-pub(super) fn reduce_op(value: &Value) -> Option<ReduceOp> {
+pub(crate) fn reduce_op(value: &Value) -> Option<ReduceOp> {
     let text = value.as_str()?.to_ascii_lowercase();
     match text.trim_start_matches("reduceop.") {
         "sum" => Some(ReduceOp::Sum),
@@ -231,13 +232,16 @@ fn all_reduce(case: &Case, env: &Env<'_>, strategy: &dyn Strategy) -> Checked {
         return Ok(Outcome::NotApplicable(Rule::PythonType));
     };
     if let Some(values) = per_replica(&case.inputs["values"])? {
-        let result = strategy.run((values,), |ctx, (value,)| ctx.all_reduce(op, value));
-        return same_replicas(case, env, result);
+        return same_replicas(case, env, compiled::all_reduce(strategy, op, values));
     }
     let text = case.inputs.text("values")?;
     if let Some(constant) = text.strip_prefix("constant ") {
         let constant: f32 = constant.parse().map_err(|_| Failure::schema(text))?;
-        let result = strategy.run((), |ctx, ()| ctx.all_reduce(op, constant));
+        let sum = op == ReduceOp::Sum;
+        let result = strategy.run((sum, constant), |ctx, (sum, constant)| {
+            let op = if sum { ReduceOp::Sum } else { ReduceOp::Mean };
+            ctx.all_reduce(op, constant)
+        });
         if case.expects_value() {
             return same_replicas(case, env, result.map(|values| values.map(scalar)));
         }
@@ -253,15 +257,13 @@ fn all_reduce(case: &Case, env: &Env<'_>, strategy: &dyn Strategy) -> Checked {
         };
     }
     let formula = text.trim_end_matches("as float").trim();
-    let result = strategy.run((), |ctx, ()| {
-        let id = ctx.replica_id() as f64;
-        let value = evaluate(formula, &|name| (name == "replica_id").then_some(id));
+    let values = (0..strategy.num_replicas_in_sync()).map(|id| {
+        let value = evaluate(formula, &|name| (name == "replica_id").then_some(id as f64));
         let value = value.ok_or_else(|| Error::invalid(format!("values `{text}`")))?;
-        ctx.all_reduce(
-            op,
-            TensorData::new(vec![value], Shape::new([])).convert_dtype(DType::F32),
-        )
+        Ok(TensorData::new(vec![value], Shape::new([])).convert_dtype(DType::F32))
     });
+    let values = PerReplica::new(values.collect::<CoreResult<Vec<_>>>()?);
+    let result = compiled::all_reduce(strategy, op, values);
     same_replicas(case, env, result)
 }
 

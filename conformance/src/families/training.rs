@@ -2,14 +2,17 @@
 
 use std::sync::Arc;
 
-use burn::tensor::{DType, Shape, TensorData};
+use burn::tensor::{DType, Shape, Tensor, TensorData};
 use distribute_core::optim::Optimizer;
-use distribute_core::{Adam, Error, PerReplica, ReduceOp, Sgd, Strategy, StrategyExt, TrainState};
+use distribute_core::{
+    Adam, Gradients, PerReplica, ReduceOp, Replica, Sgd, Strategy, StrategyExt, TrainState,
+};
+use distribute_data::loss::SampleWeight;
 use distribute_data::split::replica_range;
 use distribute_data::{compute_average_loss, scale_regularization_loss};
 use serde_json::{Value, json};
 
-use super::models::{Batch, Cnn, Linear, Mlp, Model};
+use super::models::{Cnn, Linear, Mlp, Model};
 use super::reduce::expected;
 use crate::case::Case;
 use crate::compare::equal;
@@ -69,15 +72,43 @@ pub(super) fn take_rows(data: &TensorData, indices: &[usize]) -> Result<TensorDa
     ))
 }
 
-/// What a step came to on one replica.
-type StepResult = (TensorData, Vec<TensorData>);
+/// Rows of zeros behind those of a tensor, up to `rows` of them.
+fn padded(data: TensorData, rows: usize) -> TensorData {
+    let mut shape = data.shape().to_vec();
+    let row: usize = shape[1..].iter().product::<usize>() * data.dtype().size();
+    let mut bytes = data.as_bytes().to_vec();
+    bytes.resize(rows * row, 0);
+    shape[0] = rows;
+    TensorData::from_bytes_vec(bytes, Shape::from(shape), data.dtype())
+}
+
+/// Weights for a share of `own` rows that is padded to `rows`. Those of the padding are 0; the
+/// others make up for a divisor, the number of rows, that counts it too.
+fn weights(own: usize, rows: usize, divisor_counts_rows: bool) -> TensorData {
+    let weight = match divisor_counts_rows {
+        true if own > 0 => rows as f64 / own as f64,
+        _ => 1.0,
+    };
+    let weights = (0..rows).map(|row| if row < own { weight } else { 0.0 });
+    TensorData::new(weights.collect::<Vec<_>>(), [rows]).convert_dtype(DType::F32)
+}
+
+/// A batch of one replica: features and labels, and weights of the rows.
+type Batch<M> = (
+    (<M as Model>::Features, <M as Model>::Labels),
+    Option<Tensor<1>>,
+);
+
+/// What a step came to on one replica: the loss, and the gradients summed over the replicas.
+type StepResult = (Tensor<1>, Gradients);
 
 /// The run that a case describes.
 struct Run<'a, M> {
     env: &'a Env<'a>,
     strategy: &'a dyn Strategy,
     state: distribute_core::Mirrored<TrainState<M>>,
-    data: Batch,
+    x: TensorData,
+    y: TensorData,
     global_batch_size: Option<usize>,
     l2: f64,
 }
@@ -99,10 +130,8 @@ fn train<M: Model>(case: &Case, env: &Env<'_>, model: &Value) -> Checked {
         env,
         strategy,
         state,
-        data: Batch {
-            x: tensor(model.field("x")?)?,
-            y: tensor(model.field("y")?)?,
-        },
+        x: tensor(model.field("x")?)?,
+        y: tensor(model.field("y")?)?,
         global_batch_size: match inputs.text("denominator")? {
             "actual" => None,
             "constant" => Some(inputs.count("global_batch_size")?),
@@ -130,14 +159,10 @@ impl<M: Model> Run<'_, M> {
         let part = |replica| indices[replica_range(indices.len(), replicas, replica)].to_vec();
         let parts: Vec<Vec<usize>> = (0..replicas).map(part).collect();
         equal(wanted.field("example_indices")?, &json!(parts))?;
-        let mut batches = Vec::new();
-        for part in &parts {
-            batches.push(Batch {
-                x: take_rows(&self.data.x, part)?,
-                y: take_rows(&self.data.y, part)?,
-            });
-        }
-        let (losses, gradients) = self.run_step(PerReplica::new(batches))?.unzip();
+        let (losses, gradients) = self.run_step(self.batches(&parts)?)?.unzip();
+        let losses = losses.into_values().into_iter();
+        let losses = losses.map(|loss| loss.into_data().convert_dtype(DType::F32));
+        let losses = PerReplica::new(losses.collect());
         let tolerance = self.env.tolerance();
         let per_replica = wanted.list("per_replica_loss")?;
         equal(&per_replica.len().into(), &losses.values().len().into())?;
@@ -151,7 +176,9 @@ impl<M: Model> Run<'_, M> {
         tolerance.same(wanted.field("loss")?, &as_scalar(loss))?;
         let names = self.state.primary().parameter_names().to_vec();
         for gradients in gradients.values() {
-            for (name, gradient) in names.iter().zip(gradients) {
+            for (index, name) in names.iter().enumerate() {
+                let gradient = gradients.get(index);
+                let gradient = gradient.ok_or_else(|| Failure::got("no gradient"))?;
                 tolerance
                     .same(wanted.field("gradients")?.field(name)?, gradient)
                     .map_err(|failure| failure.at(format!("gradient of {name}")))?;
@@ -160,14 +187,44 @@ impl<M: Model> Run<'_, M> {
         Ok(())
     }
 
-    /// One step on all replicas: the losses, and the gradients summed over the replicas.
-    fn run_step(&mut self, batches: PerReplica<Batch>) -> Result<PerReplica<StepResult>, Failure> {
-        let (global_batch_size, l2) = (self.global_batch_size, self.l2);
+    /// Every replica's rows. A compiled step is one program for all replicas, so their shares have
+    /// to be equal: those that are not are padded with rows of weight 0.
+    fn batches(&self, parts: &[Vec<usize>]) -> Result<PerReplica<Batch<M>>, Failure> {
+        let most = parts.iter().map(Vec::len).max().unwrap_or(0);
+        let uneven = parts.iter().any(|part| part.len() != most);
+        let pad = uneven && self.strategy.tracer().is_some();
+        let batch = |(part, replica): (&Vec<usize>, &Replica)| {
+            let (mut x, mut y) = (take_rows(&self.x, part)?, take_rows(&self.y, part)?);
+            let device = &replica.device;
+            if !pad {
+                return Ok((M::batch(x, y, device), None));
+            }
+            (x, y) = (padded(x, most), padded(y, most));
+            let weights = weights(part.len(), most, self.global_batch_size.is_none());
+            let weights = Tensor::from_data(weights, (device, DType::F32));
+            Ok((M::batch(x, y, device), Some(weights)))
+        };
+        let batches = parts.iter().zip(self.strategy.replicas()).map(batch);
+        Ok(PerReplica::new(batches.collect::<Result<_, Failure>>()?))
+    }
+
+    /// One step on all replicas.
+    fn run_step(
+        &mut self,
+        batches: PerReplica<Batch<M>>,
+    ) -> Result<PerReplica<StepResult>, Failure> {
+        // As arguments: what a compiled step only captures keeps its value of the first call.
+        let size = self.global_batch_size;
+        let (constant, size) = (size.is_some(), size.unwrap_or(0));
+        let arguments = (&mut self.state, batches, constant, size, self.l2);
         let found = self
             .strategy
-            .run((&mut self.state, batches), |ctx, (state, batch)| {
-                let losses = state.model.losses(batch, ctx.device());
-                let mut loss = compute_average_loss(ctx, losses, None, global_batch_size)?;
+            .run(arguments, |ctx, (state, batch, constant, size, l2)| {
+                let (batch, weights) = batch;
+                let losses = state.model.losses(batch);
+                let weights = weights.map(SampleWeight::from);
+                let mut loss =
+                    compute_average_loss(ctx, losses, weights, constant.then_some(size))?;
                 if l2 != 0.0 {
                     let penalty = state.model.squares().mul_scalar(l2);
                     loss = loss + scale_regularization_loss(ctx, penalty)?;
@@ -176,19 +233,14 @@ impl<M: Model> Run<'_, M> {
                 let mut summed = gradients.clone();
                 summed.all_reduce(ctx, ReduceOp::Sum)?;
                 state.apply_gradients(ctx, gradients)?;
-                let mut reduced = Vec::with_capacity(summed.len());
-                for index in 0..summed.len() {
-                    let gradient = summed.get(index).cloned();
-                    reduced.push(gradient.ok_or_else(|| Error::invalid("no gradient"))?);
-                }
-                Ok((loss.inner().into_data().convert_dtype(DType::F32), reduced))
+                Ok((loss, summed))
             })?;
         Ok(found)
     }
 
     /// Compares the weights of every replica with those at the end of TensorFlow's run.
     fn same_weights(&self, wanted: &Value) -> Checked {
-        for state in self.state.values() {
+        for state in self.state.try_values()? {
             let tensors = state.to_tensors()?;
             for name in state.parameter_names() {
                 let found = tensors.get(&format!("model/{name}"));

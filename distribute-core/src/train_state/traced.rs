@@ -4,14 +4,15 @@
 use std::sync::Arc;
 
 use burn::module::Module;
-use burn::tensor::{DType, Tensor, TensorData};
+use burn::tensor::{DType, Tensor};
 use distribute_collectives::ReduceOp;
 
 use super::{Applied, TrainState};
+use crate::gradients::GradientPlace;
 use crate::optim::Optimizer;
 use crate::trace::{
-    self, CapturedGradients, CapturedTensor, Coefficients, Fingerprint, HostState, StateVisitor,
-    TensorSpec, Trace, TraceError, TracedTensor,
+    self, CapturedGradients, Coefficients, Fingerprint, HostState, StateVisitor, TensorSpec, Trace,
+    TraceError,
 };
 use crate::{Error, Gradients, Mirrored, Result};
 
@@ -101,7 +102,7 @@ impl<M: Module> TrainState<M> {
             if data.is_none() && captured.is_none() && !on_device {
                 continue;
             }
-            let mut place = Waiting {
+            let mut place = GradientPlace {
                 spec: TensorSpec { shape, dtype },
                 data,
                 captured,
@@ -112,38 +113,6 @@ impl<M: Module> TrainState<M> {
             gradients.captured = Some(CapturedGradients { tensors: captured });
         }
         Ok(())
-    }
-}
-
-/// A gradient that waits for the rest of its update.
-struct Waiting<'a> {
-    spec: TensorSpec,
-    data: &'a mut Option<TensorData>,
-    captured: &'a mut Option<CapturedTensor>,
-}
-
-impl TracedTensor for Waiting<'_> {
-    fn spec(&self) -> TensorSpec {
-        self.spec.clone()
-    }
-
-    fn data(&self) -> Result<TensorData> {
-        let missing = || Error::invalid("a gradient that is not on the host");
-        self.data.clone().ok_or_else(missing)
-    }
-
-    fn set_data(&mut self, data: TensorData) -> Result<()> {
-        *self.data = Some(data);
-        Ok(())
-    }
-
-    fn bind(&mut self, tensor: CapturedTensor) {
-        *self.data = None;
-        *self.captured = Some(tensor);
-    }
-
-    fn captured(&self) -> Option<CapturedTensor> {
-        self.captured.clone()
     }
 }
 

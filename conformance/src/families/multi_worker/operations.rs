@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use super::input;
 use crate::compare::{Tolerance, equal};
 use crate::error_kind::ErrorKind;
-use crate::families::models::{Batch, Linear, Model};
+use crate::families::models::{Linear, Model};
 use crate::families::reduce::reduce_op;
 use crate::families::training::take_rows;
 use crate::json::Fields;
@@ -328,13 +328,13 @@ impl Task<'_> {
             let own = self.strategy.replicas().iter().map(|replica| {
                 let part = &rows[replica_range(rows.len(), replicas, replica.id)];
                 let (x, y) = (take_rows(&x, part)?, take_rows(&y, part)?);
-                Ok(Batch { x, y })
+                Ok(Linear::batch(x, y, &replica.device))
             });
             let batches = PerReplica::new(own.collect::<Result<Vec<_>, Failure>>()?);
             let losses = self
                 .strategy
                 .run((&mut state, batches), |ctx, (state, batch)| {
-                    let losses = state.model.losses(batch, ctx.device());
+                    let losses = state.model.losses(batch);
                     let loss = compute_average_loss(ctx, losses, None, Some(rows.len()))?;
                     let gradients = ctx.gradient(&loss, &state.model)?;
                     state.apply_gradients(ctx, gradients)?;

@@ -1,0 +1,121 @@
+//! `TpuStrategy` as a subject: which plugin runs its programs, and which cases it gets.
+
+use std::collections::BTreeMap;
+use std::env;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use distribute_core::{LogicalDevice, ReduceOp, Result, Strategy};
+use distribute_tpu_xla::{TpuClusterResolver, TpuError, TpuStrategy, TpuSystem};
+
+use crate::backend::{Backend, StrategyFactory};
+use crate::case::{Case, StrategyKind};
+use crate::families::reduce_op;
+use crate::golden::FamilyName;
+use crate::tensors::is_int;
+
+/// The name of the strategy.
+pub(crate) const TPU: &str = "tpu";
+
+/// The families that it gets cases of.
+pub(crate) const FAMILIES: [FamilyName; 2] = [FamilyName::Reduce, FamilyName::Training];
+
+/// Why the strategy is not among what is checked, with what to do.
+const NO_PLUGIN: &str = "no plugin; build it with distribute-tpu-xla/pjrt-cpu/build, or name one \
+                         with PJRT_PLUGIN_LIBRARY_PATH";
+
+/// A case of one replica runs under every strategy, so any of these asks for `TpuStrategy` too.
+const KINDS: [StrategyKind; 4] = [
+    StrategyKind::Default,
+    StrategyKind::OneDevice,
+    StrategyKind::Mirrored,
+    StrategyKind::CentralStorage,
+];
+
+/// The operations of the family `reduce`: those of the strategy outside of steps, and the
+/// all-reduce of a step. The others read tensors in the middle of a step or leave it.
+const REDUCE: [&str; 7] = [
+    "reduce",
+    "reduce_non_distributed",
+    "reduce_indexed_slices",
+    "all_reduce",
+    "gather",
+    "experimental_local_results",
+    "experimental_distribute_values_from_function",
+];
+
+/// The plugin for `TpuStrategy` on this machine: the one that `PJRT_CPU_PLUGIN` names, else that
+/// of `PJRT_PLUGIN_LIBRARY_PATH`, else XLA's CPU client where `distribute-tpu-xla/pjrt-cpu/build`
+/// puts it.
+pub(crate) fn plugin() -> std::result::Result<PathBuf, String> {
+    let set = |name| env::var_os(name).filter(|value| !value.is_empty());
+    let named = ["PJRT_CPU_PLUGIN", "PJRT_PLUGIN_LIBRARY_PATH"];
+    if let Some(path) = named.into_iter().find_map(set) {
+        return Ok(path.into());
+    }
+    let home = || Some(PathBuf::from(set("HOME")?).join(".cache"));
+    let cache = set("XDG_CACHE_HOME").map(PathBuf::from).or_else(home);
+    let built = cache.map(|cache| cache.join("distribute/pjrt-cpu/2.21.0"));
+    let built = built.map(|folder| folder.join("pjrt_c_api_cpu_plugin.so"));
+    built
+        .filter(|path| path.is_file())
+        .ok_or_else(|| NO_PLUGIN.to_string())
+}
+
+/// `TpuStrategy` on the devices of this plugin.
+pub(crate) fn backend(plugin: &Path) -> std::result::Result<Backend, TpuError> {
+    let connection = TpuClusterResolver::new(Some("local"))?.connect_with(Some(plugin))?;
+    Ok(Backend::new(Tpu {
+        system: connection.initialize()?,
+        strategies: Mutex::default(),
+    }))
+}
+
+/// A strategy for each number of replicas, so that cases of equal shapes share their programs.
+struct Tpu {
+    system: TpuSystem,
+    strategies: Mutex<BTreeMap<usize, TpuStrategy>>,
+}
+
+impl StrategyFactory for Tpu {
+    fn name(&self) -> &str {
+        TPU
+    }
+
+    fn kind(&self) -> StrategyKind {
+        StrategyKind::Mirrored
+    }
+
+    fn takes(&self, family: FamilyName, case: &Case) -> bool {
+        let kind = case.strategy.kind;
+        let takes = match family {
+            FamilyName::Training => KINDS.contains(&kind),
+            FamilyName::Reduce => {
+                let here = kind == StrategyKind::Mirrored && REDUCE.contains(&case.op());
+                here && !is_mean_of_integers(case)
+            }
+            _ => false,
+        };
+        takes && case.strategy.replicas <= self.system.num_accelerators()
+    }
+
+    fn strategy(&self, devices: &[LogicalDevice]) -> Result<Arc<dyn Strategy>> {
+        let strategies = self.strategies.lock();
+        let mut strategies = strategies.unwrap_or_else(PoisonError::into_inner);
+        if let Some(strategy) = strategies.get(&devices.len()) {
+            return Ok(strategy.handle());
+        }
+        let builder = TpuStrategy::builder(&self.system).replicas(devices.len());
+        let strategy = builder.build()?;
+        let handle = strategy.handle();
+        strategies.insert(devices.len(), strategy);
+        Ok(handle)
+    }
+}
+
+/// In a step, a tensor of integers cannot become its mean; only data of the host can.
+fn is_mean_of_integers(case: &Case) -> bool {
+    let first = &case.inputs["values"][0];
+    let is_mean = reduce_op(&case.inputs["reduce_op"]) == Some(ReduceOp::Mean);
+    case.op() == "all_reduce" && is_mean && is_int(first)
+}

@@ -1,0 +1,60 @@
+//! `TpuStrategy` against what TensorFlow recorded, where there is a PJRT plugin to run it.
+
+use conformance::{FamilyName, Golden, Report, StrategyKind, Suite};
+
+/// A family under `TpuStrategy`; `None`, and a line that says so, without a plugin.
+fn report(family: FamilyName) -> Option<Report> {
+    let suite = Suite::new(Golden::embedded().unwrap()).family(family);
+    let report = suite.tpu().unwrap().run();
+    if let [why] = report.skipped_subjects() {
+        assert!(
+            report.to_string().contains(&format!("SKIPPED {why}")),
+            "{report}"
+        );
+        assert_eq!(report.total().cases(), 0);
+        println!("SKIPPED {why}");
+        return None;
+    }
+    assert!(report.is_success(), "{report}");
+    Some(report)
+}
+
+/// What the strategy does outside of steps, and all-reduces in steps.
+#[test]
+fn the_golden_reductions_pass_under_tpu_strategy() {
+    let Some(report) = report(FamilyName::Reduce) else {
+        return;
+    };
+    let counts = report.families()[&FamilyName::Reduce];
+    assert!(counts.passed >= 258, "{report}");
+    assert!(counts.skipped() * 100 <= counts.cases() * 8, "{report}");
+}
+
+/// Every run of the golden files, under a compiled step: the losses and gradients of all replicas
+/// and the weights at the end.
+#[test]
+fn the_golden_training_runs_pass_under_tpu_strategy() {
+    let Some(report) = report(FamilyName::Training) else {
+        return;
+    };
+    let golden = Golden::embedded().unwrap();
+    let cases = &golden.files[&FamilyName::Training].cases;
+    let counts = report.families()[&FamilyName::Training];
+    assert_eq!(
+        (counts.passed, counts.cases()),
+        (cases.len(), cases.len()),
+        "{report}"
+    );
+    // Shares that differ between replicas are among them, and every kind of strategy.
+    for kind in [StrategyKind::OneDevice, StrategyKind::Mirrored] {
+        assert!(cases.iter().any(|case| case.strategy.kind == kind));
+    }
+    let uneven = cases.iter().filter(|case| {
+        let batches = case.inputs["global_batch_indices"].as_array().unwrap();
+        let sizes = batches.iter().map(|rows| rows.as_array().unwrap().len());
+        sizes
+            .into_iter()
+            .any(|rows| rows % case.strategy.replicas != 0)
+    });
+    assert!(uneven.count() > 0);
+}
