@@ -8,10 +8,8 @@ use std::sync::Arc;
 
 use clap::Args;
 use distribute_core::Strategy;
-use distribute_tpu_xla::pjrt::{LibtpuEnvironment, Plugin};
-use distribute_tpu_xla::{
-    CompileOnlyStrategy, CompileReport, TpuClusterResolver, TpuError, TpuStrategy,
-};
+use distribute_tpu_xla::pjrt::{LibtpuEnvironment, Plugin, Topology};
+use distribute_tpu_xla::{CompileReport, TpuClusterResolver, TpuCompiler, TpuError, TpuStrategy};
 use serde_json::{Value, json};
 
 use crate::args::{DeviceArgs, OutputFormat};
@@ -53,7 +51,7 @@ impl TpuArgs {
 /// What steps run on, or are compiled for.
 pub(crate) enum Tpu {
     Devices(TpuStrategy, Vec<String>),
-    Topology(CompileOnlyStrategy),
+    Topology(Ahead),
 }
 
 impl Tpu {
@@ -90,15 +88,14 @@ impl Tpu {
         start_for(&path)?;
         let plugin = Plugin::load(&path).map_err(TpuError::from)?;
         let topology = plugin.topology(name, &[]).map_err(TpuError::from)?;
-        Ok(Self::Topology(CompileOnlyStrategy::new(
-            topology, replicas,
-        )?))
+        let compiler = TpuCompiler::new(topology.clone(), replicas)?;
+        Ok(Self::Topology(Ahead { compiler, topology }))
     }
 
     pub(crate) fn strategy(&self) -> Arc<dyn Strategy> {
         match self {
             Self::Devices(strategy, _) => strategy.handle(),
-            Self::Topology(strategy) => strategy.handle(),
+            Self::Topology(ahead) => ahead.compiler.handle(),
         }
     }
 
@@ -108,6 +105,22 @@ impl Tpu {
             Self::Devices(_, said) => said.clone(),
             Self::Topology(_) => Vec::new(),
         }
+    }
+}
+
+/// Steps that are compiled for a TPU that is not there.
+pub(crate) struct Ahead {
+    compiler: TpuCompiler,
+    topology: Topology,
+}
+
+impl Ahead {
+    /// What the compiler says of the first step; `None` if there was none.
+    pub(crate) fn report(&self) -> Result<Option<CompileReport>, Failure> {
+        let programs = self.compiler.programs();
+        let report = programs.first();
+        let report = report.map(|program| CompileReport::new(program, &self.topology));
+        Ok(report.transpose()?)
     }
 }
 
@@ -137,12 +150,8 @@ pub(crate) fn print(report: &CompileReport, output: OutputFormat) -> Result<(), 
     let count = |number: Option<f64>| number.map_or("-".to_string(), |n| format!("{n:.3e}"));
     let memory = &report.memory;
     line(&format!(
-        "{} ({}, {} devices): compiled for {} replicas in {:.1} s",
-        report.topology,
-        report.device_kind,
-        report.devices,
-        report.replicas,
-        report.compile_time.as_secs_f64()
+        "{} ({}, {} devices): compiled for {} replicas",
+        report.topology, report.device_kind, report.devices, report.replicas
     ))?;
     line(&format!(
         "a step of one core: {} FLOPs, {} bytes",
@@ -196,7 +205,6 @@ fn json_report(report: &CompileReport) -> String {
         ("device_kind", json!(report.device_kind)),
         ("devices", json!(report.devices)),
         ("replicas", json!(report.replicas)),
-        ("compile_s", json!(report.compile_time.as_secs_f64())),
         ("flops", json!(report.flops)),
         ("bytes_accessed", json!(report.bytes_accessed)),
         ("argument_bytes", json!(memory.argument_bytes)),

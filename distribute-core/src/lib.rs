@@ -66,7 +66,7 @@ pub use gradients::Gradients;
 pub use indexed_slices::IndexedSlices;
 #[cfg(feature = "burn-train")]
 pub use learner::LearnerStrategy;
-pub use nest::{Leaf, Nest, Outline};
+pub use nest::{Leaf, Nest};
 pub use optim::{Adam, AdamW, Sgd};
 pub use replica_context::ReplicaContext;
 pub use scope::{current_strategy, has_strategy, in_step};

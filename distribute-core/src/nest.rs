@@ -31,9 +31,6 @@ pub trait Leaf {
     }
 }
 
-/// The structure of a value, see [`Nest::outline`].
-pub type Outline = Box<dyn std::any::Any + Send + Sync>;
-
 /// A value made of tensors and numbers.
 ///
 /// Derive it for structs and enums: `#[derive(Nest)]` visits the fields in declaration order.
@@ -59,18 +56,12 @@ pub trait Nest: Sized {
         None
     }
 
-    /// All of this value but its leaves, for a step that is compiled: it returns values of the same
-    /// structure later without running the step again. Only where [`placeholder`](Self::placeholder)
-    /// cannot know the structure.
-    fn outline(&self) -> Option<Outline> {
-        None
-    }
-
-    /// A value of this structure whose leaves can be put in place; `None` if it is no
-    /// [`outline`](Self::outline) of this type.
-    fn from_outline(outline: &Outline) -> Option<Self> {
-        let _ = outline;
-        None
+    /// A value of the same structure whose leaves can be put in place: what a compiled step puts
+    /// its results into. `None` if there is no such value.
+    ///
+    /// Lengths, variants, numbers and strings are those of `self`; tensors are empty ones.
+    fn skeleton(&self) -> Option<Self> {
+        Self::placeholder()
     }
 
     /// Names everything but the leaves that a captured step's program depends on: lengths,
@@ -229,6 +220,10 @@ macro_rules! number {
             fn placeholder() -> Option<Self> {
                 Some(Self::default())
             }
+
+            fn skeleton(&self) -> Option<Self> {
+                Some(self.clone())
+            }
         }
     )*};
 }
@@ -249,6 +244,10 @@ macro_rules! count {
                 Ok(())
             }
 
+            fn skeleton(&self) -> Option<Self> {
+                Some(*self)
+            }
+
             fn placeholder() -> Option<Self> {
                 Some(0)
             }
@@ -267,6 +266,10 @@ macro_rules! no_leaves {
 
             fn fingerprint(&self, key: &mut dyn Fingerprint) {
                 key.fixed(format_args!("{self:?}"));
+            }
+
+            fn skeleton(&self) -> Option<Self> {
+                Some(self.clone())
             }
 
             fn placeholder() -> Option<Self> {
@@ -293,6 +296,10 @@ macro_rules! tuple {
                 $(self.$index.fingerprint(key);)+
             }
 
+            fn skeleton(&self) -> Option<Self> {
+                Some(($(self.$index.skeleton()?,)+))
+            }
+
             fn placeholder() -> Option<Self> {
                 Some(($($name::placeholder()?,)+))
             }
@@ -316,6 +323,10 @@ impl<T: Nest> Nest for Vec<T> {
         key.fixed(format_args!("{} items", self.len()));
         self.iter().for_each(|value| value.fingerprint(key));
     }
+
+    fn skeleton(&self) -> Option<Self> {
+        self.iter().map(Nest::skeleton).collect()
+    }
 }
 
 impl<T: Nest, const N: usize> Nest for [T; N] {
@@ -325,6 +336,11 @@ impl<T: Nest, const N: usize> Nest for [T; N] {
 
     fn fingerprint(&self, key: &mut dyn Fingerprint) {
         self.iter().for_each(|value| value.fingerprint(key));
+    }
+
+    fn skeleton(&self) -> Option<Self> {
+        let values: Option<Vec<T>> = self.iter().map(Nest::skeleton).collect();
+        values?.try_into().ok()
     }
 
     fn placeholder() -> Option<Self> {
@@ -342,10 +358,17 @@ impl<T: Nest> Nest for Option<T> {
         key.fixed(format_args!("{} optional", usize::from(self.is_some())));
         self.iter().for_each(|value| value.fingerprint(key));
     }
+
+    fn skeleton(&self) -> Option<Self> {
+        match self {
+            Some(value) => value.skeleton().map(Some),
+            None => Some(None),
+        }
+    }
 }
 
 /// Maps are walked in key order; replicas must hold the same keys.
-impl<K: Ord, T: Nest> Nest for BTreeMap<K, T> {
+impl<K: Ord + Clone, T: Nest> Nest for BTreeMap<K, T> {
     fn walk(&mut self, visit: &mut dyn FnMut(&mut dyn Leaf) -> Result<()>) -> Result<()> {
         self.values_mut().try_for_each(|value| value.walk(visit))
     }
@@ -353,5 +376,11 @@ impl<K: Ord, T: Nest> Nest for BTreeMap<K, T> {
     fn fingerprint(&self, key: &mut dyn Fingerprint) {
         key.fixed(format_args!("{} entries", self.len()));
         self.values().for_each(|value| value.fingerprint(key));
+    }
+
+    fn skeleton(&self) -> Option<Self> {
+        let entries = self.iter();
+        let entries = entries.map(|(key, value)| Some((key.clone(), value.skeleton()?)));
+        entries.collect()
     }
 }

@@ -28,12 +28,12 @@ pub trait StepArgs: for<'x> Lend<'x> + Sized {
     /// # Errors
     /// [`Error::ReplicaCount`] for a per-replica value of another size,
     /// [`Error::MixedStrategies`] and [`Error::Poisoned`] for mirrored values.
-    fn split<'x>(
-        &'x mut self,
+    fn split(
+        &mut self,
         strategy: &StrategyId,
         replicas: usize,
         watch: &mut Watch,
-    ) -> Result<Vec<Item<'x, Self>>>;
+    ) -> Result<Vec<Item<'_, Self>>>;
 
     /// Hands the argument's tensors to a call of a compiled step, and names the rest.
     ///
@@ -51,7 +51,7 @@ pub trait StepArgs: for<'x> Lend<'x> + Sized {
     ///
     /// # Errors
     /// If it was handed out already.
-    fn captured_item<'x>(captured: &'x mut Self::Captured) -> Result<Item<'x, Self>>;
+    fn captured_item(captured: &mut Self::Captured) -> Result<Item<'_, Self>>;
 
     /// Declares what the captured step has made of the argument.
     ///
@@ -88,12 +88,12 @@ impl<'x, T: Replicate + Send> Lend<'x> for &mut Mirrored<T> {
 impl<T: Replicate + Send> StepArgs for &mut Mirrored<T> {
     type Captured = CapturedState<T>;
 
-    fn split<'x>(
-        &'x mut self,
+    fn split(
+        &mut self,
         strategy: &StrategyId,
         replicas: usize,
         watch: &mut Watch,
-    ) -> Result<Vec<&'x mut T>> {
+    ) -> Result<Vec<&mut T>> {
         // A failed run marks what it was given. If every copy counts its updates and the counts
         // agree, no copy was changed alone and the mark can go.
         let versions: Vec<_> = self.values.iter().map(Replicate::version).collect();
@@ -117,7 +117,7 @@ impl<T: Replicate + Send> StepArgs for &mut Mirrored<T> {
         capture.state(self)
     }
 
-    fn captured_item<'x>(captured: &'x mut CapturedState<T>) -> Result<&'x mut T> {
+    fn captured_item(captured: &mut CapturedState<T>) -> Result<&mut T> {
         Ok(&mut captured.value)
     }
 
@@ -137,12 +137,7 @@ impl<'x, T: Replicate + Sync> Lend<'x> for &Mirrored<T> {
 impl<T: Replicate + Sync> StepArgs for &Mirrored<T> {
     type Captured = CapturedState<T>;
 
-    fn split<'x>(
-        &'x mut self,
-        strategy: &StrategyId,
-        replicas: usize,
-        _: &mut Watch,
-    ) -> Result<Vec<&'x T>> {
+    fn split(&mut self, strategy: &StrategyId, replicas: usize, _: &mut Watch) -> Result<Vec<&T>> {
         self.check(strategy)?;
         count("a mirrored argument", replicas, self.values.len())?;
         Ok(self.values.iter().collect())
@@ -156,7 +151,7 @@ impl<T: Replicate + Sync> StepArgs for &Mirrored<T> {
         capture.state(self)
     }
 
-    fn captured_item<'x>(captured: &'x mut CapturedState<T>) -> Result<&'x T> {
+    fn captured_item(captured: &mut CapturedState<T>) -> Result<&T> {
         Ok(&captured.value)
     }
 
@@ -176,7 +171,7 @@ impl<'x, T: Nest + Send> Lend<'x> for PerReplica<T> {
 impl<T: Nest + Send> StepArgs for PerReplica<T> {
     type Captured = Option<T>;
 
-    fn split<'x>(&'x mut self, _: &StrategyId, replicas: usize, _: &mut Watch) -> Result<Vec<T>> {
+    fn split(&mut self, _: &StrategyId, replicas: usize, _: &mut Watch) -> Result<Vec<T>> {
         count("a per-replica argument", replicas, self.values.len())?;
         Ok(std::mem::take(&mut self.values))
     }
@@ -189,7 +184,7 @@ impl<T: Nest + Send> StepArgs for PerReplica<T> {
         capture.batch(&mut self.values).map(Some)
     }
 
-    fn captured_item<'x>(captured: &'x mut Option<T>) -> Result<T> {
+    fn captured_item(captured: &mut Option<T>) -> Result<T> {
         captured.take().ok_or_else(twice)
     }
 
@@ -209,12 +204,7 @@ impl<'x, T: Sync> Lend<'x> for &PerReplica<T> {
 impl<T: Sync> StepArgs for &PerReplica<T> {
     type Captured = ();
 
-    fn split<'x>(
-        &'x mut self,
-        _: &StrategyId,
-        replicas: usize,
-        _: &mut Watch,
-    ) -> Result<Vec<&'x T>> {
+    fn split(&mut self, _: &StrategyId, replicas: usize, _: &mut Watch) -> Result<Vec<&T>> {
         count("a per-replica argument", replicas, self.values.len())?;
         Ok(self.values.iter().collect())
     }
@@ -227,7 +217,7 @@ impl<T: Sync> StepArgs for &PerReplica<T> {
         Ok(())
     }
 
-    fn captured_item<'x>((): &'x mut ()) -> Result<&'x T> {
+    fn captured_item((): &mut ()) -> Result<&T> {
         Err(twice())
     }
 
@@ -251,7 +241,7 @@ impl<'x, T: Clone + Send> Lend<'x> for Same<T> {
 impl<T: Clone + Send> StepArgs for Same<T> {
     type Captured = ();
 
-    fn split<'x>(&'x mut self, _: &StrategyId, replicas: usize, _: &mut Watch) -> Result<Vec<T>> {
+    fn split(&mut self, _: &StrategyId, replicas: usize, _: &mut Watch) -> Result<Vec<T>> {
         Ok(vec![self.0.clone(); replicas])
     }
 
@@ -264,7 +254,7 @@ impl<T: Clone + Send> StepArgs for Same<T> {
         Ok(())
     }
 
-    fn captured_item<'x>((): &'x mut ()) -> Result<T> {
+    fn captured_item((): &mut ()) -> Result<T> {
         Err(twice())
     }
 
@@ -286,8 +276,8 @@ macro_rules! same {
         impl StepArgs for $type {
             type Captured = $type;
 
-            fn split<'x>(
-                &'x mut self,
+            fn split(
+                &mut self,
                 _: &StrategyId,
                 replicas: usize,
                 _: &mut Watch,
@@ -304,7 +294,7 @@ macro_rules! same {
                 Ok(*self)
             }
 
-            fn captured_item<'x>(captured: &'x mut $type) -> Result<$type> {
+            fn captured_item(captured: &mut $type) -> Result<$type> {
                 Ok(*captured)
             }
 
@@ -330,12 +320,12 @@ macro_rules! tuple {
         impl<$($name: StepArgs),+> StepArgs for ($($name,)+) {
             type Captured = ($($name::Captured,)+);
 
-            fn split<'x>(
-                &'x mut self,
+            fn split(
+                &mut self,
                 strategy: &StrategyId,
                 replicas: usize,
                 watch: &mut Watch,
-            ) -> Result<Vec<Item<'x, Self>>> {
+            ) -> Result<Vec<Item<'_, Self>>> {
                 let mut parts = ($(self.$index.split(strategy, replicas, watch)?.into_iter(),)+);
                 let mut items = Vec::with_capacity(replicas);
                 while items.len() < replicas {
@@ -353,7 +343,7 @@ macro_rules! tuple {
                 Ok(($(self.$index.capture(capture)?,)+))
             }
 
-            fn captured_item<'x>(captured: &'x mut Self::Captured) -> Result<Item<'x, Self>> {
+            fn captured_item(captured: &mut Self::Captured) -> Result<Item<'_, Self>> {
                 Ok(($($name::captured_item(&mut captured.$index)?,)+))
             }
 

@@ -260,7 +260,7 @@ impl<M> TrainState<M> {
     }
 
     /// Sets the learning rate of the next updates. On a mirrored state use
-    /// `state.update(|state| state.set_learning_rate(rate))`.
+    /// [`Mirrored::set_learning_rate`](crate::Mirrored::set_learning_rate).
     pub fn set_learning_rate(&mut self, learning_rate: f64) {
         self.learning_rate = learning_rate;
         if let Some(capture) = &mut self.capture {

@@ -130,6 +130,8 @@ pub struct Mirrored<T> {
     pub(crate) devices: Vec<Device>,
     owner: StrategyId,
     pub(crate) poison: Arc<Mutex<Option<String>>>,
+    /// Tells this value from others.
+    pub(crate) identity: Arc<()>,
     /// The tensors on the device, under a strategy that compiles steps.
     pub(crate) on_device: Mutex<Option<OnDevice>>,
     /// The host's copies of a newer value on the device, once somebody has asked for them.
@@ -147,6 +149,7 @@ impl<T: Replicate> Mirrored<T> {
             devices: devices.to_vec(),
             owner,
             poison: Arc::default(),
+            identity: Arc::default(),
             on_device: Mutex::default(),
             fetched: OnceLock::new(),
         }
@@ -258,6 +261,14 @@ impl<T> Mirrored<T> {
     /// newest, its tensors may be older than those on the device.
     pub fn host_part(&self) -> &T {
         &self.values[0]
+    }
+
+    /// Changes the numbers of all host copies.
+    pub(crate) fn for_each_host_part(&mut self, change: impl Fn(&mut T)) {
+        self.values.iter_mut().for_each(&change);
+        if let Some(fetched) = self.fetched.get_mut() {
+            fetched.iter_mut().for_each(&change);
+        }
     }
 
     /// Why the copies may differ, if a run that could change them failed.

@@ -1,16 +1,16 @@
 // Clients: devices, compilation, buffers from the host.
 #pragma once
 
-#include "convert.h"
+#include "options.h"
 
 namespace {
 
 PJRT_Error* ClientCreate(PJRT_Client_Create_Args* a) {
-  int64_t n = DefaultDeviceCount();
-  bool async = true;
-  TRY(ReadOptions(a->create_options, a->num_options, &n, &async));
+  ClientOptions options;
+  options.devices = DefaultDeviceCount();
+  TRY(ReadOptions(a->create_options, a->num_options, &options));
   auto c = std::make_unique<PJRT_Client>();
-  TRY_SET(c->client, NewCpuClient(n, async));
+  TRY_SET(c->client, NewCpuClient(options));
   for (auto* d : c->client->devices()) {
     auto w = std::make_unique<PJRT_Device>();
     w->device = d;
@@ -88,9 +88,32 @@ PJRT_Error* ClientAddressableMemories(PJRT_Client_AddressableMemories_Args* a) {
   a->num_addressable_memories = a->client->memories.size();
   return nullptr;
 }
+// XLA's CPU client numbers devices from 0 here, but those of another process
+// begin at 2048. A program for more devices than this process has runs on all
+// processes' devices in their order.
+absl::StatusOr<xla::DeviceAssignment> DefaultAssignment(xla::PjRtClient& client, int replicas,
+                                                        int partitions) {
+  if (replicas < 1 || partitions < 1 || int64_t{replicas} * partitions > client.device_count())
+    return absl::InvalidArgumentError(
+        std::to_string(replicas) + " replicas of " + std::to_string(partitions) +
+        " partitions do not fit " + std::to_string(client.device_count()) + " devices");
+  if (replicas * partitions <= client.addressable_device_count())
+    return client.GetDefaultDeviceAssignment(replicas, partitions);
+  xla::DeviceAssignment assignment(replicas, partitions);
+  for (int r = 0; r < replicas; ++r)
+    for (int p = 0; p < partitions; ++p)
+      assignment(r, p) = client.devices()[r * partitions + p]->global_device_id().value();
+  return assignment;
+}
 PJRT_Error* ClientCompile(PJRT_Client_Compile_Args* a) {
   TRY_SET(xla::CompileOptions options, ParseOptions(a->compile_options, a->compile_options_size));
   TRY_SET(xla::XlaComputation program, ParseProgram(a->program));
+  auto& build = options.executable_build_options;
+  if (!build.has_device_assignment() && !options.compile_portable_executable) {
+    TRY_SET(xla::DeviceAssignment assignment,
+            DefaultAssignment(*a->client->client, build.num_replicas(), build.num_partitions()));
+    build.set_device_assignment(assignment);
+  }
   TRY_SET(auto exec, a->client->client->CompileAndLoad(program, std::move(options)));
   a->executable = WrapLoaded(std::move(exec), a->client);
   return nullptr;
@@ -100,7 +123,7 @@ PJRT_Error* ClientDefaultDeviceAssignment(PJRT_Client_DefaultDeviceAssignment_Ar
   if (a->default_assignment_size < need)
     return Err(absl::FailedPreconditionError("default_assignment is too small"));
   TRY_SET(xla::DeviceAssignment da,
-          a->client->client->GetDefaultDeviceAssignment(a->num_replicas, a->num_partitions));
+          DefaultAssignment(*a->client->client, a->num_replicas, a->num_partitions));
   for (int r = 0; r < a->num_replicas; ++r)
     for (int p = 0; p < a->num_partitions; ++p)
       a->default_assignment[r * a->num_partitions + p] = static_cast<int>(da(r, p));

@@ -31,34 +31,6 @@ absl::StatusOr<std::optional<xla::Layout>> LayoutFromC(const PJRT_Buffer_MemoryL
       absl::MakeConstSpan(l->tiled.minor_to_major, l->tiled.minor_to_major_size)));
 }
 
-absl::StatusOr<std::unique_ptr<xla::PjRtClient>> NewCpuClient(int64_t devices, bool async) {
-  xla::CpuClientOptions o;
-  o.cpu_device_count = static_cast<int>(devices);
-  o.asynchronous = async;
-  return xla::GetXlaPjrtCpuClient(std::move(o));
-}
-
-int64_t DefaultDeviceCount() {
-  const char* e = std::getenv("PJRT_CPU_DEVICE_COUNT");
-  long n = e ? std::strtol(e, nullptr, 10) : 8;
-  return n > 0 ? n : 8;
-}
-
-absl::Status ReadOptions(const PJRT_NamedValue* v, size_t n, int64_t* devices, bool* async) {
-  for (size_t i = 0; i < n; ++i) {
-    std::string_view name(v[i].name, v[i].name_size);
-    if (name == "cpu_device_count" && v[i].type == PJRT_NamedValue_kInt64)
-      *devices = v[i].int64_value;
-    else if (name == "asynchronous" && v[i].type == PJRT_NamedValue_kBool)
-      *async = v[i].bool_value;
-    else
-      return absl::InvalidArgumentError("unknown option or wrong type: " + std::string(name));
-  }
-  if (*devices < 1 || *devices > 1024)
-    return absl::InvalidArgumentError("cpu_device_count must be in 1..1024");
-  return absl::OkStatus();
-}
-
 void FillTopology(PJRT_TopologyDescription* t, const xla::PjRtTopologyDescription* x) {
   t->topology = x;
   for (auto& d : x->DeviceDescriptions()) {

@@ -9,8 +9,11 @@
 //
 // One translation unit: XLA's headers take most of the compiler's time.
 
+#include <cstdlib>
 #include <utility>
 
+#include "absl/base/log_severity.h"
+#include "absl/log/globals.h"
 #include "buffer.h"
 #include "client.h"
 #include "convert.h"
@@ -33,7 +36,17 @@ void FillUnimplemented(PJRT_Api* api, std::index_sequence<I...>) {
   std::memcpy(reinterpret_cast<char*>(api) + kFirstSlot, slots, sizeof slots);
 }
 
+// Errors travel as values here, so XLA need not write them to the terminal too,
+// with stack traces. PJRT_CPU_LOG_LEVEL: 0 is all of XLA's messages, 3 (the
+// default) only why it ends the process.
+void SetLogLevel() {
+  const char* e = std::getenv("PJRT_CPU_LOG_LEVEL");
+  const int level = e ? std::atoi(e) : static_cast<int>(absl::LogSeverity::kFatal);
+  absl::SetMinLogLevel(static_cast<absl::LogSeverityAtLeast>(level));
+}
+
 PJRT_Api MakeApi() {
+  SetLogLevel();
   static PJRT_Layouts_Extension layouts;
   std::memset(&layouts, 0, sizeof layouts);
   layouts.base.struct_size = PJRT_Layouts_Extension_STRUCT_SIZE;

@@ -1,23 +1,24 @@
 // Topologies by name, and compilation ahead of time.
 #pragma once
 
-#include "convert.h"
+#include "options.h"
 
 namespace {
 
 // The topology name is "", "cpu" or "cpu:<devices>".
 PJRT_Error* TopologyCreate(PJRT_TopologyDescription_Create_Args* a) {
   std::string name(a->topology_name, a->topology_name_size);
-  int64_t n = DefaultDeviceCount();
-  bool async = true;
+  ClientOptions options;
+  options.devices = DefaultDeviceCount();
   const bool counted = name.rfind("cpu:", 0) == 0;
   char* end = nullptr;
-  if (counted) n = std::strtol(name.c_str() + 4, &end, 10);
+  if (counted) options.devices = std::strtol(name.c_str() + 4, &end, 10);
   if (counted ? *end != 0 || name.size() == 4 : !name.empty() && name != "cpu")
     return Err(absl::InvalidArgumentError("topology name must be cpu:<devices>, got " + name));
-  TRY(ReadOptions(a->create_options, a->num_options, &n, &async));
+  TRY(ReadOptions(a->create_options, a->num_options, &options));
+  options.node = Node();  // A topology has no other processes to wait for.
   auto t = std::make_unique<PJRT_TopologyDescription>();
-  TRY_SET(t->owned, NewCpuClient(n, async));
+  TRY_SET(t->owned, NewCpuClient(options));
   t->client = t->owned.get();
   TRY_SET(const xla::PjRtTopologyDescription* x, t->client->GetTopologyDescription());
   FillTopology(t.get(), x);

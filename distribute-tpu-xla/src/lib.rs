@@ -8,6 +8,6 @@ mod strategy;
 pub mod trace;
 
 pub use strategy::{
-    CompileOnlyStrategy, CompileReport, TpuClusterResolver, TpuConnection, TpuError, TpuSource,
-    TpuStrategy, TpuStrategyBuilder, TpuSystem, lower_step,
+    CompileReport, CompiledProgram, TpuClusterResolver, TpuCompiler, TpuConnection, TpuError,
+    TpuSource, TpuStrategy, TpuStrategyBuilder, TpuSystem, lower_step,
 };

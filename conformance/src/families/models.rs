@@ -5,7 +5,6 @@ use burn::tensor::activation::relu;
 use burn::tensor::module::{conv2d, max_pool2d};
 use burn::tensor::ops::{ConvOptions, MaxPoolOptions};
 use burn::tensor::{Device, Tensor, TensorData};
-use distribute_core::Nest;
 use distribute_data::{mean_squared_error, sparse_categorical_crossentropy};
 use serde_json::Value;
 
@@ -14,7 +13,7 @@ use crate::outcome::Failure;
 use crate::tensors::float;
 
 /// Rows of a batch, as host data.
-#[derive(Debug, Clone, Nest)]
+#[derive(Debug, Clone, distribute_core::Nest)]
 pub(super) struct Batch {
     pub(super) x: TensorData,
     pub(super) y: TensorData,

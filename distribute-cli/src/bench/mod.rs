@@ -7,6 +7,7 @@ mod all_reduce;
 mod contenders;
 mod cpu_time;
 mod independent;
+mod tpu;
 mod train;
 mod workers;
 
@@ -21,6 +22,8 @@ pub(crate) enum BenchCommand {
     AllReduce(all_reduce::AllReduceArgs),
     /// Training throughput of every strategy, against hand-written burn loops
     Train(train::TrainArgs),
+    /// Training throughput of compiled steps on a PJRT plugin, against burn's CPU backend
+    Tpu(tpu::TpuArgs),
 }
 
 /// How results are printed.
@@ -40,6 +43,7 @@ pub(crate) fn run(command: BenchCommand) -> Result<(), Failure> {
     match command {
         BenchCommand::AllReduce(args) => all_reduce::run(&args),
         BenchCommand::Train(args) => train::run(&args),
+        BenchCommand::Tpu(args) => tpu::run(&args),
     }
 }
 

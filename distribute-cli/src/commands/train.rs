@@ -15,7 +15,6 @@ use distribute_core::fit::{Callback, Control, Fit, History, Outcome, RunInfo, ev
 use distribute_core::{Error, Mirrored, Strategy, StrategyExt, TrainState, WorkerGroup};
 use distribute_data::readers::TrainTest;
 use distribute_data::{Batching, DistributedDataset, StrategyDataExt};
-use distribute_tpu_xla::CompileOnlyStrategy;
 use serde_json::json;
 
 use super::restore::same_model;
@@ -28,7 +27,7 @@ use crate::objective::objective;
 use crate::signals::interrupt_flag;
 use crate::strategies::{device_names, replica_count, strategy, worker_devices};
 use crate::task::{Task, optimizer};
-use crate::tpu::{self, Tpu};
+use crate::tpu::{self, Ahead, Tpu};
 
 /// A model of more is a mistake in a file; its memory would end the program.
 const MAX_PARAMETERS: usize = 1 << 31;
@@ -106,7 +105,7 @@ pub(crate) fn run(mut args: TrainArgs) -> Result<(), Failure> {
         strategy,
     };
     match tpu {
-        Some(Tpu::Topology(strategy)) => run.compile(&strategy),
+        Some(Tpu::Topology(ahead)) => run.compile(&ahead),
         _ => run.train(start, Interrupt::new(interrupted)),
     }
 }
@@ -246,11 +245,11 @@ impl Run {
     }
 
     /// Compiles the step that training would make, and ends.
-    fn compile(&self, strategy: &CompileOnlyStrategy) -> Result<(), Failure> {
+    fn compile(&self, ahead: &Ahead) -> Result<(), Failure> {
         let (mut state, train) = (self.state()?, self.train_data()?);
         let fit = Fit::new(&*self.strategy).epochs(1).max_steps(Some(1));
         let ended = fit.run(&mut state, &train, None, objective);
-        match (strategy.report(), ended) {
+        match (ahead.report()?, ended) {
             // That there is nothing to run it on is how it ends.
             (Some(report), _) => tpu::print(&report, self.args.general.output),
             (None, Err(error)) => Err(error.into()),

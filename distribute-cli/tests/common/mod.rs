@@ -17,9 +17,19 @@ pub const LIMIT: Duration = Duration::from_secs(120);
 pub fn program(folder: &Path) -> Command {
     let mut command = Command::cargo_bin("distribute-cli").unwrap();
     command.current_dir(folder).timeout(LIMIT);
-    for name in ["TF_CONFIG", "LD_LIBRARY_PATH", "RUST_BACKTRACE"] {
+    for name in [
+        "TF_CONFIG",
+        "LD_LIBRARY_PATH",
+        "RUST_BACKTRACE",
+        "PJRT_PLUGIN_LIBRARY_PATH",
+        "TPU_LIBRARY_PATH",
+        "TPU_NAME",
+        "COLAB_TPU_ADDR",
+    ] {
         command.env_remove(name);
     }
+    // XLA's CPU client says a line of its own otherwise.
+    command.env("TF_ENABLE_ONEDNN_OPTS", "0");
     command
 }
 

@@ -29,6 +29,12 @@ pub fn derive_nest(input: TokenStream) -> TokenStream {
                 #(::distribute_core::Nest::fingerprint(#bindings, key);)*
             })
         });
+    let skeletons = variants(&input).map(|(pattern, bindings, rebuild)| {
+        let parts = bindings
+            .iter()
+            .map(|field| quote!(let #field = ::distribute_core::Nest::skeleton(#field)?;));
+        quote!(#pattern => { #(#parts)* ::core::option::Option::Some(#rebuild) })
+    });
     // Of an enum nobody knows the variant.
     let structs = matches!(input.data, Data::Struct(_)).then(|| variants(&input));
     let placeholder = structs.into_iter().flatten().map(|(_, bindings, rebuild)| {
@@ -57,6 +63,10 @@ pub fn derive_nest(input: TokenStream) -> TokenStream {
             fn fingerprint(&self, key: &mut dyn ::distribute_core::trace::Fingerprint) {
                 let _ = &key;
                 match self { #(#fixed)* }
+            }
+
+            fn skeleton(&self) -> ::core::option::Option<Self> {
+                match self { #(#skeletons)* }
             }
 
             #placeholder

@@ -284,15 +284,15 @@ pub(super) trait AnyState {
 
 impl<M: Module + 'static> AnyState for Mirrored<TrainState<M>> {
     fn step(&self) -> u64 {
-        self.primary().step()
+        self.host_part().step()
     }
 
     fn is_accumulating(&self) -> bool {
-        self.primary().is_accumulating()
+        self.host_part().is_accumulating()
     }
 
     fn tensors(&self) -> Result<BTreeMap<String, TensorData>> {
-        self.primary().to_tensors()
+        self.try_primary()?.to_tensors()
     }
 
     fn load(&mut self, tensors: &BTreeMap<String, TensorData>, step: u64) -> Result<()> {
@@ -300,7 +300,7 @@ impl<M: Module + 'static> AnyState for Mirrored<TrainState<M>> {
     }
 
     fn snapshot(&self) -> Result<Checkpoint> {
-        snapshot::snapshot(self.primary())
+        snapshot::snapshot(self.try_primary()?)
     }
 }
 

@@ -82,7 +82,7 @@ where
     M: Module + Sync + 'static,
     D: BatchSource + ?Sized,
     F: Fn(&StepContext<'_>, &M, D::Batch) -> Result<O> + Sync,
-    O: Nest + Send,
+    O: Nest + Send + 'static,
 {
     let predicted = predict_all(strategy, state, data, forward);
     together::or_abort(strategy, predicted)
@@ -99,7 +99,7 @@ where
     M: Module + Sync + 'static,
     D: BatchSource + ?Sized,
     F: Fn(&StepContext<'_>, &M, D::Batch) -> Result<O> + Sync,
-    O: Nest + Send,
+    O: Nest + Send + 'static,
 {
     let models = validation_models(strategy, state);
     let order = order_of_replicas(strategy, data)?;
@@ -113,9 +113,10 @@ where
             epoch: 0,
             batch: index,
         };
-        let parts = forward_pass(strategy, state, &models, batch?, |replica, model, batch| {
+        let forward = |replica: &ReplicaContext, model: &M, batch| {
             forward(&StepContext { replica, pass }, model, batch)
-        })?;
+        };
+        let parts = run_on_models(strategy, state, models.as_ref(), batch?, forward)?;
         let mut parts = parts.into_values();
         let mut lists = parts
             .iter_mut()
@@ -167,39 +168,42 @@ where
     }
 }
 
-/// Every replica's model without autodiff and training flags. Shares the parameters' storage, so
-/// drop it before the next update, which would have to copy them. `None` where steps are compiled:
-/// there the model stays on the device.
-fn validation_models<M: Module>(
-    strategy: &(impl Strategy + ?Sized),
-    state: &Mirrored<TrainState<M>>,
-) -> Option<PerReplica<M>> {
-    let valid = |state: &TrainState<M>| state.model.valid();
-    let eager = strategy.tracer().is_none();
-    eager.then(|| PerReplica::new(state.values().iter().map(valid).collect()))
-}
-
-/// Runs a pass without gradients on every replica.
-fn forward_pass<S, M, B, R>(
+/// Every replica's model without autodiff and training flags; none under a strategy that compiles
+/// steps, where the models stay on the devices. Shares the parameters' storage, so
+/// drop it before the next update, which would have to copy them.
+fn validation_models<S: Strategy + ?Sized, M: Module>(
     strategy: &S,
     state: &Mirrored<TrainState<M>>,
-    models: &Option<PerReplica<M>>,
+) -> Option<PerReplica<M>> {
+    if strategy.tracer().is_some() {
+        return None;
+    }
+    let models = state.values().iter().map(|state| state.model.valid());
+    Some(PerReplica::new(models.collect()))
+}
+
+/// Runs a forward pass on the models for evaluation, or on those of the state if there are none.
+fn run_on_models<S, M, B, R, F>(
+    strategy: &S,
+    state: &Mirrored<TrainState<M>>,
+    models: Option<&PerReplica<M>>,
     batch: PerReplica<B>,
-    pass: impl Fn(&ReplicaContext, &M, B) -> Result<R> + Sync,
+    forward: F,
 ) -> Result<PerReplica<R>>
 where
     S: Strategy + ?Sized,
     M: Module + Sync + 'static,
     B: Nest + Send,
-    R: Nest + Send,
+    R: Nest + Send + 'static,
+    F: Fn(&ReplicaContext, &M, B) -> Result<R> + Sync,
 {
     match models {
         // The state is passed for its checks: right strategy, not poisoned.
         Some(models) => strategy.run((state, models, batch), |replica, (_, model, batch)| {
-            pass(replica, model, batch)
+            forward(replica, model, batch)
         }),
         None => strategy.run((state, batch), |replica, (state, batch)| {
-            pass(replica, &trace::without_graphs(&state.model), batch)
+            forward(replica, &trace::valid(&state.model), batch)
         }),
     }
 }
@@ -212,8 +216,8 @@ pub(super) struct Evaluator<M> {
 }
 
 impl<M: Module + Sync + 'static> Evaluator<M> {
-    pub(super) fn new(
-        strategy: &(impl Strategy + ?Sized),
+    pub(super) fn new<S: Strategy + ?Sized>(
+        strategy: &S,
         state: &Mirrored<TrainState<M>>,
         global_batch_size: Option<usize>,
         seed: u64,
@@ -245,16 +249,11 @@ impl<M: Module + Sync + 'static> Evaluator<M> {
         F: Fn(&StepContext<'_>, &M, B) -> Result<Objective> + Sync,
     {
         let pass = self.pass;
-        let sums = forward_pass(
-            strategy,
-            state,
-            &self.models,
-            batch,
-            |replica, model, batch| {
-                let given = objective(&StepContext { replica, pass }, model, batch)?;
-                Ok(given.into_sums(pass.global_batch_size))
-            },
-        )?;
+        let forward = |replica: &ReplicaContext, model: &M, batch| {
+            let given = objective(&StepContext { replica, pass }, model, batch)?;
+            Ok(given.into_sums(pass.global_batch_size))
+        };
+        let sums = run_on_models(strategy, state, self.models.as_ref(), batch, forward)?;
         self.pass.batch += 1;
         self.meter.add(&*strategy.handle(), sums)
     }

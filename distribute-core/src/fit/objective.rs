@@ -3,12 +3,11 @@
 use std::borrow::Cow;
 use std::ops::Deref;
 
-use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn::tensor::{Int, Tensor, TensorData};
 use rand_chacha::ChaCha8Rng;
 
-use crate::nest::{Leaf, Outline};
-use crate::trace::without_graph;
-use crate::{Error, Nest, ReplicaContext, Result};
+use crate::nest::Leaf;
+use crate::{Error, Nest, ReplicaContext, Result, trace};
 
 /// What a forward pass is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -206,7 +205,7 @@ impl Objective {
                 Quantity::Host(value) => value,
                 Quantity::Device(tensor) => {
                     // Its place in the numbers; filled in when the tensors are read.
-                    tensors.push((numbers.len(), without_graph(*tensor)));
+                    tensors.push((numbers.len(), trace::without_autodiff(*tensor)));
                     0.0
                 }
             });
@@ -221,8 +220,8 @@ impl Objective {
         StepSums {
             averaged_over: self.averaged_over.or(global_batch_size),
             names,
-            loss: without_graph(self.loss),
-            regularization: self.regularization.map(without_graph),
+            loss: trace::without_autodiff(self.loss),
+            regularization: self.regularization.map(trace::without_autodiff),
             tensors,
             numbers: TensorData::new(numbers, [count]),
         }
@@ -281,36 +280,18 @@ impl Nest for StepSums {
         visit(&mut self.numbers)
     }
 
-    fn outline(&self) -> Option<Outline> {
-        Some(Box::new(SumsOutline {
+    fn skeleton(&self) -> Option<Self> {
+        let empty = <Tensor<1> as Nest>::placeholder;
+        let tensors = self.tensors.iter().map(|(at, _)| Some((*at, empty()?)));
+        Some(Self {
             averaged_over: self.averaged_over,
             names: self.names.clone(),
-            regularized: self.regularization.is_some(),
-            places: self.tensors.iter().map(|(place, _)| *place).collect(),
-        }))
-    }
-
-    fn from_outline(outline: &Outline) -> Option<Self> {
-        let outline = outline.downcast_ref::<SumsOutline>()?;
-        let empty = || Tensor::<1>::empty([0], &Device::flex());
-        Some(Self {
-            averaged_over: outline.averaged_over,
-            names: outline.names.clone(),
-            loss: empty(),
-            regularization: outline.regularized.then(empty),
-            tensors: outline.places.iter().map(|at| (*at, empty())).collect(),
-            numbers: TensorData::new(Vec::<f64>::new(), [0]),
+            loss: empty()?,
+            regularization: self.regularization.as_ref().and_then(|_| empty()),
+            tensors: tensors.collect::<Option<_>>()?,
+            numbers: self.numbers.clone(),
         })
     }
-}
-
-/// All of [`StepSums`] but its numbers.
-#[derive(Debug)]
-struct SumsOutline {
-    averaged_over: Option<usize>,
-    names: Vec<Cow<'static, str>>,
-    regularized: bool,
-    places: Vec<usize>,
 }
 
 impl StepSums {

@@ -106,7 +106,7 @@ pub fn restore<M: Module + 'static>(
     state: &mut Mirrored<TrainState<M>>,
     checkpoint: &Checkpoint,
 ) -> Result<()> {
-    let tensors = state.primary().to_tensors()?;
+    let tensors = state.try_primary()?.to_tensors()?;
     let expected = model_specs(&tensors);
     checkpoint
         .expect("model/", expected)

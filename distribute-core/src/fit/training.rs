@@ -116,7 +116,7 @@ impl<'a, S: Strategy + ?Sized> Fit<'a, S> {
         D: BatchSource + ?Sized,
         F: Fn(&StepContext<'_>, &M, D::Batch) -> Result<Objective> + Sync,
     {
-        let learning_rate = state.primary().learning_rate();
+        let learning_rate = state.host_part().learning_rate();
         let run = Run {
             strategy: self.strategy.handle(),
             progress: Progress {
@@ -256,7 +256,7 @@ impl<S: Strategy + ?Sized, M: Module + Sync + 'static, F> Session<'_, S, M, F> {
     fn resume(&mut self, checkpoint: &Checkpoint) -> Result<()> {
         let metadata = &checkpoint.metadata;
         let stored = RunMetadata::load(checkpoint)?;
-        let optimizer = self.state.primary().optimizer().name();
+        let optimizer = self.state.host_part().optimizer().name();
         if metadata.optimizer.name != optimizer {
             return Err(refuse(format!(
                 "it was trained with {} and this run uses {optimizer}: use the same optimizer",
@@ -331,7 +331,7 @@ impl<S: Strategy + ?Sized, M: Module + Sync + 'static, F> Session<'_, S, M, F> {
         self.callbacks
             .each_savers_first(&mut self.run, self.state, end)?;
         let learning_rate = self.run.learning_rate;
-        if self.state.primary().learning_rate() != learning_rate {
+        if self.state.host_part().learning_rate() != learning_rate {
             self.state
                 .update(|state| state.set_learning_rate(learning_rate));
         }
@@ -450,23 +450,31 @@ impl<S: Strategy + ?Sized, M: Module + Sync + 'static, F> Session<'_, S, M, F> {
             batch: run.progress.position.batches,
         };
         let objective = &self.objective;
-        let rate = run.learning_rate;
-        let compiled = self.strategy.tracer().is_some();
-        if compiled && self.state.host_part().learning_rate().to_bits() != rate.to_bits() {
-            self.state.update(|state| state.set_learning_rate(rate));
+        // A plain number would be part of a compiled step's program.
+        let mut rate = Some(run.learning_rate);
+        if self.strategy.tracer().is_some() {
+            rate.take()
+                .into_iter()
+                .for_each(|rate| self.state.set_learning_rate(rate));
         }
-        let arguments = (&mut *self.state, batch);
-        let sums = self.strategy.run(arguments, |replica, (state, batch)| {
-            if !compiled {
-                // From outside every change would copy the mirrored state. A compiled step has
-                // its rate as an input, which this would make a constant.
-                state.set_learning_rate(rate);
-            }
-            let given = objective(&StepContext { replica, pass }, &state.model, batch)?;
-            let gradients = replica.gradient(&given.total(), &state.model)?;
-            state.apply_gradients(replica, gradients)?;
-            Ok(given.into_sums(pass.global_batch_size))
-        })?;
+        let arguments = (
+            &mut *self.state,
+            batch,
+            rate.is_some(),
+            rate.unwrap_or_default(),
+        );
+        let sums = self
+            .strategy
+            .run(arguments, |replica, (state, batch, sets_rate, rate)| {
+                // Here rather than from outside, where every change would copy the mirrored state.
+                if sets_rate {
+                    state.set_learning_rate(rate);
+                }
+                let given = objective(&StepContext { replica, pass }, &state.model, batch)?;
+                let gradients = replica.gradient(&given.total(), &state.model)?;
+                state.apply_gradients(replica, gradients)?;
+                Ok(given.into_sums(pass.global_batch_size))
+            })?;
         run.progress.position.batches += 1;
         run.progress.step = self.state.step();
         run.meter.add(&*run.strategy, sums)

@@ -108,7 +108,7 @@ pub trait StrategyExt: Strategy {
     fn run<A, R, F>(&self, mut args: A, step: F) -> Result<PerReplica<R>>
     where
         A: StepArgs,
-        R: Nest + Send,
+        R: Nest + Send + 'static,
         F: for<'x> Fn(&ReplicaContext, Item<'x, A>) -> Result<R> + Sync,
     {
         let id = self.id();

@@ -24,7 +24,7 @@ pub(crate) enum LeafValue {
         mutable: bool,
     },
     /// Of a batch: one part per replica.
-    PerReplica(Vec<TensorData>),
+    PerReplica(Arc<Vec<TensorData>>),
 }
 
 /// The arguments of a call, in the order in which they are walked.
@@ -102,6 +102,7 @@ impl<'t> Call<'t> {
                 is_newer: false,
             });
         }
+        self.key.state(&state.identity);
         let access = if mutable { "mut" } else { "ref" };
         self.fixed(format_args!("{access} {}", hosts.fingerprint.join(" ")));
         self.coefficients.extend(hosts.coefficients);
@@ -143,7 +144,8 @@ impl<'t> Call<'t> {
             expected.unwrap_or_default().join(" ")
         ));
         for column in columns {
-            self.leaf(TensorSpec::of(&column[0]), LeafValue::PerReplica(column));
+            let spec = TensorSpec::of(&column[0]);
+            self.leaf(spec, LeafValue::PerReplica(Arc::new(column)));
         }
         Ok(())
     }

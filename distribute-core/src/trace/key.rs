@@ -2,32 +2,73 @@
 
 use std::any::TypeId;
 use std::fmt;
+use std::hash::{Hash, Hasher};
+use std::sync::{Arc, Weak};
 
 use super::TensorSpec;
 
-/// Identifies the program of a call: the step's type, the shapes and element types of all
-/// tensors, and the values of plain numbers and of everything else that is fixed at capture.
+/// Identifies the program of a call: the step's type, the mirrored values it works on, the shapes
+/// and element types of all tensors, and the values of plain numbers and of everything else that is
+/// fixed at capture.
 ///
-/// Two equal keys mean the same program. What a closure has captured is not part of it, as in
-/// TensorFlow: a step that captures a changing number keeps the number of its first call.
+/// Two equal keys mean the same program. What a closure has captured cannot be part of it: a step
+/// that captures a changing number keeps the number of its first call. That is why another training
+/// state means another program: a second trial with the same code and other captured
+/// hyper-parameters gets its own.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct StepKey {
-    step: TypeId,
+    group: StepGroup,
     parts: Vec<String>,
+}
+
+/// A step together with the mirrored values that it works on.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct StepGroup {
+    step: TypeId,
+    states: Vec<Identity>,
+}
+
+impl StepGroup {
+    /// Whether one of the mirrored values is gone, so that the step cannot be called like this
+    /// again.
+    pub fn is_over(&self) -> bool {
+        self.states.iter().any(|state| state.0.strong_count() == 0)
+    }
+}
+
+/// Which mirrored value: the same for the same value only, also when others are gone.
+#[derive(Debug, Clone)]
+struct Identity(Weak<()>);
+
+impl PartialEq for Identity {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.ptr_eq(&other.0)
+    }
+}
+
+impl Eq for Identity {}
+
+impl Hash for Identity {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.as_ptr().hash(state);
+    }
 }
 
 impl StepKey {
     /// A key for a step of this type, without arguments yet.
     pub(crate) fn of<F>() -> Self {
         Self {
-            step: typeid::of::<F>(),
+            group: StepGroup {
+                step: typeid::of::<F>(),
+                states: Vec::new(),
+            },
             parts: Vec::new(),
         }
     }
 
-    /// The step's type: equal for all programs of one step.
-    pub fn step(&self) -> TypeId {
-        self.step
+    /// The step and its mirrored values: equal for all programs of one step.
+    pub fn group(&self) -> &StepGroup {
+        &self.group
     }
 
     /// The arguments in words, for messages.
@@ -37,6 +78,10 @@ impl StepKey {
 
     pub(crate) fn tensor(&mut self, spec: &TensorSpec) {
         self.fixed(format_args!("{spec}"));
+    }
+
+    pub(crate) fn state(&mut self, identity: &Arc<()>) {
+        self.group.states.push(Identity(Arc::downgrade(identity)));
     }
 }
 

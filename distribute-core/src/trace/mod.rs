@@ -10,9 +10,9 @@
 //!
 //! 1. [`StepArgs::enter`](crate::StepArgs::enter) walks the arguments. Every tensor is a *leaf*:
 //!    those of mirrored values are on the devices already or are copied there now, those of a batch
-//!    are moved out, one part per replica. Shapes, element types, plain numbers and all that
-//!    decides which operations the step makes (optimizer, clipping, position in an accumulation)
-//!    become the [`StepKey`].
+//!    are moved out, one part per replica. The mirrored values' identities, shapes, element types,
+//!    plain numbers and all that decides which operations the step makes (optimizer, clipping,
+//!    position in an accumulation) become the [`StepKey`].
 //! 2. The [`Tracer`] has a program for the key, or the step is captured:
 //!    [`StepArgs::capture`](crate::StepArgs::capture) builds the arguments again with inputs of a
 //!    graph in place of the leaves, the closure runs, and
@@ -53,7 +53,7 @@ mod tensor;
 pub use call::{Call, Capture, CapturedState, Changes};
 pub use capture::{Trace, TraceDevice, ops};
 pub use error::TraceError;
-pub use key::{Fingerprint, StepKey};
+pub use key::{Fingerprint, StepGroup, StepKey};
 pub use program::{
     Argument, CapturedStep, DeviceTensor, Executable, InputRole, StepInput, StepOutput,
     StepProgram, Tracer,
@@ -63,7 +63,5 @@ pub use tensor::{CapturedTensor, TensorSpec, TracedTensor};
 
 pub(crate) use gradients::{CapturedGradients, all_reduce, all_reduce_tensor, update};
 pub(crate) use run::run;
-pub(crate) use state::{Fetch, OnDevice, visit_module};
-pub(crate) use tensor::{
-    Tracked, TrackedGradients, captured, read_error, without_graph, without_graphs,
-};
+pub(crate) use state::{Fetch, OnDevice, valid, visit_module};
+pub(crate) use tensor::{Tracked, TrackedGradients, captured, read_error, without_autodiff};

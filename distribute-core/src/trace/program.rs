@@ -2,7 +2,7 @@
 
 use std::any::Any;
 use std::fmt::Debug;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use burn::tensor::TensorData;
 use burn_capture::{CapturedGraph, TensorId};
@@ -10,7 +10,6 @@ use burn_capture::{CapturedGraph, TensorId};
 use super::capture::Source;
 use super::{StepKey, TensorSpec, TraceDevice};
 use crate::Result;
-use crate::nest::Outline;
 
 /// How a strategy runs captured steps: what [`Strategy::tracer`](crate::Strategy::tracer) returns.
 ///
@@ -78,7 +77,7 @@ pub enum Argument {
     /// A tensor that is on the devices already.
     Device(Arc<dyn DeviceTensor>),
     /// The parts of a batch, one per replica.
-    PerReplica(Vec<TensorData>),
+    PerReplica(Arc<Vec<TensorData>>),
     /// The same value for every replica.
     Same(TensorData),
 }
@@ -148,8 +147,8 @@ pub struct StepProgram {
     pub(crate) states: Vec<StateChange>,
     /// The leaves of the step's result.
     pub(crate) results: Vec<ResultLeaf>,
-    /// The structure of the result, if its type does not say it.
-    pub(crate) outline: Option<Outline>,
+    /// A result whose leaves are missing.
+    pub(crate) skeleton: Mutex<Box<dyn Any + Send>>,
     /// Makes the random numbers of this step others than those of another.
     pub(crate) seed: u64,
 }

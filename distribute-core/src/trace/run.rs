@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::collections::{HashMap, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use burn::tensor::TensorData;
 use burn_capture::{CapturedGraph, TensorId};
@@ -15,9 +15,9 @@ use super::program::{
     StepProgram,
 };
 use super::{CapturedTensor, DeviceTensor, StepKey, TensorSpec, TraceError, Tracer};
-use crate::nest::Outline;
 use crate::step_args::Item;
 use crate::strategy::StrategyId;
+use crate::values::lock;
 use crate::{Error, Leaf, Nest, PerReplica, ReplicaContext, Result, StepArgs, Strategy, scope};
 
 /// Runs a step as a compiled program, which is captured and compiled when there is none yet.
@@ -30,7 +30,7 @@ pub(crate) fn run<S, A, R, F>(
 where
     S: Strategy + ?Sized,
     A: StepArgs,
-    R: Nest + Send,
+    R: Nest + Send + 'static,
     F: for<'x> Fn(&ReplicaContext, Item<'x, A>) -> Result<R>,
 {
     let id: StrategyId = strategy.id();
@@ -52,7 +52,7 @@ where
 }
 
 /// Runs a program and puts its results where they belong.
-fn execute<A: StepArgs, R: Nest>(
+fn execute<A: StepArgs, R: Nest + 'static>(
     program: &StepProgram,
     call: &Call<'_>,
     args: &mut A,
@@ -79,7 +79,7 @@ fn arguments(program: &StepProgram, call: &Call<'_>) -> Result<Vec<Argument>> {
     let mut argument = |source: &Source| match *source {
         Source::Leaf(index) => match call.leaves.get(index) {
             Some(LeafValue::Device { tensor, .. }) => Some(Argument::Device(Arc::clone(tensor))),
-            Some(LeafValue::PerReplica(parts)) => Some(Argument::PerReplica(parts.clone())),
+            Some(LeafValue::PerReplica(parts)) => Some(Argument::PerReplica(Arc::clone(parts))),
             None => None,
         },
         Source::Coefficient {
@@ -89,11 +89,10 @@ fn arguments(program: &StepProgram, call: &Call<'_>) -> Result<Vec<Argument>> {
             learning_rate,
         } => {
             let key = (host, update, learning_rate.map(f64::to_bits));
-            if !updates.contains_key(&key) {
-                let coefficients = call.coefficients.get(host)?;
-                updates.insert(key, coefficients.of_update(update, learning_rate));
-            }
-            let value = *updates.get(&key)?.get(index)?;
+            let source = call.coefficients.get(host)?;
+            let numbers = updates.entry(key);
+            let numbers = numbers.or_insert_with(|| source.of_update(update, learning_rate));
+            let value = *numbers.get(index)?;
             #[allow(clippy::cast_possible_truncation)]
             let value = value as f32;
             Some(Argument::Same(TensorData::new(vec![value], [1])))
@@ -120,16 +119,15 @@ fn random_key(call: &Call<'_>, seed: u64) -> TensorData {
 }
 
 /// One replica's result.
-fn result<R: Nest>(
+fn result<R: Nest + 'static>(
     program: &StepProgram,
     call: &Call<'_>,
     outputs: &[Arc<dyn DeviceTensor>],
     replica: usize,
 ) -> Result<R> {
-    let outlined = program.outline.as_ref().and_then(R::from_outline);
-    let mut result = outlined
-        .or_else(R::placeholder)
-        .ok_or_else(unknown_structure::<R>)?;
+    let skeleton = lock(&program.skeleton);
+    let skeleton = skeleton.downcast_ref::<R>().and_then(Nest::skeleton);
+    let mut result = skeleton.ok_or_else(unknown_structure::<R>)?;
     let leaves = program.results.iter().map(|leaf| match leaf {
         ResultLeaf::Constant(data) => Ok(data.clone()),
         ResultLeaf::Output(index) => {
@@ -149,8 +147,8 @@ fn result<R: Nest>(
 }
 
 fn unknown_structure<R>() -> Error {
-    let instead = "return tensors and numbers in a tuple, an array or a struct with \
-                   `#[derive(Nest)]`: their number must be known from the type";
+    let instead = "return tensors and numbers in tuples, vectors, maps and structs with \
+                   `#[derive(Nest)]`, or implement `Nest::skeleton` for it";
     TraceError::unsupported(std::any::type_name::<R>(), instead).into()
 }
 
@@ -171,7 +169,7 @@ fn capture<S, A, R, F>(
 where
     S: Strategy + ?Sized,
     A: StepArgs,
-    R: Nest + Send,
+    R: Nest + Send + 'static,
     F: for<'x> Fn(&ReplicaContext, Item<'x, A>) -> Result<R>,
 {
     let device = tracer.device().lock();
@@ -211,7 +209,7 @@ fn record<S, A, R, F>(
 where
     S: Strategy + ?Sized,
     A: StepArgs,
-    R: Nest + Send,
+    R: Nest + Send + 'static,
     F: for<'x> Fn(&ReplicaContext, Item<'x, A>) -> Result<R>,
 {
     let mut capture = Capture::new(Arc::clone(trace), call.specs.clone());
@@ -254,11 +252,11 @@ struct Plan {
     outputs: Vec<CapturedTensor>,
     states: Vec<StateChange>,
     results: Vec<ResultLeaf>,
-    outline: Option<Outline>,
+    skeleton: Box<dyn Any + Send>,
 }
 
 impl Plan {
-    fn new<R: Nest>(recorded: Recorded<R>) -> Result<Self> {
+    fn new<R: Nest + Send + 'static>(recorded: Recorded<R>) -> Result<Self> {
         let Recorded {
             capture,
             mut result,
@@ -282,21 +280,18 @@ impl Plan {
                 .collect(),
         });
         let states = states.collect();
+        let skeleton = skeleton_of(&result)?;
         let mut results = Vec::new();
         result.walk(&mut |leaf| {
             results.push(outputs.result(leaf)?);
             Ok(())
         })?;
-        let outline = result.outline();
-        if outline.is_none() {
-            check_rest(&result)?;
-        }
         Ok(Self {
             capture,
+            skeleton: Box::new(skeleton),
             outputs: outputs.tensors,
             states,
             results,
-            outline,
         })
     }
 
@@ -357,7 +352,7 @@ impl Plan {
             arguments: inputs.iter().map(|input| input.source).collect(),
             states: self.states,
             results: self.results,
-            outline: self.outline,
+            skeleton: Mutex::new(self.skeleton),
             seed: self.capture.trace.mixed_seed(),
         };
         Ok((step, program))
@@ -481,14 +476,14 @@ impl Outputs {
     }
 }
 
-/// Checks that a result can be built again from its type and its leaves.
-fn check_rest<R: Nest>(result: &R) -> Result<()> {
-    let rebuilt = R::placeholder().ok_or_else(unknown_structure::<R>)?;
+/// A value of the result's structure that later results are built from.
+fn skeleton_of<R: Nest>(result: &R) -> Result<R> {
+    let skeleton = result.skeleton().ok_or_else(unknown_structure::<R>)?;
     let (mut found, mut known) = (Vec::new(), Vec::new());
     result.fingerprint(&mut found);
-    rebuilt.fingerprint(&mut known);
+    skeleton.fingerprint(&mut known);
     if found == known {
-        Ok(())
+        Ok(skeleton)
     } else {
         Err(unknown_structure::<R>())
     }

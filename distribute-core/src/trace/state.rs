@@ -221,6 +221,21 @@ impl ModuleMapper for Track {
     }
 }
 
+/// A captured model without autodiff, as [`Module::valid`] makes it of other models.
+pub(crate) fn valid<M: Module>(model: &M) -> M {
+    model.clone().map(&mut Plain)
+}
+
+struct Plain;
+
+impl ModuleMapper for Plain {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let (id, tensor, mapper) = param.consume();
+        let tensor = super::captured(&tensor).map_or(tensor, CapturedTensor::float);
+        Param::from_mapped_value(id, tensor, mapper)
+    }
+}
+
 /// Collects what the host knows of a value.
 #[derive(Default)]
 pub(crate) struct ReadHosts {

@@ -5,7 +5,6 @@
 
 use std::fmt;
 
-use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{Bool, DType, Int, Shape, Tensor, TensorData};
 use burn_autodiff::Autodiff;
 use burn_backend::{AutodiffBackend, TensorMetadata};
@@ -117,30 +116,16 @@ pub(crate) fn captured<const D: usize>(tensor: &Tensor<D>) -> Option<CapturedTen
     inner.ok().map(CapturedTensor)
 }
 
-/// A tensor without the graph behind it, for a number that is only reported.
-pub(crate) fn without_graph<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
-    match captured(&tensor) {
+/// [`Tensor::without_autodiff`], also for captured tensors.
+pub(crate) fn without_autodiff<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
+    let is_capture = crate::scope::trace().is_some();
+    match is_capture.then(|| captured(&tensor)).flatten() {
         Some(captured) => captured.float(),
         None => tensor.without_autodiff(),
     }
 }
 
-/// A model of a captured step as it is for evaluation: without autodiff, which is what tells
-/// burn's layers whether they train (burn: `Module::valid`).
-pub(crate) fn without_graphs<M: Module>(model: &M) -> M {
-    model.clone().map(&mut WithoutGraphs)
-}
-
-struct WithoutGraphs;
-
-impl ModuleMapper for WithoutGraphs {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let (id, tensor, mapper) = param.consume();
-        Param::from_mapped_value(id, without_graph(tensor), mapper)
-    }
-}
-
-/// Whether a tensor is tracked by autodiff on the capture backend.
+/// The primitive of a tensor with autodiff on the capture backend.
 pub(crate) fn tracked<const D: usize>(
     tensor: &Tensor<D>,
 ) -> Option<<Tracked as burn_backend::BackendTypes>::FloatTensorPrimitive> {

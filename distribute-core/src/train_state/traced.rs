@@ -13,7 +13,7 @@ use crate::trace::{
     self, CapturedGradients, CapturedTensor, Coefficients, Fingerprint, HostState, StateVisitor,
     TensorSpec, Trace, TraceError, TracedTensor,
 };
-use crate::{Error, Gradients, Result};
+use crate::{Error, Gradients, Mirrored, Result};
 
 /// What a state knows while it is captured.
 #[derive(Debug, Clone)]
@@ -60,6 +60,14 @@ impl<M: Module + 'static> TrainState<M> {
         self.model = trace::update(model, &*optimizer, &coefficients, gradients, slots)?;
         self.step += 1;
         Ok(Applied::Updated)
+    }
+}
+
+impl<M: Module> Mirrored<TrainState<M>> {
+    /// Sets the learning rate of the next updates on all replicas. Tensors stay where they are,
+    /// on the host or on the devices.
+    pub fn set_learning_rate(&mut self, learning_rate: f64) {
+        self.for_each_host_part(|state| state.learning_rate = learning_rate);
     }
 }
 

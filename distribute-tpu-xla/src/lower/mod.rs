@@ -32,3 +32,7 @@ pub use coverage_page::coverage_markdown;
 pub use driver::{GraphInput, LowerOptions, Lowered, RandomKey, lower};
 pub use error::LowerError;
 pub use table::{Coverage, coverage};
+
+/// Flags of XLA's CPU compiler with which programs mean what StableHLO says: unless the fast forms
+/// are off, maxima and minima lose NaN. Pass them to every compilation for a platform `cpu`.
+pub const CPU_COMPILER_OPTIONS: [(&str, bool); 1] = [("xla_cpu_enable_fast_min_max", false)];

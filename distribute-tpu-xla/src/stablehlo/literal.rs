@@ -6,6 +6,8 @@ use super::types::{ElementType, TensorType};
 
 /// More elements than this are written as one string of hexadecimal digits.
 const LISTED_ELEMENTS: usize = 16;
+/// Floats of more characters than this are written with an exponent.
+const READABLE_DIGITS: usize = 12;
 
 /// One number, from which a constant of any element type can be made.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -147,6 +149,10 @@ fn element(ty: ElementType, bytes: &[u8]) -> String {
 fn decimal(value: f64, exact: impl Fn(f64) -> bool) -> Option<String> {
     if !value.is_finite() || !exact(value) {
         return None;
+    }
+    let plain = format!("{value:?}");
+    if plain.len() <= READABLE_DIGITS && plain.contains('.') && !plain.contains('e') {
+        return Some(plain);
     }
     let text = format!("{value:e}");
     let (mantissa, exponent) = text.split_once('e')?;

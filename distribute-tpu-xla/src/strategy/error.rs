@@ -35,18 +35,39 @@ pub enum TpuError {
         /// What the devices are.
         names: String,
     },
-    /// The step was compiled for a topology, and there is no device to run it.
-    #[error("the step was compiled, and there is no device to run it on")]
-    CompiledOnly,
     /// The plugin reported an error.
     #[error(transparent)]
     Pjrt(#[from] PjrtError),
     /// The step has an operation that cannot be lowered.
     #[error(transparent)]
-    Lower(#[from] LowerError),
+    Lower(Box<LowerError>),
+    /// The step was compiled for devices that are not there, as it should; nothing has run.
+    #[error(
+        "the step is compiled for {topology}; nothing was run, because only compiling was asked for"
+    )]
+    CompiledOnly {
+        /// What it was compiled for.
+        topology: String,
+    },
     /// A value on the devices and the program do not fit together: a bug of this crate.
     #[error("{0}")]
     Internal(String),
+}
+
+impl TpuError {
+    /// The error of this crate behind one that `run` has returned.
+    pub fn of(error: &Error) -> Option<&Self> {
+        match error.root_cause() {
+            Error::Trace(TraceError::Backend(source)) => source.downcast_ref(),
+            _ => None,
+        }
+    }
+}
+
+impl From<LowerError> for TpuError {
+    fn from(error: LowerError) -> Self {
+        Self::Lower(Box::new(error))
+    }
 }
 
 impl From<TpuError> for Error {

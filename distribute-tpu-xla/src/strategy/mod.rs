@@ -12,17 +12,28 @@
 //! # Ok::<(), distribute_tpu_xla::TpuError>(())
 //! ```
 
+mod ahead;
 mod array;
-mod compile_only;
 mod error;
+mod report;
 mod resolver;
 mod system;
 mod tpu;
 mod tracer;
 
-pub use compile_only::{CompileOnlyStrategy, CompileReport};
+pub use ahead::{CompiledProgram, TpuCompiler};
 pub use error::TpuError;
+pub use report::CompileReport;
 pub use resolver::{TpuClusterResolver, TpuSource};
 pub use system::{TpuConnection, TpuSystem};
 pub use tpu::{TpuStrategy, TpuStrategyBuilder};
 pub use tracer::lower_step;
+
+/// The error for replicas without a device.
+fn refuse_replicas(replicas: usize, devices: usize, names: &str) -> TpuError {
+    TpuError::Replicas {
+        replicas,
+        devices,
+        names: names.to_string(),
+    }
+}

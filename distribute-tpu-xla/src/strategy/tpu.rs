@@ -9,7 +9,7 @@ use distribute_core::{
 };
 
 use super::tracer::XlaTracer;
-use super::{TpuError, TpuSystem};
+use super::{TpuError, TpuSystem, refuse_replicas};
 use crate::pjrt::Device;
 use crate::trace::{ProgramLimits, ProgramStatistics};
 
@@ -95,11 +95,7 @@ impl TpuStrategyBuilder<'_> {
         let count = self.replicas.unwrap_or(all.len());
         let wrong = count == 0 || count > all.len() || (processes > 1 && count != all.len());
         if wrong || own.is_empty() {
-            return Err(TpuError::Replicas {
-                replicas: count,
-                devices: all.len(),
-                names: self.system.describe(),
-            });
+            return Err(refuse_replicas(count, all.len(), &self.system.describe()));
         }
         own.truncate(count);
         let assignment: Vec<i64> = all

@@ -171,7 +171,7 @@ impl XlaProgram {
         let buffers: Result<Vec<Buffer>, TpuError> = match argument {
             Argument::Device(_) => return Ok(None),
             Argument::PerReplica(parts) => devices
-                .zip(parts)
+                .zip(parts.iter())
                 .map(|(device, part)| buffer(&self.client, device, part))
                 .collect(),
             Argument::Same(data) => devices

@@ -1,18 +1,18 @@
 //! Compiled steps: which there are, how often they run, and when there are too many.
 //!
 //! How a step becomes a graph is described in [`distribute_core::trace`]; this module keeps what is
-//! compiled from graphs. A program belongs to a [`StepKey`]: the step's code, and the shapes,
-//! element types and plain numbers of its arguments. A step that is called with other shapes, for
-//! example with a short last batch, is compiled once more; one that keeps changing costs a
-//! compilation in every call, so it is [reported](ProgramLimits).
+//! compiled from graphs. A program belongs to a [`StepKey`]: the step's code, its training state,
+//! and the shapes, element types and plain numbers of its arguments. A step that is called with
+//! other shapes, for example with a short last batch, is compiled once more; one that keeps
+//! changing costs a compilation in every call, so it is [reported](ProgramLimits). Programs go when
+//! their training state has gone and another program comes.
 
-use std::any::TypeId;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use distribute_core::Result;
-use distribute_core::trace::{StepKey, StepProgram, TraceError};
+use distribute_core::trace::{StepGroup, StepKey, StepProgram, TraceError};
 
 /// When a step counts as compiled too often.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,9 +35,9 @@ impl Default for ProgramLimits {
 /// What a strategy has compiled and run so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ProgramStatistics {
-    /// Different steps.
+    /// Different steps; a step on another training state counts as another one.
     pub steps: usize,
-    /// Programs of all steps.
+    /// Programs of all steps, also those of training states that are gone.
     pub programs: usize,
     /// Programs beyond the first of each step: other shapes or numbers.
     pub recompilations: usize,
@@ -57,9 +57,9 @@ pub(crate) struct Programs {
 #[derive(Debug, Default)]
 struct State {
     programs: HashMap<StepKey, Arc<StepProgram>>,
-    of_step: HashMap<TypeId, usize>,
-    hits: u64,
-    compile_time: Duration,
+    /// How many programs each step has.
+    groups: HashMap<StepGroup, usize>,
+    statistics: ProgramStatistics,
 }
 
 impl Programs {
@@ -78,13 +78,13 @@ impl Programs {
     pub(crate) fn find(&self, key: &StepKey) -> Option<Arc<StepProgram>> {
         let mut state = self.state();
         let found = state.programs.get(key).cloned();
-        state.hits += u64::from(found.is_some());
+        state.statistics.hits += u64::from(found.is_some());
         found
     }
 
     /// Asks whether one more program of this step is in order.
     pub(crate) fn admit(&self, key: &StepKey) -> Result<()> {
-        let compiled = self.state().of_step.get(&key.step()).copied().unwrap_or(0);
+        let compiled = self.state().groups.get(key.group()).copied().unwrap_or(0);
         if self.limits.most.is_some_and(|most| compiled >= most) {
             return Err(TraceError::TooManyPrograms {
                 compiled,
@@ -103,25 +103,27 @@ impl Programs {
         Ok(())
     }
 
+    /// Keeps a program, and forgets those whose training state is gone.
     pub(crate) fn keep(&self, key: StepKey, program: Arc<StepProgram>) {
         let mut state = self.state();
-        *state.of_step.entry(key.step()).or_default() += 1;
+        state.programs.retain(|key, _| !key.group().is_over());
+        state.groups.retain(|group, _| !group.is_over());
+        let count = state.groups.entry(key.group().clone()).or_default();
+        *count += 1;
+        let is_first = *count == 1;
+        state.statistics.programs += 1;
+        match is_first {
+            true => state.statistics.steps += 1,
+            false => state.statistics.recompilations += 1,
+        }
         state.programs.insert(key, program);
     }
 
     pub(crate) fn compiled(&self, time: Duration) {
-        self.state().compile_time += time;
+        self.state().statistics.compile_time += time;
     }
 
     pub(crate) fn statistics(&self) -> ProgramStatistics {
-        let state = self.state();
-        let programs = state.of_step.values().sum();
-        ProgramStatistics {
-            steps: state.of_step.len(),
-            programs,
-            recompilations: programs - state.of_step.len(),
-            hits: state.hits,
-            compile_time: state.compile_time,
-        }
+        self.state().statistics
     }
 }

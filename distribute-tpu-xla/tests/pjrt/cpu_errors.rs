@@ -61,8 +61,15 @@ fn more_replicas_than_devices_are_refused() {
     for replicas in [3, 1000] {
         let options = CompileOptions::replicas(replicas);
         let error = client.compile(&all_reduce(2, 4), &options).unwrap_err();
-        assert!(matches!(error, PjrtError::Plugin { .. }), "{error:?}");
+        let PjrtError::Plugin { message, .. } = &error else {
+            panic!("{error:?}")
+        };
+        assert!(
+            message.contains(&format!("{replicas} replicas")),
+            "{message}"
+        );
     }
+    assert!(client.default_device_assignment(3, 1).is_err());
     assert!(client.default_device_assignment(0, 1).is_err());
     let nowhere = CompileOptions::replicas(2).device_assignment([0, 77]);
     assert!(client.compile(&all_reduce(2, 4), &nowhere).is_err());

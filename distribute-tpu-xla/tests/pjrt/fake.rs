@@ -6,18 +6,20 @@ use std::process::Command;
 
 use distribute_tpu_xla::pjrt::{ApiVersion, ErrorCode, PjrtError, Plugin, Value};
 
-/// Compiles `fake.c`; nothing, and a line that says so, without a C compiler.
-fn fake(folder: &Path, defines: &[&str]) -> Option<PathBuf> {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/pjrt/fake.c");
-    let library = folder.join("fake.so");
+/// Compiles a library from a file beside this one; nothing, and a line that says so, without a C
+/// compiler.
+pub fn compile_c(source: &str, folder: &Path, defines: &[&str]) -> Option<PathBuf> {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/pjrt")
+        .join(source);
+    let library = folder.join("plugin.so");
     let mut cc = Command::new("cc");
     cc.args(["-shared", "-fPIC", "-o"])
         .arg(&library)
         .arg(source);
-    let Ok(output) = cc
-        .args(defines.iter().map(|define| format!("-D{define}")))
-        .output()
-    else {
+    cc.args(defines.iter().map(|define| format!("-D{define}")))
+        .arg("-ldl");
+    let Ok(output) = cc.output() else {
         println!("SKIPPED: no C compiler `cc` to make a false plugin with: install gcc");
         return None;
     };
@@ -32,7 +34,7 @@ fn fake(folder: &Path, defines: &[&str]) -> Option<PathBuf> {
 /// Loads the false plugin with these defines.
 fn load(defines: &[&str]) -> Option<Result<Plugin, PjrtError>> {
     let folder = tempfile::tempdir().unwrap();
-    Some(Plugin::load(fake(folder.path(), defines)?))
+    Some(Plugin::load(compile_c("fake.c", folder.path(), defines)?))
 }
 
 fn load_error(defines: &[&str]) -> Option<PjrtError> {

@@ -3,7 +3,9 @@
 mod cpu;
 mod cpu_compile;
 mod cpu_errors;
+mod cpu_processes;
 mod cpu_threads;
 mod fake;
+mod holes;
 mod libtpu;
 mod support;

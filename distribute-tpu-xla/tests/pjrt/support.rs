@@ -77,22 +77,27 @@ pub fn within(limit: Duration, test: impl FnOnce()) {
 
 /// `x -> sum of x over all replicas`, taking the memory of `x` if it may.
 pub fn all_reduce(replicas: usize, elements: usize) -> String {
+    all_reduce_of(replicas, elements, "f32")
+}
+
+/// The same for another element type.
+pub fn all_reduce_of(replicas: usize, elements: usize, element_type: &str) -> String {
     let group: Vec<_> = (0..replicas).map(|replica| replica.to_string()).collect();
+    let (group, one) = (group.join(", "), format!("tensor<{element_type}>"));
+    let array = format!("tensor<{elements}x{element_type}>");
     format!(
         r#"module @all_reduce {{
-  func.func public @main(%x: tensor<{elements}xf32> {{tf.aliasing_output = 0 : i32}})
-      -> tensor<{elements}xf32> {{
+  func.func public @main(%x: {array} {{tf.aliasing_output = 0 : i32}}) -> {array} {{
     %r = "stablehlo.all_reduce"(%x) <{{
-      replica_groups = dense<[[{}]]> : tensor<1x{replicas}xi64>
+      replica_groups = dense<[[{group}]]> : tensor<1x{replicas}xi64>
     }}> ({{
-    ^bb0(%a: tensor<f32>, %b: tensor<f32>):
-      %s = stablehlo.add %a, %b : tensor<f32>
-      stablehlo.return %s : tensor<f32>
-    }}) : (tensor<{elements}xf32>) -> tensor<{elements}xf32>
-    return %r : tensor<{elements}xf32>
+    ^bb0(%a: {one}, %b: {one}):
+      %s = stablehlo.add %a, %b : {one}
+      stablehlo.return %s : {one}
+    }}) : ({array}) -> {array}
+    return %r : {array}
   }}
-}}"#,
-        group.join(", ")
+}}"#
     )
 }
 

@@ -16,6 +16,9 @@ use distribute_data::{
     compute_average_loss, l2, scale_regularization_loss, sparse_categorical_crossentropy,
 };
 
+/// Inputs and labels.
+type Batch<const D: usize> = (Tensor<D>, Tensor<1, Int>);
+
 #[derive(Module, Debug)]
 pub struct Mlp {
     first: Linear,
@@ -41,10 +44,7 @@ impl Mlp {
 /// The step of the design's first page.
 pub fn mlp_step(
     global_batch: usize,
-) -> impl for<'x> Fn(
-    &ReplicaContext,
-    (&'x mut TrainState<Mlp>, (Tensor<2>, Tensor<1, Int>)),
-) -> Result<Tensor<1>>
+) -> impl for<'x> Fn(&ReplicaContext, (&'x mut TrainState<Mlp>, Batch<2>)) -> Result<Tensor<1>>
 + Sync
 + Copy {
     move |ctx, (state, (x, y))| {
@@ -95,10 +95,7 @@ impl Cnn {
 
 pub fn cnn_step(
     global_batch: usize,
-) -> impl for<'x> Fn(
-    &ReplicaContext,
-    (&'x mut TrainState<Cnn>, (Tensor<4>, Tensor<1, Int>)),
-) -> Result<Tensor<1>>
+) -> impl for<'x> Fn(&ReplicaContext, (&'x mut TrainState<Cnn>, Batch<4>)) -> Result<Tensor<1>>
 + Sync
 + Copy {
     move |ctx, (state, (x, y))| {

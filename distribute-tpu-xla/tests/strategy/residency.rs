@@ -56,3 +56,26 @@ fn the_program_donates_the_whole_state() {
         assert_eq!(state.host_part().step(), 2);
     });
 }
+
+#[test]
+fn programs_of_states_that_are_gone_are_forgotten() {
+    within(120, || {
+        let Some(system) = system(1) else {
+            return;
+        };
+        let tpu = TpuStrategy::new(&system).unwrap();
+        let mut data = Data::new(1, 1, &[12], 5);
+        for trial in 1..=3 {
+            let build = |device: &Device| TrainState::new(Mlp::new(device), Adam::new(1e-3));
+            let mut state = tpu.scope(build).unwrap();
+            for _ in 0..3 {
+                tpu.run((&mut state, data.batch::<2>(8)), mlp_step(8))
+                    .unwrap();
+            }
+            let statistics = tpu.statistics();
+            assert_eq!((statistics.steps, statistics.programs), (trial, trial));
+            assert_eq!(statistics.recompilations, 0);
+        }
+        assert_eq!(system.client().live_buffers(), 0);
+    });
+}

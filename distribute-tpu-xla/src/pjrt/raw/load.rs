@@ -113,8 +113,9 @@ impl Plugin {
 
     /// Opens the plugin's devices. Blocks until they are ready, which takes long on a TPU slice.
     ///
-    /// XLA's CPU client of this project takes `cpu_device_count` (int64) and `asynchronous`
-    /// (bool).
+    /// XLA's CPU client of this project takes `cpu_device_count` and, for programs that run on the
+    /// devices of several processes, `node_id`, `num_nodes` (int64) and `coordinator_address`
+    /// (string, `host:port`).
     ///
     /// # Errors
     ///

@@ -1,0 +1,213 @@
+//! Compiling a job's steps for devices that are not there.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use burn::tensor::TensorData;
+use distribute_core::trace::{
+    CapturedStep, DeviceTensor, Executable as Runnable, StepKey, StepProgram, TensorSpec,
+    TraceDevice, TraceError, Tracer,
+};
+use distribute_core::{
+    Error, InputContext, LogicalDevice, Replica, ReplicaStep, Result, Strategy, StrategyId,
+};
+
+use super::tracer::lower_step;
+use super::{TpuError, refuse_replicas};
+use crate::pjrt::{CompileOptions, Executable, Topology};
+
+/// Compiles the steps of a job for a topology, such as `v5e:2x4`, without any device.
+///
+/// The job runs under this strategy as under any other. Its first `run` captures and compiles the
+/// step and then returns [`TpuError::CompiledOnly`]; [`programs`](Self::programs) has the program,
+/// with its memory needs and costs. States that were passed are unchanged.
+#[derive(Clone)]
+pub struct TpuCompiler {
+    replicas: Arc<[Replica]>,
+    tracer: Arc<AheadTracer>,
+    id: StrategyId,
+}
+
+/// A step that was compiled for a topology.
+#[derive(Debug, Clone)]
+pub struct CompiledProgram {
+    /// What the compiler made; asks for memory, costs and the optimized program.
+    pub executable: Executable,
+    /// The StableHLO that it was made from.
+    pub stablehlo: String,
+    /// The replicas that run it together.
+    pub replicas: usize,
+    /// The all-reduce operations before the compiler combined them.
+    pub all_reduces: usize,
+    /// The bytes of state on each device whose memory the new state takes over.
+    pub donated_bytes: usize,
+}
+
+impl TpuCompiler {
+    /// One replica on each device of the topology, or on the first `replicas` of them.
+    ///
+    /// # Errors
+    /// [`TpuError::Replicas`] if there are fewer devices.
+    pub fn new(topology: Topology, replicas: Option<usize>) -> Result<Self, TpuError> {
+        let devices = topology.devices().len();
+        let count = replicas.unwrap_or(devices);
+        if count == 0 || count > devices {
+            return Err(refuse_replicas(count, devices, topology.name()));
+        }
+        let list = (0..count).map(|id| Replica::new(id, LogicalDevice::cpu(id)));
+        Ok(Self {
+            replicas: list.collect(),
+            tracer: Arc::new(AheadTracer {
+                capture: TraceDevice::new(),
+                topology,
+                programs: Mutex::default(),
+            }),
+            id: StrategyId::new("tpu", count),
+        })
+    }
+
+    /// What was compiled so far, in order.
+    pub fn programs(&self) -> Vec<CompiledProgram> {
+        let programs = &self.tracer.programs;
+        programs
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+}
+
+impl Strategy for TpuCompiler {
+    fn name(&self) -> &'static str {
+        "tpu"
+    }
+
+    fn num_replicas_in_sync(&self) -> usize {
+        self.replicas.len()
+    }
+
+    fn replicas(&self) -> &[Replica] {
+        &self.replicas
+    }
+
+    fn input_context(&self) -> InputContext {
+        InputContext {
+            num_replicas_in_sync: self.replicas.len(),
+            ..InputContext::default()
+        }
+    }
+
+    fn id(&self) -> StrategyId {
+        self.id.clone()
+    }
+
+    fn handle(&self) -> Arc<dyn Strategy> {
+        Arc::new(self.clone())
+    }
+
+    fn tracer(&self) -> Option<&dyn Tracer> {
+        Some(&*self.tracer)
+    }
+
+    fn run_replicas(&self, _: ReplicaStep<'_>) -> Result<()> {
+        Err(Error::from(TraceError::Unsupported {
+            what: "`run_replicas`".to_string(),
+            instead: "steps are only compiled here: call `run`".to_string(),
+        }))
+    }
+}
+
+impl fmt::Debug for TpuCompiler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TpuCompiler")
+            .field("topology", &self.tracer.topology.name())
+            .field("replicas", &self.replicas.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Compiles for a topology and runs nothing.
+struct AheadTracer {
+    capture: TraceDevice,
+    topology: Topology,
+    programs: Mutex<Vec<CompiledProgram>>,
+}
+
+impl AheadTracer {
+    fn compile_step(&self, step: &CapturedStep) -> Result<(), TpuError> {
+        let lowered = lower_step(step)?;
+        let options = CompileOptions::replicas(step.num_replicas);
+        let executable = self.topology.compile(&lowered.program.text, &options)?;
+        let donated = step
+            .outputs
+            .iter()
+            .filter(|output| output.donated_from.is_some());
+        let bytes = |spec: &TensorSpec| spec.shape.iter().product::<usize>() * spec.dtype.size();
+        let program = CompiledProgram {
+            executable,
+            replicas: step.num_replicas,
+            all_reduces: lowered.all_reduces,
+            donated_bytes: donated.map(|output| bytes(&output.spec)).sum(),
+            stablehlo: lowered.program.text,
+        };
+        let mut programs = self.programs.lock().unwrap_or_else(PoisonError::into_inner);
+        programs.push(program);
+        Ok(())
+    }
+}
+
+impl Tracer for AheadTracer {
+    fn device(&self) -> &TraceDevice {
+        &self.capture
+    }
+
+    fn find(&self, _: &StepKey) -> Option<Arc<StepProgram>> {
+        None
+    }
+
+    fn admit(&self, _: &StepKey) -> Result<()> {
+        Ok(())
+    }
+
+    fn compile(&self, step: CapturedStep) -> Result<Box<dyn Runnable>> {
+        self.compile_step(&step)?;
+        Err(TpuError::CompiledOnly {
+            topology: self.topology.name().to_string(),
+        }
+        .into())
+    }
+
+    fn keep(&self, _: StepKey, _: Arc<StepProgram>) {}
+
+    fn upload(&self, data: TensorData) -> Result<Arc<dyn DeviceTensor>> {
+        Ok(Arc::new(Nowhere {
+            spec: TensorSpec {
+                shape: data.shape().to_vec(),
+                dtype: data.dtype(),
+            },
+        }))
+    }
+}
+
+impl fmt::Debug for AheadTracer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AheadTracer")
+            .field("topology", &self.topology.name())
+            .finish_non_exhaustive()
+    }
+}
+
+/// A tensor on no device.
+#[derive(Debug)]
+struct Nowhere {
+    spec: TensorSpec,
+}
+
+impl DeviceTensor for Nowhere {
+    fn spec(&self) -> TensorSpec {
+        self.spec.clone()
+    }
+
+    fn read(&self, _: usize) -> Result<TensorData> {
+        Err(TpuError::Internal("a tensor of a step that was only compiled".to_string()).into())
+    }
+}

@@ -1,0 +1,132 @@
+//! Steps compiled for devices that are not there.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use burn::prelude::*;
+use distribute_core::{
+    Adam, Error, Mirrored, PerReplica, Result, Strategy, StrategyExt, TrainState,
+};
+use distribute_tpu_xla::pjrt::{LibtpuEnvironment, Plugin};
+use distribute_tpu_xla::{CompiledProgram, TpuCompiler, TpuError};
+
+use crate::models::{Cnn, Mlp, Transformer, cnn_step, mlp_step, transformer_step};
+use crate::support::{Data, plugin, within};
+
+/// Runs one step of each model, which compiles it.
+fn compile_all(compiler: &TpuCompiler) -> Vec<CompiledProgram> {
+    let replicas = compiler.num_replicas_in_sync();
+    let refused = |outcome: Result<PerReplica<Tensor<1>>>| {
+        let error: Error = outcome.err().unwrap();
+        assert!(
+            matches!(TpuError::of(&error), Some(TpuError::CompiledOnly { .. })),
+            "{error}"
+        );
+    };
+    let mut mlp = state(compiler, Mlp::new);
+    let batch = Data::new(1, replicas, &[12], 5).batch::<2>(8);
+    refused(compiler.run((&mut mlp, batch), mlp_step(8 * replicas)));
+    assert_eq!(
+        (mlp.primary().step(), mlp.poisoned()),
+        (0, None),
+        "nothing has changed"
+    );
+
+    let mut cnn = state(compiler, Cnn::new);
+    let batch = Data::new(1, replicas, &[1, 8, 8], 10).batch::<4>(8);
+    refused(compiler.run((&mut cnn, batch), cnn_step(8 * replicas)));
+
+    let mut transformer = state(compiler, Transformer::new);
+    let batch = Data::new(1, replicas, &[], 11).tokens(4, 7);
+    refused(compiler.run((&mut transformer, batch), transformer_step(4 * replicas)));
+    compiler.programs()
+}
+
+fn state<M: Module + 'static>(
+    compiler: &TpuCompiler,
+    model: impl FnOnce(&Device) -> M,
+) -> Mirrored<TrainState<M>> {
+    let build = |device: &Device| TrainState::new(model(device), Adam::new(1e-3));
+    compiler.scope(build).unwrap()
+}
+
+fn check(programs: &[CompiledProgram], is_tpu: bool) {
+    assert_eq!(programs.len(), 3);
+    for program in programs {
+        assert_eq!(program.all_reduces, 1, "one for all gradients");
+        assert!(program.stablehlo.contains("stablehlo.all_reduce"));
+        let memory = program.executable.memory_stats().unwrap();
+        let donated = i64::try_from(program.donated_bytes).unwrap();
+        if is_tpu {
+            // Arrays are padded to tiles there.
+            assert!(
+                memory.alias_bytes >= donated,
+                "{memory:?}, donated {donated}"
+            );
+            assert!(
+                program
+                    .executable
+                    .optimized_program()
+                    .unwrap()
+                    .contains("all-reduce")
+            );
+        } else {
+            assert_eq!(memory.alias_bytes, donated);
+        }
+    }
+}
+
+#[test]
+fn for_eight_cpus() {
+    within(120, || {
+        let Some(plugin) = plugin() else {
+            return;
+        };
+        let topology = Plugin::load(plugin)
+            .unwrap()
+            .topology("cpu:8", &[])
+            .unwrap();
+        let error = TpuCompiler::new(topology.clone(), Some(9)).unwrap_err();
+        assert!(
+            matches!(error, TpuError::Replicas { devices: 8, .. }),
+            "{error}"
+        );
+        check(
+            &compile_all(&TpuCompiler::new(topology, None).unwrap()),
+            false,
+        );
+    });
+}
+
+/// libtpu reads its variables from the environment, so it is loaded in a process of its own.
+#[test]
+fn for_tpus() {
+    let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+    let cache = set("XDG_CACHE_HOME").map(PathBuf::from);
+    let cache = cache.or_else(|| Some(PathBuf::from(set("HOME")?).join(".cache")));
+    let cached = cache.map(|cache| cache.join("distribute/libtpu/0.0.51/libtpu/libtpu.so"));
+    let library = set("PJRT_TPU_LIBRARY").map(PathBuf::from);
+    let Some(library) = library.or(cached.filter(|path| path.is_file())) else {
+        println!(
+            "SKIPPED: no PJRT_TPU_LIBRARY: run distribute-tpu-xla/pjrt-cpu/fetch-libtpu, and the \
+             tests with the TPU compiler run too"
+        );
+        return;
+    };
+    let environment = LibtpuEnvironment::compile_only();
+    if environment.check().is_err() {
+        let mut child = Command::new(std::env::current_exe().unwrap());
+        child.args(["--exact", "ahead::for_tpus", "--nocapture"]);
+        environment.apply_to(&mut child);
+        assert!(child.status().unwrap().success());
+        return;
+    }
+    within(280, || {
+        let plugin = Plugin::load(&library).unwrap();
+        for name in ["v5e:2x4", "v4:2x2x2", "v5p:2x2x2", "v6e:2x4"] {
+            let topology = plugin.topology(name, &[]).unwrap();
+            let compiler = TpuCompiler::new(topology, None).unwrap();
+            check(&compile_all(&compiler), true);
+        }
+    });
+}

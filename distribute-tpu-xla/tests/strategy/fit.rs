@@ -1,0 +1,116 @@
+//! The high-level loop: training, validation, evaluation and prediction.
+
+use burn::prelude::*;
+use distribute_core::fit::{Fit, Logs, Objective, StepContext, evaluate, predict};
+use distribute_core::{
+    Adam, Mirrored, MirroredStrategy, Replicate, Result, Strategy, StrategyExt, TrainState, dropout,
+};
+use distribute_data::{
+    Batching, Digits, StrategyDataExt, compute_average_loss, sparse_categorical_crossentropy,
+};
+
+use crate::models::Cnn;
+use crate::support::{strategy, within};
+
+type Batch = (Tensor<4>, Tensor<1, Int>);
+
+fn objective(ctx: &StepContext<'_>, model: &Cnn, (images, labels): Batch) -> Result<Objective> {
+    let examples = images.dims()[0];
+    let logits = model.forward(images);
+    let best: Tensor<1, Int> = logits.clone().argmax(1).flatten(0, 1);
+    let correct = best.equal(labels.clone()).int().sum();
+    let per_example = sparse_categorical_crossentropy(logits, labels);
+    let loss = compute_average_loss(ctx, per_example, None, ctx.global_batch_size())?;
+    let objective = Objective::new(loss).examples(examples);
+    Ok(objective.metric("accuracy", correct, examples))
+}
+
+fn fitted<S: Strategy>(
+    strategy: &S,
+    state: &mut Mirrored<TrainState<Cnn>>,
+) -> (Vec<f64>, Logs, Vec<f32>) {
+    let digits = Digits::open().unwrap();
+    let batching = Batching::global(64).shuffle(1).drop_remainder(true);
+    let train = strategy
+        .distribute_dataset(digits.train().unwrap(), batching)
+        .unwrap();
+    let batching = Batching::global(60).drop_remainder(true);
+    let test = strategy
+        .distribute_dataset(digits.test().unwrap(), batching)
+        .unwrap();
+    let history = Fit::new(strategy)
+        .epochs(2)
+        .run(state, &train, Some(&test), objective)
+        .unwrap();
+    let losses = history
+        .epochs
+        .iter()
+        .map(|epoch| epoch.logs.loss())
+        .collect();
+    let report = evaluate(strategy, state, &test, objective).unwrap();
+    let predicted = predict(strategy, state, &test, |_, model, (images, _): Batch| {
+        Ok(model.forward(images))
+    });
+    let predicted = predicted.unwrap().into_data().try_to_vec::<f32>().unwrap();
+    (losses, report.logs, predicted)
+}
+
+#[test]
+fn fit_validates_evaluates_and_predicts_as_on_the_cpu() {
+    within(280, || {
+        let Some(tpu) = strategy(2) else {
+            return;
+        };
+        let cpu = MirroredStrategy::builder().replicas(2).build().unwrap();
+        let model = Cnn::new(&Device::flex().autodiff());
+        let state = TrainState::new(model, Adam::new(2e-3));
+        let mut on_tpu = tpu.scope(|device| state.replicate(device)).unwrap();
+        let mut on_cpu = cpu.scope(|device| state.replicate(device)).unwrap();
+        let (found, logs, rows) = fitted(&tpu, &mut on_tpu);
+        let (expected, expected_logs, expected_rows) = fitted(&cpu, &mut on_cpu);
+        for (found, expected) in found.iter().zip(&expected) {
+            assert!(
+                (found - expected).abs() < 1e-3,
+                "{found}, expected {expected}"
+            );
+        }
+        assert!((logs.loss() - expected_logs.loss()).abs() < 1e-3);
+        assert_eq!(rows.len(), expected_rows.len());
+        let far = |(found, expected): &(&f32, &f32)| (*found - *expected).abs() > 1e-2;
+        assert_eq!(rows.iter().zip(&expected_rows).filter(far).count(), 0);
+        // Train, validate, evaluate and predict; `evaluate` is a step of its own.
+        let statistics = tpu.statistics();
+        assert!(statistics.programs <= 4, "{statistics:?}");
+        assert_eq!(on_tpu.host_part().step(), on_cpu.primary().step());
+    });
+}
+
+#[test]
+fn a_learning_rate_schedule_compiles_once() {
+    within(120, || {
+        let Some(tpu) = strategy(1) else {
+            return;
+        };
+        let build = |device: &Device| TrainState::new(Cnn::new(device), Adam::new(1e-3));
+        let mut state = tpu.scope(build).unwrap();
+        let ones = || {
+            let device = Device::flex();
+            let x = Tensor::<4>::ones([4, 1, 8, 8], &device);
+            distribute_core::PerReplica::new(vec![(x, Tensor::<1, Int>::zeros([4], &device))])
+        };
+        for number in 0..5 {
+            state.set_learning_rate(1e-3 / f64::from(number + 1));
+            tpu.run((&mut state, ones()), |ctx, (state, (x, y))| {
+                let x = dropout(x, 0.1, &mut ctx.rng(1, state.step()));
+                let loss = sparse_categorical_crossentropy(state.model.forward(x), y).sum();
+                let gradients = ctx.gradient(&loss, &state.model)?;
+                state.apply_gradients(ctx, gradients)?;
+                Ok(loss)
+            })
+            .unwrap();
+        }
+        assert_eq!(tpu.statistics().programs, 1);
+        assert_eq!(tpu.statistics().hits, 4);
+        assert_eq!(state.try_primary().unwrap().learning_rate(), 1e-3 / 5.0);
+    });
+}
