@@ -1,7 +1,7 @@
-//! The TPU loop of TensorFlow's documents: resolver, connect, initialize, `TpuStrategy`, train, test.
-//! A step is captured once, compiled, and run on all cores; see docs/tpu.md. This needs a PJRT plugin:
-//! libtpu on a TPU VM, or elsewhere the CPU plugin that `distribute-tpu-xla/pjrt-cpu/build` makes,
-//! named by `PJRT_PLUGIN_LIBRARY_PATH`.
+//! The TPU loop of TensorFlow's documents: resolver, connect, initialize, strategy, train, test.
+//! A step is captured once, compiled, and run on all cores. This needs a PJRT plugin: libtpu on a
+//! TPU VM, or elsewhere the CPU plugin that `distribute-tpu-xla/pjrt-cpu/build` makes, named by
+//! `PJRT_PLUGIN_LIBRARY_PATH`; see docs/tpu.md.
 #![forbid(unsafe_code)]
 
 use burn::nn::{Linear, LinearConfig};

@@ -1,6 +1,6 @@
-//! A small decoder-only transformer that learns to add: the same step under `MirroredStrategy` and,
-//! where there is a PJRT plugin, compiled under `TpuStrategy`. Its language: two digits, then each is
-//! the sum of the two before it, modulo 10; all but two can be known, so the loss can fall to zero.
+//! A small decoder-only transformer that learns to add: one step under `MirroredStrategy` and,
+//! where there is a PJRT plugin, compiled under `TpuStrategy`. Its language: two digits, then each
+//! is the sum of the two before it, modulo 10. All but two can be known: the loss can fall to zero.
 #![forbid(unsafe_code)]
 
 use burn::nn::attention::generate_autoregressive_mask;
