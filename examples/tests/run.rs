@@ -1,6 +1,14 @@
 //! Runs every example and checks what it prints.
 
-use std::process::{Command, Stdio};
+use std::io::Read;
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+/// No example with compiled steps comes close to it, even on a machine that does much else.
+const LIMIT: Duration = Duration::from_secs(240);
 
 /// The standard output of an example that must succeed.
 fn output(path: &str) -> String {
@@ -69,5 +77,128 @@ fn tracking_loss_prints_the_documented_numbers() {
     assert_eq!(
         text,
         "per replica: [1.25, 2.25]\nSUM: 3.5\nMean metric: 1.75\n"
+    );
+}
+
+/// XLA's CPU client, or nothing and a line that says how to get it.
+fn cpu_plugin() -> Option<PathBuf> {
+    let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+    let named = set("PJRT_CPU_PLUGIN").map(PathBuf::from);
+    let cache = set("XDG_CACHE_HOME").map(PathBuf::from);
+    let cache = cache.or_else(|| Some(PathBuf::from(set("HOME")?).join(".cache")));
+    let built = |cache: PathBuf| cache.join("distribute/pjrt-cpu/2.21.0/pjrt_c_api_cpu_plugin.so");
+    let plugin = named.or_else(|| cache.map(built).filter(|path| path.is_file()));
+    if plugin.is_none() {
+        println!(
+            "SKIPPED: no PJRT_CPU_PLUGIN: run distribute-tpu-xla/pjrt-cpu/build, and the examples \
+             for TPUs run too"
+        );
+    }
+    plugin
+}
+
+/// Runs an example with this plugin and two devices; ends it if it takes too long.
+fn run_with_plugin(path: &str, plugin: PathBuf) -> Output {
+    let mut child = Command::new(path)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .env("PJRT_PLUGIN_LIBRARY_PATH", plugin)
+        .env("PJRT_CPU_DEVICE_COUNT", "2")
+        .env_remove("COLAB_TPU_ADDR")
+        .env_remove("TPU_NAME")
+        .spawn()
+        .unwrap();
+    let (ended, end) = mpsc::channel();
+    let pipes: [Box<dyn Read + Send>; 2] = [
+        Box::new(child.stdout.take().unwrap()),
+        Box::new(child.stderr.take().unwrap()),
+    ];
+    let readers = pipes.map(|mut pipe| {
+        let ended = ended.clone();
+        thread::spawn(move || {
+            let mut bytes = Vec::new();
+            pipe.read_to_end(&mut bytes).unwrap();
+            ended.send(()).unwrap();
+            bytes
+        })
+    });
+    if (0..2).any(|_| end.recv_timeout(LIMIT).is_err()) {
+        child.kill().unwrap();
+    }
+    let [stdout, stderr] = readers.map(|reader| reader.join().unwrap());
+    Output {
+        status: child.wait().unwrap(),
+        stdout,
+        stderr,
+    }
+}
+
+/// The standard output of an example that must succeed with the CPU plugin, if there is one.
+fn output_with_plugin(path: &str) -> Option<String> {
+    let output = run_with_plugin(path, cpu_plugin()?);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{path} failed: {errors}");
+    Some(String::from_utf8(output.stdout).unwrap())
+}
+
+#[test]
+fn tpu_learns_the_digits() {
+    let Some(text) = output_with_plugin(env!("CARGO_BIN_EXE_tpu")) else {
+        return;
+    };
+    assert!(text.contains("Running on TPU [\"local\"]\n"), "{text}");
+    assert!(text.contains("Number of accelerators: 2\n"), "{text}");
+    let epoch = text.lines().find(|line| line.starts_with("epoch 4: "));
+    assert!(last_number(epoch.unwrap()) >= 0.85, "{text}");
+    // One for training, one for testing: no batch had another size.
+    assert!(text.ends_with("programs: 2\n"), "{text}");
+}
+
+#[test]
+fn tpu_without_a_plugin_is_one_line_and_no_fallback() {
+    let output = run_with_plugin(env!("CARGO_BIN_EXE_tpu"), "/nowhere/plugin.so".into());
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{errors}");
+    assert!(output.stdout.is_empty());
+    assert!(errors.starts_with("TPU failed to initialize: "), "{errors}");
+    assert_eq!(errors.lines().count(), 1, "{errors}");
+}
+
+/// The loss of an epoch of the transformer under a strategy.
+fn loss(text: &str, strategy: &str, epoch: usize) -> f64 {
+    let start = format!("{strategy} epoch {epoch}: ");
+    let line = text.lines().find(|line| line.starts_with(&start));
+    last_number(line.unwrap_or_else(|| panic!("no `{start}` in {text}")))
+}
+
+#[test]
+fn transformer_learns_to_add_without_a_plugin() {
+    let path = env!("CARGO_BIN_EXE_transformer");
+    let output = run_with_plugin(path, "/nowhere/plugin.so".into());
+    assert!(output.status.success(), "{output:?}");
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(
+        text.contains("not under TpuStrategy: TPU failed to initialize: "),
+        "{text}"
+    );
+    assert!(
+        loss(&text, "mirrored", 3) < 0.3 * loss(&text, "mirrored", 0),
+        "{text}"
+    );
+}
+
+#[test]
+fn transformer_learns_the_same_when_it_is_compiled() {
+    let Some(text) = output_with_plugin(env!("CARGO_BIN_EXE_transformer")) else {
+        return;
+    };
+    for epoch in 0..4 {
+        let (cpu, tpu) = (loss(&text, "mirrored", epoch), loss(&text, "tpu", epoch));
+        assert!((cpu - tpu).abs() <= 0.005, "{text}");
+    }
+    assert!(
+        loss(&text, "tpu", 3) < 0.3 * loss(&text, "tpu", 0),
+        "{text}"
     );
 }

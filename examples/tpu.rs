@@ -1,0 +1,99 @@
+//! The TPU loop of TensorFlow's documents: resolver, connect, initialize, strategy, train, test.
+//! A step is captured once, compiled, and run on all cores. This needs a PJRT plugin: libtpu on a
+//! TPU VM, or elsewhere the CPU plugin that `distribute-tpu-xla/pjrt-cpu/build` makes, named by
+//! `PJRT_PLUGIN_LIBRARY_PATH`; see docs/tpu.md.
+#![forbid(unsafe_code)]
+
+use burn::nn::{Linear, LinearConfig};
+use burn::prelude::*;
+use distribute_core::{Adam, ReduceOp, ReplicaContext, Result, StrategyExt, TrainState};
+use distribute_data::{Batching, Dataset, Digits, FnDataset, StrategyDataExt};
+use distribute_data::{compute_average_loss, sparse_categorical_crossentropy};
+use distribute_tpu_xla::{TpuClusterResolver, TpuStrategy};
+
+type Batch = (Tensor<4>, Tensor<1, Int>);
+type State = TrainState<Mlp>;
+
+#[derive(Module, Debug)]
+struct Mlp {
+    hidden: Linear,
+    output: Linear,
+}
+
+impl Mlp {
+    fn new(device: &Device) -> Self {
+        Self {
+            hidden: LinearConfig::new(64, 64).init(device),
+            output: LinearConfig::new(64, 10).init(device),
+        }
+    }
+
+    fn forward(&self, images: Tensor<4>) -> Tensor<2> {
+        let hidden = self.hidden.forward(images.flatten(1, 3));
+        self.output.forward(burn::tensor::activation::relu(hidden))
+    }
+}
+
+fn train_step(ctx: &ReplicaContext, (state, batch): (&mut State, Batch)) -> Result<Tensor<1>> {
+    let per_example = sparse_categorical_crossentropy(state.model.forward(batch.0), batch.1);
+    let loss = compute_average_loss(ctx, per_example, None, None)?;
+    let gradients = ctx.gradient(&loss, &state.model)?;
+    state.apply_gradients(ctx, gradients)?;
+    Ok(loss)
+}
+
+/// How many images were right: a tensor, because a compiled step has no numbers to look at.
+fn test_step(_: &ReplicaContext, (state, batch): (&State, Batch)) -> Result<Tensor<1, Int>> {
+    let predicted = state.model.forward(batch.0).argmax(1).flatten::<1>(0, 1);
+    Ok(predicted.equal(batch.1).int().sum())
+}
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    // The argument, COLAB_TPU_ADDR, TPU_NAME, or the TPU of this machine.
+    let resolver = TpuClusterResolver::new(std::env::args().nth(1).as_deref())?;
+    let system = resolver.connect().and_then(|tpu| tpu.initialize());
+    let system = system.unwrap_or_else(|error| {
+        eprintln!("{error}");
+        std::process::exit(1)
+    });
+    let strategy = TpuStrategy::new(&system)?;
+    let devices = strategy.devices().iter().map(|device| device.kind());
+    println!("devices: {:?}", devices.collect::<Vec<_>>());
+    println!("Running on TPU {:?}", resolver.addresses());
+    println!("Number of accelerators: {}", system.num_accelerators());
+
+    // A program is for batches of one size: the short last one of an epoch is left out ...
+    let batching = Batching::per_replica(8).drop_remainder(true);
+    let (digits, test) = (Digits::open()?, Digits::open()?.test()?);
+    let train = strategy.distribute_dataset(digits.train()?, batching.shuffle(42))?;
+    // ... or filled up, with a class that is never predicted.
+    let images = test.len();
+    let filled = images.next_multiple_of(train.global_batch_size());
+    let padded = FnDataset::new(filled, move |indices, device| {
+        let known: Vec<usize> = indices.iter().map(|i| (*i).min(images - 1)).collect();
+        let padding: Vec<bool> = indices.iter().map(|i| *i >= images).collect();
+        let padding = Tensor::<1, Bool>::from_data(padding.as_slice(), device);
+        let (images, labels) = test.batch(&known, device)?;
+        Ok((images, labels.mask_fill(padding, -1)))
+    });
+    let test = strategy.distribute_dataset(padded, batching)?;
+
+    let mut state = strategy.scope(|device| TrainState::new(Mlp::new(device), Adam::new(3e-3)))?;
+    for epoch in 0..5 {
+        let (mut loss, mut right) = (0.0, 0);
+        for batch in train.epoch(epoch) {
+            let losses = strategy.run((&mut state, batch?), train_step)?;
+            let sum = strategy.reduce(ReduceOp::Sum, losses)?;
+            loss += sum.into_scalar::<f32>() / train.batches_per_epoch() as f32;
+        }
+        for batch in test.epoch(0) {
+            let counts = strategy.run((&state, batch?), test_step)?;
+            let sum = strategy.reduce(ReduceOp::Sum, counts)?;
+            right += sum.into_scalar::<i64>();
+        }
+        let accuracy = right as f64 / images as f64;
+        println!("epoch {epoch}: loss {loss:.4}, accuracy {accuracy:.3}");
+    }
+    println!("programs: {}", strategy.statistics().programs);
+    Ok(())
+}
