@@ -5,7 +5,9 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-use distribute_tpu_xla::pjrt::{CompileOptions, ExecuteOptions, PjrtError, Plugin};
+use distribute_tpu_xla::pjrt::{
+    Client, CompileOptions, ExecuteOptions, LoadedExecutable, PjrtError, Plugin,
+};
 
 use crate::fake::compile_c;
 use crate::support::{LIMIT, cpu_plugin, within};
@@ -51,21 +53,7 @@ fn everything(plugin: &Plugin) -> Vec<PjrtError> {
     note(buffer.as_ref().map(drop).map_err(Clone::clone));
     note(program.as_ref().map(drop).map_err(Clone::clone));
     if let Ok(program) = &program {
-        let executable = program.executable();
-        note(executable.name().map(drop));
-        note(executable.num_replicas().map(drop));
-        note(executable.num_partitions().map(drop));
-        note(executable.num_outputs().map(drop));
-        note(executable.memory_stats().map(drop));
-        note(executable.cost_analysis().map(drop));
-        note(executable.generated_code_bytes().map(drop));
-        note(executable.fingerprint().map(drop));
-        note(executable.optimized_program().map(drop));
-        note(
-            executable
-                .serialize()
-                .and_then(|bytes| client.load(&bytes, None).map(drop)),
-        );
+        everything_of_a_program(program, &client, &mut note);
     }
     let Ok(buffer) = buffer else { return errors };
     note(buffer.on_device_bytes().map(drop));
@@ -89,6 +77,29 @@ fn everything(plugin: &Plugin) -> Vec<PjrtError> {
     note(buffer.to_vec::<f32>().map(drop));
     note(buffer.delete());
     errors
+}
+
+/// Asks a program everything there is to ask.
+fn everything_of_a_program(
+    program: &LoadedExecutable,
+    client: &Client,
+    note: &mut impl FnMut(Result<(), PjrtError>),
+) {
+    let executable = program.executable();
+    note(executable.name().map(drop));
+    note(executable.num_replicas().map(drop));
+    note(executable.num_partitions().map(drop));
+    note(executable.num_outputs().map(drop));
+    note(executable.memory_stats().map(drop));
+    note(executable.cost_analysis().map(drop));
+    note(executable.generated_code_bytes().map(drop));
+    note(executable.fingerprint().map(drop));
+    note(executable.optimized_program().map(drop));
+    note(
+        executable
+            .serialize()
+            .and_then(|bytes| client.load(&bytes, None).map(drop)),
+    );
 }
 
 /// What a plugin with this table is missing when everything is called; others than those errors
