@@ -225,83 +225,39 @@ fn mean_and_deviation(values: &[f64]) -> (f64, f64) {
     (mean, variance.sqrt())
 }
 
+/// A distribution with its mean, its deviation and the bounds of its numbers.
+type Law = (Distribution, DType, [f64; 2], std::ops::Range<f64>);
+
+fn laws() -> Vec<Law> {
+    use Distribution::{Bernoulli, Default, Normal, Uniform};
+    let unit = [0.5, 1.0 / 12f64.sqrt()];
+    let wide = [1.0, 8.0 / 12f64.sqrt()];
+    vec![
+        (Default, DType::F32, unit, 0.0..1.0),
+        (Default, DType::BF16, unit, 0.0..1.0),
+        (Uniform(-3.0, 5.0), DType::F64, wide, -3.0..5.0),
+        (Uniform(-3.0, 5.0), DType::F16, wide, -3.0..5.0),
+        (Bernoulli(0.3), DType::F32, [0.3, 0.21f64.sqrt()], 0.0..1.5),
+        (Normal(2.0, 3.0), DType::F32, [2.0, 3.0], -20.0..24.0),
+        (Normal(0.0, 1.0), DType::F64, [0.0, 1.0], -8.0..8.0),
+        (
+            Uniform(-4.0, 7.0),
+            DType::I32,
+            [1.0, 10f64.sqrt()],
+            -4.0..7.0,
+        ),
+        (
+            Uniform(0.0, 10.0),
+            DType::I64,
+            [4.5, 8.25f64.sqrt()],
+            0.0..10.0,
+        ),
+    ]
+}
+
 #[test]
 fn random_numbers_follow_their_distributions() {
-    let cases = [
-        (
-            Distribution::Default,
-            DType::F32,
-            0.5,
-            1.0 / 12f64.sqrt(),
-            0.0,
-            1.0,
-        ),
-        (
-            Distribution::Default,
-            DType::BF16,
-            0.5,
-            1.0 / 12f64.sqrt(),
-            0.0,
-            1.0,
-        ),
-        (
-            Distribution::Uniform(-3.0, 5.0),
-            DType::F64,
-            1.0,
-            8.0 / 12f64.sqrt(),
-            -3.0,
-            5.0,
-        ),
-        (
-            Distribution::Uniform(-3.0, 5.0),
-            DType::F16,
-            1.0,
-            8.0 / 12f64.sqrt(),
-            -3.0,
-            5.0,
-        ),
-        (
-            Distribution::Bernoulli(0.3),
-            DType::F32,
-            0.3,
-            0.21f64.sqrt(),
-            0.0,
-            1.5,
-        ),
-        (
-            Distribution::Normal(2.0, 3.0),
-            DType::F32,
-            2.0,
-            3.0,
-            -20.0,
-            24.0,
-        ),
-        (
-            Distribution::Normal(0.0, 1.0),
-            DType::F64,
-            0.0,
-            1.0,
-            -8.0,
-            8.0,
-        ),
-        (
-            Distribution::Uniform(-4.0, 7.0),
-            DType::I32,
-            1.0,
-            10f64.sqrt(),
-            -4.0,
-            7.0,
-        ),
-        (
-            Distribution::Uniform(0.0, 10.0),
-            DType::I64,
-            4.5,
-            8.25f64.sqrt(),
-            0.0,
-            10.0,
-        ),
-    ];
-    for (distribution, dtype, mean, deviation, low, high) in cases {
+    for (distribution, dtype, [mean, deviation], bounds) in laws() {
         let step = Draw {
             shape: vec![101, 99],
             distribution,
@@ -313,21 +269,13 @@ fn random_numbers_follow_their_distributions() {
         for output in replicas.iter().flatten() {
             assert_eq!(output.dtype(), dtype);
             let values = floats(output);
-            assert!(
-                values.iter().all(|v| (low..high).contains(v)),
-                "{distribution:?} {dtype:?}"
-            );
+            let name = format!("{distribution:?} {dtype:?}");
+            assert!(values.iter().all(|v| bounds.contains(v)), "{name}");
             let (m, d) = mean_and_deviation(&values);
             // Six standard errors of the mean.
             let error = 6.0 * deviation / (values.len() as f64).sqrt();
-            assert!(
-                (m - mean).abs() < error,
-                "{distribution:?} {dtype:?}: mean {m}"
-            );
-            assert!(
-                (d / deviation - 1.0).abs() < 0.05,
-                "{distribution:?} {dtype:?}: {d}"
-            );
+            assert!((m - mean).abs() < error, "{name}: mean {m}");
+            assert!((d / deviation - 1.0).abs() < 0.05, "{name}: deviation {d}");
         }
     }
 }
