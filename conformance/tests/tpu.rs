@@ -1,6 +1,24 @@
 //! `TpuStrategy` against what TensorFlow recorded, where there is a PJRT plugin to run it.
 
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::Duration;
+
 use conformance::{FamilyName, Golden, Report, StrategyKind, Suite};
+
+/// Ends the process if `test` takes longer: a wait for a device cannot be interrupted.
+fn within(limit: Duration, test: impl FnOnce()) {
+    let (done, waiting) = mpsc::channel::<()>();
+    let watch = thread::spawn(move || {
+        if waiting.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
+            eprintln!("the test did not end within {limit:?}");
+            std::process::abort();
+        }
+    });
+    test();
+    drop(done);
+    watch.join().unwrap();
+}
 
 /// A family under `TpuStrategy`; `None`, and a line that says so, without a plugin.
 fn report(family: FamilyName) -> Option<Report> {
@@ -22,6 +40,10 @@ fn report(family: FamilyName) -> Option<Report> {
 /// What the strategy does outside of steps, and all-reduces in steps.
 #[test]
 fn the_golden_reductions_pass_under_tpu_strategy() {
+    within(Duration::from_secs(180), reductions);
+}
+
+fn reductions() {
     let Some(report) = report(FamilyName::Reduce) else {
         return;
     };
@@ -34,6 +56,10 @@ fn the_golden_reductions_pass_under_tpu_strategy() {
 /// and the weights at the end.
 #[test]
 fn the_golden_training_runs_pass_under_tpu_strategy() {
+    within(Duration::from_secs(900), training_runs);
+}
+
+fn training_runs() {
     let Some(report) = report(FamilyName::Training) else {
         return;
     };
