@@ -13,7 +13,7 @@ use distribute_core::trace::{
 
 use super::TpuError;
 use super::array::{DeviceArray, array, buffer};
-use crate::lower::{GraphInput, LowerOptions, Lowered, RandomKey, lower};
+use crate::lower::{CPU_COMPILER_OPTIONS, GraphInput, LowerOptions, Lowered, RandomKey, lower};
 use crate::pjrt::{Buffer, Client, CompileOptions, Device, ExecuteOptions, LoadedExecutable};
 use crate::trace::{ProgramLimits, Programs};
 
@@ -47,8 +47,13 @@ impl XlaTracer {
     fn compile_step(&self, step: &CapturedStep) -> Result<XlaProgram, TpuError> {
         let started = Instant::now();
         let lowered = lower_step(step)?;
-        let options =
+        let mut options =
             CompileOptions::replicas(step.num_replicas).device_assignment(self.assignment.clone());
+        if self.client.platform_name() == "cpu" {
+            for (flag, value) in CPU_COMPILER_OPTIONS {
+                options = options.option(flag, value);
+            }
+        }
         let executable = self.client.compile(&lowered.program.text, &options)?;
         self.programs.compiled(started.elapsed());
         Ok(XlaProgram {
