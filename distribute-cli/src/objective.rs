@@ -87,7 +87,15 @@ fn regularized(
 /// share of the regularization counts.
 fn empty(ctx: &StepContext<'_>, model: &Sequential, input: Tensor<2>) -> Result<Objective> {
     let loss = model.zero_loss(&input.device());
-    let correct = loss.clone();
-    let objective = Objective::new(loss).metric("accuracy", correct, 0);
+    let zero = loss.clone();
+    let objective = Objective::new(loss);
+    let objective = match ctx.is_training() {
+        true => objective.metric("accuracy", zero, 0),
+        // As in `weighted`, where all of these are tensors.
+        false => {
+            let objective = objective.examples(zero.clone());
+            objective.metric("accuracy", zero.clone(), zero)
+        }
+    };
     regularized(ctx, model, objective)
 }
