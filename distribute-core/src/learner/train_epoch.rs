@@ -1,6 +1,7 @@
 //! One pass over the training data.
 
 use std::iter;
+use std::sync::Mutex;
 
 use burn::data::dataloader::{DataLoaderIterator, Progress};
 use burn::data::dataset::DatasetError;
@@ -11,7 +12,8 @@ use burn_train::{
 
 use super::replica::{LearnerReplica, Share};
 use super::training_error;
-use crate::{PerReplica, Result, Strategy, StrategyExt};
+use crate::values::lock;
+use crate::{Error, Result, Strategy, scope};
 
 type Input<M> = <M as TrainStep>::Input;
 
@@ -92,13 +94,16 @@ impl<M: LearnerModel> TrainEpoch<'_, M> {
             .into_iter()
             .map(Some)
             .chain(iter::repeat_with(|| None));
-        let inputs = PerReplica::new(inputs.take(self.replicas.len()).collect());
-        let replicas = PerReplica::new(self.replicas.iter_mut().collect());
-        self.strategy
-            .run((replicas, inputs), |ctx, (replica, input)| {
-                replica.step(ctx, input, share)
-            })?;
-        Ok(())
+        // Not `StrategyExt::run`: a replica and what burn loads are not made of tensors.
+        scope::check_run(&self.strategy.id())?;
+        let items = self.replicas.iter_mut().zip(inputs);
+        let items: Vec<_> = items.map(|item| Mutex::new(Some(item))).collect();
+        self.strategy.run_replicas(&|ctx| {
+            let item = lock(&items[ctx.local_id()]).take();
+            let twice = || Error::invalid("a strategy ran a replica twice");
+            let (replica, input) = item.ok_or_else(twice)?;
+            replica.step(ctx, input, share)
+        })
     }
 
     /// One event per batch, in the order of the loader.
