@@ -1,8 +1,8 @@
 //! Lowering: from burn's captured graph to a StableHLO program.
 //!
-//! [`lower`] walks the operations of a [`CapturedGraph`] in order; one function per operation adds
-//! what it means to the program. The meaning is that of burn's flex backend. [`coverage`] lists
-//! what can be lowered, [`coverage_markdown`] prints it.
+//! [`lower`] walks the operations of a [`CapturedGraph`](burn_capture::CapturedGraph) in order; one
+//! function per operation adds what it means to the program. The meaning is that of burn's flex
+//! backend. [`coverage`] lists what can be lowered, [`coverage_markdown`] prints it.
 
 mod activation;
 mod adaptive_pooling;
