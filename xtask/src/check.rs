@@ -195,17 +195,23 @@ pub fn finish(command: &mut Command) -> Result<String, String> {
     }
 }
 
-/// Runs the tests, shows their output as it comes and counts the results.
+/// Runs the tests, shows their output as it comes and counts the results. A test that passes keeps
+/// what it prints to itself, so that is asked for, and of it only what was skipped is shown.
 fn test_step(root: &Path) -> Result<String, String> {
     let failed = |error: io::Error| format!("cannot run `cargo test --workspace`: {error}");
-    let mut command = cargo_command(root, "test --workspace");
+    let mut command = cargo_command(root, "test --workspace -- --show-output");
     let mut child = command.stdout(Stdio::piped()).spawn().map_err(failed)?;
     let mut counts = Counts::default();
+    let mut filter = Filter::default();
     if let Some(output) = child.stdout.take() {
         let mut shown = io::stdout().lock();
         for line in BufReader::new(output).split(b'\n') {
             let line = line.map_err(failed)?;
-            counts.read(&String::from_utf8_lossy(&line));
+            let text = String::from_utf8_lossy(&line);
+            counts.read(&text);
+            if !filter.shows(&text) {
+                continue;
+            }
             shown
                 .write_all(&line)
                 .and_then(|()| shown.write_all(b"\n"))
@@ -220,6 +226,24 @@ fn test_step(root: &Path) -> Result<String, String> {
             Err(format!("cargo test: {status}; {note}"))
         }
     })
+}
+
+/// Leaves out what tests that passed have printed, but for the reasons why they were skipped.
+#[derive(Debug, Default)]
+struct Filter {
+    of_passed: bool,
+}
+
+impl Filter {
+    fn shows(&mut self, line: &str) -> bool {
+        match line {
+            "successes:" => self.of_passed = true,
+            "failures:" => self.of_passed = false,
+            _ if line.starts_with("test result: ") => self.of_passed = false,
+            _ => {}
+        }
+        !self.of_passed || line.starts_with("SKIPPED")
+    }
 }
 
 /// What the closing lines of all test programs add up to.
@@ -276,7 +300,7 @@ impl Counts {
 
 #[cfg(test)]
 mod tests {
-    use super::{Counts, STEPS, Selection, summary_line, verdict};
+    use super::{Counts, Filter, STEPS, Selection, summary_line, verdict};
     use std::time::Duration;
 
     fn names(selection: &Selection) -> Vec<&'static str> {
@@ -318,6 +342,30 @@ mod tests {
         );
         let note = "4 passed, 2 failed, 1 ignored, 1 skipped with a reason";
         assert_eq!(counts.verdict(), Ok(note.to_owned()));
+    }
+
+    #[test]
+    fn of_what_passed_tests_print_only_the_skipped_is_shown() {
+        let mut filter = Filter::default();
+        let lines = [
+            "test a ... ok",
+            "successes:",
+            "---- a stdout ----",
+            "a detail",
+            "SKIPPED: no plugin found",
+            "successes:",
+            "    a",
+            "failures:",
+            "---- b stdout ----",
+            "test result: FAILED. 1 passed; 1 failed; 0 ignored",
+            "running 2 tests",
+        ];
+        let shown: Vec<_> = lines
+            .into_iter()
+            .filter(|line| filter.shows(line))
+            .collect();
+        let expected = [0, 4, 7, 8, 9, 10].map(|index| lines[index]);
+        assert_eq!(shown, expected);
     }
 
     #[test]
