@@ -450,24 +450,16 @@ impl<S: Strategy + ?Sized, M: Module + Sync + 'static, F> Session<'_, S, M, F> {
             batch: run.progress.position.batches,
         };
         let objective = &self.objective;
-        // A plain number would be part of a compiled step's program.
-        let mut rate = Some(run.learning_rate);
-        if self.strategy.tracer().is_some() {
-            rate.take()
-                .into_iter()
-                .for_each(|rate| self.state.set_learning_rate(rate));
+        let (rate, compiled) = (run.learning_rate, self.strategy.tracer().is_some());
+        if compiled {
+            // Set inside, the number would be part of the program.
+            self.state.set_learning_rate(rate);
         }
-        let arguments = (
-            &mut *self.state,
-            batch,
-            rate.is_some(),
-            rate.unwrap_or_default(),
-        );
         let sums = self
             .strategy
-            .run(arguments, |replica, (state, batch, sets_rate, rate)| {
-                // Here rather than from outside, where every change would copy the mirrored state.
-                if sets_rate {
+            .run((&mut *self.state, batch), |replica, (state, batch)| {
+                if !compiled {
+                    // Set from outside, every change would copy the mirrored state.
                     state.set_learning_rate(rate);
                 }
                 let given = objective(&StepContext { replica, pass }, &state.model, batch)?;
