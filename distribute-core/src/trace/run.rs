@@ -21,7 +21,28 @@ use crate::values::lock;
 use crate::{Error, Leaf, Nest, PerReplica, ReplicaContext, Result, StepArgs, Strategy, scope};
 
 /// Runs a step as a compiled program, which is captured and compiled when there is none yet.
+///
+/// The replicas of other processes wait for those of this one, so its failure is the group's.
 pub(crate) fn run<S, A, R, F>(
+    strategy: &S,
+    tracer: &dyn Tracer,
+    args: A,
+    step: &F,
+) -> Result<PerReplica<R>>
+where
+    S: Strategy + ?Sized,
+    A: StepArgs,
+    R: Nest + Send + 'static,
+    F: for<'x> Fn(&ReplicaContext, Item<'x, A>) -> Result<R>,
+{
+    let outcome = run_here(strategy, tracer, args, step);
+    match strategy.workers() {
+        None => outcome,
+        Some(workers) => workers.or_abort(outcome),
+    }
+}
+
+fn run_here<S, A, R, F>(
     strategy: &S,
     tracer: &dyn Tracer,
     mut args: A,
