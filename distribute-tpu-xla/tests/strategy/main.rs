@@ -6,5 +6,6 @@ mod errors;
 mod fit;
 mod models;
 mod numerics;
+mod processes;
 mod residency;
 mod support;
