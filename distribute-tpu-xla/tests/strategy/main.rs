@@ -4,6 +4,7 @@
 mod ahead;
 mod errors;
 mod fit;
+mod inside;
 mod models;
 mod numerics;
 mod processes;
