@@ -112,10 +112,10 @@ impl TpuStrategyBuilder<'_> {
         self
     }
 
-    /// Whether steps are captured again now and then and compared with their programs, to find those
-    /// that capture a value which changes; they are by default. It costs at most a hundredth of the
-    /// time. A step that never makes the same operations twice (it iterates over a `HashMap` of its
-    /// own, for example) needs `false`.
+    /// Whether steps are captured again now and then and compared with their programs, to find
+    /// those that capture a value which changes; they are by default. It costs at most a hundredth
+    /// of the time. A step that never makes the same operations twice (it iterates over a `HashMap`
+    /// of its own, for example) needs `false`.
     pub fn check_steps(mut self, checks_steps: bool) -> Self {
         self.checks_steps = checks_steps;
         self
