@@ -61,14 +61,14 @@ fn a_compiled_run_has_the_losses_of_an_eager_one(
 ) {
     let Some(plugin) = plugin() else { return };
     let folder = tempfile::tempdir().unwrap();
-    // Full batches only; the 359 test examples fill none of the 64 evenly.
-    let run = format!("--model {model} --steps 20 --batch-size");
+    // Short batches, filled up: 30 examples are left of 1438 to train with, 39 of 359 to test.
+    let run = format!("--model {model} --epochs 1 --batch-size");
     let (expected, _) = trained(folder.path(), &format!("{run} 64 --replicas 1"));
     let share = 64 / replicas;
     let tpu = format!("--strategy tpu --pjrt-plugin {plugin} --replicas {replicas}");
     let (found, end) = trained(folder.path(), &format!("{run} {share} {tpu}"));
     close(&found, &expected, &AVERAGES);
-    assert_eq!(end["steps"], 20);
+    assert_eq!(end["steps"], 23);
 }
 
 #[test]
@@ -176,7 +176,6 @@ fn what_the_devices_do_not_allow_is_refused() {
         said += &format!("{arguments}\n  {}", finished.stderr);
     };
     refuse("--replicas 9");
-    refuse("--replicas 8 --batch-size 2000");
     refuse("--compile-only --topology mars:2x4");
     refuse("--compile-only --topology cpu:2 --replicas 3");
     insta::assert_snapshot!("not_allowed", said);

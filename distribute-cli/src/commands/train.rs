@@ -13,14 +13,14 @@ use distribute_core::fit::callbacks::{
 };
 use distribute_core::fit::{Callback, Control, Fit, History, Outcome, RunInfo, evaluate};
 use distribute_core::{Error, Mirrored, Strategy, StrategyExt, TrainState, WorkerGroup};
-use distribute_data::readers::TrainTest;
+use distribute_data::readers::{Examples, TrainTest};
 use distribute_data::{Batching, DistributedDataset, StrategyDataExt};
 use serde_json::json;
 
 use super::restore::same_model;
 use super::start::Start;
 use crate::args::{OutputFormat, StrategyName, TrainArgs};
-use crate::data::{Classified, DatasetName};
+use crate::data::{Classified, Data, DatasetName};
 use crate::events::{self, JsonEpochs, StepLines};
 use crate::failure::Failure;
 use crate::objective::objective;
@@ -54,7 +54,7 @@ struct Run {
     cluster: Vec<String>,
 }
 
-type Data = DistributedDataset<Classified>;
+type Batches = DistributedDataset<Data>;
 type State = Mirrored<TrainState<Sequential>>;
 
 pub(crate) fn run(mut args: TrainArgs) -> Result<(), Failure> {
@@ -212,35 +212,20 @@ impl Run {
         })?)
     }
 
-    /// Compiled steps need batches of one size: an epoch leaves out its last examples, others
-    /// every time (TensorFlow: `drop_remainder=True`).
-    fn train_data(&self) -> Result<Data, Failure> {
-        let compiled = self.strategy.tracer().is_some();
-        if compiled && self.global_batch > self.data.train.len() {
-            return Err(Failure::usage(format!(
-                "a batch of {} examples over all replicas, but only {} to train with: compiled \
-                 steps need full batches, use a smaller --batch-size or fewer --replicas",
-                self.global_batch,
-                self.data.train.len()
-            )));
-        }
-        let batching = Batching::global(self.global_batch)
-            .shuffle(self.args.training.seed)
-            .drop_remainder(compiled);
-        self.distribute(Classified::new(self.data.train.clone()), batching)
+    fn train_data(&self) -> Result<Batches, Failure> {
+        let batching = Batching::global(self.global_batch).shuffle(self.args.training.seed);
+        self.batches(&self.data.train, batching)
     }
 
-    /// All test examples count, so the last batch is filled up where it must be full.
-    fn test_data(&self) -> Result<Data, Failure> {
-        let examples = Classified::new(self.data.test.clone());
-        let examples = match self.strategy.tracer() {
-            Some(_) => examples.padded(self.global_batch),
-            None => examples,
-        };
-        self.distribute(examples, Batching::global(self.global_batch))
+    fn test_data(&self) -> Result<Batches, Failure> {
+        self.batches(&self.data.test, Batching::global(self.global_batch))
     }
 
-    fn distribute(&self, examples: Classified, batching: Batching) -> Result<Data, Failure> {
+    /// Compiled steps need batches of one size, so short ones are filled up with what weighs
+    /// nothing.
+    fn batches(&self, examples: &Examples, batching: Batching) -> Result<Batches, Failure> {
+        let examples = Classified::weighted(examples.clone());
+        let batching = batching.pad_remainder(self.strategy.tracer().is_some());
         Ok(self.strategy.distribute_dataset(examples, batching)?)
     }
 
@@ -358,7 +343,7 @@ impl Run {
         &self,
         history: &History,
         state: &State,
-        test: &Data,
+        test: &Batches,
         saved: Option<PathBuf>,
     ) -> Result<(), Failure> {
         let step = state.primary().step();
