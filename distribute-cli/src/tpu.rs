@@ -8,13 +8,16 @@ use std::sync::Arc;
 
 use clap::Args;
 use distribute_core::Strategy;
-use distribute_tpu_xla::pjrt::{LibtpuEnvironment, Plugin, Topology};
-use distribute_tpu_xla::{CompileReport, TpuClusterResolver, TpuCompiler, TpuError, TpuStrategy};
+use distribute_tpu_xla::pjrt::{Device, LibtpuEnvironment, PjrtError, Plugin, Topology};
+use distribute_tpu_xla::{
+    CompileReport, TpuClusterResolver, TpuCompiler, TpuConnection, TpuError, TpuStrategy,
+};
 use serde_json::{Value, json};
 
 use crate::args::{DeviceArgs, OutputFormat};
 use crate::events::{line, object};
 use crate::failure::Failure;
+use crate::strategies::device_names;
 
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "TPU")]
@@ -70,8 +73,7 @@ impl Tpu {
 
     fn devices(args: &TpuArgs, replicas: Option<usize>) -> Result<Self, Failure> {
         let resolver = TpuClusterResolver::new(args.tpu.as_deref())?;
-        let connection = resolver.connect_with(args.pjrt_plugin.as_deref())?;
-        let system = connection.initialize()?;
+        let system = connect(&resolver, args.pjrt_plugin.as_deref())?.initialize()?;
         let said = vec![
             format!("Running on TPU {:?}", resolver.addresses()),
             format!("Number of accelerators: {}", system.num_accelerators()),
@@ -84,7 +86,7 @@ impl Tpu {
     }
 
     fn topology(name: &str, args: &TpuArgs, replicas: Option<usize>) -> Result<Self, Failure> {
-        let path = Plugin::locate(args.pjrt_plugin.as_deref()).map_err(TpuError::from)?;
+        let path = Plugin::locate(args.pjrt_plugin.as_deref()).map_err(not_found)?;
         start_for(&path)?;
         let plugin = Plugin::load(&path).map_err(TpuError::from)?;
         let topology = plugin.topology(name, &[]).map_err(TpuError::from)?;
@@ -99,6 +101,14 @@ impl Tpu {
         }
     }
 
+    /// The replicas' devices by the names that the plugin has for them.
+    pub(crate) fn device_names(&self) -> Vec<String> {
+        match self {
+            Self::Devices(strategy, _) => strategy.devices().iter().map(name).collect(),
+            Self::Topology(ahead) => device_names(&*ahead.compiler.handle()),
+        }
+    }
+
     /// What there is to say about the system.
     pub(crate) fn said(&self) -> Vec<String> {
         match self {
@@ -106,6 +116,37 @@ impl Tpu {
             Self::Topology(_) => Vec::new(),
         }
     }
+}
+
+/// What the plugin calls a device; one that does not say is called by kind and number.
+fn name(device: &Device) -> String {
+    let text = device.description().text.trim();
+    match text.is_empty() {
+        true => format!("{} {}", device.kind(), device.id()),
+        false => text.to_string(),
+    }
+}
+
+/// Loads the plugin of the TPU, or says what was searched for it.
+pub(crate) fn connect(
+    resolver: &TpuClusterResolver,
+    plugin: Option<&Path>,
+) -> Result<TpuConnection, Failure> {
+    resolver.connect_with(plugin).map_err(|error| {
+        let failure = Failure::from(error);
+        match Plugin::locate(plugin) {
+            Err(PjrtError::NotFound { searched }) => failure.with_details(searched),
+            _ => failure,
+        }
+    })
+}
+
+fn not_found(error: PjrtError) -> Failure {
+    let searched = match &error {
+        PjrtError::NotFound { searched } => searched.clone(),
+        _ => Vec::new(),
+    };
+    Failure::from(TpuError::from(error)).with_details(searched)
 }
 
 /// Steps that are compiled for a TPU that is not there.

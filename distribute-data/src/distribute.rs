@@ -74,7 +74,7 @@ impl Batching {
     }
 
     /// Gives every replica batches of one size, for steps that are compiled for fixed shapes (not
-    /// by default): the global batch divided by the replicas, rounded up.
+    /// by default): the largest global batch of an epoch divided by the replicas, rounded up.
     ///
     /// Each replica gets the examples that it would get without, and where these are too few
     /// (the short last batch, or a size that does not divide evenly) others behind them that
@@ -240,7 +240,11 @@ impl<D: Dataset> DistributedDataset<D> {
     /// The examples of each replica's batch where all have equally many
     /// ([`Batching::pad_remainder`]).
     pub(crate) fn rows(&self) -> Option<usize> {
-        let rows = self.global_batch_size.div_ceil(self.num_replicas.max(1));
+        let replicas = self.num_replicas.max(1);
+        let rows = match &self.own {
+            None => self.global_batch_size.min(self.len()).div_ceil(replicas),
+            Some(own) => own.most().min(self.global_batch_size.div_ceil(replicas)),
+        };
         self.batching.pad_remainder.then_some(rows)
     }
 

@@ -12,6 +12,7 @@ use super::contenders::{Contender, UnderStrategy};
 use super::{BenchOutput, median};
 use crate::events::line;
 use crate::failure::Failure;
+use crate::tpu::connect;
 
 /// Every competitor trains for so long before the first round; compiling is before that.
 const WARM_UP: Duration = Duration::from_millis(300);
@@ -73,9 +74,7 @@ pub(super) fn run(args: &TpuArgs) -> Result<(), Failure> {
 
 fn columns(args: &TpuArgs) -> Result<Vec<Column>, Failure> {
     let resolver = TpuClusterResolver::new(args.tpu.as_deref())?;
-    let system = resolver
-        .connect_with(args.pjrt_plugin.as_deref())?
-        .initialize()?;
+    let system = connect(&resolver, args.pjrt_plugin.as_deref())?.initialize()?;
     let one = OneDeviceStrategy::new(LogicalDevice::cpu(0))?;
     let one = UnderStrategy::new("one-device", one, args.batch_size)?;
     let mut contenders: Vec<Box<dyn Contender>> = vec![Box::new(one)];

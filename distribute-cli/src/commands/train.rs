@@ -47,6 +47,8 @@ struct Run {
     task: Task,
     data: TrainTest,
     strategy: Arc<dyn Strategy>,
+    /// The names of the replicas' devices.
+    devices: Vec<String>,
     /// Examples of a step, over all replicas.
     global_batch: usize,
     epochs: usize,
@@ -102,6 +104,10 @@ pub(crate) fn run(mut args: TrainArgs) -> Result<(), Failure> {
         args,
         task,
         data,
+        devices: match &tpu {
+            Some(tpu) => tpu.device_names(),
+            None => device_names(&*strategy),
+        },
         strategy,
     };
     match tpu {
@@ -259,7 +265,6 @@ impl Run {
 
     /// What is said once nothing can be refused any more.
     fn announcement(&self, state: &State, continued: Option<u64>) -> Announcement {
-        let devices = device_names(&*self.strategy);
         let replicas = self.strategy.num_replicas_in_sync();
         let (global, share) = (self.global_batch, self.global_batch.div_ceil(replicas));
         let parameters = self.task.plan.parameters();
@@ -274,7 +279,7 @@ impl Run {
                     json!(self.strategy.input_context().num_input_pipelines),
                 ),
                 ("replicas", json!(replicas)),
-                ("devices", json!(devices)),
+                ("devices", json!(self.devices)),
                 ("model", json!(self.task.model_name())),
                 ("parameters", json!(parameters)),
                 ("dataset", json!(self.task.dataset.to_string())),
@@ -306,7 +311,7 @@ impl Run {
             format!(
                 "{} strategy on {}: {share} examples a step each, {global} together",
                 self.strategy.name(),
-                self.places(&devices),
+                self.places(),
             ),
         ];
         notes.extend(self.cluster.iter().cloned());
@@ -316,9 +321,9 @@ impl Run {
     }
 
     /// `cpu:0, cpu:1`, or how many replicas on how many workers.
-    fn places(&self, devices: &[String]) -> String {
+    fn places(&self) -> String {
         match self.strategy.workers() {
-            None => devices.join(", "),
+            None => self.devices.join(", "),
             Some(workers) => format!(
                 "{} replicas of {} workers",
                 workers.num_replicas(),
