@@ -59,6 +59,16 @@ reasons! {
         "NCCL needs GPUs, which the machine that made the file did not have.",
     NoDestination "no-destination"
         "Every replica gets the result; there is no destination device to name.",
+    HostInStep "host-in-step"
+        "A compiled step reads, assigns and computes nothing on the host, nor its replica's number.",
+    WholeInStep "whole-in-step"
+        "A compiled step gathers, broadcasts and merges no whole values of the replicas.",
+    UnevenShapes "uneven-shapes"
+        "All replicas run one compiled program, so a step's values have one shape on all of them.",
+    IntegerMean "integer-mean"
+        "In a compiled step the mean of integers would have to be a tensor of integers.",
+    FewDevices "few-devices"
+        "The plugin has fewer devices than the case has replicas.",
 }
 
 reasons! {

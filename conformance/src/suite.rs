@@ -193,10 +193,11 @@ impl Suite {
             }
             let takes = |backend: &&Backend| backend.takes(family, case);
             for backend in self.backends.iter().filter(takes) {
-                note(
-                    backend.name(),
-                    guarded(|| check(case, &self.env(file, Some(backend)))),
-                )?;
+                let checked = match backend.not_applicable(family, case) {
+                    Some(rule) => Ok(Outcome::NotApplicable(rule)),
+                    None => guarded(|| check(case, &self.env(file, Some(backend)))),
+                };
+                note(backend.name(), checked)?;
             }
             for factory in &self.communicators {
                 if families::communicator::under_strategy(family, case) {

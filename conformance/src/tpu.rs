@@ -12,13 +12,23 @@ use crate::backend::{Backend, StrategyFactory};
 use crate::case::{Case, StrategyKind};
 use crate::families::reduce_op;
 use crate::golden::FamilyName;
+use crate::outcome::Rule;
 use crate::tensors::is_int;
 
 /// The name of the strategy.
 pub(crate) const TPU: &str = "tpu";
 
 /// The families that it gets cases of.
-pub(crate) const FAMILIES: [FamilyName; 2] = [FamilyName::Reduce, FamilyName::Training];
+pub(crate) const FAMILIES: [FamilyName; 8] = [
+    FamilyName::Loss,
+    FamilyName::Reduce,
+    FamilyName::Variables,
+    FamilyName::Datasets,
+    FamilyName::Properties,
+    FamilyName::CrossDevice,
+    FamilyName::Training,
+    FamilyName::Checkpoint,
+];
 
 /// Why the strategy is not among what is checked, with what to do.
 const NO_PLUGIN: &str = "no plugin; build it with distribute-tpu-xla/pjrt-cpu/build, or name one \
@@ -32,16 +42,27 @@ const KINDS: [StrategyKind; 4] = [
     StrategyKind::CentralStorage,
 ];
 
-/// The operations of the family `reduce`: those of the strategy outside of steps, and the
-/// all-reduce of a step. The others read tensors in the middle of a step or leave it.
-const REDUCE: [&str; 7] = [
-    "reduce",
-    "reduce_non_distributed",
-    "reduce_indexed_slices",
-    "all_reduce",
-    "gather",
-    "experimental_local_results",
-    "experimental_distribute_values_from_function",
+/// What a step of these cases does on the host: it reads or assigns a value there, or asks for its
+/// replica's number.
+const ON_THE_HOST: [&str; 9] = [
+    "assign",
+    "create",
+    "scatter_add",
+    "v ",
+    "v=",
+    "plain variable",
+    "write then restore",
+    "contexts",
+    "run",
+];
+
+/// What a step of these cases does with the replicas' whole values.
+const WHOLE_VALUES: [&str; 5] = [
+    "all_gather",
+    "broadcast",
+    "merge_call",
+    "gather inside",
+    "get_replica_context",
 ];
 
 /// The plugin for `TpuStrategy` on this machine: the one that `PJRT_CPU_PLUGIN` names, else that
@@ -88,15 +109,30 @@ impl StrategyFactory for Tpu {
 
     fn takes(&self, family: FamilyName, case: &Case) -> bool {
         let kind = case.strategy.kind;
-        let takes = match family {
-            FamilyName::Training => KINDS.contains(&kind),
-            FamilyName::Reduce => {
-                let here = kind == StrategyKind::Mirrored && REDUCE.contains(&case.op());
-                here && !is_mean_of_integers(case)
+        match family {
+            // Whatever they were recorded under, they are the same runs.
+            FamilyName::Training | FamilyName::Loss | FamilyName::Checkpoint => {
+                KINDS.contains(&kind)
             }
-            _ => false,
-        };
-        takes && case.strategy.replicas <= self.system.num_accelerators()
+            // Central storage leaves a partial last step out.
+            FamilyName::Datasets => KINDS.contains(&kind) && kind != StrategyKind::CentralStorage,
+            family => FAMILIES.contains(&family) && kind == StrategyKind::Mirrored,
+        }
+    }
+
+    fn not_applicable(&self, _: FamilyName, case: &Case) -> Option<Rule> {
+        let begins = |names: &[&str]| names.iter().any(|name| case.op().starts_with(name));
+        if case.strategy.replicas > self.system.num_accelerators() {
+            Some(Rule::FewDevices)
+        } else if begins(&WHOLE_VALUES) {
+            Some(Rule::WholeInStep)
+        } else if begins(&ON_THE_HOST) && !case.op().ends_with("of another strategy") {
+            Some(Rule::HostInStep)
+        } else if is_mean_of_integers(case) {
+            Some(Rule::IntegerMean)
+        } else {
+            None
+        }
     }
 
     fn strategy(&self, devices: &[LogicalDevice]) -> Result<Arc<dyn Strategy>> {

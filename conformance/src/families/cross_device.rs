@@ -14,6 +14,7 @@ use distribute_core::{
 };
 use serde_json::{Value, json};
 
+use super::compiled::all_reduce_lists;
 use super::reduce::{expected, per_replica, reduce_op};
 use crate::case::Case;
 use crate::compare::{Tolerance, equal, show};
@@ -138,8 +139,7 @@ fn reduce(case: &Case, env: &Env<'_>) -> Checked {
     let op = reduce_op(&case.inputs["reduce_op"]).unwrap_or(ReduceOp::Sum);
     let strategy = env.strategy_with(case, ops)?;
     let lists = PerReplica::new(lists(case)?);
-    let result = strategy.run((lists.clone(),), |ctx, (list,)| ctx.all_reduce(op, list));
-    let found = match result {
+    let found = match all_reduce_lists(&*strategy, op, lists.clone()) {
         Ok(found) => found.into_values(),
         Err(error) => return same_error(case, &error),
     };

@@ -299,8 +299,7 @@ fn all_reduce_nested(case: &Case, env: &Env<'_>, strategy: &dyn Strategy) -> Che
             .map(|(path, leaf)| Ok((path, tensor(&leaf)?)));
         per_replica.push(tensors.collect::<Result<BTreeMap<_, _>, Failure>>()?);
     }
-    let values = PerReplica::new(per_replica);
-    let found = strategy.run((values,), |ctx, (value,)| ctx.all_reduce(op, value))?;
+    let found = compiled::all_reduce_maps(strategy, op, PerReplica::new(per_replica))?;
     let mut expected_leaves = BTreeMap::new();
     leaves(expected(case)?, "", &mut expected_leaves);
     let wanted = expected_leaves.len();
