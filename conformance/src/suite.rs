@@ -302,11 +302,12 @@ impl Env<'_> {
         Ok(found.ok_or_else(unknown)?.strategy(spec.replicas)?)
     }
 
-    /// A strategy with several replicas that is not the case's own.
+    /// A strategy with several replicas that is not the case's own: those with cases of this kind
+    /// have two.
     pub(crate) fn other_mirrored(&self) -> Result<Arc<dyn Strategy>, Failure> {
         self.strategy_of(StrategySpec {
             kind: StrategyKind::Mirrored,
-            replicas: 2,
+            replicas: 3,
         })
     }
 }

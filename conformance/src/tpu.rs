@@ -42,9 +42,9 @@ const KINDS: [StrategyKind; 4] = [
     StrategyKind::CentralStorage,
 ];
 
-/// What a step of these cases does on the host: it reads or assigns a value there, or asks for its
-/// replica's number.
-const ON_THE_HOST: [&str; 9] = [
+/// What a step of these cases does on the host: it reads or assigns a value there, makes a tensor or
+/// a variable of one, or asks for its replica's number.
+const ON_THE_HOST: [&str; 11] = [
     "assign",
     "create",
     "scatter_add",
@@ -53,7 +53,9 @@ const ON_THE_HOST: [&str; 9] = [
     "plain variable",
     "write then restore",
     "contexts",
-    "run",
+    "run(",
+    "run returning a dict",
+    "d(",
 ];
 
 /// What a step of these cases does with the replicas' whole values.
@@ -109,13 +111,16 @@ impl StrategyFactory for Tpu {
 
     fn takes(&self, family: FamilyName, case: &Case) -> bool {
         let kind = case.strategy.kind;
+        let is_any = KINDS.contains(&kind);
         match family {
             // Whatever they were recorded under, they are the same runs.
-            FamilyName::Training | FamilyName::Loss | FamilyName::Checkpoint => {
-                KINDS.contains(&kind)
+            FamilyName::Training | FamilyName::Checkpoint => is_any,
+            // Only the default strategy has losses that divide by a replica's own examples.
+            FamilyName::Loss => {
+                is_any && (kind, case.op()) != (StrategyKind::Default, "loss_class")
             }
             // Central storage leaves a partial last step out.
-            FamilyName::Datasets => KINDS.contains(&kind) && kind != StrategyKind::CentralStorage,
+            FamilyName::Datasets => is_any && kind != StrategyKind::CentralStorage,
             family => FAMILIES.contains(&family) && kind == StrategyKind::Mirrored,
         }
     }

@@ -1,14 +1,11 @@
 //! `--strategy tpu`: which plugin and devices, and compiling for a TPU that is not there.
 
-use std::env;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::Arc;
 
 use clap::Args;
 use distribute_core::Strategy;
-use distribute_tpu_xla::pjrt::{Device, LibtpuEnvironment, PjrtError, Plugin, Topology};
+use distribute_tpu_xla::pjrt::{Device, PjrtError, Plugin, Topology};
 use distribute_tpu_xla::{
     CompileReport, TpuClusterResolver, TpuCompiler, TpuConnection, TpuError, TpuStrategy,
 };
@@ -17,6 +14,7 @@ use serde_json::{Value, json};
 use crate::args::{DeviceArgs, OutputFormat};
 use crate::events::{line, object};
 use crate::failure::Failure;
+use crate::libtpu::in_own_process;
 use crate::strategies::device_names;
 
 #[derive(Debug, Default, Args)]
@@ -58,15 +56,19 @@ pub(crate) enum Tpu {
 }
 
 impl Tpu {
-    /// Loads the plugin and opens its devices.
-    pub(crate) fn open(args: &TpuArgs, devices: &DeviceArgs) -> Result<Self, Failure> {
+    /// Loads the plugin and opens its devices, or makes a compiler of it.
+    pub(crate) fn open(
+        args: &TpuArgs,
+        devices: &DeviceArgs,
+        verbose: bool,
+    ) -> Result<Self, Failure> {
         if !devices.devices.is_empty() {
             return Err(Failure::usage(
                 "--devices names CPUs; with --strategy tpu choose a number of --replicas",
             ));
         }
         match &args.topology {
-            Some(topology) => Self::topology(topology, args, devices.replicas),
+            Some(topology) => Self::topology(topology, args, devices.replicas, verbose),
             None => Self::devices(args, devices.replicas),
         }
     }
@@ -85,9 +87,14 @@ impl Tpu {
         Ok(Self::Devices(builder.build()?, said))
     }
 
-    fn topology(name: &str, args: &TpuArgs, replicas: Option<usize>) -> Result<Self, Failure> {
+    fn topology(
+        name: &str,
+        args: &TpuArgs,
+        replicas: Option<usize>,
+        verbose: bool,
+    ) -> Result<Self, Failure> {
         let path = Plugin::locate(args.pjrt_plugin.as_deref()).map_err(not_found)?;
-        start_for(&path)?;
+        in_own_process(&path, verbose)?;
         let plugin = Plugin::load(&path).map_err(TpuError::from)?;
         let topology = plugin.topology(name, &[]).map_err(TpuError::from)?;
         let compiler = TpuCompiler::new(topology.clone(), replicas)?;
@@ -163,23 +170,6 @@ impl Ahead {
         let report = report.map(|program| CompileReport::new(program, &self.topology));
         Ok(report.transpose()?)
     }
-}
-
-/// libtpu reads variables of the environment while it is loaded. A process cannot change its own
-/// safely once it has threads, so it starts itself again with them.
-fn start_for(plugin: &Path) -> Result<(), Failure> {
-    let environment = LibtpuEnvironment::compile_only();
-    if !LibtpuEnvironment::is_for(plugin) || environment.check().is_ok() {
-        return Ok(());
-    }
-    let program = env::current_exe().map_err(Failure::failed)?;
-    let mut again = Command::new(program);
-    environment.apply_to(again.args(env::args_os().skip(1)));
-    // Returns only if it fails.
-    Err(Failure::failed(format!(
-        "cannot start again with libtpu's variables: {}",
-        again.exec()
-    )))
 }
 
 /// Prints what the compiler says of the job's step.

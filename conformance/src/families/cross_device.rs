@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use super::compiled::all_reduce_lists;
 use super::reduce::{expected, per_replica, reduce_op};
 use crate::case::Case;
-use crate::compare::{Tolerance, equal, show};
+use crate::compare::{Tolerance, equal};
 use crate::error_kind::same_error;
 use crate::json::{Fields, count, counts};
 use crate::outcome::{Checked, Deviation, Failure, Outcome, Rule, passed};
@@ -153,9 +153,7 @@ fn reduce(case: &Case, env: &Env<'_>) -> Checked {
             // ... and what came here the whole.
             let complete = strategy.reduce(op, lists)?;
             for (wanted, found) in found.iter().flat_map(|list| complete.iter().zip(list)) {
-                if wanted != found {
-                    return Err(Failure::new(show(wanted), show(found)));
-                }
+                env.tolerance().same_data(wanted, found)?;
             }
             Ok(Outcome::Deviation(Deviation::OddHierarchical))
         }

@@ -81,7 +81,7 @@ pub(crate) fn run(mut args: TrainArgs) -> Result<(), Failure> {
         start.same_numbers(&args.training)?;
     }
     let tpu = match args.strategy {
-        StrategyName::Tpu => Some(Tpu::open(&args.tpu, &args.devices)?),
+        StrategyName::Tpu => Some(Tpu::open(&args.tpu, &args.devices, args.general.verbose)?),
         _ => args.tpu.refuse_without_tpu().map(|()| None)?,
     };
     let ready = worker.or_else(|| tpu.as_ref().map(|tpu| (tpu.strategy(), tpu.said())));
