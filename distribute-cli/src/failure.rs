@@ -79,7 +79,12 @@ impl Failure {
             "error: "
         };
         if !self.message.is_empty() {
-            note(&format!("{kind}{}", self.message.replace('\n', "; ")));
+            let message = self.message.replace('\n', "; ");
+            let more = match verbose || self.details.is_empty() {
+                true => "",
+                false => " (--verbose lists them)",
+            };
+            note(&format!("{kind}{message}{more}"));
         }
         let mut cause = self
             .source

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::Args;
-use distribute_core::Strategy;
-use distribute_tpu_xla::pjrt::{Device, PjrtError, Plugin, Topology};
+use distribute_core::{Error, Strategy};
+use distribute_tpu_xla::pjrt::{Device, ErrorCode, PjrtError, Plugin, Topology};
 use distribute_tpu_xla::{
     CompileReport, TpuClusterResolver, TpuCompiler, TpuConnection, TpuError, TpuStrategy,
 };
@@ -169,6 +169,20 @@ impl Ahead {
         let report = programs.first();
         let report = report.map(|program| CompileReport::new(program, &self.topology));
         Ok(report.transpose()?)
+    }
+}
+
+/// Why there is no program; of one that no core holds, with what to do.
+pub(crate) fn not_compiled(error: Error) -> Failure {
+    let code = match TpuError::of(&error) {
+        Some(TpuError::Pjrt(error)) => error.code(),
+        _ => None,
+    };
+    match code {
+        Some(ErrorCode::ResourceExhausted) => Failure::failed(format!(
+            "does not fit: {error}; use more replicas, a smaller --batch-size or a smaller model"
+        )),
+        _ => error.into(),
     }
 }
 

@@ -243,7 +243,7 @@ impl Run {
         match (ahead.report()?, ended) {
             // That there is nothing to run it on is how it ends.
             (Some(report), _) => tpu::print(&report, self.args.general.output),
-            (None, Err(error)) => Err(error.into()),
+            (None, Err(error)) => Err(tpu::not_compiled(error)),
             (None, Ok(_)) => Err(Failure::failed("training made no step to compile")),
         }
     }
@@ -320,10 +320,10 @@ impl Run {
         Announcement { event: None, notes }
     }
 
-    /// `cpu:0, cpu:1`, or how many replicas on how many workers.
+    /// `cpu:0, cpu:1`, `cpu:0 to cpu:63`, or how many replicas on how many workers.
     fn places(&self) -> String {
         match self.strategy.workers() {
-            None => self.devices.join(", "),
+            None => listed(&self.devices),
             Some(workers) => format!(
                 "{} replicas of {} workers",
                 workers.num_replicas(),
@@ -429,6 +429,15 @@ impl Run {
                  able to continue"
             )),
         }
+    }
+}
+
+/// Names one after the other; of many long ones the first and the last.
+fn listed(devices: &[String]) -> String {
+    const LENGTH_MAX: usize = 200;
+    match devices {
+        [first, .., last] if devices.join(", ").len() > LENGTH_MAX => format!("{first} to {last}"),
+        all => all.join(", "),
     }
 }
 
