@@ -60,7 +60,7 @@ reasons! {
     NoDestination "no-destination"
         "Every replica gets the result; there is no destination device to name.",
     HostInStep "host-in-step"
-        "A compiled step reads, assigns and computes nothing on the host, nor its replica's number.",
+        "In a compiled step nothing is read or assigned on the host, nor are replicas told apart.",
     WholeInStep "whole-in-step"
         "A compiled step gathers, broadcasts and merges no whole values of the replicas.",
     UnevenShapes "uneven-shapes"

@@ -42,8 +42,8 @@ const KINDS: [StrategyKind; 4] = [
     StrategyKind::CentralStorage,
 ];
 
-/// What a step of these cases does on the host: it reads or assigns a value there, makes a tensor or
-/// a variable of one, or asks for its replica's number.
+/// A step of these cases does something on the host: it reads or assigns a value there, makes a
+/// tensor or a variable of one, or asks for its replica's number.
 const ON_THE_HOST: [&str; 11] = [
     "assign",
     "create",
