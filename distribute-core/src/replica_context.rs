@@ -288,13 +288,19 @@ impl ReplicaContext {
     /// (burn's own generator is one per
     /// process, so replica threads would race for its numbers.)
     pub fn rng(&self, seed: u64, step: u64) -> ChaCha8Rng {
-        if let Some(trace) = &self.trace {
-            trace.use_step_for_random_numbers();
-        }
+        let (step, replica) = match &self.trace {
+            // The program's random numbers are others in every step and on every replica; the
+            // program itself is not.
+            Some(trace) => {
+                trace.use_step_for_random_numbers();
+                (0, 0)
+            }
+            None => (step, self.replica.id as u64),
+        };
         let mut key = [0; 32];
         key[..8].copy_from_slice(&seed.to_le_bytes());
         key[8..16].copy_from_slice(&step.to_le_bytes());
-        key[16..24].copy_from_slice(&(self.replica.id as u64).to_le_bytes());
+        key[16..24].copy_from_slice(&replica.to_le_bytes());
         ChaCha8Rng::from_seed(key)
     }
 
@@ -419,7 +425,10 @@ impl ReplicaContext {
     /// [`Error::Shape`] if other dimensions differ, [`Error::Axis`] for scalars and axes out of
     /// range (negative ones too), [`Error::DType`] for bool, and another replica's failure.
     pub fn all_gather<T: Nest>(&self, mut value: T, axis: i64) -> Result<T> {
-        self.refuse_captured("ctx.all_gather")?;
+        if let Some(trace) = &self.trace {
+            trace::all_gather(trace, &mut value, axis)?;
+            return Ok(value);
+        }
         let leaves = value.take_leaves()?;
         let workers = self.workers();
         let leaves = self.exchange("all_gather", axis, leaves, |mut lists| {
@@ -443,12 +452,15 @@ impl ReplicaContext {
     /// # Errors
     /// [`Error::InvalidArgument`] if there is no such replica; another replica's failure.
     pub fn broadcast<T: Nest>(&self, root: usize, mut value: T) -> Result<T> {
-        self.refuse_captured("ctx.broadcast")?;
         if root >= self.num_replicas {
             return Err(Error::invalid(format!(
                 "broadcast from replica {root}, but there are {} replicas",
                 self.num_replicas
             )));
+        }
+        if let Some(trace) = &self.trace {
+            trace::broadcast(trace, &mut value, root)?;
+            return Ok(value);
         }
         let leaves = value.take_leaves()?;
         let detail = i64::try_from(root).map_err(Error::step)?;

@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
+use crate::nest::different_structure;
 use crate::strategy::StrategyId;
 use crate::trace::{Call, Capture, CapturedState, Changes, Fingerprint, TraceError};
 use crate::values::{count, lock};
@@ -197,20 +198,61 @@ impl<T: Nest + Send> StepArgs for PerReplica<T> {
     }
 }
 
-impl<'x, T: Sync> Lend<'x> for &PerReplica<T> {
+impl<'x, T: Nest + Clone + Sync> Lend<'x> for &PerReplica<T> {
     type Item = &'x T;
 }
 
-impl<T: Sync> StepArgs for &PerReplica<T> {
-    type Captured = ();
+impl<T: Nest + Clone + Sync> StepArgs for &PerReplica<T> {
+    type Captured = T;
 
     fn split(&mut self, _: &StrategyId, replicas: usize, _: &mut Watch) -> Result<Vec<&T>> {
         count("a per-replica argument", replicas, self.values.len())?;
         Ok(self.values.iter().collect())
     }
 
+    fn enter(&mut self, call: &mut Call<'_>) -> Result<()> {
+        // The caller keeps its tensors, so their values are copied.
+        call.enter_batch(&mut self.values.clone())
+    }
+
+    fn capture(&mut self, capture: &mut Capture) -> Result<T> {
+        let first = self.values.first().ok_or_else(different_structure)?;
+        let mut part = first.clone();
+        capture.bind(&mut part)?;
+        Ok(part)
+    }
+
+    fn captured_item(captured: &mut T) -> Result<&T> {
+        Ok(captured)
+    }
+
+    fn collect(_: &mut T, _: &mut Capture) -> Result<()> {
+        Ok(())
+    }
+
+    fn leave(&mut self, _: &mut Changes) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// Values of replicas that a program cannot take, such as models, for strategies that run steps as
+/// they are.
+pub(crate) struct Lent<'a, T>(pub(crate) &'a PerReplica<T>);
+
+impl<'x, T: Sync> Lend<'x> for Lent<'_, T> {
+    type Item = &'x T;
+}
+
+impl<T: Sync> StepArgs for Lent<'_, T> {
+    type Captured = ();
+
+    fn split(&mut self, _: &StrategyId, replicas: usize, _: &mut Watch) -> Result<Vec<&T>> {
+        count("a per-replica argument", replicas, self.0.values.len())?;
+        Ok(self.0.values.iter().collect())
+    }
+
     fn enter(&mut self, _: &mut Call<'_>) -> Result<()> {
-        Err(TraceError::unsupported("a borrowed `&PerReplica`", "pass it by value").into())
+        Err(TraceError::unsupported("a value that is lent", "pass it by value").into())
     }
 
     fn capture(&mut self, _: &mut Capture) -> Result<()> {
@@ -231,34 +273,37 @@ impl<T: Sync> StepArgs for &PerReplica<T> {
 }
 
 /// Hands a clone of the same value to every replica, as TensorFlow does with plain arguments.
+///
+/// In a step that is compiled its tensors are inputs of the program; its numbers are part of it.
 #[derive(Debug, Clone, Copy)]
 pub struct Same<T>(pub T);
 
-impl<'x, T: Clone + Send> Lend<'x> for Same<T> {
+impl<'x, T: Nest + Clone + Send> Lend<'x> for Same<T> {
     type Item = T;
 }
 
-impl<T: Clone + Send> StepArgs for Same<T> {
-    type Captured = ();
+impl<T: Nest + Clone + Send> StepArgs for Same<T> {
+    type Captured = Option<T>;
 
     fn split(&mut self, _: &StrategyId, replicas: usize, _: &mut Watch) -> Result<Vec<T>> {
         Ok(vec![self.0.clone(); replicas])
     }
 
-    fn enter(&mut self, _: &mut Call<'_>) -> Result<()> {
-        let instead = "pass a plain number as it is, and tensors in a `PerReplica` or `Mirrored`";
-        Err(TraceError::unsupported("`Same`", instead).into())
+    fn enter(&mut self, call: &mut Call<'_>) -> Result<()> {
+        call.enter_same(&mut self.0)
     }
 
-    fn capture(&mut self, _: &mut Capture) -> Result<()> {
-        Ok(())
+    fn capture(&mut self, capture: &mut Capture) -> Result<Option<T>> {
+        let mut value = self.0.clone();
+        capture.bind(&mut value)?;
+        Ok(Some(value))
     }
 
-    fn captured_item((): &mut ()) -> Result<T> {
-        Err(twice())
+    fn captured_item(captured: &mut Option<T>) -> Result<T> {
+        captured.take().ok_or_else(twice)
     }
 
-    fn collect((): &mut (), _: &mut Capture) -> Result<()> {
+    fn collect(_: &mut Option<T>, _: &mut Capture) -> Result<()> {
         Ok(())
     }
 

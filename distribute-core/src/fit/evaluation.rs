@@ -8,6 +8,7 @@ use burn::tensor::TensorData;
 use super::meter::Meter;
 use super::objective::Pass;
 use super::{BatchSource, FitError, Logs, Mode, Objective, StepContext, together};
+use crate::step_args::Lent;
 use crate::{
     Error, Mirrored, Nest, PerReplica, ReplicaContext, Result, Strategy, StrategyExt, TrainState,
     host_reduce, trace,
@@ -229,9 +230,10 @@ where
 {
     match models {
         // The state is passed for its checks: right strategy, not poisoned.
-        Some(models) => strategy.run((state, models, batch), |replica, (_, model, batch)| {
-            forward(replica, model, batch)
-        }),
+        Some(models) => strategy.run(
+            (state, Lent(models), batch),
+            |replica, (_, model, batch)| forward(replica, model, batch),
+        ),
         None => strategy.run((state, batch), |replica, (state, batch)| {
             forward(replica, &trace::valid(&state.model), batch)
         }),

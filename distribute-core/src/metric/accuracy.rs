@@ -53,8 +53,11 @@ impl SparseCategoricalAccuracy {
         labels: &Tensor<L, Int>,
         scores: &Tensor<S>,
     ) -> Result<()> {
-        let matches = sparse_matches(&read(labels)?, &read(scores)?)?;
-        self.sums.add(ctx, batch(&matches, None)?)
+        let (mut labels, mut scores) = (labels.clone(), scores.clone());
+        self.sums
+            .update(ctx, &mut [&mut labels, &mut scores], |data| {
+                batch(&sparse_matches(&data[0], &data[1])?, None)
+            })
     }
 
     /// [`update_state`](Self::update_state) with a weight for every example, or one for all.
@@ -68,8 +71,11 @@ impl SparseCategoricalAccuracy {
         scores: &Tensor<S>,
         mut weights: impl Leaf,
     ) -> Result<()> {
-        let matches = sparse_matches(&read(labels)?, &read(scores)?)?;
-        self.sums.add(ctx, batch(&matches, Some(&weights.take()?))?)
+        let (mut labels, mut scores) = (labels.clone(), scores.clone());
+        let given: &mut [&mut dyn Leaf] = &mut [&mut labels, &mut scores, &mut weights];
+        self.sums.update(ctx, given, |data| {
+            batch(&sparse_matches(&data[0], &data[1])?, Some(&data[2]))
+        })
     }
 }
 
@@ -92,8 +98,11 @@ impl CategoricalAccuracy {
         labels: &Tensor<D>,
         scores: &Tensor<D>,
     ) -> Result<()> {
-        let matches = one_hot_matches(&read(labels)?, &read(scores)?)?;
-        self.sums.add(ctx, batch(&matches, None)?)
+        let (mut labels, mut scores) = (labels.clone(), scores.clone());
+        self.sums
+            .update(ctx, &mut [&mut labels, &mut scores], |data| {
+                batch(&one_hot_matches(&data[0], &data[1])?, None)
+            })
     }
 
     /// [`update_state`](Self::update_state) with a weight for every example, or one for all.
@@ -107,8 +116,11 @@ impl CategoricalAccuracy {
         scores: &Tensor<D>,
         mut weights: impl Leaf,
     ) -> Result<()> {
-        let matches = one_hot_matches(&read(labels)?, &read(scores)?)?;
-        self.sums.add(ctx, batch(&matches, Some(&weights.take()?))?)
+        let (mut labels, mut scores) = (labels.clone(), scores.clone());
+        let given: &mut [&mut dyn Leaf] = &mut [&mut labels, &mut scores, &mut weights];
+        self.sums.update(ctx, given, |data| {
+            batch(&one_hot_matches(&data[0], &data[1])?, Some(&data[2]))
+        })
     }
 }
 
@@ -137,8 +149,12 @@ impl BinaryAccuracy {
         labels: &Tensor<D>,
         scores: &Tensor<D>,
     ) -> Result<()> {
-        let matches = self.matches(&read(labels)?, &read(scores)?)?;
-        self.sums.add(ctx, batch(&matches, None)?)
+        let (mut labels, mut scores) = (labels.clone(), scores.clone());
+        let threshold = self.threshold;
+        self.sums
+            .update(ctx, &mut [&mut labels, &mut scores], move |data| {
+                batch(&side_matches(threshold, &data[0], &data[1])?, None)
+            })
     }
 
     /// [`update_state`](Self::update_state) with a weight for every example, or one for all.
@@ -152,22 +168,22 @@ impl BinaryAccuracy {
         scores: &Tensor<D>,
         mut weights: impl Leaf,
     ) -> Result<()> {
-        let matches = self.matches(&read(labels)?, &read(scores)?)?;
-        self.sums.add(ctx, batch(&matches, Some(&weights.take()?))?)
-    }
-
-    fn matches(&self, labels: &TensorData, scores: &TensorData) -> Result<TensorData> {
-        same_shape(labels.shape(), scores.shape())?;
-        let pairs = labels.iter::<f64>().zip(scores.iter::<f64>());
-        let side = |score: f64| if score > self.threshold { 1.0 } else { 0.0 };
-        let matches = pairs.map(|(label, score)| label == side(score));
-        Ok(as_numbers(matches, scores.shape()))
+        let (mut labels, mut scores) = (labels.clone(), scores.clone());
+        let given: &mut [&mut dyn Leaf] = &mut [&mut labels, &mut scores, &mut weights];
+        let threshold = self.threshold;
+        self.sums.update(ctx, given, move |data| {
+            let matches = side_matches(threshold, &data[0], &data[1])?;
+            batch(&matches, Some(&data[2]))
+        })
     }
 }
 
-/// A copy on the host; the tensor stays usable.
-fn read(tensor: &(impl Leaf + Clone)) -> Result<TensorData> {
-    tensor.clone().take()
+fn side_matches(threshold: f64, labels: &TensorData, scores: &TensorData) -> Result<TensorData> {
+    same_shape(labels.shape(), scores.shape())?;
+    let pairs = labels.iter::<f64>().zip(scores.iter::<f64>());
+    let side = |score: f64| if score > threshold { 1.0 } else { 0.0 };
+    let matches = pairs.map(|(label, score)| label == side(score));
+    Ok(as_numbers(matches, scores.shape()))
 }
 
 fn sparse_matches(labels: &TensorData, scores: &TensorData) -> Result<TensorData> {

@@ -40,7 +40,8 @@ macro_rules! updates {
             /// [`Error::MixedStrategies`](crate::Error::MixedStrategies) in another strategy's
             /// step.
             pub fn update_state(&self, ctx: &ReplicaContext, mut values: impl Leaf) -> Result<()> {
-                self.sums.add(ctx, batch(&values.take()?, None)?)
+                self.sums
+                    .update(ctx, &mut [&mut values], |data| batch(&data[0], None))
             }
 
             /// [`update_state`](Self::update_state) with a weight for every example, or one for
@@ -54,8 +55,9 @@ macro_rules! updates {
                 mut values: impl Leaf,
                 mut weights: impl Leaf,
             ) -> Result<()> {
+                let given: &mut [&mut dyn Leaf] = &mut [&mut values, &mut weights];
                 self.sums
-                    .add(ctx, batch(&values.take()?, Some(&weights.take()?))?)
+                    .update(ctx, given, |data| batch(&data[0], Some(&data[1])))
             }
 
             /// Adds what a `run` returned, outside of a step.

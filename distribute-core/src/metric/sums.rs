@@ -1,12 +1,15 @@
 //! What a metric remembers: two sums per replica.
 
 use std::fmt;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 
 use burn::tensor::TensorData;
 
+use crate::trace::{Given, Target};
 use crate::values::{count, lock};
-use crate::{Error, PerReplica, ReduceOp, ReplicaContext, Result, Strategy, StrategyExt, scope};
+use crate::{
+    Error, Leaf, PerReplica, ReduceOp, ReplicaContext, Result, Strategy, StrategyExt, scope,
+};
 
 /// The sums of weighted values and of weights.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -36,14 +39,70 @@ pub(super) struct Sums {
 impl Sums {
     pub(super) fn new(strategy: &(impl Strategy + ?Sized)) -> Self {
         let replicas = strategy.replicas().iter();
-        Self {
+        let sums = Self {
             strategy: strategy.handle(),
             replicas: replicas.map(|_| Mutex::default()).collect(),
+        };
+        sums.used_outside();
+        sums
+    }
+
+    /// Adds what `total` makes of values to the sums of one replica: now, or after each call of a
+    /// compiled step.
+    pub(super) fn update<F>(
+        &self,
+        ctx: &ReplicaContext,
+        values: &mut [&mut dyn Leaf],
+        total: F,
+    ) -> Result<()>
+    where
+        F: Fn(&[TensorData]) -> Result<Total> + Send + Sync + 'static,
+    {
+        let Some(trace) = ctx.trace() else {
+            let values = values.iter_mut().map(|value| value.take());
+            return self.add(ctx, total(&values.collect::<Result<Vec<_>>>()?)?);
+        };
+        self.check_owner()?;
+        let mut given = Vec::new();
+        let mut examples = Vec::new();
+        for value in values {
+            let captured = value.traced().and_then(|tensor| tensor.captured());
+            let (one, example) = match captured {
+                Some(tensor) => {
+                    let spec = tensor.spec();
+                    let zeros = TensorData::full_dtype(spec.shape, 0.0, spec.dtype);
+                    (Given::Captured(tensor), zeros)
+                }
+                None => {
+                    let data = value.take()?;
+                    (Given::Host(data.clone()), data)
+                }
+            };
+            given.push(one);
+            examples.push(example);
         }
+        // Shapes that do not fit are an error where the step is, not after its first call.
+        total(&examples)?;
+        let replicas = Arc::downgrade(&self.replicas);
+        let target = Arc::new(Gone(replicas.clone()));
+        let apply = move |replica: usize, values: Vec<TensorData>| {
+            if let Some(replicas) = replicas.upgrade() {
+                add_to(&replicas, replica, total(&values)?);
+            }
+            Ok(())
+        };
+        trace.defer(given, target, Arc::new(apply));
+        Ok(())
     }
 
     /// Adds to the sums of one replica.
-    pub(super) fn add(&self, ctx: &ReplicaContext, batch: Total) -> Result<()> {
+    fn add(&self, ctx: &ReplicaContext, batch: Total) -> Result<()> {
+        self.check_owner()?;
+        add_to(&self.replicas, ctx.local_id(), batch);
+        Ok(())
+    }
+
+    fn check_owner(&self) -> Result<()> {
         let owner = self.strategy.id();
         if let Some(user) = scope::step_strategy().filter(|user| *user != owner) {
             return Err(Error::MixedStrategies {
@@ -51,7 +110,6 @@ impl Sums {
                 user: user.to_string(),
             });
         }
-        self.add_to(ctx.local_id(), batch);
         Ok(())
     }
 
@@ -60,19 +118,21 @@ impl Sums {
         scope::check_cross_replica(&self.strategy.id(), "update_all")?;
         count("a per-replica value", self.replicas.len(), batches.len())?;
         for (index, batch) in batches.into_iter().enumerate() {
-            self.add_to(index, batch);
+            add_to(&self.replicas, index, batch);
         }
         Ok(())
     }
 
-    fn add_to(&self, local_id: usize, batch: Total) {
-        let mut total = lock(&self.replicas[local_id]);
-        total.values += batch.values;
-        total.weights += batch.weights;
+    /// Steps may go on with another metric than this one.
+    fn used_outside(&self) {
+        if let Some(tracer) = self.strategy.tracer() {
+            tracer.device().next_generation();
+        }
     }
 
     /// The sums over all replicas.
     pub(super) fn total(&self) -> Result<Total> {
+        self.used_outside();
         let parts = self.replicas.iter().map(|replica| {
             let total = *lock(replica);
             (total.values, total.weights)
@@ -84,10 +144,27 @@ impl Sums {
 
     pub(super) fn reset(&self) -> Result<()> {
         scope::check_cross_replica(&self.strategy.id(), "reset_state")?;
+        self.used_outside();
         for replica in self.replicas.iter() {
             *lock(replica) = Total::default();
         }
         Ok(())
+    }
+}
+
+fn add_to(replicas: &[Mutex<Total>], local_id: usize, batch: Total) {
+    let mut total = lock(&replicas[local_id]);
+    total.values += batch.values;
+    total.weights += batch.weights;
+}
+
+/// The sums of a metric as long as it is there.
+struct Gone(Weak<[Mutex<Total>]>);
+
+impl Target for Gone {
+    fn address(&self) -> Option<usize> {
+        let there = self.0.strong_count() > 0;
+        there.then(|| self.0.as_ptr().cast::<()>() as usize)
     }
 }
 

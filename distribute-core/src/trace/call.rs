@@ -25,6 +25,8 @@ pub(crate) enum LeafValue {
     },
     /// Of a batch: one part per replica.
     PerReplica(Arc<Vec<TensorData>>),
+    /// The same for every replica.
+    Same(TensorData),
 }
 
 /// The arguments of a call, in the order in which they are walked.
@@ -109,6 +111,16 @@ impl<'t> Call<'t> {
         for tensor in on_device.iter().flat_map(|state| &state.tensors) {
             let tensor = Arc::clone(tensor);
             self.leaf(tensor.spec(), LeafValue::Device { tensor, mutable });
+        }
+        Ok(())
+    }
+
+    /// A value that is the same for all replicas, which loses its tensors.
+    pub(crate) fn enter_same<T: Nest>(&mut self, value: &mut T) -> Result<()> {
+        let (structure, tensors) = take(value)?;
+        self.fixed(format_args!("same {}", structure.join(" ")));
+        for data in tensors {
+            self.leaf(TensorSpec::of(&data), LeafValue::Same(data));
         }
         Ok(())
     }
@@ -266,15 +278,20 @@ impl Capture {
     /// Replica 0's part of a batch, with inputs in place of its tensors.
     pub(crate) fn batch<T: Nest>(&mut self, parts: &mut Vec<T>) -> Result<T> {
         let mut part = parts.swap_remove(0);
+        self.bind(&mut part)?;
+        Ok(part)
+    }
+
+    /// Puts inputs in place of a value's tensors.
+    pub(crate) fn bind<T: Nest>(&mut self, value: &mut T) -> Result<()> {
         let trace = Arc::clone(&self.trace);
-        part.walk(&mut |leaf| {
+        value.walk(&mut |leaf| {
             if let Some(tensor) = leaf.traced() {
                 let input = next_input(&trace, &self.specs, &mut self.leaves);
                 tensor.bind(input?);
             }
             Ok(())
-        })?;
-        Ok(part)
+        })
     }
 }
 

@@ -1,15 +1,17 @@
 //! One capture: the inputs it has declared so far and the operations of ours that it records.
 
 use std::fmt;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn_backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
 use burn_capture::{CaptureBackend, CaptureChannel, CaptureClient, CaptureDevice, TensorId};
 use burn_ir::{CustomOpIr, FloatOperationIr, NumericOperationIr, OperationIr, TensorIr};
 use burn_router::{RouterClient, RouterTensor};
 use distribute_collectives::ReduceOp;
 
+use super::effect::{Apply, Deferred, Given, HostVariable, Target};
 use super::tensor::shape_of;
 use super::{CapturedTensor, TensorSpec};
 use crate::values::lock;
@@ -28,6 +30,9 @@ pub mod ops {
     pub const ALL_REDUCE_MAX: &str = "distribute.all_reduce_max";
     /// The product over all replicas.
     pub const ALL_REDUCE_PROD: &str = "distribute.all_reduce_prod";
+    /// One input, and one output that holds those of all replicas one after the other, along the one
+    /// axis in which the shapes differ.
+    pub const ALL_GATHER: &str = "distribute.all_gather";
     /// The replica's id: no input, one output of shape `[1]` and type i32.
     pub const REPLICA_ID: &str = "distribute.replica_id";
 }
@@ -36,9 +41,20 @@ pub mod ops {
 #[derive(Debug, Default)]
 pub struct TraceDevice {
     device: Mutex<CaptureDevice>,
+    generation: AtomicU64,
 }
 
 impl TraceDevice {
+    /// Notes that a metric or variable was made, read or reset: steps may work on others from now
+    /// on.
+    pub(crate) fn next_generation(&self) {
+        self.generation.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Relaxed)
+    }
+
     /// A new one. burn numbers them with 16 bits and never again: keep one per strategy.
     pub fn new() -> Self {
         Self::default()
@@ -66,6 +82,8 @@ pub(crate) enum Source {
     },
     /// The key of the random numbers, another one in every call.
     RandomKey,
+    /// The value of a variable, by the order in which the step used them first.
+    Variable(usize),
 }
 
 /// An input of the program.
@@ -85,6 +103,17 @@ pub struct Trace {
     replica_id_used: AtomicBool,
     /// How often the number of updates was read and not used for random numbers.
     steps_read: AtomicUsize,
+    /// What the step has handed to metrics.
+    deferred: Mutex<Vec<Deferred>>,
+    variables: Mutex<Vec<TracedVariable>>,
+}
+
+/// A variable in a capture.
+struct TracedVariable {
+    host: Arc<dyn HostVariable>,
+    current: CapturedTensor,
+    /// Stores the value, if the step has changed it.
+    store: Option<Apply>,
 }
 
 impl Trace {
@@ -105,6 +134,8 @@ impl Trace {
             seed: AtomicU64::new(0),
             replica_id_used: AtomicBool::new(false),
             steps_read: AtomicUsize::new(0),
+            deferred: Mutex::default(),
+            variables: Mutex::default(),
         }
     }
 
@@ -187,6 +218,96 @@ impl Trace {
 
     pub(crate) fn step_was_read(&self) -> bool {
         self.steps_read.load(Ordering::Relaxed) > 0
+    }
+
+    /// Hands values to something on the host, after each call.
+    pub(crate) fn defer(&self, given: Vec<Given>, target: Arc<dyn Target>, apply: Apply) {
+        lock(&self.deferred).push(Deferred {
+            given,
+            target,
+            apply,
+        });
+    }
+
+    /// What was handed over, and the new values of variables.
+    pub(crate) fn deferred(&self) -> Vec<Deferred> {
+        let mut deferred = lock(&self.deferred).clone();
+        for variable in lock(&self.variables).iter() {
+            if let Some(store) = &variable.store {
+                deferred.push(Deferred {
+                    given: vec![Given::Captured(variable.current.clone())],
+                    target: Arc::new(Address(variable.host.clone())),
+                    apply: Arc::clone(store),
+                });
+            }
+        }
+        deferred
+    }
+
+    /// The variables that the step uses.
+    pub(crate) fn variables(&self) -> Vec<Arc<dyn HostVariable>> {
+        let variables = lock(&self.variables);
+        variables
+            .iter()
+            .map(|used| Arc::clone(&used.host))
+            .collect()
+    }
+
+    /// The value that a variable has at this point of the step.
+    pub(crate) fn variable(
+        &self,
+        host: &Arc<dyn HostVariable>,
+        spec: &TensorSpec,
+    ) -> CapturedTensor {
+        let mut variables = lock(&self.variables);
+        let same = |used: &&TracedVariable| used.host.address() == host.address();
+        if let Some(used) = variables.iter().find(same) {
+            return used.current.clone();
+        }
+        let current = self.input(Source::Variable(variables.len()), spec);
+        variables.push(TracedVariable {
+            host: Arc::clone(host),
+            current: current.clone(),
+            store: None,
+        });
+        current
+    }
+
+    /// Gives a variable another value, which `store` puts into the host's copies after each call.
+    pub(crate) fn set_variable(
+        &self,
+        host: &Arc<dyn HostVariable>,
+        value: CapturedTensor,
+        store: Apply,
+    ) {
+        self.variable(host, &value.spec());
+        let mut variables = lock(&self.variables);
+        let same = |used: &&mut TracedVariable| used.host.address() == host.address();
+        if let Some(used) = variables.iter_mut().find(same) {
+            used.current = value;
+            used.store = Some(store);
+        }
+    }
+
+    /// A tensor of the graph with this value.
+    pub(crate) fn constant(&self, data: TensorData) -> CapturedTensor {
+        let device = self.client.device();
+        CapturedTensor(match data.dtype() {
+            dtype if dtype.is_float() => CaptureBackend::float_from_data(data, &device),
+            dtype if dtype.is_bool() => CaptureBackend::bool_from_data(data, &device),
+            _ => CaptureBackend::int_from_data(data, &device),
+        })
+    }
+
+    /// Concatenates a tensor over all replicas along an axis that it has.
+    pub(crate) fn all_gather(&self, tensor: CapturedTensor, axis: usize) -> CapturedTensor {
+        let mut spec = tensor.spec();
+        if self.num_replicas == 1 || spec.shape[axis] == 0 {
+            return tensor;
+        }
+        spec.shape[axis] *= self.num_replicas;
+        let mut gathered = self.record(ops::ALL_GATHER, vec![tensor], &[spec]);
+        gathered.swap_remove(0)
     }
 
     /// Records an operation of ours.
@@ -272,6 +393,15 @@ impl Trace {
         let ids = inputs.iter().map(CapturedTensor::id).collect();
         self.record(TOUCH, inputs, &[]);
         ids
+    }
+}
+
+/// A variable as what an effect changes.
+struct Address(Arc<dyn HostVariable>);
+
+impl Target for Address {
+    fn address(&self) -> Option<usize> {
+        self.0.address()
     }
 }
 

@@ -27,6 +27,18 @@ pub enum TraceError {
         /// What to do instead.
         instead: String,
     },
+    /// The step computes something else than when it was compiled.
+    #[error(
+        "the step computes something else than when it was compiled: it captures a value that has \
+         changed since ({what}), and up to {calls} calls have used the old one; pass the value to \
+         `run` as an argument: a number as it is, a tensor as `Same`"
+    )]
+    Changed {
+        /// What is another one.
+        what: &'static str,
+        /// The calls since the program was last compared with the step.
+        calls: u64,
+    },
     /// The step panicked while it was captured.
     #[error("the step panicked while it was captured: {message}")]
     Panicked {

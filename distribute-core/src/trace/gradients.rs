@@ -233,7 +233,7 @@ pub(crate) fn all_reduce<T: Nest>(trace: &Trace, op: ReduceOp, value: &mut T) ->
     })
 }
 
-fn not_captured() -> Error {
+pub(super) fn not_captured() -> Error {
     let instead = "compute it from the step's arguments, on `ctx.device()`";
     TraceError::unsupported("`all_reduce` of a tensor of the CPU", instead).into()
 }

@@ -66,6 +66,13 @@ impl StepKey {
         }
     }
 
+    /// The key of the variant of a step that computes what this number tells.
+    pub(crate) fn variant(&self, digest: u64) -> Self {
+        let mut key = self.clone();
+        key.fixed(format_args!("variant {digest:x}"));
+        key
+    }
+
     /// The step and its mirrored values: equal for all programs of one step.
     pub fn group(&self) -> &StepGroup {
         &self.group

@@ -42,7 +42,10 @@
 
 mod call;
 mod capture;
+mod check;
+mod effect;
 mod error;
+mod exchange;
 mod gradients;
 mod key;
 mod program;
@@ -61,6 +64,8 @@ pub use program::{
 pub use state::{Coefficients, HostState, StateVisitor};
 pub use tensor::{CapturedTensor, TensorSpec, TracedTensor};
 
+pub(crate) use effect::{Given, HostVariable, Target};
+pub(crate) use exchange::{all_gather, broadcast, combine, of_replica, reduce};
 pub(crate) use gradients::{CapturedGradients, all_reduce, all_reduce_tensor, update};
 pub(crate) use run::run;
 pub(crate) use state::{Fetch, OnDevice, valid, visit_module};

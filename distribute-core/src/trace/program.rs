@@ -8,8 +8,11 @@ use burn::tensor::TensorData;
 use burn_capture::{CapturedGraph, TensorId};
 
 use super::capture::Source;
+use super::check::Check;
+use super::effect::HostSide;
 use super::{StepKey, TensorSpec, TraceDevice};
 use crate::Result;
+use crate::values::lock;
 
 /// How a strategy runs captured steps: what [`Strategy::tracer`](crate::Strategy::tracer) returns.
 ///
@@ -35,6 +38,12 @@ pub trait Tracer: Send + Sync + Debug {
     /// # Errors
     /// An operation that is not covered, and the compiler's own errors.
     fn compile(&self, step: CapturedStep) -> Result<Box<dyn Executable>>;
+
+    /// Whether programs are compared with their steps now and then, to find steps that capture
+    /// values which change.
+    fn checks_steps(&self) -> bool {
+        true
+    }
 
     /// Remembers a program for later calls.
     fn keep(&self, key: StepKey, program: Arc<StepProgram>);
@@ -151,6 +160,17 @@ pub struct StepProgram {
     pub(crate) skeleton: Mutex<Box<dyn Any + Send>>,
     /// Makes the random numbers of this step others than those of another.
     pub(crate) seed: u64,
+    /// The metrics and variables that the step captures.
+    pub(crate) host: Mutex<Arc<HostSide>>,
+    /// Tells what the step computes.
+    pub(crate) digest: u64,
+    pub(crate) check: Check,
+}
+
+impl StepProgram {
+    pub(crate) fn host_side(&self) -> Arc<HostSide> {
+        Arc::clone(&lock(&self.host))
+    }
 }
 
 /// What a step does to one mirrored argument.
@@ -177,7 +197,7 @@ impl NewTensor {
     }
 }
 
-/// One leaf of a step's result.
+/// One leaf of a step's result, or of what it hands to a metric.
 #[derive(Debug, Clone)]
 pub(crate) enum ResultLeaf {
     /// An output of the program.

@@ -4,12 +4,15 @@ use std::any::Any;
 use std::collections::{HashMap, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use burn::tensor::TensorData;
 use burn_capture::{CapturedGraph, TensorId};
 
 use super::call::{Call, Capture, Changes, LeafValue};
 use super::capture::{Input, Source, Trace, is_random, is_touch};
+use super::check::{Check, Due, digest};
+use super::effect::{Given, HostSide};
 use super::program::{
     Argument, CapturedStep, InputRole, NewTensor, ResultLeaf, StateChange, StepInput, StepOutput,
     StepProgram,
@@ -21,7 +24,28 @@ use crate::values::lock;
 use crate::{Error, Leaf, Nest, PerReplica, ReplicaContext, Result, StepArgs, Strategy, scope};
 
 /// Runs a step as a compiled program, which is captured and compiled when there is none yet.
+///
+/// The replicas of other processes wait for those of this one, so its failure is the group's.
 pub(crate) fn run<S, A, R, F>(
+    strategy: &S,
+    tracer: &dyn Tracer,
+    args: A,
+    step: &F,
+) -> Result<PerReplica<R>>
+where
+    S: Strategy + ?Sized,
+    A: StepArgs,
+    R: Nest + Send + 'static,
+    F: for<'x> Fn(&ReplicaContext, Item<'x, A>) -> Result<R>,
+{
+    let outcome = run_here(strategy, tracer, args, step);
+    match strategy.workers() {
+        None => outcome,
+        Some(workers) => workers.or_abort(outcome),
+    }
+}
+
+fn run_here<S, A, R, F>(
     strategy: &S,
     tracer: &dyn Tracer,
     mut args: A,
@@ -37,18 +61,85 @@ where
     let replicas = strategy.replicas().len();
     let mut call = Call::new(&id, replicas, tracer, StepKey::of::<F>());
     args.enter(&mut call)?;
-    let program = match tracer.find(&call.key) {
-        Some(program) => program,
-        None => {
-            tracer.admit(&call.key)?;
-            let (captured, mut program) = capture(strategy, tracer, &mut args, &call, step)?;
-            program.executable = Some(tracer.compile(captured)?);
-            let program = Arc::new(program);
-            tracer.keep(call.key.clone(), Arc::clone(&program));
-            program
-        }
-    };
+    let program = find(strategy, tracer, &mut args, &call, step)?;
     execute(&program, &call, &mut args)
+}
+
+/// The program of a call: the one that there is, if it still is what the step computes, or a new
+/// one.
+fn find<S, A, R, F>(
+    strategy: &S,
+    tracer: &dyn Tracer,
+    args: &mut A,
+    call: &Call<'_>,
+    step: &F,
+) -> Result<Arc<StepProgram>>
+where
+    S: Strategy + ?Sized,
+    A: StepArgs,
+    R: Nest + Send + 'static,
+    F: for<'x> Fn(&ReplicaContext, Item<'x, A>) -> Result<R>,
+{
+    let generation = tracer.device().generation();
+    let Some(found) = tracer.find(&call.key) else {
+        tracer.admit(&call.key)?;
+        let (captured, program) = capture(strategy, tracer, args, call, step)?;
+        return finish(tracer, call.key.clone(), captured, program);
+    };
+    let addresses = found.host_side().addresses();
+    let due = match found.check.call(generation) {
+        Some(due) if tracer.checks_steps() || addresses.is_none() => due,
+        None if addresses.is_none() => Due::default(),
+        _ => return Ok(found),
+    };
+    let started = Instant::now();
+    let (captured, program) = capture(strategy, tracer, args, call, step)?;
+    found.check.done(started, generation);
+    let variant = call.key.variant(program.digest);
+    let program = if program.digest == found.digest {
+        let changed = addresses.is_some() && program.host_side().addresses() != addresses;
+        if changed && !due.is_new_generation {
+            changed_step("a metric or a variable", due)?;
+            found.check.always();
+        }
+        *lock(&found.host) = program.host_side();
+        return Ok(found);
+    } else {
+        changed_step("a number, a tensor or a choice between operations", due)?;
+        program
+    };
+    found.check.always();
+    if let Some(known) = tracer.find(&variant) {
+        *lock(&known.host) = program.host_side();
+        return Ok(known);
+    }
+    tracer.admit(&call.key)?;
+    tracing::warn!(
+        "the step captures a value that changes from call to call: it is compiled once more, and \
+         captured in every call from now on; pass the value to `run` as an argument"
+    );
+    finish(tracer, variant, captured, program)
+}
+
+/// Refuses a change that calls before this one may have missed.
+fn changed_step(what: &'static str, due: Due) -> Result<()> {
+    match due.unchecked {
+        0 => Ok(()),
+        calls => Err(TraceError::Changed { what, calls }.into()),
+    }
+}
+
+/// Compiles and keeps a step.
+fn finish(
+    tracer: &dyn Tracer,
+    key: StepKey,
+    captured: CapturedStep,
+    mut program: StepProgram,
+) -> Result<Arc<StepProgram>> {
+    program.executable = Some(tracer.compile(captured)?);
+    let program = Arc::new(program);
+    tracer.keep(key, Arc::clone(&program));
+    Ok(program)
 }
 
 /// Runs a program and puts its results where they belong.
@@ -69,19 +160,33 @@ fn execute<A: StepArgs, R: Nest + 'static>(
         }
     };
     args.leave(&mut Changes::new(&program.states, &call.leaves, &outputs))?;
+    let host = program.host_side();
+    for replica in 0..call.replicas {
+        for effect in &host.effects {
+            let values = effect.leaves.iter();
+            let values = values.map(|leaf| value_of(leaf, call, &outputs, replica));
+            (effect.apply)(replica, values.collect::<Result<_>>()?)?;
+        }
+    }
     let results = (0..call.replicas).map(|replica| result(program, call, &outputs, replica));
     Ok(PerReplica::new(results.collect::<Result<Vec<R>>>()?))
 }
 
 /// The arguments in the program's order.
 fn arguments(program: &StepProgram, call: &Call<'_>) -> Result<Vec<Argument>> {
+    let host = program.host_side();
     let mut updates: HashMap<(usize, u64, Option<u64>), Vec<f64>> = HashMap::new();
     let mut argument = |source: &Source| match *source {
         Source::Leaf(index) => match call.leaves.get(index) {
             Some(LeafValue::Device { tensor, .. }) => Some(Argument::Device(Arc::clone(tensor))),
             Some(LeafValue::PerReplica(parts)) => Some(Argument::PerReplica(Arc::clone(parts))),
+            Some(LeafValue::Same(data)) => Some(Argument::Same(data.clone())),
             None => None,
         },
+        Source::Variable(index) => {
+            let values = host.variables.get(index)?.values(call.replicas)?;
+            Some(Argument::PerReplica(Arc::new(values)))
+        }
         Source::Coefficient {
             host,
             update,
@@ -128,7 +233,20 @@ fn result<R: Nest + 'static>(
     let skeleton = lock(&program.skeleton);
     let skeleton = skeleton.downcast_ref::<R>().and_then(Nest::skeleton);
     let mut result = skeleton.ok_or_else(unknown_structure::<R>)?;
-    let leaves = program.results.iter().map(|leaf| match leaf {
+    let leaves = program.results.iter();
+    let leaves = leaves.map(|leaf| value_of(leaf, call, outputs, replica));
+    result.put_leaves(leaves.collect::<Result<Vec<_>>>()?)?;
+    Ok(result)
+}
+
+/// One replica's value of a result.
+fn value_of(
+    leaf: &ResultLeaf,
+    call: &Call<'_>,
+    outputs: &[Arc<dyn DeviceTensor>],
+    replica: usize,
+) -> Result<TensorData> {
+    match leaf {
         ResultLeaf::Constant(data) => Ok(data.clone()),
         ResultLeaf::Output(index) => {
             let output = outputs.get(*index);
@@ -139,11 +257,10 @@ fn result<R: Nest + 'static>(
         ResultLeaf::Leaf(index) => match call.leaves.get(*index) {
             Some(LeafValue::Device { tensor, .. }) => tensor.read(replica),
             Some(LeafValue::PerReplica(parts)) => Ok(parts[replica].clone()),
+            Some(LeafValue::Same(data)) => Ok(data.clone()),
             None => Err(crate::nest::different_structure()),
         },
-    });
-    result.put_leaves(leaves.collect::<Result<Vec<_>>>()?)?;
-    Ok(result)
+    }
 }
 
 fn unknown_structure<R>() -> Error {
@@ -189,7 +306,8 @@ where
     let graph = graph.map_err(|error| TraceError::Capture {
         message: error.to_string(),
     })?;
-    recorded.finish(graph, strategy.num_replicas_in_sync(), call)
+    let generation = tracer.device().generation();
+    recorded.finish(graph, strategy.num_replicas_in_sync(), generation, call)
 }
 
 fn panic_message(payload: &(dyn Any + Send)) -> String {
@@ -252,6 +370,7 @@ struct Plan {
     outputs: Vec<CapturedTensor>,
     states: Vec<StateChange>,
     results: Vec<ResultLeaf>,
+    host: HostSide,
     skeleton: Box<dyn Any + Send>,
 }
 
@@ -286,8 +405,17 @@ impl Plan {
             results.push(outputs.result(leaf)?);
             Ok(())
         })?;
+        let effects = capture.trace.deferred().into_iter().map(|deferred| {
+            let leaves = deferred.given.iter().map(|given| outputs.given(given));
+            deferred.effect(leaves.collect())
+        });
+        let host = HostSide {
+            effects: effects.collect(),
+            variables: capture.trace.variables(),
+        };
         Ok(Self {
             capture,
+            host,
             skeleton: Box::new(skeleton),
             outputs: outputs.tensors,
             states,
@@ -306,6 +434,7 @@ impl Plan {
         self,
         mut graph: CapturedGraph,
         num_replicas: usize,
+        generation: u64,
         call: &Call<'_>,
     ) -> Result<(CapturedStep, StepProgram)> {
         graph
@@ -336,7 +465,9 @@ impl Plan {
                 .insert(id, TensorData::new(vec![0_i32; 2], [2]));
         }
         graph.graph.inputs = inputs.iter().map(|input| input.tensor.id()).collect();
-        let donated = donations(&self.states, &inputs, &self.results, call, &self.outputs);
+        let effects = self.host.effects.iter().flat_map(|effect| &effect.leaves);
+        let read: Vec<&ResultLeaf> = self.results.iter().chain(effects).collect();
+        let donated = donations(&self.states, &inputs, &read, call, &self.outputs);
         let step = CapturedStep {
             graph,
             inputs: inputs
@@ -347,7 +478,10 @@ impl Plan {
             random_key,
             num_replicas,
         };
-        let program = StepProgram {
+        let mut program = StepProgram {
+            digest: 0,
+            check: Check::new(generation),
+            host: Mutex::new(Arc::new(self.host)),
             executable: None,
             arguments: inputs.iter().map(|input| input.source).collect(),
             states: self.states,
@@ -355,6 +489,7 @@ impl Plan {
             skeleton: Mutex::new(self.skeleton),
             seed: self.capture.trace.mixed_seed(),
         };
+        program.digest = digest(&step, &program);
         Ok((step, program))
     }
 }
@@ -396,7 +531,7 @@ fn step_outputs(outputs: &[CapturedTensor], donated: &HashMap<usize, usize>) -> 
 fn donations(
     states: &[StateChange],
     inputs: &[Input],
-    results: &[ResultLeaf],
+    results: &[&ResultLeaf],
     call: &Call<'_>,
     outputs: &[CapturedTensor],
 ) -> HashMap<usize, usize> {
@@ -469,10 +604,21 @@ impl Outputs {
             },
             None => return Ok(ResultLeaf::Constant(leaf.take()?)),
         };
-        Ok(match self.add(&captured) {
+        Ok(self.captured(&captured))
+    }
+
+    fn captured(&mut self, tensor: &CapturedTensor) -> ResultLeaf {
+        match self.add(tensor) {
             NewTensor::Leaf(index) => ResultLeaf::Leaf(index),
             NewTensor::Output(index) => ResultLeaf::Output(index),
-        })
+        }
+    }
+
+    fn given(&mut self, given: &Given) -> ResultLeaf {
+        match given {
+            Given::Captured(tensor) => self.captured(tensor),
+            Given::Host(data) => ResultLeaf::Constant(data.clone()),
+        }
     }
 }
 

@@ -18,6 +18,7 @@
 mod context;
 mod error;
 mod options;
+mod traced;
 mod update;
 
 use std::fmt;
@@ -81,6 +82,9 @@ struct Shared {
     shape: Shape,
     dtype: DType,
     copies: Vec<Mutex<Stored>>,
+    /// The strategy's, if it compiles steps: it compares them with their programs after a use of a
+    /// variable outside of a step.
+    generation: Option<Arc<dyn Strategy>>,
 }
 
 /// One copy, and how many updates it took: equal numbers mean equal mirrored copies.
@@ -97,6 +101,7 @@ pub(crate) struct Owner {
     replicas: usize,
     placement: VariablePlacement,
     distributes: bool,
+    compiles: Option<Arc<dyn Strategy>>,
 }
 
 impl Owner {
@@ -107,6 +112,7 @@ impl Owner {
             replicas: strategy.num_replicas_in_sync(),
             placement: strategy.variable_placement(),
             distributes: strategy.distributes_variables(),
+            compiles: strategy.tracer().map(|_| strategy.handle()),
         }
     }
 
@@ -140,6 +146,18 @@ impl DistributedVariable {
         Self::create(&Owner::of(strategy), initial, options)
     }
 
+    /// Steps may go on with another variable than this one.
+    fn used_outside(&self) {
+        let tracer = self
+            .shared
+            .generation
+            .as_ref()
+            .and_then(|strategy| strategy.tracer());
+        if let Some(tracer) = tracer {
+            tracer.device().next_generation();
+        }
+    }
+
     pub(crate) fn create(
         owner: &Owner,
         initial: TensorData,
@@ -170,10 +188,13 @@ impl DistributedVariable {
             shape: first.data.shape().clone(),
             dtype: first.data.dtype(),
             copies: (0..copies).map(|_| Mutex::new(first.clone())).collect(),
+            generation: owner.compiles.clone(),
         };
-        Ok(Self {
+        let variable = Self {
             shared: Arc::new(shared),
-        })
+        };
+        variable.used_outside();
+        Ok(variable)
     }
 
     /// What the strategy made of the options.
@@ -270,8 +291,12 @@ impl DistributedVariable {
     {
         self.check_owner(context, "read")?;
         if let Some(ctx) = context.replica() {
+            if ctx.trace().is_some() {
+                return Err(traced::no_value_yet());
+            }
             return Ok(lock(self.copy_of(ctx)).data.clone());
         }
+        self.used_outside();
         let op = match (self.kind(), self.aggregation()) {
             (VariableKind::SyncOnRead, VariableAggregation::None) => {
                 return Err(VariableError::NoCommonValue { op: "read" }.into());
@@ -287,18 +312,23 @@ impl DistributedVariable {
         }
     }
 
-    /// [`read`](Self::read) in a step, as a tensor on the replica's device.
+    /// [`read`](Self::read) in a step, as a tensor on the replica's device; also in a step that is
+    /// compiled, where `read` has no value yet.
     ///
     /// # Errors
     /// As `read`; [`Error::Shape`] if the variable has another number of dimensions.
     pub fn read_tensor<const D: usize>(&self, ctx: &ReplicaContext) -> Result<Tensor<D>> {
-        let data = self.read(ctx)?;
-        if data.rank() != D {
+        if self.shape().len() != D {
             return Err(Error::invalid(format!(
                 "a variable of shape {:?} is not a tensor of rank {D}",
-                data.shape().to_vec()
+                self.shape()
             )));
         }
+        if let Some(trace) = ctx.trace() {
+            self.check_owner(ctx, "read")?;
+            return self.captured(trace);
+        }
+        let data = self.read(ctx)?;
         let dtype = data.dtype();
         Ok(Tensor::from_data(data, (ctx.device(), dtype)))
     }
@@ -337,12 +367,19 @@ impl DistributedVariable {
     where
         C: VariableContext + ?Sized,
     {
+        if let Some((ctx, trace)) = context.replica().and_then(|ctx| Some((ctx, ctx.trace()?))) {
+            self.check_owner(ctx, update.name())?;
+            return self.change_captured(trace, update, &mut value);
+        }
         let value = value.take()?;
         self.check_owner(context, update.name())?;
         self.check_value(update.name(), &value)?;
         match context.replica() {
             Some(ctx) => self.change_in_step(ctx, update, value),
-            None => self.change_all(update, value),
+            None => {
+                self.used_outside();
+                self.change_all(update, value)
+            }
         }
     }
 

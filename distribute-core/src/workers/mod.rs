@@ -46,8 +46,12 @@ struct Shared {
 
 impl WorkerGroup {
     /// The group of the ranks of `communicator`, each with its number of replicas. All ranks call
-    /// it together.
-    pub(crate) fn new(
+    /// it together; a strategy with several processes makes one and returns it from
+    /// [`Strategy::workers`](crate::Strategy::workers).
+    ///
+    /// # Errors
+    /// A rank that was lost or does not come before the deadline.
+    pub fn new(
         mut communicator: Box<dyn Communicator>,
         local_replicas: usize,
         options: CommunicationOptions,

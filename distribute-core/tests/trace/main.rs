@@ -3,5 +3,6 @@
 //! `distribute-tpu-xla` do.
 
 mod capture;
+mod changes;
 mod refused;
 mod support;

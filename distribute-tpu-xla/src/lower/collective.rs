@@ -11,7 +11,7 @@ use super::error::{Result, unsupported};
 
 /// The custom operations that have a lowering: any number of tensors, each combined over all
 /// replicas, and the number of the replica.
-pub(super) const CUSTOM: [(&str, &str); 5] = [
+pub(super) const CUSTOM: [(&str, &str); 6] = [
     (
         ALL_REDUCE_SUM,
         "the sum over all replicas, of several tensors at once",
@@ -28,6 +28,10 @@ pub(super) const CUSTOM: [(&str, &str); 5] = [
         ALL_REDUCE_MIN,
         "the smallest over all replicas, of several tensors at once",
     ),
+    (
+        ALL_GATHER,
+        "a tensor of all replicas, concatenated along one dimension",
+    ),
     (REPLICA_ID, "the number of this replica"),
 ];
 
@@ -39,6 +43,9 @@ pub const ALL_REDUCE_MEAN: &str = "distribute.all_reduce_mean";
 pub const ALL_REDUCE_MAX: &str = "distribute.all_reduce_max";
 /// Id of the custom operation whose outputs are the smallest of its inputs over all replicas.
 pub const ALL_REDUCE_MIN: &str = "distribute.all_reduce_min";
+/// Id of the custom operation whose output holds its input of all replicas, one after the other
+/// along the one dimension in which the shapes differ.
+pub const ALL_GATHER: &str = "distribute.all_gather";
 /// Id of the custom operation without inputs whose output is the number of the replica, an integer
 /// of one element.
 pub const REPLICA_ID: &str = "distribute.replica_id";
@@ -49,6 +56,7 @@ pub(super) fn custom(cx: &mut Context, op: &CustomOpIr) -> Result<()> {
         ALL_REDUCE_MEAN => all_reduce(cx, &op.inputs, &op.outputs, Binary::Add, true),
         ALL_REDUCE_MAX => all_reduce(cx, &op.inputs, &op.outputs, Binary::Maximum, false),
         ALL_REDUCE_MIN => all_reduce(cx, &op.inputs, &op.outputs, Binary::Minimum, false),
+        ALL_GATHER => all_gather(cx, &op.inputs, &op.outputs),
         REPLICA_ID => replica_id(cx, &op.outputs),
         _ => unsupported("it is a custom operation of another crate"),
     }
@@ -107,6 +115,20 @@ fn all_reduce_group(
         cx.set(&outputs[*i], value)?;
     }
     Ok(())
+}
+
+fn all_gather(cx: &mut Context, inputs: &[TensorIr], outputs: &[TensorIr]) -> Result<()> {
+    let ([input], [output]) = (inputs, outputs) else {
+        return unsupported("an all-gather has one input and one output");
+    };
+    let value = cx.get(input)?;
+    let (from, to) = (value.dims().to_vec(), output.shape.to_vec());
+    let mut differing = (0..from.len()).filter(|axis| from.get(*axis) != to.get(*axis));
+    let Some(axis) = differing.next() else {
+        return cx.set(output, value);
+    };
+    let gathered = cx.b.all_gather(&value, axis)?;
+    cx.set(output, gathered)
 }
 
 fn replica_id(cx: &mut Context, outputs: &[TensorIr]) -> Result<()> {

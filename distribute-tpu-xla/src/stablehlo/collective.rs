@@ -22,14 +22,37 @@ impl Builder {
         let region = self.region(&[scalar.clone(), scalar], |b, args| {
             Ok(vec![b.binary(op, &args[0], &args[1])?])
         })?;
+        let attributes = self.all_replicas();
+        let results = operands.iter().map(|v| v.ty().clone()).collect();
+        Ok(self.emit("all_reduce", &list, &attributes, &[region], results))
+    }
+
+    /// Concatenates the operand of all replicas along a dimension, in replica order; every replica
+    /// gets the result.
+    ///
+    /// # Errors
+    /// There is no such dimension.
+    pub fn all_gather(&mut self, operand: &Value, dimension: usize) -> Result<Value> {
+        let in_range = dimension < operand.rank();
+        ensure(in_range, "all_gather", &[operand], || {
+            format!("has no dimension {dimension}")
+        })?;
+        let groups = self.all_replicas();
+        let attributes = format!("all_gather_dim = {dimension} : i64, {groups}");
+        let mut dims = operand.dims().to_vec();
+        dims[dimension] *= self.num_replicas();
+        let ty = TensorType::new(dims, operand.element());
+        Ok(self.emit_one("all_gather", &[operand], &attributes, &[], ty))
+    }
+
+    /// One group of all replicas.
+    fn all_replicas(&self) -> String {
         let replicas: Vec<String> = (0..self.num_replicas()).map(|r| r.to_string()).collect();
-        let attributes = format!(
+        format!(
             "replica_groups = dense<[[{}]]> : tensor<1x{}xi64>",
             replicas.join(", "),
             replicas.len()
-        );
-        let results = operands.iter().map(|v| v.ty().clone()).collect();
-        Ok(self.emit("all_reduce", &list, &attributes, &[region], results))
+        )
     }
 
     /// The number of this replica, a scalar of `ui32`.

@@ -1,12 +1,14 @@
 //! Tensors in the memory of all replicas' devices.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use burn::tensor::{DType, TensorData};
 use distribute_core::trace::{DeviceTensor, TensorSpec};
 use distribute_core::{Error, Result};
 
 use super::TpuError;
+use super::tracer::Place;
 use crate::pjrt::{Buffer, Client, Device, ElementType, PjrtError};
 
 /// One buffer per replica of this process.
@@ -14,26 +16,30 @@ use crate::pjrt::{Buffer, Client, Device, ElementType, PjrtError};
 pub(crate) struct DeviceArray {
     spec: TensorSpec,
     buffers: Vec<Buffer>,
+    /// How long to wait for the values.
+    timeout: Option<Duration>,
 }
 
 impl DeviceArray {
-    pub(crate) fn new(spec: TensorSpec, buffers: Vec<Buffer>) -> Self {
-        Self { spec, buffers }
+    pub(crate) fn new(spec: TensorSpec, buffers: Vec<Buffer>, timeout: Option<Duration>) -> Self {
+        Self {
+            spec,
+            buffers,
+            timeout,
+        }
     }
 
     /// Copies the same value to all devices.
-    pub(crate) fn upload(
-        client: &Client,
-        devices: &[Device],
-        data: &TensorData,
-    ) -> Result<Self, TpuError> {
-        let copies = devices.iter().map(|device| buffer(client, device, data));
+    pub(crate) fn upload(place: &Place, data: &TensorData) -> Result<Self, TpuError> {
+        let devices = place.devices.iter();
+        let copies = devices.map(|device| buffer(&place.client, device, data));
         Ok(Self {
             spec: TensorSpec {
                 shape: data.shape().to_vec(),
                 dtype: data.dtype(),
             },
             buffers: copies.collect::<Result<_, _>>()?,
+            timeout: place.timeout,
         })
     }
 
@@ -51,6 +57,11 @@ impl DeviceTensor for DeviceArray {
     fn read(&self, replica: usize) -> Result<TensorData> {
         let missing = || TpuError::Internal(format!("no buffer of replica {replica}"));
         let buffer = self.buffer(replica).ok_or_else(missing)?;
+        if let Some(limit) = self.timeout
+            && !buffer.wait_timeout(limit).map_err(TpuError::from)?
+        {
+            return Err(TpuError::Timeout { limit }.into());
+        }
         let bytes = buffer.to_bytes().map_err(TpuError::from)?;
         let bytes = burn::tensor::Bytes::from_bytes_vec(bytes);
         let shape = self.spec.shape.clone();

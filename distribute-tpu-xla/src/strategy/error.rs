@@ -35,6 +35,36 @@ pub enum TpuError {
         /// What the devices are.
         names: String,
     },
+    /// The processes do not make one system, or one of them was lost.
+    #[error("the {processes} processes of the TPU system: {cause}")]
+    Processes {
+        /// How many there are.
+        processes: usize,
+        /// What is wrong.
+        cause: String,
+    },
+    /// The processes compiled different programs for the same call of `run`: the replicas would
+    /// wait for each other forever.
+    #[error(
+        "process {process} compiled another program than process 0 for this step (here: \
+         {arguments}); every process must run the same steps with arguments of the same shapes: \
+         use `drop_remainder`, and the same numbers in all processes"
+    )]
+    DifferentPrograms {
+        /// The first process that differs.
+        process: usize,
+        /// What the step was called with in this process.
+        arguments: String,
+    },
+    /// What the devices compute was not there before the deadline; other processes take part in it.
+    #[error(
+        "a step did not end within {limit:.1?}: another process does not take part in it; look \
+         there, or raise the timeout of the strategy"
+    )]
+    Timeout {
+        /// The deadline.
+        limit: std::time::Duration,
+    },
     /// The plugin reported an error.
     #[error(transparent)]
     Pjrt(#[from] PjrtError),

@@ -17,6 +17,7 @@ mod array;
 mod error;
 mod report;
 mod resolver;
+mod slice;
 mod system;
 mod tpu;
 mod tracer;

@@ -54,6 +54,22 @@ pub struct TpuClusterResolver {
     is_here: bool,
     worker: usize,
     accelerator_type: Option<String>,
+    /// Given by the caller, who knows better than the environment.
+    given: Option<Processes>,
+}
+
+/// The port at which process 0 listens, where an address names none (JAX: the same).
+const COORDINATOR_PORT: u16 = 8476;
+
+/// The processes that share a TPU system, and which of them this is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Processes {
+    pub(super) id: usize,
+    pub(super) count: usize,
+    /// Where process 0 can be reached, as `host:port`.
+    pub(super) coordinator: Option<String>,
+    /// Whether the plugin must say the same.
+    pub(super) is_certain: bool,
 }
 
 impl TpuClusterResolver {
@@ -101,6 +117,70 @@ impl TpuClusterResolver {
         self.worker
     }
 
+    /// Says which process this is, of how many, and at which `host:port` process 0 can be reached.
+    /// Only needed where the environment does not say so: several processes with another plugin
+    /// than libtpu, which finds the other machines of a slice by itself.
+    ///
+    /// # Errors
+    /// [`TpuError::Resolve`] if there is no such process, or the address is not `host:port`.
+    pub fn processes(
+        mut self,
+        process_id: usize,
+        num_processes: usize,
+        coordinator_address: Option<&str>,
+    ) -> Result<Self, TpuError> {
+        if process_id >= num_processes {
+            let what = format!(
+                "process {process_id} of {num_processes} processes: they are counted from 0"
+            );
+            return Err(TpuError::Resolve { what });
+        }
+        if let Some(address) = coordinator_address.filter(|address| !has_port(address)) {
+            let what = format!("the coordinator's address is `{address}`, not `host:port`");
+            return Err(TpuError::Resolve { what });
+        }
+        self.given = Some(Processes {
+            id: process_id,
+            count: num_processes,
+            coordinator: coordinator_address.map(str::to_string),
+            is_certain: true,
+        });
+        Ok(self)
+    }
+
+    /// The number of this process among those of the system, from 0.
+    pub fn process_id(&self) -> usize {
+        self.given.as_ref().map_or(self.worker, |given| given.id)
+    }
+
+    /// The processes of the system: what was given, or else one on each machine.
+    pub fn num_processes(&self) -> usize {
+        let machines = if self.is_here {
+            self.addresses.len()
+        } else {
+            1
+        };
+        self.given.as_ref().map_or(machines, |given| given.count)
+    }
+
+    /// Where process 0 can be reached, if there are several: what was given, or else the first
+    /// machine, with port 8476 if it has none.
+    pub fn coordinator_address(&self) -> Option<String> {
+        if let Some(given) = self
+            .given
+            .as_ref()
+            .and_then(|given| given.coordinator.clone())
+        {
+            return Some(given);
+        }
+        let first = self.addresses.first()?;
+        let is_alone = self.num_processes() == 1 || self.addresses.len() == 1;
+        (!is_alone).then(|| match has_port(first) {
+            true => first.clone(),
+            false => format!("{first}:{COORDINATOR_PORT}"),
+        })
+    }
+
     /// What kind of slice it is, such as `v5litepod-8`, if the environment says so.
     pub fn accelerator_type(&self) -> Option<&str> {
         self.accelerator_type.as_deref()
@@ -132,7 +212,13 @@ impl TpuClusterResolver {
                 ),
             });
         }
-        TpuConnection::open(plugin, self.addresses.clone())
+        let processes = Processes {
+            id: self.process_id(),
+            count: self.num_processes(),
+            coordinator: self.coordinator_address(),
+            is_certain: self.given.is_some(),
+        };
+        TpuConnection::open(plugin, self.addresses.clone(), processes)
     }
 }
 
@@ -189,17 +275,29 @@ struct Vm {
 
 impl Vm {
     fn read(environment: &dyn Environment) -> Result<Self, TpuError> {
-        let hosts = variable(environment, "TPU_WORKER_HOSTNAMES")?.unwrap_or_default();
-        let hosts: Vec<String> = hosts
-            .split(',')
-            .map(str::trim)
-            .filter(|host| !host.is_empty())
-            .map(str::to_string)
-            .collect();
-        let id = match variable(environment, "TPU_WORKER_ID")? {
-            Some(id) => Some(("TPU_WORKER_ID", id)),
-            None => variable(environment, "CLOUD_TPU_TASK_ID")?.map(|id| ("CLOUD_TPU_TASK_ID", id)),
+        // Several processes on one machine have addresses of their own (libtpu's variable).
+        let addresses = variable(environment, "TPU_PROCESS_ADDRESSES")?;
+        let (list, hosts, ids) = match addresses {
+            Some(list) => (
+                "TPU_PROCESS_ADDRESSES",
+                list,
+                ["CLOUD_TPU_TASK_ID", "TPU_WORKER_ID"],
+            ),
+            None => (
+                "TPU_WORKER_HOSTNAMES",
+                variable(environment, "TPU_WORKER_HOSTNAMES")?.unwrap_or_default(),
+                ["TPU_WORKER_ID", "CLOUD_TPU_TASK_ID"],
+            ),
         };
+        let hosts = hosts.split(',').map(str::trim);
+        let hosts = hosts.filter(|host| !host.is_empty());
+        let hosts: Vec<String> = hosts.map(str::to_string).collect();
+        let mut id = None;
+        for name in ids {
+            if id.is_none() {
+                id = variable(environment, name)?.map(|id| (name, id));
+            }
+        }
         let worker = match &id {
             None => 0,
             Some((name, text)) => text.trim().parse().map_err(|_| TpuError::Resolve {
@@ -209,8 +307,8 @@ impl Vm {
         if !hosts.is_empty() && worker >= hosts.len() {
             return Err(TpuError::Resolve {
                 what: format!(
-                    "this machine is worker {worker}, but TPU_WORKER_HOSTNAMES names {} machines \
-                     ({}), counted from 0",
+                    "this machine is worker {worker}, but {list} names {} machines ({}), counted \
+                     from 0",
                     hosts.len(),
                     hosts.join(", ")
                 ),
@@ -249,6 +347,7 @@ impl Named {
             is_here: false,
             worker: 0,
             accelerator_type: self.vm.accelerator_type,
+            given: None,
         }
     }
 
@@ -268,8 +367,17 @@ impl Named {
             is_here: true,
             worker: self.vm.worker,
             accelerator_type: self.vm.accelerator_type,
+            given: None,
         }
     }
+}
+
+/// Whether an address ends with a port.
+fn has_port(address: &str) -> bool {
+    let port = address
+        .rsplit_once(':')
+        .map(|(_, port)| port.parse::<u16>());
+    matches!(port, Some(Ok(_)))
 }
 
 /// The value of a variable that is set and not empty.
@@ -343,6 +451,38 @@ mod tests {
                 .unwrap(),
             "host-b"
         );
+    }
+
+    #[test]
+    fn processes_come_from_arguments_and_from_the_environment() {
+        let alone = resolve(None, &[]);
+        assert_eq!((alone.process_id(), alone.num_processes()), (0, 1));
+        assert_eq!(alone.coordinator_address(), None);
+        let given = alone.processes(1, 3, Some("10.0.0.1:1234")).unwrap();
+        assert_eq!((given.process_id(), given.num_processes()), (1, 3));
+        let expected = Some("10.0.0.1:1234".to_string());
+        assert_eq!(given.coordinator_address(), expected);
+        let variables = [
+            ("TPU_WORKER_HOSTNAMES", "host-a,host-b"),
+            ("TPU_WORKER_ID", "1"),
+        ];
+        let vm = resolve(None, &variables);
+        assert_eq!((vm.process_id(), vm.num_processes()), (1, 2));
+        assert_eq!(vm.coordinator_address(), Some("host-a:8476".to_string()));
+        let variables = [
+            ("TPU_WORKER_HOSTNAMES", "host-a"),
+            ("TPU_WORKER_ID", "0"),
+            ("TPU_PROCESS_ADDRESSES", "localhost:8471,localhost:8472"),
+            ("CLOUD_TPU_TASK_ID", "1"),
+        ];
+        let several = resolve(None, &variables);
+        assert_eq!((several.process_id(), several.num_processes()), (1, 2));
+        let expected = Some("localhost:8471".to_string());
+        assert_eq!(several.coordinator_address(), expected);
+        for (id, count, address) in [(2, 2, None), (0, 0, None), (0, 2, Some("host"))] {
+            let error = resolve(None, &[]).processes(id, count, address);
+            assert!(matches!(error, Err(TpuError::Resolve { .. })));
+        }
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::{fmt, fs};
 
 use super::TpuError;
+use super::resolver::Processes;
 use crate::pjrt::{Client, LibtpuEnvironment, PjrtError, Plugin, Value};
 
 /// A loaded plugin whose devices are not in use yet.
@@ -11,17 +12,26 @@ use crate::pjrt::{Client, LibtpuEnvironment, PjrtError, Plugin, Value};
 pub struct TpuConnection {
     plugin: Plugin,
     addresses: Vec<String>,
+    processes: Processes,
 }
 
 impl TpuConnection {
     /// Loads the plugin in this file, or the one that is [installed](Plugin::locate).
-    pub(super) fn open(explicit: Option<&Path>, addresses: Vec<String>) -> Result<Self, TpuError> {
+    pub(super) fn open(
+        explicit: Option<&Path>,
+        addresses: Vec<String>,
+        processes: Processes,
+    ) -> Result<Self, TpuError> {
         let path = Plugin::locate(explicit).map_err(|error| initialize(&error))?;
         if LibtpuEnvironment::is_for(&path) {
             check_for_tpu(&path)?;
         }
         let plugin = Plugin::load(&path).map_err(|error| initialize(&error))?;
-        Ok(Self { plugin, addresses })
+        Ok(Self {
+            plugin,
+            addresses,
+            processes,
+        })
     }
 
     /// Opens the devices; blocks until they are ready
@@ -34,14 +44,22 @@ impl TpuConnection {
     }
 
     /// [`initialize`](Self::initialize) with options of the plugin, such as `cpu_device_count` of
-    /// XLA's CPU client.
+    /// XLA's CPU client. With several processes all of them call it together, and it blocks until
+    /// they have; `node_id`, `num_nodes` and `coordinator_address` are added for plugins other than
+    /// libtpu, which finds its processes by itself.
     ///
     /// # Errors
-    /// As `initialize`.
+    /// As `initialize`; also if the plugin has other processes than the resolver was given.
     pub fn initialize_with(&self, options: &[(&str, Value)]) -> Result<TpuSystem, TpuError> {
+        let mut all = options.to_vec();
+        for (name, value) in self.process_options()? {
+            if !options.iter().any(|(other, _)| *other == name) {
+                all.push((name, value));
+            }
+        }
         let client = self
             .plugin
-            .client(options)
+            .client(&all)
             .map_err(|error| initialize(&error))?;
         let system = TpuSystem {
             client,
@@ -52,9 +70,57 @@ impl TpuConnection {
                 cause: "the plugin has no device".to_string(),
             });
         }
+        self.check_processes(&system)?;
         tracing::info!("Running on TPU {:?}", system.addresses);
         tracing::info!("Number of accelerators: {}", system.num_accelerators());
         Ok(system)
+    }
+}
+
+impl TpuConnection {
+    /// What a plugin has to be told of the processes.
+    fn process_options(&self) -> Result<Vec<(&'static str, Value)>, TpuError> {
+        let Processes {
+            id,
+            count,
+            coordinator,
+            ..
+        } = &self.processes;
+        if *count == 1 || LibtpuEnvironment::is_for(self.plugin.path()) {
+            return Ok(Vec::new());
+        }
+        let unknown = || TpuError::Processes {
+            processes: *count,
+            cause:
+                "it is not known where process 0 can be reached; give the coordinator's address \
+                    to `TpuClusterResolver::processes`, or set TPU_WORKER_HOSTNAMES"
+                    .to_string(),
+        };
+        let coordinator = coordinator.clone().ok_or_else(unknown)?;
+        let number = |number: usize| Value::Int64(i64::try_from(number).unwrap_or(i64::MAX));
+        Ok(vec![
+            ("node_id", number(*id)),
+            ("num_nodes", number(*count)),
+            ("coordinator_address", Value::String(coordinator)),
+        ])
+    }
+
+    /// The processes that were named are those that the plugin has.
+    fn check_processes(&self, system: &TpuSystem) -> Result<(), TpuError> {
+        let named = (self.processes.id, self.processes.count);
+        let found = (system.process(), system.processes());
+        if named == found {
+            return Ok(());
+        }
+        let cause = format!(
+            "this is process {} of {}, but the plugin says it is process {} of {}",
+            named.0, named.1, found.0, found.1
+        );
+        if self.processes.is_certain {
+            return Err(TpuError::Initialize { cause });
+        }
+        tracing::warn!("{cause}; the plugin is believed");
+        Ok(())
     }
 }
 
@@ -136,6 +202,16 @@ impl TpuSystem {
     /// The machines, as the resolver has found them.
     pub fn addresses(&self) -> &[String] {
         &self.addresses
+    }
+
+    /// The number of this process among those that share the devices, from 0, as the plugin says.
+    pub fn process_id(&self) -> usize {
+        self.process()
+    }
+
+    /// The processes that share the devices, as the plugin says.
+    pub fn num_processes(&self) -> usize {
+        self.processes()
     }
 
     /// The number of this process.

@@ -2,15 +2,19 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
+use distribute_core::collectives::CommunicationOptions;
 use distribute_core::trace::{TraceError, Tracer};
 use distribute_core::{
     Error, InputContext, LogicalDevice, Replica, ReplicaStep, Result, Strategy, StrategyId,
+    WorkerGroup,
 };
 
-use super::tracer::XlaTracer;
+use super::slice::SliceCommunicator;
+use super::tracer::{Place, XlaTracer};
 use super::{TpuError, TpuSystem, refuse_replicas};
-use crate::pjrt::Device;
+use crate::pjrt::{Device, Executable};
 use crate::trace::{ProgramLimits, ProgramStatistics};
 
 /// One replica per TPU core, or per device of any other PJRT plugin
@@ -20,6 +24,14 @@ use crate::trace::{ProgramLimits, ProgramStatistics};
 /// call of `run` runs the program, see [`distribute_core::trace`]. What a program cannot do, such
 /// as reading a tensor in the middle of a step, is an error. Training states stay on the devices
 /// between steps.
+///
+/// On a slice of several machines every machine runs the same program, and its process has the
+/// replicas on its own devices: `run` is given their parts of a batch, `input_context` says which
+/// shard of the data is this process'. What the processes do together, so that all must make the
+/// call: building the strategy, `scope` (process 0's initial values go to all), `run`, `reduce`,
+/// `gather`, metrics' results. Process 0 is the chief, which writes checkpoints. A process that is
+/// lost is an error of the others, and the group has ended: start all again from the last
+/// checkpoint.
 #[derive(Clone)]
 pub struct TpuStrategy {
     replicas: Arc<[Replica]>,
@@ -27,6 +39,7 @@ pub struct TpuStrategy {
     num_replicas: usize,
     process: usize,
     processes: usize,
+    workers: Option<WorkerGroup>,
     tracer: Arc<XlaTracer>,
     id: StrategyId,
 }
@@ -46,7 +59,21 @@ impl TpuStrategy {
             system,
             replicas: None,
             limits: ProgramLimits::default(),
+            timeout: Duration::from_secs(300),
         }
+    }
+
+    /// Whether this process writes what is written once: checkpoints, logs
+    /// (TensorFlow: `extended.should_checkpoint`).
+    pub fn is_chief(&self) -> bool {
+        self.workers.as_ref().is_none_or(WorkerGroup::is_chief)
+    }
+
+    /// The programs that were compiled so far and still have their training state, oldest first:
+    /// each says what it needs of memory, what it costs, and its optimized code, as far as the
+    /// plugin does.
+    pub fn executables(&self) -> Vec<Executable> {
+        self.tracer.executables()
     }
 
     /// The devices of this process' replicas, in replica order.
@@ -66,11 +93,12 @@ pub struct TpuStrategyBuilder<'a> {
     system: &'a TpuSystem,
     replicas: Option<usize>,
     limits: ProgramLimits,
+    timeout: Duration,
 }
 
 impl TpuStrategyBuilder<'_> {
-    /// Replicas on the first `count` devices; on all of them by default. A system of several
-    /// processes uses all devices.
+    /// `count` replicas on the first devices; on all of them by default. With several processes
+    /// each has an equal share of them.
     pub fn replicas(mut self, count: usize) -> Self {
         self.replicas = Some(count);
         self
@@ -82,46 +110,114 @@ impl TpuStrategyBuilder<'_> {
         self
     }
 
-    /// The strategy.
+    /// How long a process waits for what it computes together with others; 5 minutes by default. A
+    /// system of one process waits without a limit: there is nobody else to wait for.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// The strategy. With several processes all of them call it together, and it blocks until they
+    /// have.
     ///
     /// # Errors
-    /// [`TpuError::Replicas`] if there are fewer devices than replicas,
-    /// [`TpuError::Initialize`] if this process has no device at all.
+    /// [`TpuError::Replicas`] if there are fewer devices than replicas, if this process has no
+    /// device at all, or if the replicas cannot be shared equally among the processes;
+    /// [`TpuError::Processes`] if another process does not come.
     pub fn build(self) -> Result<TpuStrategy, TpuError> {
         let client = self.system.client();
-        let all = client.devices();
-        let mut own = client.addressable_devices();
         let processes = self.system.processes();
-        let count = self.replicas.unwrap_or(all.len());
-        let wrong = count == 0 || count > all.len() || (processes > 1 && count != all.len());
-        if wrong || own.is_empty() {
-            return Err(refuse_replicas(count, all.len(), &self.system.describe()));
-        }
-        own.truncate(count);
-        let assignment: Vec<i64> = all
-            .iter()
-            .take(count)
-            .map(|device| i64::from(device.id()))
-            .collect();
-        let number = |device: &Device| {
-            let id = i64::from(device.id());
-            assignment.iter().position(|other| *other == id)
+        let chosen = self.choose(processes)?;
+        let count = chosen.len();
+        let process = self.system.process();
+        let belongs = |(_, device): &(usize, &Device)| process_of(device) == process;
+        let own = || chosen.iter().enumerate().filter(belongs);
+        let replicas = own().map(|(id, _)| Replica::new(id, LogicalDevice::cpu(id)));
+        let devices: Arc<[Device]> = own().map(|(_, device)| device.clone()).collect();
+        let workers = match processes {
+            1 => None,
+            _ => Some(self.meet(&chosen, &devices)?),
         };
-        let ids = own.iter().map(number).collect::<Option<Vec<_>>>();
-        let unknown = || TpuError::Internal("a device of this process has no number".to_string());
-        let replicas = ids.ok_or_else(unknown)?.into_iter();
-        let replicas = replicas.map(|id| Replica::new(id, LogicalDevice::cpu(id)));
-        let tracer = XlaTracer::new(client.clone(), own.clone(), assignment, self.limits);
+        let place = Place {
+            client: client.clone(),
+            devices: Arc::clone(&devices),
+            assignment: chosen.iter().map(global_id).collect(),
+            workers: workers.clone(),
+            timeout: (processes > 1).then_some(self.timeout),
+        };
         Ok(TpuStrategy {
             replicas: replicas.collect(),
-            devices: own.into(),
+            devices,
             num_replicas: count,
-            process: self.system.process(),
+            process,
             processes,
-            tracer: Arc::new(tracer),
+            workers,
+            tracer: Arc::new(XlaTracer::new(place, self.limits)),
             id: StrategyId::new("tpu", count),
         })
     }
+
+    /// The devices of all replicas, in replica order: those of a process stand together.
+    fn choose(&self, processes: usize) -> Result<Vec<Device>, TpuError> {
+        let mut all = self.system.client().devices();
+        all.sort_by_key(|device| (process_of(device), device.id()));
+        let count = self.replicas.unwrap_or(all.len());
+        let refused = || refuse_replicas(count, all.len(), &self.system.describe());
+        if count == 0 || count > all.len() {
+            return Err(refused());
+        }
+        if self.replicas.is_none() || processes == 1 {
+            let own = all.iter().take(count);
+            let mut own = own.filter(|device| process_of(device) == self.system.process());
+            return match own.next() {
+                Some(_) => Ok(all[..count].to_vec()),
+                None => Err(refused()),
+            };
+        }
+        let share = count / processes;
+        let mut chosen = Vec::with_capacity(count);
+        for process in 0..processes {
+            let devices = all.iter().filter(|device| process_of(device) == process);
+            chosen.extend(devices.take(share).cloned());
+        }
+        if chosen.len() != count {
+            return Err(refused());
+        }
+        Ok(chosen)
+    }
+
+    /// The group of all processes.
+    fn meet(&self, chosen: &[Device], own: &[Device]) -> Result<WorkerGroup, TpuError> {
+        let processes = self.system.processes();
+        let refused = |cause: String| TpuError::Processes { processes, cause };
+        let first_of = |process| {
+            let mut devices = chosen.iter();
+            devices.find(|device| process_of(device) == process)
+        };
+        let firsts: Vec<i64> = (0..processes).filter_map(first_of).map(global_id).collect();
+        let (Some(device), true) = (own.first(), firsts.len() == processes) else {
+            return Err(refused("one of them has no device".to_string()));
+        };
+        let communicator = SliceCommunicator::new(
+            self.system.client().clone(),
+            device.clone(),
+            firsts,
+            self.system.process(),
+            self.timeout,
+        )?;
+        let options = CommunicationOptions::default();
+        let group = WorkerGroup::new(Box::new(communicator), own.len(), options);
+        group.map_err(|error| refused(error.to_string()))
+    }
+}
+
+/// The number of the process that a device belongs to.
+fn process_of(device: &Device) -> usize {
+    usize::try_from(device.description().process_index).unwrap_or(0)
+}
+
+fn global_id(device: &Device) -> i64 {
+    i64::from(device.id())
 }
 
 impl Strategy for TpuStrategy {
@@ -151,6 +247,10 @@ impl Strategy for TpuStrategy {
 
     fn handle(&self) -> Arc<dyn Strategy> {
         Arc::new(self.clone())
+    }
+
+    fn workers(&self) -> Option<&WorkerGroup> {
+        self.workers.as_ref()
     }
 
     fn tracer(&self) -> Option<&dyn Tracer> {

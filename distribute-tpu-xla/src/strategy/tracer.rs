@@ -1,71 +1,112 @@
 //! From captured steps to programs on all devices.
 
 use std::fmt;
-use std::sync::Arc;
-use std::time::Instant;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
 use burn::tensor::TensorData;
-use distribute_core::Result;
 use distribute_core::trace::{
-    Argument, CapturedStep, DeviceTensor, Executable, StepKey, StepOutput, StepProgram, TensorSpec,
-    TraceDevice, Tracer,
+    Argument, CapturedStep, DeviceTensor, Executable, InputRole, StepKey, StepOutput, StepProgram,
+    TensorSpec, TraceDevice, Tracer,
 };
+
+use distribute_core::{Result, WorkerGroup};
 
 use super::TpuError;
 use super::array::{DeviceArray, array, buffer};
 use crate::lower::{CPU_COMPILER_OPTIONS, GraphInput, LowerOptions, Lowered, RandomKey, lower};
-use crate::pjrt::{Buffer, Client, CompileOptions, Device, ExecuteOptions, LoadedExecutable};
+use crate::pjrt::{self, Buffer, Client, CompileOptions, Device, ExecuteOptions, LoadedExecutable};
 use crate::trace::{ProgramLimits, Programs};
 
 /// Compiles steps for the devices of a strategy and keeps the programs.
 pub(crate) struct XlaTracer {
     capture: TraceDevice,
     pub(crate) programs: Programs,
-    client: Client,
+    place: Arc<Place>,
+    /// What was compiled, for those who ask what it costs.
+    compiled: Mutex<Vec<Weak<LoadedExecutable>>>,
+}
+
+/// Where programs run.
+pub(crate) struct Place {
+    pub(crate) client: Client,
     /// The devices of this process' replicas, in replica order.
-    devices: Arc<[Device]>,
+    pub(crate) devices: Arc<[Device]>,
     /// The devices of all replicas, by their global numbers.
-    assignment: Vec<i64>,
+    pub(crate) assignment: Vec<i64>,
+    /// The processes, if there are several.
+    pub(crate) workers: Option<WorkerGroup>,
+    /// How long to wait for what a program computes.
+    pub(crate) timeout: Option<Duration>,
 }
 
 impl XlaTracer {
-    pub(crate) fn new(
-        client: Client,
-        devices: Vec<Device>,
-        assignment: Vec<i64>,
-        limits: ProgramLimits,
-    ) -> Self {
+    pub(crate) fn new(place: Place, limits: ProgramLimits) -> Self {
         Self {
             capture: TraceDevice::new(),
             programs: Programs::new(limits),
-            client,
-            devices: devices.into(),
-            assignment,
+            place: Arc::new(place),
+            compiled: Mutex::default(),
         }
+    }
+
+    /// The programs that are still in use, oldest first.
+    pub(crate) fn executables(&self) -> Vec<pjrt::Executable> {
+        let compiled = self.compiled.lock();
+        let compiled = compiled.unwrap_or_else(PoisonError::into_inner);
+        let in_use = compiled.iter().filter_map(Weak::upgrade);
+        in_use.map(|program| program.executable().clone()).collect()
     }
 
     fn compile_step(&self, step: &CapturedStep) -> Result<XlaProgram, TpuError> {
         let started = Instant::now();
+        let place = &self.place;
         let lowered = lower_step(step)?;
+        let text = &lowered.program.text;
+        self.check_same_everywhere(step, text)?;
         let mut options =
-            CompileOptions::replicas(step.num_replicas).device_assignment(self.assignment.clone());
-        if self.client.platform_name() == "cpu" {
+            CompileOptions::replicas(step.num_replicas).device_assignment(place.assignment.clone());
+        if place.client.platform_name() == "cpu" {
             for (flag, value) in CPU_COMPILER_OPTIONS {
                 options = options.option(flag, value);
             }
         }
-        let executable = self.client.compile(&lowered.program.text, &options)?;
+        let executable = Arc::new(place.client.compile(text, &options)?);
         self.programs.compiled(started.elapsed());
+        let compiled = self.compiled.lock();
+        let mut compiled = compiled.unwrap_or_else(PoisonError::into_inner);
+        compiled.retain(|program| program.strong_count() > 0);
+        compiled.push(Arc::downgrade(&executable));
+        let specs = step.outputs.iter().map(|output| output.spec.clone());
         Ok(XlaProgram {
             executable,
-            client: self.client.clone(),
-            devices: Arc::clone(&self.devices),
-            outputs: step
-                .outputs
-                .iter()
-                .map(|output| output.spec.clone())
-                .collect(),
+            place: Arc::clone(place),
+            outputs: specs.collect(),
         })
+    }
+
+    /// Replicas that run different programs would wait for each other forever.
+    fn check_same_everywhere(&self, step: &CapturedStep, text: &str) -> Result<(), TpuError> {
+        let Some(workers) = &self.place.workers else {
+            return Ok(());
+        };
+        let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+        });
+        let all = workers.gather_text(&format!("{hash:x} {}", text.len()));
+        let all = all.map_err(|error| TpuError::Processes {
+            processes: workers.num_workers(),
+            cause: error.to_string(),
+        })?;
+        match all.iter().position(|other| *other != all[0]) {
+            None => Ok(()),
+            Some(process) => {
+                let inputs = step.inputs.iter().filter(|i| i.role == InputRole::Batch);
+                let inputs: Vec<_> = inputs.map(|input| input.spec.to_string()).collect();
+                let arguments = inputs.join(" ");
+                Err(TpuError::DifferentPrograms { process, arguments })
+            }
+        }
     }
 }
 
@@ -121,38 +162,41 @@ impl Tracer for XlaTracer {
     }
 
     fn upload(&self, data: TensorData) -> Result<Arc<dyn DeviceTensor>> {
-        Ok(Arc::new(DeviceArray::upload(
-            &self.client,
-            &self.devices,
-            &data,
-        )?))
+        Ok(Arc::new(DeviceArray::upload(&self.place, &data)?))
     }
 }
 
 impl fmt::Debug for XlaTracer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("XlaTracer")
-            .field("devices", &self.assignment)
+            .field("devices", &self.place.assignment)
             .field("programs", &self.programs.statistics())
             .finish_non_exhaustive()
     }
 }
 
 /// A step, compiled and loaded onto the devices.
-#[derive(Debug)]
 struct XlaProgram {
-    executable: LoadedExecutable,
-    client: Client,
-    devices: Arc<[Device]>,
+    executable: Arc<LoadedExecutable>,
+    place: Arc<Place>,
     outputs: Vec<TensorSpec>,
+}
+
+impl fmt::Debug for XlaProgram {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("XlaProgram")
+            .field("executable", &self.executable)
+            .field("outputs", &self.outputs)
+            .finish_non_exhaustive()
+    }
 }
 
 impl XlaProgram {
     fn run(&self, arguments: &[Argument]) -> Result<Vec<Arc<dyn DeviceTensor>>, TpuError> {
         let sent = arguments.iter().map(|argument| self.send(argument));
         let sent = sent.collect::<Result<Vec<Option<Vec<Buffer>>>, TpuError>>()?;
-        let mut lists: Vec<Vec<&Buffer>> = Vec::with_capacity(self.devices.len());
-        for replica in 0..self.devices.len() {
+        let mut lists: Vec<Vec<&Buffer>> = Vec::with_capacity(self.place.devices.len());
+        for replica in 0..self.place.devices.len() {
             let missing = || TpuError::Internal(format!("no argument for replica {replica}"));
             let list = arguments.iter().zip(&sent).map(|(argument, sent)| {
                 let buffer = match (argument, sent) {
@@ -172,16 +216,15 @@ impl XlaProgram {
 
     /// The buffers of an argument that is on the host.
     fn send(&self, argument: &Argument) -> Result<Option<Vec<Buffer>>, TpuError> {
-        let devices = self.devices.iter();
+        let devices = self.place.devices.iter();
+        let client = &self.place.client;
         let buffers: Result<Vec<Buffer>, TpuError> = match argument {
             Argument::Device(_) => return Ok(None),
             Argument::PerReplica(parts) => devices
                 .zip(parts.iter())
-                .map(|(device, part)| buffer(&self.client, device, part))
+                .map(|(device, part)| buffer(client, device, part))
                 .collect(),
-            Argument::Same(data) => devices
-                .map(|device| buffer(&self.client, device, data))
-                .collect(),
+            Argument::Same(data) => devices.map(|device| buffer(client, device, data)).collect(),
         };
         buffers.map(Some)
     }
@@ -192,7 +235,11 @@ impl XlaProgram {
         let result = |spec: &TensorSpec| {
             let buffers: Option<Vec<Buffer>> = lists.iter_mut().map(Iterator::next).collect();
             let missing = || TpuError::Internal("the program has too few results".to_string());
-            let array = DeviceArray::new(spec.clone(), buffers.ok_or_else(missing)?);
+            let array = DeviceArray::new(
+                spec.clone(),
+                buffers.ok_or_else(missing)?,
+                self.place.timeout,
+            );
             Ok(Arc::new(array) as Arc<dyn DeviceTensor>)
         };
         self.outputs.iter().map(result).collect()

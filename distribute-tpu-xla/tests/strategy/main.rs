@@ -4,7 +4,9 @@
 mod ahead;
 mod errors;
 mod fit;
+mod inside;
 mod models;
 mod numerics;
+mod processes;
 mod residency;
 mod support;

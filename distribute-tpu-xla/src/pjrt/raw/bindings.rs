@@ -215,6 +215,26 @@ impl Default for PJRT_Event_Await_Args {
         zeroed
     }
 }
+pub type PJRT_Event_OnReadyCallback =
+    Option<unsafe extern "C" fn(error: *mut PJRT_Error, user_arg: *mut c_void)>;
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct PJRT_Event_OnReady_Args {
+    pub struct_size: usize,
+    pub extension_start: *mut PJRT_Extension_Base,
+    pub event: *mut PJRT_Event,
+    pub callback: PJRT_Event_OnReadyCallback,
+    pub user_arg: *mut c_void,
+}
+impl Default for PJRT_Event_OnReady_Args {
+    fn default() -> Self {
+        // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers, and
+        // function pointers in an `Option`.
+        let mut zeroed: Self = unsafe { std::mem::zeroed() };
+        zeroed.struct_size = 40;
+        zeroed
+    }
+}
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct PJRT_Client {
@@ -1575,6 +1595,8 @@ pub type PJRT_Event_IsReady =
     Option<unsafe extern "C" fn(args: *mut PJRT_Event_IsReady_Args) -> *mut PJRT_Error>;
 pub type PJRT_Event_Await =
     Option<unsafe extern "C" fn(args: *mut PJRT_Event_Await_Args) -> *mut PJRT_Error>;
+pub type PJRT_Event_OnReady =
+    Option<unsafe extern "C" fn(args: *mut PJRT_Event_OnReady_Args) -> *mut PJRT_Error>;
 pub type PJRT_KeyValueGetCallback_ValueDeleter = Option<unsafe extern "C" fn(value: *mut c_char)>;
 pub type PJRT_KeyValueGetCallback =
     Option<unsafe extern "C" fn(args: *mut PJRT_KeyValueGetCallback_Args) -> *mut PJRT_Error>;
@@ -1791,7 +1813,7 @@ pub struct PJRT_Api {
     pub PJRT_Event_IsReady: PJRT_Event_IsReady,
     pub PJRT_Event_Error: Unused,
     pub PJRT_Event_Await: PJRT_Event_Await,
-    pub PJRT_Event_OnReady: Unused,
+    pub PJRT_Event_OnReady: PJRT_Event_OnReady,
     pub PJRT_Client_Create: PJRT_Client_Create,
     pub PJRT_Client_Destroy: PJRT_Client_Destroy,
     pub PJRT_Client_PlatformName: PJRT_Client_PlatformName,

@@ -4,6 +4,7 @@ use std::fmt;
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use super::api::{call, log_destroy, non_null};
 use super::bindings::*;
@@ -215,6 +216,16 @@ impl Buffer {
     /// Why the program that was to compute them failed.
     pub fn wait(&self) -> Result<()> {
         self.ready_event()?.wait()
+    }
+
+    /// Blocks until its contents are there, but not longer than `limit`; `false` if they are not by
+    /// then.
+    ///
+    /// # Errors
+    ///
+    /// As [`wait`](Self::wait).
+    pub fn wait_timeout(&self, limit: Duration) -> Result<bool> {
+        self.ready_event()?.wait_timeout(limit)
     }
 
     /// Copies it to another device of the same client, which need not wait for its contents.

@@ -1,10 +1,14 @@
 //! Events: something that a device will have done.
 
+use std::ffi::c_void;
 use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::time::Duration;
 
 use super::api::{Api, call, log_destroy, non_null};
 use super::bindings::{
-    PJRT_Event, PJRT_Event_Await_Args, PJRT_Event_Destroy_Args, PJRT_Event_IsReady_Args,
+    PJRT_Error, PJRT_Event, PJRT_Event_Await_Args, PJRT_Event_Destroy_Args,
+    PJRT_Event_IsReady_Args, PJRT_Event_OnReady_Args,
 };
 use crate::pjrt::error::Result;
 
@@ -53,6 +57,38 @@ impl Event {
         unsafe { call!(&self.api, PJRT_Event_Await, args) }
     }
 
+    /// Blocks until it has happened, but not longer than `limit`; `false` if it has not by then.
+    /// A plugin without a notification for this is waited for without a limit.
+    ///
+    /// # Errors
+    ///
+    /// As [`wait`](Self::wait).
+    pub fn wait_timeout(&self, limit: Duration) -> Result<bool> {
+        if self.api.table.PJRT_Event_OnReady.is_none() || self.is_ready()? {
+            return self.wait().map(|()| true);
+        }
+        let (sender, receiver) = mpsc::channel();
+        let api = Arc::clone(&self.api);
+        let notice = Box::into_raw(Box::new(Notice { api, sender }));
+        let mut args = PJRT_Event_OnReady_Args {
+            event: self.raw,
+            callback: Some(notify),
+            user_arg: notice.cast(),
+            ..Default::default()
+        };
+        // SAFETY: the event is alive; the callback may come at any time later, and owns the notice.
+        let registered = unsafe { call!(&self.api, PJRT_Event_OnReady, args) };
+        if let Err(error) = registered {
+            // SAFETY: the plugin has refused the callback, so nothing else has the notice.
+            drop(unsafe { Box::from_raw(notice) });
+            return Err(error);
+        }
+        match receiver.recv_timeout(limit) {
+            Err(RecvTimeoutError::Timeout) => Ok(false),
+            _ => self.wait().map(|()| true),
+        }
+    }
+
     /// Whether it has happened or failed.
     ///
     /// # Errors
@@ -67,6 +103,23 @@ impl Event {
         unsafe { call!(&self.api, PJRT_Event_IsReady, args)? };
         Ok(args.is_ready)
     }
+}
+
+/// Who is to be told that an event has happened.
+struct Notice {
+    api: Arc<Api>,
+    sender: Sender<()>,
+}
+
+/// Called by the plugin, once for each notice.
+unsafe extern "C" fn notify(error: *mut PJRT_Error, notice: *mut c_void) {
+    // SAFETY: the argument is the box that was registered with this callback.
+    let notice = unsafe { Box::from_raw(notice.cast::<Notice>()) };
+    // The one who waits asks the event again; here the error is only freed.
+    // SAFETY: the plugin hands the error over.
+    let _failure = unsafe { notice.api.check("PJRT_Event_OnReady", error) };
+    // Nobody waits any more where the limit has passed.
+    let _nobody = notice.sender.send(());
 }
 
 impl Drop for Event {
