@@ -42,15 +42,12 @@ const KINDS: [StrategyKind; 4] = [
     StrategyKind::CentralStorage,
 ];
 
-/// A step of these cases does something on the host: it reads or assigns a value there, makes a
-/// tensor or a variable of one, or asks for its replica's number.
-const ON_THE_HOST: [&str; 11] = [
-    "assign",
-    "create",
-    "scatter_add",
+/// A step of these cases does something on the host: it computes a value there, makes a tensor or a
+/// variable of one, or asks for its replica's number.
+const ON_THE_HOST: [&str; 8] = [
     "v ",
     "v=",
-    "plain variable",
+    "create a variable inside",
     "write then restore",
     "contexts",
     "run(",
@@ -58,14 +55,8 @@ const ON_THE_HOST: [&str; 11] = [
     "d(",
 ];
 
-/// What a step of these cases does with the replicas' whole values.
-const WHOLE_VALUES: [&str; 5] = [
-    "all_gather",
-    "broadcast",
-    "merge_call",
-    "gather inside",
-    "get_replica_context",
-];
+/// A step of these cases does something with the replicas' whole values, outside of replicas.
+const WHOLE_VALUES: [&str; 3] = ["merge_call", "gather inside", "get_replica_context"];
 
 /// The plugin for `TpuStrategy` on this machine: the one that `PJRT_CPU_PLUGIN` names, else that
 /// of `PJRT_PLUGIN_LIBRARY_PATH`, else XLA's CPU client where `distribute-tpu-xla/pjrt-cpu/build`
@@ -127,11 +118,12 @@ impl StrategyFactory for Tpu {
 
     fn not_applicable(&self, _: FamilyName, case: &Case) -> Option<Rule> {
         let begins = |names: &[&str]| names.iter().any(|name| case.op().starts_with(name));
+        let context = case.inputs["context"].as_str().unwrap_or_default();
         if case.strategy.replicas > self.system.num_accelerators() {
             Some(Rule::FewDevices)
-        } else if begins(&WHOLE_VALUES) {
+        } else if begins(&WHOLE_VALUES) || context.starts_with("merge_call") {
             Some(Rule::WholeInStep)
-        } else if begins(&ON_THE_HOST) && !case.op().ends_with("of another strategy") {
+        } else if begins(&ON_THE_HOST) {
             Some(Rule::HostInStep)
         } else if is_mean_of_integers(case) {
             Some(Rule::IntegerMean)

@@ -60,6 +60,37 @@ pub(super) fn all_reduce(
     Ok(PerReplica::new(values.collect::<Result<_>>()?))
 }
 
+/// `all_gather` of one value per replica.
+pub(super) fn all_gather(
+    strategy: &dyn Strategy,
+    values: PerReplica<TensorData>,
+    axis: i64,
+) -> Result<PerReplica<TensorData>> {
+    let has_scalars = values.values().iter().any(|value| value.rank() == 0);
+    // burn's tensors have an axis, along which there is nothing to refuse.
+    if strategy.tracer().is_none() || has_scalars {
+        return strategy.run((values,), |ctx, (value,)| ctx.all_gather(value, axis));
+    }
+    let given = values.map(|value| Given::of(&value, &Device::flex()));
+    let found = strategy.run((given, axis), |ctx, (given, axis)| {
+        given.all_gather(ctx, axis)
+    })?;
+    Ok(found.map(Given::into_data))
+}
+
+/// `broadcast` of the value of replica 0.
+pub(super) fn broadcast(
+    strategy: &dyn Strategy,
+    values: PerReplica<TensorData>,
+) -> Result<PerReplica<TensorData>> {
+    if strategy.tracer().is_none() {
+        return strategy.run((values,), |ctx, (value,)| ctx.broadcast(0, value));
+    }
+    let given = values.map(|value| Given::of(&value, &Device::flex()));
+    let found = strategy.run((given,), |ctx, (given,)| given.broadcast(ctx, 0))?;
+    Ok(found.map(Given::into_data))
+}
+
 /// `all_reduce` of values by name, the same names on every replica.
 pub(super) fn all_reduce_maps(
     strategy: &dyn Strategy,

@@ -14,7 +14,7 @@ use distribute_core::{
 };
 use serde_json::{Value, json};
 
-use super::compiled::all_reduce_lists;
+use super::compiled::{all_reduce_lists, broadcast as broadcast_first};
 use super::reduce::{expected, per_replica, reduce_op};
 use crate::case::Case;
 use crate::compare::{Tolerance, equal};
@@ -193,15 +193,12 @@ fn broadcast(case: &Case, env: &Env<'_>) -> Checked {
     };
     let strategy = env.strategy_with(case, ops)?;
     let value = tensor(case.inputs.field("value")?)?;
-    let found = strategy.run((), |ctx, ()| {
-        // Only replica 0 has the value.
-        let own = if ctx.replica_id() == 0 {
-            value.clone()
-        } else {
-            TensorData::full_dtype(value.shape().clone(), 0.0, value.dtype())
-        };
-        ctx.broadcast(0, own)
-    })?;
+    // Only replica 0 has the value.
+    let own = (0..strategy.num_replicas_in_sync()).map(|id| match id {
+        0 => value.clone(),
+        _ => TensorData::full_dtype(value.shape().clone(), 0.0, value.dtype()),
+    });
+    let found = broadcast_first(&*strategy, PerReplica::new(own.collect()))?;
     passed(env.tolerance().same_list(expected(case)?, found.values()))
 }
 

@@ -119,6 +119,42 @@ impl Given {
         Ok(Self { elements, ..self })
     }
 
+    /// The value of one replica, on all of them.
+    pub(super) fn broadcast(self, ctx: &ReplicaContext, root: usize) -> CoreResult<Self> {
+        let elements = match self.elements {
+            Elements::Float(row) => Elements::Float(ctx.broadcast(root, row)?),
+            Elements::Int(row) => Elements::Int(ctx.broadcast(root, row)?),
+            Elements::Bool(row) => Elements::Bool(ctx.broadcast(root, row)?),
+            Elements::Number(number) => Elements::Number(ctx.broadcast(root, number)?),
+        };
+        Ok(Self { elements, ..self })
+    }
+
+    /// The values of all replicas, one behind the other along an axis.
+    pub(super) fn all_gather(&self, ctx: &ReplicaContext, axis: i64) -> CoreResult<Self> {
+        macro_rules! by_rank {
+            ($($rank:literal),*) => {
+                match (self.shape.len(), self.is_int()) {
+                    $(
+                        ($rank, false) => {
+                            let found = ctx.all_gather(self.float::<$rank>()?, axis)?;
+                            Ok(Self::computed(found))
+                        }
+                        ($rank, true) => {
+                            let found = ctx.all_gather(self.int::<$rank>()?, axis)?;
+                            let shape: Vec<usize> = found.dims().to_vec();
+                            let count = shape.iter().product::<usize>();
+                            let elements = Elements::Int(found.reshape([count]));
+                            Ok(Self { elements, shape })
+                        }
+                    )*
+                    (rank, _) => Err(Failure::schema(format!("a tensor of rank {rank}")).into()),
+                }
+            };
+        }
+        by_rank!(1, 2, 3, 4)
+    }
+
     /// The values, outside of a step.
     pub(super) fn into_data(self) -> TensorData {
         let row = match self.elements {

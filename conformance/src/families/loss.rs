@@ -21,7 +21,7 @@ use crate::error_kind::same_error;
 use crate::json::Fields;
 use crate::outcome::{Checked, Failure, Outcome, Rule, passed};
 use crate::suite::Env;
-use crate::tensors::{as_scalar, float, int, number, rank, reshaped, tensor};
+use crate::tensors::{as_scalar, float, int, number, rank, reshaped};
 
 /// A step that computes a loss of what the file gives its replica.
 type Step<'a> = &'a (dyn Fn(&ReplicaContext, &[Given]) -> distribute_core::Result<Given> + Sync);
@@ -436,19 +436,12 @@ fn scaled_metric(case: &Case, env: &Env<'_>) -> Checked {
     let given = |replica: usize, device: &Device| {
         Ok(vec![Given::new(of_replica(losses, replica)?, device)?])
     };
-    let in_step = strategy.tracer().is_none();
     let found = run_on(strategy, &given, "scaled metric", &|ctx, given| {
         let loss = average(ctx, given, None)?;
-        if in_step {
-            mean.update_state(ctx, loss.clone().into_data())?;
-            total.update_state(ctx, loss.clone().into_data())?;
-        }
+        mean.update_state(ctx, loss.float::<1>()?)?;
+        total.update_state(ctx, loss.float::<1>()?)?;
         Ok(loss)
     })?;
-    if !in_step {
-        mean.update_all(found.clone())?;
-        total.update_all(found.clone())?;
-    }
     same_replicas(case, env, strategy, found)?;
     let expected = case.value().ok_or_else(|| Failure::got("a value"))?;
     let tolerance = env.tolerance();
@@ -459,15 +452,19 @@ fn scaled_metric(case: &Case, env: &Env<'_>) -> Checked {
 fn unscaled_metric(case: &Case, env: &Env<'_>) -> Checked {
     let strategy = &*env.strategy(case)?;
     let mean = Mean::new(strategy);
-    let losses = case.inputs.list("per_example_loss")?;
-    let losses = losses.iter().map(tensor).collect::<Result<_, _>>()?;
-    let losses = PerReplica::new(losses);
-    match strategy.tracer() {
-        // Metrics of a compiled step are updated with what it returns.
-        Some(_) => mean.update_all(losses)?,
-        None => {
-            strategy.run((losses,), |ctx, (losses,)| mean.update_state(ctx, losses))?;
+    let losses = &case.inputs["per_example_loss"];
+    let given = |replica: usize, device: &Device| {
+        Ok(vec![Given::new(of_replica(losses, replica)?, device)?])
+    };
+    let updated = run_on(strategy, &given, "unscaled metric", &|ctx, given| {
+        with_tensor!(given[0], losses => mean.update_state(ctx, losses))?;
+        Ok(given[0].clone())
+    });
+    match updated {
+        Err(error) if is_uneven(&error) => {
+            return Ok(Outcome::NotApplicable(Rule::UnevenShapes));
         }
+        updated => drop(updated?),
     }
     let expected = case.value().ok_or_else(|| Failure::got("a value"))?;
     let expected = &expected.field("metric_result")?["data"][0];
