@@ -115,7 +115,7 @@ impl<T: Replicate + Send> StepArgs for &mut Mirrored<T> {
     }
 
     fn capture(&mut self, capture: &mut Capture) -> Result<CapturedState<T>> {
-        capture.state(self)
+        capture.state(self, true)
     }
 
     fn captured_item(captured: &mut CapturedState<T>) -> Result<&mut T> {
@@ -149,7 +149,7 @@ impl<T: Replicate + Sync> StepArgs for &Mirrored<T> {
     }
 
     fn capture(&mut self, capture: &mut Capture) -> Result<CapturedState<T>> {
-        capture.state(self)
+        capture.state(self, false)
     }
 
     fn captured_item(captured: &mut CapturedState<T>) -> Result<&T> {

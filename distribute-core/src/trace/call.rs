@@ -233,7 +233,12 @@ impl Capture {
         }
     }
 
-    pub(crate) fn state<T: Replicate>(&mut self, state: &Mirrored<T>) -> Result<CapturedState<T>> {
+    /// A mirrored value, which the step may change if it is `mutable`.
+    pub(crate) fn state<T: Replicate>(
+        &mut self,
+        state: &Mirrored<T>,
+        mutable: bool,
+    ) -> Result<CapturedState<T>> {
         let mut value = state.values[0].replicate(&state.devices[0]);
         let mut before = ReadHosts::default();
         value.visit_state(&mut before)?;
@@ -242,6 +247,7 @@ impl Capture {
         value.visit_state(&mut Bind {
             trace: &trace,
             hosts: &mut hosts,
+            mutable,
             next: &mut |name| {
                 let input = next_input(&trace, &self.specs, &mut self.leaves)?;
                 self.names.insert(input.id(), name.to_string());

@@ -10,14 +10,12 @@ pub enum TraceError {
     /// The step reads a tensor on the host, which has no value while the step is captured.
     #[error(
         "the step reads {what} on the host while it is captured, when tensors have no values yet \
-         (`into_data`, `into_scalar`, a metric's `update_state`, a branch on a value); return the \
-         tensor from the step and read it from the result of `run`{detail}"
+         (`into_data`, `into_scalar`, a branch on a value); return the tensor from the step and \
+         read it from the result of `run`"
     )]
     HostRead {
         /// What is read.
         what: String,
-        /// burn's own message, or nothing.
-        detail: String,
     },
     /// The step uses something that a compiled step cannot do.
     #[error("{what} cannot be part of a compiled step: {instead}")]
@@ -97,7 +95,6 @@ impl TraceError {
     pub(crate) fn host_read(what: impl fmt::Display) -> Self {
         Self::HostRead {
             what: what.to_string(),
-            detail: String::new(),
         }
     }
 
@@ -118,10 +115,10 @@ impl TraceError {
             "An error happened during execution",
         ];
         if READS.iter().any(|part| message.contains(part)) {
-            return Some(Self::HostRead {
-                what: "a tensor".to_string(),
-                detail: format!(" (burn: {})", first_line(message)),
-            });
+            return Some(Self::host_read("a tensor"));
+        }
+        if let Some(error) = Self::of_mixed_devices(message) {
+            return Some(error);
         }
         if message.contains("Capture tensors do not support autodiff") {
             return Some(Self::unsupported(
@@ -133,12 +130,28 @@ impl TraceError {
         None
     }
 
+    /// burn's message for an operation on tensors of a capture and of a real device.
+    fn of_mixed_devices(message: &str) -> Option<Self> {
+        let mixes = message.contains("not on the same device") && message.contains("Capture(");
+        let operation = || {
+            let quoted = message.split_once("Operation: '").map(|(_, rest)| rest);
+            quoted.and_then(|rest| rest.split('\'').next())
+        };
+        let what = match mixes {
+            true => operation().map(|operation| format!("in the operation {operation}")),
+            false => message
+                .contains("is on the wrong backend")
+                .then(|| format!("in an operation ({})", message.trim())),
+        };
+        Some(Self::unsupported(
+            format!("a tensor of another device than `ctx.device()`, {},", what?),
+            "the step has captured it, or has made it on the CPU; pass it to `run` as an argument, \
+             as `Same` if it is one for all replicas, or make it on `ctx.device()`",
+        ))
+    }
+
     /// A panic inside a captured step.
     pub(crate) fn of_panic(message: String) -> Self {
         Self::of_message(&message).unwrap_or(Self::Panicked { message })
     }
-}
-
-fn first_line(message: &str) -> &str {
-    message.lines().next().unwrap_or_default()
 }

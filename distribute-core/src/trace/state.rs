@@ -48,11 +48,12 @@ pub trait HostState {
     /// What computes the numbers that enter an update as tensors.
     fn coefficients(&self) -> Arc<dyn Coefficients>;
 
-    /// Tells the state that it is part of a capture, as its `index`-th training state.
+    /// Tells the state that it is part of a capture, as its `index`-th training state, and whether
+    /// the step may change it.
     ///
     /// # Errors
     /// If it has parts that cannot be captured.
-    fn bind(&mut self, trace: Arc<Trace>, index: usize) -> Result<()>;
+    fn bind(&mut self, trace: Arc<Trace>, index: usize, mutable: bool) -> Result<()>;
 
     /// The numbers that a step may change.
     fn record(&self) -> Vec<u64>;
@@ -195,7 +196,9 @@ impl ModuleMapper for Track {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let (id, tensor, mapper) = param.consume();
         let tensor = match (self.flags.next(), super::captured(&tensor)) {
-            (Some((true, require_grad)), Some(inner)) => inner.tracked(require_grad),
+            // What keeps no gradient is a constant of the step; burn moves running statistics to
+            // the device of the input, which it refuses for captured tensors with autodiff.
+            (Some((true, true)), Some(inner)) => inner.tracked(true),
             _ => tensor,
         };
         Param::from_mapped_value(id, tensor, mapper)
@@ -299,13 +302,15 @@ impl StateVisitor for Fetch<'_> {
 pub(crate) struct Bind<'a> {
     pub(crate) trace: &'a Arc<Trace>,
     pub(crate) hosts: &'a mut usize,
+    /// Whether the step may change the value.
+    pub(crate) mutable: bool,
     pub(crate) next: &'a mut dyn FnMut(&str) -> Result<CapturedTensor>,
 }
 
 impl StateVisitor for Bind<'_> {
     fn host(&mut self, state: &mut dyn HostState) -> Result<()> {
         state.prepare();
-        state.bind(Arc::clone(self.trace), *self.hosts)?;
+        state.bind(Arc::clone(self.trace), *self.hosts, self.mutable)?;
         *self.hosts += 1;
         Ok(())
     }

@@ -155,12 +155,13 @@ impl<M: Module> HostState for TrainState<M> {
         })
     }
 
-    fn bind(&mut self, trace: Arc<Trace>, index: usize) -> Result<()> {
-        if let Some(path) = &self.batch_norm {
+    fn bind(&mut self, trace: Arc<Trace>, index: usize, mutable: bool) -> Result<()> {
+        if let (Some(path), true) = (&self.batch_norm, mutable) {
             return Err(TraceError::unsupported(
-                format!("the batch normalization `{path}`"),
-                "burn 0.22.1 keeps its running statistics outside of the graph; use a layer or \
-                 group normalization",
+                format!("training the batch normalization `{path}`"),
+                "burn 0.22.1 keeps new running statistics where only operations that it refuses \
+                 in a captured step can fetch them; use a layer or group normalization, or pass \
+                 the state as `&Mirrored` where it is only evaluated",
             )
             .into());
         }

@@ -175,6 +175,12 @@ fn a_batch_normalization() {
         error.to_string().contains("batch normalization `norm`"),
         "{error}"
     );
+    // Evaluation only reads it.
+    strategy
+        .run((&state, batch(1, 2)), |_, (state, (x, _))| {
+            Ok(state.model.norm.forward(x))
+        })
+        .unwrap();
 }
 
 #[test]

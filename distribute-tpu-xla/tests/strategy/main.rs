@@ -5,6 +5,7 @@ mod ahead;
 mod errors;
 mod fit;
 mod inside;
+mod messages;
 mod models;
 mod numerics;
 mod processes;
