@@ -31,7 +31,8 @@ pub trait StrategyFactory: Send + Sync {
     }
 
     /// Why a case that it gets does not apply to it, by a rule on what the case holds; all apply by
-    /// default.
+    /// default. Such a case has to be refused with an error about compiled steps, else it counts
+    /// as any other; only for [`Rule::FewDevices`] it does not run.
     fn not_applicable(&self, family: FamilyName, case: &Case) -> Option<Rule> {
         let _ = (family, case);
         None

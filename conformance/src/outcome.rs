@@ -62,7 +62,7 @@ reasons! {
     HostInStep "host-in-step"
         "In a compiled step nothing is read or assigned on the host, nor are replicas told apart.",
     WholeInStep "whole-in-step"
-        "A compiled step gathers, broadcasts and merges no whole values of the replicas.",
+        "A compiled step has no place outside of its replicas for all their values (`merge_call`).",
     UnevenShapes "uneven-shapes"
         "All replicas run one compiled program, so a step's values have one shape on all of them.",
     IntegerMean "integer-mean"

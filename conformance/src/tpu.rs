@@ -42,9 +42,10 @@ const KINDS: [StrategyKind; 4] = [
     StrategyKind::CentralStorage,
 ];
 
-/// A step of these cases does something on the host: it computes a value there, makes a tensor or a
-/// variable of one, or asks for its replica's number.
-const ON_THE_HOST: [&str; 8] = [
+/// A step of these cases does something on the host: it computes a value there, makes a tensor or
+/// a variable of one, lets the replicas change one variable in turn, or asks for its number.
+const ON_THE_HOST: [&str; 9] = [
+    "plain variable created outside",
     "v ",
     "v=",
     "create a variable inside",

@@ -140,20 +140,27 @@ pub(crate) fn connect(
     plugin: Option<&Path>,
 ) -> Result<TpuConnection, Failure> {
     resolver.connect_with(plugin).map_err(|error| {
-        let failure = Failure::from(error);
-        match Plugin::locate(plugin) {
-            Err(PjrtError::NotFound { searched }) => failure.with_details(searched),
-            _ => failure,
-        }
+        // It may be about something else, such as a TPU that is only an address.
+        let says_so = |cause: &PjrtError| error.to_string().ends_with(&cause.to_string());
+        let details = match Plugin::locate(plugin) {
+            Err(cause) if says_so(&cause) => searched(&cause),
+            _ => Vec::new(),
+        };
+        Failure::from(error).with_details(details)
     })
 }
 
-fn not_found(error: PjrtError) -> Failure {
-    let searched = match &error {
+/// Where a plugin was looked for.
+fn searched(error: &PjrtError) -> Vec<String> {
+    match error {
         PjrtError::NotFound { searched } => searched.clone(),
         _ => Vec::new(),
-    };
-    Failure::from(TpuError::from(error)).with_details(searched)
+    }
+}
+
+fn not_found(error: PjrtError) -> Failure {
+    let details = searched(&error);
+    Failure::from(TpuError::from(error)).with_details(details)
 }
 
 /// Steps that are compiled for a TPU that is not there.
