@@ -213,6 +213,30 @@ fn data_of_any_size_and_models_of_files_train_as_under_mirrored(
     assert!(end["steps"].as_u64().unwrap() > 0, "{replicas} replicas");
 }
 
+#[rstest]
+fn every_built_in_model_is_measured(
+    #[values("mnist-cnn", "digits-cnn", "mlp", "text")] model: &str,
+) {
+    let Some(plugin) = plugin() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let bench = format!(
+        "bench tpu --pjrt-plugin {plugin} --model {model} --batch-size 2 --replicas 1,2 --rounds 2 \
+         --seconds 0.01"
+    );
+    let out = common::succeed(folder.path(), &format!("{bench} --output json"));
+    let lines = out.lines().map(serde_json::from_str::<Value>);
+    let lines: Vec<Value> = lines.map(Result::unwrap).collect();
+    let measured = lines
+        .iter()
+        .map(|line| (line["impl"].as_str(), line["replicas"].as_u64()));
+    let expected = [("one-device", 1), ("tpu", 1), ("tpu", 2)];
+    assert!(measured.eq(expected.map(|(name, replicas)| (Some(name), Some(replicas)))));
+    for line in &lines {
+        assert_eq!(line["model"], model);
+        assert!(line["step_ms"].as_f64().unwrap() > 0.0, "{line}");
+    }
+}
+
 #[test]
 fn what_cannot_be_is_refused_in_one_line() {
     let folder = tempfile::tempdir().unwrap();
