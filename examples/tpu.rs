@@ -7,11 +7,12 @@
 use burn::nn::{Linear, LinearConfig};
 use burn::prelude::*;
 use distribute_core::{Adam, ReduceOp, ReplicaContext, Result, StrategyExt, TrainState};
-use distribute_data::{Batching, Dataset, Digits, FnDataset, StrategyDataExt};
+use distribute_data::{Batching, Digits, StrategyDataExt, Weighted};
 use distribute_data::{compute_average_loss, sparse_categorical_crossentropy};
 use distribute_tpu_xla::{TpuClusterResolver, TpuStrategy};
 
-type Batch = (Tensor<4>, Tensor<1, Int>);
+/// Images with their labels, and how much each counts: nothing, if it only fills the batch up.
+type Batch = ((Tensor<4>, Tensor<1, Int>), Tensor<1>);
 type State = TrainState<Mlp>;
 
 #[derive(Module, Debug)]
@@ -35,17 +36,20 @@ impl Mlp {
 }
 
 fn train_step(ctx: &ReplicaContext, (state, batch): (&mut State, Batch)) -> Result<Tensor<1>> {
-    let per_example = sparse_categorical_crossentropy(state.model.forward(batch.0), batch.1);
-    let loss = compute_average_loss(ctx, per_example, None, None)?;
+    let ((images, labels), weights) = batch;
+    let per_example = sparse_categorical_crossentropy(state.model.forward(images), labels);
+    // Without a size the loss is divided by that of a full batch, over all replicas.
+    let loss = compute_average_loss(ctx, per_example, Some(weights.into()), None)?;
     let gradients = ctx.gradient(&loss, &state.model)?;
     state.apply_gradients(ctx, gradients)?;
     Ok(loss)
 }
 
 /// How many images were right: a tensor, because a compiled step has no numbers to look at.
-fn test_step(_: &ReplicaContext, (state, batch): (&State, Batch)) -> Result<Tensor<1, Int>> {
-    let predicted = state.model.forward(batch.0).argmax(1).flatten::<1>(0, 1);
-    Ok(predicted.equal(batch.1).int().sum())
+fn test_step(_: &ReplicaContext, (state, batch): (&State, Batch)) -> Result<Tensor<1>> {
+    let ((images, labels), weights) = batch;
+    let predicted = state.model.forward(images).argmax(1).flatten::<1>(0, 1);
+    Ok((predicted.equal(labels).float() * weights).sum())
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -62,36 +66,30 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("Running on TPU {:?}", resolver.addresses());
     println!("Number of accelerators: {}", system.num_accelerators());
 
-    // A program is for batches of one size: the short last one of an epoch is left out ...
-    let batching = Batching::per_replica(8).drop_remainder(true);
-    let (digits, test) = (Digits::open()?, Digits::open()?.test()?);
-    let train = strategy.distribute_dataset(digits.train()?, batching.shuffle(42))?;
-    // ... or filled up, with a class that is never predicted.
-    let images = test.len();
-    let filled = images.next_multiple_of(train.global_batch_size());
-    let padded = FnDataset::new(filled, move |indices, device| {
-        let known: Vec<usize> = indices.iter().map(|i| (*i).min(images - 1)).collect();
-        let padding: Vec<bool> = indices.iter().map(|i| *i >= images).collect();
-        let padding = Tensor::<1, Bool>::from_data(padding.as_slice(), device);
-        let (images, labels) = test.batch(&known, device)?;
-        Ok((images, labels.mask_fill(padding, -1)))
-    });
-    let test = strategy.distribute_dataset(padded, batching)?;
+    // A program is for batches of one size: the short last one of an epoch is filled up.
+    let batching = Batching::per_replica(8).pad_remainder(true);
+    let digits = Digits::open()?;
+    let (train, test) = (
+        Weighted::new(digits.train()?),
+        Weighted::new(digits.test()?),
+    );
+    let train = strategy.distribute_dataset(train, batching.shuffle(42))?;
+    let test = strategy.distribute_dataset(test, batching)?;
 
     let mut state = strategy.scope(|device| TrainState::new(Mlp::new(device), Adam::new(3e-3)))?;
     for epoch in 0..5 {
-        let (mut loss, mut right) = (0.0, 0);
+        let (mut loss, mut right) = (0.0, 0.0);
         for batch in train.epoch(epoch) {
             let losses = strategy.run((&mut state, batch?), train_step)?;
             let sum = strategy.reduce(ReduceOp::Sum, losses)?;
-            loss += sum.into_scalar::<f32>() / train.batches_per_epoch() as f32;
+            loss += sum.into_scalar::<f32>() * train.global_batch_size() as f32;
         }
         for batch in test.epoch(0) {
             let counts = strategy.run((&state, batch?), test_step)?;
             let sum = strategy.reduce(ReduceOp::Sum, counts)?;
-            right += sum.into_scalar::<i64>();
+            right += sum.into_scalar::<f32>();
         }
-        let accuracy = right as f64 / images as f64;
+        let (loss, accuracy) = (loss / train.len() as f32, right / test.len() as f32);
         println!("epoch {epoch}: loss {loss:.4}, accuracy {accuracy:.3}");
     }
     println!("programs: {}", strategy.statistics().programs);

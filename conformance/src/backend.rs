@@ -11,6 +11,7 @@ use distribute_core::{
 
 use crate::case::{Case, StrategyKind};
 use crate::golden::FamilyName;
+use crate::outcome::Rule;
 
 /// How long a replica may wait for another one before a case fails.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -27,6 +28,14 @@ pub trait StrategyFactory: Send + Sync {
     fn takes(&self, family: FamilyName, case: &Case) -> bool {
         let _ = family;
         case.strategy.kind == self.kind()
+    }
+
+    /// Why a case that it gets does not apply to it, by a rule on what the case holds; all apply by
+    /// default. Such a case has to be refused with an error about compiled steps, else it counts
+    /// as any other; only for [`Rule::FewDevices`] it does not run.
+    fn not_applicable(&self, family: FamilyName, case: &Case) -> Option<Rule> {
+        let _ = (family, case);
+        None
     }
 
     /// A strategy with one replica per device, in this order.
@@ -93,6 +102,10 @@ impl Backend {
 
     pub(crate) fn takes(&self, family: FamilyName, case: &Case) -> bool {
         self.factory.takes(family, case)
+    }
+
+    pub(crate) fn not_applicable(&self, family: FamilyName, case: &Case) -> Option<Rule> {
+        self.factory.not_applicable(family, case)
     }
 
     /// A new strategy.

@@ -61,6 +61,15 @@ impl Tolerance {
         Ok(())
     }
 
+    /// Compares with what another way of computing it gave.
+    pub(crate) fn same_data(self, wanted: &TensorData, found: &TensorData) -> Result<(), Failure> {
+        let is_alike = wanted.dtype() == found.dtype() && wanted.shape() == found.shape();
+        match is_alike && self.of(found.dtype()).are_close(found, wanted) {
+            true => Ok(()),
+            false => Err(Failure::new(show(wanted), show(found))),
+        }
+    }
+
     fn are_close(self, found: &TensorData, wanted: &TensorData) -> bool {
         let mut pairs = found.iter::<f64>().zip(wanted.iter::<f64>());
         pairs.all(|(found, wanted)| self.is_close(found, wanted))

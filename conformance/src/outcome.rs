@@ -59,6 +59,16 @@ reasons! {
         "NCCL needs GPUs, which the machine that made the file did not have.",
     NoDestination "no-destination"
         "Every replica gets the result; there is no destination device to name.",
+    HostInStep "host-in-step"
+        "In a compiled step nothing is read or assigned on the host, nor are replicas told apart.",
+    WholeInStep "whole-in-step"
+        "A compiled step has no place outside of its replicas for all their values (`merge_call`).",
+    UnevenShapes "uneven-shapes"
+        "All replicas run one compiled program, so a step's values have one shape on all of them.",
+    IntegerMean "integer-mean"
+        "In a compiled step the mean of integers would have to be a tensor of integers.",
+    FewDevices "few-devices"
+        "The plugin has fewer devices than the case has replicas.",
 }
 
 reasons! {

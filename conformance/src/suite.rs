@@ -73,8 +73,8 @@ impl Suite {
         self
     }
 
-    /// Also checks `TpuStrategy` with the cases of the family `training`, under a PJRT plugin: the
-    /// one that `PJRT_CPU_PLUGIN` or `PJRT_PLUGIN_LIBRARY_PATH` names, else XLA's CPU client where
+    /// Also checks `TpuStrategy` with the cases that it gets (see the README), under a PJRT plugin:
+    /// the one that `PJRT_CPU_PLUGIN` or `PJRT_PLUGIN_LIBRARY_PATH` names, else XLA's CPU client where
     /// `distribute-tpu-xla/pjrt-cpu/build` puts it. Without one, the report says that it was
     /// skipped.
     ///
@@ -193,10 +193,12 @@ impl Suite {
             }
             let takes = |backend: &&Backend| backend.takes(family, case);
             for backend in self.backends.iter().filter(takes) {
-                note(
-                    backend.name(),
-                    guarded(|| check(case, &self.env(file, Some(backend)))),
-                )?;
+                let run = || guarded(|| check(case, &self.env(file, Some(backend))));
+                let checked = match backend.not_applicable(family, case) {
+                    Some(Rule::FewDevices) => Ok(Outcome::NotApplicable(Rule::FewDevices)),
+                    rule => refused(rule, run()),
+                };
+                note(backend.name(), checked)?;
             }
             for factory in &self.communicators {
                 if families::communicator::under_strategy(family, case) {
@@ -219,6 +221,22 @@ impl Suite {
             Err(failed) => failed,
             Ok(()) => outcome.map_or(CaseResult::NotSelected, CaseResult::Checked),
         }
+    }
+}
+
+/// A case that does not apply is refused by the strategy, as a compiled step says it; else it is
+/// like any other.
+fn refused(rule: Option<Rule>, checked: Checked) -> Checked {
+    let words = |rule| match rule {
+        Rule::IntegerMean => ["not defined for elements of type i"; 2],
+        _ => ["compiled step", "is captured"],
+    };
+    let says_so = |rule, text: &str| words(rule).iter().any(|word| text.contains(word));
+    match (rule, checked) {
+        (Some(rule), Err(failure)) if says_so(rule, &failure.got) => {
+            Ok(Outcome::NotApplicable(rule))
+        }
+        (_, checked) => checked,
     }
 }
 
@@ -301,11 +319,12 @@ impl Env<'_> {
         Ok(found.ok_or_else(unknown)?.strategy(spec.replicas)?)
     }
 
-    /// A strategy with several replicas that is not the case's own.
+    /// A strategy with several replicas that is not the case's own: those with cases of this kind
+    /// have two.
     pub(crate) fn other_mirrored(&self) -> Result<Arc<dyn Strategy>, Failure> {
         self.strategy_of(StrategySpec {
             kind: StrategyKind::Mirrored,
-            replicas: 2,
+            replicas: 3,
         })
     }
 }

@@ -12,13 +12,23 @@ use crate::backend::{Backend, StrategyFactory};
 use crate::case::{Case, StrategyKind};
 use crate::families::reduce_op;
 use crate::golden::FamilyName;
+use crate::outcome::Rule;
 use crate::tensors::is_int;
 
 /// The name of the strategy.
 pub(crate) const TPU: &str = "tpu";
 
 /// The families that it gets cases of.
-pub(crate) const FAMILIES: [FamilyName; 2] = [FamilyName::Reduce, FamilyName::Training];
+pub(crate) const FAMILIES: [FamilyName; 8] = [
+    FamilyName::Loss,
+    FamilyName::Reduce,
+    FamilyName::Variables,
+    FamilyName::Datasets,
+    FamilyName::Properties,
+    FamilyName::CrossDevice,
+    FamilyName::Training,
+    FamilyName::Checkpoint,
+];
 
 /// Why the strategy is not among what is checked, with what to do.
 const NO_PLUGIN: &str = "no plugin; build it with distribute-tpu-xla/pjrt-cpu/build, or name one \
@@ -32,17 +42,22 @@ const KINDS: [StrategyKind; 4] = [
     StrategyKind::CentralStorage,
 ];
 
-/// The operations of the family `reduce`: those of the strategy outside of steps, and the
-/// all-reduce of a step. The others read tensors in the middle of a step or leave it.
-const REDUCE: [&str; 7] = [
-    "reduce",
-    "reduce_non_distributed",
-    "reduce_indexed_slices",
-    "all_reduce",
-    "gather",
-    "experimental_local_results",
-    "experimental_distribute_values_from_function",
+/// A step of these cases does something on the host: it computes a value there, makes a tensor or
+/// a variable of one, lets the replicas change one variable in turn, or asks for its number.
+const ON_THE_HOST: [&str; 9] = [
+    "plain variable created outside",
+    "v ",
+    "v=",
+    "create a variable inside",
+    "write then restore",
+    "contexts",
+    "run(",
+    "run returning a dict",
+    "d(",
 ];
+
+/// A step of these cases does something with the replicas' whole values, outside of replicas.
+const WHOLE_VALUES: [&str; 3] = ["merge_call", "gather inside", "get_replica_context"];
 
 /// The plugin for `TpuStrategy` on this machine: the one that `PJRT_CPU_PLUGIN` names, else that
 /// of `PJRT_PLUGIN_LIBRARY_PATH`, else XLA's CPU client where `distribute-tpu-xla/pjrt-cpu/build`
@@ -88,15 +103,34 @@ impl StrategyFactory for Tpu {
 
     fn takes(&self, family: FamilyName, case: &Case) -> bool {
         let kind = case.strategy.kind;
-        let takes = match family {
-            FamilyName::Training => KINDS.contains(&kind),
-            FamilyName::Reduce => {
-                let here = kind == StrategyKind::Mirrored && REDUCE.contains(&case.op());
-                here && !is_mean_of_integers(case)
+        let is_any = KINDS.contains(&kind);
+        match family {
+            // Whatever they were recorded under, they are the same runs.
+            FamilyName::Training | FamilyName::Checkpoint => is_any,
+            // Only the default strategy has losses that divide by a replica's own examples.
+            FamilyName::Loss => {
+                is_any && (kind, case.op()) != (StrategyKind::Default, "loss_class")
             }
-            _ => false,
-        };
-        takes && case.strategy.replicas <= self.system.num_accelerators()
+            // Central storage leaves a partial last step out.
+            FamilyName::Datasets => is_any && kind != StrategyKind::CentralStorage,
+            family => FAMILIES.contains(&family) && kind == StrategyKind::Mirrored,
+        }
+    }
+
+    fn not_applicable(&self, _: FamilyName, case: &Case) -> Option<Rule> {
+        let begins = |names: &[&str]| names.iter().any(|name| case.op().starts_with(name));
+        let context = case.inputs["context"].as_str().unwrap_or_default();
+        if case.strategy.replicas > self.system.num_accelerators() {
+            Some(Rule::FewDevices)
+        } else if begins(&WHOLE_VALUES) || context.starts_with("merge_call") {
+            Some(Rule::WholeInStep)
+        } else if begins(&ON_THE_HOST) {
+            Some(Rule::HostInStep)
+        } else if is_mean_of_integers(case) {
+            Some(Rule::IntegerMean)
+        } else {
+            None
+        }
     }
 
     fn strategy(&self, devices: &[LogicalDevice]) -> Result<Arc<dyn Strategy>> {

@@ -6,8 +6,8 @@ use std::str::FromStr;
 
 use burn::tensor::Int;
 use distribute_core::{Device, Error, Result, Tensor, TensorData};
-use distribute_data::Dataset;
 use distribute_data::readers::{self, CsvOptions, Examples, ImageColor, TrainTest};
+use distribute_data::{Dataset, Weighted};
 
 use crate::args::SplitName;
 use crate::failure::Failure;
@@ -173,57 +173,38 @@ pub(crate) fn choose(data: TrainTest, split: SplitName) -> Examples {
     }
 }
 
-/// One replica's batch: `[n, values]`, and the classes `[n]`.
-pub(crate) type Batch = (Tensor<2>, Tensor<1, Int>);
+/// One replica's batch: `[n, values]` with the classes `[n]`, and how much each example counts.
+pub(crate) type Batch = <Data as Dataset>::Batch;
 
-/// The class of an example that is no example: it fills a batch up, see [`Classified::padded`].
-pub(crate) const PADDING: i64 = -1;
+/// What is trained on and measured.
+pub(crate) type Data = Weighted<Classified>;
 
 /// Examples as batches for a model, which gives them their shape.
 #[derive(Debug, Clone)]
 pub(crate) struct Classified {
     examples: Examples,
     values: usize,
-    /// The examples, and what stands behind them.
-    len: usize,
 }
 
 impl Classified {
-    pub(crate) fn new(examples: Examples) -> Self {
+    /// These examples with weights.
+    pub(crate) fn weighted(examples: Examples) -> Data {
         let values = examples.feature_shape().iter().product();
-        let len = examples.len();
-        Self {
-            examples,
-            values,
-            len,
-        }
-    }
-
-    /// Fills the last batch up, for strategies that need batches of one size. What is added has
-    /// zeros for features and the class [`PADDING`]. Not for examples that are shuffled.
-    pub(crate) fn padded(mut self, batch_size: usize) -> Self {
-        self.len = self.len.next_multiple_of(batch_size);
-        self
+        Weighted::new(Self { examples, values })
     }
 }
 
 impl Dataset for Classified {
-    type Batch = Batch;
+    type Batch = (Tensor<2>, Tensor<1, Int>);
 
     fn len(&self) -> usize {
-        self.len
+        self.examples.len()
     }
 
-    fn batch(&self, indices: &[usize], device: &Device) -> Result<Batch> {
+    fn batch(&self, indices: &[usize], device: &Device) -> Result<Self::Batch> {
         let count = indices.len();
-        let padding = indices
-            .iter()
-            .position(|index| *index >= self.examples.len());
-        let indices = &indices[..padding.unwrap_or(count)];
-        let mut values = self.examples.features_f32(indices).map_err(Error::input)?;
-        let mut labels = self.examples.labels_i64(indices).map_err(Error::input)?;
-        values.resize(count * self.values, 0.0);
-        labels.resize(count, PADDING);
+        let values = self.examples.features_f32(indices).map_err(Error::input)?;
+        let labels = self.examples.labels_i64(indices).map_err(Error::input)?;
         let values = TensorData::new(values, [count, self.values]);
         let labels = TensorData::new(labels, [count]);
         Ok((

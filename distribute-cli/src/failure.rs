@@ -11,6 +11,8 @@ use std::process::ExitCode;
 pub(crate) struct Failure {
     message: String,
     source: Option<Box<dyn StdError + Send + Sync>>,
+    /// What is printed of it only if asked for.
+    details: Vec<String>,
     code: u8,
 }
 
@@ -43,8 +45,15 @@ impl Failure {
         Self {
             message: message.to_string(),
             source: None,
+            details: Vec::new(),
             code,
         }
+    }
+
+    /// The same with lines that `--verbose` adds.
+    pub(crate) fn with_details(mut self, details: Vec<String>) -> Self {
+        self.details = details;
+        self
     }
 
     /// The same, said of a file.
@@ -57,6 +66,7 @@ impl Failure {
         Self {
             message: source.to_string(),
             source: Some(Box::new(source)),
+            details: Vec::new(),
             code: FAILED,
         }
     }
@@ -69,13 +79,21 @@ impl Failure {
             "error: "
         };
         if !self.message.is_empty() {
-            note(&format!("{kind}{}", self.message.replace('\n', "; ")));
+            let message = self.message.replace('\n', "; ");
+            let more = match verbose || self.details.is_empty() {
+                true => "",
+                false => " (--verbose lists them)",
+            };
+            note(&format!("{kind}{message}{more}"));
         }
         let mut cause = self
             .source
             .as_ref()
             .map(|source| &**source as &dyn StdError);
         if verbose {
+            for detail in &self.details {
+                note(&format!("  {detail}"));
+            }
             note(&format!("  {cause:?}"));
             while let Some(error) = cause.and_then(StdError::source) {
                 note(&format!("  caused by: {error}"));

@@ -11,6 +11,7 @@ mod config;
 mod data;
 mod events;
 mod failure;
+mod libtpu;
 mod objective;
 mod signals;
 mod strategies;

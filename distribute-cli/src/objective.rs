@@ -14,14 +14,14 @@ use crate::data::Batch;
 /// Loss and accuracy of one replica's batch.
 ///
 /// The loss is divided by the constant global batch size, so what is learned does not depend on
-/// the number of replicas. A model with one output says yes or no; others choose a class.
+/// the number of replicas, nor on what fills a batch up: that weighs nothing. A model with one
+/// output says yes or no; others choose a class.
 pub(crate) fn objective(
     ctx: &StepContext<'_>,
     model: &Sequential,
-    (input, labels): Batch,
+    ((input, labels), weights): Batch,
 ) -> Result<Objective> {
-    let examples = input.dims()[0];
-    if examples == 0 {
+    if input.dims()[0] == 0 {
         return empty(ctx, model, input);
     }
     let mut rng = ctx.rng();
@@ -30,13 +30,12 @@ pub(crate) fn objective(
         false => Mode::Inference,
     };
     let logits = model.logits(input, &mut mode);
-    if !ctx.is_training() {
-        return weighted(ctx, model, logits, labels);
-    }
     let (per_example, predicted) = losses(logits, labels.clone());
-    let correct = predicted.equal(labels).int().sum();
-    let loss = compute_average_loss(ctx, per_example, None, ctx.global_batch_size())?;
-    let objective = Objective::new(loss).examples(examples);
+    let correct = (predicted.equal(labels).float() * weights.clone()).sum();
+    let examples = weights.clone().sum();
+    let global_batch = ctx.global_batch_size();
+    let loss = compute_average_loss(ctx, per_example, Some(weights.into()), global_batch)?;
+    let objective = Objective::new(loss).examples(examples.clone());
     let objective = objective.metric("accuracy", correct, examples);
     regularized(ctx, model, objective)
 }
@@ -53,25 +52,6 @@ fn losses(logits: Tensor<2>, labels: Tensor<1, Int>) -> (Tensor<1>, Tensor<1, In
     (sparse_categorical_crossentropy(logits, labels), predicted)
 }
 
-/// Of a batch that may be padded: what is no example weighs nothing.
-fn weighted(
-    ctx: &StepContext<'_>,
-    model: &Sequential,
-    logits: Tensor<2>,
-    labels: Tensor<1, Int>,
-) -> Result<Objective> {
-    let (per_example, predicted) = losses(logits, labels.clone().clamp_min(0));
-    // Padding is of no class, so it is never predicted.
-    let correct = predicted.equal(labels.clone()).int().sum();
-    let weights = labels.greater_equal_elem(0).float();
-    let per_example = per_example * weights.clone();
-    let loss = compute_average_loss(ctx, per_example, None, ctx.global_batch_size())?;
-    let examples = weights.sum();
-    let objective = Objective::new(loss).examples(examples.clone());
-    let objective = objective.metric("accuracy", correct, examples);
-    regularized(ctx, model, objective)
-}
-
 fn regularized(
     ctx: &StepContext<'_>,
     model: &Sequential,
@@ -86,16 +66,8 @@ fn regularized(
 /// A replica whose batch is empty still takes part: its loss is 0, with gradients of 0, and its
 /// share of the regularization counts.
 fn empty(ctx: &StepContext<'_>, model: &Sequential, input: Tensor<2>) -> Result<Objective> {
-    let loss = model.zero_loss(&input.device());
-    let zero = loss.clone();
-    let objective = Objective::new(loss);
-    let objective = match ctx.is_training() {
-        true => objective.metric("accuracy", zero, 0),
-        // As in `weighted`, where all of these are tensors.
-        false => {
-            let objective = objective.examples(zero.clone());
-            objective.metric("accuracy", zero.clone(), zero)
-        }
-    };
+    let zero = model.zero_loss(&input.device());
+    let objective = Objective::new(zero.clone()).examples(zero.clone());
+    let objective = objective.metric("accuracy", zero.clone(), zero);
     regularized(ctx, model, objective)
 }

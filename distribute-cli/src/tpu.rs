@@ -1,20 +1,21 @@
 //! `--strategy tpu`: which plugin and devices, and compiling for a TPU that is not there.
 
-use std::env;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::Arc;
 
 use clap::Args;
-use distribute_core::Strategy;
-use distribute_tpu_xla::pjrt::{LibtpuEnvironment, Plugin, Topology};
-use distribute_tpu_xla::{CompileReport, TpuClusterResolver, TpuCompiler, TpuError, TpuStrategy};
+use distribute_core::{Error, Strategy};
+use distribute_tpu_xla::pjrt::{Device, ErrorCode, PjrtError, Plugin, Topology};
+use distribute_tpu_xla::{
+    CompileReport, TpuClusterResolver, TpuCompiler, TpuConnection, TpuError, TpuStrategy,
+};
 use serde_json::{Value, json};
 
 use crate::args::{DeviceArgs, OutputFormat};
 use crate::events::{line, object};
 use crate::failure::Failure;
+use crate::libtpu::in_own_process;
+use crate::strategies::device_names;
 
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "TPU")]
@@ -55,23 +56,26 @@ pub(crate) enum Tpu {
 }
 
 impl Tpu {
-    /// Loads the plugin and opens its devices.
-    pub(crate) fn open(args: &TpuArgs, devices: &DeviceArgs) -> Result<Self, Failure> {
+    /// Loads the plugin and opens its devices, or makes a compiler of it.
+    pub(crate) fn open(
+        args: &TpuArgs,
+        devices: &DeviceArgs,
+        verbose: bool,
+    ) -> Result<Self, Failure> {
         if !devices.devices.is_empty() {
             return Err(Failure::usage(
                 "--devices names CPUs; with --strategy tpu choose a number of --replicas",
             ));
         }
         match &args.topology {
-            Some(topology) => Self::topology(topology, args, devices.replicas),
+            Some(topology) => Self::topology(topology, args, devices.replicas, verbose),
             None => Self::devices(args, devices.replicas),
         }
     }
 
     fn devices(args: &TpuArgs, replicas: Option<usize>) -> Result<Self, Failure> {
         let resolver = TpuClusterResolver::new(args.tpu.as_deref())?;
-        let connection = resolver.connect_with(args.pjrt_plugin.as_deref())?;
-        let system = connection.initialize()?;
+        let system = connect(&resolver, args.pjrt_plugin.as_deref())?.initialize()?;
         let said = vec![
             format!("Running on TPU {:?}", resolver.addresses()),
             format!("Number of accelerators: {}", system.num_accelerators()),
@@ -83,9 +87,14 @@ impl Tpu {
         Ok(Self::Devices(builder.build()?, said))
     }
 
-    fn topology(name: &str, args: &TpuArgs, replicas: Option<usize>) -> Result<Self, Failure> {
-        let path = Plugin::locate(args.pjrt_plugin.as_deref()).map_err(TpuError::from)?;
-        start_for(&path)?;
+    fn topology(
+        name: &str,
+        args: &TpuArgs,
+        replicas: Option<usize>,
+        verbose: bool,
+    ) -> Result<Self, Failure> {
+        let path = Plugin::locate(args.pjrt_plugin.as_deref()).map_err(not_found)?;
+        in_own_process(&path, verbose)?;
         let plugin = Plugin::load(&path).map_err(TpuError::from)?;
         let topology = plugin.topology(name, &[]).map_err(TpuError::from)?;
         let compiler = TpuCompiler::new(topology.clone(), replicas)?;
@@ -99,6 +108,14 @@ impl Tpu {
         }
     }
 
+    /// The replicas' devices by the names that the plugin has for them.
+    pub(crate) fn device_names(&self) -> Vec<String> {
+        match self {
+            Self::Devices(strategy, _) => strategy.devices().iter().map(name).collect(),
+            Self::Topology(ahead) => device_names(&*ahead.compiler.handle()),
+        }
+    }
+
     /// What there is to say about the system.
     pub(crate) fn said(&self) -> Vec<String> {
         match self {
@@ -106,6 +123,44 @@ impl Tpu {
             Self::Topology(_) => Vec::new(),
         }
     }
+}
+
+/// What the plugin calls a device; one that does not say is called by kind and number.
+fn name(device: &Device) -> String {
+    let text = device.description().text.trim();
+    match text.is_empty() {
+        true => format!("{} {}", device.kind(), device.id()),
+        false => text.to_string(),
+    }
+}
+
+/// Loads the plugin of the TPU, or says what was searched for it.
+pub(crate) fn connect(
+    resolver: &TpuClusterResolver,
+    plugin: Option<&Path>,
+) -> Result<TpuConnection, Failure> {
+    resolver.connect_with(plugin).map_err(|error| {
+        // It may be about something else, such as a TPU that is only an address.
+        let says_so = |cause: &PjrtError| error.to_string().ends_with(&cause.to_string());
+        let details = match Plugin::locate(plugin) {
+            Err(cause) if says_so(&cause) => searched(&cause),
+            _ => Vec::new(),
+        };
+        Failure::from(error).with_details(details)
+    })
+}
+
+/// Where a plugin was looked for.
+fn searched(error: &PjrtError) -> Vec<String> {
+    match error {
+        PjrtError::NotFound { searched } => searched.clone(),
+        _ => Vec::new(),
+    }
+}
+
+fn not_found(error: PjrtError) -> Failure {
+    let details = searched(&error);
+    Failure::from(TpuError::from(error)).with_details(details)
 }
 
 /// Steps that are compiled for a TPU that is not there.
@@ -124,21 +179,18 @@ impl Ahead {
     }
 }
 
-/// libtpu reads variables of the environment while it is loaded. A process cannot change its own
-/// safely once it has threads, so it starts itself again with them.
-fn start_for(plugin: &Path) -> Result<(), Failure> {
-    let environment = LibtpuEnvironment::compile_only();
-    if !LibtpuEnvironment::is_for(plugin) || environment.check().is_ok() {
-        return Ok(());
+/// Why there is no program; of one that no core holds, with what to do.
+pub(crate) fn not_compiled(error: Error) -> Failure {
+    let code = match TpuError::of(&error) {
+        Some(TpuError::Pjrt(error)) => error.code(),
+        _ => None,
+    };
+    match code {
+        Some(ErrorCode::ResourceExhausted) => Failure::failed(format!(
+            "does not fit: {error}; use more replicas, a smaller --batch-size or a smaller model"
+        )),
+        _ => error.into(),
     }
-    let program = env::current_exe().map_err(Failure::failed)?;
-    let mut again = Command::new(program);
-    environment.apply_to(again.args(env::args_os().skip(1)));
-    // Returns only if it fails.
-    Err(Failure::failed(format!(
-        "cannot start again with libtpu's variables: {}",
-        again.exec()
-    )))
 }
 
 /// Prints what the compiler says of the job's step.

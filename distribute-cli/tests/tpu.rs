@@ -5,6 +5,7 @@ mod common;
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use rstest::rstest;
 use serde_json::Value;
@@ -61,14 +62,14 @@ fn a_compiled_run_has_the_losses_of_an_eager_one(
 ) {
     let Some(plugin) = plugin() else { return };
     let folder = tempfile::tempdir().unwrap();
-    // Full batches only; the 359 test examples fill none of the 64 evenly.
-    let run = format!("--model {model} --steps 20 --batch-size");
+    // Short batches, filled up: 30 examples are left of 1438 to train with, 39 of 359 to test.
+    let run = format!("--model {model} --epochs 1 --batch-size");
     let (expected, _) = trained(folder.path(), &format!("{run} 64 --replicas 1"));
     let share = 64 / replicas;
     let tpu = format!("--strategy tpu --pjrt-plugin {plugin} --replicas {replicas}");
     let (found, end) = trained(folder.path(), &format!("{run} {share} {tpu}"));
     close(&found, &expected, &AVERAGES);
-    assert_eq!(end["steps"], 20);
+    assert_eq!(end["steps"], 23);
 }
 
 #[test]
@@ -141,9 +142,106 @@ fn a_step_is_compiled_for_devices_that_are_not_there() {
 }
 
 #[test]
+fn the_same_seed_gives_the_same_bits_and_files_and_the_devices_have_their_names() {
+    let Some(plugin) = plugin() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let run = format!(
+        "--strategy tpu --pjrt-plugin {plugin} --replicas 3 --model digits-cnn --epochs 1 \
+         --batch-size 50 --log-dir logs"
+    );
+    let bits = |seed: u64| {
+        let (_, end) = trained(folder.path(), &format!("{run} --seed {seed}"));
+        end["weights_sha256"].as_str().unwrap().to_string()
+    };
+    let first = bits(7);
+    assert_eq!(first, bits(7));
+    assert_ne!(first, bits(8));
+    for file in ["history.csv", "history.jsonl", "train", "validation"] {
+        assert!(folder.path().join("logs").join(file).exists(), "{file}");
+    }
+    let out = common::succeed(
+        folder.path(),
+        &format!("train --output json --steps 1 {run}"),
+    );
+    let start: Value = serde_json::from_str(out.lines().next().unwrap()).unwrap();
+    assert_eq!(start["devices"].as_array().unwrap().len(), 3);
+    // XLA's own names, and not those of this program's CPU replicas.
+    assert!(!start["devices"].to_string().contains("cpu:"), "{start}");
+}
+
+/// Images and labels in the format of MNIST.
+fn images(folder: &Path, name: &str, count: u32) {
+    let header = |numbers: &[u32]| -> Vec<u8> {
+        let bytes = numbers.iter().map(|number| number.to_be_bytes());
+        bytes.flatten().collect()
+    };
+    let mut images = header(&[2051, count, 28, 28]);
+    images.extend((0..count * 28 * 28).map(|i| (i * i % 251) as u8));
+    let mut labels = header(&[2049, count]);
+    labels.extend((0..count).map(|i| (i % 10) as u8));
+    fs::write(folder.join(format!("{name}-images-idx3-ubyte")), images).unwrap();
+    fs::write(folder.join(format!("{name}-labels-idx1-ubyte")), labels).unwrap();
+}
+
+/// More rows than examples, fewer examples than replicas, a model from a file.
+#[rstest]
+#[case("--dataset csv:few.csv --replicas 8 --batch-size 1", 8)]
+#[case("--dataset csv:few.csv --replicas 3 --batch-size 1000", 3)]
+#[case("--dataset idx:. --model model.json --replicas 2 --batch-size 5", 2)]
+fn data_of_any_size_and_models_of_files_train_as_under_mirrored(
+    #[case] run: &str,
+    #[case] replicas: usize,
+) {
+    let Some(plugin) = plugin() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let row = |i: u32| format!("{},{},{}\n", (f64::from(i) * 0.7).sin(), i % 5, i % 2);
+    let rows: String = (0..13).map(row).collect();
+    fs::write(folder.path().join("few.csv"), format!("a,b,label\n{rows}")).unwrap();
+    for (name, count) in [("train", 23), ("t10k", 7)] {
+        images(folder.path(), name, count);
+    }
+    let model = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/tests/keras/documents_cnn.keras3.json"
+    );
+    fs::copy(model, folder.path().join("model.json")).unwrap();
+    let run = format!("{run} --epochs 2");
+    let (expected, _) = trained(folder.path(), &run);
+    let tpu = format!("{run} --strategy tpu --pjrt-plugin {plugin}");
+    let (found, end) = trained(folder.path(), &tpu);
+    close(&found, &expected, &AVERAGES);
+    assert!(end["steps"].as_u64().unwrap() > 0, "{replicas} replicas");
+}
+
+#[rstest]
+fn every_built_in_model_is_measured(
+    #[values("mnist-cnn", "digits-cnn", "mlp", "text")] model: &str,
+) {
+    let Some(plugin) = plugin() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let bench = format!(
+        "bench tpu --pjrt-plugin {plugin} --model {model} --batch-size 2 --replicas 1,2 --rounds 2 \
+         --seconds 0.01"
+    );
+    let out = common::succeed(folder.path(), &format!("{bench} --output json"));
+    let lines = out.lines().map(serde_json::from_str::<Value>);
+    let lines: Vec<Value> = lines.map(Result::unwrap).collect();
+    let measured = lines
+        .iter()
+        .map(|line| (line["impl"].as_str(), line["replicas"].as_u64()));
+    let expected = [("one-device", 1), ("tpu", 1), ("tpu", 2)];
+    assert!(measured.eq(expected.map(|(name, replicas)| (Some(name), Some(replicas)))));
+    for line in &lines {
+        assert_eq!(line["model"], model);
+        assert!(line["step_ms"].as_f64().unwrap() > 0.0, "{line}");
+    }
+}
+
+#[test]
 fn what_cannot_be_is_refused_in_one_line() {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("no-plugin.so"), "text").unwrap();
+    fs::write(folder.path().join("text.so"), "a longer text\n".repeat(100)).unwrap();
     let mut said = String::new();
     let mut refuse = |arguments: &str| {
         let finished = common::run(folder.path(), arguments);
@@ -153,6 +251,11 @@ fn what_cannot_be_is_refused_in_one_line() {
     };
     refuse("train --strategy tpu --pjrt-plugin missing.so");
     refuse("train --strategy tpu --pjrt-plugin no-plugin.so");
+    refuse("train --strategy tpu --pjrt-plugin text.so");
+    refuse("train --strategy tpu --pjrt-plugin .");
+    refuse("bench tpu --pjrt-plugin missing.so");
+    refuse("bench tpu --rounds 0");
+    refuse("train --strategy tpu --tpu grpc://10.0.0.2:8470");
     refuse("train --strategy tpu --devices cpu:0");
     refuse("train --pjrt-plugin x.so");
     refuse("train --tpu local");
@@ -176,8 +279,197 @@ fn what_the_devices_do_not_allow_is_refused() {
         said += &format!("{arguments}\n  {}", finished.stderr);
     };
     refuse("--replicas 9");
-    refuse("--replicas 8 --batch-size 2000");
     refuse("--compile-only --topology mars:2x4");
     refuse("--compile-only --topology cpu:2 --replicas 3");
     insta::assert_snapshot!("not_allowed", said);
+}
+
+/// A library made of a file that the tests of the plugins have; nothing, and a line that says so,
+/// without a C compiler.
+fn compile_c(folder: &Path, source: &str, define: &str) -> Option<()> {
+    let sources = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../distribute-tpu-xla/tests/pjrt"
+    );
+    let mut cc = Command::new("cc");
+    cc.args(["-shared", "-fPIC", "-o"])
+        .arg(folder.join("false.so"));
+    cc.arg(Path::new(sources).join(source))
+        .args([define, "-ldl"]);
+    let Ok(output) = cc.output() else {
+        println!("SKIPPED: no C compiler `cc` to make a false plugin with: install gcc");
+        return None;
+    };
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    Some(())
+}
+
+#[test]
+fn a_library_that_is_no_plugin_or_one_of_another_version_is_refused_in_its_own_words() {
+    let folder = tempfile::tempdir().unwrap();
+    let defines = [
+        "-DSYMBOL=SomethingElse",
+        "-DNO_TABLE",
+        "-DMAJOR=1",
+        "-DMINOR=1",
+    ];
+    let mut said = String::new();
+    for define in defines {
+        if compile_c(folder.path(), "fake.c", define).is_none() {
+            return;
+        }
+        let finished = common::run(
+            folder.path(),
+            "train --strategy tpu --pjrt-plugin ./false.so",
+        );
+        assert_eq!(finished.code, Some(1), "{}", finished.stderr);
+        said += &format!("{define}\n  {}", finished.stderr);
+    }
+    insta::with_settings!({ filters => vec![(r"/\S*/\.tmp\w+", "[FOLDER]")] }, {
+        insta::assert_snapshot!("other_libraries", said);
+    });
+}
+
+/// The CPU plugin without `PJRT_Client_Create`, or without `PJRT_Client_Compile`.
+#[rstest]
+#[case("PJRT_Client_Create", 10)]
+#[case("PJRT_Client_Compile", 20)]
+fn a_plugin_without_a_function_is_refused_with_its_name(#[case] name: &str, #[case] hole: usize) {
+    let Some(plugin) = plugin() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let control = folder.path().join("control");
+    let define = format!("-DCONTROL=\"{}\"", control.display());
+    if compile_c(folder.path(), "holes.c", &define).is_none() {
+        return;
+    }
+    fs::write(&control, format!("{plugin} 128 {hole}")).unwrap();
+    let run = "train --strategy tpu --pjrt-plugin ./false.so --steps 1 --model mlp";
+    let finished = common::run(folder.path(), run);
+    assert_eq!(finished.code, Some(1), "{}", finished.stderr);
+    let error = finished.stderr.lines().last().unwrap();
+    assert!(error.starts_with("error: "), "{error}");
+    assert!(error.contains(&format!("lacks {name};")), "{error}");
+}
+
+#[test]
+fn without_a_plugin_there_are_two_lines_and_verbose_has_the_rest() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = |arguments: &str| {
+        let mut program = common::program(folder.path());
+        for name in ["PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX", "PYENV_ROOT"] {
+            program.env_remove(name);
+        }
+        program
+            .env("HOME", folder.path())
+            .env("PATH", folder.path());
+        let output = program.args(arguments.split_whitespace()).output().unwrap();
+        assert_eq!(output.status.code(), Some(1));
+        String::from_utf8(output.stderr).unwrap()
+    };
+    for command in ["train --strategy tpu", "bench tpu"] {
+        let said = run(command);
+        if !said.contains("no PJRT plugin was found") {
+            println!("SKIPPED: the system's own Python has a plugin: {said}");
+            return;
+        }
+        assert_eq!(said.lines().count(), 1, "{said}");
+        assert!(
+            said.starts_with("error: TPU failed to initialize: no PJRT plugin"),
+            "{said}"
+        );
+        assert!(said.len() < 500, "{said}");
+    }
+    let said = run("train --strategy tpu --verbose");
+    let places = [
+        "PJRT_PLUGIN_LIBRARY_PATH (not set)",
+        "TPU_LIBRARY_PATH (not set)",
+    ];
+    for place in places {
+        assert!(said.contains(&format!("\n  {place}\n")), "{said}");
+    }
+}
+
+/// libtpu, or a line that says how to get it.
+fn libtpu() -> Option<String> {
+    let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+    let home = || Some(PathBuf::from(set("HOME")?).join(".cache"));
+    let cache = set("XDG_CACHE_HOME").map(PathBuf::from).or_else(home);
+    let file = "distribute/libtpu/0.0.51/libtpu/libtpu.so";
+    let cached = cache.map(|cache| cache.join(file));
+    let found = set("LIBTPU_PATH").map(PathBuf::from);
+    let found = found.or(cached.filter(|path| path.is_file()));
+    if found.is_none() {
+        println!(
+            "SKIPPED: no libtpu: run distribute-tpu-xla/pjrt-cpu/fetch-libtpu, and jobs are \
+             compiled for TPUs too"
+        );
+    }
+    found.map(|path| path.display().to_string())
+}
+
+/// A convolution whose feature maps no core of a v5e holds.
+const TOO_LARGE: &str = r#"{"class_name": "Sequential", "config": {"layers": [
+    {"class_name": "InputLayer", "config": {"batch_input_shape": [null, 8, 8, 1]}},
+    {"class_name": "Conv2D", "config": {"filters": 12000, "kernel_size": [3, 3],
+        "strides": [1, 1], "padding": "same", "activation": "relu", "use_bias": true}},
+    {"class_name": "MaxPooling2D", "config": {"pool_size": [2, 2], "strides": [2, 2],
+        "padding": "valid"}},
+    {"class_name": "Flatten", "config": {}},
+    {"class_name": "Dense", "config": {"units": 10, "activation": "linear", "use_bias": true}}
+]}}"#;
+
+#[test]
+fn what_no_tpu_holds_or_is_is_said_in_the_words_of_libtpu() {
+    let Some(libtpu) = libtpu() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("large.json"), TOO_LARGE).unwrap();
+    let compile = format!("train --strategy tpu --pjrt-plugin {libtpu} --compile-only --topology");
+    let mut said = String::new();
+    let mut refuse = |arguments: &str| {
+        let finished = common::run(folder.path(), &format!("{compile} {arguments}"));
+        assert_eq!(finished.code, Some(1), "{arguments}: {}", finished.stderr);
+        assert_eq!(finished.stdout, "");
+        said += &format!("{arguments}\n  {}", finished.stderr);
+    };
+    refuse("v9:2x4");
+    refuse("v5e");
+    // libtpu ends its process: a v5e has two dimensions.
+    refuse("v5e:2x4x7");
+    refuse("v5e:2x4 --replicas 9");
+    refuse("v5e:2x4 --replicas 1 --batch-size 1438 --model large.json");
+    insta::assert_snapshot!("libtpu", said);
+}
+
+#[rstest]
+fn a_job_is_compiled_for_a_tpu_that_is_not_there(
+    #[values("v5e:2x4", "v4:2x2x2", "v5p:2x2x2", "v6e:2x4")] topology: &str,
+) {
+    let Some(libtpu) = libtpu() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let run = format!(
+        "train --strategy tpu --pjrt-plugin {libtpu} --compile-only --topology {topology} \
+         --model mlp"
+    );
+    let finished = common::run(folder.path(), &run);
+    assert_eq!(finished.code, Some(0), "{}", finished.stderr);
+    // Nothing of libtpu's own log.
+    assert_eq!(finished.stderr, "");
+    let lines: Vec<&str> = finished.stdout.lines().collect();
+    assert!(
+        lines[0].starts_with(&format!("{topology} (TPU v")),
+        "{}",
+        lines[0]
+    );
+    assert_eq!(lines[3], "collectives: 1 all-reduce");
+    assert!(lines[4].starts_with("fits: "), "{}", lines[4]);
+    let verbose = common::run(folder.path(), &format!("{run} --verbose --output json"));
+    let report: Value = serde_json::from_str(&verbose.stdout).unwrap();
+    assert_eq!(
+        report["alias_bytes"].as_u64() >= report["donated_bytes"].as_u64(),
+        true
+    );
 }

@@ -20,6 +20,12 @@ impl<D: Dataset<Batch: Nest>> BatchSource for DistributedDataset<D> {
         Some(self.replicas.iter().map(|(part, _)| *part).collect())
     }
 
+    fn padding(&self, batch: usize) -> Option<Vec<usize>> {
+        let rows = self.rows()?;
+        let parts = DistributedDataset::parts(self, batch).into_iter();
+        Some(parts.map(|part| rows - part.len()).collect())
+    }
+
     fn epoch(
         &self,
         epoch: usize,

@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use distribute_core::{Device, Result};
+use distribute_core::{Device, Error, Result};
 
 /// Examples that can be read in any order, and the batches made of them.
 ///
@@ -36,6 +36,42 @@ pub trait Dataset: Send + Sync + 'static {
     /// # Errors
     /// Whatever keeps the examples from being read; use `Error::input` for errors of your own.
     fn batch(&self, indices: &[usize], device: &Device) -> Result<Self::Batch>;
+
+    /// Whether batches say how much each example counts, which [`Batching::pad_remainder`] needs.
+    /// They do not by default; [`Weighted`] is a dataset that does.
+    ///
+    /// [`Batching::pad_remainder`]: crate::Batching::pad_remainder
+    /// [`Weighted`]: crate::Weighted
+    fn is_weighted(&self) -> bool {
+        false
+    }
+
+    /// As [`batch`](Self::batch), of `indices` of which only the first `examples` count: those
+    /// behind them fill the batch up, and the batch says that they weigh nothing.
+    ///
+    /// Called only if [`is_weighted`](Self::is_weighted), for every batch under
+    /// [`Batching::pad_remainder`](crate::Batching::pad_remainder).
+    ///
+    /// # Errors
+    /// Those of `batch`; by default that the batches carry no weights.
+    fn padded_batch(
+        &self,
+        indices: &[usize],
+        examples: usize,
+        device: &Device,
+    ) -> Result<Self::Batch> {
+        let _ = (indices, examples, device);
+        Err(no_weights())
+    }
+}
+
+/// A batch can be filled up only if it says so.
+pub(crate) fn no_weights() -> Error {
+    Error::invalid(
+        "pad_remainder fills batches up with examples that weigh nothing, but the batches of this \
+         dataset carry no weights; distribute `Weighted::new(dataset)`, whose batches are \
+         `(batch, weights)`",
+    )
 }
 
 impl<D: Dataset + ?Sized> Dataset for Arc<D> {
@@ -51,6 +87,19 @@ impl<D: Dataset + ?Sized> Dataset for Arc<D> {
 
     fn batch(&self, indices: &[usize], device: &Device) -> Result<Self::Batch> {
         (**self).batch(indices, device)
+    }
+
+    fn is_weighted(&self) -> bool {
+        (**self).is_weighted()
+    }
+
+    fn padded_batch(
+        &self,
+        indices: &[usize],
+        examples: usize,
+        device: &Device,
+    ) -> Result<Self::Batch> {
+        (**self).padded_batch(indices, examples, device)
     }
 }
 

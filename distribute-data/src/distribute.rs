@@ -1,14 +1,16 @@
 //! Global batches of a dataset, cut over the replicas of a strategy.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 use distribute_core::{Device, Error, InputContext, Result, Strategy};
 use serde::{Deserialize, Serialize};
 
 use crate::auto_shard::AutoShardPolicy;
+use crate::dataset::no_weights;
 use crate::own_stream::{OwnStream, Place};
-use crate::{Dataset, DistributedFunction, Epoch};
+use crate::{Dataset, DistributedFunction, Epoch, split};
 
 /// How examples become batches.
 ///
@@ -22,6 +24,7 @@ pub struct Batching {
     size: Size,
     seed: Option<u64>,
     drop_remainder: bool,
+    pad_remainder: bool,
     allow_empty: bool,
     prefetch: usize,
     auto_shard: AutoShardPolicy,
@@ -50,6 +53,7 @@ impl Batching {
             size,
             seed: None,
             drop_remainder: false,
+            pad_remainder: false,
             allow_empty: false,
             prefetch: 2,
             auto_shard: AutoShardPolicy::Auto,
@@ -66,6 +70,22 @@ impl Batching {
     /// Leaves out the last global batch of an epoch if it is short (not by default).
     pub fn drop_remainder(mut self, drop: bool) -> Self {
         self.drop_remainder = drop;
+        self
+    }
+
+    /// Gives every replica batches of one size, for steps that are compiled for fixed shapes (not
+    /// by default): the largest global batch of an epoch divided by the replicas, rounded up.
+    ///
+    /// Each replica gets the examples that it would get without, and where these are too few
+    /// (the short last batch, or a size that does not divide evenly) others behind them that
+    /// weigh nothing: copies of examples of the dataset, so that they are as harmless in the model
+    /// as any. The batches must carry weights, see [`Weighted`](crate::Weighted). What a model
+    /// computes *across* the examples of a batch (batch normalization) sees the copies too.
+    ///
+    /// The number of batches stays the same, and [`drop_remainder`](Self::drop_remainder) still
+    /// leaves the last one out.
+    pub fn pad_remainder(mut self, pad: bool) -> Self {
+        self.pad_remainder = pad;
         self
     }
 
@@ -162,6 +182,9 @@ impl<D: Dataset> DistributedDataset<D> {
                  or pass `.allow_empty(true)`",
             ));
         }
+        if batching.pad_remainder && !dataset.is_weighted() {
+            return Err(no_weights());
+        }
         let context = strategy.input_context();
         let place = Place {
             worker: context.input_pipeline_id,
@@ -196,7 +219,8 @@ impl<D: Dataset> DistributedDataset<D> {
         &self.dataset
     }
 
-    /// The examples of one step over all replicas; the last batch of an epoch may have fewer.
+    /// The examples of one step over all replicas; the last batch of an epoch may have fewer. What
+    /// [`Batching::pad_remainder`] adds is not counted.
     pub fn global_batch_size(&self) -> usize {
         self.global_batch_size
     }
@@ -211,6 +235,32 @@ impl<D: Dataset> DistributedDataset<D> {
         } else {
             self.len().div_ceil(self.global_batch_size)
         }
+    }
+
+    /// The examples of each replica's batch where all have equally many
+    /// ([`Batching::pad_remainder`]).
+    pub(crate) fn rows(&self) -> Option<usize> {
+        let replicas = self.num_replicas.max(1);
+        let rows = match &self.own {
+            None => self.global_batch_size.min(self.len()).div_ceil(replicas),
+            Some(own) => own.most().min(self.global_batch_size.div_ceil(replicas)),
+        };
+        self.batching.pad_remainder.then_some(rows)
+    }
+
+    /// Where in the order of an epoch the examples of each local replica lie.
+    pub(crate) fn parts(&self, batch: usize) -> Vec<Range<usize>> {
+        if let Some(own) = &self.own {
+            return own.ranges(batch);
+        }
+        let examples = self.len();
+        let start = batch.saturating_mul(self.global_batch_size).min(examples);
+        let size = self.global_batch_size.min(examples - start);
+        let parts = self.replicas.iter().map(|(part, _)| {
+            let part = split::replica_range(size, self.num_replicas, *part);
+            start + part.start..start + part.end
+        });
+        parts.collect()
     }
 
     /// The batches of one epoch, made on a background thread that ends with the iterator.
@@ -237,6 +287,20 @@ impl<D: Dataset> DistributedDataset<D> {
 
     pub(crate) fn prefetch(&self) -> usize {
         self.batching.prefetch
+    }
+}
+
+/// Shares the dataset.
+impl<D> Clone for DistributedDataset<D> {
+    fn clone(&self) -> Self {
+        Self {
+            dataset: Arc::clone(&self.dataset),
+            replicas: Arc::clone(&self.replicas),
+            num_replicas: self.num_replicas,
+            global_batch_size: self.global_batch_size,
+            batching: self.batching,
+            own: self.own.clone(),
+        }
     }
 }
 
@@ -289,8 +353,8 @@ pub trait StrategyDataExt: Strategy {
     /// number of steps.
     ///
     /// # Errors
-    /// For a batch size of 0, for an empty dataset, and for a policy that the dataset does not
-    /// allow.
+    /// For a batch size of 0, for an empty dataset, for a policy that the dataset does not allow,
+    /// and for padding without weights.
     fn distribute_dataset<D: Dataset>(
         &self,
         dataset: D,

@@ -1,12 +1,11 @@
 //! One pass over a distributed dataset.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::ops::Range;
-use std::sync::Arc;
 
 use distribute_core::{Device, PerReplica, Result};
 
-use crate::own_stream::OwnStream;
 use crate::prefetch::Prefetch;
 use crate::{Dataset, DistributedDataset, Position, split};
 
@@ -27,12 +26,8 @@ impl<B: Send + 'static> Epoch<B> {
     ) -> Self {
         let batches = from.batches_per_epoch();
         let producer = Producer {
-            dataset: Arc::clone(&from.dataset),
-            replicas: Arc::clone(&from.replicas),
-            num_replicas: from.num_replicas,
-            global_batch_size: from.global_batch_size,
+            from: from.clone(),
             order: Order::Unknown(from.seed(), epoch as u64),
-            own: from.own.clone(),
             next: skip,
             end: batches,
         };
@@ -90,29 +85,35 @@ enum Order {
 }
 
 struct Producer<D> {
-    dataset: Arc<D>,
-    replicas: Arc<[(usize, Device)]>,
-    num_replicas: usize,
-    global_batch_size: usize,
+    from: DistributedDataset<D>,
     order: Order,
-    own: Option<Arc<OwnStream>>,
     next: usize,
     end: usize,
 }
 
-impl<D> Producer<D> {
-    /// Where in the order the batch of each local replica lies.
-    fn parts(&self, examples: usize) -> Vec<Range<usize>> {
-        if let Some(own) = &self.own {
-            return own.ranges(self.next);
+impl<D: Dataset> Producer<D> {
+    /// The batch of one replica.
+    fn batch(&self, part: Range<usize>, device: &Device) -> Result<D::Batch> {
+        let dataset = &*self.from.dataset;
+        let own: Cow<'_, [usize]> = match &self.order {
+            Order::Shuffled(order) => Cow::Borrowed(&order[part]),
+            _ => Cow::Owned(part.collect()),
+        };
+        let Some(rows) = self.from.rows() else {
+            return dataset.batch(&own, device);
+        };
+        let examples = own.len();
+        let mut indices = own.into_owned();
+        indices.resize(rows, indices.first().copied().unwrap_or(self.filler()));
+        dataset.padded_batch(&indices, examples, device)
+    }
+
+    /// An example that this worker can read, to fill batches up with that have none of their own.
+    fn filler(&self) -> usize {
+        match &self.order {
+            Order::Shuffled(order) => order.first().copied().unwrap_or(0),
+            _ => 0,
         }
-        let start = self.next * self.global_batch_size;
-        let size = self.global_batch_size.min(examples - start);
-        let parts = self.replicas.iter().map(|(part, _)| {
-            let part = split::replica_range(size, self.num_replicas, *part);
-            start + part.start..start + part.end
-        });
-        parts.collect()
     }
 }
 
@@ -123,24 +124,21 @@ impl<D: Dataset> Iterator for Producer<D> {
         if self.next >= self.end {
             return None;
         }
-        let examples = self.dataset.len();
         if let Order::Unknown(seed, epoch) = self.order {
-            self.order = match (&self.own, seed) {
+            self.order = match (&self.from.own, seed) {
                 (Some(own), seed) => Order::Shuffled(own.order(seed, epoch)),
-                (None, Some(seed)) => Order::Shuffled(split::shuffled(examples, seed, epoch)),
+                (None, Some(seed)) => {
+                    Order::Shuffled(split::shuffled(self.from.len(), seed, epoch))
+                }
                 (None, None) => Order::AsIs,
             };
         }
-        let parts = self.parts(examples);
+        let parts = self.from.parts(self.next);
         self.next += 1;
-        let batches =
-            self.replicas
-                .iter()
-                .zip(parts)
-                .map(|((_, device), part)| match &self.order {
-                    Order::Shuffled(order) => self.dataset.batch(&order[part], device),
-                    _ => self.dataset.batch(&part.collect::<Vec<_>>(), device),
-                });
+        let replicas = self.from.replicas.iter();
+        let batches = replicas
+            .zip(parts)
+            .map(|((_, device), part)| self.batch(part, device));
         Some(batches.collect::<Result<Vec<_>>>().map(PerReplica::new))
     }
 }

@@ -39,6 +39,7 @@ mod own_stream;
 mod prefetch;
 pub mod readers;
 pub mod split;
+mod weighted;
 
 pub use auto_shard::{AutoShardPolicy, ShardError};
 pub use dataset::{Dataset, FnDataset};
@@ -54,6 +55,7 @@ pub use loss::{
     sparse_categorical_crossentropy,
 };
 pub use prefetch::DataError;
+pub use weighted::Weighted;
 
 /// The README's program is compiled and run as a test.
 #[cfg(doctest)]

@@ -16,6 +16,8 @@ pub(crate) struct OwnStream {
     local_replicas: usize,
     /// The steps of the worker that has most; the others fill up with empty batches.
     steps: usize,
+    /// The examples of the worker that has most.
+    most: usize,
 }
 
 /// The worker, and how many there are.
@@ -72,26 +74,29 @@ impl OwnStream {
             }
             own
         };
-        let mut steps = 0;
+        let (mut steps, mut most) = (0, 0);
         for worker in 0..place.workers {
-            let sizes = place.sizes(worker)?;
-            steps = steps.max(count(
-                examples_of(worker).len(),
-                &sizes,
-                place.local_replicas,
-            ));
+            let (sizes, own) = (place.sizes(worker)?, examples_of(worker).len());
+            steps = steps.max(count(own, &sizes, place.local_replicas));
+            most = most.max(own);
         }
         Ok(Some(Self {
             examples: examples_of(place.worker),
             sizes: place.sizes(place.worker)?,
             local_replicas: place.local_replicas,
             steps,
+            most,
         }))
     }
 
     /// The steps of an epoch, on every worker.
     pub(crate) fn steps(&self) -> usize {
         self.steps
+    }
+
+    /// The examples of the worker that has most.
+    pub(crate) fn most(&self) -> usize {
+        self.most
     }
 
     /// The examples in the order of an epoch.

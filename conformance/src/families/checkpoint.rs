@@ -13,10 +13,12 @@ use distribute_core::{
     DistributedVariable, Error, Mirrored, Sgd, Strategy, StrategyExt, TrainState,
     VariableAggregation, VariableOptions, VariableSynchronization,
 };
-use distribute_data::split::replica_range;
-use distribute_data::{Batching, FnDataset, StrategyDataExt, compute_average_loss};
+use distribute_data::{
+    Batching, FnDataset, SampleWeight, StrategyDataExt, Weighted, compute_average_loss,
+};
 use serde_json::{Value, json};
 
+use super::compiled::{global_batch, on_devices};
 use super::reduce::expected;
 use super::training::take_rows;
 use crate::case::{Case, StrategySpec};
@@ -166,9 +168,7 @@ impl Kernel {
         }
     }
 
-    fn losses(&self, x: TensorData, y: TensorData, device: &Device) -> Tensor<1> {
-        let x = Tensor::<2>::from_data(x, device);
-        let y = Tensor::<2>::from_data(y, device);
+    fn losses(&self, (x, y): (Tensor<2>, Tensor<2>)) -> Tensor<1> {
         distribute_data::mean_squared_error(x.matmul(self.w.val()), y)
     }
 }
@@ -185,6 +185,10 @@ fn weights(state: &State) -> Result<TensorData, Failure> {
         .ok_or_else(|| Failure::got("no weights"))
 }
 
+fn tensors(x: TensorData, y: TensorData, device: &Device) -> (Tensor<2>, Tensor<2>) {
+    (Tensor::from_data(x, device), Tensor::from_data(y, device))
+}
+
 /// Trains on the whole data set once per step.
 fn train(
     strategy: &dyn Strategy,
@@ -193,13 +197,13 @@ fn train(
     steps: usize,
 ) -> Result<(), Failure> {
     let rows = x.shape()[0];
-    let replicas = strategy.num_replicas_in_sync();
     for _ in 0..steps {
-        strategy.run((&mut *state,), |ctx, (state,)| {
-            let own: Vec<usize> = replica_range(rows, replicas, ctx.replica_id()).collect();
-            let (x, y) = (take_rows(x, &own)?, take_rows(y, &own)?);
-            let losses = state.model.losses(x, y, ctx.device());
-            let loss = compute_average_loss(ctx, losses, None, Some(rows))?;
+        let batch = global_batch(strategy, (x, y), &(0..rows).collect::<Vec<_>>())?;
+        let batch = on_devices(strategy, batch, tensors);
+        strategy.run((&mut *state, batch), |ctx, (state, (batch, weights))| {
+            let losses = state.model.losses(batch);
+            let weights = weights.map(SampleWeight::from);
+            let loss = compute_average_loss(ctx, losses, weights, Some(rows))?;
             let gradients = ctx.gradient(&loss, &state.model)?;
             state.apply_gradients(ctx, gradients)?;
             Ok(())
@@ -339,6 +343,20 @@ impl Callback for Interrupter<'_> {
     }
 }
 
+/// A batch, and how much each row counts.
+type Weighed = ((Tensor<2>, Tensor<2>), Tensor<1>);
+
+fn objective(
+    step: &StepContext<'_>,
+    model: &Kernel,
+    (batch, weights): Weighed,
+) -> distribute_core::Result<Objective> {
+    let (losses, examples) = (model.losses(batch), weights.clone().sum());
+    let size = step.global_batch_size();
+    let loss = compute_average_loss(step, losses, Some(weights.into()), size)?;
+    Ok(Objective::new(loss).examples(examples))
+}
+
 /// `fit N epochs, interrupted at the begin of epoch E, run again`, with a checkpoint after every
 /// epoch. TensorFlow's BackupAndRestore removes its files at the end; checkpoints here stay.
 fn interrupted_fit(case: &Case, env: &Env<'_>) -> Checked {
@@ -356,20 +374,15 @@ fn interrupted_fit(case: &Case, env: &Env<'_>) -> Checked {
         "zeros" => TensorData::new(vec![0.0_f32; width], [width, 1]),
         other => return Err(Failure::schema(format!("initial_kernel {other}"))),
     };
-    let make =
-        move |indices: &[usize], _: &Device| Ok((take_rows(&x, indices)?, take_rows(&y, indices)?));
-    let batch_size = inputs.count("batch_size")?;
-    let batching = Batching::global(batch_size);
-    let data = strategy.distribute_dataset(FnDataset::new(rows, make), batching)?;
-    let learning_rate = inputs.float("learning_rate")?;
-    let objective = |step: &StepContext<'_>, model: &Kernel, batch: (TensorData, TensorData)| {
-        let (x, y) = batch;
-        let examples = x.shape()[0];
-        let device = model.w.val().device();
-        let size = step.global_batch_size().unwrap_or(batch_size) as f64;
-        let losses = model.losses(x, y, &device);
-        Ok(Objective::new(losses.sum().div_scalar(size)).examples(examples))
+    let make = move |indices: &[usize], device: &Device| {
+        let rows = (take_rows(&x, indices)?, take_rows(&y, indices)?);
+        Ok(tensors(rows.0, rows.1, device))
     };
+    let batching = Batching::global(inputs.count("batch_size")?);
+    let batching = batching.pad_remainder(strategy.tracer().is_some());
+    let data = Weighted::new(FnDataset::new(rows, make));
+    let data = strategy.distribute_dataset(data, batching)?;
+    let learning_rate = inputs.float("learning_rate")?;
     let directory = tempfile::tempdir()?;
     let mut begun = Vec::new();
     let mut run = |checkpoint, saves: bool, fail_at| -> Result<(State, Option<Error>), Failure> {

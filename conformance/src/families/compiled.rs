@@ -1,12 +1,50 @@
-//! What a step needs besides where it is compiled: values that come in as tensors.
+//! What a step needs besides where it is compiled: values that come in as tensors, and batches of
+//! one size.
 
-use burn::tensor::{Bool, DType, Device, Float, Int, Tensor, TensorData};
-use distribute_core::{Error, PerReplica, ReduceOp, Result, Strategy, StrategyExt};
+use std::collections::BTreeMap;
 
-use crate::tensors::reshaped;
+use burn::tensor::{Device, Tensor, TensorData};
+use distribute_core::trace::TraceError;
+use distribute_core::{Error, PerReplica, ReduceOp, Replica, Result, Strategy, StrategyExt};
+use distribute_data::{Batching, FnDataset, StrategyDataExt, Weighted};
 
-/// `all_reduce` of one value per replica. Host data cannot enter a compiled step; there it is made
-/// of tensors, which give the same data back.
+use super::given::Given;
+use super::training::take_rows;
+
+/// Whether a compiled step has refused values whose shapes differ between the replicas.
+pub(super) fn is_uneven(error: &Error) -> bool {
+    matches!(error.root_cause(), Error::Trace(TraceError::Uneven { .. }))
+}
+
+/// `all_reduce` of a list of values per replica. Host data cannot enter a compiled step; there it
+/// is made of tensors, which give the same data back.
+pub(super) fn all_reduce_lists(
+    strategy: &dyn Strategy,
+    op: ReduceOp,
+    lists: PerReplica<Vec<TensorData>>,
+) -> Result<PerReplica<Vec<TensorData>>> {
+    if strategy.tracer().is_none() {
+        return strategy.run((lists,), |ctx, (list,)| ctx.all_reduce(op, list));
+    }
+    let given = |list: Vec<TensorData>| -> Vec<Given> {
+        let given = list.iter().map(|data| Given::of(data, &Device::flex()));
+        given.collect()
+    };
+    // As an argument: what a compiled step only captures keeps its value of the first call.
+    let is_sum = op == ReduceOp::Sum;
+    let found = strategy.run((lists.map(given), is_sum), |ctx, (list, is_sum)| {
+        let op = if is_sum {
+            ReduceOp::Sum
+        } else {
+            ReduceOp::Mean
+        };
+        let list = list.into_iter().map(|given| given.all_reduce(ctx, op));
+        list.collect::<Result<Vec<_>>>()
+    })?;
+    Ok(found.map(|list| list.into_iter().map(Given::into_data).collect()))
+}
+
+/// `all_reduce` of one value per replica.
 pub(super) fn all_reduce(
     strategy: &dyn Strategy,
     op: ReduceOp,
@@ -15,68 +53,104 @@ pub(super) fn all_reduce(
     if strategy.tracer().is_none() {
         return strategy.run((values,), |ctx, (value,)| ctx.all_reduce(op, value));
     }
-    let first = values.values().first();
-    let first = first.ok_or_else(|| Error::invalid("no value"))?;
-    let (shape, dtype) = (first.shape().to_vec(), first.dtype());
-    // As an argument: what a compiled step only captures keeps its value of the first call.
-    let is_sum = op == ReduceOp::Sum;
-    macro_rules! of_kind {
-        ($($rank:literal $kind:ty),*) => {
-            match (shape.len().max(1), Kind::of(dtype)) {
-                $(($rank, <$kind as HasKind>::KIND) => {
-                    let tensor = |value: TensorData| {
-                        let axes = if value.rank() == 0 { vec![1] } else { value.shape().to_vec() };
-                        let options = (&Device::flex(), value.dtype());
-                        Tensor::<$rank, $kind>::from_data(reshaped(&value, &axes), options)
-                    };
-                    let tensors = values.into_values().into_iter().map(tensor).collect();
-                    let found = strategy.run((PerReplica::new(tensors), is_sum), |ctx, (x, sum)| {
-                        ctx.all_reduce(if sum { ReduceOp::Sum } else { ReduceOp::Mean }, x)
-                    })?;
-                    found.into_values().into_iter().map(Tensor::into_data).collect::<Vec<_>>()
-                })*
-                (rank, _) => return Err(Error::invalid(format!("a tensor of rank {rank}"))),
-            }
-        };
+    let found = all_reduce_lists(strategy, op, values.map(|value| vec![value]))?;
+    let none = || Error::invalid("no value came back");
+    let values = found.into_values().into_iter();
+    let values = values.map(|list| list.into_iter().next().ok_or_else(none));
+    Ok(PerReplica::new(values.collect::<Result<_>>()?))
+}
+
+/// `all_gather` of one value per replica.
+pub(super) fn all_gather(
+    strategy: &dyn Strategy,
+    values: PerReplica<TensorData>,
+    axis: i64,
+) -> Result<PerReplica<TensorData>> {
+    let has_scalars = values.values().iter().any(|value| value.rank() == 0);
+    // burn's tensors have an axis, along which there is nothing to refuse.
+    if strategy.tracer().is_none() || has_scalars {
+        return strategy.run((values,), |ctx, (value,)| ctx.all_gather(value, axis));
     }
-    let found = of_kind!(1 Float, 2 Float, 3 Float, 4 Float, 1 Int, 2 Int, 3 Int, 4 Int, 1 Bool);
-    let same_axes = |data: TensorData| match shape.len() {
-        0 => reshaped(&data, &[]),
-        _ => data,
+    let given = values.map(|value| Given::of(&value, &Device::flex()));
+    let found = strategy.run((given, axis), |ctx, (given, axis)| {
+        given.all_gather(ctx, axis)
+    })?;
+    Ok(found.map(Given::into_data))
+}
+
+/// `broadcast` of the value of replica 0.
+pub(super) fn broadcast(
+    strategy: &dyn Strategy,
+    values: PerReplica<TensorData>,
+) -> Result<PerReplica<TensorData>> {
+    if strategy.tracer().is_none() {
+        return strategy.run((values,), |ctx, (value,)| ctx.broadcast(0, value));
+    }
+    let given = values.map(|value| Given::of(&value, &Device::flex()));
+    let found = strategy.run((given,), |ctx, (given,)| given.broadcast(ctx, 0))?;
+    Ok(found.map(Given::into_data))
+}
+
+/// `all_reduce` of values by name, the same names on every replica.
+pub(super) fn all_reduce_maps(
+    strategy: &dyn Strategy,
+    op: ReduceOp,
+    maps: PerReplica<BTreeMap<String, TensorData>>,
+) -> Result<PerReplica<BTreeMap<String, TensorData>>> {
+    if strategy.tracer().is_none() {
+        return strategy.run((maps,), |ctx, (map,)| ctx.all_reduce(op, map));
+    }
+    let (names, lists) = maps
+        .map(|map| map.into_iter().unzip::<_, _, Vec<_>, _>())
+        .unzip();
+    let found = all_reduce_lists(strategy, op, lists)?;
+    let named = names.into_values().into_iter().zip(found.into_values());
+    let named = named.map(|(names, values)| names.into_iter().zip(values).collect());
+    Ok(PerReplica::new(named.collect()))
+}
+
+/// One replica's features, labels and, of a batch that may be filled up, weights.
+pub(super) type Rows = ((TensorData, TensorData), Option<Tensor<1>>);
+
+/// These rows as a global batch, cut over the replicas; filled up for a compiled step, which is one
+/// program for all replicas.
+pub(super) fn global_batch(
+    strategy: &dyn Strategy,
+    (x, y): (&TensorData, &TensorData),
+    rows: &[usize],
+) -> Result<PerReplica<Rows>> {
+    let pad = strategy.tracer().is_some();
+    let (x, y, rows) = (x.clone(), y.clone(), rows.to_vec());
+    let count = rows.len();
+    let make = move |indices: &[usize], _: &Device| {
+        let indices: Vec<usize> = indices.iter().map(|index| rows[*index]).collect();
+        Ok((take_rows(&x, &indices)?, take_rows(&y, &indices)?))
     };
-    Ok(PerReplica::new(found.into_iter().map(same_axes).collect()))
+    let dataset = Weighted::new(FnDataset::new(count, make));
+    let batching = Batching::global(count).prefetch(0).pad_remainder(pad);
+    let batch = strategy
+        .distribute_dataset(dataset, batching)?
+        .epoch(0)
+        .next();
+    let batch = batch.ok_or_else(|| Error::invalid("a batch without rows"))??;
+    Ok(batch.map(|(rows, weights)| (rows, pad.then_some(weights))))
 }
 
-/// burn's kinds of elements.
-#[derive(PartialEq, Eq)]
-enum Kind {
-    Float,
-    Int,
-    Bool,
+/// The same as tensors on the replicas' devices.
+pub(super) fn on_devices<T>(
+    strategy: &dyn Strategy,
+    batch: PerReplica<Rows>,
+    tensors: impl Fn(TensorData, TensorData, &Device) -> T,
+) -> PerReplica<(T, Option<Tensor<1>>)> {
+    let place =
+        |(((x, y), weights), replica): (Rows, &Replica)| (tensors(x, y, &replica.device), weights);
+    let parts = batch.into_values().into_iter().zip(strategy.replicas());
+    PerReplica::new(parts.map(place).collect())
 }
 
-impl Kind {
-    fn of(dtype: DType) -> Self {
-        match dtype {
-            dtype if dtype.is_float() => Self::Float,
-            dtype if dtype.is_bool() => Self::Bool,
-            _ => Self::Int,
-        }
-    }
-}
-
-trait HasKind {
-    const KIND: Kind;
-}
-
-impl HasKind for Float {
-    const KIND: Kind = Kind::Float;
-}
-
-impl HasKind for Int {
-    const KIND: Kind = Kind::Int;
-}
-
-impl HasKind for Bool {
-    const KIND: Kind = Kind::Bool;
+/// Weights for a divisor that is the number of rows: they make up for rows that only fill up.
+pub(super) fn per_row(weights: Tensor<1>) -> Tensor<1> {
+    let rows = weights.dims()[0];
+    let own = weights.clone().sum().clamp_min(1.0);
+    weights.mul_scalar(rows as f64) / own
 }

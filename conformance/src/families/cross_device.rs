@@ -14,9 +14,10 @@ use distribute_core::{
 };
 use serde_json::{Value, json};
 
+use super::compiled::{all_reduce_lists, broadcast as broadcast_first};
 use super::reduce::{expected, per_replica, reduce_op};
 use crate::case::Case;
-use crate::compare::{Tolerance, equal, show};
+use crate::compare::{Tolerance, equal};
 use crate::error_kind::same_error;
 use crate::json::{Fields, count, counts};
 use crate::outcome::{Checked, Deviation, Failure, Outcome, Rule, passed};
@@ -138,8 +139,7 @@ fn reduce(case: &Case, env: &Env<'_>) -> Checked {
     let op = reduce_op(&case.inputs["reduce_op"]).unwrap_or(ReduceOp::Sum);
     let strategy = env.strategy_with(case, ops)?;
     let lists = PerReplica::new(lists(case)?);
-    let result = strategy.run((lists.clone(),), |ctx, (list,)| ctx.all_reduce(op, list));
-    let found = match result {
+    let found = match all_reduce_lists(&*strategy, op, lists.clone()) {
         Ok(found) => found.into_values(),
         Err(error) => return same_error(case, &error),
     };
@@ -153,9 +153,7 @@ fn reduce(case: &Case, env: &Env<'_>) -> Checked {
             // ... and what came here the whole.
             let complete = strategy.reduce(op, lists)?;
             for (wanted, found) in found.iter().flat_map(|list| complete.iter().zip(list)) {
-                if wanted != found {
-                    return Err(Failure::new(show(wanted), show(found)));
-                }
+                env.tolerance().same_data(wanted, found)?;
             }
             Ok(Outcome::Deviation(Deviation::OddHierarchical))
         }
@@ -195,15 +193,12 @@ fn broadcast(case: &Case, env: &Env<'_>) -> Checked {
     };
     let strategy = env.strategy_with(case, ops)?;
     let value = tensor(case.inputs.field("value")?)?;
-    let found = strategy.run((), |ctx, ()| {
-        // Only replica 0 has the value.
-        let own = if ctx.replica_id() == 0 {
-            value.clone()
-        } else {
-            TensorData::full_dtype(value.shape().clone(), 0.0, value.dtype())
-        };
-        ctx.broadcast(0, own)
-    })?;
+    // Only replica 0 has the value.
+    let own = (0..strategy.num_replicas_in_sync()).map(|id| match id {
+        0 => value.clone(),
+        _ => TensorData::full_dtype(value.shape().clone(), 0.0, value.dtype()),
+    });
+    let found = broadcast_first(&*strategy, PerReplica::new(own.collect()))?;
     passed(env.tolerance().same_list(expected(case)?, found.values()))
 }
 

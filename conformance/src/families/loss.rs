@@ -14,14 +14,17 @@ use distribute_data::{
 };
 use serde_json::{Value, json};
 
+use super::compiled::is_uneven;
+use super::given::Given;
 use crate::case::Case;
 use crate::error_kind::same_error;
 use crate::json::Fields;
 use crate::outcome::{Checked, Failure, Outcome, Rule, passed};
 use crate::suite::Env;
-use crate::tensors::{as_scalar, float, int, is_int, number, rank, reshaped, tensor};
+use crate::tensors::{as_scalar, float, int, number, rank, reshaped};
 
-type Step<'a> = &'a (dyn Fn(&ReplicaContext, usize) -> distribute_core::Result<TensorData> + Sync);
+/// A step that computes a loss of what the file gives its replica.
+type Step<'a> = &'a (dyn Fn(&ReplicaContext, &[Given]) -> distribute_core::Result<Given> + Sync);
 
 pub(super) fn check(case: &Case, env: &Env<'_>) -> Checked {
     match case.op() {
@@ -38,25 +41,39 @@ pub(super) fn check(case: &Case, env: &Env<'_>) -> Checked {
 
 /// Calls `$body` with `$tensor` as a tensor of the rank and kind that the file's value has.
 macro_rules! with_tensor {
-    ($value:expr, $device:expr, $tensor:ident => $body:expr) => {
-        with_tensor!(@ $value, $device, $tensor, $body; 1, 2, 3, 4, 5, 6)
+    ($given:expr, $tensor:ident => $body:expr) => {
+        with_tensor!(@ $given, $tensor, $body; 1, 2, 3, 4, 5, 6)
     };
-    (@ $value:expr, $device:expr, $tensor:ident, $body:expr; $($rank:literal),*) => {
-        match (rank($value).max(1), is_int($value)) {
+    (@ $given:expr, $tensor:ident, $body:expr; $($rank:literal),*) => {
+        match ($given.rank(), $given.is_int()) {
             $(
-                ($rank, false) => { let $tensor = float::<$rank>($value, $device)?; $body }
-                ($rank, true) => { let $tensor = int::<$rank>($value, $device)?; $body }
+                ($rank, false) => { let $tensor = $given.float::<$rank>()?; $body }
+                ($rank, true) => { let $tensor = $given.int::<$rank>()?; $body }
             )*
             (rank, _) => return Err(Failure::schema(format!("a tensor of rank {rank}")).into()),
         }
     };
 }
 
-fn weight(value: &Value, device: &Device) -> Result<SampleWeight, Failure> {
-    if rank(value) == 0 {
-        return Ok(number(value.get("data").map_or(value, |data| &data[0]))?.into());
+fn weight(given: &Given) -> Result<SampleWeight, Failure> {
+    if let Some(number) = given.number() {
+        return Ok(number.into());
     }
-    Ok(with_tensor!(value, device, weights => SampleWeight::from(weights)))
+    Ok(with_tensor!(given, weights => SampleWeight::from(weights)))
+}
+
+/// A weight as the file has it: a tensor without axes is a number.
+fn given_weight(value: &Value, device: &Device) -> Result<Given, Failure> {
+    let is_tensor = rank(value) > 0;
+    let value = value
+        .get("data")
+        .filter(|_| !is_tensor)
+        .map_or(value, |data| &data[0]);
+    match value.is_number() || is_tensor {
+        true => Given::new(value, device),
+        // NaN and the infinities are texts.
+        false => Given::new(&json!(number(value)?), device),
+    }
 }
 
 /// Compares what the replicas returned, and its SUM and MEAN where the file has them.
@@ -84,13 +101,37 @@ fn same_replicas(
     Ok(())
 }
 
-/// Runs a loss on every replica and compares it, or its error.
-fn check_replicas(case: &Case, env: &Env<'_>, step: Step<'_>) -> Checked {
+/// Runs a loss on every replica and compares it, or its error. `inputs` are a replica's tensors.
+/// All else that the step depends on has to be in `config`: a compiled step is known by it.
+fn check_replicas(
+    case: &Case,
+    env: &Env<'_>,
+    inputs: &dyn Fn(usize, &Device) -> Result<Vec<Given>, Failure>,
+    config: &str,
+    step: Step<'_>,
+) -> Checked {
     let strategy = &*env.strategy(case)?;
-    match strategy.run((), |ctx, ()| step(ctx, ctx.replica_id())) {
+    match run_on(strategy, inputs, config, step) {
+        Err(error) if is_uneven(&error) => Ok(Outcome::NotApplicable(Rule::UnevenShapes)),
         Err(error) => same_error(case, &error),
         Ok(found) => passed(same_replicas(case, env, strategy, found)),
     }
+}
+
+/// Runs a step on what the file gives each replica.
+fn run_on(
+    strategy: &dyn Strategy,
+    inputs: &dyn Fn(usize, &Device) -> Result<Vec<Given>, Failure>,
+    config: &str,
+    step: Step<'_>,
+) -> distribute_core::Result<PerReplica<TensorData>> {
+    let replicas = strategy.replicas().iter();
+    let given = replicas.map(|replica| Ok((inputs(replica.id, &replica.device)?, config.into())));
+    let given: Vec<(Vec<Given>, String)> = given.collect::<Result<_, Failure>>()?;
+    let found = strategy.run((PerReplica::new(given),), |ctx, ((given, _),)| {
+        step(ctx, &given)
+    })?;
+    Ok(found.map(Given::into_data))
 }
 
 /// The entry of a replica in a list of the inputs.
@@ -99,24 +140,29 @@ fn of_replica(list: &Value, replica: usize) -> Result<&Value, Failure> {
     list.get(replica).ok_or_else(missing)
 }
 
+/// The loss of losses and, behind them, weights.
 fn average(
     ctx: &ReplicaContext,
-    losses: &Value,
-    weights: Option<SampleWeight>,
+    given: &[Given],
     global_batch_size: Option<usize>,
-) -> distribute_core::Result<Tensor<1>> {
-    with_tensor!(losses, ctx.device(), losses => {
+) -> distribute_core::Result<Given> {
+    let weights = given.get(1).map(weight).transpose()?;
+    let loss = with_tensor!(given[0], losses => {
         compute_average_loss(ctx, losses, weights, global_batch_size)
-    })
+    });
+    Ok(Given::computed(loss?))
 }
 
 fn average_loss(case: &Case, env: &Env<'_>) -> Checked {
     let inputs = &case.inputs;
     let losses = &inputs["per_example_loss"];
-    let weights = |replica: usize, device: &Device| {
-        let given = inputs["sample_weight"].get(replica);
-        let given = given.filter(|weights| !weights.is_null());
-        given.map(|weights| weight(weights, device)).transpose()
+    let given = |replica: usize, device: &Device| {
+        let mut given = vec![Given::new(of_replica(losses, replica)?, device)?];
+        let weights = inputs["sample_weight"].get(replica);
+        if let Some(weights) = weights.filter(|weights| !weights.is_null()) {
+            given.push(given_weight(weights, device)?);
+        }
+        Ok(given)
     };
     let size = &inputs["global_batch_size"];
     let is_count = size.is_null() || size.is_u64();
@@ -135,10 +181,10 @@ fn average_loss(case: &Case, env: &Env<'_>) -> Checked {
         };
         let strategy = env.strategy(case)?;
         let device = &strategy.replicas()[0].device;
-        let losses = of_replica(losses, 0)?;
+        let given = given(0, device)?;
         let found = strategy.within(|| -> Result<_, Failure> {
-            let weights = weights(0, device)?;
-            let found = with_tensor!(losses, device, losses => {
+            let weights = given.get(1).map(weight).transpose()?;
+            let found = with_tensor!(given[0], losses => {
                 average_loss_over(losses, weights, size)
             });
             Ok(as_scalar(found?.into_data()))
@@ -146,10 +192,9 @@ fn average_loss(case: &Case, env: &Env<'_>) -> Checked {
         let expected = case.value().ok_or_else(|| Failure::got("a value"))?;
         return passed(env.tolerance().same(expected, &found));
     }
-    check_replicas(case, env, &|ctx, replica| {
-        let weights = weights(replica, ctx.device())?;
-        let loss = average(ctx, of_replica(losses, replica)?, weights, size)?;
-        Ok(loss.into_data())
+    let config = format!("average loss over {size:?}");
+    check_replicas(case, env, &given, &config, &|ctx, given| {
+        average(ctx, given, size)
     })
 }
 
@@ -158,7 +203,7 @@ fn regularization_loss(case: &Case, env: &Env<'_>) -> Checked {
         return Ok(Outcome::NotApplicable(Rule::CompileError));
     }
     let loss = &case.inputs["regularization_loss"];
-    check_replicas(case, env, &|ctx, replica| {
+    let given = |replica: usize, device: &Device| {
         // One tensor for all replicas, or a list with one each; a bare number is a Python float.
         let bare = json!({"dtype": "float64", "shape": [], "data": [loss]});
         let loss = if loss.is_number() {
@@ -166,35 +211,38 @@ fn regularization_loss(case: &Case, env: &Env<'_>) -> Checked {
         } else {
             loss.get(replica).unwrap_or(loss)
         };
-        let found = with_tensor!(loss, ctx.device(), loss => scale_regularization_loss(ctx, loss));
-        Ok(found?.into_data())
+        Ok(vec![Given::new(loss, device)?])
+    };
+    check_replicas(case, env, &given, "regularization loss", &|ctx, given| {
+        let found = with_tensor!(given[0], loss => scale_regularization_loss(ctx, loss));
+        Ok(Given::computed(found?))
     })
 }
 
-fn data_of<const D: usize>(value: LossValue<Tensor<D>>) -> TensorData {
+fn given_of<const D: usize>(value: LossValue<Tensor<D>>) -> Given {
     match value {
-        LossValue::PerExample(losses) => losses.into_data(),
-        LossValue::Reduced(loss) => loss.into_data(),
+        LossValue::PerExample(losses) => Given::computed(losses),
+        LossValue::Reduced(loss) => Given::computed(loss),
     }
 }
 
+/// Labels and predictions of a replica.
+fn labelled(inputs: &Value, replica: usize, device: &Device) -> Result<Vec<Given>, Failure> {
+    let given = |name: &str| Given::new(of_replica(&inputs[name], replica)?, device);
+    Ok(vec![given("y_true")?, given("y_pred")?])
+}
+
 /// A Keras loss object called with labels and predictions.
-fn call(
-    inputs: &Value,
-    reduction: Reduction,
-    replica: usize,
-    device: &Device,
-) -> distribute_core::Result<TensorData> {
-    let labels = of_replica(&inputs["y_true"], replica)?;
-    let predictions = of_replica(&inputs["y_pred"], replica)?;
+fn call(inputs: &Value, reduction: Reduction, given: &[Given]) -> distribute_core::Result<Given> {
+    let (labels, predictions) = (&given[0], &given[1]);
     let from_logits = inputs["args"]["from_logits"].as_bool().unwrap_or(false);
     macro_rules! dense {
         ($loss:ident, $logits:expr; $($rank:literal),*) => {
-            match rank(predictions) {
+            match predictions.rank() {
                 $($rank => {
-                    let predictions = $logits(float::<$rank>(predictions, device)?);
-                    let labels = float::<$rank>(labels, device)?;
-                    Ok(data_of($loss::new(reduction).call(predictions, labels)?))
+                    let predictions = $logits(predictions.float::<$rank>()?);
+                    let labels = labels.float::<$rank>()?;
+                    Ok(given_of($loss::new(reduction).call(predictions, labels)?))
                 })*
                 rank => Err(Failure::schema(format!("predictions of rank {rank}")).into()),
             }
@@ -202,13 +250,13 @@ fn call(
     }
     macro_rules! sparse {
         ($($rank:literal $labels:literal),*) => {
-            match rank(predictions) {
+            match predictions.rank() {
                 $($rank => {
-                    let predictions = float::<$rank>(predictions, device)?;
+                    let predictions = predictions.float::<$rank>()?;
                     let logits = softmax_logits(predictions, from_logits);
-                    let labels = int::<$labels>(labels, device)?;
+                    let labels = labels.int::<$labels>()?;
                     let loss = SparseCategoricalCrossentropy::new(reduction);
-                    Ok(data_of(loss.call(logits, labels)?))
+                    Ok(given_of(loss.call(logits, labels)?))
                 })*
                 rank => Err(Failure::schema(format!("predictions of rank {rank}")).into()),
             }
@@ -255,17 +303,22 @@ fn loss_class(case: &Case, env: &Env<'_>) -> Checked {
         Err(error) => return same_error(case, &error),
     };
     if inputs["context"] != "cross_replica" {
-        return check_replicas(case, env, &|ctx, replica| {
-            call(inputs, reduction, replica, ctx.device())
+        let given = |replica: usize, device: &Device| labelled(inputs, replica, device);
+        let config = format!("{} {} {reduction:?}", inputs["loss"], inputs["args"]);
+        return check_replicas(case, env, &given, &config, &|_, given| {
+            call(inputs, reduction, given)
         });
     }
     let strategy = env.strategy(case)?;
     let device = strategy.replicas()[0].device.clone();
     match (
-        strategy.within(|| call(inputs, reduction, 0, &device))?,
+        strategy.within(|| call(inputs, reduction, &labelled(inputs, 0, &device)?))?,
         case.value(),
     ) {
-        (Ok(found), Some(expected)) => passed(env.tolerance().same(expected, &as_scalar(found))),
+        (Ok(found), Some(expected)) => {
+            let found = as_scalar(found.into_data());
+            passed(env.tolerance().same(expected, &found))
+        }
         (Ok(found), None) => Err(Failure::got(format!("{found:?}"))),
         (Err(error), _) => same_error(case, &error),
     }
@@ -330,15 +383,20 @@ fn same_divided(
     let shape = losses.shape().to_vec();
     let rows = shape[0];
     let labels = shape[1..].iter().product::<usize>();
-    let found = strategy.run((), |ctx, ()| {
-        let flat = Tensor::<2>::from_data(reshaped(losses, &[rows, labels]), ctx.device());
+    let replicas = strategy.replicas().iter();
+    let flat = reshaped(losses, &[rows, labels]);
+    let flat = replicas.map(|replica| Tensor::<2>::from_data(flat.clone(), &replica.device));
+    let flat = PerReplica::new(flat.collect());
+    let found = strategy.run((flat,), |ctx, (flat,)| {
         let flat = flat.div_scalar(labels as f64);
         let loss = compute_average_loss(ctx, flat.clone(), None, None)?;
-        Ok((flat.into_data(), loss.into_data()))
+        Ok((flat, loss))
     })?;
     for (flat, loss) in found.into_values() {
-        env.tolerance().same(divided, &reshaped(&flat, &shape))?;
-        env.tolerance().same(average, &as_scalar(loss))?;
+        let flat = reshaped(&flat.into_data(), &shape);
+        env.tolerance().same(divided, &flat)?;
+        env.tolerance()
+            .same(average, &as_scalar(loss.into_data()))?;
     }
     Ok(Outcome::Passed)
 }
@@ -346,16 +404,17 @@ fn same_divided(
 fn multidim_labels(case: &Case, env: &Env<'_>) -> Checked {
     let inputs = &case.inputs;
     let divide = inputs.flag("divide_by_label_elements")?;
-    check_replicas(case, env, &|ctx, replica| {
-        let labels = of_replica(&inputs["y_true"], replica)?;
-        let logits = of_replica(&inputs["y_pred"], replica)?;
+    let given = |replica: usize, device: &Device| labelled(inputs, replica, device);
+    let config = format!("labels divided: {divide}");
+    check_replicas(case, env, &given, &config, &|ctx, given| {
+        let (labels, logits) = (&given[0], &given[1]);
         macro_rules! of_rank {
             ($($rank:literal $labels:literal),*) => {
-                match rank(logits) {
+                match logits.rank() {
                     $($rank => {
-                        let labels = int::<$labels>(labels, ctx.device())?;
+                        let labels = labels.int::<$labels>()?;
                         let elements: usize = labels.dims()[1..].iter().product();
-                        let logits = float::<$rank>(logits, ctx.device())?;
+                        let logits = logits.float::<$rank>()?;
                         let losses = sparse_categorical_crossentropy(logits, labels);
                         let divisor = if divide { elements as f64 } else { 1.0 };
                         compute_average_loss(ctx, losses.div_scalar(divisor), None, None)
@@ -365,7 +424,7 @@ fn multidim_labels(case: &Case, env: &Env<'_>) -> Checked {
             };
         }
         let loss = of_rank!(2 1, 3 2, 4 3, 5 4);
-        Ok(loss?.into_data())
+        Ok(Given::computed(loss?))
     })
 }
 
@@ -374,11 +433,14 @@ fn scaled_metric(case: &Case, env: &Env<'_>) -> Checked {
     let strategy = &*env.strategy(case)?;
     let (mean, total) = (Mean::new(strategy), Sum::new(strategy));
     let losses = &case.inputs["per_example_loss"];
-    let found = strategy.run((), |ctx, ()| {
-        let loss = average(ctx, of_replica(losses, ctx.replica_id())?, None, None)?;
-        mean.update_state(ctx, loss.clone())?;
-        total.update_state(ctx, loss.clone())?;
-        Ok(loss.into_data())
+    let given = |replica: usize, device: &Device| {
+        Ok(vec![Given::new(of_replica(losses, replica)?, device)?])
+    };
+    let found = run_on(strategy, &given, "scaled metric", &|ctx, given| {
+        let loss = average(ctx, given, None)?;
+        mean.update_state(ctx, loss.float::<1>()?)?;
+        total.update_state(ctx, loss.float::<1>()?)?;
+        Ok(loss)
     })?;
     same_replicas(case, env, strategy, found)?;
     let expected = case.value().ok_or_else(|| Failure::got("a value"))?;
@@ -391,9 +453,19 @@ fn unscaled_metric(case: &Case, env: &Env<'_>) -> Checked {
     let strategy = &*env.strategy(case)?;
     let mean = Mean::new(strategy);
     let losses = &case.inputs["per_example_loss"];
-    strategy.run((), |ctx, ()| {
-        mean.update_state(ctx, tensor(of_replica(losses, ctx.replica_id())?)?)
-    })?;
+    let given = |replica: usize, device: &Device| {
+        Ok(vec![Given::new(of_replica(losses, replica)?, device)?])
+    };
+    let updated = run_on(strategy, &given, "unscaled metric", &|ctx, given| {
+        with_tensor!(given[0], losses => mean.update_state(ctx, losses))?;
+        Ok(given[0].clone())
+    });
+    match updated {
+        Err(error) if is_uneven(&error) => {
+            return Ok(Outcome::NotApplicable(Rule::UnevenShapes));
+        }
+        updated => drop(updated?),
+    }
     let expected = case.value().ok_or_else(|| Failure::got("a value"))?;
     let expected = &expected.field("metric_result")?["data"][0];
     passed(env.tolerance().same_number(expected, mean.result()?))

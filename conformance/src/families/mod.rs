@@ -6,6 +6,7 @@ pub(crate) mod communicator;
 mod compiled;
 mod cross_device;
 mod datasets;
+mod given;
 mod loss;
 mod models;
 pub(crate) mod multi_worker;

@@ -299,8 +299,7 @@ fn all_reduce_nested(case: &Case, env: &Env<'_>, strategy: &dyn Strategy) -> Che
             .map(|(path, leaf)| Ok((path, tensor(&leaf)?)));
         per_replica.push(tensors.collect::<Result<BTreeMap<_, _>, Failure>>()?);
     }
-    let values = PerReplica::new(per_replica);
-    let found = strategy.run((values,), |ctx, (value,)| ctx.all_reduce(op, value))?;
+    let found = compiled::all_reduce_maps(strategy, op, PerReplica::new(per_replica))?;
     let mut expected_leaves = BTreeMap::new();
     leaves(expected(case)?, "", &mut expected_leaves);
     let wanted = expected_leaves.len();
@@ -339,8 +338,10 @@ fn all_gather(case: &Case, env: &Env<'_>, strategy: &dyn Strategy) -> Checked {
         return Ok(Outcome::NotApplicable(Rule::PythonType));
     };
     let values = per_replica(&case.inputs["values"])?.ok_or_else(|| Failure::schema("values"))?;
-    let result = strategy.run((values,), |ctx, (value,)| ctx.all_gather(value, axis));
-    same_replicas(case, env, result)
+    match compiled::all_gather(strategy, values, axis) {
+        Err(error) if compiled::is_uneven(&error) => Ok(Outcome::NotApplicable(Rule::UnevenShapes)),
+        result => same_replicas(case, env, result),
+    }
 }
 
 fn merge_of_one(case: &Case, strategy: &dyn Strategy) -> Checked {

@@ -5,13 +5,14 @@ use std::sync::Arc;
 use burn::tensor::{DType, Shape, Tensor, TensorData};
 use distribute_core::optim::Optimizer;
 use distribute_core::{
-    Adam, Gradients, PerReplica, ReduceOp, Replica, Sgd, Strategy, StrategyExt, TrainState,
+    Adam, Gradients, PerReplica, ReduceOp, Sgd, Strategy, StrategyExt, TrainState,
 };
 use distribute_data::loss::SampleWeight;
 use distribute_data::split::replica_range;
 use distribute_data::{compute_average_loss, scale_regularization_loss};
 use serde_json::{Value, json};
 
+use super::compiled::{global_batch, on_devices, per_row};
 use super::models::{Cnn, Linear, Mlp, Model};
 use super::reduce::expected;
 use crate::case::Case;
@@ -70,27 +71,6 @@ pub(super) fn take_rows(data: &TensorData, indices: &[usize]) -> Result<TensorDa
         Shape::from(shape),
         data.dtype(),
     ))
-}
-
-/// Rows of zeros behind those of a tensor, up to `rows` of them.
-fn padded(data: TensorData, rows: usize) -> TensorData {
-    let mut shape = data.shape().to_vec();
-    let row: usize = shape[1..].iter().product::<usize>() * data.dtype().size();
-    let mut bytes = data.as_bytes().to_vec();
-    bytes.resize(rows * row, 0);
-    shape[0] = rows;
-    TensorData::from_bytes_vec(bytes, Shape::from(shape), data.dtype())
-}
-
-/// Weights for a share of `own` rows that is padded to `rows`. Those of the padding are 0; the
-/// others make up for a divisor, the number of rows, that counts it too.
-fn weights(own: usize, rows: usize, divisor_counts_rows: bool) -> TensorData {
-    let weight = match divisor_counts_rows {
-        true if own > 0 => rows as f64 / own as f64,
-        _ => 1.0,
-    };
-    let weights = (0..rows).map(|row| if row < own { weight } else { 0.0 });
-    TensorData::new(weights.collect::<Vec<_>>(), [rows]).convert_dtype(DType::F32)
 }
 
 /// A batch of one replica: features and labels, and weights of the rows.
@@ -159,7 +139,9 @@ impl<M: Model> Run<'_, M> {
         let part = |replica| indices[replica_range(indices.len(), replicas, replica)].to_vec();
         let parts: Vec<Vec<usize>> = (0..replicas).map(part).collect();
         equal(wanted.field("example_indices")?, &json!(parts))?;
-        let (losses, gradients) = self.run_step(self.batches(&parts)?)?.unzip();
+        let batch = global_batch(self.strategy, (&self.x, &self.y), indices)?;
+        let batch = on_devices(self.strategy, batch, M::batch);
+        let (losses, gradients) = self.run_step(batch)?.unzip();
         let losses = losses.into_values().into_iter();
         let losses = losses.map(|loss| loss.into_data().convert_dtype(DType::F32));
         let losses = PerReplica::new(losses.collect());
@@ -187,27 +169,6 @@ impl<M: Model> Run<'_, M> {
         Ok(())
     }
 
-    /// Every replica's rows. A compiled step is one program for all replicas, so their shares have
-    /// to be equal: those that are not are padded with rows of weight 0.
-    fn batches(&self, parts: &[Vec<usize>]) -> Result<PerReplica<Batch<M>>, Failure> {
-        let most = parts.iter().map(Vec::len).max().unwrap_or(0);
-        let uneven = parts.iter().any(|part| part.len() != most);
-        let pad = uneven && self.strategy.tracer().is_some();
-        let batch = |(part, replica): (&Vec<usize>, &Replica)| {
-            let (mut x, mut y) = (take_rows(&self.x, part)?, take_rows(&self.y, part)?);
-            let device = &replica.device;
-            if !pad {
-                return Ok((M::batch(x, y, device), None));
-            }
-            (x, y) = (padded(x, most), padded(y, most));
-            let weights = weights(part.len(), most, self.global_batch_size.is_none());
-            let weights = Tensor::from_data(weights, (device, DType::F32));
-            Ok((M::batch(x, y, device), Some(weights)))
-        };
-        let batches = parts.iter().zip(self.strategy.replicas()).map(batch);
-        Ok(PerReplica::new(batches.collect::<Result<_, Failure>>()?))
-    }
-
     /// One step on all replicas.
     fn run_step(
         &mut self,
@@ -222,6 +183,10 @@ impl<M: Model> Run<'_, M> {
             .run(arguments, |ctx, (state, batch, constant, size, l2)| {
                 let (batch, weights) = batch;
                 let losses = state.model.losses(batch);
+                let weights = match constant {
+                    true => weights,
+                    false => weights.map(per_row),
+                };
                 let weights = weights.map(SampleWeight::from);
                 let mut loss =
                     compute_average_loss(ctx, losses, weights, constant.then_some(size))?;

@@ -114,7 +114,7 @@ pub(crate) trait Contender {
 }
 
 /// Does one step after the other until the time is over. A step returns its loss.
-fn steps_for(time: Duration, mut step: impl FnMut() -> Result<f32>) -> Result<Trained> {
+pub(super) fn steps_for(time: Duration, mut step: impl FnMut() -> Result<f32>) -> Result<Trained> {
     let started = Instant::now();
     let mut steps = 0;
     loop {

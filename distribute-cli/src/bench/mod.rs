@@ -7,6 +7,7 @@ mod all_reduce;
 mod contenders;
 mod cpu_time;
 mod independent;
+mod models;
 mod tpu;
 mod train;
 mod workers;

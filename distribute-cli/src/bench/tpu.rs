@@ -1,17 +1,19 @@
-//! `bench tpu`: images per second of compiled steps beside those of burn's own backend.
+//! `bench tpu`: examples per second of compiled steps beside those of burn's own backend.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use distribute_core::{LogicalDevice, OneDeviceStrategy};
+use distribute_core::{LogicalDevice, OneDeviceStrategy, Strategy};
 use distribute_tpu_xla::{TpuClusterResolver, TpuStrategy};
 use serde_json::json;
 
 use super::contenders::{Contender, UnderStrategy};
+use super::models::{BenchModel, ModelUnder};
 use super::{BenchOutput, median};
 use crate::events::line;
 use crate::failure::Failure;
+use crate::tpu::connect;
 
 /// Every competitor trains for so long before the first round; compiling is before that.
 const WARM_UP: Duration = Duration::from_millis(300);
@@ -25,7 +27,10 @@ pub(crate) struct TpuArgs {
     /// The PJRT plugin [default: PJRT_PLUGIN_LIBRARY_PATH, TPU_LIBRARY_PATH, an installed libtpu]
     #[arg(long, value_name = "FILE")]
     pjrt_plugin: Option<PathBuf>,
-    /// Images per replica and step
+    /// The model
+    #[arg(long, value_enum, value_name = "NAME", default_value_t = BenchModel::MnistCnn)]
+    model: BenchModel,
+    /// Examples per replica and step
     #[arg(long, default_value_t = 64)]
     batch_size: usize,
     /// Numbers of replicas
@@ -73,19 +78,12 @@ pub(super) fn run(args: &TpuArgs) -> Result<(), Failure> {
 
 fn columns(args: &TpuArgs) -> Result<Vec<Column>, Failure> {
     let resolver = TpuClusterResolver::new(args.tpu.as_deref())?;
-    let system = resolver
-        .connect_with(args.pjrt_plugin.as_deref())?
-        .initialize()?;
+    let system = connect(&resolver, args.pjrt_plugin.as_deref())?.initialize()?;
     let one = OneDeviceStrategy::new(LogicalDevice::cpu(0))?;
-    let one = UnderStrategy::new("one-device", one, args.batch_size)?;
-    let mut contenders: Vec<Box<dyn Contender>> = vec![Box::new(one)];
+    let mut contenders = vec![contender("one-device", one, args)?];
     for replicas in &args.replicas {
         let strategy = TpuStrategy::builder(&system).replicas(*replicas).build()?;
-        contenders.push(Box::new(UnderStrategy::new(
-            "tpu",
-            strategy,
-            args.batch_size,
-        )?));
+        contenders.push(contender("tpu", strategy, args)?);
     }
     let columns = contenders.into_iter().map(|contender| Column {
         contender,
@@ -94,18 +92,31 @@ fn columns(args: &TpuArgs) -> Result<Vec<Column>, Failure> {
     Ok(columns.collect())
 }
 
+/// The tutorial's CNN is the one of `bench train`, written by hand; the others are built in.
+fn contender<S: Strategy + 'static>(
+    name: &'static str,
+    strategy: S,
+    args: &TpuArgs,
+) -> Result<Box<dyn Contender>, Failure> {
+    let size = args.batch_size;
+    Ok(match args.model {
+        BenchModel::MnistCnn => Box::new(UnderStrategy::new(name, strategy, size)?),
+        model => Box::new(ModelUnder::new(name, strategy, model, size)?),
+    })
+}
+
 /// Medians, and the median of the ratios to the first competitor within a round.
 fn report(args: &TpuArgs, columns: &[Column]) -> Result<(), Failure> {
     if args.output == BenchOutput::Text {
         line(&format!(
             "{:<12} {:>8} {:>9} {:>10} {:>14}",
-            "impl", "replicas", "step ms", "images/s", "to one-device"
+            "impl", "replicas", "step ms", "examples/s", "to one-device"
         ))?;
     }
     for column in columns {
         let replicas = column.contender.replicas();
         let step_ms = median(&column.step_ms);
-        let images_per_s = (args.batch_size * replicas) as f64 / step_ms * 1e3;
+        let examples_per_s = (args.batch_size * replicas) as f64 / step_ms * 1e3;
         let rounds = column.step_ms.iter().zip(&columns[0].step_ms);
         let ratios: Vec<f64> = rounds
             .map(|(own, first)| first / own * replicas as f64)
@@ -113,15 +124,16 @@ fn report(args: &TpuArgs, columns: &[Column]) -> Result<(), Failure> {
         let (name, ratio) = (column.contender.name(), median(&ratios));
         line(&match args.output {
             BenchOutput::Text => format!(
-                "{name:<12} {replicas:>8} {step_ms:>9.2} {images_per_s:>10.0} {ratio:>14.3}"
+                "{name:<12} {replicas:>8} {step_ms:>9.2} {examples_per_s:>10.0} {ratio:>14.3}"
             ),
             BenchOutput::Json => json!({
                 "bench": "tpu",
+                "model": args.model.to_string(),
                 "impl": name,
                 "replicas": replicas,
                 "batch_size": args.batch_size,
                 "step_ms": step_ms,
-                "images_per_s": images_per_s,
+                "examples_per_s": examples_per_s,
                 "to_one_device": ratio,
             })
             .to_string(),

@@ -15,7 +15,7 @@ use serde_json::json;
 
 use super::restore::same_model;
 use crate::args::{OutputFormat, TrainArgs};
-use crate::data::Classified;
+use crate::data::{Classified, Data};
 use crate::events;
 use crate::failure::Failure;
 use crate::objective::objective;
@@ -82,7 +82,7 @@ struct Evaluator {
     strategy: DefaultStrategy,
     task: Task,
     state: Mirrored<TrainState<Sequential>>,
-    data: DistributedDataset<Classified>,
+    data: DistributedDataset<Data>,
     log: Option<EventWriter>,
     output: OutputFormat,
     /// The step of the last checkpoint that was measured.
@@ -98,7 +98,7 @@ impl Evaluator {
             let state = task.state(Arc::new(Sgd::new(0.0)), args.training.seed, device);
             state.map_err(Error::step)
         })?;
-        let examples = Classified::new(data.test);
+        let examples = Classified::weighted(data.test);
         let data = strategy.distribute_dataset(examples, Batching::per_replica(BATCH_SIZE))?;
         let log = match &args.files.log_dir {
             Some(directory) => {

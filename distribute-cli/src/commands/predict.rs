@@ -42,7 +42,7 @@ fn probabilities(restored: &Restored) -> Result<Vec<(usize, f32)>, Failure> {
     let outputs = restored.task.plan.output().elements();
     let forward = |_: &distribute_core::fit::StepContext<'_>,
                    model: &distribute_cli::model::Sequential,
-                   (input, _): crate::data::Batch| {
+                   ((input, _), _): crate::data::Batch| {
         if input.dims()[0] == 0 {
             return Ok(Tensor::<2>::zeros([0, outputs], &input.device()));
         }

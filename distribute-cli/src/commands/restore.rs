@@ -10,7 +10,7 @@ use distribute_core::{Error, Mirrored, Sgd, Strategy, StrategyExt, TrainState};
 use distribute_data::{Batching, DistributedDataset, StrategyDataExt};
 
 use crate::args::{DataArgs, DeviceArgs, RestoreArgs};
-use crate::data::{Classified, choose};
+use crate::data::{Classified, Data, choose};
 use crate::events::note;
 use crate::failure::Failure;
 use crate::strategies::strategy;
@@ -24,7 +24,7 @@ pub(crate) struct Restored {
     pub(crate) task: Task,
     pub(crate) strategy: Arc<dyn Strategy>,
     pub(crate) state: Mirrored<TrainState<Sequential>>,
-    pub(crate) data: DistributedDataset<Classified>,
+    pub(crate) data: DistributedDataset<Data>,
     pub(crate) checkpoint: PathBuf,
     pub(crate) step: u64,
 }
@@ -61,7 +61,7 @@ pub(crate) fn restored(
     let examples = task.prepare(choose(both, args.split))?;
     let size = data.batch_size.unwrap_or(DEFAULT_BATCH_SIZE);
     let batches = Batching::per_replica(size);
-    let data = strategy.distribute_dataset(Classified::new(examples), batches)?;
+    let data = strategy.distribute_dataset(Classified::weighted(examples), batches)?;
     Ok(Restored {
         task,
         strategy,

@@ -13,14 +13,14 @@ use distribute_core::fit::callbacks::{
 };
 use distribute_core::fit::{Callback, Control, Fit, History, Outcome, RunInfo, evaluate};
 use distribute_core::{Error, Mirrored, Strategy, StrategyExt, TrainState, WorkerGroup};
-use distribute_data::readers::TrainTest;
+use distribute_data::readers::{Examples, TrainTest};
 use distribute_data::{Batching, DistributedDataset, StrategyDataExt};
 use serde_json::json;
 
 use super::restore::same_model;
 use super::start::Start;
 use crate::args::{OutputFormat, StrategyName, TrainArgs};
-use crate::data::{Classified, DatasetName};
+use crate::data::{Classified, Data, DatasetName};
 use crate::events::{self, JsonEpochs, StepLines};
 use crate::failure::Failure;
 use crate::objective::objective;
@@ -47,6 +47,8 @@ struct Run {
     task: Task,
     data: TrainTest,
     strategy: Arc<dyn Strategy>,
+    /// The names of the replicas' devices.
+    devices: Vec<String>,
     /// Examples of a step, over all replicas.
     global_batch: usize,
     epochs: usize,
@@ -54,7 +56,7 @@ struct Run {
     cluster: Vec<String>,
 }
 
-type Data = DistributedDataset<Classified>;
+type Batches = DistributedDataset<Data>;
 type State = Mirrored<TrainState<Sequential>>;
 
 pub(crate) fn run(mut args: TrainArgs) -> Result<(), Failure> {
@@ -79,7 +81,7 @@ pub(crate) fn run(mut args: TrainArgs) -> Result<(), Failure> {
         start.same_numbers(&args.training)?;
     }
     let tpu = match args.strategy {
-        StrategyName::Tpu => Some(Tpu::open(&args.tpu, &args.devices)?),
+        StrategyName::Tpu => Some(Tpu::open(&args.tpu, &args.devices, args.general.verbose)?),
         _ => args.tpu.refuse_without_tpu().map(|()| None)?,
     };
     let ready = worker.or_else(|| tpu.as_ref().map(|tpu| (tpu.strategy(), tpu.said())));
@@ -102,6 +104,10 @@ pub(crate) fn run(mut args: TrainArgs) -> Result<(), Failure> {
         args,
         task,
         data,
+        devices: match &tpu {
+            Some(tpu) => tpu.device_names(),
+            None => device_names(&*strategy),
+        },
         strategy,
     };
     match tpu {
@@ -212,35 +218,20 @@ impl Run {
         })?)
     }
 
-    /// Compiled steps need batches of one size: an epoch leaves out its last examples, others
-    /// every time (TensorFlow: `drop_remainder=True`).
-    fn train_data(&self) -> Result<Data, Failure> {
-        let compiled = self.strategy.tracer().is_some();
-        if compiled && self.global_batch > self.data.train.len() {
-            return Err(Failure::usage(format!(
-                "a batch of {} examples over all replicas, but only {} to train with: compiled \
-                 steps need full batches, use a smaller --batch-size or fewer --replicas",
-                self.global_batch,
-                self.data.train.len()
-            )));
-        }
-        let batching = Batching::global(self.global_batch)
-            .shuffle(self.args.training.seed)
-            .drop_remainder(compiled);
-        self.distribute(Classified::new(self.data.train.clone()), batching)
+    fn train_data(&self) -> Result<Batches, Failure> {
+        let batching = Batching::global(self.global_batch).shuffle(self.args.training.seed);
+        self.batches(&self.data.train, batching)
     }
 
-    /// All test examples count, so the last batch is filled up where it must be full.
-    fn test_data(&self) -> Result<Data, Failure> {
-        let examples = Classified::new(self.data.test.clone());
-        let examples = match self.strategy.tracer() {
-            Some(_) => examples.padded(self.global_batch),
-            None => examples,
-        };
-        self.distribute(examples, Batching::global(self.global_batch))
+    fn test_data(&self) -> Result<Batches, Failure> {
+        self.batches(&self.data.test, Batching::global(self.global_batch))
     }
 
-    fn distribute(&self, examples: Classified, batching: Batching) -> Result<Data, Failure> {
+    /// Compiled steps need batches of one size, so short ones are filled up with what weighs
+    /// nothing.
+    fn batches(&self, examples: &Examples, batching: Batching) -> Result<Batches, Failure> {
+        let examples = Classified::weighted(examples.clone());
+        let batching = batching.pad_remainder(self.strategy.tracer().is_some());
         Ok(self.strategy.distribute_dataset(examples, batching)?)
     }
 
@@ -252,7 +243,7 @@ impl Run {
         match (ahead.report()?, ended) {
             // That there is nothing to run it on is how it ends.
             (Some(report), _) => tpu::print(&report, self.args.general.output),
-            (None, Err(error)) => Err(error.into()),
+            (None, Err(error)) => Err(tpu::not_compiled(error)),
             (None, Ok(_)) => Err(Failure::failed("training made no step to compile")),
         }
     }
@@ -274,7 +265,6 @@ impl Run {
 
     /// What is said once nothing can be refused any more.
     fn announcement(&self, state: &State, continued: Option<u64>) -> Announcement {
-        let devices = device_names(&*self.strategy);
         let replicas = self.strategy.num_replicas_in_sync();
         let (global, share) = (self.global_batch, self.global_batch.div_ceil(replicas));
         let parameters = self.task.plan.parameters();
@@ -289,7 +279,7 @@ impl Run {
                     json!(self.strategy.input_context().num_input_pipelines),
                 ),
                 ("replicas", json!(replicas)),
-                ("devices", json!(devices)),
+                ("devices", json!(self.devices)),
                 ("model", json!(self.task.model_name())),
                 ("parameters", json!(parameters)),
                 ("dataset", json!(self.task.dataset.to_string())),
@@ -321,7 +311,7 @@ impl Run {
             format!(
                 "{} strategy on {}: {share} examples a step each, {global} together",
                 self.strategy.name(),
-                self.places(&devices),
+                self.places(),
             ),
         ];
         notes.extend(self.cluster.iter().cloned());
@@ -330,10 +320,10 @@ impl Run {
         Announcement { event: None, notes }
     }
 
-    /// `cpu:0, cpu:1`, or how many replicas on how many workers.
-    fn places(&self, devices: &[String]) -> String {
+    /// `cpu:0, cpu:1`, `cpu:0 to cpu:63`, or how many replicas on how many workers.
+    fn places(&self) -> String {
         match self.strategy.workers() {
-            None => devices.join(", "),
+            None => listed(&self.devices),
             Some(workers) => format!(
                 "{} replicas of {} workers",
                 workers.num_replicas(),
@@ -358,7 +348,7 @@ impl Run {
         &self,
         history: &History,
         state: &State,
-        test: &Data,
+        test: &Batches,
         saved: Option<PathBuf>,
     ) -> Result<(), Failure> {
         let step = state.primary().step();
@@ -439,6 +429,15 @@ impl Run {
                  able to continue"
             )),
         }
+    }
+}
+
+/// Names one after the other; of many long ones the first and the last.
+fn listed(devices: &[String]) -> String {
+    const LENGTH_MAX: usize = 200;
+    match devices {
+        [first, .., last] if devices.join(", ").len() > LENGTH_MAX => format!("{first} to {last}"),
+        all => all.join(", "),
     }
 }
 

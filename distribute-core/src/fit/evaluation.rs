@@ -67,6 +67,8 @@ where
 /// dimension: batches in order, within a batch replica 0's rows first, which is the order of the
 /// source. Every tensor of the output needs one row per example.
 ///
+/// Rows that only fill batches up ([`BatchSource::padding`]) are left out.
+///
 /// The whole output is held in host memory; the model is its validation copy.
 ///
 /// # Errors
@@ -123,6 +125,9 @@ where
             .iter_mut()
             .map(Nest::take_leaves)
             .collect::<Result<Vec<_>>>()?;
+        if let Some(padding) = data.padding(index) {
+            leave_padding_out(&mut lists, &padding)?;
+        }
         if let Some(workers) = strategy.workers() {
             lists = workers.gather("predict", &lists)?;
         }
@@ -144,6 +149,31 @@ where
         .map(|column| host_reduce::gather(column, 0));
     outputs.put_leaves(joined.collect::<Result<Vec<_>>>()?)?;
     Ok(outputs)
+}
+
+/// The outputs of each replica without the rows of what only fills its batch up.
+fn leave_padding_out(outputs: &mut [Vec<TensorData>], padding: &[usize]) -> Result<()> {
+    for (outputs, padding) in outputs.iter_mut().zip(padding) {
+        for output in outputs.iter_mut().filter(|_| *padding > 0) {
+            *output = without_last_rows(output, *padding)?;
+        }
+    }
+    Ok(())
+}
+
+fn without_last_rows(output: &TensorData, padding: usize) -> Result<TensorData> {
+    let mut shape = output.shape().to_vec();
+    let rows = shape.first().copied().unwrap_or(0);
+    let Some(kept) = rows.checked_sub(padding).filter(|_| !shape.is_empty()) else {
+        return Err(Error::invalid(format!(
+            "predict: an output of shape {shape:?} for a batch whose last {padding} rows only fill \
+             it up; give one row per example"
+        )));
+    };
+    let bytes = output.as_bytes();
+    let bytes = bytes[..bytes.len() / rows.max(1) * kept].to_vec();
+    shape[0] = kept;
+    Ok(TensorData::from_bytes_vec(bytes, shape, output.dtype()))
 }
 
 /// Which part of a global batch each replica of all workers reads, in replica order.

@@ -113,6 +113,14 @@ pub trait BatchSource {
         None
     }
 
+    /// How many rows at the end of each local replica's batch, in replica order, only fill it up,
+    /// for the global batch `batch` (from 0) of every epoch; `None`, the default, if none do.
+    /// [`predict`] leaves them out; an objective is told by the batch itself.
+    fn padding(&self, batch: usize) -> Option<Vec<usize>> {
+        let _ = batch;
+        None
+    }
+
     /// The batches of epoch `epoch` (from 0), without the first `skip_batches`.
     ///
     /// The same epoch must always give the same batches in the same order, else a resumed run is

@@ -46,8 +46,8 @@ pub enum TraceError {
     /// The replicas' parts of an argument differ in shape; one program serves all of them.
     #[error(
         "replica {replica} got {found} where replica 0 got {expected}: a compiled step runs the \
-         same program on every replica; use `drop_remainder`, or batches whose last one divides \
-         evenly"
+         same program on every replica; use `pad_remainder` or `drop_remainder`, or batches whose \
+         last one divides evenly"
     )]
     Uneven {
         /// The first replica that differs.

@@ -20,7 +20,8 @@ impl DistributedVariable {
                 dtype: self.dtype().name().to_string(),
             });
         }
-        Ok(self.current(trace).tracked(false))
+        // As a result of the step it has to be computed by an operation of the graph.
+        Ok(self.current(trace).tracked(false).mul_scalar(1.0))
     }
 
     fn host(&self) -> Arc<dyn HostVariable> {
@@ -43,6 +44,14 @@ impl DistributedVariable {
         update: Update,
         value: &mut dyn Leaf,
     ) -> Result<()> {
+        if self.kind() == VariableKind::Plain && trace.num_replicas() > 1 {
+            // Its one copy would take one replica's change and lose the others'.
+            return Err(TraceError::unsupported(
+                "changing a variable of no strategy on several replicas",
+                "create it with `strategy.variable`",
+            )
+            .into());
+        }
         let captured = value.traced().and_then(|tensor| tensor.captured());
         let value = match captured {
             Some(tensor) => tensor,

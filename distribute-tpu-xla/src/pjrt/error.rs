@@ -29,7 +29,7 @@ pub enum PjrtError {
     #[error(
         "no PJRT plugin was found; name one with --pjrt-plugin or PJRT_PLUGIN_LIBRARY_PATH, or \
          install libtpu (`pip install libtpu`). Searched: {}",
-        searched.join("; ")
+        summary(searched)
     )]
     NotFound {
         /// Every place that was looked at, in order, and what was there.
@@ -131,6 +131,16 @@ pub enum PjrtError {
         /// `NAME=value` of each variable to set.
         missing: Vec<String>,
     },
+}
+
+/// The first places by name, how many more there are.
+fn summary(searched: &[String]) -> String {
+    const NAMED: usize = 3;
+    let named = searched.iter().take(NAMED).cloned().collect::<Vec<_>>();
+    match searched.len().saturating_sub(NAMED) {
+        0 => named.join("; "),
+        more => format!("{}; and {more} more places", named.join("; ")),
+    }
 }
 
 impl PjrtError {

@@ -224,6 +224,11 @@ mod tests {
                 "{text}"
             );
             assert!(text.contains(packages.to_str().unwrap()), "{text}");
+            let PjrtError::NotFound { searched } = error else {
+                panic!("{error:?}");
+            };
+            let more = searched.len().saturating_sub(3);
+            assert_eq!(text.contains(&format!("and {more} more places")), more > 0);
         }
     }
 }

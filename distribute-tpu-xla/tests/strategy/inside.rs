@@ -4,8 +4,9 @@
 use burn::prelude::*;
 use distribute_core::metric::{BinaryAccuracy, Mean, SparseCategoricalAccuracy, Sum};
 use distribute_core::{
-    DistributedVariable, MirroredStrategy, PerReplica, ReduceOp, Replicate, Result, Same, Sgd,
-    Strategy, StrategyExt, TensorData, TrainState, VariableAggregation, VariableOptions,
+    DefaultStrategy, DistributedVariable, MirroredStrategy, PerReplica, ReduceOp, Replicate,
+    Result, Same, Sgd, Strategy, StrategyExt, TensorData, TrainState, VariableAggregation,
+    VariableOptions,
 };
 use distribute_data::sparse_categorical_crossentropy;
 
@@ -187,6 +188,27 @@ fn variables_of_every_kind() {
             }
             Ok(found)
         });
+    });
+}
+
+#[test]
+fn a_variable_is_returned_as_it_is_and_one_of_no_strategy_is_not_changed() {
+    within(120, || {
+        let Some(tpu) = strategy(2) else { return };
+        let initial = TensorData::from([1.0_f32, -2.0]);
+        let own = tpu.variable(initial.clone(), VariableOptions::default());
+        let own = own.unwrap();
+        let read = tpu.run((), |ctx, ()| own.read_tensor::<1>(ctx)).unwrap();
+        assert_eq!(numbers(read), [1.0, -2.0, 1.0, -2.0]);
+        let other = DefaultStrategy::new();
+        let plain = other.variable(initial, VariableOptions::default()).unwrap();
+        let one = TensorData::from([1.0_f32, 1.0]);
+        let error = tpu.run((), |ctx, ()| plain.assign_add(ctx, one.clone()));
+        let error = error.unwrap_err().to_string();
+        assert!(
+            error.contains("create it with `strategy.variable`"),
+            "{error}"
+        );
     });
 }
 

@@ -1,0 +1,144 @@
+//! libtpu in a process of its own.
+//!
+//! libtpu reads variables of the environment while it is loaded, which a process with threads
+//! cannot change for itself; it writes a log of its own to standard error; and what it is not made
+//! for, such as a topology of a wrong dimension, ends its process. So this program starts itself
+//! once more to compile for a TPU that is not there, and says how that ended.
+
+use std::env;
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+use std::process::{Command, ExitStatus, Stdio};
+
+use distribute_tpu_xla::pjrt::LibtpuEnvironment;
+
+use crate::events::note;
+use crate::failure::Failure;
+
+/// Tells the second process that it is one, and of which.
+const PARENT: &str = "DISTRIBUTE_LIBTPU_PARENT";
+
+/// Goes on in a second process if the plugin is libtpu; then the error is what that one ended with,
+/// said already. Returns in the second process, and for other plugins.
+pub(crate) fn in_own_process(plugin: &Path, verbose: bool) -> Result<(), Failure> {
+    if !LibtpuEnvironment::is_for(plugin) {
+        return Ok(());
+    }
+    if let Some(parent) = env::var_os(PARENT) {
+        return die_with(&parent.to_string_lossy());
+    }
+    let cannot = |error| Failure::failed(format!("cannot start a process for libtpu: {error}"));
+    let program = env::current_exe().map_err(cannot)?;
+    let mut again = Command::new(program);
+    again.args(env::args_os().skip(1));
+    again.env(PARENT, std::process::id().to_string());
+    LibtpuEnvironment::compile_only().apply_to(&mut again);
+    let mut child = again.stderr(Stdio::piped()).spawn().map_err(cannot)?;
+    let log = child.stderr.take().map(|log| Log::pass_on(log, verbose));
+    let status = child.wait().map_err(cannot)?;
+    Err(ended(status, log.unwrap_or_default().fatal))
+}
+
+/// The process ends with the one that has started it, which passes on what it says.
+#[cfg(target_os = "linux")]
+fn die_with(parent: &str) -> Result<(), Failure> {
+    use rustix::process::{Signal, getppid, set_parent_process_death_signal};
+
+    let asked = set_parent_process_death_signal(Some(Signal::KILL));
+    let alive = getppid().map(|pid| pid.as_raw_nonzero().to_string());
+    match (asked, alive) {
+        (Ok(()), Some(alive)) if alive == parent => Ok(()),
+        _ => Err(Failure::failed(format!(
+            "the process {parent} that wanted this one is gone; {PARENT} is not for users"
+        ))),
+    }
+}
+
+/// Only Linux has a signal for the death of a parent.
+#[cfg(not(target_os = "linux"))]
+fn die_with(_: &str) -> Result<(), Failure> {
+    Ok(())
+}
+
+fn ended(status: ExitStatus, fatal: Option<String>) -> Failure {
+    match (status.code().map(u8::try_from), fatal) {
+        (Some(Ok(code)), None) => Failure::said(code),
+        (_, Some(text)) => Failure::failed(format!(
+            "libtpu gave up and ended its process: {text}; is there such a topology? --verbose \
+             shows all that libtpu says"
+        )),
+        _ => Failure::failed(format!(
+            "the process that compiled with libtpu ended with {status}; --verbose shows all that \
+             libtpu says"
+        )),
+    }
+}
+
+/// What the second process writes to standard error.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Log {
+    /// Why libtpu ended the process.
+    fatal: Option<String>,
+}
+
+impl Log {
+    /// Reads to the end; passes on what is not libtpu's, or everything.
+    fn pass_on(stderr: impl Read, verbose: bool) -> Self {
+        let mut log = Self::default();
+        let mut lines = BufReader::new(stderr).split(b'\n');
+        while let Some(Ok(line)) = lines.next() {
+            let line = String::from_utf8_lossy(&line);
+            if log.is_own(&line) || verbose {
+                note(&line);
+            }
+        }
+        log
+    }
+
+    /// Whether a line is this program's. What follows libtpu's last words is a stack trace.
+    fn is_own(&mut self, line: &str) -> bool {
+        let Some((severity, text)) = logged(line) else {
+            return self.fatal.is_none();
+        };
+        if severity == 'F' {
+            self.fatal.get_or_insert_with(|| text.trim().to_string());
+        }
+        false
+    }
+}
+
+/// The severity and the text of a line of Google's logging library:
+/// `E1121 23:56:18.765619   22386 file.cc:344] text`.
+fn logged(line: &str) -> Option<(char, &str)> {
+    let (place, text) = line.split_once("] ")?;
+    let mut words = place.split_whitespace();
+    let (date, time) = (words.next()?, words.next()?);
+    let severity = date.chars().next().filter(|c| "IWEF".contains(*c))?;
+    let is_date = date.len() == 5 && date[1..].bytes().all(|b| b.is_ascii_digit());
+    (is_date && time.matches(':').count() == 2).then_some((severity, text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_libtpu_logs_is_told_from_what_this_program_says() {
+        let log = "E1121 23:56:18.765619   22386 hugepage_text.cc:344] RAW: File offset\n\
+                   F1121 23:56:42.095525   23423 target.cc:1461] Check failed: z == 1 (7 vs. 1) \n\
+                   *** Check failure stack trace: ***\n";
+        let found = Log::pass_on(log.as_bytes(), false);
+        assert_eq!(
+            found.fatal.as_deref(),
+            Some("Check failed: z == 1 (7 vs. 1)")
+        );
+        for own in [
+            "error: E1121 is [x] y",
+            "",
+            "E1121 alone] ",
+            "\u{e9}1121 1:2:3 a] b",
+        ] {
+            assert!(Log::default().is_own(own), "{own}");
+        }
+    }
+}
