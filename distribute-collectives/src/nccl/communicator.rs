@@ -12,7 +12,7 @@ use super::version::Version;
 use super::worker::{Job, Staging, Trouble, Watch, Worker};
 use crate::bookkeeping::{Bookkeeping, Running};
 use crate::buffer::{Buffer, Element};
-use crate::communicator::{Communicator, CommunicatorExt, Description, Gathered};
+use crate::communicator::{CommunicatorExt, Description, Gathered};
 use crate::error::{CollectiveError, Result};
 use crate::header::{OperationHeader, OperationKind};
 
