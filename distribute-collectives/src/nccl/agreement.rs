@@ -1,5 +1,7 @@
 //! What the ranks tell each other before NCCL moves anything.
 
+use std::fmt;
+
 use super::element::ElementType;
 use super::raw::DeviceBuffer;
 use crate::buffer::Buffer;
@@ -18,6 +20,15 @@ pub(super) enum Place {
     Host = 0,
     /// On the devices.
     Device = 1,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Place::Host => "host",
+            Place::Device => "device",
+        })
+    }
 }
 
 /// One rank's description of an operation.
@@ -136,13 +147,13 @@ impl Record {
     /// The first difference to another rank's record, in words.
     pub(super) fn difference(&self, other: &Record) -> Option<String> {
         let name = |element: Option<ElementType>| element.map_or("another", ElementType::name);
+        if self.header.kind == other.header.kind && self.place != other.place {
+            let (a, b) = (self.place, other.place);
+            return Some(format!(
+                "the buffers are on the {a} on one and the {b} on the other"
+            ));
+        }
         self.header.difference(&other.header).or_else(|| {
-            if self.place != other.place {
-                let (a, b) = (self.place, other.place);
-                return Some(format!(
-                    "the buffers are on {a:?} on one and {b:?} on the other"
-                ));
-            }
             (self.element != other.element).then(|| {
                 let (a, b) = (name(self.element), name(other.element));
                 format!("the elements are {a} on one and {b} on the other")

@@ -260,14 +260,17 @@ impl<G: ControlGroup> NcclCommunicator<G> {
             Some(peer) => self.agree_with(record, peer),
             None => self.agree(record),
         };
-        let result = agreed
-            .map_err(|error| renamed(error, &header))
-            .and_then(|()| body(self));
-        if let Err(error) = &result
-            && error.is_fatal()
-        {
-            // For ranks that have not heard of it; does nothing when the group has.
-            self.group.abort(&error.to_string());
+        let result = agreed.and_then(|()| {
+            let result = body(self);
+            if let Err(error) = &result
+                && error.is_fatal()
+            {
+                // For ranks that have not heard of it; does nothing when the group has.
+                self.group.abort(&error.to_string());
+            }
+            result
+        });
+        if result.as_ref().is_err_and(CollectiveError::is_fatal) {
             self.worker.abort();
         }
         self.operations.end(header.kind, result)
@@ -278,6 +281,8 @@ impl<G: ControlGroup> NcclCommunicator<G> {
         let result = self
             .group
             .all_gather_reusing(&record.encode(), &mut gathered)
+            .map_err(|error| renamed(error, &record.header))
+            // All ranks find the same difference, so nobody need be told.
             .and_then(|()| agreement::compare(&gathered, &mut self.sizes));
         self.gathered = gathered;
         result
@@ -286,33 +291,48 @@ impl<G: ControlGroup> NcclCommunicator<G> {
     /// The two ranks of a point-to-point call give each other their records.
     fn agree_with(&mut self, record: &Record, peer: usize) -> Result<()> {
         let (mut own, mut other) = (record.encode(), [0; RECORD_BYTES]);
-        if record.header.kind == OperationKind::Send {
-            self.group.send(peer, Buffer::U8(&mut own))?;
-            self.group.recv(peer, Buffer::U8(&mut other))?;
-        } else {
-            self.group.recv(peer, Buffer::U8(&mut other))?;
-            self.group.send(peer, Buffer::U8(&mut own))?;
-        }
+        let sends = record.header.kind == OperationKind::Send;
+        let exchanged = match sends {
+            true => (self.group.send(peer, Buffer::U8(&mut own)))
+                .and_then(|()| self.group.recv(peer, Buffer::U8(&mut other))),
+            false => (self.group.recv(peer, Buffer::U8(&mut other)))
+                .and_then(|()| self.group.send(peer, Buffer::U8(&mut own))),
+        };
+        exchanged.map_err(|error| renamed(error, &record.header))?;
+        let rank = self.group.rank();
+        let mut op = record.header.kind;
         let what = match Record::decode(&other) {
             Err(what) => Some(what),
             Ok(mut other) => {
+                if peer < rank {
+                    op = other.header.kind;
+                }
                 // The two are one call, and ranks count only collective operations.
                 other.header.kind = record.header.kind;
                 other.header.sequence = record.header.sequence;
-                record.difference(&other)
+                let (a, b) = if peer < rank {
+                    (&other, record)
+                } else {
+                    (record, &other)
+                };
+                a.difference(b)
             }
         };
-        let rank = self.group.rank();
-        match what {
-            None => Ok(()),
-            Some(what) => Err(CollectiveError::Mismatch {
-                rank_a: rank.min(peer),
-                rank_b: rank.max(peer),
-                op: record.header.kind,
-                sequence: record.header.sequence,
-                what,
-            }),
+        let Some(what) = what else {
+            return Ok(());
+        };
+        let error = CollectiveError::Mismatch {
+            rank_a: rank.min(peer),
+            rank_b: rank.max(peer),
+            op,
+            sequence: record.header.sequence,
+            what,
+        };
+        if sends {
+            // For the other ranks; the receiver has what it needs to see for itself.
+            self.group.abort(&error.to_string());
         }
+        Err(error)
     }
 
     /// Takes the memory for host buffers. Before the ranks agree: taking memory may wait for a

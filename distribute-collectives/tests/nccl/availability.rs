@@ -107,8 +107,9 @@ fn a_missing_function_is_named() {
             .collect();
         assert!(!places.is_empty());
         places.iter().for_each(|at| library[at + 1] = b'x');
-        std::fs::write(fake.path(), library).expect("written");
-        let error = probe(&fake.options(0)).unwrap_err();
+        let without = fake.directory().join("libwithout.so");
+        std::fs::write(&without, library).expect("written");
+        let error = probe(&fake.options(0).nccl_library(without)).unwrap_err();
         let named = matches!(
             &error,
             NcclUnavailable::MissingSymbol { symbol, .. } if symbol == "ncclCommFinalize"

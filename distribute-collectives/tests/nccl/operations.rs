@@ -290,7 +290,7 @@ fn a_pack_is_one_group_also_with_several_types() {
     within_limit(|| {
         let fake = Fake::new("");
         let options = CommunicationOptions {
-            bytes_per_pack: 16,
+            bytes_per_pack: 8,
             ..CommunicationOptions::default()
         };
         on_threads(fake.group(2), |mut rank| {

@@ -206,11 +206,13 @@ fn many_groups(directory: &Path) {
         );
         let group = group.expect("a group");
         let handle = group[0].abort_handle();
+        let meeting = std::sync::Barrier::new(2);
         on_threads(group, |mut rank| {
             let mut data = [1.0_f32; 16];
             rank.all_reduce(ReduceOp::Sum, &mut [(&mut data[..]).into()])
                 .expect("the first one");
             assert_eq!(data, [2.0; 16]);
+            meeting.wait();
             if rank.rank() == 0 {
                 let handle = handle.clone();
                 std::thread::spawn(move || handle.abort("again"));

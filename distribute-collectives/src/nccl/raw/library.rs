@@ -291,7 +291,7 @@ fn open(
             Ok(library) => return Ok((library, name)),
             Err(error) => searched.push(Searched {
                 path: name,
-                reason: error.to_string(),
+                reason: innermost(&error),
             }),
         }
     }
@@ -299,6 +299,14 @@ fn open(
         library: what.to_string(),
         searched,
     })
+}
+
+/// What the system said, without what this crate's loader adds.
+fn innermost(error: &dyn std::error::Error) -> String {
+    match error.source() {
+        Some(source) => innermost(source),
+        None => error.to_string(),
+    }
 }
 
 /// Finds one function.
