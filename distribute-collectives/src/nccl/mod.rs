@@ -62,8 +62,8 @@
 //! # Results
 //!
 //! All ranks end with the same bits. The order of a reduction is NCCL's, which depends on the
-//! number of ranks, on the links between the GPUs and on the size: `Order::Canonical`, an algorithm
-//! by name and a wire type concern the control group only. Half types are rounded at every step.
+//! number of ranks, on the links between the GPUs and on the size: `Order::Canonical` and an
+//! algorithm by name are refused; a wire type concerns the control group only. Half types are rounded at every step.
 //! MEAN of host buffers (but for half types) is the sum, divided once; that of device buffers is
 //! what `ncclAvg` makes of it. Whether NaN wins in MIN and MAX is up to NCCL.
 //!
@@ -74,8 +74,8 @@
 //! of up to 200 microseconds. Meanwhile the calling thread looks at the control group every 2
 //! milliseconds.
 //!
-//! - A rank that does not call: the deadline of the control group ends the operation with `Timeout`,
-//!   which names the rank; NCCL is aborted.
+//! - A rank that does not call: the deadline of the control group ends the operation with
+//!   `Timeout`, which names the rank; NCCL is aborted.
 //! - A lost rank: the operation may go on for the [grace period](NcclOptions::grace) (the rank may
 //!   have done its part and left); then it is aborted and ends with `PeerLost`.
 //! - An error of NCCL, also one that comes by itself, and NCCL's part taking longer than

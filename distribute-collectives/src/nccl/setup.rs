@@ -9,9 +9,10 @@ use super::raw::{Context, Cuda, Nccl, UniqueId};
 use super::unavailable::{NcclUnavailable, unavailable};
 use super::version::Version;
 use super::worker::{Trouble, Watch, Worker};
-use crate::communicator::{CommunicatorExt, Gathered};
-use crate::error::Result;
+use crate::communicator::{CommunicatorExt, Description, Gathered};
+use crate::error::{CollectiveError, Result};
 use crate::header::{OperationHeader, OperationKind};
+use crate::options::{Algorithm, Order};
 
 /// What is ready when all ranks are.
 pub(super) struct Setup {
@@ -29,6 +30,7 @@ struct Found {
 /// Loads the libraries and connects the ranks.
 pub(super) fn set_up(group: &mut impl ControlGroup, options: &NcclOptions) -> Result<Setup> {
     options.check(group.world_size())?;
+    check_group(&group.describe())?;
     let found = find(options);
     let words = match &found {
         Ok(found) => [found.nccl.version.code(), options.staging_bytes as u64],
@@ -68,6 +70,19 @@ pub(super) fn set_up(group: &mut impl ControlGroup, options: &NcclOptions) -> Re
         worker: worker?,
         version,
     })
+}
+
+/// Refuses what was asked of the group and NCCL does not do.
+fn check_group(group: &Description) -> Result<()> {
+    let what = if group.order == Order::Canonical {
+        "NCCL does not combine in rank order: use Order::Fast, or another transport".to_string()
+    } else if group.algorithm != Algorithm::Auto {
+        let algorithm = group.algorithm;
+        format!("NCCL picks the algorithm itself: use auto, not {algorithm}, or another transport")
+    } else {
+        return Ok(());
+    };
+    Err(CollectiveError::InvalidOption { what })
 }
 
 fn find(options: &NcclOptions) -> Result<Found, NcclUnavailable> {

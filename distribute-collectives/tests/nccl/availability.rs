@@ -6,7 +6,8 @@ use distribute_collectives::nccl::{
     NcclCommunicator, NcclOptions, NcclRefused, NcclUnavailable, probe,
 };
 use distribute_collectives::{
-    CollectiveError, Communicator, GroupOptions, InProcessCommunicator, in_process,
+    Algorithm, CollectiveError, Communicator, GroupOptions, InProcessCommunicator, Order,
+    in_process,
 };
 
 use super::fake::{Fake, Rank};
@@ -166,6 +167,30 @@ fn options_that_cannot_be_are_refused() {
             cause.to_string().contains("staging_bytes is at least"),
             "{cause}"
         );
+    }
+}
+
+#[test]
+fn orders_and_algorithms_that_nccl_does_not_have_are_refused() {
+    let fake = Fake::new("");
+    for (group, reason) in [
+        (
+            GroupOptions::default().order(Order::Canonical),
+            "in rank order",
+        ),
+        (
+            GroupOptions::default().algorithm(Algorithm::Ring),
+            "use auto, not ring",
+        ),
+    ] {
+        let endpoint = in_process(1, group).expect("a group").remove(0);
+        let refused = NcclCommunicator::new(endpoint, fake.options(0));
+        let cause = refused.err().expect("refused").cause;
+        assert!(
+            matches!(cause, CollectiveError::InvalidOption { .. }),
+            "{cause}"
+        );
+        assert!(cause.to_string().contains(reason), "{cause}");
     }
 }
 
