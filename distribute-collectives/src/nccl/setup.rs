@@ -12,7 +12,7 @@ use super::worker::{Trouble, Watch, Worker};
 use crate::communicator::{CommunicatorExt, Description, Gathered};
 use crate::error::{CollectiveError, Result};
 use crate::header::{OperationHeader, OperationKind};
-use crate::options::{Algorithm, Order};
+use crate::options::Order;
 
 /// What is ready when all ranks are.
 pub(super) struct Setup {
@@ -74,15 +74,13 @@ pub(super) fn set_up(group: &mut impl ControlGroup, options: &NcclOptions) -> Re
 
 /// Refuses what was asked of the group and NCCL does not do.
 fn check_group(group: &Description) -> Result<()> {
-    let what = if group.order == Order::Canonical {
-        "NCCL does not combine in rank order: use Order::Fast, or another transport".to_string()
-    } else if group.algorithm != Algorithm::Auto {
-        let algorithm = group.algorithm;
-        format!("NCCL picks the algorithm itself: use auto, not {algorithm}, or another transport")
-    } else {
+    if group.order != Order::Canonical {
         return Ok(());
-    };
-    Err(CollectiveError::InvalidOption { what })
+    }
+    let what = "NCCL does not combine in rank order: use Order::Fast, or another transport";
+    Err(CollectiveError::InvalidOption {
+        what: what.to_string(),
+    })
 }
 
 fn find(options: &NcclOptions) -> Result<Found, NcclUnavailable> {
