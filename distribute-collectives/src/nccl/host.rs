@@ -1,6 +1,7 @@
 //! The operations of the trait: on host buffers, through page-locked memory and memory on the
 //! device, piece by piece.
 
+use std::cell::RefCell;
 use std::ops::Range;
 
 use super::agreement::Record;
@@ -94,16 +95,20 @@ impl<G: ControlGroup> NcclCommunicator<G> {
                 }],
                 ..Job::default()
             };
-            let mut received = Vec::new();
-            let filled = |host: &mut [u8]| fill::<T>(buffers, range.clone(), host);
-            self.round(header, None, job, filled, |host| {
+            let cell = RefCell::new(&mut *buffers);
+            let filled = |host: &mut [u8]| fill::<T>(&cell.borrow(), range.clone(), host);
+            let drained = |host: &[u8]| {
                 if gets {
-                    received.extend_from_slice(&host[..range.len() * size_of::<T>()]);
+                    drain::<T>(
+                        &mut cell.borrow_mut(),
+                        range.clone(),
+                        host,
+                        left,
+                        world_size,
+                    );
                 }
-            })?;
-            if gets {
-                drain::<T>(buffers, range, &received, left, world_size);
-            }
+            };
+            self.round(header, None, job, filled, drained)?;
         }
         Ok(())
     }
@@ -142,18 +147,17 @@ impl<G: ControlGroup> NcclCommunicator<G> {
                 calls,
                 ..Job::default()
             };
-            let mut received = Vec::new();
+            let cell = RefCell::new(&mut *buffers);
             let filled = |host: &mut [u8]| {
                 for (part, at) in parts.iter().zip(offsets(&parts)) {
                     let memory = &mut host[at.start * size_of::<T>()..at.end * size_of::<T>()];
-                    fill::<T>(buffers, part.clone(), memory);
+                    fill::<T>(*cell.borrow(), part.clone(), memory);
                 }
             };
-            let own_bytes = parts[own].len() * size_of::<T>();
-            self.round(header, None, job, filled, |host| {
-                received.extend_from_slice(&host[..own_bytes]);
-            })?;
-            drain::<T>(buffers, parts[own].clone(), &received, left, size);
+            let drained = |host: &[u8]| {
+                drain::<T>(*cell.borrow_mut(), parts[own].clone(), host, left, size);
+            };
+            self.round(header, None, job, filled, drained)?;
         }
         Ok(())
     }
