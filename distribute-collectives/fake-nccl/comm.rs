@@ -35,11 +35,14 @@ pub struct Comm {
 /// What a call does on its stream.
 pub type Work = Box<dyn FnOnce(&Comm) -> Result<(), Aborted> + Send>;
 
+/// A call with its stream.
+type GroupCall = (Arc<Comm>, usize, Work);
+
 static COMMS: Mutex<BTreeMap<usize, Arc<Comm>>> = Mutex::new(BTreeMap::new());
 
 thread_local! {
-    static GROUP: RefCell<(u32, Vec<(Arc<Comm>, usize, Work)>)> =
-        const { RefCell::new((0, Vec::new())) };
+    /// The depth, and the calls so far.
+    static GROUP: RefCell<(u32, Vec<GroupCall>)> = const { RefCell::new((0, Vec::new())) };
 }
 
 /// Counts what a program may not do.

@@ -62,10 +62,10 @@
 //! # Results
 //!
 //! All ranks end with the same bits. The order of a reduction is NCCL's, which depends on the
-//! number of ranks, on the links between the GPUs and on the size: `Order::Canonical` is refused; an
-//! algorithm by name and a wire type concern the control group only. Half types are rounded at every step.
-//! MEAN of host buffers (but for half types) is the sum, divided once; that of device buffers is
-//! what `ncclAvg` makes of it. Whether NaN wins in MIN and MAX is up to NCCL.
+//! number of ranks, on the links between the GPUs and on the size: `Order::Canonical` is refused,
+//! an algorithm by name and a wire type concern the control group only. Half types are rounded at
+//! every step. MEAN of host buffers (but for half types) is the sum, divided once; that of device
+//! buffers is what `ncclAvg` makes of it. Whether NaN wins in MIN and MAX is up to NCCL.
 //!
 //! # Failures
 //!

@@ -205,11 +205,13 @@ impl Worker {
             return Err(Trouble::Stuck);
         }
         self.shared.stop.store(false, Ordering::Release);
-        let sent = self.requests.as_ref().map(|inbox| inbox.send(request));
-        match sent {
-            Some(Ok(())) => self.wait(watch),
-            _ => Err(Trouble::Stuck),
+        let Some(inbox) = &self.requests else {
+            return Err(Trouble::Stuck);
+        };
+        if inbox.send(request).is_err() {
+            return Err(Trouble::Stuck);
         }
+        self.wait(watch)
     }
 
     /// Waits for the answer. When the group fails or the deadline passes, the thread is told to
