@@ -96,10 +96,7 @@ fn a_process_of_another_test() {
         role => {
             let rank = std::env::var(RANK).expect("set").parse().expect("a number");
             let outcome = be_rank(role, rank, fake::options(&library, rank));
-            println!(
-                "@@{}",
-                outcome.map_or_else(|error| format!("{error:?}"), |text| text)
-            );
+            println!("@@{}", outcome.unwrap_or_else(|error| format!("{error:?}")));
         }
     }
 }
