@@ -7,6 +7,8 @@
 //! Both work on the same buffers, in turn, round by round, so that whatever else the machine does
 //! hits both. Compare ratios of one run; absolute times of a busy machine say little.
 
+#[cfg(feature = "nccl")]
+pub mod nccl;
 pub mod processes;
 
 use std::sync::Barrier;

@@ -56,6 +56,8 @@ mod link_cost;
 mod messages;
 #[cfg(feature = "mpi")]
 pub mod mpi;
+#[cfg(feature = "nccl")]
+pub mod nccl;
 mod options;
 pub mod overlap;
 pub mod pack;

@@ -102,6 +102,11 @@ impl<T: Transport> TransportCommunicator<T> {
         }
     }
 
+    #[cfg(feature = "nccl")]
+    pub(crate) fn transport(&self) -> &T {
+        &self.transport
+    }
+
     pub(crate) fn transport_mut(&mut self) -> &mut T {
         &mut self.transport
     }

@@ -236,6 +236,24 @@ impl GroupStatus {
         }
     }
 
+    /// The failure that this rank's next operation would end with, without changing anything; of a
+    /// point-to-point call with `peer` only the loss of that rank counts.
+    #[cfg(feature = "nccl")]
+    pub(crate) fn health(&self, header: &OperationHeader, peer: Option<usize>) -> Result<()> {
+        if !self.failed.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let inner = self.lock();
+        let concerns = |failure: &&Failure| match (&failure.trouble, peer) {
+            (Trouble::Lost { rank, .. }, Some(peer)) => *rank == peer,
+            _ => failure.from_sequence <= inner.completed,
+        };
+        match inner.failures.iter().find(concerns) {
+            Some(failure) => Err(failure.trouble.clone().into_error(header)),
+            None => Ok(()),
+        }
+    }
+
     /// The failure that ended an operation of this rank, if one did.
     pub(crate) fn reported(&self) -> Option<Failure> {
         self.lock().reported.clone()

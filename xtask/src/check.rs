@@ -43,7 +43,7 @@ struct Step {
     run: fn(&Path) -> Result<String, String>,
 }
 
-const STEPS: [Step; 7] = [
+const STEPS: [Step; 8] = [
     Step {
         name: "tidy",
         advice: "fix the places above; xtask/README.md explains each rule",
@@ -64,6 +64,18 @@ const STEPS: [Step; 7] = [
         advice: "fix the warnings above; \
                  `cargo clippy --workspace --all-targets -- -D warnings` shows them again",
         run: |root| cargo(root, "clippy --workspace --all-targets -- -D warnings"),
+    },
+    Step {
+        name: "nccl",
+        advice: "fix the warnings above; `cargo clippy -p distribute-collectives --features nccl \
+                 --all-targets -- -D warnings` shows them again",
+        run: |root| {
+            let crates = "-p distribute-collectives --features nccl";
+            cargo(
+                root,
+                &format!("clippy {crates} --all-targets -- -D warnings"),
+            )
+        },
     },
     Step {
         name: "doc",
@@ -195,13 +207,28 @@ pub fn finish(command: &mut Command) -> Result<String, String> {
     }
 }
 
-/// Runs the tests, shows their output as it comes and counts the results. A test that passes keeps
-/// what it prints to itself, so that is asked for, and of it only what was skipped is shown.
+/// What `cargo test` is run with: all tests of the default features, then those of the feature
+/// `nccl`, which need no GPU.
+const TESTS: [&str; 2] = [
+    "test --workspace",
+    "test -p distribute-collectives --features nccl --test nccl",
+];
+
+/// Runs the tests and counts the results.
 fn test_step(root: &Path) -> Result<String, String> {
-    let failed = |error: io::Error| format!("cannot run `cargo test --workspace`: {error}");
-    let mut command = cargo_command(root, "test --workspace -- --show-output");
-    let mut child = command.stdout(Stdio::piped()).spawn().map_err(failed)?;
     let mut counts = Counts::default();
+    for arguments in TESTS {
+        run_tests(root, arguments, &mut counts)?;
+    }
+    counts.verdict()
+}
+
+/// Runs tests, shows their output as it comes and counts the results. A test that passes keeps
+/// what it prints to itself, so that is asked for, and of it only what was skipped is shown.
+fn run_tests(root: &Path, arguments: &str, counts: &mut Counts) -> Result<(), String> {
+    let failed = |error: io::Error| format!("cannot run `cargo {arguments}`: {error}");
+    let mut command = cargo_command(root, &format!("{arguments} -- --show-output"));
+    let mut child = command.stdout(Stdio::piped()).spawn().map_err(failed)?;
     let mut filter = Filter::default();
     if let Some(output) = child.stdout.take() {
         let mut shown = io::stdout().lock();
@@ -219,13 +246,11 @@ fn test_step(root: &Path) -> Result<String, String> {
         }
     }
     let status = child.wait().map_err(failed)?;
-    counts.verdict().and_then(|note| {
-        if status.success() {
-            Ok(note)
-        } else {
-            Err(format!("cargo test: {status}; {note}"))
-        }
-    })
+    let note = counts.verdict()?;
+    match status.success() {
+        true => Ok(()),
+        false => Err(format!("cargo {arguments}: {status}; {note}")),
+    }
 }
 
 /// Leaves out what tests that passed have printed, but for the reasons why they were skipped.
@@ -313,9 +338,11 @@ mod tests {
 
     #[test]
     fn steps_are_selected_in_their_order() {
-        let all = ["tidy", "edges", "fmt", "clippy", "doc", "fuzz", "test"];
+        let all = [
+            "tidy", "edges", "fmt", "clippy", "nccl", "doc", "fuzz", "test",
+        ];
         assert_eq!(names(&Selection::All), all);
-        assert_eq!(names(&Selection::AllButTests), all[..5]);
+        assert_eq!(names(&Selection::AllButTests), all[..6]);
         assert_eq!(names(&Selection::only("doc").expect("a step")), ["doc"]);
     }
 

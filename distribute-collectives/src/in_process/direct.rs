@@ -45,6 +45,11 @@ impl DirectCommunicator {
         }
     }
 
+    #[cfg(feature = "nccl")]
+    pub(crate) fn endpoint(&self) -> &crate::in_process::endpoint::Endpoint {
+        &self.transport.endpoint
+    }
+
     fn header(&self, kind: OperationKind) -> OperationHeader {
         let generation = self.transport.endpoint.group.options.get_generation();
         OperationHeader::new(kind, generation, self.transport.sequence())

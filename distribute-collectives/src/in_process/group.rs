@@ -359,6 +359,39 @@ impl Group {
         result
     }
 
+    /// The failure that an operation would end with, without waiting and without changing anything;
+    /// of a point-to-point call with `peer` only the loss of that rank counts.
+    #[cfg(feature = "nccl")]
+    pub(crate) fn health(
+        &self,
+        op: OperationKind,
+        sequence: u64,
+        peer: Option<usize>,
+    ) -> Result<()> {
+        if self.troubles() == 0 {
+            return Ok(());
+        }
+        let state = self.lock();
+        if let Some(failure) = &state.failure
+            && failure.from_sequence <= sequence
+        {
+            return Err(failure.error.clone());
+        }
+        let concerns = |lost: &&Lost| match peer {
+            Some(peer) => lost.rank == peer,
+            None => lost.completed <= sequence,
+        };
+        match state.lost.iter().find(concerns) {
+            None => Ok(()),
+            Some(lost) => Err(CollectiveError::PeerLost {
+                rank: lost.rank,
+                op,
+                sequence,
+                reason: lost.reason.to_string(),
+            }),
+        }
+    }
+
     fn fail_locked(&self, state: &mut State, error: CollectiveError, from_sequence: u64) {
         // The first failure stays, except that one which concerns earlier operations too wins.
         let earlier = state

@@ -78,6 +78,19 @@ enum Inner {
     Messages(TransportCommunicator<InProcessTransport>),
 }
 
+#[cfg(feature = "nccl")]
+impl InProcessCommunicator {
+    /// The failure that the group has heard of; see [`Group::health`].
+    pub(crate) fn check_health(&self, op: crate::OperationKind, peer: Option<usize>) -> Result<()> {
+        let endpoint = match &self.0 {
+            Inner::Direct(inner) => inner.endpoint(),
+            Inner::Messages(inner) => &inner.transport().endpoint,
+        };
+        let sequence = endpoint.operations.sequence();
+        endpoint.group.health(op, sequence, peer)
+    }
+}
+
 forward_communicator!(
     InProcessCommunicator,
     inner in [Self(Inner::Direct(inner)), Self(Inner::Messages(inner))]

@@ -88,6 +88,16 @@ impl ProcessCommunicator {
         self.inner.recorder()
     }
 
+    /// The failure that the group has heard of; see [`GroupStatus::health`].
+    #[cfg(feature = "nccl")]
+    pub(crate) fn check_health(
+        &self,
+        header: &crate::OperationHeader,
+        peer: Option<usize>,
+    ) -> Result<()> {
+        self.status.health(header, peer)
+    }
+
     /// Hands what this rank still owes to the kernel, so that closing loses nothing.
     fn flush(&mut self) {
         if !self.status.is_healthy() {

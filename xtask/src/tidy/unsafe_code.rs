@@ -24,6 +24,18 @@ const UNSAFE_MODULES: &[(&str, &str)] = &[
         "MPI is a C library",
     ),
     (
+        "distribute-collectives/src/nccl/raw/",
+        "the CUDA driver and NCCL are C libraries, and device memory is known by its address",
+    ),
+    (
+        "distribute-collectives/fake-nccl/",
+        "the tests' stand-in for these two libraries has their C functions",
+    ),
+    (
+        "distribute-collectives/tests/nccl/foreign.rs",
+        "memory and a stream of somebody else, as a framework has them",
+    ),
+    (
         "distribute-collectives/src/shared_memory/in_place.rs",
         "the ranks of one host reduce buffers in the segment where they lie",
     ),

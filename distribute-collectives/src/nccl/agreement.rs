@@ -1,0 +1,214 @@
+//! What the ranks tell each other before NCCL moves anything.
+
+use std::fmt;
+
+use super::element::ElementType;
+use super::raw::DeviceBuffer;
+use crate::buffer::Buffer;
+use crate::communicator::Gathered;
+use crate::error::{CollectiveError, Result};
+use crate::header::OperationHeader;
+use crate::wire::{FrameHeader, HEADER_BYTES};
+
+/// Bytes of a record: the header, three words.
+pub(super) const RECORD_BYTES: usize = HEADER_BYTES + 3 * 8;
+
+/// Where the elements of an operation are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Place {
+    /// In buffers of the host, or there are none.
+    Host = 0,
+    /// On the devices.
+    Device = 1,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Place::Host => "host",
+            Place::Device => "device",
+        })
+    }
+}
+
+/// One rank's description of an operation.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Record {
+    pub(super) header: OperationHeader,
+    pub(super) place: Place,
+    /// The type when it is none that host buffers have.
+    pub(super) element: Option<ElementType>,
+    /// Bytes of the input and of the output; for `all_gather` only, where ranks may differ.
+    pub(super) input_bytes: usize,
+    pub(super) output_bytes: usize,
+}
+
+impl Record {
+    /// An operation on the host, or on nothing.
+    pub(super) fn new(header: OperationHeader) -> Self {
+        Record {
+            header,
+            place: Place::Host,
+            element: None,
+            input_bytes: 0,
+            output_bytes: 0,
+        }
+    }
+
+    /// An operation on host buffers.
+    pub(super) fn of_host(
+        header: OperationHeader,
+        rank: usize,
+        buffers: &[Buffer<'_>],
+    ) -> Result<Self> {
+        Ok(Record::new(header.with_buffers(rank, buffers)?))
+    }
+
+    /// An operation on device buffers, which may have different types.
+    pub(super) fn of_device(header: OperationHeader, buffers: &[DeviceBuffer<'_>]) -> Self {
+        let mut record = Record::new(header);
+        record.place = Place::Device;
+        let mut layout = 0xcbf2_9ce4_8422_2325_u64;
+        for buffer in buffers {
+            record.header.count += buffer.len();
+            // FNV-1a over the lengths and types.
+            for word in [buffer.len() as u64, buffer.element() as u64] {
+                layout = (layout ^ word).wrapping_mul(0x0000_0100_0000_01b3);
+            }
+        }
+        record.header.buffers = buffers.len();
+        record.header.layout = layout & !3;
+        let mut elements = buffers.iter().map(DeviceBuffer::element);
+        let first = elements.next();
+        if let Some(first) = first.filter(|first| elements.all(|other| other == *first)) {
+            record.set_element(first);
+        }
+        record
+    }
+
+    /// Notes the one type of all elements.
+    pub(super) fn set_element(&mut self, element: ElementType) {
+        match element.dtype() {
+            Some(dtype) => self.header.dtype = Some(dtype),
+            None => self.element = Some(element),
+        }
+    }
+
+    pub(super) fn encode(&self) -> [u8; RECORD_BYTES] {
+        let mut bytes = [0; RECORD_BYTES];
+        let frame = FrameHeader {
+            operation: self.header,
+            point_to_point: self.header.kind.is_point_to_point(),
+            number: 0,
+        };
+        bytes[..HEADER_BYTES].copy_from_slice(&frame.encode());
+        let element = self.element.map_or(0, |element| element as u64 + 1);
+        let words = [
+            self.place as u64 | element << 8,
+            self.input_bytes as u64,
+            self.output_bytes as u64,
+        ];
+        for (to, word) in bytes[HEADER_BYTES..].chunks_exact_mut(8).zip(words) {
+            to.copy_from_slice(&word.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// Reads a record of another rank; the error says what is wrong with it.
+    pub(super) fn decode(bytes: &[u8]) -> Result<Self, String> {
+        let bytes: &[u8; RECORD_BYTES] = bytes
+            .try_into()
+            .map_err(|_| format!("a record of {} bytes, not {RECORD_BYTES}", bytes.len()))?;
+        let (header, words) = bytes.split_at(HEADER_BYTES);
+        let mut frame = [0; HEADER_BYTES];
+        frame.copy_from_slice(header);
+        let frame = FrameHeader::decode(&frame).map_err(|error| error.to_string())?;
+        let word = |index: usize| {
+            let mut word = [0; 8];
+            word.copy_from_slice(&words[8 * index..8 * index + 8]);
+            u64::from_le_bytes(word)
+        };
+        let element = (word(0) >> 8) as usize;
+        let size = |index| usize::try_from(word(index)).map_err(|error| error.to_string());
+        Ok(Record {
+            header: frame.operation,
+            place: match word(0) & 0xff {
+                0 => Place::Host,
+                _ => Place::Device,
+            },
+            element: ElementType::ALL
+                .into_iter()
+                .find(|e| *e as usize + 1 == element),
+            input_bytes: size(1)?,
+            output_bytes: size(2)?,
+        })
+    }
+
+    /// The first difference to another rank's record, in words.
+    pub(super) fn difference(&self, other: &Record) -> Option<String> {
+        let name = |element: Option<ElementType>| element.map_or("another", ElementType::name);
+        if self.header.kind == other.header.kind && self.place != other.place {
+            let (a, b) = (self.place, other.place);
+            return Some(format!(
+                "the buffers are on the {a} on one and the {b} on the other"
+            ));
+        }
+        self.header.difference(&other.header).or_else(|| {
+            (self.element != other.element).then(|| {
+                let (a, b) = (name(self.element), name(other.element));
+                format!("the elements are {a} on one and {b} on the other")
+            })
+        })
+    }
+}
+
+/// Compares the records of all ranks; returns the bytes of their inputs.
+pub(super) fn compare(gathered: &Gathered<u8>, sizes: &mut Vec<usize>) -> Result<()> {
+    sizes.clear();
+    let mut first: Option<Record> = None;
+    let mut outputs = Vec::new();
+    for (rank, bytes) in gathered.iter().enumerate() {
+        let record = Record::decode(bytes);
+        let difference = match (&first, &record) {
+            (None, Ok(_)) => None,
+            (Some(first), Ok(record)) => first.difference(record),
+            (_, Err(what)) => Some(what.clone()),
+        };
+        if let Some(what) = difference {
+            let header = first.map(|first| first.header);
+            return Err(mismatch(rank, header.as_ref(), what));
+        }
+        if let Ok(record) = record {
+            sizes.push(record.input_bytes);
+            outputs.push(record.output_bytes);
+            first.get_or_insert(record);
+        }
+    }
+    let Some(first) = first.filter(|first| first.place == Place::Device) else {
+        return Ok(());
+    };
+    let total = sizes
+        .iter()
+        .fold(0_usize, |sum, size| sum.saturating_add(*size));
+    match outputs.iter().position(|output| *output < total) {
+        None => Ok(()),
+        Some(rank) => {
+            let output = outputs[rank];
+            let what = format!("its output has {output} bytes, but the inputs have {total}");
+            Err(mismatch(rank, Some(&first.header), what))
+        }
+    }
+}
+
+fn mismatch(rank: usize, header: Option<&OperationHeader>, what: String) -> CollectiveError {
+    let header = header
+        .copied()
+        .unwrap_or_else(|| OperationHeader::new(crate::OperationKind::Barrier, 0, 0));
+    CollectiveError::Mismatch {
+        rank_a: 0,
+        rank_b: rank,
+        op: header.kind,
+        sequence: header.sequence,
+        what,
+    }
+}

@@ -1,0 +1,486 @@
+//! One rank's endpoint: what every operation has in common.
+
+use std::fmt;
+
+use super::agreement::{self, RECORD_BYTES, Record};
+use super::control::{ControlGroup, renamed};
+use super::element::ElementType;
+use super::options::NcclOptions;
+use super::raw::{Call, DeviceBuffer, DeviceMemory, PinnedMemory, Span};
+use super::setup::{self, Setup};
+use super::version::Version;
+use super::worker::{Job, Staging, Trouble, Watch, Worker};
+use crate::bookkeeping::{Bookkeeping, Running};
+use crate::buffer::{Buffer, Element};
+use crate::communicator::{CommunicatorExt, Description, Gathered};
+use crate::error::{CollectiveError, Result};
+use crate::header::{OperationHeader, OperationKind};
+
+/// How long to wait for the group to say which rank was lost, after NCCL has failed.
+const BLAME_PATIENCE: std::time::Duration = std::time::Duration::from_millis(500);
+
+/// One rank's endpoint of a group over NCCL, beside a group `G` of the same ranks; see the
+/// [module](super).
+pub struct NcclCommunicator<G: ControlGroup> {
+    /// Before the group: NCCL ends first.
+    pub(super) worker: Worker,
+    pub(super) group: G,
+    pub(super) options: NcclOptions,
+    pub(super) version: Version,
+    description: Description,
+    operations: Bookkeeping,
+    pub(super) staging: Option<Staging>,
+    gathered: Gathered<u8>,
+    /// Bytes of each rank's input of an `all_gather`.
+    pub(super) sizes: Vec<usize>,
+}
+
+/// NCCL cannot be used; the group can, with what else carries bytes (where
+/// [`is_fatal`](CollectiveError::is_fatal) of the cause is false).
+pub struct NcclRefused<G> {
+    /// The group, as it was given.
+    pub group: G,
+    /// Why.
+    pub cause: CollectiveError,
+}
+
+impl<G> fmt::Debug for NcclRefused<G> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NcclRefused")
+            .field("cause", &self.cause)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<G> fmt::Display for NcclRefused<G> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.cause.fmt(f)
+    }
+}
+
+impl<G> std::error::Error for NcclRefused<G> {}
+
+impl<G> From<Box<NcclRefused<G>>> for CollectiveError {
+    fn from(refused: Box<NcclRefused<G>>) -> Self {
+        refused.cause
+    }
+}
+
+impl<G: ControlGroup> NcclCommunicator<G> {
+    /// Sets NCCL up between the ranks of a group. All ranks call it together; it blocks until they
+    /// have, at most until the deadline of the group, then at most for
+    /// [`init_timeout`](NcclOptions::init_timeout).
+    ///
+    /// # Errors
+    /// On all ranks together, with the group back:
+    /// [`BackendUnavailable`](CollectiveError::BackendUnavailable) when a rank lacks a library, has
+    /// one that is too old or has no such GPU, when two ranks have one GPU, when the ranks have
+    /// different versions of NCCL, or when NCCL cannot connect them;
+    /// [`InvalidOption`](CollectiveError::InvalidOption); what an operation of the group returns.
+    pub fn new(mut group: G, options: NcclOptions) -> Result<Self, Box<NcclRefused<G>>> {
+        match setup::set_up(&mut group, &options) {
+            Ok(Setup { worker, version }) => {
+                let description = describe(&group.describe(), version);
+                Ok(NcclCommunicator {
+                    worker,
+                    group,
+                    options,
+                    version,
+                    description,
+                    operations: Bookkeeping::default(),
+                    staging: None,
+                    gathered: Gathered::default(),
+                    sizes: Vec::new(),
+                })
+            }
+            Err(cause) => Err(Box::new(NcclRefused { group, cause })),
+        }
+    }
+
+    /// Ends NCCL's part and returns the group. Memory from [`allocate`](Self::allocate) stays.
+    pub fn into_group(self) -> G {
+        drop(self.worker);
+        self.group
+    }
+
+    /// The version of NCCL.
+    pub fn version(&self) -> Version {
+        self.version
+    }
+
+    /// Whether NCCL, or the device, could not be made to end an operation. The buffers of that
+    /// operation are then in use for as long as the process lives: end it soon.
+    pub fn is_stuck(&self) -> bool {
+        self.worker.is_stuck()
+    }
+
+    /// Takes memory on the device of this rank, which holds anything. No other rank takes part.
+    ///
+    /// # Errors
+    /// [`BackendUnavailable`](CollectiveError::BackendUnavailable) when there is not that much.
+    pub fn allocate(&mut self, element: ElementType, count: usize) -> Result<DeviceMemory> {
+        self.operations.check()?;
+        let watch = Watch {
+            timeout: self.options.timeout,
+            health: &|| Ok(()),
+        };
+        let memory = self.worker.allocate(element, count, &watch);
+        memory.map_err(|trouble| super::unavailable::unavailable(in_words(&trouble)))
+    }
+
+    /// Copies elements from the host to the device. No other rank takes part.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](CollectiveError::InvalidArgument) when type or length differ, and those
+    /// of the device.
+    pub fn upload<T: Element>(&mut self, to: &mut DeviceMemory, values: &[T]) -> Result<()> {
+        self.check_copy::<T>(to, values.len())?;
+        let result = self.upload_checked(to, values);
+        self.operations.end(OperationKind::Send, result)
+    }
+
+    fn upload_checked<T: Element>(&mut self, to: &DeviceMemory, values: &[T]) -> Result<()> {
+        let (span, bytes) = (to.span().clone(), bytemuck::cast_slice::<T, u8>(values));
+        let header = self.header(OperationKind::Send);
+        let segment = self.options.staging_bytes / size_of::<T>();
+        for start in (0..span.count).step_by(segment) {
+            let range = start..span.count.min(start + segment);
+            let part = &bytes[range.start * size_of::<T>()..range.end * size_of::<T>()];
+            let job = Job {
+                upload: Some(span.slice(range)),
+                ..Job::default()
+            };
+            let fill = |host: &mut [u8]| host[..part.len()].copy_from_slice(part);
+            self.round(&header, None, job, fill, |_| ())?;
+        }
+        Ok(())
+    }
+
+    /// Copies elements from the device to the host; as [`upload`](Self::upload).
+    ///
+    /// # Errors
+    /// As those of `upload`.
+    pub fn download<T: Element>(&mut self, from: &DeviceMemory, values: &mut [T]) -> Result<()> {
+        self.check_copy::<T>(from, values.len())?;
+        let result = self.download_checked(from, values);
+        self.operations.end(OperationKind::Recv, result)
+    }
+
+    fn download_checked<T: Element>(
+        &mut self,
+        from: &DeviceMemory,
+        values: &mut [T],
+    ) -> Result<()> {
+        let (span, bytes) = (
+            from.span().clone(),
+            bytemuck::cast_slice_mut::<T, u8>(values),
+        );
+        let header = self.header(OperationKind::Recv);
+        let segment = self.options.staging_bytes / size_of::<T>();
+        for start in (0..span.count).step_by(segment) {
+            let range = start..span.count.min(start + segment);
+            let part = &mut bytes[range.start * size_of::<T>()..range.end * size_of::<T>()];
+            let job = Job {
+                download: Some(span.slice(range)),
+                ..Job::default()
+            };
+            let drain = |host: &[u8]| part.copy_from_slice(&host[..part.len()]);
+            self.round(&header, None, job, |_| (), drain)?;
+        }
+        Ok(())
+    }
+
+    fn check_copy<T: Element>(&self, memory: &DeviceMemory, count: usize) -> Result<()> {
+        self.operations.check()?;
+        let element = ElementType::from(T::DTYPE);
+        if memory.element() == element && memory.len() == count {
+            return Ok(());
+        }
+        let (found, len) = (memory.element(), memory.len());
+        let what = format!("{count} elements of {element} do not fit {len} of {found}");
+        Err(self.invalid(OperationKind::Send, what))
+    }
+
+    pub(super) fn invalid(&self, op: OperationKind, what: String) -> CollectiveError {
+        let rank = self.group.rank();
+        CollectiveError::InvalidArgument { rank, op, what }
+    }
+
+    pub(super) fn description(&self) -> Description {
+        self.description.clone()
+    }
+
+    pub(super) fn header(&self, kind: OperationKind) -> OperationHeader {
+        let sequence = self.operations.sequence();
+        OperationHeader::new(kind, self.description.generation, sequence)
+    }
+
+    /// Refuses a root or peer that cannot be.
+    pub(super) fn check_rank(&self, op: OperationKind, rank: usize) -> Result<()> {
+        let world_size = self.group.world_size();
+        let what = if rank >= world_size {
+            format!("there is no rank {rank}: the group has {world_size} ranks")
+        } else if op.is_point_to_point() && rank == self.group.rank() {
+            "a rank cannot send to itself".to_string()
+        } else {
+            return Ok(());
+        };
+        Err(self.invalid(op, what))
+    }
+
+    /// Refuses types that this version of NCCL lacks.
+    pub(super) fn check_elements(
+        &self,
+        op: OperationKind,
+        buffers: &[DeviceBuffer<'_>],
+    ) -> Result<()> {
+        let unknown = |element: &ElementType| self.version < element.since();
+        match buffers.iter().map(DeviceBuffer::element).find(unknown) {
+            None => Ok(()),
+            Some(element) => {
+                let (since, version) = (element.since(), self.version);
+                let what = format!("{element} needs NCCL {since}, this one is {version}");
+                Err(self.invalid(op, what))
+            }
+        }
+    }
+
+    /// Runs one operation: the ranks compare their calls, then `body` has NCCL do it.
+    pub(super) fn operate<R>(
+        &mut self,
+        record: &Record,
+        peer: Option<usize>,
+        body: impl FnOnce(&mut Self) -> Result<R>,
+    ) -> Result<R> {
+        let header = record.header;
+        self.operations.check()?;
+        self.operations
+            .begin(Running::new(&header, self.options.timeout));
+        let agreed = match peer {
+            Some(peer) => self.agree_with(record, peer),
+            None => self.agree(record),
+        };
+        let result = agreed.and_then(|()| {
+            let result = body(self);
+            if let Err(error) = &result
+                && error.is_fatal()
+            {
+                // For ranks that have not heard of it; does nothing when the group has.
+                self.group.abort(&error.to_string());
+            }
+            result
+        });
+        if result.as_ref().is_err_and(CollectiveError::is_fatal) {
+            self.worker.abort();
+        }
+        self.operations.end(header.kind, result)
+    }
+
+    fn agree(&mut self, record: &Record) -> Result<()> {
+        let mut gathered = std::mem::take(&mut self.gathered);
+        let result = self
+            .group
+            .all_gather_reusing(&record.encode(), &mut gathered)
+            .map_err(|error| renamed(error, &record.header))
+            // All ranks find the same difference, so nobody need be told.
+            .and_then(|()| agreement::compare(&gathered, &mut self.sizes));
+        self.gathered = gathered;
+        result
+    }
+
+    /// The two ranks of a point-to-point call give each other their records.
+    fn agree_with(&mut self, record: &Record, peer: usize) -> Result<()> {
+        let (mut own, mut other) = (record.encode(), [0; RECORD_BYTES]);
+        let sends = record.header.kind == OperationKind::Send;
+        let exchanged = match sends {
+            true => (self.group.send(peer, Buffer::U8(&mut own)))
+                .and_then(|()| self.group.recv(peer, Buffer::U8(&mut other))),
+            false => (self.group.recv(peer, Buffer::U8(&mut other)))
+                .and_then(|()| self.group.send(peer, Buffer::U8(&mut own))),
+        };
+        exchanged.map_err(|error| renamed(error, &record.header))?;
+        let rank = self.group.rank();
+        let mut op = record.header.kind;
+        let what = match Record::decode(&other) {
+            Err(what) => Some(what),
+            Ok(mut other) => {
+                if peer < rank {
+                    op = other.header.kind;
+                }
+                // The two are one call, and ranks count only collective operations.
+                other.header.kind = record.header.kind;
+                other.header.sequence = record.header.sequence;
+                let (a, b) = if peer < rank {
+                    (&other, record)
+                } else {
+                    (record, &other)
+                };
+                a.difference(b)
+            }
+        };
+        let Some(what) = what else {
+            return Ok(());
+        };
+        let error = CollectiveError::Mismatch {
+            rank_a: rank.min(peer),
+            rank_b: rank.max(peer),
+            op,
+            sequence: record.header.sequence,
+            what,
+        };
+        if sends {
+            // For the other ranks; the receiver has what it needs to see for itself.
+            self.group.abort(&error.to_string());
+        }
+        Err(error)
+    }
+
+    /// Takes the memory for host buffers. Before the ranks agree: taking memory may wait for a
+    /// device that is in an operation.
+    pub(super) fn prepare_staging(&mut self) -> Result<()> {
+        self.operations.check()?;
+        if self.staging.is_none() {
+            let watch = Watch {
+                timeout: self.options.timeout,
+                health: &|| Ok(()),
+            };
+            let staging = self.worker.stage(self.options.staging_bytes, &watch);
+            let staging =
+                staging.map_err(|trouble| super::unavailable::unavailable(in_words(&trouble)))?;
+            self.staging = Some(staging);
+        }
+        Ok(())
+    }
+
+    /// Some bytes of the staging memory on the device.
+    pub(super) fn staged(&self, bytes: usize) -> Result<Span> {
+        let staging = self.staging.as_ref().ok_or_else(|| self.no_staging())?;
+        Ok(staging.device.span().slice(0..bytes))
+    }
+
+    fn no_staging(&self) -> CollectiveError {
+        super::unavailable::unavailable("it has no memory for host buffers".to_string())
+    }
+
+    /// One round on host memory: `fill` writes what is uploaded, `drain` reads what was downloaded.
+    pub(super) fn round(
+        &mut self,
+        header: &OperationHeader,
+        peer: Option<usize>,
+        mut job: Job,
+        fill: impl FnOnce(&mut [u8]),
+        drain: impl FnOnce(&[u8]),
+    ) -> Result<()> {
+        self.prepare_staging()?;
+        let mut staging = self.staging.take().ok_or_else(|| self.no_staging())?;
+        if let Some(host) = &mut staging.host {
+            fill(host);
+        }
+        job.host = staging.host.take();
+        let answer = self.perform(job, header, peer);
+        match answer {
+            Ok(host) => {
+                if let Some(host) = &host {
+                    drain(host);
+                }
+                staging.host = host;
+                self.staging = Some(staging);
+                Ok(())
+            }
+            Err(trouble) => Err(self.failure(trouble, header, peer)),
+        }
+    }
+
+    /// Has NCCL do a round, and looks after the group meanwhile.
+    fn perform(
+        &mut self,
+        job: Job,
+        header: &OperationHeader,
+        peer: Option<usize>,
+    ) -> Result<Option<PinnedMemory>, Trouble> {
+        let group = &self.group;
+        let watch = Watch {
+            timeout: self.options.timeout,
+            health: &|| group.health(header, peer),
+        };
+        self.worker.run(job, &watch)
+    }
+
+    /// One round on device memory.
+    pub(super) fn run(
+        &mut self,
+        header: &OperationHeader,
+        peer: Option<usize>,
+        buffers: &[DeviceBuffer<'_>],
+        calls: Vec<Call>,
+    ) -> Result<()> {
+        let after = buffers.iter().filter_map(DeviceBuffer::stream).collect();
+        if calls.is_empty() {
+            return Ok(());
+        }
+        let job = Job {
+            after,
+            calls,
+            ..Job::default()
+        };
+        let answer = self.perform(job, header, peer);
+        match answer {
+            Ok(_) => Ok(()),
+            Err(trouble) => Err(self.failure(trouble, header, peer)),
+        }
+    }
+
+    /// The error of an operation that NCCL did not do.
+    fn failure(
+        &self,
+        trouble: Trouble,
+        header: &OperationHeader,
+        peer: Option<usize>,
+    ) -> CollectiveError {
+        let (op, sequence) = (header.kind, header.sequence);
+        let reason = match trouble {
+            Trouble::Seen(error) => return error,
+            Trouble::Late(elapsed) => format!(
+                "NCCL did not finish operation {sequence} ({op}) within {elapsed:.1?}, though all \
+                 its ranks had begun it: a network, a link or a GPU hangs; look there, or raise \
+                 the timeout of NCCL"
+            ),
+            trouble => {
+                // NCCL may have seen a closed connection before the group.
+                let end = std::time::Instant::now() + BLAME_PATIENCE;
+                while std::time::Instant::now() < end {
+                    if let Err(error) = self.group.health(header, peer) {
+                        return error;
+                    }
+                    std::thread::sleep(BLAME_PATIENCE / 100);
+                }
+                format!("operation {sequence} ({op}): {}", in_words(&trouble))
+            }
+        };
+        let rank = self.group.rank();
+        CollectiveError::Aborted { rank, reason }
+    }
+}
+
+/// A trouble as a sentence.
+pub(super) fn in_words(trouble: &Trouble) -> String {
+    match trouble {
+        Trouble::Seen(error) => error.to_string(),
+        Trouble::Late(elapsed) => format!("it took longer than {elapsed:.1?}"),
+        Trouble::Failed(failed) => failed.to_string(),
+        Trouble::Stuck => "the thread of NCCL does not answer; end this process".to_string(),
+    }
+}
+
+fn describe(group: &Description, version: Version) -> Description {
+    Description {
+        transport: format!("NCCL {version}"),
+        reason: format!(
+            "NCCL picks algorithm and order; calls are compared over {}",
+            group.transport
+        ),
+        algorithm: crate::Algorithm::Auto,
+        order: crate::Order::Fast,
+        ..group.clone()
+    }
+}

@@ -1,0 +1,113 @@
+//! Settings of a communicator over NCCL.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::error::{CollectiveError, Result};
+
+/// The environment variable that names NCCL's file.
+pub const NCCL_LIBRARY: &str = "DISTRIBUTE_NCCL_LIBRARY";
+/// The environment variable that names the CUDA driver's file.
+pub const CUDA_LIBRARY: &str = "DISTRIBUTE_CUDA_LIBRARY";
+
+/// Settings of one rank of a group over NCCL; all ranks must have the same ones but for `device`
+/// and the two files.
+///
+/// ```
+/// use std::time::Duration;
+/// use distribute_collectives::nccl::NcclOptions;
+///
+/// let options = NcclOptions::new(0).timeout(Duration::from_secs(60));
+/// ```
+#[derive(Debug, Clone)]
+pub struct NcclOptions {
+    pub(super) device: usize,
+    pub(super) nccl_library: Option<PathBuf>,
+    pub(super) cuda_library: Option<PathBuf>,
+    pub(super) timeout: Duration,
+    pub(super) init_timeout: Duration,
+    pub(super) grace: Duration,
+    pub(super) staging_bytes: usize,
+}
+
+impl NcclOptions {
+    /// A rank on GPU `device`, as the driver numbers the visible ones.
+    pub fn new(device: usize) -> Self {
+        let path = |name: &str| std::env::var_os(name).map(PathBuf::from);
+        NcclOptions {
+            device,
+            nccl_library: path(NCCL_LIBRARY),
+            cuda_library: path(CUDA_LIBRARY),
+            timeout: Duration::from_secs(30),
+            init_timeout: Duration::from_secs(60),
+            grace: Duration::from_secs(5),
+            staging_bytes: 16 << 20,
+        }
+    }
+
+    /// NCCL's file (default: that of [`NCCL_LIBRARY`], else `libnccl.so.2` or `libnccl.so` where
+    /// the system's loader finds them).
+    pub fn nccl_library(mut self, path: impl Into<PathBuf>) -> Self {
+        self.nccl_library = Some(path.into());
+        self
+    }
+
+    /// The CUDA driver's file (default: that of [`CUDA_LIBRARY`], else `libcuda.so.1`).
+    pub fn cuda_library(mut self, path: impl Into<PathBuf>) -> Self {
+        self.cuda_library = Some(path.into());
+        self
+    }
+
+    /// The deadline of what NCCL does in one operation (default 30 s), from the moment on when all
+    /// ranks have come to it. How long to wait for that is the deadline of the group.
+    /// `Duration::MAX` is no deadline.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// How long NCCL may take to connect the ranks (default 60 s).
+    pub fn init_timeout(mut self, timeout: Duration) -> Self {
+        self.init_timeout = timeout;
+        self
+    }
+
+    /// How long an operation may go on after a rank was lost (it may have done its part), and how
+    /// long NCCL may take to end one that is aborted (default 5 s, above 0).
+    pub fn grace(mut self, grace: Duration) -> Self {
+        self.grace = grace;
+        self
+    }
+
+    /// Memory on the GPU, and as much page-locked memory of the host, for operations on host
+    /// buffers (default 16 MiB; at least 8 bytes per rank). Longer buffers go through it piece by
+    /// piece. Taken at the first such operation.
+    pub fn staging_bytes(mut self, bytes: usize) -> Self {
+        self.staging_bytes = bytes;
+        self
+    }
+
+    pub(super) fn nccl_path(&self) -> Option<&Path> {
+        self.nccl_library.as_deref()
+    }
+
+    pub(super) fn cuda_path(&self) -> Option<&Path> {
+        self.cuda_library.as_deref()
+    }
+
+    /// Refuses values that cannot be.
+    pub(super) fn check(&self, world_size: usize) -> Result<()> {
+        let least = world_size.saturating_mul(8);
+        let what = if self.staging_bytes < least {
+            format!(
+                "staging_bytes is at least 8 per rank, so {least}, not {}",
+                self.staging_bytes
+            )
+        } else if self.grace.is_zero() {
+            "the grace of NCCL must be above 0".to_string()
+        } else {
+            return Ok(());
+        };
+        Err(CollectiveError::InvalidOption { what })
+    }
+}

@@ -1,0 +1,327 @@
+//! Memory on a device and page-locked memory of the host.
+
+use std::ffi::c_void;
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut, Range};
+use std::sync::Arc;
+
+use super::cuda::{Context, OwnStream};
+use super::library::{Failed, Handle};
+use crate::nccl::element::ElementType;
+
+/// A stream of the caller (`CUstream` or `cudaStream_t`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stream(usize);
+
+impl Stream {
+    /// Names a stream by its handle.
+    ///
+    /// # Safety
+    /// The stream belongs to the device of the communicator that it is used with, and exists
+    /// until the operations on buffers that name it have returned.
+    pub unsafe fn from_raw(stream: *mut c_void) -> Self {
+        Stream(stream.addr())
+    }
+
+    /// The handle.
+    pub(super) fn raw(self) -> Handle {
+        std::ptr::without_provenance_mut(self.0)
+    }
+}
+
+/// Elements in the memory of a device; the view of a [`DeviceMemory`] or of anybody's memory.
+///
+/// # Order
+///
+/// An operation begins when the work that was put [before it](Self::after) into the stream of the
+/// buffer is done, and it is done when the call returns: nothing has to wait for it. Without a
+/// stream, what writes or reads the buffer must be done before the call.
+#[derive(Debug)]
+pub struct DeviceBuffer<'a> {
+    span: Span,
+    after: Option<Stream>,
+    memory: PhantomData<&'a mut [u8]>,
+}
+
+impl<'a> DeviceBuffer<'a> {
+    /// Names elements by the address of the first one (a `CUdeviceptr`).
+    ///
+    /// # Safety
+    /// - `address` leads to `count` elements of type `element`, aligned for it, in the memory of
+    ///   the device of the communicator that it is used with (or in memory that this device can
+    ///   access).
+    /// - Until an operation on it has returned, nothing else writes them, nor reads them where the
+    ///   operation writes, but work in the stream given to [`after`](Self::after).
+    /// - The memory is not freed while the operation runs. When NCCL could not be made to end it
+    ///   (see [`is_stuck`](crate::nccl::NcclCommunicator::is_stuck)), that is: never.
+    pub unsafe fn from_raw(address: u64, element: ElementType, count: usize) -> Self {
+        DeviceBuffer {
+            span: Span {
+                address,
+                element,
+                count,
+                keep: None,
+            },
+            after: None,
+            memory: PhantomData,
+        }
+    }
+
+    /// Operations begin after what was put into `stream` before the call.
+    pub fn after(mut self, stream: Stream) -> Self {
+        self.after = Some(stream);
+        self
+    }
+
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.span.count
+    }
+
+    /// Whether there is no element.
+    pub fn is_empty(&self) -> bool {
+        self.span.count == 0
+    }
+
+    /// The type of the elements.
+    pub fn element(&self) -> ElementType {
+        self.span.element
+    }
+
+    pub(crate) fn span(&self) -> &Span {
+        &self.span
+    }
+
+    pub(crate) fn stream(&self) -> Option<Stream> {
+        self.after
+    }
+}
+
+/// Elements in device memory that an operation works on.
+#[derive(Debug, Clone)]
+pub(crate) struct Span {
+    address: u64,
+    pub(crate) element: ElementType,
+    pub(crate) count: usize,
+    /// Keeps memory of this library alive while the operation runs.
+    keep: Option<Arc<Allocation>>,
+}
+
+impl Span {
+    pub(crate) fn size_bytes(&self) -> usize {
+        self.count * self.element.size_bytes()
+    }
+
+    /// Some of the elements.
+    ///
+    /// # Panics
+    /// When the range is not inside.
+    pub(crate) fn slice(&self, range: Range<usize>) -> Span {
+        assert!(range.start <= range.end && range.end <= self.count);
+        let start = range.start * self.element.size_bytes();
+        Span {
+            address: self.address + start as u64,
+            element: self.element,
+            count: range.len(),
+            keep: self.keep.clone(),
+        }
+    }
+
+    /// The same bytes as elements of another type.
+    ///
+    /// # Panics
+    /// When the bytes are not whole elements, or the first one is not aligned.
+    pub(crate) fn cast(&self, element: ElementType) -> Span {
+        let each = element.size_bytes();
+        assert!(self.size_bytes().is_multiple_of(each) && self.address.is_multiple_of(each as u64));
+        Span {
+            address: self.address,
+            element,
+            count: self.size_bytes() / each,
+            keep: self.keep.clone(),
+        }
+    }
+
+    /// The address as NCCL takes it.
+    pub(super) fn pointer(&self) -> *mut c_void {
+        std::ptr::without_provenance_mut(self.address as usize)
+    }
+
+    /// Copies from the beginning of page-locked memory, in a stream.
+    pub(crate) fn upload(&self, from: &PinnedMemory, stream: &OwnStream) -> Result<(), Failed> {
+        let cuda = &from.context.cuda;
+        let bytes = self.size_bytes().min(from.bytes);
+        // SAFETY: both are at least that long; whoever made the span promised that of it. The
+        // caller keeps `from` until the stream has come to a later mark.
+        let code = unsafe {
+            let copy = cuda.functions.cuMemcpyHtoDAsync_v2;
+            copy(self.address, from.pointer.cast_const(), bytes, stream.raw)
+        };
+        cuda.check("cuMemcpyHtoDAsync", code)
+    }
+
+    /// Copies to the beginning of page-locked memory, in a stream.
+    pub(crate) fn download(&self, to: &mut PinnedMemory, stream: &OwnStream) -> Result<(), Failed> {
+        let cuda = &to.context.cuda;
+        let bytes = self.size_bytes().min(to.bytes);
+        // SAFETY: as in `upload`.
+        let code = unsafe {
+            let copy = cuda.functions.cuMemcpyDtoHAsync_v2;
+            copy(to.pointer, self.address, bytes, stream.raw)
+        };
+        cuda.check("cuMemcpyDtoHAsync", code)
+    }
+}
+
+/// Memory on a device; freed with the last view of it.
+#[derive(Debug)]
+struct Allocation {
+    context: Arc<Context>,
+    address: u64,
+}
+
+impl std::fmt::Debug for Context {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Context").finish_non_exhaustive()
+    }
+}
+
+impl Drop for Allocation {
+    fn drop(&mut self) {
+        let functions = &self.context.cuda.functions;
+        let free = || {
+            // SAFETY: made by this value, and no view of it is left.
+            unsafe { (functions.cuMemFree_v2)(self.address) }
+        };
+        let _ = self.context.with(free);
+    }
+}
+
+/// Memory on the device of a communicator; see
+/// [`NcclCommunicator::allocate`](crate::nccl::NcclCommunicator::allocate).
+///
+/// Freeing it waits for the device (that is how `cuMemFree` works): drop it when no other thread is
+/// in an operation on the same device.
+#[derive(Debug)]
+pub struct DeviceMemory(Span);
+
+impl DeviceMemory {
+    /// Takes memory, which holds anything. The context must be current.
+    pub(crate) fn new(
+        context: &Arc<Context>,
+        element: ElementType,
+        count: usize,
+    ) -> Result<Self, Failed> {
+        let mut address = 0;
+        let bytes = count.saturating_mul(element.size_bytes()).max(1);
+        // SAFETY: `address` outlives the call.
+        let code = unsafe { (context.cuda.functions.cuMemAlloc_v2)(&raw mut address, bytes) };
+        context.cuda.check("cuMemAlloc", code)?;
+        let allocation = Allocation {
+            context: context.clone(),
+            address,
+        };
+        Ok(DeviceMemory(Span {
+            address,
+            element,
+            count,
+            keep: Some(Arc::new(allocation)),
+        }))
+    }
+
+    /// All elements.
+    pub fn buffer(&mut self) -> DeviceBuffer<'_> {
+        self.slice(0..self.0.count)
+    }
+
+    /// Some of the elements.
+    ///
+    /// # Panics
+    /// When the range is not inside.
+    pub fn slice(&mut self, range: Range<usize>) -> DeviceBuffer<'_> {
+        DeviceBuffer {
+            span: self.0.slice(range),
+            after: None,
+            memory: PhantomData,
+        }
+    }
+
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.0.count
+    }
+
+    /// Whether there is no element.
+    pub fn is_empty(&self) -> bool {
+        self.0.count == 0
+    }
+
+    /// The type of the elements.
+    pub fn element(&self) -> ElementType {
+        self.0.element
+    }
+
+    /// The address of the first element, for kernels of the caller.
+    pub fn address(&self) -> u64 {
+        self.0.address
+    }
+
+    pub(crate) fn span(&self) -> &Span {
+        &self.0
+    }
+}
+
+/// Page-locked memory of the host: the device copies from and to it by itself.
+pub(crate) struct PinnedMemory {
+    context: Arc<Context>,
+    pointer: *mut c_void,
+    bytes: usize,
+}
+
+// SAFETY: owns its memory; the driver lets any thread use it.
+unsafe impl Send for PinnedMemory {}
+
+impl PinnedMemory {
+    /// Takes memory and fills it with zeros. The context must be current.
+    pub(crate) fn new(context: &Arc<Context>, bytes: usize) -> Result<Self, Failed> {
+        let mut pointer = std::ptr::null_mut();
+        let bytes = bytes.max(1);
+        // SAFETY: `pointer` outlives the call.
+        let code = unsafe { (context.cuda.functions.cuMemAllocHost_v2)(&raw mut pointer, bytes) };
+        context.cuda.check("cuMemAllocHost", code)?;
+        // SAFETY: that much was just taken, and nobody else knows it.
+        unsafe { pointer.cast::<u8>().write_bytes(0, bytes) };
+        Ok(PinnedMemory {
+            context: context.clone(),
+            pointer,
+            bytes,
+        })
+    }
+}
+
+impl Deref for PinnedMemory {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: initialised memory of that length, owned by this value.
+        unsafe { std::slice::from_raw_parts(self.pointer.cast::<u8>(), self.bytes) }
+    }
+}
+
+impl DerefMut for PinnedMemory {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and borrowed by the caller alone.
+        unsafe { std::slice::from_raw_parts_mut(self.pointer.cast::<u8>(), self.bytes) }
+    }
+}
+
+impl Drop for PinnedMemory {
+    fn drop(&mut self) {
+        let functions = &self.context.cuda.functions;
+        let free = || {
+            // SAFETY: made by this value.
+            unsafe { (functions.cuMemFreeHost)(self.pointer) }
+        };
+        let _ = self.context.with(free);
+    }
+}

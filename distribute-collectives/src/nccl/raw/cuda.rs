@@ -1,0 +1,249 @@
+//! Contexts, streams and events of the CUDA driver.
+
+use std::ffi::{CStr, c_int};
+use std::sync::Arc;
+
+use super::library::{Cuda, Failed, Handle, RawUuid};
+use crate::nccl::devices::DeviceInfo;
+use crate::nccl::unavailable::NcclUnavailable;
+
+/// `CU_STREAM_NON_BLOCKING`: no implicit order with the default stream.
+const STREAM_NON_BLOCKING: u32 = 1;
+/// `CU_EVENT_DISABLE_TIMING`.
+const EVENT_DISABLE_TIMING: u32 = 2;
+/// `CUDA_ERROR_NOT_READY`.
+const NOT_READY: c_int = 600;
+
+impl Cuda {
+    /// Number of devices.
+    pub(crate) fn count(&self) -> Result<usize, Failed> {
+        let mut count = 0;
+        // SAFETY: `count` outlives the call.
+        let code = unsafe { (self.functions.cuDeviceGetCount)(&raw mut count) };
+        self.check("cuDeviceGetCount", code)?;
+        Ok(usize::try_from(count).unwrap_or(0))
+    }
+
+    /// The driver's handle of a device.
+    fn device(&self, ordinal: usize) -> Result<c_int, NcclUnavailable> {
+        let count = self.count()?;
+        let missing = NcclUnavailable::NoDevice {
+            device: ordinal,
+            count,
+        };
+        let number = c_int::try_from(ordinal).map_err(|_| missing.clone())?;
+        if ordinal >= count {
+            return Err(missing);
+        }
+        let mut device = 0;
+        // SAFETY: `device` outlives the call.
+        let code = unsafe { (self.functions.cuDeviceGet)(&raw mut device, number) };
+        self.check("cuDeviceGet", code)?;
+        Ok(device)
+    }
+
+    /// What the driver says about a device.
+    pub(crate) fn describe(&self, ordinal: usize) -> Result<DeviceInfo, NcclUnavailable> {
+        let device = self.device(ordinal)?;
+        let (mut name, mut bus) = ([0_i8; 256], [0_i8; 32]);
+        let (mut uuid, mut memory_bytes) = (RawUuid([0; 16]), 0_usize);
+        let functions = &self.functions;
+        // SAFETY: the pointers lead to variables of the lengths that are given, which outlive the
+        // calls; the functions write C strings.
+        unsafe {
+            let code = (functions.cuDeviceGetName)(name.as_mut_ptr().cast(), 256, device);
+            self.check("cuDeviceGetName", code)?;
+            let code = (functions.cuDeviceGetPCIBusId)(bus.as_mut_ptr().cast(), 32, device);
+            self.check("cuDeviceGetPCIBusId", code)?;
+            let code = (functions.cuDeviceGetUuid)(&raw mut uuid, device);
+            self.check("cuDeviceGetUuid", code)?;
+            let code = (functions.cuDeviceTotalMem_v2)(&raw mut memory_bytes, device);
+            self.check("cuDeviceTotalMem", code)?;
+        }
+        let mut peers = Vec::new();
+        for other in (0..self.count()?).filter(|other| *other != ordinal) {
+            let (mut can, other_device) = (0, self.device(other)?);
+            // SAFETY: `can` outlives the call.
+            let code =
+                unsafe { (functions.cuDeviceCanAccessPeer)(&raw mut can, device, other_device) };
+            self.check("cuDeviceCanAccessPeer", code)?;
+            if can != 0 {
+                peers.push(other);
+            }
+        }
+        Ok(DeviceInfo {
+            ordinal,
+            name: text(bytemuck::cast_slice(&name)),
+            uuid: uuid.0,
+            pci_bus_id: text(bytemuck::cast_slice(&bus)),
+            memory_bytes,
+            peers,
+        })
+    }
+}
+
+fn text(bytes: &[u8]) -> String {
+    let text = CStr::from_bytes_until_nul(bytes).unwrap_or_default();
+    text.to_string_lossy().into_owned()
+}
+
+/// The primary context of a device, which every library in the process uses.
+pub(crate) struct Context {
+    pub(crate) cuda: Arc<Cuda>,
+    device: c_int,
+    raw: Handle,
+}
+
+// SAFETY: the driver lets any thread use a context.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+impl Context {
+    /// Retains the context of a device.
+    pub(crate) fn retain(cuda: &Arc<Cuda>, ordinal: usize) -> Result<Arc<Self>, NcclUnavailable> {
+        let device = cuda.device(ordinal)?;
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: `raw` outlives the call; the device exists.
+        let code = unsafe { (cuda.functions.cuDevicePrimaryCtxRetain)(&raw mut raw, device) };
+        cuda.check("cuDevicePrimaryCtxRetain", code)?;
+        Ok(Arc::new(Context {
+            cuda: cuda.clone(),
+            device,
+            raw,
+        }))
+    }
+
+    /// Runs `f` with this context current; the thread gets its own one back afterwards.
+    pub(crate) fn with<R>(&self, f: impl FnOnce() -> R) -> Result<R, Failed> {
+        // SAFETY: the context is retained.
+        let code = unsafe { (self.cuda.functions.cuCtxPushCurrent_v2)(self.raw) };
+        self.cuda.check("cuCtxPushCurrent", code)?;
+        let _pop = Pop(&self.cuda);
+        Ok(f())
+    }
+}
+
+/// Takes the current context off again, also when there was a panic.
+struct Pop<'a>(&'a Cuda);
+
+impl Drop for Pop<'_> {
+    fn drop(&mut self) {
+        let mut popped = std::ptr::null_mut();
+        // SAFETY: was pushed on this thread; `popped` outlives the call.
+        let _ = unsafe { (self.0.functions.cuCtxPopCurrent_v2)(&raw mut popped) };
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: retained once by this value; what was made in it holds a reference to it.
+        let _ = unsafe { (self.cuda.functions.cuDevicePrimaryCtxRelease_v2)(self.device) };
+    }
+}
+
+/// A stream of this library.
+pub(crate) struct OwnStream {
+    context: Arc<Context>,
+    pub(super) raw: Handle,
+}
+
+// SAFETY: the driver lets any thread use a stream.
+unsafe impl Send for OwnStream {}
+
+impl OwnStream {
+    /// A stream without implicit order with others. The context must be current.
+    pub(crate) fn new(context: &Arc<Context>) -> Result<Self, Failed> {
+        let mut raw = std::ptr::null_mut();
+        let functions = &context.cuda.functions;
+        // SAFETY: `raw` outlives the call.
+        let code = unsafe { (functions.cuStreamCreate)(&raw mut raw, STREAM_NON_BLOCKING) };
+        context.cuda.check("cuStreamCreate", code)?;
+        Ok(OwnStream {
+            context: context.clone(),
+            raw,
+        })
+    }
+
+    /// What comes next waits for the event.
+    pub(crate) fn wait(&self, event: &Event) -> Result<(), Failed> {
+        let cuda = &self.context.cuda;
+        // SAFETY: stream and event exist.
+        let code = unsafe { (cuda.functions.cuStreamWaitEvent)(self.raw, event.raw, 0) };
+        cuda.check("cuStreamWaitEvent", code)
+    }
+}
+
+impl Drop for OwnStream {
+    fn drop(&mut self) {
+        let functions = &self.context.cuda.functions;
+        let destroy = || {
+            // SAFETY: made by this value; the driver frees it when its work is done.
+            unsafe { (functions.cuStreamDestroy_v2)(self.raw) }
+        };
+        let _ = self.context.with(destroy);
+    }
+}
+
+/// A mark in a stream.
+pub(crate) struct Event {
+    context: Arc<Context>,
+    raw: Handle,
+}
+
+// SAFETY: the driver lets any thread use an event.
+unsafe impl Send for Event {}
+
+impl Event {
+    /// An event without a time. The context must be current.
+    pub(crate) fn new(context: &Arc<Context>) -> Result<Self, Failed> {
+        let mut raw = std::ptr::null_mut();
+        let functions = &context.cuda.functions;
+        // SAFETY: `raw` outlives the call.
+        let code = unsafe { (functions.cuEventCreate)(&raw mut raw, EVENT_DISABLE_TIMING) };
+        context.cuda.check("cuEventCreate", code)?;
+        Ok(Event {
+            context: context.clone(),
+            raw,
+        })
+    }
+
+    /// Marks what was put into the stream so far.
+    pub(crate) fn record(&self, stream: &OwnStream) -> Result<(), Failed> {
+        self.record_raw(stream.raw)
+    }
+
+    /// As [`record`](Self::record), in a stream of the caller.
+    pub(crate) fn record_in(&self, stream: super::Stream) -> Result<(), Failed> {
+        self.record_raw(stream.raw())
+    }
+
+    fn record_raw(&self, stream: Handle) -> Result<(), Failed> {
+        let cuda = &self.context.cuda;
+        // SAFETY: the event exists, and so does the stream: it is one of this module, or one whose
+        // owner has promised that.
+        let code = unsafe { (cuda.functions.cuEventRecord)(self.raw, stream) };
+        cuda.check("cuEventRecord", code)
+    }
+
+    /// Whether the stream has come to the mark.
+    pub(crate) fn is_reached(&self) -> Result<bool, Failed> {
+        let cuda = &self.context.cuda;
+        // SAFETY: the event exists.
+        match unsafe { (cuda.functions.cuEventQuery)(self.raw) } {
+            NOT_READY => Ok(false),
+            code => cuda.check("cuEventQuery", code).map(|()| true),
+        }
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        let functions = &self.context.cuda.functions;
+        let destroy = || {
+            // SAFETY: made by this value; the driver frees it when it has been reached.
+            unsafe { (functions.cuEventDestroy_v2)(self.raw) }
+        };
+        let _ = self.context.with(destroy);
+    }
+}

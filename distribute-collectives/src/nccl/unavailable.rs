@@ -1,0 +1,125 @@
+//! Why NCCL cannot be used on this machine.
+
+use std::fmt;
+
+use super::version::Version;
+use crate::error::CollectiveError;
+
+/// A place where a library was looked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Searched {
+    /// A path, or a name that the system's loader looks for.
+    pub path: String,
+    /// Why it was not found there, in the words of the loader.
+    pub reason: String,
+}
+
+impl fmt::Display for Searched {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({})", self.path, self.reason)
+    }
+}
+
+/// Why NCCL cannot be used on this machine. Becomes
+/// [`BackendUnavailable`](CollectiveError::BackendUnavailable).
+#[non_exhaustive]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NcclUnavailable {
+    /// A library is not there.
+    #[error(
+        "{library} was not found; searched: {}; install it, or name the file with the options or \
+         with {} (see the module `nccl`)",
+        list(searched),
+        super::options::NCCL_LIBRARY
+    )]
+    Absent {
+        /// The CUDA driver or NCCL.
+        library: String,
+        /// Where it was looked for.
+        searched: Vec<Searched>,
+    },
+
+    /// A library is too old.
+    #[error(
+        "{library} at {path} is too old: it has version {found}, at least {needed} is needed; \
+         update it"
+    )]
+    TooOld {
+        /// The CUDA driver or NCCL.
+        library: String,
+        /// Where it was found.
+        path: String,
+        /// Its version; for the driver that of the newest CUDA it supports.
+        found: Version,
+        /// The oldest version that can be used.
+        needed: Version,
+    },
+
+    /// A library lacks a function.
+    #[error(
+        "{path} has no function {symbol}: it is another library, or one that was built without it"
+    )]
+    MissingSymbol {
+        /// Where the library was found.
+        path: String,
+        /// The function.
+        symbol: String,
+    },
+
+    /// There is no such device.
+    #[error("there is no GPU {device}: the CUDA driver shows {count} (see CUDA_VISIBLE_DEVICES)")]
+    NoDevice {
+        /// The wanted device.
+        device: usize,
+        /// Number of devices.
+        count: usize,
+    },
+
+    /// A library refuses to work.
+    #[error("{what}")]
+    Failed {
+        /// The call, its result and what that means.
+        what: String,
+    },
+}
+
+fn list(searched: &[Searched]) -> String {
+    let all: Vec<String> = searched.iter().map(ToString::to_string).collect();
+    all.join(", ")
+}
+
+impl NcclUnavailable {
+    /// The driver does not start.
+    pub(super) fn driver(path: &str, call: &str, code: i32) -> Self {
+        let meaning = match code {
+            100 => "no GPU was found",
+            803 => "the driver and the library of the driver have different versions",
+            _ => "see CUresult in cuda.h",
+        };
+        NcclUnavailable::Failed {
+            what: format!("{call} of {path} failed with {code}: {meaning}"),
+        }
+    }
+}
+
+impl From<super::raw::Failed> for NcclUnavailable {
+    fn from(failed: super::raw::Failed) -> Self {
+        NcclUnavailable::Failed {
+            what: failed.to_string(),
+        }
+    }
+}
+
+/// The error of a communicator that cannot be made.
+pub(super) fn unavailable(reason: String) -> CollectiveError {
+    CollectiveError::BackendUnavailable {
+        backend: "NCCL".to_string(),
+        reason,
+    }
+}
+
+impl From<NcclUnavailable> for CollectiveError {
+    fn from(error: NcclUnavailable) -> Self {
+        unavailable(error.to_string())
+    }
+}

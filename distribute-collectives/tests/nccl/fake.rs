@@ -1,0 +1,135 @@
+//! The libraries in the places of the driver and of NCCL.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+use std::time::SystemTime;
+
+use distribute_collectives::nccl::{self, NcclCommunicator, NcclOptions};
+use distribute_collectives::{GroupOptions, InProcessCommunicator};
+use tempfile::TempDir;
+
+/// A rank among threads.
+pub type Rank = NcclCommunicator<InProcessCommunicator>;
+
+/// One copy of the library, loaded apart from all others.
+pub struct Fake {
+    directory: TempDir,
+}
+
+/// What cargo has built of `fake-nccl/`; `cargo test` builds it too, unless one test is named.
+fn built() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let test = std::env::current_exe().expect("this program");
+        let target = test.ancestors().nth(2).expect("target/PROFILE/deps/TEST");
+        let path = target.join("examples/libfake_nccl.so");
+        let built = std::fs::metadata(&path).and_then(|file| file.modified());
+        if built.is_ok_and(|built| built > last_change()) {
+            return path;
+        }
+        let profile = match target.file_name() {
+            Some(name) if name != "debug" => name.to_str().expect("a profile"),
+            _ => "dev",
+        };
+        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        let status = Command::new(cargo)
+            .current_dir(env!("CARGO_MANIFEST_DIR"))
+            .args(["build", "--features", "nccl", "--example", "fake_nccl"])
+            .args(["--profile", profile, "--target-dir"])
+            .arg(target.parent().expect("target"))
+            .status();
+        assert!(
+            status.is_ok_and(|status| status.success()),
+            "the fake does not build"
+        );
+        path
+    })
+}
+
+/// When the sources of the fake were changed.
+fn last_change() -> SystemTime {
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("fake-nccl");
+    let files = std::fs::read_dir(sources).expect("its sources");
+    let changes = files.filter_map(|file| file.ok()?.metadata().ok()?.modified().ok());
+    changes.max().expect("files")
+}
+
+impl Fake {
+    /// A copy with these settings, which `fake-nccl/settings.rs` explains.
+    pub fn new(settings: &str) -> Fake {
+        let directory = tempfile::tempdir().expect("a directory");
+        std::fs::copy(built(), directory.path().join("libfake.so")).expect("a copy");
+        let fake = Fake { directory };
+        fake.set(settings);
+        fake
+    }
+
+    pub fn set(&self, settings: &str) {
+        let path = self.directory.path().join("fake.conf");
+        std::fs::write(path, settings.replace(' ', "\n")).expect("settings");
+    }
+
+    pub fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
+    pub fn path(&self) -> PathBuf {
+        self.directory.path().join("libfake.so")
+    }
+
+    pub fn options(&self, device: usize) -> NcclOptions {
+        options(&self.path(), device)
+    }
+
+    /// A group of threads.
+    pub fn group(&self, world_size: usize) -> Vec<Rank> {
+        self.group_with(world_size, GroupOptions::default(), self.options(0))
+    }
+
+    pub fn group_with(
+        &self,
+        world_size: usize,
+        group: GroupOptions,
+        options: NcclOptions,
+    ) -> Vec<Rank> {
+        let devices: Vec<usize> = (0..world_size).collect();
+        nccl::in_process(&devices, group, options).expect("a group")
+    }
+
+    /// What exists in this process.
+    pub fn stats(&self) -> BTreeMap<String, i64> {
+        let name = format!("stats-{}", std::process::id());
+        let text = std::fs::read_to_string(self.directory.path().join(name)).unwrap_or_default();
+        let lines = text.lines().filter_map(|line| line.split_once('='));
+        lines
+            .map(|(name, value)| (name.to_string(), value.parse().expect("a number")))
+            .collect()
+    }
+
+    pub fn stat(&self, name: &str) -> i64 {
+        self.stats().get(name).copied().unwrap_or(0)
+    }
+
+    /// Nothing is left, and nothing was done that NCCL or the driver do not allow.
+    pub fn assert_clean(&self) {
+        for name in [
+            "memory",
+            "host_memory",
+            "streams",
+            "events",
+            "contexts",
+            "comms",
+            "misuse",
+        ] {
+            assert_eq!(self.stat(name), 0, "{name} of {:?}", self.stats());
+        }
+    }
+}
+
+pub fn options(library: &Path, device: usize) -> NcclOptions {
+    NcclOptions::new(device)
+        .nccl_library(library)
+        .cuda_library(library)
+}
