@@ -1,0 +1,1 @@
+//! The coordinator: schedules closures on workers and waits for them.

@@ -1,0 +1,1 @@
+//! One binary that is coordinator, worker or server by its role.

@@ -1,0 +1,1 @@
+//! Workers: run the closures of the coordinator.
