@@ -44,9 +44,13 @@ struct Inside {
 fn flat(data: &TensorData) -> Tensor<1> {
     let count = data.shape().num_elements();
     Tensor::from_data(
-        TensorData::new(data.to_vec::<f32>().expect("f32"), [count]),
+        TensorData::new(data.try_to_vec::<f32>().expect("f32"), [count]),
         &Device::default(),
     )
+}
+
+fn scalar(value: f32) -> TensorData {
+    TensorData::new(vec![value], [0_usize; 0])
 }
 
 impl State {
@@ -125,7 +129,7 @@ impl RemoteState for State {
             }
             let updated = optimizer.update(&coefficients, value, flat(&gradient), slots)?;
             let shape = inside.tensors[index].value.shape().clone();
-            let data = updated.0.into_data().to_vec::<f32>().expect("f32");
+            let data = updated.0.into_data().try_to_vec::<f32>().expect("f32");
             inside.tensors[index].value = TensorData::new(data, shape);
             inside.slots[index] = updated.1;
             inside.versions[index] += 1;
@@ -179,7 +183,7 @@ impl RemoteVariable for Variable {
 
     fn change(&self, change: RemoteChange, value: TensorData) -> Result<()> {
         let mut all = self.0.lock().expect("no panics");
-        let old = all.to_vec::<f32>().expect("f32");
+        let old = all.try_to_vec::<f32>().expect("f32");
         let values = value
             .iter::<f32>()
             .zip(old)
@@ -420,13 +424,11 @@ fn variables_are_read_and_changed_in_the_store() {
             .run((), |ctx, ()| variable.assign_add(ctx, 3.0_f32))
             .unwrap();
         variable.assign_sub(&strategy, 1.0_f32).unwrap();
-        assert_eq!(variable.read(&strategy).unwrap(), TensorData::from(4.0_f32));
+        assert_eq!(variable.read(&strategy).unwrap(), scalar(4.0));
         let read = strategy.run((), |ctx, ()| variable.read(ctx)).unwrap();
-        assert_eq!(read.values()[0], TensorData::from(4.0_f32));
+        assert_eq!(read.values()[0], scalar(4.0));
         assert!(variable.assign(&strategy, 1_i64).is_err());
-        variable
-            .update(&strategy, |_| Ok(TensorData::from(9.0_f32)))
-            .unwrap();
-        assert_eq!(variable.local_values(), [TensorData::from(9.0_f32)]);
+        variable.update(&strategy, |_| Ok(scalar(9.0))).unwrap();
+        assert_eq!(variable.local_values(), [scalar(9.0)]);
     }
 }

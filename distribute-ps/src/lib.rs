@@ -21,6 +21,7 @@ pub use client::{ClientOptions, Pulled, VariableClient};
 pub use error::{PsError, Result};
 pub use placement::{Placement, RoundRobin, ShardPlacement};
 pub use server::{ParameterServer, ServerOptions};
+pub use strategy::{ClosureGuard, ParameterServerStrategy, UpdateSource};
 pub use update::{
     Gradient, NonFinite, PushOutcome, RunId, RunOptions, Staleness, StalenessPolicy, UpdateId,
     Versions,
