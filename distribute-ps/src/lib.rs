@@ -1,0 +1,28 @@
+//! Parameter servers: asynchronous training with a coordinator.
+//!
+//! A *parameter server* holds shards of variables and applies optimizers to them. Workers pull
+//! variables, compute, and push gradients; nobody waits for anybody. The *coordinator* makes the
+//! variables, schedules closures on workers and deals with those that are lost.
+#![deny(unsafe_code)]
+
+pub mod client;
+pub mod coordinator;
+mod error;
+pub mod placement;
+pub mod program;
+pub mod rpc;
+pub mod server;
+pub mod strategy;
+mod update;
+mod variable;
+pub mod worker;
+
+pub use client::{ClientOptions, Pulled, VariableClient};
+pub use error::{PsError, Result};
+pub use placement::{Placement, RoundRobin, ShardPlacement};
+pub use server::{ParameterServer, ServerOptions};
+pub use update::{
+    Gradient, NonFinite, PushOutcome, RunId, RunOptions, Staleness, StalenessPolicy, UpdateId,
+    Versions,
+};
+pub use variable::{OptimizerSpec, Snapshot, VariableRef, VariableSpec};
