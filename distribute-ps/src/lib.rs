@@ -18,11 +18,17 @@ mod variable;
 pub mod worker;
 
 pub use client::{ClientOptions, Pulled, VariableClient};
+pub use coordinator::{ClusterCoordinator, CoordinatorOptions, RemoteValue, WorkerStatus};
 pub use error::{PsError, Result};
 pub use placement::{Placement, RoundRobin, ShardPlacement};
+pub use program::Program;
 pub use server::{ParameterServer, ServerOptions};
 pub use update::{
     Gradient, NonFinite, PushOutcome, RunId, RunOptions, Staleness, StalenessPolicy, UpdateId,
     Versions,
 };
 pub use variable::{OptimizerSpec, Snapshot, VariableRef, VariableSpec};
+pub use worker::{
+    Held, HostTensor, PerWorkerDataset, Resource, StepRegistry, WorkerContext, WorkerOptions,
+    WorkerServer, WorkerStopper,
+};

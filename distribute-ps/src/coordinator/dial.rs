@@ -20,7 +20,9 @@ pub(super) async fn dial(shared: &Shared, worker: usize) -> Result<Channel, Fail
         .keep_alive_timeout(options.keepalive_timeout)
         .keep_alive_while_idle(true);
     match tokio::time::timeout(PATIENCE, endpoint.connect()).await {
-        Err(_) => Err(Failed::Later("no answer to the attempt to connect".to_string())),
+        Err(_) => Err(Failed::Later(
+            "no answer to the attempt to connect".to_string(),
+        )),
         Ok(Err(error)) => Err(Failed::Later(error.to_string())),
         Ok(Ok(channel)) => Ok(channel),
     }

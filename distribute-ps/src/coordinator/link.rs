@@ -86,7 +86,12 @@ pub(super) async fn keep(shared: Arc<Shared>, worker: usize) {
                 pause
             }
         };
-        let finished = async { orders.wait_for(|orders| orders.finish.is_some()).await.is_ok() };
+        let finished = async {
+            orders
+                .wait_for(|orders| orders.finish.is_some())
+                .await
+                .is_ok()
+        };
         let _ = tokio::time::timeout(wait, finished).await;
     }
 }
@@ -184,7 +189,6 @@ async fn exchange(
     current: &mut Option<Current>,
 ) -> End {
     let mut watched = Watched::new(shared);
-    let mut cancellations = orders.borrow_and_update().cancellations;
     loop {
         let ended = tokio::select! {
             report = stream.inbound.message() => {
@@ -200,12 +204,8 @@ async fn exchange(
                     let finish = order::Order::Finish(Finish { failure });
                     let _ = stream.outbound.send(said(finish)).await;
                     Err(End::Finished)
-                } else if std::mem::replace(&mut cancellations, orders.cancellations)
-                    < orders.cancellations
-                {
-                    cancel(shared, stream, current)
                 } else {
-                    Ok(())
+                    cancel(shared, stream, current, orders.cancelled_below)
                 }
             }
             _ = watched.ticks.tick() => watched.look(shared, worker, stream, current),
@@ -249,15 +249,23 @@ fn order(stream: &Stream, order: order::Order) -> Result<(), End> {
 
 /// A call surfaces an error: the closure is to stop. If it was given up already, so is the stream;
 /// the worker is used again when its step has ended.
-fn cancel(shared: &Shared, stream: &Stream, current: &mut Option<Current>) -> Result<(), End> {
-    let Some(Current { handed, .. }) = current else {
-        return Ok(());
+fn cancel(
+    shared: &Shared,
+    stream: &Stream,
+    current: &Option<Current>,
+    below: u64,
+) -> Result<(), End> {
+    let handed = match current {
+        Some(Current { handed, .. }) if handed.id < below => handed,
+        _ => return Ok(()),
     };
     if shared.is_wanted(handed.id) {
         let closure = handed.id;
         return order(stream, order::Order::Cancel(Cancel { closure }));
     }
-    Err(End::Lost("its step did not stop when it was cancelled".to_string()))
+    Err(End::Lost(
+        "its step did not stop when it was cancelled".to_string(),
+    ))
 }
 
 /// Something came from the worker, or nothing will any more.
@@ -269,7 +277,11 @@ fn heard(
 ) -> Result<(), End> {
     let report = match report {
         Ok(Some(Report { report })) => report,
-        Ok(None) => return Err(End::Lost("its process ended (connection closed)".to_string())),
+        Ok(None) => {
+            return Err(End::Lost(
+                "its process ended (connection closed)".to_string(),
+            ));
+        }
         Err(status) => {
             let innermost = super::dial::why_ended(&status);
             return Err(End::Lost(innermost));
@@ -293,7 +305,9 @@ fn ended(
 ) -> Result<(), End> {
     let closure = outcome.closure;
     let Some(Current { handed, .. }) = current.take_if(|it| it.handed.id == closure) else {
-        return Err(End::Lost(format!("it reports closure {closure}, which it does not have")));
+        return Err(End::Lost(format!(
+            "it reports closure {closure}, which it does not have"
+        )));
     };
     let result = match outcome.outcome {
         Some(outcome::Outcome::Value(value)) => Ok(value),
@@ -306,7 +320,11 @@ fn ended(
                 source: Arc::new(source),
             }),
         },
-        None => return Err(End::Lost("it reports a closure without an outcome".to_string())),
+        None => {
+            return Err(End::Lost(
+                "it reports a closure without an outcome".to_string(),
+            ));
+        }
     };
     shared.closure_ended(closure, &handed.payload, result);
     Ok(())
@@ -322,7 +340,10 @@ struct Watched {
 impl Watched {
     fn new(shared: &Shared) -> Self {
         // Not zero, which an interval refuses.
-        let every = shared.options.keepalive_interval.max(Duration::from_millis(1));
+        let every = shared
+            .options
+            .keepalive_interval
+            .max(Duration::from_millis(1));
         let mut ticks = tokio::time::interval(every);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         Self {
@@ -363,7 +384,9 @@ impl Watched {
         self.pings += 1;
         if stream.outbound.capacity() > ORDERS / 2 {
             let number = self.pings;
-            let _ = stream.outbound.try_send(said(order::Order::Ping(Ping { number })));
+            let _ = stream
+                .outbound
+                .try_send(said(order::Order::Ping(Ping { number })));
         }
         Ok(())
     }

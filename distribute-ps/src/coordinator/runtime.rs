@@ -1,8 +1,8 @@
 //! The threads of a coordinator: one for the connections to all workers, one that speaks with the
 //! parameter servers once a second.
 
-use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 

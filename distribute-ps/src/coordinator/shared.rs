@@ -34,8 +34,8 @@ impl Closure {
 /// What all connections watch.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Orders {
-    /// Grows when running closures are to stop.
-    pub(super) cancellations: u64,
+    /// Closures with a smaller id are to stop.
+    pub(super) cancelled_below: u64,
     /// The coordinator ends: why it gave up, or empty.
     pub(super) finish: Option<String>,
 }
@@ -228,7 +228,7 @@ impl Shared {
         for closure in cancellation.queued {
             closure.end(Err(PsError::Cancelled));
         }
-        self.orders.send_modify(|orders| orders.cancellations += 1);
+        self.cancel_running(&state);
         let begun = Instant::now();
         loop {
             if let Some(error) = state.queue.end_cancelling() {
@@ -246,12 +246,24 @@ impl Shared {
 
     /// Does not wait any longer for closures that were told to stop.
     fn give_up_running(&self, state: &mut State) {
-        let running: Vec<_> = state.queue.running().map(|(id, c)| (id, c.clone())).collect();
+        let running: Vec<_> = state
+            .queue
+            .running()
+            .map(|(id, c)| (id, c.clone()))
+            .collect();
         for (id, closure) in running {
             state.queue.abandoned(id);
             closure.end(Err(PsError::Cancelled));
         }
-        self.orders.send_modify(|orders| orders.cancellations += 1);
+        self.cancel_running(state);
+    }
+
+    /// Wakes all connections. One that hears of it late, when it has a newer closure, must not
+    /// cancel that.
+    fn cancel_running(&self, state: &State) {
+        let next = state.queue.next_id();
+        self.orders
+            .send_modify(|orders| orders.cancelled_below = next);
     }
 
     /// Waits until a worker is connected, or one is there that cannot be used.
@@ -375,7 +387,10 @@ impl Shared {
 
     /// Whether a closure that a worker runs still counts as running.
     pub(super) fn is_wanted(&self, id: u64) -> bool {
-        self.state().queue.running().any(|(running, _)| running == id)
+        self.state()
+            .queue
+            .running()
+            .any(|(running, _)| running == id)
     }
 
     /// What is known of a worker now.
@@ -411,7 +426,9 @@ impl Shared {
     pub(super) fn check_attended(&self) {
         let mut state = self.state();
         let limit = self.options.worker_recovery_timeout;
-        let Some(since) = state.unattended else { return };
+        let Some(since) = state.unattended else {
+            return;
+        };
         if since.elapsed() < limit || state.queue.is_idle() || state.queue.is_failing() {
             return;
         }

@@ -85,10 +85,12 @@ impl Program {
         F: Fn(&WorkerContext) -> Result<T> + Send + Sync + 'static,
     {
         let name = name.into();
-        self.registry.resource(name.clone(), build).unwrap_or_else(|error| {
-            self.wrong.get_or_insert(error);
-            Resource::named(name)
-        })
+        self.registry
+            .resource(name.clone(), build)
+            .unwrap_or_else(|error| {
+                self.wrong.get_or_insert(error);
+                Resource::named(name)
+            })
     }
 
     /// Registers a dataset by the function that makes a worker's iterator of it:
@@ -101,10 +103,12 @@ impl Program {
         F: Fn(InputContext) -> Result<I> + Send + Sync + 'static,
     {
         let name = name.into();
-        self.registry.dataset(name.clone(), iterator).unwrap_or_else(|error| {
-            self.wrong.get_or_insert(error);
-            PerWorkerDataset::new(Resource::named(name))
-        })
+        self.registry
+            .dataset(name.clone(), iterator)
+            .unwrap_or_else(|error| {
+                self.wrong.get_or_insert(error);
+                PerWorkerDataset::new(Resource::named(name))
+            })
     }
 
     /// What a process with the role `evaluator` does. It is not waited for.

@@ -170,6 +170,7 @@ impl WorkerContext {
         }
         let servers = &engagement.parameter_servers;
         let client = VariableClient::connect(servers, engagement.client.clone())?;
+        client.join(engagement.run)?;
         Ok(engagement.variables.get_or_init(|| client))
     }
 
@@ -218,7 +219,7 @@ impl WorkerContext {
     pub(super) fn wrong_arguments(&self, expected: &'static str, reason: String) -> PsError {
         PsError::WrongArguments {
             step: self.step.to_string(),
-            expected,
+            expected: expected.to_string(),
             found: "what the coordinator sent".to_string(),
             reason,
         }

@@ -9,6 +9,7 @@ mod dataset;
 mod desk;
 pub(crate) mod failure;
 #[allow(missing_docs, clippy::all)]
+#[rustfmt::skip]
 pub(crate) mod generated;
 mod registry;
 mod server;

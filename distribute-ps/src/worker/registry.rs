@@ -111,13 +111,14 @@ impl StepRegistry {
     {
         let name = checked("step", name.into(), |name| self.steps.contains_key(name))?;
         let call = move |worker: &WorkerContext, bytes: &[u8]| {
-            let arguments = value::decode::<A>(bytes).map_err(|reason| {
-                worker.wrong_arguments(type_name::<A>(), reason)
-            })?;
+            let arguments = value::decode::<A>(bytes)
+                .map_err(|reason| worker.wrong_arguments(type_name::<A>(), reason))?;
             let result = step(worker, arguments)?;
             value::encode(&result).map_err(|reason| {
                 let step = worker.step();
-                PsError::invalid(format!("the result of step `{step}` cannot be sent: {reason}"))
+                PsError::invalid(format!(
+                    "the result of step `{step}` cannot be sent: {reason}"
+                ))
             })
         };
         let step = Step {
@@ -195,7 +196,10 @@ impl StepRegistry {
     pub(super) fn builder(&self, name: &str) -> Result<&Build> {
         let known = self.resources.keys().map(String::as_str);
         let unknown = || unregistered("resource", name, known);
-        self.resources.get(name).map(Box::as_ref).ok_or_else(unknown)
+        self.resources
+            .get(name)
+            .map(Box::as_ref)
+            .ok_or_else(unknown)
     }
 }
 
@@ -208,7 +212,7 @@ impl Step {
         }
         (self.check)(bytes).map_err(|reason| PsError::WrongArguments {
             step: step.to_string(),
-            expected: self.arguments_name,
+            expected: self.arguments_name.to_string(),
             found: type_name::<A>().to_string(),
             reason,
         })

@@ -73,7 +73,11 @@ impl WorkerServer {
     /// # Errors
     /// [`PsError::InvalidArgument`] for an address that does not resolve or that other hosts can
     /// reach without token and TLS, [`PsError::System`] if it is in use or not of this host.
-    pub fn bind(address: &str, registry: Arc<StepRegistry>, options: WorkerOptions) -> Result<Self> {
+    pub fn bind(
+        address: &str,
+        registry: Arc<StepRegistry>,
+        options: WorkerOptions,
+    ) -> Result<Self> {
         let no_socket = |error| PsError::system(format!("cannot listen at {address}"), error);
         let resolved = address.to_socket_addrs().map_err(no_socket)?.next();
         let resolved = resolved.ok_or_else(|| PsError::invalid(format!("no address {address}")))?;
@@ -82,7 +86,10 @@ impl WorkerServer {
         let local = socket.local_addr().map_err(no_socket)?;
         let mut client = options.client;
         client.security = options.security.clone();
-        let desk = Arc::new(Desk::new(options.max_message_bytes, options.coordinator_timeout));
+        let desk = Arc::new(Desk::new(
+            options.max_message_bytes,
+            options.coordinator_timeout,
+        ));
         let service = Service {
             desk: desk.clone(),
             registry,

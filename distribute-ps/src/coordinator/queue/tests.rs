@@ -60,10 +60,7 @@ fn a_full_queue_refuses_by_count_and_by_bytes() {
 #[test]
 fn a_lost_closure_is_the_next_and_keeps_its_id() {
     let mut queue = queue(3);
-    assert_eq!(
-        (handed(&mut queue), handed(&mut queue)),
-        (Some(1), Some(2))
-    );
+    assert_eq!((handed(&mut queue), handed(&mut queue)), (Some(1), Some(2)));
     assert_eq!(queue.lost(1), Lost::Requeued);
     assert_eq!(queue.lost(1), Lost::Unknown);
     let again = Handed {
@@ -83,10 +80,7 @@ fn a_lost_closure_is_the_next_and_keeps_its_id() {
 fn an_error_waits_until_it_surfaces_and_others_go_on_until_then() {
     let mut queue = queue(4);
     assert_eq!(queue.begin_cancelling(), None);
-    assert_eq!(
-        (handed(&mut queue), handed(&mut queue)),
-        (Some(1), Some(2))
-    );
+    assert_eq!((handed(&mut queue), handed(&mut queue)), (Some(1), Some(2)));
     assert!(queue.failed(1, "first"));
     assert_eq!(handed(&mut queue), Some(3), "nobody has asked yet");
     assert!(queue.failed(3, "second"));

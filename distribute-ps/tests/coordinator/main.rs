@@ -1,0 +1,7 @@
+//! The coordinator and its workers.
+
+mod bad_input;
+mod datasets;
+mod generated;
+mod in_process;
+mod semantics;
