@@ -145,11 +145,7 @@ impl ClusterCoordinator {
     /// [`max_message_bytes`](CoordinatorOptions::max_message_bytes), [`PsError::Deadline`] if the
     /// queue was full for [`schedule_timeout`](CoordinatorOptions::schedule_timeout) while no
     /// closure ended, [`PsError::NoWorkers`], [`PsError::Stopped`].
-    pub fn schedule<A: Serialize + 'static>(
-        &self,
-        step: &str,
-        arguments: A,
-    ) -> Result<RemoteValue> {
+    pub fn schedule<A: Serialize>(&self, step: &str, arguments: A) -> Result<RemoteValue> {
         let registered = self.registry.find(step)?;
         let bytes = value::encode(&arguments).map_err(|reason| {
             let step = step.to_string();

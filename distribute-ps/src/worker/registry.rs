@@ -206,8 +206,8 @@ impl StepRegistry {
 impl Step {
     /// Whether these bytes, made of an `A`, can be the step's arguments: at once, where they are
     /// scheduled.
-    pub(crate) fn check<A: 'static>(&self, step: &str, bytes: &[u8]) -> Result<()> {
-        if self.arguments == TypeId::of::<A>() {
+    pub(crate) fn check<A>(&self, step: &str, bytes: &[u8]) -> Result<()> {
+        if self.arguments == typeid::of::<A>() {
             return Ok(());
         }
         (self.check)(bytes).map_err(|reason| PsError::WrongArguments {

@@ -4,4 +4,6 @@ mod bad_input;
 mod datasets;
 mod generated;
 mod in_process;
+mod processes;
+mod scale;
 mod semantics;
