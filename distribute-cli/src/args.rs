@@ -49,16 +49,16 @@ pub(crate) enum Command {
                         0 done, 42 stopped by a signal after a checkpoint was saved."
 )]
 pub(crate) struct LaunchArgs {
-    /// How many workers to start on this host; worker 0 is the chief
+    /// How many workers to start on this host; without --ps worker 0 is the chief
     #[arg(long, value_name = "N", value_parser = positive, allow_negative_numbers = true)]
     pub(crate) workers: usize,
-    /// How many parameter servers to start
+    /// How many parameter servers to start; with them also a chief, whose end is that of the job
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) ps: usize,
     /// Also start an evaluator
     #[arg(long)]
     pub(crate) evaluator: bool,
-    /// Start all processes again so often in all after a failure
+    /// Start all processes again so often in all after a failure (with --ps a dead worker alone)
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) max_restarts: u32,
     /// Write a log file per process here [default: a new temporary directory]

@@ -99,6 +99,20 @@ pub fn derive_replicate(input: TokenStream) -> TokenStream {
             #(::distribute_core::Replicate::take_from_chief(#bindings, workers)?;)*
         })
     });
+    let attaching = variants(&input).map(|(pattern, bindings, _)| {
+        quote!(#pattern => {
+            #(::distribute_core::Replicate::attach_remote(
+                #bindings,
+                store,
+                &::distribute_core::remote::join(path, ::core::stringify!(#bindings)),
+            )?;)*
+        })
+    });
+    let refreshing = variants(&input).map(|(pattern, bindings, _)| {
+        quote!(#pattern => {
+            #(::distribute_core::Replicate::refresh_remote(#bindings)?;)*
+        })
+    });
     quote! {
         impl #impl_generics ::distribute_core::Replicate for #name #type_generics #where_clause {
             fn replicate(&self, device: &::distribute_core::Device) -> Self {
@@ -110,6 +124,21 @@ pub fn derive_replicate(input: TokenStream) -> TokenStream {
                 workers: &::distribute_core::WorkerGroup,
             ) -> ::distribute_core::Result<()> {
                 match self { #(#taking)* }
+                Ok(())
+            }
+
+            fn attach_remote(
+                &mut self,
+                store: &dyn ::distribute_core::remote::RemoteStore,
+                path: &str,
+            ) -> ::distribute_core::Result<()> {
+                let _ = (store, path);
+                match self { #(#attaching)* }
+                Ok(())
+            }
+
+            fn refresh_remote(&mut self) -> ::distribute_core::Result<()> {
+                match self { #(#refreshing)* }
                 Ok(())
             }
 

@@ -25,6 +25,7 @@ use std::sync::{Arc, Mutex};
 
 use burn::tensor::{DType, Shape, Tensor, TensorData};
 
+use crate::remote::{RemoteChange, RemoteVariable};
 use crate::strategy::StrategyId;
 use crate::values::lock;
 use crate::{Error, Leaf, ReduceOp, ReplicaContext, Result, Strategy, VariablePlacement};
@@ -81,6 +82,8 @@ struct Shared {
     shape: Shape,
     dtype: DType,
     copies: Vec<Mutex<Stored>>,
+    /// Where the value lives, if not here; the copy is the initial value then.
+    remote: Option<Arc<dyn RemoteVariable>>,
 }
 
 /// One copy, and how many updates it took: equal numbers mean equal mirrored copies.
@@ -137,7 +140,13 @@ impl DistributedVariable {
         if let Some(workers) = strategy.workers() {
             workers.take_initial_value(&mut initial)?;
         }
-        Self::create(&Owner::of(strategy), initial, options)
+        let store = strategy.remote_store();
+        let remote = store.map(|store| store.variable(&initial)).transpose()?;
+        let mut variable = Self::create(&Owner::of(strategy), initial, options)?;
+        if let Some(shared) = Arc::get_mut(&mut variable.shared) {
+            shared.remote = remote;
+        }
+        Ok(variable)
     }
 
     pub(crate) fn create(
@@ -170,6 +179,7 @@ impl DistributedVariable {
             shape: first.data.shape().clone(),
             dtype: first.data.dtype(),
             copies: (0..copies).map(|_| Mutex::new(first.clone())).collect(),
+            remote: None,
         };
         Ok(Self {
             shared: Arc::new(shared),
@@ -213,8 +223,12 @@ impl DistributedVariable {
     }
 
     /// The copies in this process, in replica order
-    /// (TensorFlow: `experimental_local_results`).
+    /// (TensorFlow: `experimental_local_results`). A variable on a parameter server counts as one
+    /// copy; there is none while the server cannot be reached.
     pub fn local_values(&self) -> Vec<TensorData> {
+        if let Some(remote) = &self.shared.remote {
+            return remote.read().into_iter().collect();
+        }
         let copies = self.shared.copies.iter();
         copies.map(|copy| lock(copy).data.clone()).collect()
     }
@@ -269,6 +283,9 @@ impl DistributedVariable {
         C: VariableContext + ?Sized,
     {
         self.check_owner(context, "read")?;
+        if let Some(remote) = &self.shared.remote {
+            return remote.read();
+        }
         if let Some(ctx) = context.replica() {
             return Ok(lock(self.copy_of(ctx)).data.clone());
         }
@@ -316,6 +333,11 @@ impl DistributedVariable {
         mut change: impl FnMut(&TensorData) -> Result<TensorData>,
     ) -> Result<()> {
         self.check_owner(strategy, "update")?;
+        if let Some(remote) = &self.shared.remote {
+            let result = change(&remote.read()?)?;
+            self.check_value("update", &result)?;
+            return remote.change(RemoteChange::Assign, result);
+        }
         self.check_versions("update")?;
         let mut results = Vec::new();
         for copy in &self.shared.copies {
@@ -340,6 +362,9 @@ impl DistributedVariable {
         let value = value.take()?;
         self.check_owner(context, update.name())?;
         self.check_value(update.name(), &value)?;
+        if let Some(remote) = &self.shared.remote {
+            return remote.change(update.into(), value);
+        }
         match context.replica() {
             Some(ctx) => self.change_in_step(ctx, update, value),
             None => self.change_all(update, value),
