@@ -204,16 +204,96 @@ pub enum PsError {
         /// The names that are registered.
         known: String,
     },
-    /// A closure failed on a worker.
-    #[error("step `{step}` failed on {worker}: {message}")]
-    StepFailed {
+    /// A closure failed on a worker. [`root_cause`](PsError::root_cause) is the step's own error.
+    #[error("closure {closure} (step `{step}`) failed on worker {worker}: {source}")]
+    Closure {
+        /// The closure's id.
+        closure: u64,
         /// The registered name of the step.
         step: String,
         /// The worker.
-        worker: String,
-        /// The step's error, in words.
+        worker: usize,
+        /// The step's error.
+        source: Arc<PsError>,
+    },
+    /// A step panicked. The worker goes on; what the step held of it is built anew.
+    #[error("the step panicked: {message}")]
+    Panicked {
+        /// The panic's message.
         message: String,
     },
+    /// Worker after worker was lost while it ran one closure.
+    #[error(
+        "{attempts} workers were lost while they ran closure {closure} (step `{step}`), at last \
+         worker {worker} ({reason}): the step ends its process; see the workers' logs"
+    )]
+    LostTooOften {
+        /// The closure's id.
+        closure: u64,
+        /// The registered name of the step.
+        step: String,
+        /// How often it was tried.
+        attempts: u32,
+        /// The last worker.
+        worker: usize,
+        /// How that one was lost.
+        reason: String,
+    },
+    /// There is work, and no worker.
+    #[error("there was no worker for {waited:.1?}; start them again ({workers})")]
+    NoWorkers {
+        /// How long.
+        waited: Duration,
+        /// What is known of each.
+        workers: String,
+    },
+    /// The coordinator has ended, so nothing can be scheduled.
+    #[error("the coordinator has ended")]
+    Stopped,
+    /// The coordinator ended the job early; its own error says why.
+    #[error("the coordinator ended the job: {reason}")]
+    CoordinatorFailed {
+        /// The coordinator's error.
+        reason: String,
+    },
+    /// A name is taken (two steps, or two resources or datasets).
+    #[error("a {kind} `{name}` is registered already; choose another name")]
+    AlreadyRegistered {
+        /// `step` or `resource`.
+        kind: &'static str,
+        /// The name.
+        name: String,
+    },
+    /// A step does not take these arguments.
+    #[error("step `{step}` takes {expected}, not {found}: {reason}")]
+    WrongArguments {
+        /// The registered name of the step.
+        step: String,
+        /// The type of its arguments.
+        expected: String,
+        /// The type of what it was given.
+        found: String,
+        /// What does not fit.
+        reason: String,
+    },
+    /// A remote value was given to a step (TensorFlow: `ValueError`).
+    #[error(
+        "step `{step}`: `RemoteValue` used as an input to scheduled function is not yet \
+         supported; fetch it and pass the value"
+    )]
+    RemoteValueArgument {
+        /// The registered name of the step.
+        step: String,
+    },
+    /// The cluster lacks a job, or this process has no role in it.
+    #[error("{what}")]
+    Role {
+        /// What is missing and what to do.
+        what: String,
+    },
+    /// An error of the caller's own step.
+    #[error("{0}")]
+    Step(Arc<dyn std::error::Error + Send + Sync>),
     /// Waiting took longer than the deadline.
     #[error("{op}: nothing happened within {waited:.1?}: {reason}")]
     Deadline {
@@ -234,6 +314,29 @@ impl PsError {
     pub fn invalid(what: impl fmt::Display) -> Self {
         Self::InvalidArgument {
             what: what.to_string(),
+        }
+    }
+
+    /// Wraps an error of the caller's own code, so that a step can use `?` on it through
+    /// `map_err(PsError::step)`.
+    pub fn step(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
+        Self::Step(Arc::from(error.into()))
+    }
+
+    /// The innermost error of this crate: without the closure that failed by it.
+    pub fn root_cause(&self) -> &PsError {
+        match self {
+            Self::Closure { source, .. } => source.root_cause(),
+            other => other,
+        }
+    }
+
+    /// [`Panicked`](Self::Panicked) with the message of a panic's payload.
+    pub(crate) fn panicked(payload: &(dyn std::any::Any + Send)) -> Self {
+        let text = payload.downcast_ref::<&str>().map(|text| text.to_string());
+        let text = text.or_else(|| payload.downcast_ref::<String>().cloned());
+        Self::Panicked {
+            message: text.unwrap_or_else(|| "(no message)".to_string()),
         }
     }
 

@@ -18,8 +18,10 @@ mod variable;
 pub mod worker;
 
 pub use client::{ClientOptions, Pulled, VariableClient};
+pub use coordinator::{ClusterCoordinator, CoordinatorOptions, RemoteValue, WorkerStatus};
 pub use error::{PsError, Result};
 pub use placement::{Placement, RoundRobin, ShardPlacement};
+pub use program::Program;
 pub use server::{ParameterServer, ServerOptions};
 pub use strategy::{ClosureGuard, ParameterServerStrategy, UpdateSource};
 pub use update::{
@@ -27,3 +29,7 @@ pub use update::{
     Versions,
 };
 pub use variable::{OptimizerSpec, Snapshot, VariableRef, VariableSpec};
+pub use worker::{
+    Held, HostTensor, PerWorkerDataset, Resource, StepRegistry, WorkerContext, WorkerOptions,
+    WorkerServer, WorkerStopper,
+};

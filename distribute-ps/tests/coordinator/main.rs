@@ -1,0 +1,9 @@
+//! The coordinator and its workers.
+
+mod bad_input;
+mod datasets;
+mod generated;
+mod in_process;
+mod processes;
+mod scale;
+mod semantics;
