@@ -23,7 +23,7 @@ pub use error::{PsError, Result};
 pub use placement::{Placement, RoundRobin, ShardPlacement};
 pub use program::Program;
 pub use server::{ParameterServer, ServerOptions};
-pub use strategy::{ClosureGuard, ParameterServerStrategy, UpdateSource};
+pub use strategy::{ClosureGuard, ParameterServerStrategy, StateHandle, UpdateSource};
 pub use update::{
     Gradient, NonFinite, PushOutcome, RunId, RunOptions, Staleness, StalenessPolicy, UpdateId,
     Versions,

@@ -28,17 +28,19 @@ mod roles;
 
 use std::sync::Arc;
 
-use distribute_core::InputContext;
+use burn::tensor::Device;
 use distribute_core::cluster::{
     Cluster, ClusterResolver, ProcessEnvironment, TaskType, TfConfigResolver,
 };
 use distribute_core::collectives::control::security::Security;
+use distribute_core::{InputContext, Replicate};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::coordinator::{ClusterCoordinator, CoordinatorOptions};
 use crate::error::{PsError, Result};
 use crate::server::ServerOptions;
+use crate::strategy::StateHandle;
 use crate::worker::{PerWorkerDataset, Resource, StepRegistry, WorkerContext, WorkerOptions};
 
 type Evaluator = Box<dyn FnOnce(&Cluster) -> Result<()>>;
@@ -109,6 +111,21 @@ impl Program {
                 self.wrong.get_or_insert(error);
                 PerWorkerDataset::new(Resource::named(name))
             })
+    }
+
+    /// Registers a training state by the function that builds it: the coordinator makes it on the
+    /// servers ([`StateHandle::create`]), steps run with it ([`WorkerContext::run`]). Its variables'
+    /// names begin with this one. What is wrong with it is the error of [`run`](Self::run).
+    pub fn state<T, F>(&mut self, name: &str, build: F) -> StateHandle<T>
+    where
+        T: Replicate + Send + 'static,
+        F: Fn(&Device) -> T + Send + Sync + 'static,
+    {
+        let handle = StateHandle::new(name, build);
+        if let Err(error) = self.registry.add_state(&handle) {
+            self.wrong.get_or_insert(error);
+        }
+        handle
     }
 
     /// What a process with the role `evaluator` does. It is not waited for.

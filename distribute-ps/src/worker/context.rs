@@ -13,6 +13,7 @@ use super::dataset::PerWorkerDataset;
 use super::registry::{Resource, StepRegistry};
 use crate::client::{ClientOptions, VariableClient};
 use crate::error::{PsError, Result};
+use crate::strategy::UpdateSource;
 use crate::update::{RunId, UpdateId};
 
 /// What belongs to one coordinator's run on a worker. A worker that gets another coordinator makes
@@ -65,7 +66,7 @@ pub struct WorkerContext {
     step: Arc<str>,
     datasets: BTreeMap<String, u64>,
     cancelled: Arc<AtomicBool>,
-    updates: AtomicU32,
+    updates: Arc<AtomicU32>,
 }
 
 impl WorkerContext {
@@ -82,7 +83,7 @@ impl WorkerContext {
             step,
             datasets,
             cancelled,
-            updates: AtomicU32::new(0),
+            updates: Arc::default(),
         }
     }
 
@@ -151,6 +152,13 @@ impl WorkerContext {
             closure: self.closure,
             sequence: self.updates.fetch_add(1, Ordering::Relaxed),
         })
+    }
+
+    /// The ids that [`next_update`](Self::next_update) gives, for the time of this closure:
+    /// [`ParameterServerStrategy::within_closure`](crate::ParameterServerStrategy::within_closure).
+    pub fn updates(&self) -> UpdateSource {
+        let (updates, cancelled) = (Arc::clone(&self.updates), Arc::clone(&self.cancelled));
+        UpdateSource::new(self.engagement.run, self.closure, updates, cancelled)
     }
 
     /// The variables on the parameter servers. Connects at the first use.

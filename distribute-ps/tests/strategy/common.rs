@@ -8,9 +8,12 @@ use burn::module::Module;
 use burn::nn::{Initializer, Linear, LinearConfig};
 use burn::tensor::{Device, Tensor, TensorData};
 use distribute_core::partitioners::Partitioner;
-use distribute_core::{Applied, Mirrored, Result, Same, Strategy, StrategyExt, TrainState};
+use distribute_core::{
+    Applied, InputContext, Mirrored, Result, Same, Strategy, StrategyExt, TrainState,
+};
 use distribute_ps::{
-    ClientOptions, ParameterServer, ParameterServerStrategy, RunOptions, ServerOptions,
+    ClientOptions, ParameterServer, ParameterServerStrategy, RunId, RunOptions, ServerOptions,
+    VariableClient,
 };
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -62,6 +65,32 @@ impl Servers {
         ParameterServerStrategy::connect(&self.addresses(), client, run, partitioner)
             .expect("a strategy")
     }
+}
+
+/// Two strategies of one run: the coordinator's and a worker's.
+pub fn coordinator_and_worker_of(
+    servers: &Servers,
+    options: RunOptions,
+) -> [ParameterServerStrategy; 2] {
+    let connect = || {
+        VariableClient::connect(&servers.addresses(), ClientOptions::default()).expect("servers")
+    };
+    let (first, second) = (connect(), connect());
+    first.attach(run, options).unwrap();
+    second.join(run).unwrap();
+    let input = InputContext::default();
+    [
+        ParameterServerStrategy::coordinator(first, run, None).unwrap(),
+        ParameterServerStrategy::worker(second, run, input).unwrap(),
+    ]
+}
+
+/// The same, of a new run.
+pub fn coordinator_and_worker(
+    servers: &Servers,
+    options: RunOptions,
+) -> [ParameterServerStrategy; 2] {
+    coordinator_and_worker_of(servers, RunId::random().expect("a run"), options)
 }
 
 #[derive(Module, Debug)]

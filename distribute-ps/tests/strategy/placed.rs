@@ -1,11 +1,13 @@
 //! Variables of core on servers.
 
+use std::sync::Arc;
+
 use distribute_core::{
     Error, PerReplica, ReduceOp, Strategy, StrategyExt, TensorData, VariableKind, VariableOptions,
 };
-use distribute_ps::{PsError, RunId, UpdateSource};
+use distribute_ps::{ParameterServerStrategy, PsError, RunId, RunOptions, UpdateSource};
 
-use crate::common::{Servers, within_limit};
+use crate::common::{Servers, coordinator_and_worker_of, within_limit};
 
 fn scalar(value: f32) -> TensorData {
     TensorData::new(vec![value], [0_usize; 0])
@@ -60,35 +62,30 @@ fn variables_change_in_and_outside_of_steps() {
 fn a_closure_that_runs_again_changes_nothing_again() {
     within_limit(|| {
         let servers = Servers::start(2);
-        let strategy = servers.strategy(None);
-        let variable = strategy
-            .variable(0.0_f32, VariableOptions::default())
-            .unwrap();
-        let other = strategy
-            .variable(0.0_f32, VariableOptions::default())
-            .unwrap();
         let run = RunId::random().unwrap();
-        let source = |cancelled: bool| {
-            UpdateSource::new(
-                run,
-                1 << 40,
-                Default::default(),
-                std::sync::Arc::new(cancelled.into()),
-            )
+        let [strategy, worker] = coordinator_and_worker_of(&servers, run, RunOptions::default());
+        let zero = |strategy: &ParameterServerStrategy| {
+            let options = VariableOptions::default();
+            strategy.named("sum").variable(0.0_f32, options).unwrap()
         };
-        for _again in 0..3 {
-            let _closure = strategy.within_closure(source(false));
-            let added = strategy.run((), |ctx, ()| {
-                variable.assign_add(ctx, 1.0_f32)?;
-                other.assign_add(ctx, 2.0_f32)?;
-                variable.assign_add(ctx, 4.0_f32)
+        let (made, found) = (zero(&strategy), zero(&worker));
+        let source = |closure, is_cancelled: bool| {
+            UpdateSource::new(run, closure, Arc::default(), Arc::new(is_cancelled.into()))
+        };
+        for closure in [1, 2, 1, 2] {
+            let _closure = worker.within_closure(source(closure, false));
+            let added = worker.run((), |ctx, ()| {
+                found.assign_add(ctx, 1.0_f32)?;
+                found.assign_add(ctx, 4.0_f32)
             });
-            // Of another run than the servers are in.
-            assert!(added.is_err());
+            added.unwrap();
         }
-        assert_eq!(variable.read(&strategy).unwrap(), scalar(0.0));
-        let _closure = strategy.within_closure(source(true));
-        let error = variable.assign_add(&strategy, 1.0_f32).unwrap_err();
+        assert_eq!(made.read(&strategy).unwrap(), scalar(10.0));
+        found.assign_add(&worker, 1.0_f32).unwrap();
+        found.assign_add(&worker, 1.0_f32).unwrap();
+        assert_eq!(made.read(&strategy).unwrap(), scalar(12.0));
+        let _closure = worker.within_closure(source(3, true));
+        let error = found.assign_add(&worker, 1.0_f32).unwrap_err();
         assert_eq!(
             error.to_string(),
             Error::from(PsError::Cancelled).to_string()

@@ -1,19 +1,16 @@
 //! Training states on servers: the numbers are those of one device.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use burn::tensor::Device;
 use distribute_core::fit::{restore, snapshot};
 use distribute_core::partitioners::{FixedShardsPartitioner, Partitioner};
 use distribute_core::{
-    Adam, AdamW, Applied, InputContext, OneDeviceStrategy, Replicate, Sgd, StrategyExt, TrainState,
+    Adam, AdamW, Applied, OneDeviceStrategy, Replicate, Sgd, StrategyExt, TrainState,
 };
-use distribute_ps::{
-    ClientOptions, ParameterServerStrategy, RunId, RunOptions, Staleness, StalenessPolicy,
-    VariableClient,
-};
+use distribute_ps::{RunOptions, Staleness, StalenessPolicy};
 
-use crate::common::{Built, Net, Servers, step, within_limit};
+use crate::common::{Built, Net, Servers, coordinator_and_worker, step, within_limit};
 
 fn one_device() -> OneDeviceStrategy {
     OneDeviceStrategy::new("cpu:0".parse().expect("a device")).expect("a strategy")
@@ -58,22 +55,6 @@ fn one_worker_alone_gets_the_bits_of_one_device() {
             assert_eq!(weights(&there), weights(&here));
         }
     });
-}
-
-/// Two strategies of one run: the coordinator's and a worker's.
-fn coordinator_and_worker(servers: &Servers, options: RunOptions) -> [ParameterServerStrategy; 2] {
-    let connect = || {
-        VariableClient::connect(&servers.addresses(), ClientOptions::default()).expect("servers")
-    };
-    let (first, second) = (connect(), connect());
-    let run = RunId::random().unwrap();
-    first.attach(run, options).unwrap();
-    second.join(run).unwrap();
-    let input = InputContext::default();
-    [
-        ParameterServerStrategy::coordinator(first, run, None).unwrap(),
-        ParameterServerStrategy::worker(second, run, input).unwrap(),
-    ]
 }
 
 #[test]
@@ -131,26 +112,31 @@ fn gradients_beyond_the_staleness_bound_are_dropped() {
         let [first, second] = coordinator_and_worker(&servers, options);
         let mut one = first.scope(adam).unwrap();
         let mut other = second.scope(adam).unwrap();
-        let said = second.run((&mut other,), |ctx, (state,)| {
-            let loss = state.model.hidden.weight.val().powf_scalar(2.0).mean();
-            let gradients = ctx.gradient(&loss, &state.model)?;
-            // Meanwhile others go on.
-            std::thread::scope(|threads| {
-                let steps = threads.spawn(|| {
-                    (0..2).for_each(|number| {
-                        let first = &first;
-                        // The state is this thread's alone.
-                        let _ = (first, number);
+        let (first, one) = (&first, Mutex::new(&mut one));
+        let late = |steps: usize, other: &mut Built| {
+            let said = second.run((other,), |ctx, (state,)| {
+                let loss = state.model.hidden.weight.val().powf_scalar(2.0).mean();
+                let gradients = ctx.gradient(&loss, &state.model)?;
+                // Meanwhile another worker goes on.
+                std::thread::scope(|threads| {
+                    let others = threads.spawn(|| {
+                        let one = &mut *one.lock().expect("no panic");
+                        (0..steps).for_each(|number| {
+                            assert_eq!(step(first, one, number).unwrap(), Applied::Updated);
+                        });
                     });
+                    others.join().expect("no panic");
                 });
-                steps.join().expect("no panic");
+                Ok(i64::from(
+                    state.apply_gradients(ctx, gradients)? == Applied::Updated,
+                ))
             });
-            Ok(i64::from(
-                state.apply_gradients(ctx, gradients)? == Applied::Updated,
-            ))
-        });
-        assert_eq!(said.unwrap().values(), [1]);
-        step(&first, &mut one, 0).unwrap();
+            said.unwrap().values()[0] == 1
+        };
+        assert!(late(0, &mut other));
+        assert!(late(1, &mut other));
+        assert!(!late(2, &mut other), "two versions late");
+        assert!(late(1, &mut other), "it has pulled again");
     });
 }
 

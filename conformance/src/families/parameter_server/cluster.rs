@@ -1,12 +1,16 @@
 //! The servers of a case.
 
 use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
 
 use distribute_core::partitioners::{
     FixedShardsPartitioner, MaxSizePartitioner, MinSizePartitioner, Partitioner,
 };
 use distribute_ps::{
-    ClientOptions, ParameterServer, ParameterServerStrategy, PsError, RunOptions, ServerOptions,
+    ClientOptions, ClusterCoordinator, CoordinatorOptions, ParameterServer,
+    ParameterServerStrategy, PsError, RunOptions, ServerOptions, StepRegistry, WorkerOptions,
+    WorkerServer, WorkerStopper,
 };
 
 use crate::case::Case;
@@ -64,4 +68,77 @@ fn partitioner(scenario: &str) -> Result<Option<Arc<dyn Partitioner>>, Failure> 
         Some("max") => Arc::new(MaxSizePartitioner::new(first, Some(second))?),
         _ => return Err(Failure::schema(format!("unknown scenario `{scenario}`"))),
     }))
+}
+
+/// A worker on a thread of its own.
+pub(super) struct Worker {
+    address: String,
+    stopper: WorkerStopper,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Worker {
+    fn start(registry: &Arc<StepRegistry>) -> Result<Self, Failure> {
+        let options = WorkerOptions::default();
+        let server = WorkerServer::bind("127.0.0.1:0", Arc::clone(registry), options)?;
+        let (address, stopper) = (server.address().to_string(), server.stopper());
+        let thread = std::thread::spawn(move || {
+            // The coordinator's end, or that of the case.
+            let _ended = server.serve();
+        });
+        Ok(Self {
+            address,
+            stopper,
+            thread: Some(thread),
+        })
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.stopper.stop();
+        if let Some(thread) = self.thread.take() {
+            let _panicked = thread.join();
+        }
+    }
+}
+
+/// A coordinator with the workers and servers of the case. Dropped in this order.
+pub(super) struct Cluster {
+    pub(super) coordinator: ClusterCoordinator,
+    pub(super) strategy: ParameterServerStrategy,
+    pub(super) workers: Vec<Worker>,
+    pub(super) servers: Vec<ParameterServer>,
+}
+
+/// How long a call may wait before the case has failed.
+pub(super) const LIMIT: Duration = Duration::from_secs(60);
+
+impl Cluster {
+    pub(super) fn start(
+        case: &Case,
+        register: impl FnOnce(&mut StepRegistry) -> Result<(), PsError>,
+    ) -> Result<Self, Failure> {
+        let mut registry = StepRegistry::new();
+        register(&mut registry)?;
+        let registry = Arc::new(registry);
+        let servers = servers(case)?;
+        let workers = (0..case.tasks("worker")?).map(|_| Worker::start(&registry));
+        let workers = workers.collect::<Result<Vec<_>, _>>()?;
+        let addresses: Vec<&str> = workers
+            .iter()
+            .map(|worker| worker.address.as_str())
+            .collect();
+        let stored = servers.iter().map(|server| server.address().to_string());
+        let stored: Vec<String> = stored.collect();
+        let options = CoordinatorOptions::default();
+        let coordinator = ClusterCoordinator::connect(&addresses, &stored, registry, options)?;
+        let strategy = ParameterServerStrategy::of_coordinator(&coordinator, None)?;
+        Ok(Self {
+            coordinator,
+            strategy,
+            workers,
+            servers,
+        })
+    }
 }
