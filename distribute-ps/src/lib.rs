@@ -30,6 +30,6 @@ pub use update::{
 };
 pub use variable::{OptimizerSpec, Snapshot, VariableRef, VariableSpec};
 pub use worker::{
-    Held, HostTensor, PerWorkerDataset, Resource, StepRegistry, WorkerContext, WorkerOptions,
-    WorkerServer, WorkerStopper,
+    Held, HostTensor, PerWorkerDataset, Resource, Shared, State, StepRegistry, WorkerContext,
+    WorkerOptions, WorkerServer, WorkerStopper,
 };

@@ -13,6 +13,7 @@ use super::dataset::PerWorkerDataset;
 use super::registry::{Resource, StepRegistry};
 use crate::client::{ClientOptions, VariableClient};
 use crate::error::{PsError, Result};
+use crate::strategy::{ClosureGuard, ParameterServerStrategy, UpdateSource};
 use crate::update::{RunId, UpdateId};
 
 /// What belongs to one coordinator's run on a worker. A worker that gets another coordinator makes
@@ -25,6 +26,7 @@ pub(super) struct Engagement {
     pub(super) parameter_servers: Vec<String>,
     pub(super) client: ClientOptions,
     variables: OnceLock<VariableClient>,
+    strategy: OnceLock<ParameterServerStrategy>,
     /// What [`WorkerContext::resource`] has built; a value is absent while a step holds it.
     resources: Mutex<BTreeMap<Arc<str>, Option<Box<dyn Any + Send>>>>,
 }
@@ -45,6 +47,7 @@ impl Engagement {
             parameter_servers,
             client,
             variables: OnceLock::new(),
+            strategy: OnceLock::new(),
             resources: Mutex::default(),
         }
     }
@@ -65,7 +68,9 @@ pub struct WorkerContext {
     step: Arc<str>,
     datasets: BTreeMap<String, u64>,
     cancelled: Arc<AtomicBool>,
-    updates: AtomicU32,
+    updates: Arc<AtomicU32>,
+    /// What the strategy does belongs to this closure.
+    within: OnceLock<ClosureGuard>,
 }
 
 impl WorkerContext {
@@ -82,7 +87,8 @@ impl WorkerContext {
             step,
             datasets,
             cancelled,
-            updates: AtomicU32::new(0),
+            updates: Arc::default(),
+            within: OnceLock::new(),
         }
     }
 
@@ -172,6 +178,29 @@ impl WorkerContext {
         let client = VariableClient::connect(servers, engagement.client.clone())?;
         client.join(engagement.run)?;
         Ok(engagement.variables.get_or_init(|| client))
+    }
+
+    /// This worker's strategy, whose scope finds the coordinator's variables. What it updates
+    /// belongs to this closure.
+    ///
+    /// # Errors
+    /// Those of [`variables`](Self::variables).
+    pub fn strategy(&self) -> Result<&ParameterServerStrategy> {
+        let engagement = &*self.engagement;
+        let strategy = match engagement.strategy.get() {
+            Some(strategy) => strategy,
+            None => {
+                let (client, input) = (self.variables()?.clone(), self.input_context());
+                let made = ParameterServerStrategy::worker(client, engagement.run, input)?;
+                engagement.strategy.get_or_init(|| made)
+            }
+        };
+        self.within.get_or_init(|| {
+            let (updates, cancelled) = (self.updates.clone(), self.cancelled.clone());
+            let source = UpdateSource::new(engagement.run, self.closure, updates, cancelled);
+            strategy.within_closure(source)
+        });
+        Ok(strategy)
     }
 
     /// The next element of this worker's iterator.

@@ -14,12 +14,14 @@ pub(crate) mod generated;
 mod registry;
 mod server;
 mod service;
+mod shared_state;
 pub(crate) mod value;
 
 pub use context::{Held, WorkerContext};
 pub use dataset::PerWorkerDataset;
 pub use registry::{Resource, StepRegistry};
 pub use server::{WorkerOptions, WorkerServer, WorkerStopper};
+pub use shared_state::{Shared, State};
 pub use value::HostTensor;
 
 /// Grows when coordinators and workers of two versions cannot work together.
