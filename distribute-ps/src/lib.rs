@@ -8,6 +8,9 @@
 pub mod client;
 pub mod coordinator;
 mod error;
+#[allow(missing_docs, dead_code, clippy::all, clippy::pedantic)]
+#[rustfmt::skip]
+mod generated;
 pub mod placement;
 pub mod program;
 pub mod rpc;
@@ -15,6 +18,7 @@ pub mod server;
 pub mod strategy;
 mod update;
 mod variable;
+mod wire_error;
 pub mod worker;
 
 pub use client::{ClientOptions, Pulled, VariableClient};

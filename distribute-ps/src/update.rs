@@ -6,6 +6,7 @@ use std::time::Duration;
 use burn::tensor::TensorData;
 
 use crate::error::{PsError, Result};
+use crate::generated as wire;
 
 /// The identity of one run of a coordinator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -128,6 +129,54 @@ impl Default for RunOptions {
             synchronous: None,
             non_finite: NonFinite::Refuse,
             wait_timeout: Duration::from_secs(60),
+        }
+    }
+}
+
+impl RunOptions {
+    pub(crate) fn to_wire(self, run: Vec<u8>) -> wire::Attach {
+        let waits = |staleness: Staleness| staleness.policy == StalenessPolicy::Wait;
+        let milliseconds = self.wait_timeout.as_millis();
+        wire::Attach {
+            run,
+            staleness: self.staleness.map(|staleness| staleness.bound),
+            wait: self.staleness.is_some_and(waits),
+            synchronous: self.synchronous.map(|count| count as u64),
+            apply_non_finite: self.non_finite == NonFinite::Apply,
+            wait_timeout_ms: u64::try_from(milliseconds).unwrap_or(u64::MAX),
+        }
+    }
+
+    pub(crate) fn from_wire(rules: &wire::Attach) -> Result<Self> {
+        let staleness = rules.staleness.map(|bound| Staleness {
+            bound,
+            policy: match rules.wait {
+                true => StalenessPolicy::Wait,
+                false => StalenessPolicy::Refuse,
+            },
+        });
+        let synchronous = rules.synchronous.map(usize::try_from).transpose();
+        Ok(Self {
+            staleness,
+            synchronous: synchronous.map_err(PsError::invalid)?,
+            non_finite: match rules.apply_non_finite {
+                true => NonFinite::Apply,
+                false => NonFinite::Refuse,
+            },
+            wait_timeout: Duration::from_millis(rules.wait_timeout_ms),
+        })
+    }
+
+    /// Whether the rules go together.
+    pub(crate) fn check(&self) -> Result<()> {
+        match (self.synchronous, self.staleness) {
+            (Some(0), _) => Err(PsError::invalid(
+                "synchronous: a round needs at least one gradient",
+            )),
+            (Some(_), Some(_)) => Err(PsError::invalid(
+                "a synchronous run has no staleness bound: gradients of older versions are dropped",
+            )),
+            _ => Ok(()),
         }
     }
 }

@@ -84,7 +84,6 @@ impl VariableRef {
 
 /// All variables of all servers with the optimizers' slots, each shard at one version.
 #[derive(Debug, Clone, Default, PartialEq)]
-#[non_exhaustive]
 pub struct Snapshot {
     /// Values by the name of the variable; those that were never initialized are left out.
     pub variables: BTreeMap<String, TensorData>,
@@ -94,6 +93,8 @@ pub struct Snapshot {
     pub versions: BTreeMap<String, Versions>,
     /// How often the optimizer was applied to each shard.
     pub updates: BTreeMap<String, Versions>,
+    /// The learning rate that the coordinator has set, if any.
+    pub learning_rate: Option<f64>,
 }
 
 impl Snapshot {

@@ -1,0 +1,4 @@
+//! Servers and clients over loopback, and as processes of their own.
+
+mod common;
+mod updates;
