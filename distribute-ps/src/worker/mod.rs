@@ -24,6 +24,8 @@ pub use server::{WorkerOptions, WorkerServer, WorkerStopper};
 pub use shared_state::{Shared, State};
 pub use value::HostTensor;
 
+/// What a worker's process says that it is.
+pub(crate) const SERVICE: &str = "worker";
 /// Grows when coordinators and workers of two versions cannot work together.
 pub(crate) const PROTOCOL_VERSION: u32 = 1;
 pub(crate) const CRATE_VERSION: &str = env!("CARGO_PKG_VERSION");

@@ -9,9 +9,7 @@ use distribute_ps::{Program, PsError, Result, WorkerContext};
 
 /// The error of a program in this cluster, as this task.
 fn run_as(program: Program, cluster: &str, role: &str) -> Result<()> {
-    let config = format!(
-        r#"{{"cluster": {cluster}, "task": {{"type": "{role}", "index": 0}}}}"#
-    );
+    let config = format!(r#"{{"cluster": {cluster}, "task": {{"type": "{role}", "index": 0}}}}"#);
     let env = BTreeMap::from([("TF_CONFIG".to_string(), config)]);
     program.run_in(&TfConfigResolver::new(env), |_| Ok(()))
 }
@@ -42,7 +40,10 @@ fn no_cluster_and_a_task_that_it_does_not_have() {
     let env = BTreeMap::<String, String>::new();
     let error = Program::new().run_in(&TfConfigResolver::new(env), |_| Ok(()));
     let text = error.unwrap_err().to_string();
-    assert!(text.contains("set TF_CONFIG") && text.contains("launch --ps"), "{text}");
+    assert!(
+        text.contains("set TF_CONFIG") && text.contains("launch --ps"),
+        "{text}"
+    );
     let cluster = format!(r#"{{"chief": {A}, "worker": {A}, "ps": {A}}}"#);
     let error = run_as(Program::new(), &cluster, "evaluator").unwrap_err();
     assert!(error.to_string().contains("evaluator"), "{error}");
