@@ -27,13 +27,13 @@ pub use error::{PsError, Result};
 pub use placement::{Placement, RoundRobin, ShardPlacement};
 pub use program::Program;
 pub use server::{ParameterServer, ServerOptions};
-pub use strategy::{ClosureGuard, ParameterServerStrategy, StateHandle, UpdateSource};
+pub use strategy::{ClosureGuard, ParameterServerStrategy, UpdateSource};
 pub use update::{
     Gradient, NonFinite, PushOutcome, RunId, RunOptions, Staleness, StalenessPolicy, UpdateId,
     Versions,
 };
 pub use variable::{OptimizerSpec, Snapshot, VariableRef, VariableSpec};
 pub use worker::{
-    Held, HostTensor, PerWorkerDataset, Resource, StepRegistry, WorkerContext, WorkerOptions,
-    WorkerServer, WorkerStopper,
+    Held, HostTensor, PerWorkerDataset, Resource, Shared, State, StepRegistry, WorkerContext,
+    WorkerOptions, WorkerServer, WorkerStopper,
 };

@@ -11,6 +11,7 @@ use tonic::{Code, Status, Streaming};
 use super::queue::Handed;
 use super::shared::{Closure, Orders, Shared, WorkerStatus};
 use crate::error::PsError;
+use crate::rpc::Channel;
 use crate::worker::generated::worker_client::WorkerClient;
 use crate::worker::generated::{
     Attach, Cancel, Dataset, Execute, Finish, Order, Outcome, Ping, Report, order, outcome, report,
@@ -45,6 +46,8 @@ enum End {
 
 /// A stream that the worker has answered.
 struct Stream {
+    /// Kept, because the connection ends with its last clone; it also knows why it ended.
+    channel: Channel,
     outbound: mpsc::Sender<Order>,
     inbound: Streaming<Report>,
 }
@@ -99,7 +102,7 @@ pub(super) async fn keep(shared: Arc<Shared>, worker: usize) {
 async fn attach(shared: &Shared, worker: usize) -> Result<Stream, Failed> {
     let limit = shared.options.max_message_bytes.saturating_add(OVERHEAD);
     let channel = super::dial::dial(shared, worker).await?;
-    let mut client = WorkerClient::new(channel)
+    let mut client = WorkerClient::new(channel.clone())
         .max_decoding_message_size(limit)
         .max_encoding_message_size(limit);
     let (outbound, receiver) = mpsc::channel(ORDERS);
@@ -133,7 +136,11 @@ async fn attach(shared: &Shared, worker: usize) -> Result<Stream, Failed> {
             "it runs another program: {what}; start the same one everywhere"
         )));
     }
-    Ok(Stream { outbound, inbound })
+    Ok(Stream {
+        channel,
+        outbound,
+        inbound,
+    })
 }
 
 fn silent() -> Failed {
@@ -193,7 +200,7 @@ async fn exchange(
         let ended = tokio::select! {
             report = stream.inbound.message() => {
                 watched.heard = Instant::now();
-                heard(shared, worker, current, report)
+                heard(shared, worker, &stream.channel, current, report)
             }
             handed = shared.take(), if current.is_none() => {
                 give(stream, current, handed)
@@ -268,24 +275,24 @@ fn cancel(
     ))
 }
 
+/// Why a stream ended: because of its connection, or else in these words.
+fn why(channel: &Channel, otherwise: &str) -> String {
+    channel.closed().unwrap_or_else(|| otherwise.to_string())
+}
+
 /// Something came from the worker, or nothing will any more.
 fn heard(
     shared: &Shared,
     worker: usize,
+    channel: &Channel,
     current: &mut Option<Current>,
     report: Result<Option<Report>, Status>,
 ) -> Result<(), End> {
     let report = match report {
         Ok(Some(Report { report })) => report,
-        Ok(None) => {
-            return Err(End::Lost(
-                "its process ended (connection closed)".to_string(),
-            ));
-        }
-        Err(status) => {
-            let innermost = super::dial::why_ended(&status);
-            return Err(End::Lost(innermost));
-        }
+        // A stream ends well only if the worker ends, or its connection.
+        Ok(None) => return Err(End::Lost(why(channel, "its process ended"))),
+        Err(status) => return Err(End::Lost(why(channel, status.message()))),
     };
     match report {
         Some(report::Report::Outcome(outcome)) => ended(shared, worker, current, outcome),

@@ -46,8 +46,10 @@ mod remote_value;
 mod runtime;
 mod shared;
 
+use std::any::Any;
+use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use serde::Serialize;
@@ -59,10 +61,10 @@ pub use shared::WorkerStatus;
 
 use crate::client::VariableClient;
 use crate::error::{PsError, Result};
+use crate::strategy::ParameterServerStrategy;
 use crate::update::RunId;
-use crate::worker::{PerWorkerDataset, StepRegistry, value};
+use crate::worker::{PerWorkerDataset, Shared, StepRegistry, value};
 use runtime::Runtime;
-use shared::Shared;
 
 pub(crate) use link::OVERHEAD;
 
@@ -76,8 +78,10 @@ pub(crate) use link::OVERHEAD;
 /// coordinator. [`finish`](Self::finish) ends them too.
 pub struct ClusterCoordinator {
     registry: Arc<StepRegistry>,
-    shared: Arc<Shared>,
-    variables: Option<VariableClient>,
+    shared: Arc<shared::Shared>,
+    strategy: Option<ParameterServerStrategy>,
+    /// What the program registered with variables on the servers.
+    values: BTreeMap<String, Mutex<Box<dyn Any + Send>>>,
     runtime: Runtime,
 }
 
@@ -108,25 +112,27 @@ impl ClusterCoordinator {
             ));
         }
         let run = RunId::random()?;
-        let variables = match servers.is_empty() {
+        let strategy = match servers.is_empty() {
             true => None,
-            false => {
-                let mut client = options.client.clone();
-                client.security = options.security.clone();
-                let variables = VariableClient::connect(&servers, client)?;
-                variables.attach(run, options.run)?;
-                Some(variables)
-            }
+            false => Some(strategy(&servers, run, &options)?),
+        };
+        let values = match &strategy {
+            Some(strategy) => registry.make_shared(strategy)?,
+            None => BTreeMap::new(),
         };
         let steps = registry.step_names().map(str::to_string).collect();
         let addresses: (Vec<String>, Vec<String>) = (texts(&workers), texts(&servers));
-        let shared = Arc::new(Shared::new(run, options, addresses, steps));
-        let runtime = Runtime::start(&shared, variables.clone())?;
+        let shared = Arc::new(shared::Shared::new(run, options, addresses, steps));
+        let variables = strategy
+            .as_ref()
+            .map(|strategy| strategy.variables().clone());
+        let runtime = Runtime::start(&shared, variables)?;
         shared.wait_for_worker()?;
         Ok(Self {
             registry,
             shared,
-            variables,
+            strategy,
+            values,
             runtime,
         })
     }
@@ -223,8 +229,34 @@ impl ClusterCoordinator {
     /// # Errors
     /// [`PsError::InvalidArgument`] if this coordinator has no servers.
     pub fn variables(&self) -> Result<&VariableClient> {
+        self.strategy().map(ParameterServerStrategy::variables)
+    }
+
+    /// The strategy whose scope makes variables on the parameter servers.
+    ///
+    /// # Errors
+    /// [`PsError::InvalidArgument`] if this coordinator has no servers.
+    pub fn strategy(&self) -> Result<&ParameterServerStrategy> {
         let none = || PsError::invalid("this coordinator has no parameter servers");
-        self.variables.as_ref().ok_or_else(none)
+        self.strategy.as_ref().ok_or_else(none)
+    }
+
+    /// Calls `body` with the coordinator's copy of a registered value: to evaluate a state, to
+    /// save and restore it.
+    ///
+    /// # Errors
+    /// [`PsError::InvalidArgument`] if it was not registered with this coordinator, or there are
+    /// no servers.
+    pub fn with<T: Send + 'static, R>(
+        &self,
+        value: &Shared<T>,
+        body: impl FnOnce(&mut T) -> R,
+    ) -> Result<R> {
+        let name = value.name();
+        let unknown = || PsError::invalid(format!("this coordinator has no value `{name}`"));
+        let place = self.values.get(name).ok_or_else(unknown)?;
+        let mut place = place.lock().unwrap_or_else(PoisonError::into_inner);
+        place.downcast_mut().map(body).ok_or_else(unknown)
     }
 
     /// The identity of this run.
@@ -260,11 +292,24 @@ impl ClusterCoordinator {
     pub(crate) fn end(mut self, failure: String) -> Result<()> {
         self.shared.stop(failure);
         self.runtime.join();
-        match &self.variables {
-            Some(variables) => variables.shut_servers_down(),
+        match &self.strategy {
+            Some(strategy) => strategy.variables().shut_servers_down(),
             None => Ok(()),
         }
     }
+}
+
+/// Begins the run on the servers.
+fn strategy(
+    servers: &[&str],
+    run: RunId,
+    options: &CoordinatorOptions,
+) -> Result<ParameterServerStrategy> {
+    let mut client = options.client.clone();
+    client.security = options.security.clone();
+    let client = VariableClient::connect(servers, client)?;
+    client.attach(run, options.run)?;
+    ParameterServerStrategy::coordinator(client, run, options.partitioner.clone())
 }
 
 impl Drop for ClusterCoordinator {

@@ -1,8 +1,10 @@
 //! Limits and deadlines of a coordinator.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use distribute_core::collectives::control::security::Security;
+use distribute_core::partitioners::Partitioner;
 
 use super::queue::QueueLimits;
 use crate::client::ClientOptions;
@@ -19,6 +21,8 @@ pub struct CoordinatorOptions {
     pub client: ClientOptions,
     /// The rules that the parameter servers follow in this run.
     pub run: RunOptions,
+    /// How large variables are cut into shards; not at all by default.
+    pub partitioner: Option<Arc<dyn Partitioner>>,
     /// The most closures that wait for a worker; `schedule` blocks beyond. 1,024 by default.
     /// TensorFlow has 262,144.
     pub max_queued: usize,
@@ -53,6 +57,7 @@ impl Default for CoordinatorOptions {
             security: Security::default(),
             client: ClientOptions::default(),
             run: RunOptions::default(),
+            partitioner: None,
             max_queued: 1 << 10,
             max_queued_bytes: 256 << 20,
             max_message_bytes: 64 << 20,

@@ -28,20 +28,21 @@ mod roles;
 
 use std::sync::Arc;
 
-use burn::tensor::Device;
 use distribute_core::cluster::{
     Cluster, ClusterResolver, ProcessEnvironment, TaskType, TfConfigResolver,
 };
 use distribute_core::collectives::control::security::Security;
-use distribute_core::{InputContext, Replicate};
+use distribute_core::{Device, InputContext, Replicate};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::coordinator::{ClusterCoordinator, CoordinatorOptions};
 use crate::error::{PsError, Result};
 use crate::server::ServerOptions;
-use crate::strategy::StateHandle;
-use crate::worker::{PerWorkerDataset, Resource, StepRegistry, WorkerContext, WorkerOptions};
+use crate::strategy::ParameterServerStrategy;
+use crate::worker::{
+    PerWorkerDataset, Resource, Shared, State, StepRegistry, WorkerContext, WorkerOptions,
+};
 
 type Evaluator = Box<dyn FnOnce(&Cluster) -> Result<()>>;
 
@@ -113,19 +114,36 @@ impl Program {
             })
     }
 
-    /// Registers a training state by the function that builds it: the coordinator makes it on the
-    /// servers ([`StateHandle::create`]), steps run with it ([`WorkerContext::run`]). Its variables'
-    /// names begin with this one. What is wrong with it is the error of [`run`](Self::run).
-    pub fn state<T, F>(&mut self, name: &str, build: F) -> StateHandle<T>
+    /// Registers a training state: [`StepRegistry::state`]. What is wrong with it is the error of
+    /// [`run`](Self::run).
+    pub fn state<T, F>(&mut self, name: impl Into<String>, build: F) -> State<T>
     where
         T: Replicate + Send + 'static,
         F: Fn(&Device) -> T + Send + Sync + 'static,
     {
-        let handle = StateHandle::new(name, build);
-        if let Err(error) = self.registry.add_state(&handle) {
-            self.wrong.get_or_insert(error);
-        }
-        handle
+        let name = name.into();
+        self.registry
+            .state(name.clone(), build)
+            .unwrap_or_else(|error| {
+                self.wrong.get_or_insert(error);
+                Shared::new(Resource::named(name))
+            })
+    }
+
+    /// Registers a value with variables on the parameter servers: [`StepRegistry::shared`]. What is
+    /// wrong with it is the error of [`run`](Self::run).
+    pub fn shared<T, F>(&mut self, name: impl Into<String>, build: F) -> Shared<T>
+    where
+        T: Send + 'static,
+        F: Fn(&ParameterServerStrategy) -> Result<T> + Send + Sync + 'static,
+    {
+        let name = name.into();
+        self.registry
+            .shared(name.clone(), build)
+            .unwrap_or_else(|error| {
+                self.wrong.get_or_insert(error);
+                Shared::new(Resource::named(name))
+            })
     }
 
     /// What a process with the role `evaluator` does. It is not waited for.

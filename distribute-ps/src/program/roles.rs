@@ -90,8 +90,9 @@ pub(super) fn coordinate(
 pub(super) fn work(
     cluster: &Cluster,
     registry: Arc<StepRegistry>,
-    options: WorkerOptions,
+    mut options: WorkerOptions,
 ) -> Result<()> {
+    options.worker = cluster.task_id();
     WorkerServer::bind(own_address(cluster)?, registry, options)?.serve()
 }
 
@@ -99,7 +100,7 @@ pub(super) fn work(
 pub(super) fn hold(cluster: &Cluster, mut options: ServerOptions) -> Result<()> {
     options.server = cluster.task_id();
     let server = ParameterServer::bind(own_address(cluster)?, options)?;
-    server.wait(None);
+    server.wait(None)?;
     server.shutdown();
     Ok(())
 }

@@ -25,7 +25,6 @@
 //! # Ok::<(), distribute_core::Error>(())
 //! ```
 
-mod handle;
 mod state;
 mod updates;
 mod variable;
@@ -46,7 +45,6 @@ use crate::error::{PsError, Result};
 use crate::placement::RoundRobin;
 use crate::update::{RunId, RunOptions};
 use crate::variable::{OptimizerSpec, VariableRef, VariableSpec};
-pub use handle::StateHandle;
 use state::State;
 pub use updates::UpdateSource;
 use updates::Updates;

@@ -13,7 +13,7 @@ use super::dataset::PerWorkerDataset;
 use super::registry::{Resource, StepRegistry};
 use crate::client::{ClientOptions, VariableClient};
 use crate::error::{PsError, Result};
-use crate::strategy::UpdateSource;
+use crate::strategy::{ClosureGuard, ParameterServerStrategy, UpdateSource};
 use crate::update::{RunId, UpdateId};
 
 /// What belongs to one coordinator's run on a worker. A worker that gets another coordinator makes
@@ -26,6 +26,7 @@ pub(super) struct Engagement {
     pub(super) parameter_servers: Vec<String>,
     pub(super) client: ClientOptions,
     variables: OnceLock<VariableClient>,
+    strategy: OnceLock<ParameterServerStrategy>,
     /// What [`WorkerContext::resource`] has built; a value is absent while a step holds it.
     resources: Mutex<BTreeMap<Arc<str>, Option<Box<dyn Any + Send>>>>,
 }
@@ -46,6 +47,7 @@ impl Engagement {
             parameter_servers,
             client,
             variables: OnceLock::new(),
+            strategy: OnceLock::new(),
             resources: Mutex::default(),
         }
     }
@@ -67,6 +69,8 @@ pub struct WorkerContext {
     datasets: BTreeMap<String, u64>,
     cancelled: Arc<AtomicBool>,
     updates: Arc<AtomicU32>,
+    /// What the strategy does belongs to this closure.
+    within: OnceLock<ClosureGuard>,
 }
 
 impl WorkerContext {
@@ -84,6 +88,7 @@ impl WorkerContext {
             datasets,
             cancelled,
             updates: Arc::default(),
+            within: OnceLock::new(),
         }
     }
 
@@ -154,13 +159,6 @@ impl WorkerContext {
         })
     }
 
-    /// The ids that [`next_update`](Self::next_update) gives, for the time of this closure:
-    /// [`ParameterServerStrategy::within_closure`](crate::ParameterServerStrategy::within_closure).
-    pub fn updates(&self) -> UpdateSource {
-        let (updates, cancelled) = (Arc::clone(&self.updates), Arc::clone(&self.cancelled));
-        UpdateSource::new(self.engagement.run, self.closure, updates, cancelled)
-    }
-
     /// The variables on the parameter servers. Connects at the first use.
     ///
     /// # Errors
@@ -180,6 +178,29 @@ impl WorkerContext {
         let client = VariableClient::connect(servers, engagement.client.clone())?;
         client.join(engagement.run)?;
         Ok(engagement.variables.get_or_init(|| client))
+    }
+
+    /// This worker's strategy, whose scope finds the coordinator's variables. What it updates
+    /// belongs to this closure.
+    ///
+    /// # Errors
+    /// Those of [`variables`](Self::variables).
+    pub fn strategy(&self) -> Result<&ParameterServerStrategy> {
+        let engagement = &*self.engagement;
+        let strategy = match engagement.strategy.get() {
+            Some(strategy) => strategy,
+            None => {
+                let (client, input) = (self.variables()?.clone(), self.input_context());
+                let made = ParameterServerStrategy::worker(client, engagement.run, input)?;
+                engagement.strategy.get_or_init(|| made)
+            }
+        };
+        self.within.get_or_init(|| {
+            let (updates, cancelled) = (self.updates.clone(), self.cancelled.clone());
+            let source = UpdateSource::new(engagement.run, self.closure, updates, cancelled);
+            strategy.within_closure(source)
+        });
+        Ok(strategy)
     }
 
     /// The next element of this worker's iterator.

@@ -4,7 +4,7 @@ use std::any::{Any, TypeId, type_name};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use distribute_core::InputContext;
 use serde::Serialize;
@@ -14,6 +14,7 @@ use super::context::WorkerContext;
 use super::dataset::{DatasetIterator, PerWorkerDataset};
 use super::value;
 use crate::error::{PsError, Result};
+use crate::strategy::ParameterServerStrategy;
 
 /// The longest name of a step, resource or dataset, in bytes.
 const NAME_MAX_BYTES: usize = 256;
@@ -48,6 +49,8 @@ pub(crate) struct Step {
 pub struct StepRegistry {
     steps: BTreeMap<String, Step>,
     resources: BTreeMap<String, Box<Build>>,
+    /// What the coordinator makes, in the order of registration.
+    pub(super) shared: Vec<(String, Box<super::shared_state::Make>)>,
 }
 
 /// A handle of a value that every worker builds for itself, by
@@ -181,6 +184,17 @@ impl StepRegistry {
     /// The names of all steps, sorted.
     pub fn step_names(&self) -> impl Iterator<Item = &str> {
         self.steps.keys().map(String::as_str)
+    }
+
+    /// The coordinator's shared values, made in the order of registration.
+    pub(crate) fn make_shared(
+        &self,
+        strategy: &ParameterServerStrategy,
+    ) -> Result<BTreeMap<String, Mutex<Box<dyn Any + Send>>>> {
+        let values = self.shared.iter();
+        values
+            .map(|(name, make)| Ok((name.clone(), Mutex::new(make(strategy)?))))
+            .collect()
     }
 
     /// The step of this name.

@@ -1,26 +1,28 @@
 //! A worker that listens for the coordinator.
 
-use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::net::SocketAddr;
 use std::sync::Arc;
-use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use distribute_core::collectives::control::security::Security;
-use tokio::sync::oneshot;
-use tonic::transport::Server;
+use tonic::service::Routes;
 
+use super::SERVICE;
 use super::desk::Desk;
 use super::generated::worker_server::WorkerServer as Served;
 use super::registry::StepRegistry;
 use super::service::Service;
 use crate::client::ClientOptions;
 use crate::coordinator::OVERHEAD;
-use crate::error::{PsError, Result};
+use crate::error::Result;
+use crate::rpc::{RpcListener, RpcOptions, RpcServer};
 
 /// Limits, deadlines and credentials of a [`WorkerServer`].
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct WorkerOptions {
+    /// The number of the worker in the cluster, for messages.
+    pub worker: usize,
     /// Token and certificates; none by default.
     pub security: Security,
     /// How steps speak with the parameter servers. Its credentials are those of `security`.
@@ -35,6 +37,7 @@ pub struct WorkerOptions {
 impl Default for WorkerOptions {
     fn default() -> Self {
         Self {
+            worker: 0,
             security: Security::default(),
             client: ClientOptions::default(),
             max_message_bytes: 64 << 20,
@@ -48,11 +51,10 @@ impl Default for WorkerOptions {
 /// One coordinator at a time: another one is turned away until the first has ended or is lost.
 /// Dropping it closes the connection and ends its thread.
 pub struct WorkerServer {
+    /// Absent only while it is dropped: the connections end before what they use.
+    rpc: Option<RpcServer>,
     desk: Arc<Desk>,
     address: SocketAddr,
-    /// Dropped to end the thread.
-    stop: Option<oneshot::Sender<()>>,
-    thread: Option<JoinHandle<()>>,
 }
 
 /// Ends a [`WorkerServer`] from another thread. Cheap to clone.
@@ -71,21 +73,17 @@ impl WorkerServer {
     /// closures run when [`serve`](Self::serve) is called.
     ///
     /// # Errors
-    /// [`PsError::InvalidArgument`] for an address that does not resolve or that other hosts can
-    /// reach without token and TLS, [`PsError::System`] if it is in use or not of this host.
+    /// [`PsError::InvalidArgument`](crate::PsError::InvalidArgument) for an address that does not
+    /// resolve, is in use or not of this host, or that other hosts can reach without token and TLS.
     pub fn bind(
         address: &str,
         registry: Arc<StepRegistry>,
         options: WorkerOptions,
     ) -> Result<Self> {
-        let no_socket = |error| PsError::system(format!("cannot listen at {address}"), error);
-        let resolved = address.to_socket_addrs().map_err(no_socket)?.next();
-        let resolved = resolved.ok_or_else(|| PsError::invalid(format!("no address {address}")))?;
-        let socket = TcpListener::bind(resolved).map_err(no_socket)?;
-        socket.set_nonblocking(true).map_err(no_socket)?;
-        let local = socket.local_addr().map_err(no_socket)?;
+        let rpc = RpcOptions::new(SERVICE, options.security.clone());
+        let listener = RpcListener::bind(options.worker, address, rpc)?;
         let mut client = options.client;
-        client.security = options.security.clone();
+        client.security = options.security;
         let desk = Arc::new(Desk::new(
             options.max_message_bytes,
             options.coordinator_timeout,
@@ -99,39 +97,12 @@ impl WorkerServer {
         let served = Served::new(service)
             .max_decoding_message_size(limit)
             .max_encoding_message_size(limit);
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .map_err(|error| PsError::system("cannot start the worker's runtime", error))?;
-        let (stop, stopped) = oneshot::channel::<()>();
-        let serving = async move {
-            let socket = tokio::net::TcpListener::from_std(socket)?;
-            let incoming = tokio_stream::wrappers::TcpListenerStream::new(socket);
-            let serving = Server::builder()
-                .tcp_nodelay(true)
-                .http2_keepalive_interval(Some(Duration::from_secs(5)))
-                .http2_keepalive_timeout(Some(Duration::from_secs(15)))
-                .add_service(served)
-                .serve_with_incoming(incoming);
-            tokio::select! {
-                served = serving => served.map_err(std::io::Error::other),
-                _ = stopped => Ok(()),
-            }
-        };
-        let thread = thread::Builder::new()
-            .name("ps-worker".to_string())
-            .spawn(move || {
-                let served = runtime.block_on(serving);
-                if let Err(error) = served {
-                    tracing::error!(%error, "the worker's connections ended");
-                }
-            })
-            .map_err(|error| PsError::system("cannot start a thread of the worker", error))?;
+        let address = listener.address();
+        let rpc = listener.serve(Routes::new(served))?;
         Ok(Self {
+            rpc: Some(rpc),
             desk,
-            address: local,
-            stop: Some(stop),
-            thread: Some(thread),
+            address,
         })
     }
 
@@ -148,7 +119,7 @@ impl WorkerServer {
     /// Runs closures on this thread until the coordinator is done.
     ///
     /// # Errors
-    /// [`PsError::CoordinatorFailed`] if the coordinator gave up, [`PsError::Deadline`] if none
+    /// [`PsError::CoordinatorFailed`](crate::PsError::CoordinatorFailed) if the coordinator gave up, [`PsError::Deadline`](crate::PsError::Deadline) if none
     /// has come (back) within [`coordinator_timeout`](WorkerOptions::coordinator_timeout).
     pub fn serve(self) -> Result<()> {
         self.desk.work()
@@ -157,10 +128,7 @@ impl WorkerServer {
 
 impl Drop for WorkerServer {
     fn drop(&mut self) {
-        self.stop = None;
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
+        self.rpc = None;
         self.desk.forget();
     }
 }

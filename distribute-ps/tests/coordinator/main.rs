@@ -5,5 +5,6 @@ mod datasets;
 mod generated;
 mod in_process;
 mod processes;
+mod roles;
 mod scale;
 mod semantics;

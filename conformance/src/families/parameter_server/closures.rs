@@ -150,7 +150,7 @@ pub(super) fn within(case: &Case, env: &Env<'_>) -> Checked {
         registry.step(
             "within",
             move |worker: &WorkerContext, (value,): (HostTensor,)| {
-                let strategy = ParameterServerStrategy::of_worker(worker)?;
+                let strategy = worker.strategy()?;
                 let value = PerReplica::new(vec![value.0]);
                 let found = match is_run {
                     true => strategy

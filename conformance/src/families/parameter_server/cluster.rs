@@ -133,7 +133,7 @@ impl Cluster {
         let stored: Vec<String> = stored.collect();
         let options = CoordinatorOptions::default();
         let coordinator = ClusterCoordinator::connect(&addresses, &stored, registry, options)?;
-        let strategy = ParameterServerStrategy::of_coordinator(&coordinator, None)?;
+        let strategy = coordinator.strategy()?.clone();
         Ok(Self {
             coordinator,
             strategy,
