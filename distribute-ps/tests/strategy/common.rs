@@ -70,6 +70,7 @@ impl Servers {
 /// Two strategies of one run: the coordinator's and a worker's.
 pub fn coordinator_and_worker_of(
     servers: &Servers,
+    run: RunId,
     options: RunOptions,
 ) -> [ParameterServerStrategy; 2] {
     let connect = || {

@@ -1,7 +1,7 @@
 //! Which server holds which rows, and operations on variables that are cut.
 
 use distribute_core::{StrategyExt, TensorData, VariableOptions};
-use distribute_ps::{PsError, RunId, UpdateId, VariableRef};
+use distribute_ps::{PsError, UpdateId, VariableRef};
 use serde_json::Value;
 
 use super::cluster::Servers;
@@ -186,7 +186,7 @@ pub(super) fn wrong_shape(case: &Case) -> Checked {
     let table = make(&servers, "table", &[6, 2])?;
     let client = servers.strategy.variables();
     let id = UpdateId {
-        run: RunId(0),
+        run: client.run().ok_or_else(|| Failure::got("no run"))?,
         closure: 1,
         sequence: 0,
     };
