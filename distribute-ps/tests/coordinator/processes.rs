@@ -144,13 +144,13 @@ impl Job {
     /// The counter, and minus the weight.
     fn applied(&self) -> (i64, f32) {
         let strategy = self.coordinator.strategy().unwrap();
-        let read = |counter: &mut DistributedVariable| counter.read(strategy).unwrap();
+        let read = |counter: &mut DistributedVariable| counter.read(strategy);
         let counter = self.coordinator.with(&self.counter, read).unwrap();
         let weight = |state: &mut Mirrored<TrainState<Linear>>| {
             let read = strategy.run((state,), |_, (state,)| {
                 Ok(state.model.weight.val().into_data())
-            });
-            read.unwrap().into_values().remove(0)
+            })?;
+            Ok(read.into_values().remove(0))
         };
         let weight = self.coordinator.with(&self.state, weight).unwrap();
         let weight = weight.as_slice::<f32>().unwrap()[0];
