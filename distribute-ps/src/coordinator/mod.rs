@@ -245,18 +245,19 @@ impl ClusterCoordinator {
     /// save and restore it.
     ///
     /// # Errors
-    /// [`PsError::InvalidArgument`] if it was not registered with this coordinator, or there are
+    /// Those of `body`; [`PsError::InvalidArgument`] if it was not registered with this coordinator, or there are
     /// no servers.
     pub fn with<T: Send + 'static, R>(
         &self,
         value: &Shared<T>,
-        body: impl FnOnce(&mut T) -> R,
+        body: impl FnOnce(&mut T) -> distribute_core::Result<R>,
     ) -> Result<R> {
         let name = value.name();
         let unknown = || PsError::invalid(format!("this coordinator has no value `{name}`"));
         let place = self.values.get(name).ok_or_else(unknown)?;
         let mut place = place.lock().unwrap_or_else(PoisonError::into_inner);
-        place.downcast_mut().map(body).ok_or_else(unknown)
+        let value = place.downcast_mut().ok_or_else(unknown)?;
+        Ok(body(value)?)
     }
 
     /// The identity of this run.

@@ -102,10 +102,18 @@ async fn keep(shared: Arc<Shared>, mut stopped: watch::Receiver<()>) {
     }
 }
 
-/// Tells the servers which closures have ended, which also shows whether they are there.
+/// Tells the servers which closures have ended or were lost, which also shows whether they are
+/// there.
 fn ask(shared: &Shared, variables: &VariableClient, stopped: &mpsc::Receiver<()>) {
     while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(ASK) {
-        match variables.finished_below(shared.first_unfinished()) {
+        let (lost, first_unfinished) = shared.news_for_servers();
+        let mut told = lost
+            .into_iter()
+            .try_for_each(|closure| variables.abandon(closure));
+        if told.is_ok() {
+            told = variables.finished_below(first_unfinished);
+        }
+        match told {
             Ok(()) => {}
             Err(error @ PsError::Unavailable { .. }) => shared.fail(error),
             Err(error) => tracing::warn!(%error, "the servers were not told what has ended"),

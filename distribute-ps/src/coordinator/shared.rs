@@ -13,6 +13,9 @@ use super::remote_value::{RemoteValue, Slot};
 use crate::error::{PsError, Result};
 use crate::update::RunId;
 
+/// How many closures that failed or were lost are remembered for the servers.
+const WITHOUT_UPDATES_MAX: usize = 1024;
+
 /// One call of a step, as it was scheduled.
 #[derive(Debug)]
 pub(super) struct Closure {
@@ -62,6 +65,17 @@ pub(super) struct State {
     /// When the last closure ended.
     progress: Instant,
     ended: u64,
+    /// Closures whose updates nobody should wait for, until the servers are told.
+    without_updates: Vec<u64>,
+}
+
+impl State {
+    /// Remembers so many at most; the mark below which all have ended covers the others.
+    fn note_without_updates(&mut self, closure: u64) {
+        if self.without_updates.len() < WITHOUT_UPDATES_MAX {
+            self.without_updates.push(closure);
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -94,6 +108,7 @@ impl Shared {
             unattended: Some(Instant::now()),
             progress: Instant::now(),
             ended: 0,
+            without_updates: Vec::new(),
         };
         Self {
             run,
@@ -315,8 +330,12 @@ impl Shared {
         self.state().workers.clone()
     }
 
-    pub(super) fn first_unfinished(&self) -> u64 {
-        self.state().queue.first_unfinished()
+    /// What the servers should know: the closures that were lost or failed since the last call,
+    /// and the first one that has not ended.
+    pub(super) fn news_for_servers(&self) -> (Vec<u64>, u64) {
+        let mut state = self.state();
+        let lost = std::mem::take(&mut state.without_updates);
+        (lost, state.queue.first_unfinished())
     }
 
     pub(super) fn ended(&self) -> u64 {
@@ -356,7 +375,10 @@ impl Shared {
         closure.end(outcome.clone());
         match outcome {
             Ok(_) => state.queue.finished(id),
-            Err(error) => state.queue.failed(id, error),
+            Err(error) => {
+                state.note_without_updates(id);
+                state.queue.failed(id, error)
+            }
         };
         state.progress = Instant::now();
         state.ended += 1;
@@ -366,6 +388,7 @@ impl Shared {
     /// The worker of a closure was lost.
     pub(super) fn closure_lost(&self, id: u64, worker: usize, reason: &str) {
         let mut state = self.state();
+        state.note_without_updates(id);
         match state.queue.lost(id) {
             Lost::Requeued => self.work.notify_one(),
             Lost::Cancelled(closure) => closure.end(Err(PsError::Cancelled)),

@@ -69,13 +69,22 @@ impl Cluster {
         register: impl FnOnce(&mut StepRegistry),
         options: CoordinatorOptions,
     ) -> Self {
+        Self::with_servers(workers, &[], register, options)
+    }
+
+    pub fn with_servers(
+        workers: usize,
+        servers: &[String],
+        register: impl FnOnce(&mut StepRegistry),
+        options: CoordinatorOptions,
+    ) -> Self {
         let mut registry = StepRegistry::new();
         register(&mut registry);
         let registry = Arc::new(registry);
         let workers: Vec<Worker> = (0..workers).map(|_| Worker::start(&registry)).collect();
         let addresses: Vec<&str> = workers.iter().map(|it| it.address.as_str()).collect();
         let coordinator =
-            ClusterCoordinator::connect(&addresses, &NO_SERVERS, registry, options).unwrap();
+            ClusterCoordinator::connect(&addresses, servers, registry, options).unwrap();
         Self {
             coordinator,
             workers,

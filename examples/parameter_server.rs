@@ -1,8 +1,8 @@
 //! Asynchronous training with parameter servers: one program, whose role is in `TF_CONFIG`.
 //!
 //! ```text
-//! cargo build --release -p distribute-ps --example parameter_server
-//! distribute-cli launch --ps 1 --workers 2 -- target/release/examples/parameter_server
+//! cargo build --release -p examples --bin parameter_server
+//! distribute-cli launch --ps 1 --workers 2 -- target/release/parameter_server
 //! ```
 //!
 //! The launcher starts it four times: as chief, as server and as two workers. Kill a worker while
@@ -70,8 +70,8 @@ fn main() -> Result<()> {
             let read = strategy.run((state,), |_, (state,)| {
                 Ok(state.model.weight.val().into_data())
             })?;
-            distribute_core::Result::Ok(read.into_values().remove(0))
-        })??;
+            Ok(read.into_values().remove(0))
+        })?;
         println!("weights {weights}");
         Ok(())
     })
