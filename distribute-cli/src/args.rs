@@ -40,8 +40,9 @@ pub(crate) enum Command {
 /// Starts the processes of a job, watches them, and starts all of them again when one fails.
 ///
 /// Every process runs COMMAND with its own TF_CONFIG; `train --strategy multi-worker` understands
-/// it. The output of worker 0 passes through unchanged, everything is in the log files. After a
-/// restart `train` continues with the newest checkpoint of its --checkpoint-dir.
+/// it. The output of worker 0 (with --ps: of the chief) passes through unchanged, everything is in
+/// the log files. After a restart `train` continues with the newest checkpoint of its
+/// --checkpoint-dir.
 #[derive(Debug, Args)]
 #[command(
     verbatim_doc_comment,
@@ -49,16 +50,16 @@ pub(crate) enum Command {
                         0 done, 42 stopped by a signal after a checkpoint was saved."
 )]
 pub(crate) struct LaunchArgs {
-    /// How many workers to start on this host; worker 0 is the chief
+    /// How many workers to start on this host; without --ps worker 0 is the chief
     #[arg(long, value_name = "N", value_parser = positive, allow_negative_numbers = true)]
     pub(crate) workers: usize,
-    /// How many parameter servers to start
+    /// How many parameter servers to start; with them also a chief, whose end is that of the job
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) ps: usize,
     /// Also start an evaluator
     #[arg(long)]
     pub(crate) evaluator: bool,
-    /// Start all processes again so often in all after a failure
+    /// Start all processes again so often in all after a failure (with --ps a dead worker alone)
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) max_restarts: u32,
     /// Write a log file per process here [default: a new temporary directory]

@@ -114,6 +114,11 @@ impl Gradients {
         self.entries.iter_mut().map(|entry| entry.data.as_mut())
     }
 
+    /// All gradients in visit order.
+    pub(crate) fn into_values(self) -> Vec<Option<TensorData>> {
+        self.entries.into_iter().map(|entry| entry.data).collect()
+    }
+
     /// Moves one gradient out, as a tensor on the parameter's device.
     pub(crate) fn take<const D: usize>(
         &mut self,

@@ -42,6 +42,7 @@ mod nest;
 pub mod optim;
 mod packs;
 pub mod partitioners;
+pub mod remote;
 mod replica_context;
 mod scope;
 mod step_args;
@@ -75,6 +76,7 @@ pub use strategy::{
     CentralStorageStrategy, DefaultStrategy, InputContext, MirroredStrategy,
     MirroredStrategyBuilder, MultiWorkerMirroredStrategy, MultiWorkerMirroredStrategyBuilder,
     OneDeviceStrategy, Replica, ReplicaStep, Strategy, StrategyExt, StrategyId, VariablePlacement,
+    run_alone,
 };
 pub use train_state::{Applied, TrainState};
 pub use values::{Mirrored, PerReplica, Replicate};

@@ -103,6 +103,7 @@ impl<T: Replicate + Send> StepArgs for &mut Mirrored<T> {
         }
         self.check(strategy)?;
         count("a mirrored argument", replicas, self.values.len())?;
+        self.refresh()?;
         // One copy cannot differ from itself.
         if self.values.len() > 1 {
             watch.flags.push(Arc::clone(&self.poison));

@@ -1,5 +1,6 @@
 //! A model together with its optimizer: what one training step changes.
 
+mod remote;
 mod traced;
 mod update;
 
@@ -13,6 +14,7 @@ use distribute_collectives::ReduceOp;
 use update::Update;
 
 use crate::optim::Optimizer;
+use crate::remote::RemoteStore;
 use crate::trace::StateVisitor;
 use crate::{Error, Gradients, ReplicaContext, Replicate, Result, VariablePlacement, WorkerGroup};
 
@@ -51,6 +53,8 @@ pub struct TrainState<M> {
     capture: Option<traced::Captured>,
     /// Which gradients of micro-batches are on the device, by parameter.
     on_device: Vec<bool>,
+    /// Where tensors and slots live, if not here.
+    remote: Option<remote::Remote>,
 }
 
 /// What [`TrainState::apply_gradients`] did.
@@ -61,6 +65,9 @@ pub enum Applied {
     Updated,
     /// The gradients were added to those of earlier micro-batches; nothing was communicated.
     Accumulated,
+    /// The parameter servers did not want the gradients: those of faster workers were enough for
+    /// the version of the model that they were computed at. Nothing was changed.
+    Dropped,
 }
 
 impl<M: Module + 'static> TrainState<M> {
@@ -88,6 +95,7 @@ impl<M: Module + 'static> TrainState<M> {
             batch_norm: names.batch_norm,
             capture: None,
             on_device: Vec::new(),
+            remote: None,
         }
     }
 
@@ -119,6 +127,9 @@ impl<M: Module + 'static> TrainState<M> {
     /// layers first, and the parameters of one pack are updated while the next one travels. Not
     /// when gradients are clipped: their norm is known when all have arrived.
     ///
+    /// With parameter servers the gradients are sent to them, and the model here changes with the
+    /// next run, or with [`refresh`](Self::refresh).
+    ///
     /// # Errors
     /// Another replica's failure, gradients of another model, and what the optimizer reports.
     pub fn apply_gradients(
@@ -138,6 +149,9 @@ impl<M: Module + 'static> TrainState<M> {
         let Some(mut gradients) = self.collect(gradients)? else {
             return Ok(Applied::Accumulated);
         };
+        if self.is_remote() {
+            return self.push(gradients);
+        }
         if let (Some(_), Some(trace)) = (&gradients.captured, ctx.trace()) {
             return self.apply_captured(trace, gradients);
         }
@@ -243,7 +257,7 @@ struct Central<M> {
 }
 
 impl<M> TrainState<M> {
-    /// The number of updates so far.
+    /// The number of updates so far; of a state on parameter servers, as far as was heard last.
     ///
     /// In a step that is compiled this is the number at the time of the capture; use it for nothing
     /// but [`ReplicaContext::rng`] there.
@@ -263,6 +277,9 @@ impl<M> TrainState<M> {
     /// [`Mirrored::set_learning_rate`](crate::Mirrored::set_learning_rate).
     pub fn set_learning_rate(&mut self, learning_rate: f64) {
         self.learning_rate = learning_rate;
+        if let Some(remote) = &mut self.remote {
+            remote.learning_rate = Some(learning_rate);
+        }
         if let Some(capture) = &mut self.capture {
             capture.learning_rate = Some(learning_rate);
         }
@@ -314,6 +331,14 @@ impl<M: Module> Replicate for TrainState<M> {
     }
 
     /// A state that was just built: the model is all that the workers may differ in.
+    fn attach_remote(&mut self, store: &dyn RemoteStore, path: &str) -> Result<()> {
+        self.attach(store, path)
+    }
+
+    fn refresh_remote(&mut self) -> Result<()> {
+        self.refresh()
+    }
+
     fn take_from_chief(&mut self, workers: &WorkerGroup) -> Result<()> {
         workers.take_state(&mut self.model, self.step)
     }
@@ -383,8 +408,20 @@ impl<M: Module> TrainState<M> {
     /// All tensors of the state by name, for a checkpoint: `model/<path>` for every parameter
     /// (also those that are not trained) and `optimizer/<slot>/<path>` for every slot.
     ///
-    /// Waits for the device.
+    /// Waits for the device, or for the parameter servers if the state lives there.
     pub fn to_tensors(&self) -> Result<BTreeMap<String, TensorData>> {
+        self.save().map(|(_, tensors)| tensors)
+    }
+
+    /// [`to_tensors`](Self::to_tensors), and the number of updates that they are the result of.
+    pub(crate) fn save(&self) -> Result<(u64, BTreeMap<String, TensorData>)> {
+        if let Some(saved) = self.saved_remotely() {
+            return saved;
+        }
+        Ok((self.step, self.local_tensors()?))
+    }
+
+    fn local_tensors(&self) -> Result<BTreeMap<String, TensorData>> {
         let mut save = Save::default();
         if self.batch_norm.is_some() {
             // Making the validation copy brings the running statistics up to date.
@@ -417,6 +454,9 @@ impl<M: Module> TrainState<M> {
         step: u64,
     ) -> Result<()> {
         self.check_tensors(tensors)?;
+        if self.is_remote() {
+            return self.load_remotely(tensors, step);
+        }
         let mut load = Load {
             path: Vec::new(),
             tensors,

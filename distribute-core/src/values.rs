@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use burn::module::Module;
 use burn::tensor::Device;
 
+use crate::remote::{self, RemoteStore};
 use crate::strategy::StrategyId;
 use crate::trace::{self, OnDevice, StateVisitor, TraceError};
 use crate::{Error, Result, WorkerGroup, module_tensors};
@@ -80,6 +81,31 @@ pub trait Replicate: Sized {
         )))
     }
 
+    /// Hands its tensors to the store of a strategy that has one, and takes over what the store has
+    /// of them. `path` is where the value is in what the scope built.
+    ///
+    /// Models and training states do, and `#[derive(Replicate)]` hands over all fields. A type that
+    /// says nothing here cannot be used under such a strategy.
+    ///
+    /// # Errors
+    /// Those of the store.
+    fn attach_remote(&mut self, store: &dyn RemoteStore, path: &str) -> Result<()> {
+        let _ = (store, path);
+        Err(Error::invalid(format!(
+            "`{}` cannot live on parameter servers: implement `Replicate::attach_remote` for it, \
+             or derive `Replicate`",
+            std::any::type_name::<Self>()
+        )))
+    }
+
+    /// Takes over the newest values of what lives elsewhere, before a run that may change it.
+    ///
+    /// # Errors
+    /// Those of the store.
+    fn refresh_remote(&mut self) -> Result<()> {
+        Ok(())
+    }
+
     /// A number that changes with every update, if the value counts them. When a run fails and
     /// all replicas report the same number, the copies are known to be equal still.
     fn version(&self) -> Option<u64> {
@@ -108,6 +134,12 @@ impl<M: Module> Replicate for M {
         let (names, mut tensors) = module_tensors::take(self)?;
         workers.take_from_chief(&names, &mut tensors)?;
         *self = module_tensors::put(self.clone(), tensors)?;
+        Ok(())
+    }
+
+    /// Not trained, so that the initial values stay.
+    fn attach_remote(&mut self, store: &dyn RemoteStore, path: &str) -> Result<()> {
+        *self = remote::shared(self.clone(), store, path)?;
         Ok(())
     }
 

@@ -5,15 +5,13 @@
 //! processes, because on Linux they die with the thread that started them.
 
 use std::net::Ipv4Addr;
-use std::os::fd::{AsFd, OwnedFd};
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::Signal;
 
 use crate::cluster::{Cluster, Token};
-use crate::collapse::{self, Line};
 use crate::console::Screen;
 use crate::crew::Crew;
 use crate::events::{Event, Events};
@@ -21,25 +19,18 @@ use crate::group::{Group, Place, Waited};
 use crate::guard::Guard;
 use crate::leftovers::{self, Marks};
 use crate::logs::LogDirectory;
-use crate::output::{Output, View};
-use crate::process::{
-    self, CONFIG_VARIABLE, MARK_VARIABLE, Process, RESTART_VARIABLE, TOKEN_VARIABLE,
-};
+use crate::process::Process;
 use crate::report::Ended;
+use crate::run::WRONG_USAGE;
+use crate::start::{LastLines, Starter};
+use crate::survival::{Death, Deaths};
 use crate::verdict::{Verdict, root_cause};
 use crate::wire::{Item, Post};
 use crate::{Ending, Job, LaunchError, Result, Role, Task};
 
-/// The process whose output passes through.
-const FIRST: Task = Task {
-    role: Role::Worker,
-    index: 0,
-};
 /// After a failure the others are left alone this long, because the system may tell of the death
 /// that made them fail a little later than of their own.
 const SETTLE: Duration = Duration::from_millis(100);
-/// How many lines wait for the thread that shows them, before the processes wait.
-const LINES_MAX: usize = 256;
 
 /// What the attempts of a job share.
 pub struct Session<'a, 's> {
@@ -62,13 +53,13 @@ pub struct Session<'a, 's> {
 /// What the processes of an attempt are waited for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
-    /// The workers are at work.
+    /// The workers, or the chief with them, are at work.
     Running,
     /// A process has failed; which others have?
     Settling,
     /// A process has exited with 42; the others are expected to.
     Preempting,
-    /// The workers are done; the evaluator may finish.
+    /// The workers, or the chief, are done; the evaluator may finish.
     Finishing,
     /// All have got SIGTERM.
     Stopping,
@@ -78,6 +69,10 @@ enum Phase {
 
 struct Attempt<'a, 's> {
     processes: Vec<Process>,
+    outputs: Vec<LastLines>,
+    /// Whose ends are the end of the job.
+    leading: Role,
+    deaths: Deaths,
     phase: Phase,
     /// When the phase is over, if it has an end.
     until: Option<Instant>,
@@ -127,6 +122,9 @@ pub fn run(session: &mut Session<'_, '_>, restart: u32) -> Result<Waited<Ended>>
         let stopper = stopper;
         let mut attempt = Attempt {
             processes: Vec::new(),
+            outputs: Vec::new(),
+            leading: place.cluster.leading(),
+            deaths: Deaths::default(),
             phase: Phase::Running,
             until: None,
             failures: Vec::new(),
@@ -135,79 +133,63 @@ pub fn run(session: &mut Session<'_, '_>, restart: u32) -> Result<Waited<Ended>>
             restart,
             screen: session.screen,
         };
-        let outputs = attempt.start(crew, session, &place, &mark, &stop);
-        match &outputs {
-            Ok(_) => attempt.watch(session),
+        let starter = Starter::new(crew, session, (&place, &mark), &stop, restart);
+        let started = starter.and_then(|starter| {
+            attempt.start(session, &starter)?;
+            Ok(starter)
+        });
+        match &started {
+            Ok(starter) => attempt.watch(session, starter),
             Err(_) => attempt.kill(),
         }
+        let started = started.map(drop);
         let groups = attempt.processes.iter().map(|process| process.pid);
         let groups = groups.collect();
-        leftovers::end(&Marks { mark, groups }, attempt.grace_left());
+        let marks = Marks {
+            mark: mark.clone(),
+            groups,
+        };
+        leftovers::end(&marks, attempt.grace_left());
         drop(stopper);
         session.guard.over();
-        let last_lines = outputs?
-            .into_iter()
-            .map(|output| output.recv().unwrap_or_default());
+        started?;
+        let last_lines = std::mem::take(&mut attempt.outputs);
+        let last_lines = last_lines.into_iter();
+        let last_lines = last_lines.map(|output| output.recv().unwrap_or_default());
         let last_lines: Vec<_> = last_lines.collect();
         attempt.end(session, last_lines).map(Waited::Done)
     })
 }
 
 impl Attempt<'_, '_> {
-    /// Starts all processes, and for each the two threads. Returns those that read the output.
-    fn start<'scope, 'env, 'a: 'env, 's: 'env>(
+    fn start<'a: 'env, 's: 'env, 'env>(
         &mut self,
-        crew: &Crew<'scope, 'env>,
-        session: &mut Session<'a, 's>,
-        place: &Place,
-        mark: &Token,
-        stop: &'env OwnedFd,
-    ) -> Result<Vec<Receiver<Vec<String>>>> {
-        let lines = show_lines(crew, session, &place.tasks)?;
-        let restart = self.restart.to_string();
-        let mut outputs = Vec::new();
-        for (index, task) in place.tasks.iter().copied().enumerate() {
-            let (path, log) = session.logs.file(task, self.restart)?;
-            let config = place.cluster.tf_config(task)?;
-            let variables = [
-                (CONFIG_VARIABLE, config.as_str()),
-                (RESTART_VARIABLE, restart.as_str()),
-                (TOKEN_VARIABLE, place.token.secret()),
-                (MARK_VARIABLE, mark.secret()),
-            ];
-            let (process, pipes) =
-                Process::start(session.job, task, &variables, path, session.guard.pipe())?;
-            let pid = process.pid;
+        session: &Session<'a, 's>,
+        starter: &Starter<'_, '_, 'env>,
+    ) -> Result<()> {
+        for index in 0..starter.tasks().len() {
+            let (process, output) = starter.start(session, index, 0)?;
             self.processes.push(process);
-            let view = match &lines {
-                _ if task == FIRST => View::Through(session.screen),
-                Some(lines) => View::Lines(lines.clone()),
-                None => View::Nobody,
-            };
-            let output = Output::new(task, pipes, log, view, session.events.clone())
-                .map_err(LaunchError::system("cannot read a process's output"))?;
-            let (last_lines, receiver) = mpsc::sync_channel(1);
-            outputs.push(receiver);
-            crew.spawn(&format!("read {task}"), move || {
-                let _gone = last_lines.send(output.run(stop.as_fd()));
-            })?;
-            let events = session.events.clone();
-            crew.spawn(&format!("wait {task}"), move || {
-                let ending = process::wait(pid);
-                events.deliver(Event::Ended { index, ending });
-            })?;
+            self.outputs.push(output);
         }
-        Ok(outputs)
+        if self.leaders().next().is_none() {
+            // The chief is on another host.
+            session.post(self.restart, Item::WorkersDone);
+        }
+        Ok(())
     }
 
     /// Returns when all processes have ended.
-    fn watch(&mut self, session: &mut Session<'_, '_>) {
-        while self
-            .processes
-            .iter()
-            .any(|process| process.ending.is_none())
-        {
-            let event = match self.until {
+    fn watch<'a: 'env, 's: 'env, 'env>(
+        &mut self,
+        session: &mut Session<'a, 's>,
+        starter: &Starter<'_, '_, 'env>,
+    ) {
+        let is_running = |process: &Process| process.ending.is_none();
+        // On a host without the chief, those that died may be all that it had.
+        while self.processes.iter().any(is_running) || self.deaths.due().is_some() {
+            let until = self.until.into_iter().chain(self.deaths.due()).min();
+            let event = match until {
                 Some(until) => {
                     let left = until.saturating_duration_since(Instant::now());
                     session.received.recv_timeout(left)
@@ -220,10 +202,19 @@ impl Attempt<'_, '_> {
                     session.post(self.restart, Item::Stop(signal));
                     self.signalled(signal, session);
                 }
-                Ok(Event::Post(post)) => self.posted(*post, session),
+                Ok(Event::Post(post)) => self.posted(*post, session, starter.workers()),
                 Ok(Event::Broken(error)) => self.break_off(error),
-                Err(_) => self.phase_is_over(),
+                Err(_) => self.time_is_over(),
             }
+            while let Some(death) = self.deaths.pop() {
+                self.replace(death, session, starter);
+            }
+        }
+    }
+
+    fn time_is_over(&mut self) {
+        if self.until.is_some_and(|until| until <= Instant::now()) {
+            self.phase_is_over();
         }
     }
 
@@ -232,15 +223,23 @@ impl Attempt<'_, '_> {
             return;
         };
         process.ending = Some(ending);
-        if process.asked.is_none() && ending.is_failure() {
+        let (task, is_asked) = (process.task, process.asked.is_some());
+        if self.leading == Role::Chief && task.role == Role::Worker {
+            if self.phase == Phase::Running && !is_asked && ending != Ending::Exit(0) {
+                self.deaths.push(Death { index, ending }, SETTLE);
+            }
+            return;
+        }
+        if !is_asked && ending.is_failure() {
             self.failures.push((index, ending));
-            session.post(self.restart, Item::Failed(process.task, ending));
+            session.post(self.restart, Item::Failed(task, ending));
             self.settle();
         } else if ending.is_preempted() && self.phase == Phase::Running {
             session.post(self.restart, Item::Preempted);
             self.enter(Phase::Preempting, self.grace);
         }
-        if matches!(self.phase, Phase::Running | Phase::Preempting) && self.workers_are_done() {
+        let is_under_way = matches!(self.phase, Phase::Running | Phase::Preempting);
+        if task.role == self.leading && is_under_way && self.leaders_are_done() {
             match &session.group {
                 Some(group) => group.post(self.restart, Item::WorkersDone),
                 None => self.finish(),
@@ -248,8 +247,56 @@ impl Attempt<'_, '_> {
         }
     }
 
+    /// Starts a worker again that died, if it may be.
+    fn replace<'a: 'env, 's: 'env, 'env>(
+        &mut self,
+        death: Death,
+        session: &mut Session<'a, 's>,
+        starter: &Starter<'_, '_, 'env>,
+    ) {
+        let Death { index, ending } = death;
+        let most = match ending == WRONG_USAGE {
+            true => 0,
+            false => session.job.restarts_max,
+        };
+        let (task, old) = (self.processes[index].task, self.processes[index].pid);
+        let Some(again) = self.deaths.again(index, most) else {
+            self.say(&format!("{task}: {ending}; the job goes on without it"));
+            return self.lose(death, session, starter.workers());
+        };
+        self.say(&format!(
+            "{task}: {ending}; starting it again alone, restart {again} of {most}"
+        ));
+        // What is left of its group may hold the port.
+        self.processes[index].send(Signal::KILL);
+        match starter.start(session, index, again) {
+            Ok((process, output)) => {
+                self.processes[index] = process;
+                self.outputs[index] = output;
+                session.guard.gone(old);
+            }
+            Err(error) => self.break_off(error),
+        }
+    }
+
+    /// A worker is gone for good. A job without any has nobody to work for the chief.
+    fn lose(&mut self, death: Death, session: &Session<'_, '_>, workers: usize) {
+        let Death { index, ending } = death;
+        match &session.group {
+            Some(group) => {
+                let task = self.processes[index].task;
+                group.post(self.restart, Item::WorkerGone(task, ending));
+            }
+            None if self.deaths.lose() == workers => {
+                self.failures.push((index, ending));
+                self.settle();
+            }
+            None => {}
+        }
+    }
+
     /// Acts on what a launcher has told all of them, this one included.
-    fn posted(&mut self, post: Post, session: &mut Session<'_, '_>) {
+    fn posted(&mut self, post: Post, session: &mut Session<'_, '_>, workers: usize) {
         let Some(group) = &mut session.group else {
             return;
         };
@@ -259,6 +306,18 @@ impl Attempt<'_, '_> {
         }
         match item {
             Item::Failed(..) => self.settle(),
+            Item::WorkerGone(task, ending)
+                if self
+                    .processes
+                    .iter()
+                    .any(|one| one.task.role == Role::Chief)
+                    && group.is_last_worker(self.restart, task, workers) =>
+            {
+                // The host of that worker may not be watching any more.
+                let own = self.processes.iter().position(|one| one.task == task);
+                self.failures.extend(own.map(|index| (index, ending)));
+                group.post(self.restart, Item::Failed(task, ending));
+            }
             Item::Preempted if self.phase == Phase::Running => {
                 self.enter(Phase::Preempting, self.grace);
             }
@@ -286,17 +345,17 @@ impl Attempt<'_, '_> {
         }
     }
 
-    fn workers(&self) -> impl Iterator<Item = &Process> {
-        let is_worker = |process: &&Process| process.task.role == Role::Worker;
-        self.processes.iter().filter(is_worker)
+    fn leaders(&self) -> impl Iterator<Item = &Process> {
+        let is_leading = |process: &&Process| process.task.role == self.leading;
+        self.processes.iter().filter(is_leading)
     }
 
-    fn workers_are_done(&self) -> bool {
-        self.workers().all(|worker| worker.ending.is_some())
+    fn leaders_are_done(&self) -> bool {
+        self.leaders().all(|process| process.ending.is_some())
     }
 
-    /// The workers are done: parameter servers have nobody to serve any more, and the evaluator
-    /// may evaluate the last checkpoint unless there will be more of them.
+    /// The workers or the chief are done: the others have nobody to work for any more, and the
+    /// evaluator may evaluate the last checkpoint unless there will be more of them.
     fn finish(&mut self) {
         let is_preempted = self.phase == Phase::Preempting;
         let has_ended = |process: &Process| process.ending.is_some();
@@ -306,7 +365,7 @@ impl Attempt<'_, '_> {
             return self.stop(Signal::TERM);
         }
         self.enter(Phase::Finishing, self.grace);
-        self.ask(Signal::TERM, |task| task.role == Role::ParameterServer);
+        self.ask(Signal::TERM, |task| task.role != Role::Evaluator);
     }
 
     /// The first signal to the launcher reaches everybody once, the second one kills. A signal to
@@ -338,15 +397,17 @@ impl Attempt<'_, '_> {
                 if let Some(index) = root_cause(&self.failures) {
                     let Process { task, ending, .. } = &self.processes[index];
                     let ending = ending.unwrap_or(Ending::Unknown);
-                    let said = self
-                        .screen
-                        .say(&format!("{task}: {ending}; stopping the others"));
-                    said.unwrap_or_else(|error| self.break_off(error));
+                    self.say(&format!("{task}: {ending}; stopping the others"));
                 }
                 self.stop(Signal::TERM);
             }
             Phase::Stopping | Phase::Killing => self.kill(),
         }
+    }
+
+    fn say(&mut self, text: &str) {
+        let said = self.screen.say(text);
+        said.unwrap_or_else(|error| self.break_off(error));
     }
 
     /// The launcher cannot do its part any more: the job ends with this error.
@@ -374,6 +435,7 @@ impl Attempt<'_, '_> {
 
     fn kill(&mut self) {
         self.phase = Phase::Killing;
+        self.deaths.clear();
         self.until = None;
         for process in &mut self.processes {
             if process.ending.is_none() {
@@ -384,6 +446,7 @@ impl Attempt<'_, '_> {
 
     fn enter(&mut self, phase: Phase, duration: Duration) {
         self.phase = phase;
+        self.deaths.clear();
         self.until = Some(Instant::now() + duration);
     }
 
@@ -402,6 +465,8 @@ impl Attempt<'_, '_> {
         session: &mut Session<'_, '_>,
         last_lines: Vec<Vec<String>>,
     ) -> Result<Ended> {
+        // All have ended: who could be the last worker has been told before.
+        let workers = usize::MAX;
         while let Ok(event) = session.received.try_recv() {
             match event {
                 Event::Broken(error) => self.break_off(error),
@@ -410,7 +475,7 @@ impl Attempt<'_, '_> {
                     session.interrupted.get_or_insert(signal);
                     session.signals += 1;
                 }
-                Event::Post(post) => self.posted(*post, session),
+                Event::Post(post) => self.posted(*post, session, workers),
                 Event::Ended { .. } => {}
             }
         }
@@ -425,33 +490,14 @@ impl Attempt<'_, '_> {
         if let Some(index) = root_cause(&self.failures) {
             return Verdict::Failed(index);
         }
-        let mut endings = self.workers().filter_map(|worker| worker.ending);
+        let mut endings = self.leaders().filter_map(|leader| leader.ending);
         if endings.all(|ending| ending == Ending::Exit(0)) {
             return Verdict::Succeeded;
         }
-        let mut endings = self.workers().filter_map(|worker| worker.ending);
+        let mut endings = self.leaders().filter_map(|leader| leader.ending);
         if is_interrupted && !endings.all(|ending| !ending.is_failure()) {
             return Verdict::Stopped;
         }
         Verdict::Preempted
     }
-}
-
-/// Starts the thread that shows the lines of all but worker 0, if they are to be shown.
-fn show_lines<'scope, 'env, 'a: 'env, 's: 'env>(
-    crew: &Crew<'scope, 'env>,
-    session: &Session<'a, 's>,
-    tasks: &[Task],
-) -> Result<Option<SyncSender<Line>>> {
-    if !session.job.shows_all {
-        return Ok(None);
-    }
-    let (sender, lines) = mpsc::sync_channel(LINES_MAX);
-    let others = tasks.iter().copied().filter(|task| *task != FIRST);
-    let (tasks, screen) = (others.collect::<Vec<_>>(), session.screen);
-    let events = session.events.clone();
-    crew.spawn("show lines", move || {
-        collapse::show(&lines, &tasks, screen, &events);
-    })?;
-    Ok(Some(sender))
 }

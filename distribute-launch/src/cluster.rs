@@ -12,6 +12,8 @@ use crate::{LaunchError, Result, Role, Task};
 #[serde(default)]
 pub struct Cluster {
     #[serde(skip_serializing_if = "Vec::is_empty")]
+    chief: Vec<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     worker: Vec<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     ps: Vec<String>,
@@ -46,6 +48,7 @@ impl Cluster {
             ports.by_ref().take(count).collect()
         };
         Ok(Cluster {
+            chief: of_role(Role::Chief),
             worker: of_role(Role::Worker),
             ps: of_role(Role::ParameterServer),
             evaluator: of_role(Role::Evaluator),
@@ -55,6 +58,7 @@ impl Cluster {
     /// Adds the tasks of another host behind those of the same roles, and says which they became.
     pub fn append(&mut self, part: &Cluster) -> Vec<Task> {
         let jobs = [
+            (Role::Chief, &mut self.chief, &part.chief),
             (Role::Worker, &mut self.worker, &part.worker),
             (Role::ParameterServer, &mut self.ps, &part.ps),
             (Role::Evaluator, &mut self.evaluator, &part.evaluator),
@@ -68,9 +72,33 @@ impl Cluster {
         tasks
     }
 
-    /// All tasks, workers first.
+    /// Parameter servers need a chief, and without them there is none: the launcher of host 0
+    /// offers one before it knows what the other hosts start.
+    pub fn settle(&mut self, own: &mut Vec<Task>) {
+        if self.ps.is_empty() {
+            self.chief.clear();
+            own.retain(|task| task.role != Role::Chief);
+        }
+    }
+
+    /// The process whose output passes through.
+    pub fn first(&self) -> Task {
+        let role = self.leading();
+        Task { role, index: 0 }
+    }
+
+    /// Whose ends are the end of the job.
+    pub fn leading(&self) -> Role {
+        match self.chief.is_empty() {
+            true => Role::Worker,
+            false => Role::Chief,
+        }
+    }
+
+    /// All tasks, the first one first.
     pub fn tasks(&self) -> impl Iterator<Item = Task> {
         let counts = [
+            (Role::Chief, self.chief.len()),
             (Role::Worker, self.worker.len()),
             (Role::ParameterServer, self.ps.len()),
             (Role::Evaluator, self.evaluator.len()),
@@ -146,8 +174,8 @@ mod tests {
         let tasks = job.evaluator(true).tasks();
         let cluster = Cluster::reserve(&tasks, std::net::Ipv4Addr::LOCALHOST.into()).unwrap();
         let mut addresses = BTreeSet::new();
-        for (job, count) in [("worker", 20), ("ps", 2), ("evaluator", 1)] {
-            let text = cluster.tf_config(tasks[21]).unwrap();
+        for (job, count) in [("chief", 1), ("worker", 20), ("ps", 2), ("evaluator", 1)] {
+            let text = cluster.tf_config(tasks[22]).unwrap();
             let config: Value = serde_json::from_str(&text).unwrap();
             assert_eq!(config["task"], json!({"type": "ps", "index": 1}));
             let listed = config["cluster"][job].as_array().unwrap().clone();
@@ -158,7 +186,7 @@ mod tests {
                     .map(|value| value.as_str().unwrap().to_owned()),
             );
         }
-        assert_eq!(addresses.len(), 23);
+        assert_eq!(addresses.len(), 24);
         assert!(
             addresses
                 .iter()
@@ -171,8 +199,7 @@ mod tests {
         let tasks = Job::new(["true"]).tasks();
         let cluster = Cluster {
             worker: vec!["127.0.0.1:7".to_owned()],
-            ps: Vec::new(),
-            evaluator: Vec::new(),
+            ..Cluster::default()
         };
         assert_eq!(
             cluster.tf_config(tasks[0]).unwrap(),

@@ -89,7 +89,7 @@ impl Collapse {
     }
 }
 
-/// `rank 2: `, `ranks 1-3,5: `, `ps 0-1: ` or `evaluator: `.
+/// `chief: `, `rank 2: `, `ranks 1-3,5: `, `ps 0-1: ` or `evaluator: `.
 fn prefix(role: Role, indexes: &BTreeSet<usize>) -> String {
     let mut ranges: Vec<(usize, usize)> = Vec::new();
     for &index in indexes {
@@ -104,6 +104,7 @@ fn prefix(role: Role, indexes: &BTreeSet<usize>) -> String {
     });
     let texts = texts.collect::<Vec<_>>().join(",");
     match role {
+        Role::Chief => "chief: ".to_owned(),
         Role::Worker if indexes.len() > 1 => format!("ranks {texts}: "),
         Role::Worker => format!("rank {texts}: "),
         Role::ParameterServer => format!("ps {texts}: "),

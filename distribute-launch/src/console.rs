@@ -10,8 +10,9 @@ pub struct Console<'a> {
 }
 
 impl<'a> Console<'a> {
-    /// `stdout` gets the standard output of worker 0 and nothing else, byte for byte. `stderr` gets
-    /// the standard error of worker 0, the lines of the others, and what the launcher itself says.
+    /// `stdout` gets the standard output of the first process (the chief, else worker 0), byte for
+    /// byte, and nothing else. `stderr` gets its standard error, the lines of the others, and what
+    /// the launcher itself says.
     pub fn new(stdout: &'a mut (dyn Write + Send), stderr: &'a mut (dyn Write + Send)) -> Self {
         Console { stdout, stderr }
     }
@@ -47,7 +48,7 @@ impl<'a> Screen<'a> {
         }
     }
 
-    /// Writes bytes of worker 0, at once and unchanged.
+    /// Writes bytes of the first process, at once and unchanged.
     pub fn pass(&self, stream: Stream, bytes: &[u8]) -> Result<(), LaunchError> {
         match stream {
             Stream::Stdout => {

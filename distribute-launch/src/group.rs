@@ -167,6 +167,7 @@ impl Group {
                 tasks = added;
             }
         }
+        cluster.settle(&mut tasks);
         let is_evaluator = |task: &Task| task.role == Role::Evaluator;
         if cluster.tasks().filter(is_evaluator).count() > 1 {
             let what = "more than one host starts an evaluator: ask for it on one".to_owned();
@@ -183,7 +184,18 @@ impl Group {
         })
     }
 
-    /// Whether the workers of all hosts are done.
+    /// Whether all workers of all hosts have died for good, this one as the last.
+    pub fn is_last_worker(&self, restart: u32, task: Task, workers: usize) -> bool {
+        let posts = self.posts.iter().filter(|post| post.restart == restart);
+        let gone = posts.filter_map(|post| match &post.item {
+            Item::WorkerGone(task, _) => Some(*task),
+            _ => None,
+        });
+        let gone: Vec<Task> = gone.collect();
+        gone.len() == workers && gone.last() == Some(&task)
+    }
+
+    /// Whether the workers of all hosts are done, or the chief of the one that has it.
     pub fn workers_are_done(&self, restart: u32) -> bool {
         let is_done = |host| {
             let mut posts = self.posts.iter();

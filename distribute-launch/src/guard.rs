@@ -7,6 +7,7 @@
 //! ```text
 //! attempt MARK    an attempt begins
 //! group PID        it has a process group with this number
+//! gone PID         the group is no more, and its number may become another's
 //! over             nothing is left of the attempt
 //! ```
 //!
@@ -24,6 +25,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use rustix::process::Pid;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::cluster::Token;
@@ -75,6 +77,10 @@ fn follow(line: &str, marks: &mut Option<Marks>) {
         }
         (Some(("group", pid)), Some(marks)) => {
             marks.groups.extend(parse_pid(pid));
+        }
+        (Some(("gone", pid)), Some(marks)) => {
+            let gone = parse_pid(pid);
+            marks.groups.retain(|group| Some(*group) != gone);
         }
         (None, marks) if line == "over" => *marks = None,
         _ => {}
@@ -133,6 +139,11 @@ impl Guard {
     /// Where a process says which group it leads, before its command runs.
     pub fn pipe(&self) -> Option<BorrowedFd<'_>> {
         Some(self.0.as_ref()?.stdin.as_ref()?.as_fd())
+    }
+
+    pub fn gone(&mut self, group: Pid) {
+        // As below: a guard that is gone has nothing to forget.
+        let _gone = self.tell(&format!("gone {}\n", group.as_raw_nonzero()));
     }
 
     pub fn over(&mut self) {
@@ -225,6 +236,8 @@ mod tests {
             .map(|pid| pid.as_raw_nonzero().get())
             .collect();
         assert_eq!(groups, [12]);
+        follow("gone 12", &mut marks);
+        assert!(marks.as_ref().unwrap().groups.is_empty());
         follow("over", &mut marks);
         assert!(marks.is_none());
     }

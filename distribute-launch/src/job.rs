@@ -45,14 +45,15 @@ impl Job {
         }
     }
 
-    /// How many workers to start; worker 0 is the chief.
+    /// How many workers to start. Worker 0 is the chief of a job without parameter servers.
     pub fn workers(mut self, workers: usize) -> Job {
         self.workers = workers;
         self
     }
 
-    /// How many parameter servers to start (default: 0). They are stopped when all workers are
-    /// done.
+    /// How many parameter servers to start (default: 0). With them one more process is started, the
+    /// chief, which coordinates; when it has ended with 0, workers and servers are stopped. On
+    /// several hosts it is on host 0.
     pub fn parameter_servers(mut self, parameter_servers: usize) -> Job {
         self.parameter_servers = parameter_servers;
         self
@@ -66,7 +67,8 @@ impl Job {
     }
 
     /// How often the job is started again after a failure or after exit code 42 (default: 0).
-    /// Counted for the whole job.
+    /// Counted for the whole job. With parameter servers a worker that dies is started again alone,
+    /// so often per worker and attempt.
     pub fn max_restarts(mut self, restarts: u32) -> Job {
         self.restarts_max = restarts;
         self
@@ -80,9 +82,9 @@ impl Job {
         self
     }
 
-    /// Whether lines of other processes than worker 0 appear on standard error (default: no), as
-    /// `rank 1: line`, `ps 0: line` or `evaluator: line`. Equal lines within 200 ms become one:
-    /// `ranks 1-3: line`. Lines of more than 64 KiB appear in pieces.
+    /// Whether lines of other processes than the first (the chief, else worker 0) appear on standard
+    /// error (default: no), as `rank 1: line`, `ps 0: line` or `evaluator: line`. Equal lines within
+    /// 200 ms become one: `ranks 1-3: line`. Lines of more than 64 KiB appear in pieces.
     pub fn prefix_output(mut self, prefix: bool) -> Job {
         self.shows_all = prefix;
         self
@@ -136,9 +138,15 @@ impl Job {
         self.hosts.as_ref().map_or(Ok(()), Hosts::check)
     }
 
-    /// All tasks, worker 0 first.
+    /// All tasks of this host, the first one first. Whether a job on several hosts has a chief
+    /// depends on them all, see [`Cluster::settle`](crate::cluster::Cluster::settle).
     pub(crate) fn tasks(&self) -> Vec<Task> {
+        let has_chief = match &self.hosts {
+            Some(hosts) => hosts.index == 0,
+            None => self.parameter_servers > 0,
+        };
         let counts = [
+            (Role::Chief, usize::from(has_chief)),
             (Role::Worker, self.workers),
             (Role::ParameterServer, self.parameter_servers),
             (Role::Evaluator, usize::from(self.has_evaluator)),

@@ -1,8 +1,9 @@
 //! Starts the processes of a job on this host, watches them, says why one failed, and starts all of
 //! them again.
 //!
-//! A [`Job`] says what to start: workers, parameter servers, an evaluator, all with the same
-//! command line. [`run`] starts them, gives each its `TF_CONFIG`, and returns when the job is over:
+//! A [`Job`] says what to start: workers, parameter servers with a chief, an evaluator, all with
+//! the same command line. [`run`] starts them, gives each its `TF_CONFIG`, and returns when the job
+//! is over:
 //!
 //! ```
 //! use distribute_launch::{Console, Job, Outcome, run};
@@ -19,7 +20,7 @@
 //!
 //! | environment variable | value |
 //! |---|---|
-//! | `TF_CONFIG` | the cluster and the own task, as TensorFlow reads them; worker 0 is the chief |
+//! | `TF_CONFIG` | the cluster and the own task, as TensorFlow reads them |
 //! | `DISTRIBUTE_RESTART` | how often the job was restarted before: 0 at first |
 //! | `DISTRIBUTE_JOB_TOKEN` | a secret of this attempt of the job: 64 hexadecimal digits |
 //! | `DISTRIBUTE_LAUNCH_MARK` | by which the launcher finds its processes: leave it there |
@@ -28,10 +29,11 @@
 //!
 //! # Where output goes
 //!
-//! The two output streams of worker 0 pass through unchanged. The lines of the others are shown on
-//! request, see [`Job::prefix_output`]. Everything is in the log files: `worker-0.log`, `ps-1.log`,
-//! `evaluator-0.log`, those of the first restart in `restart-1/worker-0.log` and so on. A log file
-//! holds both streams line by line in the order of their arrival.
+//! The two output streams of the first process (the chief, else worker 0) pass through unchanged.
+//! The lines of the others are shown on request, see [`Job::prefix_output`]. Everything is in the
+//! log files: `worker-0.log`, `ps-1.log`, `chief-0.log`, `evaluator-0.log`, those of the first
+//! restart in `restart-1/worker-0.log` and so on; a worker that was started again alone writes into
+//! `worker-0-again-1.log`. A log file holds both streams line by line in order of their arrival.
 //!
 //! # How a job ends
 //!
@@ -41,10 +43,17 @@
 //! token, as often as [`Job::max_restarts`] allows. It does not start again after exit code 2
 //! (wrong usage would be wrong again).
 //!
-//! Exit code 42 means "stopped on request after saving a checkpoint". When all workers have exited
-//! with 0 or 42, the job ends as [`Outcome::Preempted`] if it was the launcher that was signalled.
-//! Otherwise somebody signalled a member, and the job starts again; that counts as a restart, so
-//! that a job which always ends with 42 ends at all.
+//! With parameter servers, one more process is started: the chief, which coordinates. Its end is
+//! the end of the job: workers and servers get SIGTERM when it has exited with 0, and a failure of
+//! the chief or of a server is a failure as above. A worker that dies is not: the chief gives its
+//! work to others. It alone is started again, at most [`Job::max_restarts`] times, with the
+//! same address, and only if no worker is left the job has failed. A worker that exits with 0 is
+//! done, and with 2 it is not started again.
+//!
+//! Exit code 42 means "stopped on request after saving a checkpoint". When all workers (or the
+//! chief, if there is one) have exited with 0 or 42, the job ends as [`Outcome::Preempted`] if it
+//! was the launcher that was signalled. Otherwise somebody signalled a member, and the job starts
+//! again; that counts as a restart, so that a job which always ends with 42 ends at all.
 //!
 //! SIGINT, SIGTERM and SIGHUP to the launcher reach the processes once, as the signal they are but
 //! SIGHUP, which becomes SIGTERM. A second signal kills the processes, a third the launcher.
@@ -85,6 +94,8 @@ mod process;
 mod relay;
 mod report;
 mod run;
+mod start;
+mod survival;
 mod verdict;
 mod wire;
 

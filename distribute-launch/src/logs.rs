@@ -46,14 +46,19 @@ impl LogDirectory {
         }
     }
 
-    /// Makes the empty log file of a task and says where it is.
-    pub fn file(&self, task: Task, restart: u32) -> Result<(PathBuf, File)> {
+    /// Makes the empty log file of a task and says where it is. `again` counts how often the task
+    /// alone was started again.
+    pub fn file(&self, task: Task, restart: u32, again: u32) -> Result<(PathBuf, File)> {
         let mut path = self.path().to_owned();
         if restart > 0 {
             path.push(format!("restart-{restart}"));
             make(&path)?;
         }
-        path.push(format!("{}-{}.log", task.role.name(), task.index));
+        let again = match again {
+            0 => String::new(),
+            _ => format!("-again-{again}"),
+        };
+        path.push(format!("{}-{}{again}.log", task.role.name(), task.index));
         match File::create(&path) {
             Ok(file) => Ok((path, file)),
             Err(source) => Err(LaunchError::LogDirectory { path, source }),

@@ -8,6 +8,8 @@ use crate::PREEMPTED_EXIT_CODE;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Role {
+    /// Coordinates the workers of a job with parameter servers.
+    Chief,
     /// Trains; its index is its rank.
     Worker,
     /// Holds variables for the workers.
@@ -17,9 +19,10 @@ pub enum Role {
 }
 
 impl Role {
-    /// TensorFlow's name of the job: `worker`, `ps` or `evaluator`.
+    /// TensorFlow's name of the job: `chief`, `worker`, `ps` or `evaluator`.
     pub fn name(self) -> &'static str {
         match self {
+            Role::Chief => "chief",
             Role::Worker => "worker",
             Role::ParameterServer => "ps",
             Role::Evaluator => "evaluator",
@@ -36,10 +39,11 @@ pub struct Task {
     pub index: usize,
 }
 
-/// `rank 1`, `ps 0` or `evaluator`.
+/// `chief`, `rank 1`, `ps 0` or `evaluator`.
 impl fmt::Display for Task {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.role {
+            Role::Chief => write!(formatter, "chief"),
             Role::Worker => write!(formatter, "rank {}", self.index),
             Role::ParameterServer => write!(formatter, "ps {}", self.index),
             Role::Evaluator => write!(formatter, "evaluator"),
@@ -117,12 +121,13 @@ pub struct RootCause {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Outcome {
-    /// All workers exited with 0.
+    /// All workers exited with 0; with parameter servers, the chief did.
     Succeeded {
         /// How often the job was started again.
         restarts: u32,
     },
-    /// All workers exited with 0 or 42, some with 42, and the job was not to be started again.
+    /// All workers exited with 0 or 42, some with 42, and the job was not to be started again; with
+    /// parameter servers, the chief exited with 42.
     Preempted {
         /// How often the job was started again.
         restarts: u32,

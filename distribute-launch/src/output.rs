@@ -25,7 +25,7 @@ const LEFT_BYTES_MAX: usize = 1 << 20;
 
 /// Who sees the output besides the log file.
 pub enum View<'a, 's> {
-    /// The screen, unchanged: worker 0.
+    /// The screen, unchanged: the first process.
     Through(&'a Screen<'s>),
     /// The screen, line by line with a prefix.
     Lines(SyncSender<Line>),

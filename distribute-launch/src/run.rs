@@ -11,7 +11,7 @@ use crate::verdict::Verdict;
 use crate::{Ending, Job, LaunchError, Outcome, Result, RootCause};
 
 /// What a process exits with when its command line is wrong: it would be wrong again.
-const WRONG_USAGE: Ending = Ending::Exit(2);
+pub const WRONG_USAGE: Ending = Ending::Exit(2);
 
 /// Runs a job to its end, restarts included. Blocks until no process of it is left.
 ///

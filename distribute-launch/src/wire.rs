@@ -23,7 +23,7 @@ use crate::cluster::Cluster;
 use crate::report::Ended;
 use crate::{Ending, LaunchError, Result, Task};
 
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// How often each side says that it is there, if it says nothing else.
 pub const BEAT: Duration = Duration::from_secs(2);
 /// After this long without a frame the other side is lost.
@@ -49,7 +49,9 @@ pub enum Item {
     Failed(Task, Ending),
     /// A process saved and stopped without having been asked by its launcher.
     Preempted,
-    /// All workers of the host have ended with 0 or 42.
+    /// A worker died that the chief can do without, and is not started again.
+    WorkerGone(Task, Ending),
+    /// All workers of the host have ended with 0 or 42; with a chief, it has, or is elsewhere.
     WorkersDone,
     /// The launcher got a signal.
     Stop(i32),

@@ -48,7 +48,7 @@ fn see_jobs(jobs: Vec<Job>) -> Vec<Seen> {
 fn the_processes_of_all_hosts_are_one_cluster() {
     let logs = tempfile::tempdir().unwrap();
     let text = r#"echo $TF_CONFIG; echo $DISTRIBUTE_JOB_TOKEN > "LOGS/$r$i.done"
-        while [ "$(ls "LOGS" | grep -c done)" -lt 5 ]; do sleep 0.05; done"#;
+        while [ "$(ls "LOGS" | grep -c done)" -lt 6 ]; do sleep 0.05; done"#;
     let job = script(&text.replace("LOGS", logs.path().to_str().unwrap()));
     let jobs = vec![
         job.clone().log_directory(logs.path().join("0")).workers(2),
@@ -69,6 +69,7 @@ fn the_processes_of_all_hosts_are_one_cluster() {
     assert!(seen[0].stdout.starts_with(b"{\"cluster\"") && seen[1].stdout.is_empty());
     let (mut clusters, mut tokens) = (BTreeSet::new(), BTreeSet::new());
     let files = [
+        "0/chief-0",
         "0/worker-0",
         "0/worker-1",
         "1/worker-2",

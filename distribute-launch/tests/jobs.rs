@@ -43,7 +43,7 @@ fn every_process_gets_its_own_task_of_the_same_cluster() {
     // The workers wait for the others, which they would end otherwise.
     let text = r#"echo $TF_CONFIG; echo $DISTRIBUTE_JOB_TOKEN; echo $DISTRIBUTE_RESTART
         > "LOGS/$r$i.done"
-        while [ "$(ls "LOGS" | grep -c done)" -lt 5 ]; do sleep 0.05; done"#;
+        while [ "$(ls "LOGS" | grep -c done)" -lt 6 ]; do sleep 0.05; done"#;
     let job = script(&text.replace("LOGS", logs.path().to_str().unwrap()))
         .workers(2)
         .parameter_servers(2)
@@ -51,7 +51,14 @@ fn every_process_gets_its_own_task_of_the_same_cluster() {
         .log_directory(&logs);
     assert_eq!(*see(job).outcome(), Outcome::Succeeded { restarts: 0 });
     let (mut clusters, mut tokens, mut addresses) = (Vec::new(), BTreeSet::new(), BTreeSet::new());
-    let names = ["worker-0", "worker-1", "ps-0", "ps-1", "evaluator-0"];
+    let names = [
+        "chief-0",
+        "worker-0",
+        "worker-1",
+        "ps-0",
+        "ps-1",
+        "evaluator-0",
+    ];
     for name in names {
         let log = read(logs.path().join(format!("{name}.log")));
         let lines: Vec<&str> = log.lines().collect();
@@ -97,7 +104,7 @@ fn the_root_cause_is_reported_with_its_last_lines() {
         worker2) trap 'echo bye; exit 3' TERM; sleep 100 & wait ;;
         *) exec sleep 100 ;;
         esac"#;
-    let job = script(text).workers(3).parameter_servers(1);
+    let job = script(text).workers(3).evaluator(true);
     let seen = see(job.log_directory(&logs));
     let Outcome::Failed { cause, restarts: 0 } = seen.outcome() else {
         panic!("{:?}", seen.result);
@@ -227,17 +234,19 @@ fn workers_that_do_not_follow_a_preemption_are_stopped() {
 }
 
 #[test]
-fn parameter_servers_and_the_evaluator_end_with_the_workers() {
+fn workers_servers_and_the_evaluator_end_with_the_chief() {
     let logs = tempfile::tempdir().unwrap();
     let text = "
         case $r in
-        worker) exit 0 ;;
+        chief) echo done ;;
+        worker) trap 'echo stopped; exit 7' TERM; sleep 100 & wait ;;
         ps) trap 'echo stopped; exit 5' TERM; sleep 100 & wait ;;
         evaluator) sleep 0.3; echo evaluated ;;
         esac";
     let job = script(text).workers(2).parameter_servers(2).evaluator(true);
     let seen = see(job.log_directory(&logs));
     assert_eq!(*seen.outcome(), Outcome::Succeeded { restarts: 0 });
+    assert_eq!(seen.stdout, b"done\n");
     assert_eq!(read(logs.path().join("evaluator-0.log")), "evaluated\n");
 }
 
@@ -300,7 +309,7 @@ fn equal_lines_of_other_ranks_are_shown_once() {
         "evaluator: hello",
         "ps 0-1: hello",
         "rank 2: only here",
-        "ranks 1-3: hello",
+        "ranks 0-3: hello",
     ];
     assert_eq!(shown, BTreeSet::from(expected));
 }

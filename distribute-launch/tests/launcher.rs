@@ -15,6 +15,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
 const SCRIPT: &str = "LAUNCH_TEST_SCRIPT";
 const RESTARTS: &str = "LAUNCH_TEST_RESTARTS";
+const SERVERS: &str = "LAUNCH_TEST_SERVERS";
 const HOST: &str = "LAUNCH_TEST_HOST";
 const GUARDED: &str = "LAUNCH_TEST_GUARDED";
 /// The test program's arguments for playing a part without saying much.
@@ -36,6 +37,9 @@ fn as_launcher() {
         .max_restarts(restarts)
         .prefix_output(true)
         .handle_signals(true);
+    if std::env::var_os(SERVERS).is_some() {
+        job = job.parameter_servers(1);
+    }
     if std::env::var_os(GUARDED).is_some() {
         let program = std::env::current_exe()
             .expect("this program")
@@ -219,6 +223,20 @@ fn sigint_reaches_the_processes_as_sigint() {
         launcher.lines_with("up ", 2);
         launcher.send(Signal::INT);
         launcher.saved_after("INT");
+    });
+}
+
+#[test]
+fn a_chief_that_saves_when_the_launcher_is_signalled_decides() {
+    within_limit(|| {
+        let text =
+            format!("case $r in chief) {SAVING} ;; *) echo up $r$i >&2; exec sleep 1000 ;; esac");
+        let mut command = Command::new(std::env::current_exe().expect("this program"));
+        command.env(SERVERS, "1");
+        let mut launcher = Launcher::start_by(command, &text, 3, true);
+        launcher.lines_with("up", 4);
+        launcher.send(Signal::TERM);
+        launcher.saved_after("TERM");
     });
 }
 

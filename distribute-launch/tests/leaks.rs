@@ -20,10 +20,12 @@ fn threads_files_and_children_are_as_many_as_before() {
         return;
     }
     let job = || {
-        let text = "if [ $i = 1 ]; then exit 1; fi; exec sleep 100";
+        let text = "case $r$i in worker1) exit 1 ;; chief0) sleep 0.3; exit 1 ;; esac
+            exec sleep 100";
         let job = script(text)
             .workers(3)
             .parameter_servers(1)
+            .max_restarts(1)
             .prefix_output(true);
         let logs = tempfile::tempdir().unwrap();
         assert_eq!(

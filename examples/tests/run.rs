@@ -1,11 +1,12 @@
 //! Runs every example and checks what it prints.
 
 use std::io::Read;
+use std::net::TcpListener;
 use std::path::PathBuf;
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// No example with compiled steps comes close to it, even on a machine that does much else.
 const LIMIT: Duration = Duration::from_secs(240);
@@ -69,6 +70,61 @@ fn iterators_resume_in_the_middle() {
     let text = output(env!("CARGO_BIN_EXE_iterators"));
     assert!(text.contains("same batch: true"), "{text}");
     assert!(text.ends_with("steps left in the epoch: 12\n"), "{text}");
+}
+
+/// An example as one task of a cluster.
+fn start_task(path: &str, cluster: &str, task: &str) -> Child {
+    let config = format!(r#"{{"cluster": {cluster}, "task": {task}}}"#);
+    Command::new(path)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .env("TF_CONFIG", config)
+        .env_remove("DISTRIBUTE_JOB_TOKEN")
+        .spawn()
+        .unwrap()
+}
+
+/// Waits for the end of a process that writes little; kills it if it takes too long.
+fn end(mut child: Child) -> Output {
+    let begun = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        if begun.elapsed() > LIMIT {
+            child.kill().unwrap();
+        }
+        // Asking less often, not waiting for something to be over.
+        thread::sleep(Duration::from_millis(10));
+    }
+    child.wait_with_output().unwrap()
+}
+
+#[test]
+fn parameter_server_finds_the_weights_with_two_workers() {
+    let path = env!("CARGO_BIN_EXE_parameter_server");
+    let listeners = [(); 4].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+    let [chief, ps, first, second] =
+        listeners.map(|listener| listener.local_addr().unwrap().to_string());
+    let cluster =
+        format!(r#"{{"chief": ["{chief}"], "ps": ["{ps}"], "worker": ["{first}", "{second}"]}}"#);
+    let tasks = [("ps", 0), ("worker", 0), ("worker", 1), ("chief", 0)];
+    let tasks = tasks.map(|(role, index)| {
+        let task = format!(r#"{{"type": "{role}", "index": {index}}}"#);
+        start_task(path, &cluster, &task)
+    });
+    for (task, output) in ["ps", "worker 0", "worker 1", "chief"]
+        .into_iter()
+        .zip(tasks.map(end))
+    {
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{task}: {errors}");
+        let text = String::from_utf8(output.stdout).unwrap();
+        if task == "chief" {
+            let of_epoch = text.lines().find(|line| line.starts_with("epoch 5: "));
+            assert!(last_number(of_epoch.unwrap()) < 0.001, "{text}");
+        } else {
+            assert_eq!(text, "", "{task}");
+        }
+    }
 }
 
 #[test]

@@ -29,8 +29,10 @@ struct Watched {
     certificate: Option<String>,
 }
 
-/// What the control plane knows about a connection, and its power to end it.
-pub(super) struct Guard {
+/// What is known about a connection, and the power to end it.
+///
+/// A connection that was accepted ends by itself unless it is [admitted](Self::admit) soon.
+pub struct Guard {
     pub(super) remote: SocketAddr,
     opened: Instant,
     watched: Mutex<Watched>,
@@ -49,16 +51,23 @@ impl Guard {
         self.watched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The peer is a member of the group: the connection may stay.
-    pub(super) fn admit(&self) {
+    /// The peer has proven itself: the connection may stay.
+    pub fn admit(&self) {
         self.lock().admitted = true;
     }
 
-    fn is_admitted(&self) -> bool {
+    /// Whether the peer has proven itself.
+    pub fn is_admitted(&self) -> bool {
         self.lock().admitted
     }
 
-    fn close(&self) {
+    /// The address at the other end.
+    pub fn remote(&self) -> SocketAddr {
+        self.remote
+    }
+
+    /// Ends the connection.
+    pub fn close(&self) {
         let mut watched = self.lock();
         watched.closed = true;
         if let Some(waker) = watched.waker.take() {
@@ -67,7 +76,7 @@ impl Guard {
     }
 
     /// Which certificate was not accepted, when the connection failed of that.
-    pub(super) fn certificate_refusal(&self) -> Option<String> {
+    pub fn certificate_refusal(&self) -> Option<String> {
         self.lock().certificate.clone()
     }
 
@@ -173,13 +182,18 @@ enum Stream {
     Tls(Box<TlsStream<Guarded>>),
 }
 
-/// A connection that gRPC runs over.
-pub(super) struct Connection {
+/// A TCP connection, with TLS or without, that gRPC runs over.
+pub struct Connection {
     stream: Stream,
     pub(super) guard: Arc<Guard>,
 }
 
 impl Connection {
+    /// What is known about it.
+    pub fn guard(&self) -> Arc<Guard> {
+        self.guard.clone()
+    }
+
     /// Wraps an accepted connection and does the TLS handshake.
     ///
     /// # Errors

@@ -3,6 +3,8 @@
 //! Every rank of a group of processes has one: a thread with a gRPC server on the
 //! rank's address and one stream to every other rank (see `proto/control.proto`). The thread only
 //! moves small messages, so that it answers in time also while all cores compute.
+//!
+//! Other crates make gRPC services with the same protection of [`peers`] and [`security`].
 
 mod address;
 mod client;
@@ -13,6 +15,7 @@ mod gather;
 #[rustfmt::skip]
 pub(crate) mod generated;
 mod handshake;
+pub mod peers;
 mod plane;
 mod proof;
 pub mod security;

@@ -22,7 +22,16 @@ fn mac(key: &[u8], parts: &[&[u8]]) -> Key {
     mac.finalize().into_bytes().into()
 }
 
-fn same(a: &[u8], b: &[u8]) -> bool {
+/// HMAC-SHA256 over a label and parts.
+pub(super) fn of_parts(token: &Token, label: &str, parts: &[&[u8]]) -> Vec<u8> {
+    let labelled: Vec<&[u8]> = std::iter::once(label.as_bytes())
+        .chain(parts.iter().copied())
+        .collect();
+    mac(token.secret(), &labelled).to_vec()
+}
+
+/// Whether both are equal, in a time that does not say where they differ.
+pub(super) fn same(a: &[u8], b: &[u8]) -> bool {
     a.ct_eq(b).into()
 }
 

@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
+use crate::control::proof;
 use crate::control::tls::{self, DataTls};
 use crate::error::{CollectiveError, Result};
 
@@ -51,6 +52,26 @@ impl Security {
 
     pub(crate) fn get_token(&self) -> Option<&Token> {
         self.token.as_ref()
+    }
+
+    /// Whether peers have to know a token.
+    pub fn has_token(&self) -> bool {
+        self.token.is_some()
+    }
+
+    /// HMAC-SHA256 with the token as key over a label and parts, which cannot be mistaken for
+    /// other parts; empty without a token.
+    ///
+    /// Parts of a proof hold random bytes of the side that checks it, so that a recorded proof is
+    /// worth nothing; labels differ by use and by side, so that none can be sent back.
+    pub fn proof(&self, label: &str, parts: &[&[u8]]) -> Vec<u8> {
+        let token = self.token.as_ref();
+        token.map_or_else(Vec::new, |token| proof::of_parts(token, label, parts))
+    }
+
+    /// Whether `received` is the [`proof`](Self::proof) of these parts, in constant time.
+    pub fn verify(&self, label: &str, parts: &[&[u8]], received: &[u8]) -> bool {
+        proof::same(&self.proof(label, parts), received)
     }
 
     /// Whether a rank may listen beyond loopback; else what is missing.

@@ -3,7 +3,7 @@
 use std::io;
 use std::net::TcpListener;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -14,16 +14,12 @@ use tonic_health::server::HealthReporter;
 
 use crate::control::DESCRIPTORS;
 use crate::control::client::{self, MESSAGE_MAX_BYTES};
-use crate::control::connection::{self, Connection, Guarded, Strangers};
+use crate::control::connection::Connection;
 use crate::control::generated::Envelope;
 use crate::control::generated::control_server::{Control, ControlServer};
 use crate::control::handshake::{self, Failed, PATIENCE};
+use crate::control::peers;
 use crate::control::shared::{Doubt, Phase, QUEUE, Refusal, Sender, Shared};
-
-/// How often connections of strangers are looked at.
-const LOOK: Duration = Duration::from_secs(1);
-/// The pause after a failed accept (too many open files).
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// The connection that a request came over.
 type Info = <Connection as Connected>::ConnectInfo;
@@ -121,47 +117,11 @@ fn turn_away(shared: &Shared, claimed: Option<usize>, failed: &Failed, info: &In
     }
 }
 
-/// Accepts connections and hands those that are ready for gRPC on.
-async fn accept(
-    shared: Arc<Shared>,
-    listener: tokio::net::TcpListener,
-    ready: mpsc::Sender<io::Result<Connection>>,
-) {
-    let mut strangers = Strangers::default();
-    loop {
-        match tokio::time::timeout(LOOK, listener.accept()).await {
-            Err(_) => strangers.expire(),
-            Ok(Err(error)) => {
-                tracing::warn!(rank = shared.rank, %error, "cannot accept a connection");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
-            }
-            Ok(Ok((tcp, remote))) => {
-                let guarded = connection::guard(tcp, remote);
-                strangers.add(guarded.guard());
-                tokio::spawn(prepare(shared.clone(), guarded, ready.clone()));
-            }
-        }
-    }
-}
-
-/// The TLS handshake of one connection; its guard limits how long it takes.
-async fn prepare(
-    shared: Arc<Shared>,
-    guarded: Guarded,
-    ready: mpsc::Sender<io::Result<Connection>>,
-) {
-    let address = guarded.guard().remote.to_string();
-    match Connection::accept(guarded, shared.tls.as_ref()).await {
-        Ok(connection) => {
-            let _ = ready.send(Ok(connection)).await;
-        }
-        Err(None) => tracing::debug!(rank = shared.rank, address, "no TLS handshake"),
-        Err(Some(reason)) => {
-            tracing::warn!(rank = shared.rank, address, reason, "refused a certificate");
-            let refusal = Refusal { address, reason };
-            shared.state().note_certificate(refusal);
-        }
-    }
+/// Notes a peer whose certificate was not accepted.
+fn note_certificate(shared: &Shared, address: String, reason: String) {
+    tracing::warn!(rank = shared.rank, address, reason, "refused a certificate");
+    let refusal = Refusal { address, reason };
+    shared.state().note_certificate(refusal);
 }
 
 /// Starts everything that listens.
@@ -170,10 +130,10 @@ pub(super) fn start(
     listener: TcpListener,
     reporter: HealthReporter,
 ) -> io::Result<()> {
-    listener.set_nonblocking(true)?;
-    let listener = tokio::net::TcpListener::from_std(listener)?;
-    let (sender, receiver) = mpsc::channel(QUEUE);
-    tokio::spawn(accept(shared.clone(), listener, sender));
+    let noting = shared.clone();
+    let accepting = peers::accept(listener, shared.tls.clone(), move |address, reason| {
+        note_certificate(&noting, address, reason);
+    })?;
     let control = ControlServer::new(Service {
         shared: shared.clone(),
     })
@@ -201,6 +161,6 @@ pub(super) fn start(
         .add_service(health.max_decoding_message_size(MESSAGE_MAX_BYTES))
         .add_service(reflection.max_decoding_message_size(MESSAGE_MAX_BYTES))
         .add_service(alpha.max_decoding_message_size(MESSAGE_MAX_BYTES));
-    tokio::spawn(server.serve_with_incoming(ReceiverStream::new(receiver)));
+    tokio::spawn(server.serve_with_incoming(accepting));
     Ok(())
 }

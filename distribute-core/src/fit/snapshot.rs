@@ -85,11 +85,12 @@ pub(super) fn refuse(what: impl Into<String>) -> Error {
 /// # Errors
 /// If the device cannot be read.
 pub fn snapshot<M: Module + 'static>(state: &TrainState<M>) -> Result<Checkpoint> {
-    let mut metadata = Metadata::new(state.step());
+    let (step, tensors) = state.save()?;
+    let mut metadata = Metadata::new(step);
     metadata.optimizer.name = state.optimizer().name().to_string();
     metadata.optimizer.hyper_parameters = state.optimizer().config();
     let mut checkpoint = Checkpoint::new(metadata);
-    checkpoint.tensors = state.to_tensors()?;
+    checkpoint.tensors = tensors;
     checkpoint.metadata.model.signature = model_signature(model_specs(&checkpoint.tensors));
     Ok(checkpoint)
 }

@@ -26,6 +26,18 @@ pub(crate) fn run_inline(
     guarded(ctx, step)
 }
 
+/// Runs a step on the calling thread, for strategies of other crates with one replica per process.
+///
+/// # Errors
+/// The step's own, as [`Error::Replica`] or [`Error::ReplicaPanicked`].
+pub fn run_alone(
+    strategy: Arc<dyn Strategy>,
+    replica: &Replica,
+    step: ReplicaStep<'_>,
+) -> Result<()> {
+    run_inline(strategy, &ReplicaContext::alone(replica), step)
+}
+
 /// Calls the step and turns a panic into an error.
 fn guarded(ctx: &ReplicaContext, step: ReplicaStep<'_>) -> Result<()> {
     let replica = ctx.replica_id();

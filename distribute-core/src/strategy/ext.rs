@@ -45,7 +45,7 @@ pub trait StrategyExt: Strategy {
             .map(|replica| replica.device.clone())
             .collect();
         let built = self.within(|| build(&devices[0])).flatten();
-        let value = match self.workers() {
+        let mut value = match self.workers() {
             None => built?,
             Some(workers) => {
                 let mut value = workers.or_abort(built)?;
@@ -53,6 +53,9 @@ pub trait StrategyExt: Strategy {
                 value
             }
         };
+        if let Some(store) = self.remote_store() {
+            value.attach_remote(store, "")?;
+        }
         Ok(Mirrored::replicate(value, &devices, self.id()))
     }
 

@@ -15,11 +15,13 @@ use burn::tensor::Device;
 
 pub use central_storage::CentralStorageStrategy;
 pub use default::DefaultStrategy;
+pub use engine::run_alone;
 pub use ext::StrategyExt;
 pub use mirrored::{MirroredStrategy, MirroredStrategyBuilder};
 pub use multi_worker::{MultiWorkerMirroredStrategy, MultiWorkerMirroredStrategyBuilder};
 pub use one_device::OneDeviceStrategy;
 
+use crate::remote::RemoteStore;
 use crate::trace::Tracer;
 use crate::{Error, LogicalDevice, ReplicaContext, Result, WorkerGroup};
 
@@ -64,6 +66,11 @@ pub trait Strategy: Send + Sync + fmt::Debug {
 
     /// The workers of the job, if this process is one of several.
     fn workers(&self) -> Option<&WorkerGroup> {
+        None
+    }
+
+    /// Where states and variables live, if not in this process.
+    fn remote_store(&self) -> Option<&dyn RemoteStore> {
         None
     }
 

@@ -26,6 +26,7 @@ use std::sync::{Arc, Mutex};
 
 use burn::tensor::{DType, Shape, Tensor, TensorData};
 
+use crate::remote::{RemoteChange, RemoteVariable};
 use crate::strategy::StrategyId;
 use crate::values::lock;
 use crate::{Error, Leaf, ReduceOp, ReplicaContext, Result, Strategy, VariablePlacement};
@@ -85,6 +86,8 @@ struct Shared {
     /// The strategy's, if it compiles steps: it compares them with their programs after a use of a
     /// variable outside of a step.
     generation: Option<Arc<dyn Strategy>>,
+    /// Where the value lives, if not here; the copy is the initial value then.
+    remote: Option<Arc<dyn RemoteVariable>>,
 }
 
 /// One copy, and how many updates it took: equal numbers mean equal mirrored copies.
@@ -143,7 +146,13 @@ impl DistributedVariable {
         if let Some(workers) = strategy.workers() {
             workers.take_initial_value(&mut initial)?;
         }
-        Self::create(&Owner::of(strategy), initial, options)
+        let store = strategy.remote_store();
+        let remote = store.map(|store| store.variable(&initial)).transpose()?;
+        let mut variable = Self::create(&Owner::of(strategy), initial, options)?;
+        if let Some(shared) = Arc::get_mut(&mut variable.shared) {
+            shared.remote = remote;
+        }
+        Ok(variable)
     }
 
     /// Steps may go on with another variable than this one.
@@ -189,6 +198,7 @@ impl DistributedVariable {
             dtype: first.data.dtype(),
             copies: (0..copies).map(|_| Mutex::new(first.clone())).collect(),
             generation: owner.compiles.clone(),
+            remote: None,
         };
         let variable = Self {
             shared: Arc::new(shared),
@@ -234,8 +244,12 @@ impl DistributedVariable {
     }
 
     /// The copies in this process, in replica order
-    /// (TensorFlow: `experimental_local_results`).
+    /// (TensorFlow: `experimental_local_results`). A variable on a parameter server counts as one
+    /// copy; there is none while the server cannot be reached.
     pub fn local_values(&self) -> Vec<TensorData> {
+        if let Some(remote) = &self.shared.remote {
+            return remote.read().into_iter().collect();
+        }
         let copies = self.shared.copies.iter();
         copies.map(|copy| lock(copy).data.clone()).collect()
     }
@@ -290,6 +304,9 @@ impl DistributedVariable {
         C: VariableContext + ?Sized,
     {
         self.check_owner(context, "read")?;
+        if let Some(remote) = &self.shared.remote {
+            return remote.read();
+        }
         if let Some(ctx) = context.replica() {
             if ctx.trace().is_some() {
                 return Err(traced::no_value_yet());
@@ -346,6 +363,11 @@ impl DistributedVariable {
         mut change: impl FnMut(&TensorData) -> Result<TensorData>,
     ) -> Result<()> {
         self.check_owner(strategy, "update")?;
+        if let Some(remote) = &self.shared.remote {
+            let result = change(&remote.read()?)?;
+            self.check_value("update", &result)?;
+            return remote.change(RemoteChange::Assign, result);
+        }
         self.check_versions("update")?;
         let mut results = Vec::new();
         for copy in &self.shared.copies {
@@ -374,6 +396,9 @@ impl DistributedVariable {
         let value = value.take()?;
         self.check_owner(context, update.name())?;
         self.check_value(update.name(), &value)?;
+        if let Some(remote) = &self.shared.remote {
+            return remote.change(update.into(), value);
+        }
         match context.replica() {
             Some(ctx) => self.change_in_step(ctx, update, value),
             None => {

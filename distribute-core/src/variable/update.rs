@@ -2,6 +2,7 @@
 
 use burn::tensor::{DType, Element, TensorData, bf16, f16};
 
+use crate::remote::RemoteChange;
 use crate::{Error, Result};
 
 /// What an update does with the copy and the value.
@@ -10,6 +11,16 @@ pub(super) enum Update {
     Assign,
     Add,
     Sub,
+}
+
+impl From<Update> for RemoteChange {
+    fn from(update: Update) -> Self {
+        match update {
+            Update::Assign => Self::Assign,
+            Update::Add => Self::Add,
+            Update::Sub => Self::Sub,
+        }
+    }
 }
 
 impl Update {

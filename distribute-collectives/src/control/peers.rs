@@ -1,0 +1,148 @@
+//! Connections between processes of a job, for gRPC services of other crates: the same TLS, the
+//! same rule for addresses, the same limit on connections of strangers.
+//!
+//! A service accepts connections with [`PeerListener`]. A connection ends by itself 10 s after it was
+//! opened, or earlier when strangers open many, unless the service calls [`Guard::admit`]
+//! because the peer has proven that it knows the token ([`Security::proof`]).
+
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+
+use crate::control::address::Listener;
+pub use crate::control::connection::{Connection, Guard};
+use crate::control::connection::{Guarded, Strangers, guard};
+use crate::control::security::Security;
+use crate::control::tls::DataTls;
+use crate::error::Result;
+
+/// Connections that are ready and wait for the service.
+const QUEUE: usize = 64;
+/// How often connections of strangers are looked at.
+const LOOK: Duration = Duration::from_secs(1);
+/// The pause after a failed accept (too many open files).
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// A socket that other processes of the job connect to.
+#[derive(Debug)]
+pub struct PeerListener {
+    listener: Listener,
+    tls: Option<DataTls>,
+}
+
+impl PeerListener {
+    /// Listens at `host:port`; port 0 takes a free one.
+    ///
+    /// `task` is the number of the process in its job, for messages.
+    ///
+    /// # Errors
+    /// [`CollectiveError::Address`](crate::CollectiveError::Address) when the address does not
+    /// resolve, is in use, is not one of this host, or is reachable from other hosts although
+    /// `security` has not both a token and TLS; what TLS settings are wrong.
+    pub fn bind(task: usize, address: &str, security: &Security) -> Result<Self> {
+        Ok(Self {
+            listener: Listener::bind(task, address, security)?,
+            tls: security.data_tls()?,
+        })
+    }
+
+    /// The address, with the port that is in use.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.listener.local_addr()
+    }
+
+    /// The connections whose TLS handshake succeeded. Must be called in a tokio runtime; dropping
+    /// the stream closes the socket.
+    ///
+    /// # Errors
+    /// What the operating system says.
+    pub fn incoming(self) -> io::Result<ReceiverStream<io::Result<Connection>>> {
+        accept(self.listener.socket, self.tls, |address, reason| {
+            tracing::warn!(address, reason, "refused a certificate");
+        })
+    }
+}
+
+/// Connects to the address (`host:port`) of a process of the job.
+///
+/// # Errors
+/// What happened, and whether a certificate was not accepted (then it is no use to try again).
+pub async fn connect(
+    address: &str,
+    security: &Security,
+) -> std::result::Result<Connection, (String, bool)> {
+    let tls = security
+        .data_tls()
+        .map_err(|error| (error.to_string(), true))?;
+    Connection::open(address, tls.as_ref()).await
+}
+
+/// Accepts connections and does their TLS handshakes until the stream is dropped; `refused` hears
+/// of the addresses whose certificate was not accepted and why.
+pub(super) fn accept(
+    listener: TcpListener,
+    tls: Option<DataTls>,
+    refused: impl Fn(String, String) + Send + Sync + 'static,
+) -> io::Result<ReceiverStream<io::Result<Connection>>> {
+    listener.set_nonblocking(true)?;
+    let listener = tokio::net::TcpListener::from_std(listener)?;
+    let (ready, receiver) = mpsc::channel(QUEUE);
+    let preparation = Arc::new(Preparation {
+        tls,
+        refused: Box::new(refused),
+    });
+    tokio::spawn(run(listener, preparation, ready));
+    Ok(ReceiverStream::new(receiver))
+}
+
+/// What turns an accepted socket into a connection.
+struct Preparation {
+    tls: Option<DataTls>,
+    refused: Box<dyn Fn(String, String) + Send + Sync>,
+}
+
+async fn run(
+    listener: tokio::net::TcpListener,
+    preparation: Arc<Preparation>,
+    ready: mpsc::Sender<io::Result<Connection>>,
+) {
+    let mut strangers = Strangers::default();
+    loop {
+        let accepted = tokio::select! {
+            accepted = tokio::time::timeout(LOOK, listener.accept()) => accepted,
+            () = ready.closed() => return,
+        };
+        match accepted {
+            Err(_) => strangers.expire(),
+            Ok(Err(error)) => {
+                tracing::warn!(%error, "cannot accept a connection");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+            Ok(Ok((tcp, remote))) => {
+                let guarded = guard(tcp, remote);
+                strangers.add(guarded.guard());
+                tokio::spawn(prepare(preparation.clone(), guarded, ready.clone()));
+            }
+        }
+    }
+}
+
+/// The TLS handshake of one connection; its guard limits how long it takes.
+async fn prepare(
+    preparation: Arc<Preparation>,
+    guarded: Guarded,
+    ready: mpsc::Sender<io::Result<Connection>>,
+) {
+    let address = guarded.guard().remote.to_string();
+    match Connection::accept(guarded, preparation.tls.as_ref()).await {
+        Ok(connection) => {
+            let _ = ready.send(Ok(connection)).await;
+        }
+        Err(None) => tracing::debug!(address, "no TLS handshake"),
+        Err(Some(reason)) => (preparation.refused)(address, reason),
+    }
+}

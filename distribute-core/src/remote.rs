@@ -1,0 +1,246 @@
+//! Training states and variables that live elsewhere: on parameter servers.
+//!
+//! A strategy that has a [`RemoteStore`] hands it what its scope builds. From then on a
+//! [`TrainState`](crate::TrainState) is a copy: the newest values are pulled before every run that
+//! may change it, and [`apply_gradients`](crate::TrainState::apply_gradients) pushes gradients
+//! instead of applying them. Micro-batches are added up and gradients are clipped here, where they
+//! are computed; the optimizer's slots are in the store alone.
+
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use burn::tensor::{Tensor, TensorData};
+
+use crate::optim::Optimizer;
+use crate::{Error, Result};
+
+/// Where a strategy keeps what its scope builds, if that is not this process.
+pub trait RemoteStore: Send + Sync + Debug {
+    /// Takes over the tensors of a training state: makes them, with these initial values, or finds
+    /// those that another process has made. Blocks.
+    ///
+    /// # Errors
+    /// The store's own, and tensors of other shapes than those that are there.
+    fn state(&self, spec: RemoteSpec<'_>) -> Result<Arc<dyn RemoteState>>;
+
+    /// Takes over a variable, in the same way.
+    ///
+    /// # Errors
+    /// As [`state`](Self::state).
+    fn variable(&self, initial: &TensorData) -> Result<Arc<dyn RemoteVariable>>;
+}
+
+/// A training state for a [`RemoteStore`].
+#[derive(Debug)]
+pub struct RemoteSpec<'a> {
+    /// Where it is in the value that the scope built, `generator` for example; empty for the value
+    /// itself.
+    pub path: &'a str,
+    /// The model's tensors in visit order.
+    pub tensors: Vec<RemoteTensor>,
+    /// The rule by which trained tensors are updated; none for a model that is not trained.
+    pub optimizer: Option<&'a dyn Optimizer>,
+}
+
+/// One tensor of a model.
+#[derive(Debug, Clone)]
+pub struct RemoteTensor {
+    /// The name in checkpoints: `model/conv1.weight`.
+    pub name: String,
+    /// The value that was built here.
+    pub value: TensorData,
+    /// Whether the optimizer updates it.
+    pub is_trained: bool,
+}
+
+/// What a copy has of a tensor: how often each of its parts had been changed. Empty for nothing.
+pub type RemoteVersion = Vec<u64>;
+
+/// What [`RemoteState::pull`] found.
+#[derive(Debug, Clone, Default)]
+pub struct RemoteValues {
+    /// The number of updates so far, of the tensor that was updated most.
+    pub step: u64,
+    /// The learning rate, if somebody has set one since the state was built.
+    pub learning_rate: Option<f64>,
+    /// What has changed: the index of the tensor in [`RemoteSpec::tensors`], and what it is now.
+    pub changed: Vec<(usize, RemoteVersion, TensorData)>,
+}
+
+/// What a push did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pushed {
+    /// The gradients were applied, or will be with those of other workers.
+    Applied {
+        /// The number of updates after it.
+        step: u64,
+    },
+    /// They came too late, and nothing was changed.
+    Dropped,
+}
+
+/// A training state in a store.
+pub trait RemoteState: Send + Sync + Debug {
+    /// The values that are newer than the `known` ones (one version per tensor). Blocks.
+    ///
+    /// # Errors
+    /// The store's own.
+    fn pull(&self, known: &[RemoteVersion]) -> Result<RemoteValues>;
+
+    /// Applies gradients, one per trained tensor, that were computed at the versions `base`.
+    /// Without a gradient a tensor is left alone. Blocks.
+    ///
+    /// # Errors
+    /// The store's own.
+    fn push(&self, gradients: Vec<Option<TensorData>>, base: &[RemoteVersion]) -> Result<Pushed>;
+
+    /// Sets the learning rate of the next updates, whoever makes them.
+    ///
+    /// # Errors
+    /// The store's own.
+    fn set_learning_rate(&self, learning_rate: f64) -> Result<()>;
+
+    /// The number of updates, and all tensors with the slots under their names in checkpoints.
+    ///
+    /// # Errors
+    /// The store's own.
+    fn save(&self) -> Result<(u64, BTreeMap<String, TensorData>)>;
+
+    /// Puts a checkpoint's tensors and slots back; slots that it does not hold start at zero.
+    ///
+    /// # Errors
+    /// The store's own.
+    fn restore(&self, tensors: &BTreeMap<String, TensorData>, step: u64) -> Result<()>;
+}
+
+/// What is done to a variable in a store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RemoteChange {
+    /// It becomes the value.
+    Assign,
+    /// The value is added.
+    Add,
+    /// The value is subtracted.
+    Sub,
+}
+
+/// A variable in a store. Shapes and types of values have been checked.
+pub trait RemoteVariable: Send + Sync + Debug {
+    /// The value now. Blocks.
+    ///
+    /// # Errors
+    /// The store's own.
+    fn read(&self) -> Result<TensorData>;
+
+    /// Changes it. Blocks.
+    ///
+    /// # Errors
+    /// The store's own.
+    fn change(&self, change: RemoteChange, value: TensorData) -> Result<()>;
+}
+
+/// The path of a field: `outer.field`. For `#[derive(Replicate)]`.
+pub fn join(path: &str, field: &str) -> String {
+    match path {
+        "" => field.to_string(),
+        _ => format!("{path}.{field}"),
+    }
+}
+
+/// The tensors of a model in visit order.
+pub(crate) fn tensors_of(model: &impl Module) -> Result<Vec<RemoteTensor>> {
+    let mut collect = Collect::default();
+    model.visit(&mut collect);
+    collect.error.map_or(Ok(collect.found), Err)
+}
+
+/// The model with these values in place of some of its own, by index in visit order.
+pub(crate) fn with_values<M: Module>(
+    model: M,
+    values: impl IntoIterator<Item = (usize, TensorData)>,
+) -> Result<M> {
+    let mut put = Put {
+        values: values.into_iter().collect(),
+        next: 0,
+        error: None,
+    };
+    let model = model.map(&mut put);
+    put.error.map_or(Ok(model), Err)
+}
+
+/// A model that is not trained, with the values that the store has of it.
+pub(crate) fn shared<M: Module>(model: M, store: &dyn RemoteStore, path: &str) -> Result<M> {
+    let tensors = tensors_of(&model)?;
+    let known = vec![RemoteVersion::new(); tensors.len()];
+    let state = store.state(RemoteSpec {
+        path,
+        tensors,
+        optimizer: None,
+    })?;
+    let changed = state.pull(&known)?.changed.into_iter();
+    with_values(model, changed.map(|(index, _, value)| (index, value)))
+}
+
+#[derive(Default)]
+struct Collect {
+    path: Vec<String>,
+    found: Vec<RemoteTensor>,
+    error: Option<Error>,
+}
+
+impl ModuleVisitor for Collect {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.path.push(name.to_string());
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let tensor = param.val();
+        let is_trained = tensor.is_require_grad();
+        match tensor.inner().try_into_data() {
+            Ok(value) => self.found.push(RemoteTensor {
+                name: format!("model/{}", self.path.join(".")),
+                value,
+                is_trained,
+            }),
+            Err(error) => self.error = Some(Error::step(error)),
+        }
+    }
+}
+
+struct Put {
+    values: BTreeMap<usize, TensorData>,
+    next: usize,
+    error: Option<Error>,
+}
+
+impl ModuleMapper for Put {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let value = self.values.remove(&self.next);
+        self.next += 1;
+        let Some(value) = value else {
+            return param;
+        };
+        let (id, tensor, mapper) = param.consume();
+        if *value.shape() != tensor.shape() {
+            self.error.get_or_insert(Error::Shape {
+                op: "pull",
+                expected: tensor.shape().to_vec(),
+                found: value.shape().to_vec(),
+            });
+            return Param::from_mapped_value(id, tensor, mapper);
+        }
+        let options = (&tensor.device().without_autodiff(), tensor.dtype());
+        let newer = Tensor::from_inner(Tensor::from_data(value, options));
+        let newer = match tensor.is_require_grad() {
+            true => newer.require_grad(),
+            false => newer,
+        };
+        Param::from_mapped_value(id, newer, mapper)
+    }
+}

@@ -1,0 +1,156 @@
+//! A training state whose tensors and slots live in a [`RemoteStore`].
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use burn::module::Module;
+use burn::tensor::TensorData;
+
+use super::{Applied, TrainState};
+use crate::remote::{
+    Pushed, RemoteSpec, RemoteState, RemoteStore, RemoteVersion, tensors_of, with_values,
+};
+use crate::{Error, Gradients, Mirrored, Result};
+
+/// The state's place in the store, and what of it is here.
+#[derive(Debug, Clone)]
+pub(super) struct Remote {
+    state: Arc<dyn RemoteState>,
+    /// Of the model's tensors in visit order.
+    known: Vec<RemoteVersion>,
+    is_trained: Arc<[bool]>,
+    /// A learning rate that was set here and that the store does not know yet.
+    pub(super) learning_rate: Option<f64>,
+}
+
+impl Remote {
+    /// The versions of the trained tensors.
+    fn base(&self) -> Vec<RemoteVersion> {
+        let all = self.known.iter().zip(&*self.is_trained);
+        let trained = all.filter(|(_, is_trained)| **is_trained);
+        trained.map(|(version, _)| version.clone()).collect()
+    }
+
+    fn send_learning_rate(&mut self) -> Result<()> {
+        if let Some(learning_rate) = self.learning_rate {
+            self.state.set_learning_rate(learning_rate)?;
+            self.learning_rate = None;
+        }
+        Ok(())
+    }
+}
+
+impl<M> TrainState<M> {
+    /// Whether tensors and slots live elsewhere, and this is a copy.
+    pub fn is_remote(&self) -> bool {
+        self.remote.is_some()
+    }
+
+    /// Sends gradients where the state lives; the values here stay as they are.
+    pub(super) fn push(&mut self, mut gradients: Gradients) -> Result<Applied> {
+        if let Some(clip_norm) = self.clip_norm {
+            gradients.clip_by_global_norm(clip_norm)?;
+        }
+        let Some(remote) = &mut self.remote else {
+            return Err(Error::invalid("push: the state is not remote"));
+        };
+        remote.send_learning_rate()?;
+        match remote.state.push(gradients.into_values(), &remote.base())? {
+            Pushed::Applied { step } => {
+                self.step = self.step.max(step);
+                Ok(Applied::Updated)
+            }
+            Pushed::Dropped => Ok(Applied::Dropped),
+        }
+    }
+
+    /// What a checkpoint holds, if it lives elsewhere.
+    pub(super) fn saved_remotely(&self) -> Option<Result<(u64, BTreeMap<String, TensorData>)>> {
+        Some(self.remote.as_ref()?.state.save())
+    }
+}
+
+impl<M: Module> TrainState<M> {
+    /// Takes over the newest values, if the state lives on parameter servers; does nothing under
+    /// other strategies, and between the micro-batches of one update.
+    ///
+    /// A run with `&mut Mirrored<TrainState<_>>` does this first. A step that applies gradients
+    /// several times calls it in between, so that the second gradient is one of the updated model.
+    /// Blocks.
+    ///
+    /// # Errors
+    /// Those of the store; the state is unchanged then.
+    pub fn refresh(&mut self) -> Result<()> {
+        let is_between = self.is_accumulating();
+        let Some(remote) = self.remote.as_mut().filter(|_| !is_between) else {
+            return Ok(());
+        };
+        remote.send_learning_rate()?;
+        let pulled = remote.state.pull(&remote.known)?;
+        if !pulled.changed.is_empty() {
+            let changed = pulled.changed.iter();
+            let changed = changed.map(|(index, _, value)| (*index, value.clone()));
+            self.model = with_values(self.model.clone(), changed)?;
+        }
+        for (index, version, _) in pulled.changed {
+            if let Some(known) = remote.known.get_mut(index) {
+                *known = version;
+            }
+        }
+        self.step = pulled.step;
+        self.learning_rate = pulled.learning_rate.unwrap_or(self.learning_rate);
+        Ok(())
+    }
+
+    /// Hands the tensors to a store and takes over what it has of them.
+    pub(super) fn attach(&mut self, store: &dyn RemoteStore, path: &str) -> Result<()> {
+        if let Some(layer) = &self.batch_norm {
+            return Err(Error::invalid(format!(
+                "the layer `{layer}` is a batch normalization: its running statistics would \
+                 differ between workers that train asynchronously and are on no server; use a \
+                 layer or group normalization"
+            )));
+        }
+        let tensors = tensors_of(&self.model)?;
+        let is_trained: Arc<[bool]> = tensors.iter().map(|tensor| tensor.is_trained).collect();
+        let state = store.state(RemoteSpec {
+            path,
+            tensors,
+            optimizer: Some(&*self.optimizer),
+        })?;
+        self.remote = Some(Remote {
+            state,
+            known: vec![RemoteVersion::new(); is_trained.len()],
+            is_trained,
+            learning_rate: None,
+        });
+        self.refresh()
+    }
+
+    /// Puts a checkpoint's tensors where the state lives; they have been checked.
+    pub(super) fn load_remotely(
+        &mut self,
+        tensors: &BTreeMap<String, TensorData>,
+        step: u64,
+    ) -> Result<()> {
+        self.accumulated = None;
+        if let Some(remote) = &self.remote {
+            remote.state.restore(tensors, step)?;
+        }
+        self.refresh()?;
+        self.step = step;
+        Ok(())
+    }
+}
+
+impl<T: crate::Replicate> Mirrored<T> {
+    /// Takes over the newest values of what lives on parameter servers; does nothing under other
+    /// strategies. Evaluation outside of a run, and runs with `&Mirrored`, see the values of the
+    /// last call or of the last run with `&mut Mirrored`. Blocks.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub fn refresh(&mut self) -> Result<()> {
+        self.values.iter_mut().try_for_each(T::refresh_remote)
+    }
+}

@@ -1,0 +1,225 @@
+//! The connection to one server: calls with a deadline, repeated once when the connection broke.
+
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use hyper::body::Incoming;
+use prost::Message;
+
+use crate::client::ClientOptions;
+use crate::error::{PsError, Result};
+use crate::generated as wire;
+use crate::rpc::message::{Outgoing, ReadError, Reader, call};
+use crate::rpc::{Channel, ConnectError, RpcOptions};
+use crate::wire_error::from_status;
+
+/// How long a broken connection may take to come back.
+const RECONNECT: Duration = Duration::from_secs(2);
+/// The pause between attempts while a server does not listen yet.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// One server as the client knows it.
+#[derive(Debug)]
+pub(super) struct Server {
+    pub(super) index: usize,
+    pub(super) address: String,
+    rpc: RpcOptions,
+    timeout: Duration,
+    channel: tokio::sync::Mutex<Option<Channel>>,
+}
+
+/// One call: what is sent, and which sizes of tensors come back.
+pub(super) struct Call<H, S> {
+    pub(super) op: &'static str,
+    pub(super) path: &'static str,
+    pub(super) header: H,
+    pub(super) payload: Vec<Bytes>,
+    /// The bytes of each tensor of the reply, or what is wrong with its header.
+    pub(super) sizes: S,
+    /// Whether a repetition does what one call does.
+    pub(super) may_repeat: bool,
+}
+
+/// A reply without a payload.
+pub(super) fn no_payload<R>(_: &R) -> Result<Vec<u64>, String> {
+    Ok(Vec::new())
+}
+
+impl Server {
+    pub(super) fn new(index: usize, address: String, options: &ClientOptions) -> Self {
+        let rpc = RpcOptions {
+            security: options.security.clone(),
+            keepalive_interval: options.keepalive_interval,
+            keepalive_timeout: options.keepalive_timeout,
+            ..RpcOptions::default()
+        };
+        Self {
+            index,
+            address,
+            rpc,
+            timeout: options.timeout,
+            channel: tokio::sync::Mutex::default(),
+        }
+    }
+
+    pub(super) fn unavailable(&self, reason: impl Into<String>) -> PsError {
+        PsError::Unavailable {
+            server: self.index,
+            address: self.address.clone(),
+            reason: reason.into(),
+        }
+    }
+
+    fn connect_error(&self, error: ConnectError) -> PsError {
+        match error {
+            ConnectError::Refused(reason) => PsError::Refused {
+                address: self.address.clone(),
+                reason,
+            },
+            ConnectError::Unavailable(reason) => self.unavailable(reason),
+        }
+    }
+
+    /// Waits until the server listens.
+    pub(super) async fn connect(&self, limit: Duration) -> Result<()> {
+        let begin = Instant::now();
+        loop {
+            let left = limit.saturating_sub(begin.elapsed());
+            let attempt = Channel::connect(&self.address, &self.rpc, left.min(RECONNECT)).await;
+            match attempt {
+                Ok(channel) => {
+                    *self.channel.lock().await = Some(channel);
+                    return Ok(());
+                }
+                Err(ConnectError::Unavailable(_)) if begin.elapsed() + PAUSE < limit => {
+                    tokio::time::sleep(PAUSE).await;
+                }
+                Err(error) => return Err(self.connect_error(error)),
+            }
+        }
+    }
+
+    /// The open connection, or a new one.
+    async fn channel(&self) -> Result<Channel> {
+        let mut place = self.channel.lock().await;
+        if let Some(channel) = &*place
+            && channel.closed().is_none()
+        {
+            return Ok(channel.clone());
+        }
+        let opened = Channel::connect(&self.address, &self.rpc, RECONNECT).await;
+        let channel = opened.map_err(|error| self.connect_error(error))?;
+        *place = Some(channel.clone());
+        Ok(channel)
+    }
+
+    /// Makes a call.
+    pub(super) async fn call<R, H, S>(&self, call: Call<H, S>) -> Result<(R, Vec<Vec<u8>>)>
+    where
+        R: Message + Default,
+        H: Message,
+        S: Fn(&R) -> Result<Vec<u64>, String>,
+    {
+        let op = call.op;
+        match tokio::time::timeout(self.timeout, self.call_or_repeat(call)).await {
+            Ok(done) => done,
+            Err(_) => Err(PsError::Timeout {
+                op,
+                server: self.index,
+                address: self.address.clone(),
+                waited: self.timeout,
+            }),
+        }
+    }
+
+    async fn call_or_repeat<R, H, S>(&self, call: Call<H, S>) -> Result<(R, Vec<Vec<u8>>)>
+    where
+        R: Message + Default,
+        H: Message,
+        S: Fn(&R) -> Result<Vec<u64>, String>,
+    {
+        let mut may_repeat = call.may_repeat;
+        loop {
+            let mut channel = self.channel().await?;
+            let failed = match exchange(&mut channel, &call).await {
+                Ok(reply) => return Ok(reply),
+                Err(failed) => failed,
+            };
+            let reason = match failed {
+                ReadError::Status(status) => {
+                    return Err(from_status(&status, self.index, &self.address));
+                }
+                ReadError::Nonsense(what) => {
+                    let address = self.address.clone();
+                    return Err(PsError::Protocol { address, what });
+                }
+                ReadError::Broken(reason) => channel.closed().unwrap_or(reason),
+            };
+            // A server that hangs would let a repetition wait once more.
+            if !may_repeat || reason.contains("keep-alive") {
+                return Err(self.unavailable(reason));
+            }
+            may_repeat = false;
+        }
+    }
+
+    /// A call whose reply has no payload.
+    pub(super) async fn ask<R: Message + Default>(
+        &self,
+        op: &'static str,
+        path: &'static str,
+        header: impl Message,
+        payload: Vec<Bytes>,
+    ) -> Result<R> {
+        let call = Call {
+            op,
+            path,
+            header,
+            payload,
+            sizes: no_payload,
+            may_repeat: true,
+        };
+        self.call(call).await.map(|(reply, _)| reply)
+    }
+
+    /// [`wire::Control`] and other calls without an answer.
+    pub(super) async fn tell(
+        &self,
+        op: &'static str,
+        path: &'static str,
+        header: impl Message,
+    ) -> Result<()> {
+        let reply = self.ask::<wire::Empty>(op, path, header, Vec::new()).await;
+        reply.map(drop)
+    }
+}
+
+/// One attempt.
+async fn exchange<R, H, S>(
+    channel: &mut Channel,
+    request: &Call<H, S>,
+) -> Result<(R, Vec<Vec<u8>>), ReadError>
+where
+    R: Message + Default,
+    H: Message,
+    S: Fn(&R) -> Result<Vec<u64>, String>,
+{
+    let outgoing = Outgoing::new(&request.header, request.payload.clone());
+    let mut reader: Reader<Incoming> = call(channel, request.path, outgoing).await?;
+    let header: R = reader.header().await?;
+    let sizes = (request.sizes)(&header).map_err(ReadError::Nonsense)?;
+    let mut tensors = Vec::with_capacity(sizes.len());
+    for size in sizes {
+        let capacity = usize::try_from(size).unwrap_or(usize::MAX);
+        let mut bytes: Vec<u8> = Vec::new();
+        if bytes.try_reserve_exact(capacity).is_err() {
+            return Err(ReadError::Nonsense(format!("no memory for {size} bytes")));
+        }
+        reader
+            .payload(size, |piece| bytes.extend_from_slice(&piece))
+            .await?;
+        tensors.push(bytes);
+    }
+    reader.end().await?;
+    Ok((header, tensors))
+}

@@ -1,0 +1,206 @@
+//! Cuts values and gradients along the shards, and puts what comes back together.
+
+use burn::tensor::{DType, Shape, TensorData};
+use bytes::Bytes;
+
+use crate::error::{PsError, Result};
+use crate::generated as wire;
+use crate::placement::ShardPlacement;
+use crate::server::elements;
+use crate::update::Gradient;
+use crate::variable::VariableRef;
+
+/// Lets a tensor's bytes be sent from where they lie.
+struct Lent(burn::tensor::Bytes);
+
+impl AsRef<[u8]> for Lent {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+pub(super) fn lend(data: TensorData) -> Bytes {
+    Bytes::from_owner(Lent(data.into_bytes()))
+}
+
+/// A part of a request for one server.
+pub(super) struct Piece {
+    pub(super) server: usize,
+    /// The shard's number within its variable.
+    pub(super) shard: usize,
+    pub(super) part: wire::Part,
+    pub(super) payload: Vec<Bytes>,
+}
+
+impl VariableRef {
+    /// Bytes of one row (of the only element for a scalar).
+    pub(super) fn row_bytes(&self) -> usize {
+        let others = self.shape().get(1..).unwrap_or_default();
+        others.iter().product::<usize>() * self.dtype().size()
+    }
+
+    pub(super) fn shard_bytes(&self, shard: &ShardPlacement) -> usize {
+        shard.rows * self.row_bytes()
+    }
+
+    fn check(
+        &self,
+        op: &'static str,
+        dtype: DType,
+        expected: &[usize],
+        found: &TensorData,
+    ) -> Result<()> {
+        if found.dtype() != dtype {
+            return Err(PsError::DType {
+                op,
+                name: self.name().to_string(),
+                expected: format!("{dtype:?}"),
+                found: format!("{:?}", found.dtype()),
+            });
+        }
+        if found.shape()[..] != *expected {
+            return Err(PsError::Shape {
+                op,
+                name: self.name().to_string(),
+                expected: expected.to_vec(),
+                found: found.shape().to_vec(),
+            });
+        }
+        Ok(())
+    }
+
+    /// A value of the whole variable, cut along its shards.
+    pub(super) fn cut(
+        &self,
+        op: &'static str,
+        value: TensorData,
+        base: &[u64],
+        bf16: bool,
+    ) -> Result<Vec<Piece>> {
+        self.check(op, self.dtype(), self.shape(), &value)?;
+        let bytes = lend(value);
+        let dtype = elements::name(self.dtype())?;
+        let bf16 = bf16 && self.dtype() == DType::F32;
+        let shards = self.placement().shards.iter().zip(&self.0.ids).enumerate();
+        let pieces = shards.map(|(number, (shard, id))| {
+            let begin = shard.offset * self.row_bytes();
+            let slice = bytes.slice(begin..begin + self.shard_bytes(shard));
+            let payload = narrowed(slice, bf16);
+            Piece {
+                server: shard.server,
+                shard: number,
+                part: wire::Part {
+                    id: *id,
+                    base: base.get(number).copied(),
+                    rows: None,
+                    bytes: payload.len() as u64,
+                    dtype: if bf16 { "bf16" } else { dtype }.to_string(),
+                },
+                payload: vec![payload],
+            }
+        });
+        Ok(pieces.collect())
+    }
+
+    /// A gradient, cut along the shards that it concerns.
+    pub(super) fn cut_gradient(
+        &self,
+        gradient: Gradient,
+        base: &[u64],
+        bf16: bool,
+    ) -> Result<Vec<Piece>> {
+        let (ids, rows) = match gradient {
+            Gradient::Dense(value) => return self.cut("push", value, base, bf16),
+            Gradient::Sparse { ids, rows } => (ids, rows),
+        };
+        let mut expected = self.shape().to_vec();
+        match expected.first_mut() {
+            Some(first) => *first = ids.len(),
+            None => return Err(PsError::invalid("push: a scalar has no rows")),
+        }
+        self.check("push", self.dtype(), &expected, &rows)?;
+        self.check_ids(&ids)?;
+        let bytes = lend(rows);
+        let dtype = elements::name(self.dtype())?;
+        let bf16 = bf16 && self.dtype() == DType::F32;
+        let mut pieces = Vec::new();
+        let shards = self.placement().shards.iter().zip(&self.0.ids).enumerate();
+        for (number, (shard, id)) in shards {
+            let Some((numbers, values)) = self.rows_of(shard, &ids, &bytes) else {
+                continue;
+            };
+            let values = narrowed(values, bf16);
+            pieces.push(Piece {
+                server: shard.server,
+                shard: number,
+                part: wire::Part {
+                    id: *id,
+                    base: base.get(number).copied(),
+                    rows: Some(numbers.len() as u64 / 8),
+                    bytes: values.len() as u64,
+                    dtype: if bf16 { "bf16" } else { dtype }.to_string(),
+                },
+                payload: vec![numbers, values],
+            });
+        }
+        Ok(pieces)
+    }
+
+    /// The ids (within the shard) and rows that belong to a shard; `None` if there are none.
+    fn rows_of(
+        &self,
+        shard: &ShardPlacement,
+        ids: &[u64],
+        bytes: &Bytes,
+    ) -> Option<(Bytes, Bytes)> {
+        let range = shard.offset as u64..(shard.offset + shard.rows) as u64;
+        let width = self.row_bytes();
+        let mut numbers = Vec::new();
+        let mut values = Vec::new();
+        if ids.iter().all(|id| range.contains(id)) {
+            let local = ids.iter().flat_map(|id| (id - range.start).to_le_bytes());
+            let numbers: Vec<u8> = local.collect();
+            return (!ids.is_empty()).then(|| (numbers.into(), bytes.clone()));
+        }
+        for (index, id) in ids.iter().enumerate() {
+            if range.contains(id) {
+                numbers.extend((id - range.start).to_le_bytes());
+                values.extend_from_slice(&bytes[index * width..(index + 1) * width]);
+            }
+        }
+        (!numbers.is_empty()).then(|| (numbers.into(), values.into()))
+    }
+
+    pub(super) fn check_ids(&self, ids: &[u64]) -> Result<()> {
+        let rows = self.shape().first().copied().unwrap_or(0) as u64;
+        match ids.iter().find(|id| **id >= rows) {
+            None => Ok(()),
+            Some(row) => Err(PsError::Row {
+                name: self.name().to_string(),
+                row: *row,
+                rows,
+            }),
+        }
+    }
+
+    /// The tensor of all shards' bytes.
+    pub(super) fn join(&self, mut shards: Vec<Vec<u8>>) -> TensorData {
+        let bytes = match shards.len() {
+            1 => shards.swap_remove(0),
+            _ => shards.concat(),
+        };
+        tensor(bytes, self.shape().to_vec(), self.dtype())
+    }
+}
+
+fn narrowed(bytes: Bytes, bf16: bool) -> Bytes {
+    match bf16 {
+        true => elements::narrow(&bytes).into(),
+        false => bytes,
+    }
+}
+
+/// A tensor of these bytes.
+pub(super) fn tensor(bytes: Vec<u8>, shape: Vec<usize>, dtype: DType) -> TensorData {
+    TensorData::from_bytes_vec(bytes, Shape::from(shape), dtype)
+}

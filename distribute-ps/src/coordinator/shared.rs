@@ -1,0 +1,480 @@
+//! What the callers' threads and the connections to the workers share.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use tokio::sync::{Notify, watch};
+
+use super::options::CoordinatorOptions;
+use super::queue::{ClosureQueue, Handed, Lost, Refusal};
+use super::remote_value::{RemoteValue, Slot};
+use crate::error::{PsError, Result};
+use crate::update::RunId;
+
+/// How many closures that failed or were lost are remembered for the servers.
+const WITHOUT_UPDATES_MAX: usize = 1024;
+
+/// One call of a step, as it was scheduled.
+#[derive(Debug)]
+pub(super) struct Closure {
+    pub(super) step: Arc<str>,
+    pub(super) arguments: Bytes,
+    pub(super) datasets: Vec<(String, u64)>,
+    /// Nobody may want the result.
+    slot: Weak<Slot>,
+}
+
+impl Closure {
+    pub(super) fn end(&self, outcome: Result<Bytes>) {
+        if let Some(slot) = self.slot.upgrade() {
+            slot.set(outcome);
+        }
+    }
+}
+
+/// What all connections watch.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Orders {
+    /// Closures with a smaller id are to stop.
+    pub(super) cancelled_below: u64,
+    /// The coordinator ends: why it gave up, or empty.
+    pub(super) finish: Option<String>,
+}
+
+/// A worker as the coordinator sees it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum WorkerStatus {
+    /// It runs closures, or waits for one.
+    Connected,
+    /// It cannot be reached: it has not started yet, or it was lost. Why, in words.
+    Absent(String),
+    /// It is not a worker of this job: another token, version or program. Why, in words.
+    Refused(String),
+}
+
+#[derive(Debug)]
+pub(super) struct State {
+    pub(super) queue: ClosureQueue<Arc<Closure>, PsError>,
+    workers: Vec<WorkerStatus>,
+    /// How often each dataset was made anew.
+    datasets: BTreeMap<String, u64>,
+    /// Since when no worker is connected.
+    unattended: Option<Instant>,
+    /// When the last closure ended.
+    progress: Instant,
+    ended: u64,
+    /// Closures whose updates nobody should wait for, until the servers are told.
+    without_updates: Vec<u64>,
+}
+
+impl State {
+    /// Remembers so many at most; the mark below which all have ended covers the others.
+    fn note_without_updates(&mut self, closure: u64) {
+        if self.without_updates.len() < WITHOUT_UPDATES_MAX {
+            self.without_updates.push(closure);
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) run: RunId,
+    pub(super) options: CoordinatorOptions,
+    pub(super) addresses: Vec<String>,
+    pub(super) parameter_servers: Vec<String>,
+    pub(super) steps: Vec<String>,
+    state: Mutex<State>,
+    /// Anything that a waiting caller may want to know.
+    changed: Condvar,
+    /// A closure is there to be taken.
+    work: Notify,
+    pub(super) orders: watch::Sender<Orders>,
+}
+
+impl Shared {
+    pub(super) fn new(
+        run: RunId,
+        options: CoordinatorOptions,
+        (addresses, parameter_servers): (Vec<String>, Vec<String>),
+        steps: Vec<String>,
+    ) -> Self {
+        let absent = WorkerStatus::Absent("it has not been reached yet".to_string());
+        let state = State {
+            queue: ClosureQueue::new(options.queue_limits()),
+            workers: vec![absent; addresses.len()],
+            datasets: BTreeMap::new(),
+            unattended: Some(Instant::now()),
+            progress: Instant::now(),
+            ended: 0,
+            without_updates: Vec::new(),
+        };
+        Self {
+            run,
+            options,
+            addresses,
+            parameter_servers,
+            steps,
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+            work: Notify::new(),
+            orders: watch::Sender::new(Orders::default()),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // No code of others runs under the lock.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait<'a>(&self, state: MutexGuard<'a, State>, limit: Duration) -> MutexGuard<'a, State> {
+        let waited = self.changed.wait_timeout(state, limit);
+        waited.unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    // What callers do.
+
+    /// Queues a closure, when there is room.
+    pub(super) fn schedule(&self, step: &str, arguments: Bytes) -> Result<RemoteValue> {
+        let begun = Instant::now();
+        let step: Arc<str> = step.into();
+        let slot = Arc::new(Slot::default());
+        let mut state = self.surface()?;
+        loop {
+            let datasets = state.datasets.clone().into_iter().collect();
+            let closure = Closure {
+                step: step.clone(),
+                arguments: arguments.clone(),
+                datasets,
+                slot: Arc::downgrade(&slot),
+            };
+            match state.queue.push(arguments.len(), |_| Arc::new(closure)) {
+                Ok(closure) => {
+                    drop(state);
+                    self.work.notify_one();
+                    return Ok(RemoteValue {
+                        closure,
+                        step,
+                        slot,
+                    });
+                }
+                Err(Refusal::Stopped) => return Err(PsError::Stopped),
+                Err(Refusal::Failing) => {
+                    drop(state);
+                    state = self.surface()?;
+                }
+                Err(Refusal::Full) => {
+                    let since = state.progress.max(begun);
+                    let limit = self.options.schedule_timeout;
+                    let left = limit.saturating_sub(since.elapsed());
+                    if left.is_zero() {
+                        return Err(self.no_room(&state, limit));
+                    }
+                    state = self.wait(state, left);
+                }
+            }
+        }
+    }
+
+    fn no_room(&self, state: &State, waited: Duration) -> PsError {
+        let (queued, running) = (state.queue.queued(), state.queue.running().count());
+        PsError::Deadline {
+            op: "schedule",
+            waited,
+            reason: format!(
+                "{queued} closures wait, {running} run, and none has ended; look at the workers, \
+                 or raise `CoordinatorOptions::schedule_timeout`"
+            ),
+        }
+    }
+
+    /// Waits until everything that was scheduled before has ended.
+    pub(super) fn join(&self, timeout: Option<Duration>) -> Result<()> {
+        let begun = Instant::now();
+        let mut state = self.surface()?;
+        let cutoff = state.queue.next_id();
+        while state.queue.first_unfinished() < cutoff {
+            let left = timeout.map(|limit| limit.saturating_sub(begun.elapsed()));
+            if left.is_some_and(|left| left.is_zero()) {
+                return Err(Self::unfinished(&state, begun.elapsed()));
+            }
+            state = self.wait(state, left.unwrap_or(Duration::from_secs(3600)));
+            if state.queue.is_failing() {
+                drop(state);
+                state = self.surface()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn unfinished(state: &State, waited: Duration) -> PsError {
+        let (queued, running) = (state.queue.queued(), state.queue.running().count());
+        PsError::Deadline {
+            op: "join",
+            waited,
+            reason: format!("{queued} closures wait and {running} run"),
+        }
+    }
+
+    /// Whether nothing is queued and nothing runs.
+    pub(super) fn done(&self) -> Result<bool> {
+        Ok(self.surface()?.queue.is_idle())
+    }
+
+    /// Counts a dataset's generation up.
+    pub(super) fn renew_dataset(&self, name: &str) -> Result<()> {
+        let mut state = self.surface()?;
+        *state.datasets.entry(name.to_string()).or_default() += 1;
+        Ok(())
+    }
+
+    /// Returns the lock when no error waits. Otherwise cancels everything, waits until nothing
+    /// runs, and returns the error; the queue is as new then.
+    fn surface(&self) -> Result<MutexGuard<'_, State>> {
+        let mut state = self.state();
+        while state.queue.is_cancelling() {
+            // Another call surfaces the error.
+            state = self.wait(state, Duration::from_secs(3600));
+        }
+        let Some(cancellation) = state.queue.begin_cancelling() else {
+            return Ok(state);
+        };
+        for closure in cancellation.queued {
+            closure.end(Err(PsError::Cancelled));
+        }
+        self.cancel_running(&state);
+        let begun = Instant::now();
+        loop {
+            if let Some(error) = state.queue.end_cancelling() {
+                self.changed.notify_all();
+                return Err(error);
+            }
+            let left = self.options.cancel_timeout.saturating_sub(begun.elapsed());
+            if left.is_zero() {
+                self.give_up_running(&mut state);
+            } else {
+                state = self.wait(state, left);
+            }
+        }
+    }
+
+    /// Does not wait any longer for closures that were told to stop.
+    fn give_up_running(&self, state: &mut State) {
+        let running: Vec<_> = state
+            .queue
+            .running()
+            .map(|(id, c)| (id, c.clone()))
+            .collect();
+        for (id, closure) in running {
+            state.queue.abandoned(id);
+            closure.end(Err(PsError::Cancelled));
+        }
+        self.cancel_running(state);
+    }
+
+    /// Wakes all connections. One that hears of it late, when it has a newer closure, must not
+    /// cancel that.
+    fn cancel_running(&self, state: &State) {
+        let next = state.queue.next_id();
+        self.orders
+            .send_modify(|orders| orders.cancelled_below = next);
+    }
+
+    /// Waits until a worker is connected, or one is there that cannot be used.
+    pub(super) fn wait_for_worker(&self) -> Result<()> {
+        let begun = Instant::now();
+        let limit = self.options.connect_timeout;
+        let mut state = self.state();
+        loop {
+            if state.queue.is_failing() {
+                drop(state);
+                return self.surface().map(drop);
+            }
+            if state.workers.contains(&WorkerStatus::Connected) {
+                return Ok(());
+            }
+            let left = limit.saturating_sub(begun.elapsed());
+            if left.is_zero() {
+                return Err(self.nobody(&state, limit));
+            }
+            state = self.wait(state, left);
+        }
+    }
+
+    /// Everything that has not run is cancelled, and nothing is taken any more.
+    pub(super) fn stop(&self, failure: String) {
+        let mut state = self.state();
+        for closure in state.queue.stop() {
+            closure.end(Err(PsError::Cancelled));
+        }
+        self.changed.notify_all();
+        drop(state);
+        self.orders
+            .send_modify(|orders| orders.finish = Some(failure));
+    }
+
+    /// Nothing runs or will run for this coordinator any more.
+    pub(super) fn abandon(&self) {
+        let mut state = self.state();
+        let queued = state.queue.stop();
+        let running = state.queue.running().map(|(_, closure)| closure.clone());
+        for closure in running.chain(queued) {
+            closure.end(Err(PsError::Cancelled));
+        }
+    }
+
+    // What everybody may ask.
+
+    pub(super) fn worker_statuses(&self) -> Vec<WorkerStatus> {
+        self.state().workers.clone()
+    }
+
+    /// What the servers should know: the closures that were lost or failed since the last call,
+    /// and the first one that has not ended.
+    pub(super) fn news_for_servers(&self) -> (Vec<u64>, u64) {
+        let mut state = self.state();
+        let lost = std::mem::take(&mut state.without_updates);
+        (lost, state.queue.first_unfinished())
+    }
+
+    pub(super) fn ended(&self) -> u64 {
+        self.state().ended
+    }
+
+    // What connections do.
+
+    /// The next closure for a worker that has none.
+    pub(super) async fn take(&self) -> Handed<Arc<Closure>> {
+        loop {
+            let notified = self.work.notified();
+            tokio::pin!(notified);
+            // From here on nothing is missed.
+            notified.as_mut().enable();
+            let handed = {
+                let mut state = self.state();
+                let handed = state.queue.take();
+                if handed.is_some() && state.queue.queued() > 0 {
+                    // One notification may have stood for several closures.
+                    self.work.notify_one();
+                }
+                handed
+            };
+            if let Some(handed) = handed {
+                self.changed.notify_all();
+                return handed;
+            }
+            notified.await;
+        }
+    }
+
+    /// A closure has ended, well or not.
+    pub(super) fn closure_ended(&self, id: u64, closure: &Closure, outcome: Result<Bytes>) {
+        let mut state = self.state();
+        // Before anybody can see that it has ended.
+        closure.end(outcome.clone());
+        match outcome {
+            Ok(_) => state.queue.finished(id),
+            Err(error) => {
+                state.note_without_updates(id);
+                state.queue.failed(id, error)
+            }
+        };
+        state.progress = Instant::now();
+        state.ended += 1;
+        self.changed.notify_all();
+    }
+
+    /// The worker of a closure was lost.
+    pub(super) fn closure_lost(&self, id: u64, worker: usize, reason: &str) {
+        let mut state = self.state();
+        state.note_without_updates(id);
+        match state.queue.lost(id) {
+            Lost::Requeued => self.work.notify_one(),
+            Lost::Cancelled(closure) => closure.end(Err(PsError::Cancelled)),
+            Lost::GivenUp(closure) => {
+                let error = PsError::LostTooOften {
+                    step: closure.step.to_string(),
+                    closure: id,
+                    attempts: self.options.max_attempts,
+                    worker,
+                    reason: reason.to_string(),
+                };
+                closure.end(Err(error.clone()));
+                state.queue.failed(id, error);
+            }
+            Lost::Unknown => {}
+        }
+        self.changed.notify_all();
+    }
+
+    /// Whether a closure that a worker runs still counts as running.
+    pub(super) fn is_wanted(&self, id: u64) -> bool {
+        self.state()
+            .queue
+            .running()
+            .any(|(running, _)| running == id)
+    }
+
+    /// What is known of a worker now.
+    pub(super) fn set_status(&self, worker: usize, status: WorkerStatus) {
+        let mut state = self.state();
+        if let WorkerStatus::Refused(reason) = &status
+            && state.workers.get(worker) != Some(&status)
+        {
+            let address = self.addresses.get(worker).cloned().unwrap_or_default();
+            state.queue.fail(PsError::Refused {
+                address,
+                reason: format!("worker {worker}: {reason}"),
+            });
+        }
+        if let Some(place) = state.workers.get_mut(worker) {
+            *place = status;
+        }
+        let attended = state.workers.contains(&WorkerStatus::Connected);
+        state.unattended = match attended {
+            true => None,
+            false => Some(state.unattended.unwrap_or_else(Instant::now)),
+        };
+        self.changed.notify_all();
+    }
+
+    /// An error that belongs to no closure.
+    pub(super) fn fail(&self, error: PsError) {
+        self.state().queue.fail(error);
+        self.changed.notify_all();
+    }
+
+    /// Gives up when there is work but no worker for too long.
+    pub(super) fn check_attended(&self) {
+        let mut state = self.state();
+        let limit = self.options.worker_recovery_timeout;
+        let Some(since) = state.unattended else {
+            return;
+        };
+        if since.elapsed() < limit || state.queue.is_idle() || state.queue.is_failing() {
+            return;
+        }
+        let error = self.nobody(&state, since.elapsed());
+        for closure in state.queue.clear() {
+            closure.end(Err(error.clone()));
+        }
+        state.queue.fail(error);
+        self.changed.notify_all();
+    }
+
+    fn nobody(&self, state: &State, waited: Duration) -> PsError {
+        let described = state.workers.iter().zip(&self.addresses).enumerate();
+        let described = described.take(8).map(|(worker, (status, address))| {
+            let reason = match status {
+                WorkerStatus::Connected => "connected",
+                WorkerStatus::Absent(reason) | WorkerStatus::Refused(reason) => reason,
+            };
+            format!("worker {worker} at {address}: {reason}")
+        });
+        PsError::NoWorkers {
+            waited,
+            workers: described.collect::<Vec<_>>().join("; "),
+        }
+    }
+}

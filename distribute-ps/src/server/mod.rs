@@ -1,0 +1,166 @@
+//! A parameter server: holds shards, applies optimizers, serves reads while others write.
+//!
+//! A shard is guarded by a lock that a reader holds only as long as it takes to note the pieces of
+//! the value; the pieces themselves are shared, and a writer copies those that somebody still
+//! reads. So a reader sees one version of a shard, never half an update.
+
+mod clock;
+pub(crate) mod elements;
+mod optimizers;
+mod segments;
+mod service;
+mod shard;
+mod snapshot;
+mod store;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use distribute_core::collectives::control::security::Security;
+use distribute_core::optim::Optimizer;
+use tonic::service::Routes;
+
+use crate::error::{PsError, Result};
+use crate::rpc::{RpcListener, RpcOptions, RpcServer};
+use crate::server::optimizers::Optimizers;
+use crate::server::service::ParameterService;
+use crate::server::store::Store;
+
+/// Limits and credentials of a server.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct ServerOptions {
+    /// The number of the server in the cluster, for messages.
+    pub server: usize,
+    /// Token and certificates; none by default.
+    pub security: Security,
+    /// The largest shard in bytes; 4 GiB by default.
+    pub max_shard_bytes: u64,
+    /// The most bytes of one push or assignment; 4 GiB by default.
+    pub max_request_bytes: u64,
+    /// The most bytes that the calls of one connection hold before they are applied; further calls
+    /// wait. 4 GiB by default.
+    pub connection_bytes: u64,
+    /// The most bytes of all variables with their slots; 64 GiB by default.
+    pub max_memory_bytes: u64,
+    /// The most shards; 100,000 by default.
+    pub max_variables: usize,
+    /// How often a silent connection is asked for a sign of life; 1 s by default.
+    pub keepalive_interval: Duration,
+    /// How long the answer may take; 3 s by default.
+    pub keepalive_timeout: Duration,
+    pub(crate) optimizers: Optimizers,
+}
+
+impl Default for ServerOptions {
+    fn default() -> Self {
+        Self {
+            server: 0,
+            security: Security::default(),
+            max_shard_bytes: 4 << 30,
+            max_request_bytes: 4 << 30,
+            connection_bytes: 4 << 30,
+            max_memory_bytes: 64 << 30,
+            max_variables: 100_000,
+            keepalive_interval: Duration::from_secs(1),
+            keepalive_timeout: Duration::from_secs(3),
+            optimizers: Optimizers::default(),
+        }
+    }
+}
+
+impl ServerOptions {
+    /// The defaults for server number `server` with these credentials.
+    pub fn new(server: usize, security: Security) -> Self {
+        Self {
+            server,
+            security,
+            ..Self::default()
+        }
+    }
+
+    /// Teaches the server an optimizer of one's own; `build` gets its
+    /// [`config`](Optimizer::config).
+    pub fn optimizer(
+        mut self,
+        name: &str,
+        build: impl Fn(&serde_json::Value) -> Result<Arc<dyn Optimizer>> + Send + Sync + 'static,
+    ) -> Self {
+        self.optimizers.insert(name, build);
+        self
+    }
+}
+
+/// A server that runs. Dropping it ends it: connections are closed and threads joined.
+pub struct ParameterServer {
+    server: RpcServer,
+    store: Arc<Store>,
+}
+
+impl ParameterServer {
+    /// Listens at `host:port` (port 0 takes a free one) and serves from then on.
+    ///
+    /// # Errors
+    /// [`PsError::InvalidArgument`] when the address or the credentials cannot be used,
+    /// [`PsError::System`] when there are no more threads.
+    pub fn bind(address: &str, options: ServerOptions) -> Result<Self> {
+        let rpc = RpcOptions {
+            security: options.security.clone(),
+            keepalive_interval: options.keepalive_interval,
+            keepalive_timeout: options.keepalive_timeout,
+            connection_bytes: options.connection_bytes,
+            ..RpcOptions::default()
+        };
+        let listener = RpcListener::bind(options.server, address, rpc)?;
+        let store = Arc::new(Store::new(options));
+        let service = ParameterService {
+            store: store.clone(),
+        };
+        let server = listener.serve(Routes::new(service))?;
+        Ok(Self { server, store })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.server.address()
+    }
+
+    /// Blocks until a coordinator has asked the server to end
+    /// ([`VariableClient::shut_servers_down`](crate::VariableClient::shut_servers_down)), or for
+    /// so long; whether it was asked.
+    ///
+    /// # Errors
+    /// [`PsError::System`] when the operating system has no resources to wait with.
+    pub fn wait(&self, timeout: Option<Duration>) -> Result<bool> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .build()
+            .map_err(|error| PsError::system("cannot wait for the coordinator", error))?;
+        let mut done = self.store.done.subscribe();
+        runtime.block_on(async {
+            let asked = done.wait_for(|done| *done);
+            match timeout {
+                None => Ok(asked.await.is_ok()),
+                Some(limit) => Ok(tokio::time::timeout(limit, asked).await.is_ok()),
+            }
+        })
+    }
+
+    /// Ends it: closes all connections and joins all threads.
+    pub fn shutdown(self) {
+        drop(self);
+    }
+}
+
+impl fmt::Debug for ParameterServer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let address = self.address();
+        f.debug_struct("ParameterServer")
+            .field("address", &address)
+            .finish_non_exhaustive()
+    }
+}

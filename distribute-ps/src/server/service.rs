@@ -1,0 +1,434 @@
+//! The calls that a server answers (see `proto/parameter_server.proto`).
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, PoisonError};
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http::{Request, Response};
+use prost::Message;
+use tonic::body::Body;
+use tonic::server::NamedService;
+use tower_service::Service;
+
+use crate::error::{PsError, Result};
+use crate::generated as wire;
+use crate::rpc::Peer;
+use crate::rpc::message::{Outgoing, ReadError, Reader};
+use crate::server::elements::{self, Combine};
+use crate::server::shard::{Assignment, Payload, Shard, ShardGradient};
+use crate::server::snapshot;
+use crate::server::store::{Run, Store};
+use crate::update::NonFinite;
+use crate::wire_error::to_status;
+
+/// The service.
+#[derive(Debug, Clone)]
+pub(super) struct ParameterService {
+    pub(super) store: Arc<Store>,
+}
+
+impl NamedService for ParameterService {
+    const NAME: &'static str = "distribute.ps.v1.ParameterServer";
+}
+
+impl Service<Request<Body>> for ParameterService {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let store = self.store.clone();
+        Box::pin(async move {
+            let answered = answer(store, request).await;
+            Ok(answered.map_or_else(
+                |error| to_status(&error).into_http(),
+                Outgoing::into_response,
+            ))
+        })
+    }
+}
+
+/// One call and what it needs.
+pub(super) struct Call {
+    store: Arc<Store>,
+    peer: Arc<Peer>,
+    reader: Reader<Body>,
+}
+
+async fn answer(store: Arc<Store>, request: Request<Body>) -> Result<Outgoing> {
+    let Some(peer) = request.extensions().get::<Arc<Peer>>().cloned() else {
+        return Err(PsError::invalid("the connection is unknown"));
+    };
+    let (parts, body) = request.into_parts();
+    let method = parts.uri.path().rsplit('/').next().unwrap_or_default();
+    let call = Call {
+        store,
+        peer,
+        reader: Reader::new(body),
+    };
+    match method {
+        "Attach" => call.attach().await,
+        "Join" => call.join().await,
+        "Create" => call.create().await,
+        "Catalog" => call.catalog().await,
+        "Pull" => call.pull().await,
+        "PullRows" => call.pull_rows().await,
+        "Push" => call.push().await,
+        "Assign" => call.assign().await,
+        "Control" => call.control().await,
+        "Snapshot" => call.snapshot().await,
+        "Restore" => call.restore().await,
+        other => Err(PsError::invalid(format!("there is no method `{other}`"))),
+    }
+}
+
+/// A reply without a payload.
+fn reply(message: &impl Message) -> Outgoing {
+    Outgoing::new(message, Vec::new())
+}
+
+fn unread(error: ReadError) -> PsError {
+    let what = match error {
+        ReadError::Broken(what) | ReadError::Nonsense(what) => what,
+        ReadError::Status(status) => status.to_string(),
+    };
+    PsError::Protocol {
+        address: String::new(),
+        what,
+    }
+}
+
+/// Does what may take a while where it does not hold up other calls.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(|error| PsError::system("a call failed on the server", error))?
+}
+
+/// What is announced of a payload.
+struct Announced {
+    shard: Arc<Shard>,
+    part: wire::Part,
+    is_narrow: bool,
+}
+
+impl Announced {
+    /// Checks the announcement of a part against its shard.
+    fn check(op: &'static str, run: &Run, part: wire::Part) -> Result<Self> {
+        let shard = run.shard(part.id)?;
+        let own = elements::name(shard.dtype)?;
+        let is_narrow = part.dtype == "bf16" && own == "f32";
+        if part.dtype != own && !is_narrow {
+            return Err(PsError::DType {
+                op,
+                name: shard.name().to_string(),
+                expected: own.to_string(),
+                found: part.dtype,
+            });
+        }
+        let whole = shard.bytes as u64;
+        let expected = match part.rows {
+            None => Some(whole),
+            Some(rows) => rows.checked_mul(shard.row_bytes as u64),
+        };
+        let expected = expected.map(|bytes| bytes >> u32::from(is_narrow));
+        if expected != Some(part.bytes) {
+            let size = (shard.dtype.size() >> usize::from(is_narrow)) as u64;
+            return Err(PsError::Shape {
+                op,
+                name: shard.name().to_string(),
+                expected: vec![usize::try_from(expected.unwrap_or(u64::MAX) / size).unwrap_or(0)],
+                found: vec![usize::try_from(part.bytes / size).unwrap_or(usize::MAX)],
+            });
+        }
+        Ok(Self {
+            shard,
+            part,
+            is_narrow,
+        })
+    }
+
+    /// Bytes in the payload; saturates.
+    fn payload_bytes(&self) -> u64 {
+        let ids = self.part.rows.unwrap_or(0).saturating_mul(8);
+        self.part.bytes.saturating_add(ids)
+    }
+}
+
+impl Call {
+    async fn header<M: Message + Default>(&mut self) -> Result<M> {
+        self.reader.header().await.map_err(unread)
+    }
+
+    async fn attach(mut self) -> Result<Outgoing> {
+        let request: wire::Attach = self.header().await?;
+        self.store.attach(&request, &self.peer)?;
+        Ok(reply(&wire::Empty {}))
+    }
+
+    async fn join(mut self) -> Result<Outgoing> {
+        let request: wire::Join = self.header().await?;
+        let run = self.store.run(&request.run)?;
+        Ok(reply(&run.rules.to_wire(request.run)))
+    }
+
+    async fn create(mut self) -> Result<Outgoing> {
+        let request: wire::Create = self.header().await?;
+        let run = self.store.run(&request.run)?;
+        let ids = run.create(request.shards, &self.store.options)?;
+        Ok(reply(&wire::Created { ids }))
+    }
+
+    async fn catalog(mut self) -> Result<Outgoing> {
+        let request: wire::Catalog = self.header().await?;
+        let run = self.store.run(&request.run)?;
+        let shards = run
+            .shards()
+            .iter()
+            .map(|shard| shard.wire.clone())
+            .collect();
+        Ok(reply(&wire::CatalogReply { shards }))
+    }
+
+    async fn pull(mut self) -> Result<Outgoing> {
+        let request: wire::Pull = self.header().await?;
+        let run = self.store.run(&request.run)?;
+        if let Some(closure) = request.closure {
+            run.wait_to_pull(closure).await?;
+        }
+        blocking(move || {
+            let mut got = Vec::with_capacity(request.wants.len());
+            let mut payload = Vec::new();
+            for want in &request.wants {
+                let shard = run.shard(want.id)?;
+                let (value, version) = shard.read()?;
+                if want.known == Some(version) {
+                    got.push(wire::Got { version, bytes: 0 });
+                    continue;
+                }
+                let pieces = sent(&shard, value.bytes(), request.bf16);
+                let bytes = pieces.iter().map(|piece| piece.len() as u64).sum();
+                payload.extend(pieces);
+                got.push(wire::Got { version, bytes });
+            }
+            Ok(Outgoing::new(&wire::Pulled { got }, payload))
+        })
+        .await
+    }
+
+    /// Reads row numbers.
+    async fn rows(&mut self, count: u64) -> Result<Vec<u64>> {
+        let bytes = self
+            .reader
+            .rope(count.saturating_mul(8))
+            .await
+            .map_err(unread)?;
+        let bytes = bytes.read(0, bytes.len());
+        let (numbers, _) = bytes.as_chunks::<8>();
+        Ok(numbers
+            .iter()
+            .map(|number| u64::from_le_bytes(*number))
+            .collect())
+    }
+
+    /// Refuses what is larger than the server's limit, then waits for memory.
+    async fn reserve(&mut self, bytes: u64) -> Result<Option<tokio::sync::OwnedSemaphorePermit>> {
+        let limit = self.store.options.max_request_bytes;
+        if bytes > limit {
+            return Err(PsError::TooLarge {
+                what: "a request".to_string(),
+                bytes,
+                limit,
+                option: "max_request_bytes",
+            });
+        }
+        Ok(self.peer.reserve(bytes).await)
+    }
+
+    async fn pull_rows(mut self) -> Result<Outgoing> {
+        let request: wire::PullRows = self.header().await?;
+        let run = self.store.run(&request.run)?;
+        let shard = run.shard(request.id)?;
+        let row_bytes = shard.row_bytes as u64 + 8;
+        let _memory = self
+            .reserve(request.count.saturating_mul(row_bytes))
+            .await?;
+        let rows = self.rows(request.count).await?;
+        blocking(move || {
+            let (bytes, version) = shard.read_rows(&rows)?;
+            let payload = sent(&shard, vec![bytes.into()], request.bf16);
+            let bytes = payload.iter().map(|piece| piece.len() as u64).sum();
+            let got = vec![wire::Got { version, bytes }];
+            Ok(Outgoing::new(&wire::Pulled { got }, payload))
+        })
+        .await
+    }
+
+    /// Reads the values of one part.
+    async fn values(&mut self, announced: &Announced) -> Result<Payload> {
+        let rope = self.reader.rope(announced.part.bytes).await;
+        Ok(Payload {
+            rope: rope.map_err(unread)?,
+            is_narrow: announced.is_narrow,
+        })
+    }
+
+    async fn push(mut self) -> Result<Outgoing> {
+        let request: wire::Push = self.header().await?;
+        let run = self.store.run(&request.run)?;
+        let announce = |part| Announced::check("push", &run, part);
+        let announced: Vec<_> = request
+            .parts
+            .into_iter()
+            .map(announce)
+            .collect::<Result<_>>()?;
+        let bytes = announced.iter().map(Announced::payload_bytes);
+        let _memory = self.reserve(bytes.fold(0, u64::saturating_add)).await?;
+        let mut gradients = Vec::with_capacity(announced.len());
+        for part in announced {
+            let rows = match part.part.rows {
+                None => None,
+                Some(count) => Some(self.rows(count).await?),
+            };
+            if let Some(rows) = &rows {
+                part.shard.check_rows(rows)?;
+            }
+            let values = self.values(&part).await?;
+            if run.rules.non_finite == NonFinite::Refuse && !values.is_finite(part.shard.dtype) {
+                return Err(PsError::NonFinite {
+                    name: part.shard.name().to_string(),
+                });
+            }
+            gradients.push((part.shard, part.part.base, ShardGradient { rows, values }));
+        }
+        self.reader.end().await.map_err(unread)?;
+        let id = (request.closure, request.sequence);
+        run.wait_to_push(request.closure).await?;
+        blocking(move || apply(&run, id, gradients)).await
+    }
+
+    async fn assign(mut self) -> Result<Outgoing> {
+        let request: wire::Assign = self.header().await?;
+        let run = self.store.run(&request.run)?;
+        let (op, assignment) = match request.operation {
+            0 => ("assign", Assignment::Assign),
+            1 => ("assign_add", Assignment::Combine(Combine::Add)),
+            2 => ("assign_sub", Assignment::Combine(Combine::Subtract)),
+            other => return Err(PsError::invalid(format!("there is no assignment {other}"))),
+        };
+        let announce = |part: wire::Part| {
+            let part = wire::Part { rows: None, ..part };
+            let announced = Announced::check(op, &run, part)?;
+            match announced.is_narrow {
+                false => Ok(announced),
+                true => Err(PsError::invalid("assigned values do not travel as bf16")),
+            }
+        };
+        let announced: Vec<_> = request
+            .parts
+            .into_iter()
+            .map(announce)
+            .collect::<Result<_>>()?;
+        let bytes = announced.iter().map(Announced::payload_bytes);
+        let _memory = self.reserve(bytes.fold(0, u64::saturating_add)).await?;
+        let mut values = Vec::with_capacity(announced.len());
+        for part in announced {
+            let value = self.values(&part).await?;
+            values.push((part.shard, value));
+        }
+        self.reader.end().await.map_err(unread)?;
+        let id = request.closure.map(|closure| (closure, request.sequence));
+        blocking(move || {
+            let _open = run.gate.read().unwrap_or_else(PoisonError::into_inner);
+            let mut outcomes = Vec::with_capacity(values.len());
+            for (shard, value) in values {
+                let (done, version) = shard.assign(assignment, &value, &run.terms(id, None))?;
+                let what = done as u32;
+                outcomes.push(wire::Outcome { what, version });
+            }
+            Ok(reply(&wire::Pushed { outcomes }))
+        })
+        .await
+    }
+
+    async fn control(mut self) -> Result<Outgoing> {
+        let request: wire::Control = self.header().await?;
+        let run = self.store.run(&request.run)?;
+        let store = self.store.clone();
+        blocking(move || {
+            if let Some(closure) = request.finished_below {
+                run.finished_below(closure);
+            }
+            if let Some(closure) = request.abandon {
+                run.abandon(closure);
+            }
+            if let Some(rate) = request.learning_rate {
+                run.set_learning_rate(Some(rate));
+            }
+            if request.shut_down {
+                store.finish();
+            }
+            Ok(reply(&wire::Empty {}))
+        })
+        .await
+    }
+
+    async fn snapshot(mut self) -> Result<Outgoing> {
+        let request: wire::Join = self.header().await?;
+        let run = self.store.run(&request.run)?;
+        blocking(move || Ok(snapshot::take(&run))).await
+    }
+
+    async fn restore(mut self) -> Result<Outgoing> {
+        let request: wire::State = self.header().await?;
+        let run = self.store.run(&request.run)?;
+        let plan = snapshot::Plan::new(&run, &request)?;
+        // What is read is what the server then holds: its limit is that of the variables.
+        let mut tensors = Vec::new();
+        for bytes in plan.sizes() {
+            tensors.push(self.reader.rope(bytes).await.map_err(unread)?);
+        }
+        self.reader.end().await.map_err(unread)?;
+        blocking(move || {
+            plan.restore(&run, tensors, request.learning_rate);
+            Ok(reply(&wire::Empty {}))
+        })
+        .await
+    }
+}
+
+/// A value's bytes as they travel.
+fn sent(shard: &Shard, pieces: Vec<Bytes>, bf16: bool) -> Vec<Bytes> {
+    match bf16 && shard.dtype == burn::tensor::DType::F32 {
+        true => pieces
+            .iter()
+            .map(|piece| elements::narrow(piece).into())
+            .collect(),
+        false => pieces,
+    }
+}
+
+type Gradients = Vec<(Arc<Shard>, Option<u64>, ShardGradient)>;
+
+/// Applies a push that has been read and checked.
+fn apply(run: &Run, id: (u64, u32), gradients: Gradients) -> Result<Outgoing> {
+    let _open = run.gate.read().unwrap_or_else(PoisonError::into_inner);
+    for (shard, base, _) in &gradients {
+        shard.check_staleness(&run.terms(Some(id), *base))?;
+    }
+    let mut outcomes = Vec::with_capacity(gradients.len());
+    for (shard, base, gradient) in gradients {
+        let (done, version) = shard.push(gradient, &run.terms(Some(id), base))?;
+        let what = done as u32;
+        outcomes.push(wire::Outcome { what, version });
+    }
+    Ok(reply(&wire::Pushed { outcomes }))
+}

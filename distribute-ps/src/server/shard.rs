@@ -1,0 +1,446 @@
+//! One shard: its value, the optimizer's slots beside it, and which updates it has had.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use burn::tensor::DType;
+use distribute_core::optim::Optimizer;
+
+use crate::error::{PsError, Result};
+use crate::generated as wire;
+use crate::rpc::rope::Rope;
+use crate::server::elements::{self, Combine};
+use crate::server::optimizers::Rule;
+use crate::server::segments::{SEGMENT, Segments};
+
+/// The most update ids that a shard remembers.
+const UPDATE_IDS_MAX: usize = 1 << 20;
+
+/// A gradient's or value's bytes as they came, perhaps narrowed on their way.
+#[derive(Debug, Clone)]
+pub(super) struct Payload {
+    pub(super) rope: Rope,
+    /// Whether `rope` holds bf16 for a variable of f32.
+    pub(super) is_narrow: bool,
+}
+
+impl Payload {
+    /// Bytes of the variable's type.
+    pub(super) fn len(&self) -> usize {
+        self.rope.len() * (1 + usize::from(self.is_narrow))
+    }
+
+    fn read(&self, offset: usize, count: usize) -> Vec<u8> {
+        match self.is_narrow {
+            true => elements::widen(&self.rope.read(offset / 2, count / 2)),
+            false => self.rope.read(offset, count),
+        }
+    }
+
+    /// Whether all elements are finite.
+    pub(super) fn is_finite(&self, dtype: DType) -> bool {
+        let dtype = if self.is_narrow { DType::BF16 } else { dtype };
+        let (size, mut offset) = (dtype.size(), 0);
+        // A piece need not end where an element ends.
+        self.rope.pieces().iter().all(|piece| {
+            let skip = (size - offset % size) % size;
+            let straddling = offset - (offset % size);
+            offset += piece.len();
+            let first = skip == 0 || elements::all_finite(dtype, &self.rope.read(straddling, size));
+            first && elements::all_finite(dtype, piece.get(skip..).unwrap_or_default())
+        })
+    }
+}
+
+/// A gradient of one shard.
+#[derive(Debug, Clone)]
+pub(super) struct ShardGradient {
+    /// The rows that it has, absent for a dense one.
+    pub(super) rows: Option<Vec<u64>>,
+    pub(super) values: Payload,
+}
+
+/// What an update did to a shard.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Done {
+    Applied = 0,
+    AlreadyApplied = 1,
+    Accumulated = 2,
+    Dropped = 3,
+}
+
+/// What an update is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Assignment {
+    Assign,
+    Combine(Combine),
+}
+
+/// The rules under which an update comes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Terms {
+    /// Closure and sequence; absent for updates that may be repeated.
+    pub(super) id: Option<(u64, u32)>,
+    /// Closures below are finished.
+    pub(super) low_water: u64,
+    pub(super) base: Option<u64>,
+    /// The bound on staleness, when stale gradients are refused.
+    pub(super) refuse_beyond: Option<u64>,
+    pub(super) synchronous: Option<usize>,
+    pub(super) learning_rate: Option<f64>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct State {
+    pub(super) value: Option<Segments>,
+    /// Empty until the first update.
+    pub(super) slots: Vec<Segments>,
+    pub(super) version: u64,
+    pub(super) updates: u64,
+    applied: BTreeSet<(u64, u32)>,
+    round: Vec<ShardGradient>,
+}
+
+/// One shard of a variable.
+#[derive(Debug)]
+pub(super) struct Shard {
+    pub(super) wire: wire::Shard,
+    pub(super) dtype: DType,
+    /// Bytes of the shard, and of one of its rows.
+    pub(super) bytes: usize,
+    pub(super) row_bytes: usize,
+    pub(super) optimizer: Option<Arc<dyn Optimizer>>,
+    state: Mutex<State>,
+}
+
+impl Shard {
+    pub(super) fn new(
+        wire: wire::Shard,
+        dtype: DType,
+        (bytes, row_bytes): (usize, usize),
+        optimizer: Option<Arc<dyn Optimizer>>,
+    ) -> Self {
+        Self {
+            wire,
+            dtype,
+            bytes,
+            row_bytes,
+            optimizer,
+            state: Mutex::default(),
+        }
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.wire.name
+    }
+
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn uninitialized(&self) -> PsError {
+        PsError::Uninitialized {
+            name: self.name().to_string(),
+        }
+    }
+
+    /// The value at one version.
+    pub(super) fn read(&self) -> Result<(Segments, u64)> {
+        let state = self.state();
+        let value = state.value.clone().ok_or_else(|| self.uninitialized())?;
+        Ok((value, state.version))
+    }
+
+    /// Some rows at one version.
+    pub(super) fn read_rows(&self, rows: &[u64]) -> Result<(Vec<u8>, u64)> {
+        self.check_rows(rows)?;
+        let state = self.state();
+        let value = state.value.as_ref().ok_or_else(|| self.uninitialized())?;
+        let mut bytes = Vec::with_capacity(rows.len() * self.row_bytes);
+        for row in rows {
+            value.copy(*row as usize * self.row_bytes, self.row_bytes, &mut bytes);
+        }
+        Ok((bytes, state.version))
+    }
+
+    /// Row numbers are those within the shard.
+    pub(super) fn check_rows(&self, rows: &[u64]) -> Result<()> {
+        match rows.iter().find(|row| **row >= self.wire.rows) {
+            None => Ok(()),
+            Some(row) => Err(PsError::Row {
+                name: self.name().to_string(),
+                row: row.saturating_add(self.wire.offset),
+                rows: self.wire.shape.first().copied().unwrap_or(1),
+            }),
+        }
+    }
+
+    /// Puts or adds a value.
+    pub(super) fn assign(
+        &self,
+        assignment: Assignment,
+        value: &Payload,
+        terms: &Terms,
+    ) -> Result<(Done, u64)> {
+        let mut state = self.state();
+        if state.had(terms) {
+            return Ok((Done::AlreadyApplied, state.version));
+        }
+        state.check_room(terms)?;
+        match assignment {
+            Assignment::Assign => state.value = Some(Segments::from_rope(&value.rope)),
+            Assignment::Combine(operation) => {
+                let target = state.value.as_mut().ok_or_else(|| self.uninitialized())?;
+                for index in 0..target.count() {
+                    let mut part = target.part(index).to_vec();
+                    let other = value.read(index * SEGMENT, part.len());
+                    elements::combine(self.dtype, operation, &mut part, &other);
+                    target.set_part(index, &part);
+                }
+            }
+        }
+        state.remember(terms);
+        state.version += 1;
+        Ok((Done::Applied, state.version))
+    }
+
+    /// How many versions older a gradient is than allowed, if it is.
+    pub(super) fn check_staleness(&self, terms: &Terms) -> Result<()> {
+        let state = self.state();
+        if state.had(terms) {
+            return Ok(());
+        }
+        self.staleness(&state, terms)
+    }
+
+    fn staleness(&self, state: &State, terms: &Terms) -> Result<()> {
+        let Some(bound) = terms.refuse_beyond else {
+            return Ok(());
+        };
+        let lag = state.version.saturating_sub(self.base(terms)?);
+        match lag > bound {
+            false => Ok(()),
+            true => Err(PsError::Stale {
+                name: self.name().to_string(),
+                lag,
+                bound,
+            }),
+        }
+    }
+
+    fn base(&self, terms: &Terms) -> Result<u64> {
+        terms.base.ok_or_else(|| {
+            PsError::invalid(format!(
+                "push of variable `{}`: this run needs the versions that the gradient was \
+                 computed at (staleness bound or synchronous mode)",
+                self.name()
+            ))
+        })
+    }
+
+    /// Applies a gradient, or keeps it for its round.
+    pub(super) fn push(&self, gradient: ShardGradient, terms: &Terms) -> Result<(Done, u64)> {
+        let mut state = self.state();
+        if state.had(terms) {
+            return Ok((Done::AlreadyApplied, state.version));
+        }
+        if state.value.is_none() {
+            return Err(self.uninitialized());
+        }
+        self.staleness(&state, terms)?;
+        state.check_room(terms)?;
+        let Some(wanted) = terms.synchronous else {
+            self.apply(&mut state, &gradient, terms)?;
+            state.remember(terms);
+            return Ok((Done::Applied, state.version));
+        };
+        if self.base(terms)? != state.version {
+            return Ok((Done::Dropped, state.version));
+        }
+        state.round.push(gradient);
+        if state.round.len() < wanted {
+            state.remember(terms);
+            return Ok((Done::Accumulated, state.version));
+        }
+        let round = std::mem::take(&mut state.round);
+        let mean = self.mean(round)?;
+        self.apply(&mut state, &mean, terms)?;
+        state.remember(terms);
+        Ok((Done::Applied, state.version))
+    }
+
+    /// The mean of a round; sparse only if all are.
+    fn mean(&self, round: Vec<ShardGradient>) -> Result<ShardGradient> {
+        let count = round.len();
+        let mut rows = Vec::new();
+        let mut sum = Vec::new();
+        if round.iter().all(|gradient| gradient.rows.is_some()) {
+            for gradient in round {
+                rows.extend(gradient.rows.unwrap_or_default());
+                sum.extend(gradient.values.read(0, gradient.values.len()));
+            }
+            elements::divide(self.dtype, &mut sum, count);
+            return Ok(ShardGradient::of(Some(rows), sum));
+        }
+        sum.resize(self.bytes, 0);
+        for gradient in round {
+            let values = gradient.values.read(0, gradient.values.len());
+            match gradient.rows {
+                None => elements::combine(self.dtype, Combine::Add, &mut sum, &values),
+                Some(rows) => {
+                    for (row, value) in rows.iter().zip(values.chunks(self.row_bytes.max(1))) {
+                        let begin = *row as usize * self.row_bytes;
+                        let target = &mut sum[begin..begin + self.row_bytes];
+                        elements::combine(self.dtype, Combine::Add, target, value);
+                    }
+                }
+            }
+        }
+        elements::divide(self.dtype, &mut sum, count);
+        Ok(ShardGradient::of(None, sum))
+    }
+
+    fn apply(&self, state: &mut State, gradient: &ShardGradient, terms: &Terms) -> Result<()> {
+        let Some(optimizer) = &self.optimizer else {
+            return Err(PsError::invalid(format!(
+                "push of variable `{}`: it has no optimizer; use assign_add",
+                self.name()
+            )));
+        };
+        let rule = Rule::new(
+            &**optimizer,
+            terms.learning_rate,
+            state.updates + 1,
+            self.dtype,
+        );
+        if state.slots.is_empty() {
+            let zeros = |_: &&str| Segments::zeros(self.bytes);
+            state.slots = optimizer.slots().iter().map(zeros).collect();
+        }
+        match &gradient.rows {
+            None => state.apply_dense(&rule, &gradient.values)?,
+            Some(rows) => self.apply_rows(state, &rule, rows, &gradient.values)?,
+        }
+        state.version += 1;
+        state.updates += 1;
+        Ok(())
+    }
+
+    /// Updates the rows of a sparse gradient and their slots only.
+    fn apply_rows(
+        &self,
+        state: &mut State,
+        rule: &Rule<'_>,
+        rows: &[u64],
+        values: &Payload,
+    ) -> Result<()> {
+        let (rows, gradient) = self.summed(rows, values);
+        let State { value, slots, .. } = state;
+        let value = value.as_mut().ok_or_else(|| self.uninitialized())?;
+        let gather = |from: &Segments| {
+            let mut bytes = Vec::with_capacity(gradient.len());
+            for row in &rows {
+                from.copy(*row as usize * self.row_bytes, self.row_bytes, &mut bytes);
+            }
+            bytes
+        };
+        let parameter = gather(value);
+        let old = slots.iter().map(gather).collect();
+        let (parameter, updated) = rule.apply(parameter, gradient.clone(), old)?;
+        let scatter = |into: &mut Segments, bytes: &[u8]| {
+            for (row, bytes) in rows.iter().zip(bytes.chunks(self.row_bytes.max(1))) {
+                into.write(*row as usize * self.row_bytes, bytes);
+            }
+        };
+        scatter(value, parameter.as_bytes());
+        for (slot, updated) in slots.iter_mut().zip(&updated) {
+            scatter(slot, updated.as_bytes());
+        }
+        Ok(())
+    }
+
+    /// Distinct rows in ascending order, and their gradients: those with one row added up.
+    fn summed(&self, rows: &[u64], values: &Payload) -> (Vec<u64>, Vec<u8>) {
+        let mut places = BTreeMap::new();
+        for row in rows {
+            places.insert(*row, 0);
+        }
+        for (place, entry) in places.values_mut().enumerate() {
+            *entry = place * self.row_bytes;
+        }
+        let mut sums = vec![0; places.len() * self.row_bytes];
+        for (index, row) in rows.iter().enumerate() {
+            let value = values.read(index * self.row_bytes, self.row_bytes);
+            let begin = places[row];
+            let target = &mut sums[begin..begin + self.row_bytes];
+            elements::combine(self.dtype, Combine::Add, target, &value);
+        }
+        (places.into_keys().collect(), sums)
+    }
+
+    /// Forgets update ids of finished closures.
+    pub(super) fn forget_below(&self, closure: u64) {
+        let mut state = self.state();
+        state.applied = state.applied.split_off(&(closure, 0));
+    }
+}
+
+impl ShardGradient {
+    fn of(rows: Option<Vec<u64>>, values: Vec<u8>) -> Self {
+        Self {
+            rows,
+            values: Payload {
+                rope: values.into(),
+                is_narrow: false,
+            },
+        }
+    }
+}
+
+impl State {
+    /// Whether the update came before, or belongs to a closure that is finished.
+    fn had(&self, terms: &Terms) -> bool {
+        terms
+            .id
+            .is_some_and(|id| id.0 < terms.low_water || self.applied.contains(&id))
+    }
+
+    fn remember(&mut self, terms: &Terms) {
+        self.applied.extend(terms.id);
+    }
+
+    fn check_room(&self, terms: &Terms) -> Result<()> {
+        if terms.id.is_some() && self.applied.len() >= UPDATE_IDS_MAX {
+            return Err(PsError::Full {
+                what: format!(
+                    "a shard remembers {UPDATE_IDS_MAX} update ids; the coordinator has to tell \
+                     which closures are finished (`VariableClient::finished_below`)"
+                ),
+            });
+        }
+        Ok(())
+    }
+
+    fn apply_dense(&mut self, rule: &Rule<'_>, gradient: &Payload) -> Result<()> {
+        let Some(value) = &mut self.value else {
+            return Ok(());
+        };
+        for index in 0..value.count() {
+            let parameter = value.part(index).to_vec();
+            let gradient = gradient.read(index * SEGMENT, parameter.len());
+            let slots = self.slots.iter().map(|slot| slot.part(index).to_vec());
+            let (parameter, updated) = rule.apply(parameter, gradient, slots.collect())?;
+            value.set_part(index, parameter.as_bytes());
+            for (slot, updated) in self.slots.iter_mut().zip(&updated) {
+                slot.set_part(index, updated.as_bytes());
+            }
+        }
+        Ok(())
+    }
+
+    /// How many update ids are remembered.
+    #[cfg(test)]
+    pub(super) fn remembered(&self) -> usize {
+        self.applied.len()
+    }
+}

@@ -1,0 +1,345 @@
+//! What a server holds: the shards of one run.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use std::time::Instant;
+
+use tokio::sync::Notify;
+
+use crate::error::{PsError, Result};
+use crate::generated as wire;
+use crate::rpc::Peer;
+use crate::server::ServerOptions;
+use crate::server::clock::Clock;
+use crate::server::elements;
+use crate::server::shard::{Shard, Terms};
+use crate::update::{RunId, RunOptions, Staleness, StalenessPolicy};
+use crate::variable::OptimizerSpec;
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The state of a server process.
+#[derive(Debug)]
+pub(super) struct Store {
+    pub(super) options: ServerOptions,
+    run: Mutex<Option<Arc<Run>>>,
+    pub(super) done: tokio::sync::watch::Sender<bool>,
+}
+
+/// One run of a coordinator.
+#[derive(Debug)]
+pub(super) struct Run {
+    id: RunId,
+    coordinator: Weak<Peer>,
+    pub(super) rules: RunOptions,
+    table: RwLock<Table>,
+    learning_rate: Mutex<Option<f64>>,
+    low_water: AtomicU64,
+    clock: Mutex<Clock>,
+    moved: Notify,
+    /// Held for reading while a push is applied, for writing while a snapshot is taken.
+    pub(super) gate: RwLock<()>,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    shards: Vec<Arc<Shard>>,
+    names: BTreeSet<(String, u32)>,
+    bytes: u64,
+}
+
+fn run_id(bytes: &[u8]) -> Option<RunId> {
+    let bytes = bytes.try_into().ok()?;
+    Some(RunId(u128::from_le_bytes(bytes)))
+}
+
+impl Store {
+    pub(super) fn new(options: ServerOptions) -> Self {
+        Self {
+            options,
+            run: Mutex::default(),
+            done: tokio::sync::watch::channel(false).0,
+        }
+    }
+
+    fn other_run(reason: String) -> PsError {
+        PsError::OtherRun {
+            server: 0,
+            address: String::new(),
+            reason,
+        }
+    }
+
+    /// Begins a run, unless the coordinator of another one is still connected.
+    pub(super) fn attach(&self, request: &wire::Attach, peer: &Arc<Peer>) -> Result<()> {
+        let id = run_id(&request.run).ok_or_else(|| PsError::invalid("attach: no run id"))?;
+        let rules = RunOptions::from_wire(request)?;
+        rules.check()?;
+        let mut place = lock(&self.run);
+        if let Some(run) = &*place {
+            if run.id == id {
+                return Ok(());
+            }
+            if let Some(coordinator) = run.coordinator.upgrade() {
+                return Err(Self::other_run(format!(
+                    "it works for the coordinator at {} (run {}), which is still connected; end \
+                     that program first",
+                    coordinator.remote(),
+                    run.id
+                )));
+            }
+        }
+        *place = Some(Arc::new(Run::new(id, rules, peer)));
+        Ok(())
+    }
+
+    /// The run that a call belongs to.
+    pub(super) fn run(&self, id: &[u8]) -> Result<Arc<Run>> {
+        let place = lock(&self.run);
+        let wanted = run_id(id);
+        match &*place {
+            Some(run) if Some(run.id) == wanted => Ok(run.clone()),
+            Some(run) => Err(Self::other_run(format!(
+                "it is in run {}, this call is from {}; an update of an earlier run is not \
+                 applied",
+                run.id,
+                wanted.map_or("none".to_string(), |id| format!("run {id}"))
+            ))),
+            None => Err(Self::other_run(
+                "no coordinator has begun a run there: the server was restarted, or the \
+                 coordinator has not come yet"
+                    .to_string(),
+            )),
+        }
+    }
+
+    /// Ends [`ParameterServer::wait`](crate::ParameterServer::wait).
+    pub(super) fn finish(&self) {
+        self.done.send_replace(true);
+    }
+}
+
+impl Run {
+    fn new(id: RunId, rules: RunOptions, coordinator: &Arc<Peer>) -> Self {
+        Self {
+            id,
+            coordinator: Arc::downgrade(coordinator),
+            rules,
+            table: RwLock::default(),
+            learning_rate: Mutex::default(),
+            low_water: AtomicU64::new(0),
+            clock: Mutex::default(),
+            moved: Notify::new(),
+            gate: RwLock::default(),
+        }
+    }
+
+    /// Takes in new shards, all or none.
+    pub(super) fn create(
+        &self,
+        shards: Vec<wire::Shard>,
+        options: &ServerOptions,
+    ) -> Result<Vec<u32>> {
+        let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
+        let mut bytes = table.bytes;
+        let mut made: Vec<Shard> = Vec::with_capacity(shards.len());
+        for shard in shards {
+            let key = (shard.name.clone(), shard.shard);
+            if table.names.contains(&key) || made.iter().any(|made| made.key() == key) {
+                return Err(PsError::VariableExists { name: key.0 });
+            }
+            let shard = checked(shard, options)?;
+            // A slot is as large as the value.
+            let slots = shard
+                .optimizer
+                .as_ref()
+                .map_or(0, |rule| rule.slots().len());
+            bytes = bytes.saturating_add(shard.bytes as u64 * (1 + slots as u64));
+            if bytes > options.max_memory_bytes {
+                return Err(PsError::TooLarge {
+                    what: format!("all variables of the server, with `{}`,", shard.name()),
+                    bytes,
+                    limit: options.max_memory_bytes,
+                    option: "max_memory_bytes",
+                });
+            }
+            made.push(shard);
+        }
+        if table.shards.len() + made.len() > options.max_variables {
+            return Err(PsError::Full {
+                what: format!(
+                    "it holds at most {} shards; raise `ServerOptions::max_variables`",
+                    options.max_variables
+                ),
+            });
+        }
+        table.bytes = bytes;
+        let mut ids = Vec::with_capacity(made.len());
+        for mut shard in made {
+            let id = u32::try_from(table.shards.len()).map_err(PsError::invalid)?;
+            shard.wire.id = id;
+            ids.push(id);
+            table.names.insert(shard.key());
+            table.shards.push(Arc::new(shard));
+        }
+        Ok(ids)
+    }
+
+    /// All shards in creation order.
+    pub(super) fn shards(&self) -> Vec<Arc<Shard>> {
+        let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
+        table.shards.clone()
+    }
+
+    /// A shard by its number.
+    pub(super) fn shard(&self, id: u32) -> Result<Arc<Shard>> {
+        let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
+        table
+            .shards
+            .get(id as usize)
+            .cloned()
+            .ok_or_else(|| PsError::UnknownVariable {
+                name: format!("#{id}"),
+            })
+    }
+
+    pub(super) fn learning_rate(&self) -> Option<f64> {
+        *lock(&self.learning_rate)
+    }
+
+    pub(super) fn set_learning_rate(&self, learning_rate: Option<f64>) {
+        *lock(&self.learning_rate) = learning_rate;
+    }
+
+    /// The terms of an update.
+    pub(super) fn terms(&self, id: Option<(u64, u32)>, base: Option<u64>) -> Terms {
+        let refuse = |staleness: &Staleness| staleness.policy == StalenessPolicy::Refuse;
+        let refused = self.rules.staleness.filter(refuse);
+        Terms {
+            id,
+            low_water: self.low_water.load(Ordering::Acquire),
+            base,
+            refuse_beyond: refused.map(|staleness| staleness.bound),
+            synchronous: self.rules.synchronous,
+            learning_rate: self.learning_rate(),
+        }
+    }
+
+    /// All closures below are finished.
+    pub(super) fn finished_below(&self, closure: u64) {
+        let before = self.low_water.fetch_max(closure, Ordering::AcqRel);
+        if before < closure {
+            for shard in self.shards() {
+                shard.forget_below(closure);
+            }
+            lock(&self.clock).forget_below(closure);
+            self.moved.notify_waiters();
+        }
+    }
+
+    /// Nobody waits for this closure's push.
+    pub(super) fn abandon(&self, closure: u64) {
+        lock(&self.clock).forget(closure);
+        self.moved.notify_waiters();
+    }
+
+    /// Waits until a closure may pull.
+    pub(super) async fn wait_to_pull(&self, closure: u64) -> Result<()> {
+        self.wait("pull", |clock, bound| clock.pull(closure, bound))
+            .await
+    }
+
+    /// Waits until a closure may push.
+    pub(super) async fn wait_to_push(&self, closure: u64) -> Result<()> {
+        self.wait("push", |clock, bound| clock.push(closure, bound))
+            .await?;
+        self.moved.notify_waiters();
+        Ok(())
+    }
+
+    async fn wait(
+        &self,
+        op: &'static str,
+        mut try_it: impl FnMut(&mut Clock, u64) -> bool,
+    ) -> Result<()> {
+        let Some(Staleness {
+            bound,
+            policy: StalenessPolicy::Wait,
+        }) = self.rules.staleness
+        else {
+            return Ok(());
+        };
+        let begin = Instant::now();
+        loop {
+            let moved = self.moved.notified();
+            tokio::pin!(moved);
+            // From here on no notification is missed.
+            moved.as_mut().enable();
+            if try_it(&mut lock(&self.clock), bound) {
+                return Ok(());
+            }
+            let left = self.rules.wait_timeout.saturating_sub(begin.elapsed());
+            if tokio::time::timeout(left, moved).await.is_err() {
+                return Err(PsError::StalenessTimeout {
+                    op,
+                    bound,
+                    waited: begin.elapsed(),
+                });
+            }
+        }
+    }
+}
+
+impl Shard {
+    fn key(&self) -> (String, u32) {
+        (self.wire.name.clone(), self.wire.shard)
+    }
+}
+
+/// A shard whose description makes sense and keeps to the limits.
+fn checked(shard: wire::Shard, options: &ServerOptions) -> Result<Shard> {
+    let refuse = |what: &str| PsError::invalid(format!("variable `{}`: {what}", shard.name));
+    let dtype = elements::parse(&shard.dtype).ok_or_else(|| refuse("an unknown element type"))?;
+    let others = shard.shape.get(1..).unwrap_or_default();
+    let row = others
+        .iter()
+        .try_fold(dtype.size() as u64, |row, size| row.checked_mul(*size));
+    let bytes = row.and_then(|row| row.checked_mul(shard.rows));
+    let (Some(row), Some(bytes)) = (row, bytes) else {
+        return Err(refuse("its size is beyond all bounds"));
+    };
+    let whole = shard.shape.first().copied().unwrap_or(1);
+    if shard
+        .offset
+        .checked_add(shard.rows)
+        .is_none_or(|end| end > whole)
+    {
+        return Err(refuse("the shard has rows that the variable does not have"));
+    }
+    if bytes > options.max_shard_bytes {
+        return Err(PsError::TooLarge {
+            what: format!("shard {} of variable `{}`", shard.shard, shard.name),
+            bytes,
+            limit: options.max_shard_bytes,
+            option: "max_shard_bytes",
+        });
+    }
+    let optimizer = match shard.optimizer.is_empty() {
+        true => None,
+        false => {
+            if !dtype.is_float() {
+                return Err(refuse("only variables of a float type have an optimizer"));
+            }
+            let config = serde_json::from_str(&shard.config)
+                .map_err(|error| refuse(&format!("the optimizer's configuration: {error}")))?;
+            let name = shard.optimizer.clone();
+            Some(options.optimizers.build(&OptimizerSpec { name, config })?)
+        }
+    };
+    let narrow = |size| usize::try_from(size).map_err(PsError::invalid);
+    let sizes = (narrow(bytes)?, narrow(row)?);
+    Ok(Shard::new(shard, dtype, sizes, optimizer))
+}

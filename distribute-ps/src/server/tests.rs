@@ -1,0 +1,1 @@
+//! Parts of a server without a network.

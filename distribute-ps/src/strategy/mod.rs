@@ -1,0 +1,357 @@
+//! [`ParameterServerStrategy`]: states and variables on servers, the rest as on one device.
+//!
+//! What its scope builds lives on the parameter servers, under the names of checkpoints
+//! (`model/conv1.weight`), placed by TensorFlow's rule ([`placement`](crate::placement)). The
+//! coordinator's strategy makes the variables; a worker's finds them by their names. A training
+//! state in a step is a copy: the newest values are pulled before every run, and
+//! `apply_gradients` pushes gradients. Checkpoints of the state hold what those of every other
+//! strategy hold.
+//!
+//! ```no_run
+//! use burn::nn::LinearConfig;
+//! use distribute_core::{Adam, StrategyExt, TrainState};
+//! use distribute_ps::{ClientOptions, ParameterServerStrategy, RunOptions};
+//!
+//! let servers = ["127.0.0.1:7000", "127.0.0.1:7001"];
+//! let strategy = ParameterServerStrategy::connect(
+//!     &servers,
+//!     ClientOptions::default(),
+//!     RunOptions::default(),
+//!     None,
+//! )?;
+//! let state = strategy.scope(|device| {
+//!     TrainState::new(LinearConfig::new(4, 2).init(device), Adam::new(1e-3))
+//! })?;
+//! # Ok::<(), distribute_core::Error>(())
+//! ```
+
+mod state;
+mod updates;
+mod variable;
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use burn::tensor::TensorData;
+use distribute_core::optim::Optimizer;
+use distribute_core::partitioners::Partitioner;
+use distribute_core::remote::{RemoteSpec, RemoteState, RemoteStore, RemoteTensor, RemoteVariable};
+use distribute_core::{
+    InputContext, LogicalDevice, Replica, ReplicaStep, Strategy, StrategyId, run_alone,
+};
+
+use crate::client::{ClientOptions, VariableClient};
+use crate::error::{PsError, Result};
+use crate::placement::RoundRobin;
+use crate::update::{RunId, RunOptions};
+use crate::variable::{OptimizerSpec, VariableRef, VariableSpec};
+use state::State;
+pub use updates::UpdateSource;
+use updates::Updates;
+use variable::Variable;
+
+/// Trains with variables on parameter servers (TensorFlow:
+/// `tf.distribute.ParameterServerStrategy`). See [`strategy`](self).
+///
+/// One replica is in sync: gradients of different workers are not summed but applied one after the
+/// other. It works on the coordinator as on a worker. A cheap handle: clones are the same strategy.
+#[derive(Clone)]
+pub struct ParameterServerStrategy {
+    shared: Arc<Shared>,
+    /// The name of what this handle creates.
+    name: Option<Arc<str>>,
+}
+
+struct Shared {
+    client: VariableClient,
+    updates: Arc<Updates>,
+    /// Makes variables; a worker's strategy has none, it finds them.
+    maker: Option<Mutex<Maker>>,
+    /// How many variables without a name were asked for.
+    unnamed: Mutex<usize>,
+    replica: [Replica; 1],
+    input: InputContext,
+    id: StrategyId,
+}
+
+struct Maker {
+    placement: RoundRobin,
+    partitioner: Option<Arc<dyn Partitioner>>,
+}
+
+impl Maker {
+    fn new(client: &VariableClient, partitioner: Option<Arc<dyn Partitioner>>) -> Result<Self> {
+        Ok(Self {
+            placement: RoundRobin::new(client.num_servers())?,
+            partitioner,
+        })
+    }
+}
+
+/// Locks, also after a panic elsewhere: what is behind these locks is valid at every moment.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl ParameterServerStrategy {
+    /// Connects to servers and begins a run on them: a program that trains without other workers.
+    /// `options` has the bound on staleness, the synchronous mode and what is done with NaN. With a
+    /// partitioner large variables are cut into shards.
+    ///
+    /// # Errors
+    /// Those of [`VariableClient::connect`] and [`VariableClient::attach`].
+    pub fn connect<A: AsRef<str>>(
+        servers: &[A],
+        client: ClientOptions,
+        options: RunOptions,
+        partitioner: Option<Arc<dyn Partitioner>>,
+    ) -> Result<Self> {
+        let client = VariableClient::connect(servers, client)?;
+        let run = RunId::random()?;
+        client.attach(run, options)?;
+        let maker = Maker::new(&client, partitioner)?;
+        let updates = Updates::alone(run, client.clone());
+        Ok(Self::new(
+            client,
+            updates,
+            Some(maker),
+            InputContext::default(),
+        ))
+    }
+
+    /// The coordinator's strategy, in a run that `client` is attached to: its scope makes the
+    /// variables. With a partitioner large ones are cut into shards.
+    ///
+    /// # Errors
+    /// [`PsError::InvalidArgument`] without servers; [`PsError::System`] without random numbers.
+    pub fn coordinator(
+        client: VariableClient,
+        run: RunId,
+        partitioner: Option<Arc<dyn Partitioner>>,
+    ) -> Result<Self> {
+        let maker = Maker::new(&client, partitioner)?;
+        let updates = Updates::new(run)?;
+        Ok(Self::new(
+            client,
+            updates,
+            Some(maker),
+            InputContext::default(),
+        ))
+    }
+
+    /// A worker's strategy, in a run that `client` takes part in: its scope finds the variables
+    /// that the coordinator has made, by name or by the order of creation.
+    ///
+    /// # Errors
+    /// [`PsError::System`] without random numbers.
+    pub fn worker(client: VariableClient, run: RunId, input: InputContext) -> Result<Self> {
+        Ok(Self::new(client, Updates::new(run)?, None, input))
+    }
+
+    fn new(
+        client: VariableClient,
+        updates: Updates,
+        maker: Option<Maker>,
+        input: InputContext,
+    ) -> Self {
+        let shared = Shared {
+            client,
+            updates: Arc::new(updates),
+            maker: maker.map(Mutex::new),
+            unnamed: Mutex::new(0),
+            replica: [Replica::new(0, LogicalDevice::cpu(0))],
+            input: InputContext {
+                num_replicas_in_sync: 1,
+                ..input
+            },
+            id: StrategyId::new("parameter-server", 1),
+        };
+        Self {
+            shared: Arc::new(shared),
+            name: None,
+        }
+    }
+
+    /// The same strategy; what its handle creates has this name: a second state of a program, or
+    /// variables that are found whatever the order of creation.
+    pub fn named(&self, name: &str) -> Self {
+        Self {
+            shared: Arc::clone(&self.shared),
+            name: Some(name.into()),
+        }
+    }
+
+    /// Updates are identified by this source until the guard is dropped: those of one closure.
+    /// Otherwise they belong to no closure.
+    pub fn within_closure(&self, source: UpdateSource) -> ClosureGuard {
+        self.shared.updates.enter(source);
+        ClosureGuard(Arc::clone(&self.shared.updates))
+    }
+
+    /// The connections to the servers.
+    pub fn variables(&self) -> &VariableClient {
+        &self.shared.client
+    }
+
+    /// The name of a variable that was not given one: its number in the order of creation.
+    fn variable_name(&self) -> String {
+        match &self.name {
+            Some(name) => format!("variable/{name}"),
+            None => {
+                let mut unnamed = lock(&self.shared.unnamed);
+                *unnamed += 1;
+                format!("variable/{}", *unnamed - 1)
+            }
+        }
+    }
+
+    /// What stands before the names of a state's tensors: nothing, or `generator/`.
+    fn prefix(&self, path: &str) -> String {
+        match (&self.name, path) {
+            (None, "") => String::new(),
+            (None, path) => format!("{path}/"),
+            (Some(name), "") => format!("{name}/"),
+            (Some(name), path) => format!("{name}.{path}/"),
+        }
+    }
+
+    /// Makes a variable on the servers, or finds it.
+    fn take(
+        &self,
+        name: String,
+        value: &TensorData,
+        optimizer: Option<&dyn Optimizer>,
+    ) -> Result<VariableRef> {
+        let shape = value.shape().to_vec();
+        let Some(maker) = &self.shared.maker else {
+            return self.find(&name, value);
+        };
+        let mut maker = lock(maker);
+        let Maker {
+            placement,
+            partitioner,
+        } = &mut *maker;
+        let placement = placement.place(&shape, value.dtype().size(), partitioner.as_deref())?;
+        let spec = VariableSpec {
+            name,
+            shape,
+            dtype: value.dtype(),
+            optimizer: optimizer.map(OptimizerSpec::of),
+        };
+        let variable = self.shared.client.create(&spec, &placement)?;
+        self.shared.client.initialize(&variable, value.clone())?;
+        Ok(variable)
+    }
+
+    fn find(&self, name: &str, value: &TensorData) -> Result<VariableRef> {
+        let variable = self.shared.client.variable(name)?;
+        if variable.shape() != value.shape().as_slice() {
+            return Err(PsError::Shape {
+                op: "scope",
+                name: name.to_string(),
+                expected: variable.shape().to_vec(),
+                found: value.shape().to_vec(),
+            });
+        }
+        if variable.dtype() != value.dtype() {
+            return Err(PsError::DType {
+                op: "scope",
+                name: name.to_string(),
+                expected: variable.dtype().name().to_string(),
+                found: value.dtype().name().to_string(),
+            });
+        }
+        Ok(variable)
+    }
+
+    fn take_tensor(&self, prefix: &str, tensor: &RemoteTensor, spec: &RemoteSpec<'_>) -> Taken {
+        let optimizer = spec.optimizer.filter(|_| tensor.is_trained);
+        let name = format!("{prefix}{}", tensor.name);
+        self.take(name, &tensor.value, optimizer)
+    }
+}
+
+type Taken = Result<VariableRef>;
+
+/// While it is there, updates belong to a closure. See
+/// [`within_closure`](ParameterServerStrategy::within_closure).
+#[derive(Debug)]
+#[must_use = "updates belong to the closure until this is dropped"]
+pub struct ClosureGuard(Arc<Updates>);
+
+impl Drop for ClosureGuard {
+    fn drop(&mut self) {
+        self.0.leave();
+    }
+}
+
+impl RemoteStore for ParameterServerStrategy {
+    fn state(&self, spec: RemoteSpec<'_>) -> distribute_core::Result<Arc<dyn RemoteState>> {
+        let prefix = self.prefix(spec.path);
+        let tensors = spec.tensors.iter();
+        let variables = tensors.map(|tensor| self.take_tensor(&prefix, tensor, &spec));
+        let variables = variables.collect::<Result<Vec<_>>>()?;
+        let (client, updates) = (self.shared.client.clone(), Arc::clone(&self.shared.updates));
+        Ok(Arc::new(State::new(
+            client, updates, prefix, variables, &spec,
+        )))
+    }
+
+    fn variable(&self, initial: &TensorData) -> distribute_core::Result<Arc<dyn RemoteVariable>> {
+        let variable = self.take(self.variable_name(), initial, None)?;
+        Ok(Arc::new(Variable {
+            client: self.shared.client.clone(),
+            updates: Arc::clone(&self.shared.updates),
+            variable,
+        }))
+    }
+}
+
+impl Strategy for ParameterServerStrategy {
+    fn name(&self) -> &'static str {
+        "parameter-server"
+    }
+
+    fn num_replicas_in_sync(&self) -> usize {
+        1
+    }
+
+    fn replicas(&self) -> &[Replica] {
+        &self.shared.replica
+    }
+
+    fn input_context(&self) -> InputContext {
+        self.shared.input
+    }
+
+    fn id(&self) -> StrategyId {
+        self.shared.id.clone()
+    }
+
+    fn handle(&self) -> Arc<dyn Strategy> {
+        Arc::new(self.clone())
+    }
+
+    /// As in TensorFlow, every aggregation is that of a plain variable.
+    fn distributes_variables(&self) -> bool {
+        false
+    }
+
+    fn remote_store(&self) -> Option<&dyn RemoteStore> {
+        Some(self)
+    }
+
+    fn run_replicas(&self, step: ReplicaStep<'_>) -> distribute_core::Result<()> {
+        run_alone(self.handle(), &self.shared.replica[0], step)
+    }
+}
+
+impl fmt::Debug for ParameterServerStrategy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ParameterServerStrategy")
+            .field("servers", &self.shared.client.num_servers())
+            .field("makes_variables", &self.shared.maker.is_some())
+            .field("name", &self.name)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,184 @@
+//! A training state on the servers.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use burn::tensor::TensorData;
+use distribute_core::Result;
+use distribute_core::remote::{Pushed, RemoteSpec, RemoteState, RemoteValues, RemoteVersion};
+
+use super::updates::Updates;
+use crate::client::VariableClient;
+use crate::error::PsError;
+use crate::update::{Gradient, PushOutcome, Versions};
+use crate::variable::{Snapshot, VariableRef};
+
+#[derive(Debug)]
+pub(super) struct State {
+    client: VariableClient,
+    updates: Arc<Updates>,
+    /// Before the names of all variables.
+    prefix: String,
+    /// In visit order.
+    variables: Vec<VariableRef>,
+    /// Which of them are trained.
+    trained: Vec<usize>,
+    slots: &'static [&'static str],
+}
+
+impl State {
+    pub(super) fn new(
+        client: VariableClient,
+        updates: Arc<Updates>,
+        prefix: String,
+        variables: Vec<VariableRef>,
+        spec: &RemoteSpec<'_>,
+    ) -> Self {
+        let trained = spec.tensors.iter().enumerate();
+        let trained = trained.filter(|(_, tensor)| tensor.is_trained && spec.optimizer.is_some());
+        Self {
+            client,
+            updates,
+            prefix,
+            variables,
+            trained: trained.map(|(index, _)| index).collect(),
+            slots: spec.optimizer.map_or(&[], |optimizer| optimizer.slots()),
+        }
+    }
+
+    /// The number of updates of the trained variable that was updated most. A variable's first
+    /// version is its initial value.
+    fn step_of<'a>(versions: impl IntoIterator<Item = &'a Versions>) -> u64 {
+        let all = versions.into_iter().flat_map(|versions| &versions.0);
+        all.copied()
+            .max()
+            .unwrap_or(0)
+            .saturating_sub(FIRST_VERSION)
+    }
+
+    /// `model/conv1.weight` of a variable's name.
+    fn plain_name<'a>(&self, variable: &'a VariableRef) -> &'a str {
+        let name = variable.name();
+        name.strip_prefix(&self.prefix).unwrap_or(name)
+    }
+
+    fn slot_name(&self, variable: &VariableRef, slot: &str) -> String {
+        let name = self.plain_name(variable);
+        let path = name.strip_prefix("model/").unwrap_or(name);
+        format!("optimizer/{slot}/{path}")
+    }
+}
+
+/// The version of a variable that was initialized and not changed since.
+const FIRST_VERSION: u64 = 1;
+
+fn reshaped(value: TensorData, shape: impl Into<burn::tensor::Shape>) -> TensorData {
+    let (bytes, _, dtype) = value.into_parts();
+    TensorData::from_bytes(bytes, shape, dtype)
+}
+
+/// Whether no shard took anything.
+fn is_dropped(outcome: &PushOutcome) -> bool {
+    outcome.dropped > 0 && outcome.applied + outcome.already_applied + outcome.accumulated == 0
+}
+
+impl RemoteState for State {
+    fn pull(&self, known: &[RemoteVersion]) -> Result<RemoteValues> {
+        let known: Vec<Versions> = known.iter().cloned().map(Versions).collect();
+        let pulled = self
+            .client
+            .pull(&self.variables, &known, self.updates.closure())?;
+        let trained = self.trained.iter().filter_map(|index| pulled.get(*index));
+        let step = Self::step_of(trained.map(|pulled| &pulled.versions));
+        let changed = pulled.into_iter().enumerate();
+        let changed =
+            changed.filter_map(|(index, pulled)| Some((index, pulled.versions.0, pulled.value?)));
+        Ok(RemoteValues {
+            step,
+            learning_rate: None,
+            changed: changed.collect(),
+        })
+    }
+
+    fn push(&self, gradients: Vec<Option<TensorData>>, base: &[RemoteVersion]) -> Result<Pushed> {
+        let (mut pushed, mut versions) = (Vec::new(), Vec::new());
+        for ((index, gradient), base) in self.trained.iter().zip(gradients).zip(base) {
+            if let Some(gradient) = gradient {
+                let variable = self.variables[*index].clone();
+                pushed.push((variable, Gradient::Dense(gradient)));
+                versions.push(Versions(base.clone()));
+            }
+        }
+        let id = self.updates.next()?;
+        if pushed.is_empty() {
+            let step = Self::step_of(&versions);
+            return Ok(Pushed::Applied { step });
+        }
+        match self.client.push(id, pushed, &versions) {
+            Ok(outcome) if is_dropped(&outcome) => Ok(Pushed::Dropped),
+            Ok(outcome) => Ok(Pushed::Applied {
+                step: Self::step_of(&outcome.versions),
+            }),
+            Err(PsError::Stale { .. }) => Ok(Pushed::Dropped),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn set_learning_rate(&self, learning_rate: f64) -> Result<()> {
+        Ok(self.client.set_learning_rate(learning_rate)?)
+    }
+
+    fn save(&self) -> Result<(u64, BTreeMap<String, TensorData>)> {
+        let mut snapshot = self.client.snapshot()?;
+        let mut tensors = BTreeMap::new();
+        let mut step = 0;
+        for variable in &self.variables {
+            let name = variable.name();
+            let missing = || PsError::Uninitialized {
+                name: name.to_string(),
+            };
+            let value = snapshot.variables.remove(name).ok_or_else(missing)?;
+            tensors.insert(self.plain_name(variable).to_string(), value);
+            for slot in self.slots {
+                let key = (name.to_string(), (*slot).to_string());
+                if let Some(value) = snapshot.slots.remove(&key) {
+                    let count = value.shape().num_elements();
+                    tensors.insert(self.slot_name(variable, slot), reshaped(value, [count]));
+                }
+            }
+            let updates = snapshot.updates.get(name);
+            let most = updates.and_then(|updates| updates.0.iter().max());
+            step = step.max(most.copied().unwrap_or(0));
+        }
+        Ok((step, tensors))
+    }
+
+    fn restore(&self, tensors: &BTreeMap<String, TensorData>, step: u64) -> Result<()> {
+        let mut snapshot = Snapshot::default();
+        for variable in &self.variables {
+            let name = variable.name().to_string();
+            let missing = || {
+                let name = self.plain_name(variable);
+                PsError::invalid(format!("the checkpoint has no parameter `{name}`"))
+            };
+            let value = tensors.get(self.plain_name(variable)).ok_or_else(missing)?;
+            let shards = variable.placement().shards.len();
+            let updates = Versions(vec![step; shards]);
+            let slots = self.slots.iter().map_while(|slot| {
+                let value = tensors.get(&self.slot_name(variable, slot))?.clone();
+                let value = reshaped(value, variable.shape().to_vec());
+                Some(((name.clone(), (*slot).to_string()), value))
+            });
+            let slots: Vec<_> = slots.collect();
+            // As everywhere: those of another optimizer start at zero.
+            if slots.len() == self.slots.len() {
+                snapshot.slots.extend(slots);
+            }
+            snapshot.variables.insert(name.clone(), value.clone());
+            let versions = Versions(vec![step + FIRST_VERSION; shards]);
+            snapshot.versions.insert(name.clone(), versions);
+            snapshot.updates.insert(name, updates);
+        }
+        Ok(self.client.restore(&snapshot)?)
+    }
+}

@@ -1,0 +1,182 @@
+//! What travels to a server: updates and their identity, and the rules of a run.
+
+use std::fmt;
+use std::time::Duration;
+
+use burn::tensor::TensorData;
+
+use crate::error::{PsError, Result};
+use crate::generated as wire;
+
+/// The identity of one run of a coordinator.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RunId(pub u128);
+
+impl RunId {
+    /// An id that no other run has.
+    ///
+    /// # Errors
+    /// [`PsError::System`] when the operating system has no random numbers.
+    pub fn random() -> Result<Self> {
+        let mut bytes = [0; 16];
+        getrandom::fill(&mut bytes)
+            .map_err(|error| PsError::system("cannot draw the id of a run", error))?;
+        Ok(Self(u128::from_le_bytes(bytes)))
+    }
+}
+
+impl fmt::Display for RunId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+/// The identity of an update. A server applies each id at most once per shard, so a worker's
+/// closure that runs a second time changes nothing a second time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct UpdateId {
+    /// The run that the update belongs to.
+    pub run: RunId,
+    /// The scheduled closure, counted by the coordinator; the same when it runs again.
+    pub closure: u64,
+    /// Which update of the closure, counted by the step.
+    pub sequence: u32,
+}
+
+/// How often each shard of a variable was updated, in the order of the shards.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Versions(pub Vec<u64>);
+
+/// What a worker computed for one variable.
+#[derive(Debug, Clone)]
+pub enum Gradient {
+    /// A gradient of the variable's shape.
+    Dense(TensorData),
+    /// Rows of a gradient: `rows[i]` belongs to row `ids[i]`; rows with one id add up. Only these
+    /// rows travel, and the optimizer changes only them and their slots (a "lazy" Adam).
+    Sparse {
+        /// The rows of the variable, any order, repetitions allowed.
+        ids: Vec<u64>,
+        /// Shape: number of ids, then the variable's shape without its first axis.
+        rows: TensorData,
+    },
+}
+
+/// What a push did, counted in shards, and the versions after it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PushOutcome {
+    /// Shards whose version this push advanced.
+    pub applied: usize,
+    /// Shards that had this update already.
+    pub already_applied: usize,
+    /// Shards that wait for the gradients of other workers (synchronous mode).
+    pub accumulated: usize,
+    /// Shards whose round was over already: the gradient came too late (synchronous mode).
+    pub dropped: usize,
+    /// The versions after the push, one entry per pushed variable. A shard that was not touched
+    /// (sparse pushes) has version 0 here.
+    pub versions: Vec<Versions>,
+}
+
+/// What happens to gradients with NaN or infinity.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum NonFinite {
+    /// The whole push fails with [`PsError::NonFinite`] and nothing of it is applied.
+    #[default]
+    Refuse,
+    /// They are applied like any other.
+    Apply,
+}
+
+/// What happens to workers that would break the staleness bound.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StalenessPolicy {
+    /// Faster workers wait in pull and push until no gradient will be staler than the bound.
+    Wait,
+    /// A gradient that is staler than the bound is refused with [`PsError::Stale`].
+    Refuse,
+}
+
+/// By how many versions of the weights a gradient may be late.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Staleness {
+    /// The most updates between the pull of the weights and the push of their gradient.
+    pub bound: u64,
+    /// What happens at the bound.
+    pub policy: StalenessPolicy,
+}
+
+/// The rules that the servers follow during a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RunOptions {
+    /// A bound on staleness; none by default.
+    pub staleness: Option<Staleness>,
+    /// Synchronous mode: a shard is updated with the mean of this many gradients of its current
+    /// version; later ones of that version are dropped (backup workers). Asynchronous by default.
+    pub synchronous: Option<usize>,
+    /// What happens to NaN and infinity; refused by default.
+    pub non_finite: NonFinite,
+    /// How long a server lets a worker wait for slower ones; 60 s by default.
+    pub wait_timeout: Duration,
+}
+
+impl Default for RunOptions {
+    fn default() -> Self {
+        Self {
+            staleness: None,
+            synchronous: None,
+            non_finite: NonFinite::Refuse,
+            wait_timeout: Duration::from_secs(60),
+        }
+    }
+}
+
+impl RunOptions {
+    pub(crate) fn to_wire(self, run: Vec<u8>) -> wire::Attach {
+        let waits = |staleness: Staleness| staleness.policy == StalenessPolicy::Wait;
+        let milliseconds = self.wait_timeout.as_millis();
+        wire::Attach {
+            run,
+            staleness: self.staleness.map(|staleness| staleness.bound),
+            wait: self.staleness.is_some_and(waits),
+            synchronous: self.synchronous.map(|count| count as u64),
+            apply_non_finite: self.non_finite == NonFinite::Apply,
+            wait_timeout_ms: u64::try_from(milliseconds).unwrap_or(u64::MAX),
+        }
+    }
+
+    pub(crate) fn from_wire(rules: &wire::Attach) -> Result<Self> {
+        let staleness = rules.staleness.map(|bound| Staleness {
+            bound,
+            policy: match rules.wait {
+                true => StalenessPolicy::Wait,
+                false => StalenessPolicy::Refuse,
+            },
+        });
+        let synchronous = rules.synchronous.map(usize::try_from).transpose();
+        Ok(Self {
+            staleness,
+            synchronous: synchronous.map_err(PsError::invalid)?,
+            non_finite: match rules.apply_non_finite {
+                true => NonFinite::Apply,
+                false => NonFinite::Refuse,
+            },
+            wait_timeout: Duration::from_millis(rules.wait_timeout_ms),
+        })
+    }
+
+    /// Whether the rules go together.
+    pub(crate) fn check(&self) -> Result<()> {
+        match (self.synchronous, self.staleness) {
+            (Some(0), _) => Err(PsError::invalid(
+                "synchronous: a round needs at least one gradient",
+            )),
+            (Some(_), Some(_)) => Err(PsError::invalid(
+                "a synchronous run has no staleness bound: gradients of older versions are dropped",
+            )),
+            _ => Ok(()),
+        }
+    }
+}

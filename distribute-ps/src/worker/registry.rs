@@ -1,0 +1,274 @@
+//! What a program registers by name, the same in every process: steps, resources and datasets.
+
+use std::any::{Any, TypeId, type_name};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::{Arc, Mutex};
+
+use distribute_core::InputContext;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::context::WorkerContext;
+use super::dataset::{DatasetIterator, PerWorkerDataset};
+use super::value;
+use crate::error::{PsError, Result};
+use crate::strategy::ParameterServerStrategy;
+
+/// The longest name of a step, resource or dataset, in bytes.
+const NAME_MAX_BYTES: usize = 256;
+
+type Call = dyn Fn(&WorkerContext, &[u8]) -> Result<Vec<u8>> + Send + Sync;
+type Build = dyn Fn(&WorkerContext) -> Result<Box<dyn Any + Send>> + Send + Sync;
+
+/// A registered step.
+pub(crate) struct Step {
+    /// The type of its arguments, and its name for messages.
+    arguments: TypeId,
+    arguments_name: &'static str,
+    /// Whether bytes can be its arguments.
+    check: fn(&[u8]) -> Result<(), String>,
+    pub(super) call: Box<Call>,
+}
+
+/// The steps, resources and datasets of a program (what TensorFlow does by sending graphs).
+///
+/// Closures do not travel between processes: coordinator and workers are the same program, which
+/// registers the same names in each of them, and a closure travels as a name with arguments.
+///
+/// ```
+/// use distribute_ps::worker::{StepRegistry, WorkerContext};
+///
+/// let mut registry = StepRegistry::new();
+/// registry.step("add", |_: &WorkerContext, (a, b): (i32, i32)| Ok(a + b))?;
+/// assert!(registry.step("add", |_: &WorkerContext, (): ()| Ok(())).is_err());
+/// # Ok::<(), distribute_ps::PsError>(())
+/// ```
+#[derive(Default)]
+pub struct StepRegistry {
+    steps: BTreeMap<String, Step>,
+    resources: BTreeMap<String, Box<Build>>,
+    /// What the coordinator makes, in the order of registration.
+    pub(super) shared: Vec<(String, Box<super::shared_state::Make>)>,
+}
+
+/// A handle of a value that every worker builds for itself, by
+/// [`StepRegistry::resource`]. Steps capture it.
+pub struct Resource<T> {
+    name: Arc<str>,
+    marker: PhantomData<fn() -> T>,
+}
+
+impl<T> Resource<T> {
+    pub(crate) fn named(name: impl Into<Arc<str>>) -> Self {
+        Self {
+            name: name.into(),
+            marker: PhantomData,
+        }
+    }
+
+    /// The registered name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+}
+
+impl<T> Clone for Resource<T> {
+    fn clone(&self) -> Self {
+        Self {
+            name: self.name.clone(),
+            marker: PhantomData,
+        }
+    }
+}
+
+impl<T> fmt::Debug for Resource<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Resource({:?})", self.name)
+    }
+}
+
+impl StepRegistry {
+    /// Nothing is registered.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Registers a step: what [`schedule`](crate::ClusterCoordinator::schedule) runs on a worker.
+    ///
+    /// Arguments and result are serde values, tensors among them as
+    /// [`HostTensor`](crate::HostTensor). A worker runs one step at a time, on the thread that
+    /// called [`serve`](crate::worker::WorkerServer::serve). When its worker is lost, a closure
+    /// runs again from its beginning on another one; updates of variables are applied once all the
+    /// same, if the step makes them in the same order.
+    ///
+    /// # Errors
+    /// [`PsError::AlreadyRegistered`], [`PsError::InvalidArgument`] for an empty or very long
+    /// name.
+    pub fn step<A, R, F>(&mut self, name: impl Into<String>, step: F) -> Result<()>
+    where
+        A: DeserializeOwned + 'static,
+        R: Serialize,
+        F: Fn(&WorkerContext, A) -> Result<R> + Send + Sync + 'static,
+    {
+        let name = checked("step", name.into(), |name| self.steps.contains_key(name))?;
+        let call = move |worker: &WorkerContext, bytes: &[u8]| {
+            let arguments = value::decode::<A>(bytes)
+                .map_err(|reason| worker.wrong_arguments(type_name::<A>(), reason))?;
+            let result = step(worker, arguments)?;
+            value::encode(&result).map_err(|reason| {
+                let step = worker.step();
+                PsError::invalid(format!(
+                    "the result of step `{step}` cannot be sent: {reason}"
+                ))
+            })
+        };
+        let step = Step {
+            arguments: TypeId::of::<A>(),
+            arguments_name: type_name::<A>(),
+            check: |bytes| value::decode::<A>(bytes).map(drop),
+            call: Box::new(call),
+        };
+        self.steps.insert(name, step);
+        Ok(())
+    }
+
+    /// Registers a value that each worker builds for itself when a step first asks for it
+    /// ([`WorkerContext::resource`]): a connection, a local copy of a model. A worker that was
+    /// restarted, or that works for another coordinator, builds it anew.
+    ///
+    /// # Errors
+    /// As [`step`](Self::step).
+    pub fn resource<T, F>(&mut self, name: impl Into<String>, build: F) -> Result<Resource<T>>
+    where
+        T: Send + 'static,
+        F: Fn(&WorkerContext) -> Result<T> + Send + Sync + 'static,
+    {
+        let known = |name: &str| self.resources.contains_key(name);
+        let name = checked("resource", name.into(), known)?;
+        let build = move |worker: &WorkerContext| Ok(Box::new(build(worker)?) as Box<_>);
+        self.resources.insert(name.clone(), Box::new(build));
+        Ok(Resource::named(name))
+    }
+
+    /// Registers a dataset by the function that makes a worker's iterator of it (TensorFlow:
+    /// `create_per_worker_dataset` of a function). The function is told which of the workers it
+    /// works for; workers that should not all see the same examples take their share of them.
+    ///
+    /// # Errors
+    /// As [`step`](Self::step); datasets and resources share one space of names.
+    pub fn dataset<B, I, F>(
+        &mut self,
+        name: impl Into<String>,
+        iterator: F,
+    ) -> Result<PerWorkerDataset<B>>
+    where
+        B: Send + 'static,
+        I: IntoIterator<Item = Result<B>>,
+        I::IntoIter: Send + 'static,
+        F: Fn(InputContext) -> Result<I> + Send + Sync + 'static,
+    {
+        let name = name.into();
+        let make: Arc<super::dataset::Make<B>> = Arc::new(move |context| {
+            let iterator: Box<dyn Iterator<Item = Result<B>> + Send> =
+                Box::new(iterator(context)?.into_iter());
+            Ok(iterator)
+        });
+        let resource = self.resource(name, move |worker| {
+            DatasetIterator::new(make.clone(), worker)
+        })?;
+        Ok(PerWorkerDataset::new(resource))
+    }
+
+    /// The names of all steps, sorted.
+    pub fn step_names(&self) -> impl Iterator<Item = &str> {
+        self.steps.keys().map(String::as_str)
+    }
+
+    /// The coordinator's shared values, made in the order of registration.
+    pub(crate) fn make_shared(
+        &self,
+        strategy: &ParameterServerStrategy,
+    ) -> Result<BTreeMap<String, Mutex<Box<dyn Any + Send>>>> {
+        let values = self.shared.iter();
+        values
+            .map(|(name, make)| Ok((name.clone(), Mutex::new(make(strategy)?))))
+            .collect()
+    }
+
+    /// The step of this name.
+    ///
+    /// # Errors
+    /// [`PsError::Unregistered`].
+    pub(crate) fn find(&self, name: &str) -> Result<&Step> {
+        let unknown = || unregistered("step", name, self.step_names());
+        self.steps.get(name).ok_or_else(unknown)
+    }
+
+    /// What builds the resource of this name.
+    pub(super) fn builder(&self, name: &str) -> Result<&Build> {
+        let known = self.resources.keys().map(String::as_str);
+        let unknown = || unregistered("resource", name, known);
+        self.resources
+            .get(name)
+            .map(Box::as_ref)
+            .ok_or_else(unknown)
+    }
+}
+
+impl Step {
+    /// Whether these bytes, made of an `A`, can be the step's arguments: at once, where they are
+    /// scheduled.
+    pub(crate) fn check<A>(&self, step: &str, bytes: &[u8]) -> Result<()> {
+        if self.arguments == typeid::of::<A>() {
+            return Ok(());
+        }
+        (self.check)(bytes).map_err(|reason| PsError::WrongArguments {
+            step: step.to_string(),
+            expected: self.arguments_name.to_string(),
+            found: type_name::<A>().to_string(),
+            reason,
+        })
+    }
+}
+
+impl fmt::Debug for StepRegistry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let steps: Vec<&str> = self.step_names().collect();
+        let resources: Vec<&String> = self.resources.keys().collect();
+        let mut shown = f.debug_struct("StepRegistry");
+        shown.field("steps", &steps).field("resources", &resources);
+        shown.finish()
+    }
+}
+
+fn checked(kind: &'static str, name: String, known: impl Fn(&str) -> bool) -> Result<String> {
+    if name.is_empty() || name.len() > NAME_MAX_BYTES {
+        let bytes = name.len();
+        return Err(PsError::invalid(format!(
+            "the name of a {kind} has 1 to {NAME_MAX_BYTES} bytes, not {bytes}"
+        )));
+    }
+    match known(&name) {
+        true => Err(PsError::AlreadyRegistered { kind, name }),
+        false => Ok(name),
+    }
+}
+
+fn unregistered<'a>(
+    kind: &'static str,
+    name: &str,
+    known: impl Iterator<Item = &'a str>,
+) -> PsError {
+    let known: Vec<&str> = known.take(20).collect();
+    let known = match known.is_empty() {
+        true => "none".to_string(),
+        false => known.join(", "),
+    };
+    PsError::Unregistered {
+        kind,
+        name: name.chars().take(NAME_MAX_BYTES).collect(),
+        known,
+    }
+}

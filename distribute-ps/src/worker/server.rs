@@ -1,0 +1,134 @@
+//! A worker that listens for the coordinator.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use distribute_core::collectives::control::security::Security;
+use tonic::service::Routes;
+
+use super::SERVICE;
+use super::desk::Desk;
+use super::generated::worker_server::WorkerServer as Served;
+use super::registry::StepRegistry;
+use super::service::Service;
+use crate::client::ClientOptions;
+use crate::coordinator::OVERHEAD;
+use crate::error::Result;
+use crate::rpc::{RpcListener, RpcOptions, RpcServer};
+
+/// Limits, deadlines and credentials of a [`WorkerServer`].
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct WorkerOptions {
+    /// The number of the worker in the cluster, for messages.
+    pub worker: usize,
+    /// Token and certificates; none by default.
+    pub security: Security,
+    /// How steps speak with the parameter servers. Its credentials are those of `security`.
+    pub client: ClientOptions,
+    /// The most bytes of one closure's arguments, and of its result; 64 MiB by default.
+    pub max_message_bytes: usize,
+    /// How long the worker waits for a coordinator, at the start and when it has lost one; 10
+    /// minutes by default.
+    pub coordinator_timeout: Duration,
+}
+
+impl Default for WorkerOptions {
+    fn default() -> Self {
+        Self {
+            worker: 0,
+            security: Security::default(),
+            client: ClientOptions::default(),
+            max_message_bytes: 64 << 20,
+            coordinator_timeout: Duration::from_secs(600),
+        }
+    }
+}
+
+/// A worker that listens for the coordinator, and runs the closures that it sends.
+///
+/// One coordinator at a time: another one is turned away until the first has ended or is lost.
+/// Dropping it closes the connection and ends its thread.
+pub struct WorkerServer {
+    /// Absent only while it is dropped: the connections end before what they use.
+    rpc: Option<RpcServer>,
+    desk: Arc<Desk>,
+    address: SocketAddr,
+}
+
+/// Ends a [`WorkerServer`] from another thread. Cheap to clone.
+#[derive(Clone)]
+pub struct WorkerStopper(Arc<Desk>);
+
+impl WorkerStopper {
+    /// [`WorkerServer::serve`] returns when the closure that runs has ended.
+    pub fn stop(&self) {
+        self.0.end(Ok(()));
+    }
+}
+
+impl WorkerServer {
+    /// Listens at `host:port` (port 0 takes a free one). From then on a coordinator can connect;
+    /// closures run when [`serve`](Self::serve) is called.
+    ///
+    /// # Errors
+    /// [`PsError::InvalidArgument`](crate::PsError::InvalidArgument) for an address that does not
+    /// resolve, is in use or not of this host, or that other hosts can reach without token and TLS.
+    pub fn bind(
+        address: &str,
+        registry: Arc<StepRegistry>,
+        options: WorkerOptions,
+    ) -> Result<Self> {
+        let rpc = RpcOptions::new(SERVICE, options.security.clone());
+        let listener = RpcListener::bind(options.worker, address, rpc)?;
+        let mut client = options.client;
+        client.security = options.security;
+        let desk = Arc::new(Desk::new(
+            options.max_message_bytes,
+            options.coordinator_timeout,
+        ));
+        let service = Service {
+            desk: desk.clone(),
+            registry,
+            client,
+        };
+        let limit = options.max_message_bytes.saturating_add(OVERHEAD);
+        let served = Served::new(service)
+            .max_decoding_message_size(limit)
+            .max_encoding_message_size(limit);
+        let address = listener.address();
+        let rpc = listener.serve(Routes::new(served))?;
+        Ok(Self {
+            rpc: Some(rpc),
+            desk,
+            address,
+        })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// What ends it from another thread.
+    pub fn stopper(&self) -> WorkerStopper {
+        WorkerStopper(self.desk.clone())
+    }
+
+    /// Runs closures on this thread until the coordinator is done.
+    ///
+    /// # Errors
+    /// [`PsError::CoordinatorFailed`](crate::PsError::CoordinatorFailed) if the coordinator gave up, [`PsError::Deadline`](crate::PsError::Deadline) if none
+    /// has come (back) within [`coordinator_timeout`](WorkerOptions::coordinator_timeout).
+    pub fn serve(self) -> Result<()> {
+        self.desk.work()
+    }
+}
+
+impl Drop for WorkerServer {
+    fn drop(&mut self) {
+        self.rpc = None;
+        self.desk.forget();
+    }
+}

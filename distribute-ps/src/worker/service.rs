@@ -1,0 +1,191 @@
+//! The service that a coordinator calls: its stream, from `Attach` to its end.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status, Streaming};
+
+use super::context::Engagement;
+use super::desk::{Desk, REPORTS, Reports};
+use super::generated::worker_server::Worker;
+use super::generated::{Attach, Finish, Order, Ping, Report, Welcome, order, report};
+use super::registry::StepRegistry;
+use super::{CRATE_VERSION, PROTOCOL_VERSION};
+use crate::client::ClientOptions;
+use crate::error::PsError;
+use crate::update::RunId;
+
+/// How long the first message may take.
+const ATTACH_PATIENCE: Duration = Duration::from_secs(10);
+/// The most parameter servers that a coordinator may name.
+const SERVERS_MAX: usize = 1 << 16;
+/// Flags of closures that may still be cancelled; more than can be at the worker.
+const FLAGS_MAX: usize = 16;
+
+/// The service of `worker.proto`.
+pub(super) struct Service {
+    pub(super) desk: Arc<Desk>,
+    pub(super) registry: Arc<StepRegistry>,
+    pub(super) client: ClientOptions,
+}
+
+#[tonic::async_trait]
+impl Worker for Service {
+    type ServeStream = ReceiverStream<Result<Report, Status>>;
+
+    async fn serve(
+        &self,
+        request: Request<Streaming<Order>>,
+    ) -> Result<Response<Self::ServeStream>, Status> {
+        let mut inbound = request.into_inner();
+        let first = tokio::time::timeout(ATTACH_PATIENCE, inbound.message()).await;
+        let first = first.map_err(|_| Status::deadline_exceeded("no message came"))??;
+        let Some(order::Order::Attach(attach)) = first.and_then(|order| order.order) else {
+            return Err(Status::invalid_argument("the first message is no Attach"));
+        };
+        let stream = self.attach(attach)?;
+        let (reports, receiver) = mpsc::channel(REPORTS);
+        let _ = reports.try_send(Ok(said(report::Report::Welcome(self.welcome()))));
+        tokio::spawn(read(self.desk.clone(), stream, inbound, reports));
+        Ok(Response::new(ReceiverStream::new(receiver)))
+    }
+}
+
+impl Service {
+    fn attach(&self, attach: Attach) -> Result<u64, Status> {
+        if attach.protocol_version != PROTOCOL_VERSION || attach.crate_version != CRATE_VERSION {
+            return Err(Status::invalid_argument(format!(
+                "the coordinator has version {} of distribute-ps, this worker version \
+                 {CRATE_VERSION}; run the same program everywhere",
+                attach.crate_version
+            )));
+        }
+        let run = <[u8; 16]>::try_from(&*attach.run)
+            .map_err(|_| Status::invalid_argument("the id of a run has 16 bytes"))?;
+        let run = RunId(u128::from_le_bytes(run));
+        let (worker, workers) = (attach.worker as usize, attach.workers as usize);
+        if worker >= workers || attach.parameter_servers.len() > SERVERS_MAX {
+            return Err(Status::invalid_argument("there is no such worker"));
+        }
+        self.desk.attach(run, || {
+            let (registry, client) = (self.registry.clone(), self.client.clone());
+            let servers = attach.parameter_servers;
+            Engagement::new(registry, run, (worker, workers), servers, client)
+        })
+    }
+
+    fn welcome(&self) -> Welcome {
+        Welcome {
+            protocol_version: PROTOCOL_VERSION,
+            crate_version: CRATE_VERSION.to_string(),
+            steps: self.registry.step_names().map(str::to_string).collect(),
+        }
+    }
+}
+
+fn said(report: report::Report) -> Report {
+    Report {
+        report: Some(report),
+    }
+}
+
+/// The flags by which closures of one stream are cancelled.
+#[derive(Default)]
+struct Flags(BTreeMap<u64, Arc<AtomicBool>>);
+
+impl Flags {
+    fn add(&mut self, closure: u64) -> Arc<AtomicBool> {
+        let flag = Arc::new(AtomicBool::new(false));
+        self.0.insert(closure, flag.clone());
+        if self.0.len() > FLAGS_MAX {
+            // A closure that has ended holds its flag no more.
+            self.0.retain(|_, flag| Arc::strong_count(flag) > 1);
+        }
+        flag
+    }
+
+    fn cancel(&self, closure: u64) {
+        if let Some(flag) = self.0.get(&closure) {
+            flag.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Drop for Flags {
+    /// Nobody waits for the results any more.
+    fn drop(&mut self) {
+        for flag in self.0.values() {
+            flag.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Detaches even when the runtime ends in the middle.
+struct Attached {
+    desk: Arc<Desk>,
+    stream: u64,
+}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        self.desk.detach(self.stream);
+    }
+}
+
+/// Handles the messages of a stream until it ends.
+async fn read(desk: Arc<Desk>, stream: u64, mut inbound: Streaming<Order>, reports: Reports) {
+    let attached = Attached { desk, stream };
+    let mut flags = Flags::default();
+    let status = loop {
+        let order = match inbound.message().await {
+            Ok(Some(Order { order: Some(order) })) => order,
+            Ok(Some(_)) => break Some(Status::invalid_argument("an empty message")),
+            Ok(None) | Err(_) => break None,
+        };
+        if let Err(status) = follow(&attached, &mut flags, order, &reports) {
+            break Some(status);
+        }
+    };
+    if let Some(status) = status {
+        tracing::warn!(%status, "the coordinator's stream ends");
+        let _ = reports.try_send(Err(status));
+    }
+}
+
+fn follow(
+    attached: &Attached,
+    flags: &mut Flags,
+    order: order::Order,
+    reports: &Reports,
+) -> Result<(), Status> {
+    match order {
+        order::Order::Execute(execute) => {
+            let flag = flags.add(execute.closure);
+            let (desk, stream) = (&attached.desk, attached.stream);
+            desk.put(stream, execute, flag, reports.clone())
+        }
+        order::Order::Cancel(cancel) => {
+            flags.cancel(cancel.closure);
+            Ok(())
+        }
+        order::Order::Finish(Finish { failure }) => {
+            attached.desk.end(match failure.is_empty() {
+                true => Ok(()),
+                false => Err(PsError::CoordinatorFailed { reason: failure }),
+            });
+            Ok(())
+        }
+        order::Order::Ping(Ping { number }) => {
+            // Results come first: they prove as much.
+            if reports.capacity() > REPORTS / 2 {
+                let _ = reports.try_send(Ok(said(report::Report::Pong(Ping { number }))));
+            }
+            Ok(())
+        }
+        order::Order::Attach(_) => Err(Status::invalid_argument("a second Attach")),
+    }
+}

@@ -1,0 +1,139 @@
+//! Values whose variables live on the parameter servers: the coordinator makes them, workers find
+//! them.
+
+use std::any::Any;
+use std::fmt;
+
+use distribute_core::{Device, Mirrored, Nest, ReplicaContext, Replicate, StrategyExt};
+
+use super::context::WorkerContext;
+use super::registry::{Resource, StepRegistry};
+use crate::error::{PsError, Result};
+use crate::strategy::ParameterServerStrategy;
+
+/// Makes the coordinator's value.
+pub(super) type Make =
+    dyn Fn(&ParameterServerStrategy) -> Result<Box<dyn Any + Send>> + Send + Sync;
+
+/// A handle of a value that coordinator and workers build in the same way, with variables on the
+/// parameter servers ([`StepRegistry::shared`]). Steps capture it.
+pub struct Shared<T> {
+    pub(crate) resource: Resource<T>,
+}
+
+/// A handle of a training state on the parameter servers ([`StepRegistry::state`]).
+pub type State<T> = Shared<Mirrored<T>>;
+
+impl<T> Shared<T> {
+    pub(crate) fn new(resource: Resource<T>) -> Self {
+        Self { resource }
+    }
+
+    /// The registered name.
+    pub fn name(&self) -> &str {
+        self.resource.name()
+    }
+}
+
+impl<T> Clone for Shared<T> {
+    fn clone(&self) -> Self {
+        Self::new(self.resource.clone())
+    }
+}
+
+impl<T> fmt::Debug for Shared<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Shared({:?})", self.name())
+    }
+}
+
+impl StepRegistry {
+    /// Registers a value with variables on the parameter servers: `build` is called with the
+    /// [`ParameterServerStrategy`], once by [`ClusterCoordinator::connect`], where it makes the
+    /// variables, and on each worker when a step first asks for the value, where it finds them.
+    ///
+    /// The first such value of a program has its variables under the names of checkpoints
+    /// (`model/conv1.weight`), any further one under its own name in front.
+    ///
+    /// # Errors
+    /// As [`step`](Self::step); resources, datasets and shared values have one space of names.
+    ///
+    /// [`ClusterCoordinator::connect`]: crate::ClusterCoordinator::connect
+    pub fn shared<T, F>(&mut self, name: impl Into<String>, build: F) -> Result<Shared<T>>
+    where
+        T: Send + 'static,
+        F: Fn(&ParameterServerStrategy) -> Result<T> + Send + Sync + 'static,
+    {
+        let name = name.into();
+        let is_first = self.shared.is_empty();
+        let of_name = name.clone();
+        let build = std::sync::Arc::new(move |strategy: &ParameterServerStrategy| match is_first {
+            true => build(strategy),
+            false => build(&strategy.named(&of_name)),
+        });
+        let on_worker = build.clone();
+        let resource = self.resource(name.clone(), move |worker| on_worker(worker.strategy()?))?;
+        let make: Box<Make> = Box::new(move |strategy| Ok(Box::new(build(strategy)?)));
+        self.shared.push((name, make));
+        Ok(Shared::new(resource))
+    }
+
+    /// Registers a training state: a model and its optimizer, whose parameters live on the
+    /// parameter servers. Steps use it by [`WorkerContext::run`]. The initial values are those that
+    /// `build` makes on the coordinator.
+    ///
+    /// # Errors
+    /// As [`shared`](Self::shared).
+    pub fn state<T, F>(&mut self, name: impl Into<String>, build: F) -> Result<State<T>>
+    where
+        T: Replicate + Send + 'static,
+        F: Fn(&Device) -> T + Send + Sync + 'static,
+    {
+        self.shared(name, move |strategy| {
+            let state = strategy.scope(|device| build(device));
+            state.map_err(PsError::from)
+        })
+    }
+}
+
+impl WorkerContext {
+    /// This worker's copy of a shared value.
+    ///
+    /// # Errors
+    /// As [`resource`](Self::resource); those of building it.
+    pub fn shared<T: Send + 'static>(&self, shared: &Shared<T>) -> Result<super::Held<'_, T>> {
+        self.resource(&shared.resource)
+    }
+
+    /// Runs a training step on this worker's copy of a state: the newest parameters are pulled
+    /// before, `apply_gradients` pushes gradients, which the servers apply once even if the closure
+    /// runs again. The closure is the one of [`StrategyExt::run`] under any other strategy, with
+    /// the state and one more argument, such as a batch.
+    ///
+    /// # Errors
+    /// Those of the step; [`PsError::Cancelled`] if the closure is to stop;
+    /// [`PsError::Unavailable`] for a lost server.
+    pub fn run<T, B, R, F>(&self, state: &State<T>, batch: B, step: F) -> Result<R>
+    where
+        T: Replicate + Send + 'static,
+        B: Send,
+        R: Nest + Send + 'static,
+        F: for<'x> Fn(&ReplicaContext, (&'x mut T, B)) -> distribute_core::Result<R> + Sync,
+    {
+        self.check_cancelled()?;
+        let mut held = self.resource(&state.resource)?;
+        let strategy = self.strategy()?;
+        let batch = std::sync::Mutex::new(Some(batch));
+        let results = strategy.run((&mut *held,), |ctx, (state,)| {
+            let mut place = batch
+                .lock()
+                .unwrap_or_else(std::sync::PoisonError::into_inner);
+            let taken = place.take();
+            drop(place);
+            let twice = || distribute_core::Error::invalid("the strategy ran a step twice");
+            step(ctx, (state, taken.ok_or_else(twice)?))
+        })?;
+        let missing = || PsError::invalid("the strategy ran no step");
+        results.into_values().pop().ok_or_else(missing)
+    }
+}

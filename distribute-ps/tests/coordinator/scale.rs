@@ -1,0 +1,140 @@
+//! Many workers, for some time, in bounded memory.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use burn::module::Module;
+use burn::nn::{Linear, LinearConfig};
+use burn::tensor::Tensor;
+use distribute_core::{Adam, TrainState};
+use distribute_ps::{
+    CoordinatorOptions, HostTensor, ParameterServer, ServerOptions, StepRegistry, WorkerContext,
+};
+
+use crate::in_process::{Cluster, LIMIT};
+
+/// The resident memory of this process in MiB.
+fn resident_mib() -> u64 {
+    let text = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = text
+        .lines()
+        .find(|line| line.starts_with("VmRSS:"))
+        .unwrap();
+    let kib: u64 = line.split_whitespace().nth(1).unwrap().parse().unwrap();
+    kib >> 10
+}
+
+/// One at a time: they measure.
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// The long form: `DISTRIBUTE_PS_SECONDS=60`.
+fn seconds() -> Option<Duration> {
+    let text = std::env::var("DISTRIBUTE_PS_SECONDS").ok()?;
+    text.parse().ok().map(Duration::from_secs)
+}
+
+/// Schedules so many closures, or for half of the time of the long form, joins, and once more: the
+/// rates and the memory after each.
+fn run_twice(cluster: &Cluster, closures: u64, mut schedule: impl FnMut()) -> [(f64, u64); 2] {
+    [(); 2].map(|()| {
+        let begun = Instant::now();
+        let mut scheduled = 0;
+        while match seconds() {
+            Some(seconds) => begun.elapsed() < seconds / 2,
+            None => scheduled < closures,
+        } {
+            schedule();
+            scheduled += 1;
+        }
+        cluster.coordinator.join_timeout(LIMIT).unwrap();
+        (
+            scheduled as f64 / begun.elapsed().as_secs_f64(),
+            resident_mib(),
+        )
+    })
+}
+
+/// The rates are much alike, and the memory too.
+fn assert_steady([(first, before), (second, after)]: [(f64, u64); 2]) {
+    println!("{first:.0} and {second:.0} closures/s, {before} and {after} MiB");
+    // Other tests run beside it.
+    assert!(
+        second > first / 4.0,
+        "{first:.0} closures/s, then {second:.0}"
+    );
+    assert!(after < before + 64, "{before} MiB, then {after}");
+}
+
+#[test]
+fn sixty_four_workers_take_closures_steadily_in_bounded_memory() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let cluster = Cluster::new(64, |registry: &mut StepRegistry| {
+        let step = |_: &WorkerContext, (rows,): (HostTensor,)| Ok(rows);
+        registry.step("echo", step).unwrap();
+    });
+    let rows = HostTensor(distribute_core::TensorData::from([1.0_f32; 256]));
+    assert_steady(run_twice(&cluster, 10_000, || {
+        cluster.coordinator.schedule("echo", (&rows,)).unwrap();
+    }));
+}
+
+/// A model of 1,000 parameter tensors.
+#[derive(Module, Debug)]
+struct Many {
+    layers: Vec<Linear>,
+}
+
+fn train(registry: &mut StepRegistry) {
+    let build = |device: &distribute_core::Device| {
+        let layers = (0..500)
+            .map(|_| LinearConfig::new(4, 4).init(device))
+            .collect();
+        TrainState::new(Many { layers }, Adam::new(1e-3))
+    };
+    let state = registry.state("model", build).unwrap();
+    let step = move |worker: &WorkerContext, (): ()| {
+        worker.run(&state, (), |ctx, (state, ())| {
+            let x = Tensor::<2>::ones([1, 4], ctx.device());
+            let outputs = state
+                .model
+                .layers
+                .iter()
+                .map(|layer| layer.forward(x.clone()));
+            let outputs: Vec<_> = outputs.collect();
+            let loss = Tensor::cat(outputs, 0).square().mean();
+            let gradients = ctx.gradient(&loss, &state.model)?;
+            state.apply_gradients(ctx, gradients)?;
+            Ok(loss.into_scalar::<f32>())
+        })
+    };
+    registry.step("train", step).unwrap();
+}
+
+#[test]
+fn sixty_four_workers_train_a_thousand_variables_steadily_in_bounded_memory() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let servers =
+        [(); 2].map(|()| ParameterServer::bind("127.0.0.1:0", ServerOptions::default()).unwrap());
+    let addresses = servers
+        .each_ref()
+        .map(|server| server.address().to_string());
+    let mut options = CoordinatorOptions::default();
+    // A full queue takes a while here.
+    options.max_queued = 64;
+    let cluster = Cluster::with_servers(64, &addresses, train, options);
+    let coordinator = &cluster.coordinator;
+    assert_eq!(
+        coordinator.variables().unwrap().variables().unwrap().len(),
+        1_000
+    );
+    // Every worker has its copy of the model before the memory is looked at.
+    let first: Vec<_> = (0..64)
+        .map(|_| coordinator.schedule("train", ()).unwrap())
+        .collect();
+    let before: Vec<f32> = coordinator.fetch(&first).unwrap();
+    assert_steady(run_twice(&cluster, 32, || {
+        coordinator.schedule("train", ()).unwrap();
+    }));
+    let last: f32 = coordinator.schedule("train", ()).unwrap().fetch().unwrap();
+    assert!(last < before[0], "the loss was {} and is {last}", before[0]);
+}
