@@ -238,9 +238,7 @@ impl Worker {
                 }
                 Some((at, why)) => match forced {
                     None if at.elapsed() > self.grace => {
-                        if let Some(comm) = self.shared.comm.get() {
-                            comm.abort();
-                        }
+                        self.force();
                         // The thread has a grace period of its own to come back.
                         forced = Some(Instant::now());
                     }
@@ -273,6 +271,21 @@ impl Worker {
         (elapsed > watch.timeout).then_some(Trouble::Late(elapsed))
     }
 
+    /// Aborts NCCL though the thread is in a call. On yet another thread: there have been versions
+    /// whose abort did not return either.
+    fn force(&self) {
+        let shared = self.shared.clone();
+        let abort = move || {
+            if let Some(comm) = shared.comm.get() {
+                comm.abort();
+            }
+        };
+        let thread = std::thread::Builder::new().name("distribute-nccl-abort".to_string());
+        if let Err(error) = thread.spawn(abort) {
+            tracing::error!(%error, "no thread to abort NCCL");
+        }
+    }
+
     fn give_up(&mut self) -> Trouble {
         self.shared.stuck.store(true, Ordering::Release);
         Trouble::Stuck
@@ -295,9 +308,7 @@ impl Drop for Worker {
             }
             left += 1;
             self.shared.stop.store(true, Ordering::Release);
-            if let Some(comm) = self.shared.comm.get() {
-                comm.abort();
-            }
+            self.force();
         }
         let _ = thread.join();
     }

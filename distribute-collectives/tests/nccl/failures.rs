@@ -212,6 +212,28 @@ fn a_device_that_does_not_react_is_given_up() {
 }
 
 #[test]
+fn an_abort_that_does_not_return_holds_nobody_up() {
+    within_limit(|| {
+        // Once the thread of NCCL is stuck in the abort, once it is in a call and another one is.
+        for settings in ["hang=0:0 stuck_abort=0", "block=1:0 stuck_abort=1"] {
+            let fake = Fake::new(settings);
+            let begin = Instant::now();
+            on_threads(hasty(&fake, 2, TIMEOUT), |mut rank| {
+                let error = sum(&mut rank).unwrap_err();
+                assert!(matches!(error, CollectiveError::Aborted { .. }), "{error}");
+                let stuck = settings.ends_with(&format!("={}", rank.rank()));
+                assert_eq!(rank.is_stuck(), stuck, "{settings}");
+            });
+            assert!(
+                begin.elapsed() < TIMEOUT + 6 * GRACE + SLACK,
+                "{:?}",
+                begin.elapsed()
+            );
+        }
+    });
+}
+
+#[test]
 fn abort_ends_an_operation_of_all_ranks() {
     within_limit(|| {
         let fake = Fake::new("hang=0:0");
