@@ -95,6 +95,11 @@ pub fn end(handle: usize, abort: bool) -> i32 {
     stats::add("comms", -1);
     if abort {
         stats::add("aborts", 1);
+        if settings::number("stuck_abort", -1) == comm.rank as i32 {
+            loop {
+                std::thread::park();
+            }
+        }
         comm.aborted.store(true, Ordering::SeqCst);
     } else if comm.state() != SUCCESS {
         misuse(INVALID_USAGE);

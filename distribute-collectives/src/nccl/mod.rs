@@ -84,7 +84,7 @@
 //! - [`abort`](crate::Communicator::abort) of any rank ends the running operation of all.
 //!
 //! Where the thread does not come back from a library within the grace period, `ncclCommAbort` is
-//! called from the calling thread; after another one the thread is given up and
+//! called from another thread; after two more the thread is given up and
 //! [`is_stuck`](NcclCommunicator::is_stuck) says so: end the process then.
 
 mod agreement;

@@ -189,7 +189,7 @@ impl Worker {
         }
     }
 
-    /// Ends NCCL's communicator. Returns within twice the grace period.
+    /// Ends NCCL's communicator. Returns within about three times the grace period.
     pub(super) fn abort(&mut self) {
         if self.thread.is_some() {
             let watch = Watch {
@@ -220,7 +220,7 @@ impl Worker {
         let begin = Instant::now();
         let mut lost_at = None;
         let mut stopped: Option<(Instant, Trouble)> = None;
-        let mut forced = false;
+        let mut forced: Option<Instant> = None;
         loop {
             match self.answers.recv_timeout(LOOK) {
                 // It finished in spite of all.
@@ -236,18 +236,19 @@ impl Worker {
                         stopped = Some((Instant::now(), why));
                     }
                 }
-                Some((at, _)) if !forced && at.elapsed() > self.grace => {
-                    forced = true;
-                    if let Some(comm) = self.shared.comm.get() {
-                        comm.abort();
+                Some((at, why)) => match forced {
+                    None if at.elapsed() > self.grace => {
+                        self.force();
+                        // The thread has a grace period of its own to come back.
+                        forced = Some(Instant::now());
                     }
-                }
-                Some((at, why)) if forced && at.elapsed() > 2 * self.grace => {
-                    let why = why.clone();
-                    self.give_up();
-                    return Err(why);
-                }
-                Some(_) => {}
+                    Some(forced) if forced.elapsed() > 2 * self.grace => {
+                        let why = why.clone();
+                        self.give_up();
+                        return Err(why);
+                    }
+                    _ => {}
+                },
             }
         }
     }
@@ -268,6 +269,21 @@ impl Worker {
         }
         let elapsed = begin.elapsed();
         (elapsed > watch.timeout).then_some(Trouble::Late(elapsed))
+    }
+
+    /// Aborts NCCL though the thread is in a call. On yet another thread: there have been versions
+    /// whose abort did not return either.
+    fn force(&self) {
+        let shared = self.shared.clone();
+        let abort = move || {
+            if let Some(comm) = shared.comm.get() {
+                comm.abort();
+            }
+        };
+        let thread = std::thread::Builder::new().name("distribute-nccl-abort".to_string());
+        if let Err(error) = thread.spawn(abort) {
+            tracing::error!(%error, "no thread to abort NCCL");
+        }
     }
 
     fn give_up(&mut self) -> Trouble {
@@ -292,9 +308,7 @@ impl Drop for Worker {
             }
             left += 1;
             self.shared.stop.store(true, Ordering::Release);
-            if let Some(comm) = self.shared.comm.get() {
-                comm.abort();
-            }
+            self.force();
         }
         let _ = thread.join();
     }
