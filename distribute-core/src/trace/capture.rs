@@ -30,8 +30,8 @@ pub mod ops {
     pub const ALL_REDUCE_MAX: &str = "distribute.all_reduce_max";
     /// The product over all replicas.
     pub const ALL_REDUCE_PROD: &str = "distribute.all_reduce_prod";
-    /// One input, and one output that holds those of all replicas one after the other, along the one
-    /// axis in which the shapes differ.
+    /// One input, and one output that holds those of all replicas one after the other, along the
+    /// one axis in which the shapes differ.
     pub const ALL_GATHER: &str = "distribute.all_gather";
     /// The replica's id: no input, one output of shape `[1]` and type i32.
     pub const REPLICA_ID: &str = "distribute.replica_id";

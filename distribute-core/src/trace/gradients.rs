@@ -16,7 +16,7 @@ use std::sync::Arc;
 use super::tensor::tracked;
 use super::{CapturedTensor, Trace, TraceError, Tracked, TrackedGradients, captured};
 use crate::optim::{Coefficient, Optimizer};
-use crate::{Error, Nest, Result, host_reduce};
+use crate::{Error, Nest, Result, host_reduce, scope};
 
 /// The gradients of a captured step, in the order of the model's trainable parameters.
 #[derive(Debug, Clone)]
@@ -45,12 +45,21 @@ impl CapturedGradients {
         Some(Ok(Self { tensors }))
     }
 
-    /// Reduces all gradients over the replicas, as one operation.
+    /// Reduces all gradients over the replicas, as one operation, together with what the workers
+    /// wish.
     pub(crate) fn all_reduce(&mut self, trace: &Trace, op: ReduceOp) -> Result<()> {
-        let present: Vec<_> = self.tensors.iter().flatten().cloned().collect();
-        let reduced = trace.all_reduce(op, present)?;
+        let strategy = scope::current_strategy();
+        let workers = strategy.workers();
+        let mut present: Vec<_> = self.tensors.iter().flatten().cloned().collect();
+        present.extend(workers.map(|workers| workers.captured_signals(trace)));
+        let mut reduced = trace.all_reduce(op, present)?.into_iter();
         let slots = self.tensors.iter_mut().flatten();
-        slots.zip(reduced).for_each(|(slot, tensor)| *slot = tensor);
+        slots
+            .zip(&mut reduced)
+            .for_each(|(slot, tensor)| *slot = tensor);
+        if let (Some(workers), Some(signals)) = (workers, reduced.next()) {
+            workers.hear_signals(trace, signals);
+        }
         Ok(())
     }
 

@@ -24,28 +24,7 @@ use crate::values::lock;
 use crate::{Error, Leaf, Nest, PerReplica, ReplicaContext, Result, StepArgs, Strategy, scope};
 
 /// Runs a step as a compiled program, which is captured and compiled when there is none yet.
-///
-/// The replicas of other processes wait for those of this one, so its failure is the group's.
 pub(crate) fn run<S, A, R, F>(
-    strategy: &S,
-    tracer: &dyn Tracer,
-    args: A,
-    step: &F,
-) -> Result<PerReplica<R>>
-where
-    S: Strategy + ?Sized,
-    A: StepArgs,
-    R: Nest + Send + 'static,
-    F: for<'x> Fn(&ReplicaContext, Item<'x, A>) -> Result<R>,
-{
-    let outcome = run_here(strategy, tracer, args, step);
-    match strategy.workers() {
-        None => outcome,
-        Some(workers) => workers.or_abort(outcome),
-    }
-}
-
-fn run_here<S, A, R, F>(
     strategy: &S,
     tracer: &dyn Tracer,
     mut args: A,
@@ -60,8 +39,15 @@ where
     let id: StrategyId = strategy.id();
     let replicas = strategy.replicas().len();
     let mut call = Call::new(&id, replicas, tracer, StepKey::of::<F>());
-    args.enter(&mut call)?;
-    let program = find(strategy, tracer, &mut args, &call, step)?;
+    let prepared = args
+        .enter(&mut call)
+        .and_then(|()| find(strategy, tracer, &mut args, &call, step));
+    let program = match strategy.workers() {
+        None => prepared?,
+        // The replicas of other processes would wait for those of this one. A program that fails
+        // needs no such word: they run it too.
+        Some(workers) => workers.or_abort(prepared)?,
+    };
     execute(&program, &call, &mut args)
 }
 
@@ -87,7 +73,8 @@ where
         return finish(tracer, call.key.clone(), captured, program);
     };
     let addresses = found.host_side().addresses();
-    let due = match found.check.call(generation) {
+    let has_workers = strategy.workers().is_some();
+    let due = match found.check.call(generation, has_workers) {
         Some(due) if tracer.checks_steps() || addresses.is_none() => due,
         None if addresses.is_none() => Due::default(),
         _ => return Ok(found),

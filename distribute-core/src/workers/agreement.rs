@@ -1,8 +1,12 @@
 //! How all workers stop, or save, after the same step.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use burn::tensor::{DType, TensorData};
+
 use super::WorkerGroup;
+use crate::trace::{CapturedTensor, Given, HostVariable, Target, TensorSpec, Trace};
 
 /// What one worker can wish and all do together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,5 +80,54 @@ impl WorkerGroup {
         if signal > 0.0 {
             self.shared.agreed.set(wish, true);
         }
+    }
+}
+
+/// The wishes of this worker as the input of a compiled step.
+struct Signals(WorkerGroup);
+
+impl Target for Signals {
+    fn address(&self) -> Option<usize> {
+        Some(Arc::as_ptr(&self.0.shared) as usize)
+    }
+}
+
+impl HostVariable for Signals {
+    fn values(&self, replicas: usize) -> Option<Vec<TensorData>> {
+        let own = Wish::ALL.map(|wish| self.0.signal(wish)).to_vec();
+        // The first replica speaks for the worker.
+        let first = std::iter::once(own).chain(std::iter::repeat(vec![0.0; Wish::ALL.len()]));
+        let values = first.take(replicas);
+        Some(
+            values
+                .map(|one| TensorData::new(one, [Wish::ALL.len()]))
+                .collect(),
+        )
+    }
+}
+
+impl WorkerGroup {
+    /// The wishes as a tensor that is to be summed with the gradients of a captured step.
+    pub(crate) fn captured_signals(&self, trace: &Trace) -> CapturedTensor {
+        let spec = TensorSpec {
+            shape: vec![Wish::ALL.len()],
+            dtype: DType::F32,
+        };
+        let host: Arc<dyn HostVariable> = Arc::new(Signals(self.clone()));
+        trace.variable(&host, &spec)
+    }
+
+    /// Hears the sum after each call of the compiled step.
+    pub(crate) fn hear_signals(&self, trace: &Trace, sum: CapturedTensor) {
+        let workers = self.clone();
+        let hear = move |replica: usize, values: Vec<TensorData>| {
+            let signals = values.iter().flat_map(TensorData::iter::<f32>);
+            for (wish, signal) in Wish::ALL.into_iter().zip(signals).filter(|_| replica == 0) {
+                workers.receive(wish, signal);
+            }
+            Ok(())
+        };
+        let target = Arc::new(Signals(self.clone()));
+        trace.defer(vec![Given::Captured(sum)], target, Arc::new(hear));
     }
 }

@@ -1,8 +1,8 @@
 //! The processes of a slice as a group of workers: they exchange values over the devices.
 //!
 //! A TPU slice's processes are connected by nothing but their devices, as far as this crate knows.
-//! So what workers tell each other (initial values, metrics, whether to stop) goes through two small
-//! programs on the first device of each process: one gathers words, one adds them up. Every
+//! So what workers tell each other (initial values, metrics, whether to stop) goes through two
+//! small programs on the first device of each process: one gathers words, one adds them up. Every
 //! operation begins with a header of each process, in which they find that one makes another call
 //! or has given up.
 

@@ -60,6 +60,7 @@ impl TpuStrategy {
             replicas: None,
             limits: ProgramLimits::default(),
             timeout: Duration::from_secs(300),
+            checks_steps: true,
         }
     }
 
@@ -94,6 +95,7 @@ pub struct TpuStrategyBuilder<'a> {
     replicas: Option<usize>,
     limits: ProgramLimits,
     timeout: Duration,
+    checks_steps: bool,
 }
 
 impl TpuStrategyBuilder<'_> {
@@ -107,6 +109,15 @@ impl TpuStrategyBuilder<'_> {
     /// When a step counts as compiled too often.
     pub fn program_limits(mut self, limits: ProgramLimits) -> Self {
         self.limits = limits;
+        self
+    }
+
+    /// Whether steps are captured again now and then and compared with their programs, to find
+    /// those that capture a value which changes; they are by default. It costs at most a hundredth
+    /// of the time. A step that never makes the same operations twice (it iterates over a `HashMap`
+    /// of its own, for example) needs `false`.
+    pub fn check_steps(mut self, checks_steps: bool) -> Self {
+        self.checks_steps = checks_steps;
         self
     }
 
@@ -144,6 +155,7 @@ impl TpuStrategyBuilder<'_> {
             assignment: chosen.iter().map(global_id).collect(),
             workers: workers.clone(),
             timeout: (processes > 1).then_some(self.timeout),
+            checks_steps: self.checks_steps,
         };
         Ok(TpuStrategy {
             replicas: replicas.collect(),

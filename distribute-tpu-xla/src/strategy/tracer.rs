@@ -38,6 +38,8 @@ pub(crate) struct Place {
     pub(crate) workers: Option<WorkerGroup>,
     /// How long to wait for what a program computes.
     pub(crate) timeout: Option<Duration>,
+    /// Whether programs are compared with their steps.
+    pub(crate) checks_steps: bool,
 }
 
 impl XlaTracer {
@@ -143,6 +145,10 @@ pub fn lower_step(step: &CapturedStep) -> Result<Lowered, TpuError> {
 impl Tracer for XlaTracer {
     fn device(&self) -> &TraceDevice {
         &self.capture
+    }
+
+    fn checks_steps(&self) -> bool {
+        self.place.checks_steps
     }
 
     fn find(&self, key: &StepKey) -> Option<Arc<StepProgram>> {

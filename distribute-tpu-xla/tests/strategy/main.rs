@@ -2,6 +2,7 @@
 //! weights in the end.
 
 mod ahead;
+mod bad_plugins;
 mod errors;
 mod fit;
 mod inside;
@@ -11,3 +12,4 @@ mod numerics;
 mod processes;
 mod residency;
 mod support;
+mod threads;

@@ -9,11 +9,16 @@ use std::time::{Duration, Instant};
 use std::{env, fs};
 
 use burn::prelude::*;
+use distribute_core::checkpoint::Checkpoint;
+use distribute_core::fit::callbacks::ModelCheckpoint;
+use distribute_core::fit::{Callback, Control, Fit, Objective};
 use distribute_core::metric::Mean;
 use distribute_core::{
     Adam, Error, PerReplica, ReduceOp, Result, Strategy, StrategyExt, TensorData, TrainState,
 };
-use distribute_data::{Batching, Digits, StrategyDataExt};
+use distribute_data::{
+    Batching, Digits, StrategyDataExt, compute_average_loss, sparse_categorical_crossentropy,
+};
 use distribute_tpu_xla::{TpuClusterResolver, TpuError, TpuStrategy, TpuSystem};
 
 use crate::models::{Mlp, mlp_step};
@@ -331,4 +336,82 @@ fn a_process_that_cannot_build_its_state_tells_the_other() {
         assert!(error.contains("the weights are not there"), "{error}");
         assert!(id == 1 || error.contains("rank 1 aborted"), "{error}");
     });
+}
+
+/// Examples of a line, learnt by `Fit` with a checkpoint in the folder that all see.
+fn fit(process: &Process, stops: bool, epochs: usize) -> (u64, String) {
+    let tpu = &process.strategy;
+    let build = |device: &Device| TrainState::new(Mlp::new(device), Adam::new(1e-3));
+    let mut state = tpu.scope(build).unwrap();
+    let digits = Digits::open().unwrap().test().unwrap();
+    let batching = Batching::global(32).shuffle(1).drop_remainder(true);
+    let data = tpu.distribute_dataset(digits, batching).unwrap();
+    let folder = process.folder.join("checkpoints");
+    let saved = ModelCheckpoint::with_workers(tpu, &folder).unwrap();
+    let found = Latest::find(&folder);
+    let (id, workers) = (process.id, tpu.workers().unwrap().clone());
+    let asks = OnBatch(move |step| {
+        // One of the processes is told to end.
+        if stops && id == 1 && step == 4 {
+            workers.request_stop();
+        }
+    });
+    let fit = Fit::new(tpu).epochs(epochs).callback(saved).callback(asks);
+    let fit = fit.resume_from(found);
+    let outcome = fit.run(&mut state, &data, None, |ctx, model: &Mlp, (x, y)| {
+        let (x, y): (Tensor<4>, Tensor<1, Int>) = (x, y);
+        let examples = x.dims()[0];
+        let rows: Tensor<2> = x.flatten(1, 3);
+        let logits = model.forward(rows.slice([0..examples, 0..12]));
+        let y = y.remainder_scalar(5);
+        let loss = sparse_categorical_crossentropy(logits, y);
+        let loss = compute_average_loss(ctx, loss, None, ctx.global_batch_size())?;
+        Ok(Objective::new(loss).examples(examples))
+    });
+    let history = outcome.unwrap();
+    let losses = history.epochs.iter().map(|epoch| epoch.logs.loss());
+    let bits = dump(&state.try_primary().unwrap().to_tensors().unwrap());
+    let losses: Vec<String> = losses.map(|loss| loss.to_string()).collect();
+    (
+        state.host_part().step(),
+        format!("{} {bits}", losses.join(",")),
+    )
+}
+
+/// Calls a function with the number of updates after each batch.
+struct OnBatch<F>(F);
+
+impl<F: FnMut(u64) + Send> Callback for OnBatch<F> {
+    fn on_batch_end(&mut self, run: &mut Control<'_>) -> Result<()> {
+        (self.0)(run.progress().step);
+        Ok(())
+    }
+}
+
+struct Latest;
+
+impl Latest {
+    fn find(folder: &Path) -> Option<Checkpoint> {
+        distribute_core::checkpoint::load_latest(folder)
+            .ok()?
+            .found
+            .map(|(_, found)| found)
+    }
+}
+
+#[test]
+fn processes_fit_stop_and_resume_together() {
+    let test = "processes_fit_stop_and_resume_together";
+    let folder = in_processes(test, 2, |process| {
+        // Stopped in the middle of the first epoch, after the same update everywhere.
+        let (step, first) = fit(&process, true, 2);
+        assert_eq!(step, 5);
+        let (step, second) = fit(&process, false, 2);
+        assert_eq!(step, 22);
+        let file = process.folder.join(process.id.to_string());
+        fs::write(file, format!("{first}\n{second}")).unwrap();
+    });
+    let Some(folder) = folder else { return };
+    let read = |id: usize| fs::read_to_string(folder.path().join(id.to_string())).unwrap();
+    assert!(read(0) == read(1));
 }
