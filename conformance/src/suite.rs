@@ -76,8 +76,8 @@ impl Suite {
     }
 
     /// Also checks `TpuStrategy` with the cases that it gets (see the README), under a PJRT plugin:
-    /// the one that `PJRT_CPU_PLUGIN` or `PJRT_PLUGIN_LIBRARY_PATH` names, else XLA's CPU client where
-    /// `distribute-tpu-xla/pjrt-cpu/build` puts it. Without one, the report says that it was
+    /// the one that `PJRT_CPU_PLUGIN` or `PJRT_PLUGIN_LIBRARY_PATH` names, else XLA's CPU client
+    /// where `distribute-tpu-xla/pjrt-cpu/build` puts it. Without one, the report says that it was
     /// skipped.
     ///
     /// # Errors

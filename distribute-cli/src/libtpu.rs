@@ -61,17 +61,15 @@ fn die_with(_: &str) -> Result<(), Failure> {
 }
 
 fn ended(status: ExitStatus, fatal: Option<String>) -> Failure {
-    match (status.code().map(u8::try_from), fatal) {
-        (Some(Ok(code)), None) => Failure::said(code),
-        (_, Some(text)) => Failure::failed(format!(
-            "libtpu gave up and ended its process: {text}; is there such a topology? --verbose \
-             shows all that libtpu says"
-        )),
-        _ => Failure::failed(format!(
-            "the process that compiled with libtpu ended with {status}; --verbose shows all that \
-             libtpu says"
-        )),
-    }
+    let why = match (status.code().map(u8::try_from), fatal) {
+        (Some(Ok(code)), None) => return Failure::said(code),
+        (_, Some(text)) => text,
+        _ => status.to_string(),
+    };
+    Failure::failed(format!(
+        "libtpu gave up and ended its process: {why}; is there such a topology? --verbose shows \
+         all that libtpu says"
+    ))
 }
 
 /// What the second process writes to standard error.
@@ -98,13 +96,19 @@ impl Log {
     /// Whether a line is this program's. What follows libtpu's last words is a stack trace.
     fn is_own(&mut self, line: &str) -> bool {
         let Some((severity, text)) = logged(line) else {
-            return self.fatal.is_none();
+            return self.fatal.is_none() && !is_trace(line);
         };
         if severity == 'F' {
             self.fatal.get_or_insert_with(|| text.trim().to_string());
         }
         false
     }
+}
+
+/// Whether a line is one of a stack trace, as Google's signal handler prints it.
+fn is_trace(line: &str) -> bool {
+    let begins = ["*** ", "PC: @", "https://symbolize."];
+    begins.iter().any(|begin| line.starts_with(begin)) || line.trim_start().starts_with("@ ")
 }
 
 /// The severity and the text of a line of Google's logging library:
@@ -132,6 +136,15 @@ mod tests {
             found.fatal.as_deref(),
             Some("Check failed: z == 1 (7 vs. 1)")
         );
+        let trace = [
+            "https://symbolize.stripped_domain/r/?trace=7f8c&map= ",
+            "*** SIGFPE (@0x7f8c), see go/stacktraces#s15 received by PID 31327; stack trace: ***",
+            "PC: @     0x7f8c7fd56d61  (unknown)  pjrt::GetTpuTopologyDescription()",
+            "    @     0x7f8c8e477677       1888  FailureSignalHandler()",
+        ];
+        for line in trace {
+            assert!(!Log::default().is_own(line), "{line}");
+        }
         for own in [
             "error: E1121 is [x] y",
             "",

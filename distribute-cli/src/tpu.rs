@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::Args;
+use clap::builder::NonEmptyStringValueParser;
 use distribute_core::{Error, Strategy};
 use distribute_tpu_xla::pjrt::{Device, ErrorCode, PjrtError, Plugin, Topology};
 use distribute_tpu_xla::{
@@ -30,7 +31,12 @@ pub(crate) struct TpuArgs {
     #[arg(long, requires = "topology")]
     pub(crate) compile_only: bool,
     /// What to compile for, without having one: v5e:2x4, v4:2x2x2, v5p:2x2x2, v6e:2x4, ...
-    #[arg(long, value_name = "NAME", requires = "compile_only")]
+    #[arg(
+        long,
+        value_name = "NAME",
+        requires = "compile_only",
+        value_parser = NonEmptyStringValueParser::new()
+    )]
     pub(crate) topology: Option<String>,
 }
 

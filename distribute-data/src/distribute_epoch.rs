@@ -104,7 +104,8 @@ impl<D: Dataset> Producer<D> {
         };
         let examples = own.len();
         let mut indices = own.into_owned();
-        indices.resize(rows, indices.first().copied().unwrap_or(self.filler()));
+        let filler = indices.first().copied();
+        indices.resize(rows, filler.unwrap_or_else(|| self.filler()));
         dataset.padded_batch(&indices, examples, device)
     }
 

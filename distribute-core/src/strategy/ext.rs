@@ -90,8 +90,9 @@ pub trait StrategyExt: Strategy {
     /// `args` is a tuple; per-replica values and mirrored values give each replica its own
     /// component, plain numbers and [`Same`](crate::Same) give every replica the same value.
     ///
-    /// Under a strategy that compiles steps the closure is called once for all replicas, and again
-    /// when shapes or plain numbers change; see [`trace`](crate::trace).
+    /// Under a strategy that compiles steps the closure is called once for all replicas, again
+    /// when shapes or plain numbers change, and now and then to see that it still makes the same
+    /// operations: it must not capture values that change; see [`trace`](crate::trace).
     ///
     /// # Errors
     /// The error of the first replica that failed. The others are stopped at their next

@@ -2,7 +2,7 @@
 //!
 //! Under the eager strategies [`run`](crate::StrategyExt::run) calls the step on every replica. A
 //! strategy with a [`Tracer`] runs the same closure once instead, on tensors of burn's capture
-//! backend, and every later call runs the program that was compiled from the graph
+//! backend, and later calls run the program that was compiled from the graph
 //! (TensorFlow: `tf.function`). This module is the part of that which knows nothing of the
 //! compiler; `distribute-tpu-xla` implements the [`Tracer`].
 //!
@@ -34,10 +34,17 @@
 //! coefficients of shape `[1]`, computed for every call by
 //! [`Optimizer::coefficients`](crate::optim::Optimizer::coefficients).
 //!
+//! # What the closure captures
+//!
+//! No key knows it. Metrics and variables are meant to be captured: what a step hands to them leaves
+//! the program and reaches them on the host after each call. Any other captured value must stay the
+//! same. A few calls capture the step again and compare the graphs: one that differs is another
+//! program, or [`TraceError::Changed`] if calls before may have used the old value.
+//!
 //! # What replicas share
 //!
 //! One program serves all replicas. [`all_reduce`](crate::ReplicaContext::all_reduce) and the sum
-//! of all gradients are operations of the graph ([`ops`]); what a replica is can only be a tensor
+//! of all gradients are operations of the graph ([`ops`]), as are `all_gather` and `broadcast`; what a replica is can only be a tensor
 //! ([`replica_id_tensor`](crate::ReplicaContext::replica_id_tensor)).
 
 mod call;
