@@ -36,15 +36,16 @@
 //!
 //! # What the closure captures
 //!
-//! No key knows it. Metrics and variables are meant to be captured: what a step hands to them leaves
-//! the program and reaches them on the host after each call. Any other captured value must stay the
-//! same. A few calls capture the step again and compare the graphs: one that differs is another
-//! program, or [`TraceError::Changed`] if calls before may have used the old value.
+//! No key knows it. Metrics and variables are meant to be captured: what a step hands to them
+//! leaves the program and reaches them on the host after each call. Any other captured value must
+//! stay the same. A few calls capture the step again and compare the graphs: one that differs is
+//! another program, or [`TraceError::Changed`] if calls before may have used the old value.
 //!
 //! # What replicas share
 //!
 //! One program serves all replicas. [`all_reduce`](crate::ReplicaContext::all_reduce) and the sum
-//! of all gradients are operations of the graph ([`ops`]), as are `all_gather` and `broadcast`; what a replica is can only be a tensor
+//! of all gradients are operations of the graph ([`ops`]), as are `all_gather` and `broadcast`;
+//! what a replica is can only be a tensor
 //! ([`replica_id_tensor`](crate::ReplicaContext::replica_id_tensor)).
 
 mod call;
