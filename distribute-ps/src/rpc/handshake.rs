@@ -164,3 +164,79 @@ fn rejected(status: Status) -> ConnectError {
         _ => ConnectError::Unavailable(message),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use distribute_core::collectives::control::security::Token;
+
+    use super::*;
+
+    #[test]
+    fn other_versions_and_tokens_are_told_apart() {
+        let without = Security::default();
+        let with = Security::default().token(Token::new("0123456789abcdef").unwrap());
+        assert_eq!(differs(&without, PROTOCOL_VERSION, VERSION, false), None);
+        assert_eq!(differs(&with, PROTOCOL_VERSION, VERSION, true), None);
+        let (code, what) = differs(&with, PROTOCOL_VERSION + 1, VERSION, true).unwrap();
+        assert_eq!(code, Code::FailedPrecondition);
+        assert!(
+            what.contains("protocol") && what.contains("same build"),
+            "{what}"
+        );
+        let (_, what) = differs(&with, PROTOCOL_VERSION, "0.0.9", true).unwrap();
+        assert!(what.contains("0.0.9") && what.contains(VERSION), "{what}");
+        for (own, theirs) in [(&without, true), (&with, false)] {
+            let (code, _) = differs(own, PROTOCOL_VERSION, VERSION, theirs).unwrap();
+            assert_eq!(code, Code::Unauthenticated);
+        }
+    }
+
+    /// A server of another version, as a client sees it, and a call without a handshake.
+    #[test]
+    fn a_server_refuses_other_versions_other_kinds_and_calls_without_a_handshake() {
+        use std::time::Duration;
+
+        use crate::rpc::RpcListener;
+
+        let options = RpcOptions::new("worker", Security::default());
+        let listener = RpcListener::bind(0, "127.0.0.1:0", options.clone()).unwrap();
+        let address = listener.address().to_string();
+        let _server = listener.serve(tonic::service::Routes::default()).unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build();
+        runtime.unwrap().block_on(async {
+            let limit = Duration::from_secs(20);
+            let channel = Channel::connect(&address, &options, limit).await.unwrap();
+            let hello = Hello {
+                protocol_version: PROTOCOL_VERSION + 1,
+                crate_version: VERSION.to_string(),
+                service: "worker".to_string(),
+                nonce: vec![1; 32],
+                has_token: false,
+            };
+            let refused = HandshakeClient::new(channel.clone())
+                .greet(hello)
+                .await
+                .unwrap_err();
+            assert_eq!(refused.code(), Code::FailedPrecondition);
+            assert!(refused.message().contains("version"), "{refused}");
+            let proof = Proof { mac: Vec::new() };
+            let refused = HandshakeClient::new(channel)
+                .prove(proof)
+                .await
+                .unwrap_err();
+            assert!(refused.message().contains("greeting"), "{refused}");
+            let other = RpcOptions::default();
+            match Channel::connect(&address, &other, limit).await {
+                Err(ConnectError::Refused(what)) => {
+                    assert!(
+                        what.contains("is a worker, not a parameter server"),
+                        "{what}"
+                    );
+                }
+                other => panic!("{other:?}"),
+            }
+        });
+    }
+}
