@@ -35,8 +35,8 @@ fn differs(
     let it = |what: String| Some((Code::FailedPrecondition, what));
     if protocol != PROTOCOL_VERSION {
         return it(format!(
-            "it speaks version {protocol} of the protocol, this process version {PROTOCOL_VERSION}; \
-             run the same build everywhere"
+            "it speaks version {protocol} of the protocol, this process version \
+             {PROTOCOL_VERSION}; run the same build everywhere"
         ));
     }
     if version != VERSION {
@@ -113,7 +113,8 @@ impl Handshake for Greeter {
         let parts: [&[u8]; 2] = [&client, &server];
         if !security.verify(CLIENT, &parts, &request.into_inner().mac) {
             return Err(Status::unauthenticated(
-                "says of this process: its token is another one; give all processes the job's token",
+                "says of this process: its token is another one; give all processes the job's \
+                 token",
             ));
         }
         peer.admit();
