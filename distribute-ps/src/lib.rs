@@ -5,6 +5,11 @@
 //! variables, schedules closures on workers and deals with those that are lost.
 #![deny(unsafe_code)]
 
+/// Compiles the program of the page.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}
+
 pub mod client;
 pub mod coordinator;
 mod error;

@@ -176,20 +176,23 @@ pub(crate) fn from_status(status: &Status, server: usize, address: &str) -> PsEr
         },
         13 => PsError::InvalidArgument { what },
         14 => PsError::Protocol { address, what },
-        _ => match status.code() {
-            Code::Unauthenticated | Code::FailedPrecondition => PsError::Refused {
-                address,
-                reason: status.message().to_string(),
-            },
-            Code::Unavailable | Code::Cancelled => PsError::Unavailable {
-                server,
-                address,
-                reason: status.message().to_string(),
-            },
-            code => PsError::Protocol {
-                address,
-                what: format!("{code:?}: {}", status.message()),
-            },
+        _ => without_details(status, server, address),
+    }
+}
+
+/// The error of a status that no code of this crate has made.
+fn without_details(status: &Status, server: usize, address: String) -> PsError {
+    let reason = status.message().to_string();
+    match status.code() {
+        Code::Unauthenticated | Code::FailedPrecondition => PsError::Refused { address, reason },
+        Code::Unavailable | Code::Cancelled => PsError::Unavailable {
+            server,
+            address,
+            reason,
+        },
+        code => PsError::Protocol {
+            address,
+            what: format!("{code:?}: {reason}"),
         },
     }
 }

@@ -1,8 +1,8 @@
 //! Connections between processes of a job, for gRPC services of other crates: the same TLS, the
 //! same rule for addresses, the same limit on connections of strangers.
 //!
-//! A service accepts connections with [`PeerListener`]. A connection ends by itself 10 s after it was
-//! opened, or earlier when strangers open many, unless the service calls [`Guard::admit`]
+//! A service accepts connections with [`PeerListener`]. A connection ends by itself 10 s after it
+//! was opened, or earlier when strangers open many, unless the service calls [`Guard::admit`]
 //! because the peer has proven that it knows the token ([`Security::proof`]).
 
 use std::io;

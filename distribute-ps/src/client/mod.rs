@@ -9,30 +9,28 @@ macro_rules! path {
 
 mod catalog;
 mod driver;
+mod pull;
+mod push;
 mod server;
 mod split;
 mod state;
+
+pub use pull::Pulled;
 
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use burn::tensor::{DType, TensorData};
-use bytes::Bytes;
 use distribute_core::collectives::control::security::Security;
 
 use crate::client::catalog::Catalog;
 use crate::client::driver::Driver;
 use crate::client::server::{Call, Server};
-use crate::client::split::{Piece, tensor};
 use crate::error::{PsError, Result};
 use crate::generated as wire;
 use crate::placement::Placement;
-use crate::server::elements;
-use crate::update::{
-    Gradient, NonFinite, PushOutcome, RunId, RunOptions, StalenessPolicy, UpdateId, Versions,
-};
+use crate::update::{RunId, RunOptions};
 use crate::variable::{Snapshot, VariableRef, VariableSpec};
 
 /// How a client speaks with the servers.
@@ -67,16 +65,6 @@ impl Default for ClientOptions {
     }
 }
 
-/// A variable as it was pulled.
-#[derive(Debug, Clone)]
-#[non_exhaustive]
-pub struct Pulled {
-    /// The whole value, or `None` when no shard has changed since the known versions.
-    pub value: Option<TensorData>,
-    /// The versions of its shards.
-    pub versions: Versions,
-}
-
 /// Connections to all parameter servers. Cheap to clone; calls block and may come from any
 /// thread. The last clone that is dropped closes the connections.
 ///
@@ -96,18 +84,6 @@ struct Inner {
     run: Mutex<Option<(RunId, RunOptions)>>,
     catalog: Catalog,
 }
-
-/// What is sent to one server in one call.
-#[derive(Default)]
-struct Batch {
-    parts: Vec<wire::Part>,
-    payload: Vec<Bytes>,
-    /// Gradient (or variable) and shard of each part.
-    places: Vec<(usize, usize)>,
-}
-
-/// Where pulled values go: by variable and shard.
-type Collected = BTreeMap<(usize, usize), (u64, Option<Vec<u8>>)>;
 
 impl VariableClient {
     /// Connects to the servers, in the order of the cluster. Waits for those that do not listen
@@ -321,328 +297,6 @@ impl VariableClient {
             .fill(replies.into_iter().map(|reply| reply.shards).collect())
     }
 
-    /// Sets a value that no update id protects, for example the initial one.
-    ///
-    /// # Errors
-    /// [`PsError::Shape`], [`PsError::DType`], [`PsError::TooLarge`].
-    pub fn initialize(&self, variable: &VariableRef, value: TensorData) -> Result<Versions> {
-        let outcome = self.assignment("initialize", 0, None, variable, value)?;
-        Ok(outcome.versions.into_iter().next().unwrap_or_default())
-    }
-
-    /// Current values, each shard at one version.
-    ///
-    /// `known` is empty or has one entry per variable (an entry may be empty): a variable of which
-    /// no shard has changed since is not sent. `closure` names the closure that computes a
-    /// gradient of these values: with a staleness bound that waits, servers wait for its push.
-    ///
-    /// # Errors
-    /// [`PsError::Uninitialized`], [`PsError::StalenessTimeout`].
-    pub fn pull(
-        &self,
-        variables: &[VariableRef],
-        known: &[Versions],
-        closure: Option<u64>,
-    ) -> Result<Vec<Pulled>> {
-        let mut wanted = Vec::new();
-        for (index, variable) in variables.iter().enumerate() {
-            let known = known.get(index).map_or(&[][..], |versions| &versions.0);
-            let shards = 0..variable.placement().shards.len();
-            wanted.extend(shards.map(|shard| (index, shard, known.get(shard).copied())));
-        }
-        let mut collected = self.pull_shards(variables, &wanted, closure)?;
-        // A variable is told whole or not at all.
-        let mut missing = Vec::new();
-        for (index, variable) in variables.iter().enumerate() {
-            let shards = 0..variable.placement().shards.len();
-            let is_there = |shard: &usize| collected[&(index, *shard)].1.is_some();
-            if shards.clone().any(|shard| is_there(&shard)) {
-                let absent = shards.filter(|shard| !is_there(shard));
-                missing.extend(absent.map(|shard| (index, shard, None)));
-            }
-        }
-        if !missing.is_empty() {
-            collected.extend(self.pull_shards(variables, &missing, None)?);
-        }
-        let mut entries = collected.into_iter();
-        let mut pulled = Vec::with_capacity(variables.len());
-        for variable in variables {
-            let shards = entries.by_ref().take(variable.placement().shards.len());
-            let (versions, values): (Vec<u64>, Vec<Option<Vec<u8>>>) =
-                shards.map(|(_, entry)| entry).unzip();
-            let values: Option<Vec<Vec<u8>>> = values.into_iter().collect();
-            pulled.push(Pulled {
-                value: values.map(|values| variable.join(values)),
-                versions: Versions(versions),
-            });
-        }
-        Ok(pulled)
-    }
-
-    /// Pulls some shards, given as variable, shard and known version.
-    fn pull_shards(
-        &self,
-        variables: &[VariableRef],
-        wanted: &[(usize, usize, Option<u64>)],
-        closure: Option<u64>,
-    ) -> Result<Collected> {
-        let (run, rules) = self.in_run()?;
-        let bf16 = self.inner.options.bf16;
-        let mut per_server: BTreeMap<usize, Vec<PullPlace>> = BTreeMap::new();
-        for (variable, shard, known) in wanted {
-            let reference = &variables[*variable];
-            let placed = &reference.placement().shards[*shard];
-            per_server
-                .entry(placed.server)
-                .or_default()
-                .push(PullPlace {
-                    place: (*variable, *shard),
-                    want: wire::Want {
-                        id: reference.0.ids[*shard],
-                        known: *known,
-                    },
-                    bytes: reference.shard_bytes(placed),
-                    is_narrow: bf16 && reference.dtype() == DType::F32,
-                });
-        }
-        let works = per_server.into_iter().map(|(server, places)| {
-            let server = self.inner.servers[server].clone();
-            pull_of_server(server, run.clone(), closure, bf16, places)
-        });
-        let works: Vec<_> = works.collect();
-        let waits = |policy| policy == StalenessPolicy::Wait;
-        // Waiting for several servers at a time, two workers could wait for each other.
-        let in_turn = closure.is_some() && rules.staleness.is_some_and(|rule| waits(rule.policy));
-        let all = match in_turn {
-            true => self.inner.driver.run(one_by_one(works))?,
-            false => self.inner.driver.run(together(works))?,
-        };
-        Ok(all.into_iter().flatten().collect())
-    }
-
-    /// Rows of a variable, one per id, in this order; shape: ids, then the variable's without its
-    /// first axis.
-    ///
-    /// # Errors
-    /// [`PsError::Row`], [`PsError::Uninitialized`].
-    pub fn pull_rows(&self, variable: &VariableRef, ids: &[u64]) -> Result<TensorData> {
-        let (run, _) = self.in_run()?;
-        let mut shape = variable.shape().to_vec();
-        match shape.first_mut() {
-            Some(first) => *first = ids.len(),
-            None => return Err(PsError::invalid("pull of rows: a scalar has no rows")),
-        }
-        variable.check_ids(ids)?;
-        let width = variable.row_bytes();
-        let bf16 = self.inner.options.bf16 && variable.dtype() == DType::F32;
-        let mut works = Vec::new();
-        let mut places = Vec::new();
-        for (shard, id) in variable.placement().shards.iter().zip(&variable.0.ids) {
-            let range = shard.offset as u64..(shard.offset + shard.rows) as u64;
-            let mine = ids.iter().enumerate().filter(|(_, id)| range.contains(id));
-            let mine: Vec<(usize, u64)> = mine.map(|(at, id)| (at, id - range.start)).collect();
-            if mine.is_empty() {
-                continue;
-            }
-            let numbers: Vec<u8> = mine.iter().flat_map(|(_, id)| id.to_le_bytes()).collect();
-            let request = wire::PullRows {
-                run: run.clone(),
-                bf16,
-                id: *id,
-                count: mine.len() as u64,
-            };
-            let bytes = (mine.len() * width) as u64 >> u32::from(bf16);
-            let server = self.inner.servers[shard.server].clone();
-            places.push(mine);
-            works.push(pull_rows_of(server, request, numbers.into(), bytes));
-        }
-        let mut rows = vec![0; ids.len() * width];
-        for (mine, mut bytes) in places
-            .into_iter()
-            .zip(self.inner.driver.run(together(works))?)
-        {
-            if bf16 {
-                bytes = elements::widen(&bytes);
-            }
-            for ((at, _), row) in mine.into_iter().zip(bytes.chunks(width.max(1))) {
-                rows[at * width..(at + 1) * width].copy_from_slice(row);
-            }
-        }
-        Ok(tensor(rows, shape, variable.dtype()))
-    }
-
-    /// Applies gradients. `base` is empty or has one entry per gradient: the versions that it was
-    /// computed at, which a staleness bound and synchronous mode need.
-    ///
-    /// On each server the push is checked as a whole before anything of it is applied.
-    ///
-    /// # Errors
-    /// [`PsError::Shape`], [`PsError::DType`], [`PsError::Row`], [`PsError::NonFinite`],
-    /// [`PsError::Stale`], [`PsError::StalenessTimeout`], [`PsError::TooLarge`].
-    pub fn push(
-        &self,
-        update: UpdateId,
-        gradients: Vec<(VariableRef, Gradient)>,
-        base: &[Versions],
-    ) -> Result<PushOutcome> {
-        let (run, rules) = self.in_run()?;
-        self.same_run(update)?;
-        let bf16 = self.inner.options.bf16;
-        let shards = |variable: &VariableRef| variable.placement().shards.len();
-        let counts = gradients
-            .iter()
-            .map(|(variable, _)| shards(variable))
-            .collect();
-        if rules.non_finite == NonFinite::Refuse && self.num_servers() > 1 {
-            // One server alone checks before it applies; of several, each checks its own part.
-            gradients
-                .iter()
-                .try_for_each(|(variable, gradient)| finite(variable, gradient))?;
-        }
-        let mut pieces = Vec::new();
-        for (index, (variable, gradient)) in gradients.into_iter().enumerate() {
-            let base = base.get(index).map_or(&[][..], |versions| &versions.0);
-            let cut = variable.cut_gradient(gradient, base, bf16)?;
-            pieces.extend(cut.into_iter().map(|piece| (index, piece)));
-        }
-        self.send_parts("push", path!("Push"), pieces, counts, |parts| wire::Push {
-            run: run.clone(),
-            closure: update.closure,
-            sequence: update.sequence,
-            bf16,
-            parts,
-        })
-    }
-
-    fn same_run(&self, update: UpdateId) -> Result<()> {
-        match self.run() {
-            Some(run) if run == update.run => Ok(()),
-            _ => Err(PsError::OtherRun {
-                server: 0,
-                address: self.addresses().swap_remove(0),
-                reason: format!("the update is from run {}, this client is not", update.run),
-            }),
-        }
-    }
-
-    /// Sends parts to their servers, and puts the outcomes together.
-    fn send_parts<H: prost::Message + 'static>(
-        &self,
-        op: &'static str,
-        path: &'static str,
-        pieces: Vec<(usize, Piece)>,
-        shards: Vec<usize>,
-        header: impl Fn(Vec<wire::Part>) -> H,
-    ) -> Result<PushOutcome> {
-        let mut batches: BTreeMap<usize, Batch> = BTreeMap::new();
-        for (index, piece) in pieces {
-            let batch = batches.entry(piece.server).or_default();
-            batch.places.push((index, piece.shard));
-            batch.parts.push(piece.part);
-            batch.payload.extend(piece.payload);
-        }
-        let works = batches.into_iter().map(|(server, batch)| {
-            let server = self.inner.servers[server].clone();
-            let header = header(batch.parts);
-            async move {
-                let reply = server.ask::<wire::Pushed>(op, path, header, batch.payload);
-                Ok((batch.places, reply.await?.outcomes))
-            }
-        });
-        let replies = self.inner.driver.run(together(works.collect()))?;
-        let zeros = |count: usize| Versions(vec![0; count]);
-        let mut outcome = PushOutcome {
-            versions: shards.into_iter().map(zeros).collect(),
-            ..PushOutcome::default()
-        };
-        for (places, outcomes) in replies {
-            for ((index, shard), done) in places.into_iter().zip(outcomes) {
-                outcome.versions[index].0[shard] = done.version;
-                match done.what {
-                    0 => outcome.applied += 1,
-                    1 => outcome.already_applied += 1,
-                    2 => outcome.accumulated += 1,
-                    _ => outcome.dropped += 1,
-                }
-            }
-        }
-        Ok(outcome)
-    }
-
-    /// Sets a value, at most once per update id.
-    ///
-    /// # Errors
-    /// [`PsError::Shape`], [`PsError::DType`], [`PsError::TooLarge`].
-    pub fn assign(
-        &self,
-        update: UpdateId,
-        variable: &VariableRef,
-        value: TensorData,
-    ) -> Result<PushOutcome> {
-        self.assignment("assign", 0, Some(update), variable, value)
-    }
-
-    /// Adds to a value, at most once per update id; integers wrap around.
-    ///
-    /// # Errors
-    /// [`PsError::Shape`], [`PsError::DType`], [`PsError::Uninitialized`].
-    pub fn assign_add(
-        &self,
-        update: UpdateId,
-        variable: &VariableRef,
-        value: TensorData,
-    ) -> Result<PushOutcome> {
-        self.assignment("assign_add", 1, Some(update), variable, value)
-    }
-
-    /// Subtracts from a value, at most once per update id; integers wrap around.
-    ///
-    /// # Errors
-    /// [`PsError::Shape`], [`PsError::DType`], [`PsError::Uninitialized`].
-    pub fn assign_sub(
-        &self,
-        update: UpdateId,
-        variable: &VariableRef,
-        value: TensorData,
-    ) -> Result<PushOutcome> {
-        self.assignment("assign_sub", 2, Some(update), variable, value)
-    }
-
-    fn assignment(
-        &self,
-        op: &'static str,
-        operation: u32,
-        update: Option<UpdateId>,
-        variable: &VariableRef,
-        value: TensorData,
-    ) -> Result<PushOutcome> {
-        let (run, _) = self.in_run()?;
-        update.map_or(Ok(()), |update| self.same_run(update))?;
-        let pieces = variable.cut(op, value, &[], false)?;
-        let pieces = pieces.into_iter().map(|piece| (0, piece)).collect();
-        let shards = vec![variable.placement().shards.len()];
-        self.send_parts(op, path!("Assign"), pieces, shards, |parts| wire::Assign {
-            run: run.clone(),
-            closure: update.map(|update| update.closure),
-            sequence: update.map_or(0, |update| update.sequence),
-            operation,
-            parts,
-        })
-    }
-
-    /// The current value of a variable.
-    ///
-    /// # Errors
-    /// [`PsError::UnknownVariable`], [`PsError::Uninitialized`].
-    pub fn read(&self, name: &str) -> Result<TensorData> {
-        let variable = self.variable(name)?;
-        let pulled = self.pull(&[variable], &[], None)?;
-        let value = pulled.into_iter().next().and_then(|pulled| pulled.value);
-        value.ok_or_else(|| PsError::Uninitialized {
-            name: name.to_string(),
-        })
-    }
-
     fn control(&self, op: &'static str, control: wire::Control) -> Result<()> {
         let (run, _) = self.in_run()?;
         self.on_all(|server| {
@@ -733,14 +387,6 @@ impl VariableClient {
     }
 }
 
-/// One shard of a pull.
-struct PullPlace {
-    place: (usize, usize),
-    want: wire::Want,
-    bytes: usize,
-    is_narrow: bool,
-}
-
 /// The calls to several servers at once.
 async fn together<T, F>(works: Vec<F>) -> Result<Vec<T>>
 where
@@ -757,93 +403,4 @@ where
         );
     }
     done.into_iter().collect()
-}
-
-async fn one_by_one<T, F>(works: Vec<F>) -> Result<Vec<T>>
-where
-    F: Future<Output = Result<T>>,
-{
-    let mut done = Vec::with_capacity(works.len());
-    for work in works {
-        done.push(work.await?);
-    }
-    Ok(done)
-}
-
-async fn pull_of_server(
-    server: Arc<Server>,
-    run: Vec<u8>,
-    closure: Option<u64>,
-    bf16: bool,
-    places: Vec<PullPlace>,
-) -> Result<Vec<((usize, usize), (u64, Option<Vec<u8>>))>> {
-    let expected: Vec<u64> = places
-        .iter()
-        .map(|place| place.bytes as u64 >> u32::from(place.is_narrow))
-        .collect();
-    let call = Call {
-        op: "pull",
-        path: path!("Pull"),
-        header: wire::Pull {
-            run,
-            closure,
-            bf16,
-            wants: places.iter().map(|place| place.want).collect(),
-        },
-        payload: Vec::new(),
-        sizes: move |reply: &wire::Pulled| {
-            let fits = |(got, bytes): (&wire::Got, &u64)| got.bytes == 0 || got.bytes == *bytes;
-            match reply.got.len() == expected.len() && reply.got.iter().zip(&expected).all(fits) {
-                true => Ok(reply.got.iter().map(|got| got.bytes).collect()),
-                false => Err("values of other sizes than their shards".to_string()),
-            }
-        },
-        may_repeat: true,
-    };
-    let (reply, tensors): (wire::Pulled, _) = server.call(call).await?;
-    let pulled = places.into_iter().zip(reply.got).zip(tensors);
-    let entry = |((place, got), bytes): ((PullPlace, wire::Got), Vec<u8>)| {
-        let is_new = place.want.known != Some(got.version);
-        let value = is_new.then(|| match place.is_narrow {
-            true => elements::widen(&bytes),
-            false => bytes,
-        });
-        (place.place, (got.version, value))
-    };
-    Ok(pulled.map(entry).collect())
-}
-
-async fn pull_rows_of(
-    server: Arc<Server>,
-    request: wire::PullRows,
-    numbers: Bytes,
-    bytes: u64,
-) -> Result<Vec<u8>> {
-    let call = Call {
-        op: "pull rows",
-        path: path!("PullRows"),
-        header: request,
-        payload: vec![numbers],
-        sizes: move |reply: &wire::Pulled| match &reply.got[..] {
-            [got] if got.bytes == bytes => Ok(vec![bytes]),
-            _ => Err("rows of another size".to_string()),
-        },
-        may_repeat: true,
-    };
-    let (_, mut tensors): (wire::Pulled, _) = server.call(call).await?;
-    Ok(tensors.pop().unwrap_or_default())
-}
-
-/// Refuses NaN and infinity.
-fn finite(variable: &VariableRef, gradient: &Gradient) -> Result<()> {
-    let values = match gradient {
-        Gradient::Dense(values) => values,
-        Gradient::Sparse { rows, .. } => rows,
-    };
-    match elements::all_finite(values.dtype(), values.as_bytes()) {
-        true => Ok(()),
-        false => Err(PsError::NonFinite {
-            name: variable.name().to_string(),
-        }),
-    }
 }

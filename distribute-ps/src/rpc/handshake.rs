@@ -35,8 +35,8 @@ fn differs(
     let it = |what: String| Some((Code::FailedPrecondition, what));
     if protocol != PROTOCOL_VERSION {
         return it(format!(
-            "it speaks version {protocol} of the protocol, this process version {PROTOCOL_VERSION}; \
-             run the same build everywhere"
+            "it speaks version {protocol} of the protocol, this process version \
+             {PROTOCOL_VERSION}; run the same build everywhere"
         ));
     }
     if version != VERSION {
@@ -113,7 +113,8 @@ impl Handshake for Greeter {
         let parts: [&[u8]; 2] = [&client, &server];
         if !security.verify(CLIENT, &parts, &request.into_inner().mac) {
             return Err(Status::unauthenticated(
-                "says of this process: its token is another one; give all processes the job's token",
+                "says of this process: its token is another one; give all processes the job's \
+                 token",
             ));
         }
         peer.admit();
@@ -162,5 +163,81 @@ fn rejected(status: Status) -> ConnectError {
             "it is no process of distribute-ps, or one of another version ({message})"
         )),
         _ => ConnectError::Unavailable(message),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use distribute_core::collectives::control::security::Token;
+
+    use super::*;
+
+    #[test]
+    fn other_versions_and_tokens_are_told_apart() {
+        let without = Security::default();
+        let with = Security::default().token(Token::new("0123456789abcdef").unwrap());
+        assert_eq!(differs(&without, PROTOCOL_VERSION, VERSION, false), None);
+        assert_eq!(differs(&with, PROTOCOL_VERSION, VERSION, true), None);
+        let (code, what) = differs(&with, PROTOCOL_VERSION + 1, VERSION, true).unwrap();
+        assert_eq!(code, Code::FailedPrecondition);
+        assert!(
+            what.contains("protocol") && what.contains("same build"),
+            "{what}"
+        );
+        let (_, what) = differs(&with, PROTOCOL_VERSION, "0.0.9", true).unwrap();
+        assert!(what.contains("0.0.9") && what.contains(VERSION), "{what}");
+        for (own, theirs) in [(&without, true), (&with, false)] {
+            let (code, _) = differs(own, PROTOCOL_VERSION, VERSION, theirs).unwrap();
+            assert_eq!(code, Code::Unauthenticated);
+        }
+    }
+
+    /// A server of another version, as a client sees it, and a call without a handshake.
+    #[test]
+    fn a_server_refuses_other_versions_other_kinds_and_calls_without_a_handshake() {
+        use std::time::Duration;
+
+        use crate::rpc::RpcListener;
+
+        let options = RpcOptions::new("worker", Security::default());
+        let listener = RpcListener::bind(0, "127.0.0.1:0", options.clone()).unwrap();
+        let address = listener.address().to_string();
+        let _server = listener.serve(tonic::service::Routes::default()).unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build();
+        runtime.unwrap().block_on(async {
+            let limit = Duration::from_secs(20);
+            let channel = Channel::connect(&address, &options, limit).await.unwrap();
+            let hello = Hello {
+                protocol_version: PROTOCOL_VERSION + 1,
+                crate_version: VERSION.to_string(),
+                service: "worker".to_string(),
+                nonce: vec![1; 32],
+                has_token: false,
+            };
+            let refused = HandshakeClient::new(channel.clone())
+                .greet(hello)
+                .await
+                .unwrap_err();
+            assert_eq!(refused.code(), Code::FailedPrecondition);
+            assert!(refused.message().contains("version"), "{refused}");
+            let proof = Proof { mac: Vec::new() };
+            let refused = HandshakeClient::new(channel)
+                .prove(proof)
+                .await
+                .unwrap_err();
+            assert!(refused.message().contains("greeting"), "{refused}");
+            let other = RpcOptions::default();
+            match Channel::connect(&address, &other, limit).await {
+                Err(ConnectError::Refused(what)) => {
+                    assert!(
+                        what.contains("is a worker, not a parameter server"),
+                        "{what}"
+                    );
+                }
+                other => panic!("{other:?}"),
+            }
+        });
     }
 }

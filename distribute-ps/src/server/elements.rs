@@ -25,7 +25,8 @@ pub(crate) fn name(dtype: DType) -> Result<&'static str> {
     let found = TYPES.iter().find(|(_, known)| *known == dtype);
     found.map(|(name, _)| *name).ok_or_else(|| {
         PsError::invalid(format!(
-            "variables on parameter servers cannot have elements of type {dtype:?}; possible are {}",
+            "variables on parameter servers cannot have elements of type {dtype:?}; possible are \
+             {}",
             TYPES.map(|(name, _)| name).join(", ")
         ))
     })

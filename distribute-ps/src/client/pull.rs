@@ -1,0 +1,269 @@
+//! Pulls: values of whole variables, and of some rows.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::sync::Arc;
+
+use burn::tensor::{DType, TensorData};
+use bytes::Bytes;
+
+use crate::client::server::{Call, Server};
+use crate::client::split::tensor;
+use crate::client::{VariableClient, together};
+use crate::error::{PsError, Result};
+use crate::generated as wire;
+use crate::server::elements;
+use crate::update::{StalenessPolicy, Versions};
+use crate::variable::VariableRef;
+
+/// A variable as it was pulled.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Pulled {
+    /// The whole value, or `None` when no shard has changed since the known versions.
+    pub value: Option<TensorData>,
+    /// The versions of its shards.
+    pub versions: Versions,
+}
+
+/// Where pulled values go: by variable and shard.
+type Collected = BTreeMap<(usize, usize), (u64, Option<Vec<u8>>)>;
+
+/// One shard of a pull.
+struct PullPlace {
+    place: (usize, usize),
+    want: wire::Want,
+    bytes: usize,
+    is_narrow: bool,
+}
+
+impl VariableClient {
+    /// Current values, each shard at one version.
+    ///
+    /// `known` is empty or has one entry per variable (an entry may be empty): a variable of which
+    /// no shard has changed since is not sent. `closure` names the closure that computes a
+    /// gradient of these values: with a staleness bound that waits, servers wait for its push.
+    ///
+    /// # Errors
+    /// [`PsError::Uninitialized`], [`PsError::StalenessTimeout`].
+    pub fn pull(
+        &self,
+        variables: &[VariableRef],
+        known: &[Versions],
+        closure: Option<u64>,
+    ) -> Result<Vec<Pulled>> {
+        let mut wanted = Vec::new();
+        for (index, variable) in variables.iter().enumerate() {
+            let known = known.get(index).map_or(&[][..], |versions| &versions.0);
+            let shards = 0..variable.placement().shards.len();
+            wanted.extend(shards.map(|shard| (index, shard, known.get(shard).copied())));
+        }
+        let mut collected = self.pull_shards(variables, &wanted, closure)?;
+        // A variable is told whole or not at all.
+        let mut missing = Vec::new();
+        for (index, variable) in variables.iter().enumerate() {
+            let shards = 0..variable.placement().shards.len();
+            let is_there = |shard: &usize| collected[&(index, *shard)].1.is_some();
+            if shards.clone().any(|shard| is_there(&shard)) {
+                let absent = shards.filter(|shard| !is_there(shard));
+                missing.extend(absent.map(|shard| (index, shard, None)));
+            }
+        }
+        if !missing.is_empty() {
+            collected.extend(self.pull_shards(variables, &missing, None)?);
+        }
+        let mut entries = collected.into_iter();
+        let mut pulled = Vec::with_capacity(variables.len());
+        for variable in variables {
+            let shards = entries.by_ref().take(variable.placement().shards.len());
+            let (versions, values): (Vec<u64>, Vec<Option<Vec<u8>>>) =
+                shards.map(|(_, entry)| entry).unzip();
+            let values: Option<Vec<Vec<u8>>> = values.into_iter().collect();
+            pulled.push(Pulled {
+                value: values.map(|values| variable.join(values)),
+                versions: Versions(versions),
+            });
+        }
+        Ok(pulled)
+    }
+
+    /// Pulls some shards, given as variable, shard and known version.
+    fn pull_shards(
+        &self,
+        variables: &[VariableRef],
+        wanted: &[(usize, usize, Option<u64>)],
+        closure: Option<u64>,
+    ) -> Result<Collected> {
+        let (run, rules) = self.in_run()?;
+        let bf16 = self.inner.options.bf16;
+        let mut per_server: BTreeMap<usize, Vec<PullPlace>> = BTreeMap::new();
+        for (variable, shard, known) in wanted {
+            let reference = &variables[*variable];
+            let placed = &reference.placement().shards[*shard];
+            per_server
+                .entry(placed.server)
+                .or_default()
+                .push(PullPlace {
+                    place: (*variable, *shard),
+                    want: wire::Want {
+                        id: reference.0.ids[*shard],
+                        known: *known,
+                    },
+                    bytes: reference.shard_bytes(placed),
+                    is_narrow: bf16 && reference.dtype() == DType::F32,
+                });
+        }
+        let works = per_server.into_iter().map(|(server, places)| {
+            let server = self.inner.servers[server].clone();
+            pull_of_server(server, run.clone(), closure, bf16, places)
+        });
+        let works: Vec<_> = works.collect();
+        let waits = |policy| policy == StalenessPolicy::Wait;
+        // Waiting for several servers at a time, two workers could wait for each other.
+        let in_turn = closure.is_some() && rules.staleness.is_some_and(|rule| waits(rule.policy));
+        let all = match in_turn {
+            true => self.inner.driver.run(one_by_one(works))?,
+            false => self.inner.driver.run(together(works))?,
+        };
+        Ok(all.into_iter().flatten().collect())
+    }
+
+    /// Rows of a variable, one per id, in this order; shape: ids, then the variable's without its
+    /// first axis.
+    ///
+    /// # Errors
+    /// [`PsError::Row`], [`PsError::Uninitialized`].
+    pub fn pull_rows(&self, variable: &VariableRef, ids: &[u64]) -> Result<TensorData> {
+        let (run, _) = self.in_run()?;
+        let mut shape = variable.shape().to_vec();
+        match shape.first_mut() {
+            Some(first) => *first = ids.len(),
+            None => return Err(PsError::invalid("pull of rows: a scalar has no rows")),
+        }
+        variable.check_ids(ids)?;
+        let width = variable.row_bytes();
+        let bf16 = self.inner.options.bf16 && variable.dtype() == DType::F32;
+        let mut works = Vec::new();
+        let mut places = Vec::new();
+        for (shard, id) in variable.placement().shards.iter().zip(&variable.0.ids) {
+            let range = shard.offset as u64..(shard.offset + shard.rows) as u64;
+            let mine = ids.iter().enumerate().filter(|(_, id)| range.contains(id));
+            let mine: Vec<(usize, u64)> = mine.map(|(at, id)| (at, id - range.start)).collect();
+            if mine.is_empty() {
+                continue;
+            }
+            let numbers: Vec<u8> = mine.iter().flat_map(|(_, id)| id.to_le_bytes()).collect();
+            let request = wire::PullRows {
+                run: run.clone(),
+                bf16,
+                id: *id,
+                count: mine.len() as u64,
+            };
+            let bytes = (mine.len() * width) as u64 >> u32::from(bf16);
+            let server = self.inner.servers[shard.server].clone();
+            places.push(mine);
+            works.push(pull_rows_of(server, request, numbers.into(), bytes));
+        }
+        let mut rows = vec![0; ids.len() * width];
+        for (mine, mut bytes) in places
+            .into_iter()
+            .zip(self.inner.driver.run(together(works))?)
+        {
+            if bf16 {
+                bytes = elements::widen(&bytes);
+            }
+            for ((at, _), row) in mine.into_iter().zip(bytes.chunks(width.max(1))) {
+                rows[at * width..(at + 1) * width].copy_from_slice(row);
+            }
+        }
+        Ok(tensor(rows, shape, variable.dtype()))
+    }
+
+    /// The current value of a variable.
+    ///
+    /// # Errors
+    /// [`PsError::UnknownVariable`], [`PsError::Uninitialized`].
+    pub fn read(&self, name: &str) -> Result<TensorData> {
+        let variable = self.variable(name)?;
+        let pulled = self.pull(&[variable], &[], None)?;
+        let value = pulled.into_iter().next().and_then(|pulled| pulled.value);
+        value.ok_or_else(|| PsError::Uninitialized {
+            name: name.to_string(),
+        })
+    }
+}
+
+async fn one_by_one<T, F>(works: Vec<F>) -> Result<Vec<T>>
+where
+    F: Future<Output = Result<T>>,
+{
+    let mut done = Vec::with_capacity(works.len());
+    for work in works {
+        done.push(work.await?);
+    }
+    Ok(done)
+}
+
+async fn pull_of_server(
+    server: Arc<Server>,
+    run: Vec<u8>,
+    closure: Option<u64>,
+    bf16: bool,
+    places: Vec<PullPlace>,
+) -> Result<Vec<((usize, usize), (u64, Option<Vec<u8>>))>> {
+    let expected: Vec<u64> = places
+        .iter()
+        .map(|place| place.bytes as u64 >> u32::from(place.is_narrow))
+        .collect();
+    let call = Call {
+        op: "pull",
+        path: path!("Pull"),
+        header: wire::Pull {
+            run,
+            closure,
+            bf16,
+            wants: places.iter().map(|place| place.want).collect(),
+        },
+        payload: Vec::new(),
+        sizes: move |reply: &wire::Pulled| {
+            let fits = |(got, bytes): (&wire::Got, &u64)| got.bytes == 0 || got.bytes == *bytes;
+            match reply.got.len() == expected.len() && reply.got.iter().zip(&expected).all(fits) {
+                true => Ok(reply.got.iter().map(|got| got.bytes).collect()),
+                false => Err("values of other sizes than their shards".to_string()),
+            }
+        },
+        may_repeat: true,
+    };
+    let (reply, tensors): (wire::Pulled, _) = server.call(call).await?;
+    let pulled = places.into_iter().zip(reply.got).zip(tensors);
+    let entry = |((place, got), bytes): ((PullPlace, wire::Got), Vec<u8>)| {
+        let is_new = place.want.known != Some(got.version);
+        let value = is_new.then(|| match place.is_narrow {
+            true => elements::widen(&bytes),
+            false => bytes,
+        });
+        (place.place, (got.version, value))
+    };
+    Ok(pulled.map(entry).collect())
+}
+
+async fn pull_rows_of(
+    server: Arc<Server>,
+    request: wire::PullRows,
+    numbers: Bytes,
+    bytes: u64,
+) -> Result<Vec<u8>> {
+    let call = Call {
+        op: "pull rows",
+        path: path!("PullRows"),
+        header: request,
+        payload: vec![numbers],
+        sizes: move |reply: &wire::Pulled| match &reply.got[..] {
+            [got] if got.bytes == bytes => Ok(vec![bytes]),
+            _ => Err("rows of another size".to_string()),
+        },
+        may_repeat: true,
+    };
+    let (_, mut tensors): (wire::Pulled, _) = server.call(call).await?;
+    Ok(tensors.pop().unwrap_or_default())
+}
