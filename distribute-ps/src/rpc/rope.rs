@@ -1,6 +1,6 @@
 //! Bytes as they came from the network: in pieces, not copied together.
 
-use bytes::{Buf, Bytes};
+use bytes::Bytes;
 
 /// Pieces that are one run of bytes.
 #[derive(Debug, Clone, Default)]
@@ -50,21 +50,6 @@ impl Rope {
         self.copy(offset, count, &mut bytes);
         bytes
     }
-
-    /// Takes so many bytes off the front; fewer if there are not so many.
-    pub(crate) fn split_to(&mut self, count: usize) -> Rope {
-        let mut front = Rope::default();
-        let mut rest = Rope::default();
-        for mut piece in std::mem::take(self).pieces {
-            let wanted = count - front.len;
-            if wanted > 0 {
-                front.push(piece.split_to(piece.remaining().min(wanted)));
-            }
-            rest.push(piece);
-        }
-        *self = rest;
-        front
-    }
 }
 
 impl From<Vec<u8>> for Rope {
@@ -92,12 +77,5 @@ mod tests {
             }
         }
         assert_eq!(rope.read(4, 10), b"ef");
-        let front = rope.split_to(3);
-        assert_eq!(
-            (front.read(0, 9), rope.read(0, 9)),
-            (b"abc".to_vec(), b"def".to_vec())
-        );
-        assert_eq!(rope.split_to(9).len(), 3);
-        assert_eq!(rope.len(), 0);
     }
 }

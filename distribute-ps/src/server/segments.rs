@@ -15,7 +15,6 @@ pub(super) const SEGMENT: usize = PIECE_BYTES;
 #[derive(Debug, Clone, Default)]
 pub(super) struct Segments {
     parts: Vec<Arc<Vec<u8>>>,
-    len: usize,
 }
 
 /// Lets a piece be sent from where it lies.
@@ -41,12 +40,7 @@ impl Segments {
         let part = |offset| Arc::new(part(offset, SEGMENT.min(len - offset)));
         Self {
             parts: offsets.map(part).collect(),
-            len,
         }
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.len
     }
 
     pub(super) fn count(&self) -> usize {

@@ -59,10 +59,8 @@ impl Cluster {
         client: ClientOptions,
     ) -> Self {
         let bind = |server| {
-            let options = ServerOptions {
-                server,
-                ..options.clone()
-            };
+            let mut options = options.clone();
+            options.server = server;
             ParameterServer::bind("127.0.0.1:0", options).unwrap()
         };
         let servers: Vec<ParameterServer> = (0..servers).map(bind).collect();

@@ -1,0 +1,189 @@
+//! Servers as processes that are killed and stopped.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use distribute_ps::{
+    ClientOptions, Gradient, ParameterServer, PsError, RoundRobin, RunId, RunOptions,
+    ServerOptions, UpdateId, VariableClient, VariableSpec,
+};
+
+use crate::common::{floats, sgd, values, within_limit};
+
+/// Tells the child to be a server, and at which address.
+const SERVE: &str = "DISTRIBUTE_PS_TEST_SERVE";
+
+/// A server process; killed at the end.
+struct Process {
+    child: Child,
+    address: String,
+    /// Open as long as the child may write.
+    _stdout: BufReader<ChildStdout>,
+}
+
+impl Process {
+    fn start(address: &str) -> Self {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args([
+                "--exact",
+                "processes::serve",
+                "--nocapture",
+                "--test-threads",
+                "1",
+            ])
+            .env(SERVE, address)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut stdout = BufReader::new(child.stdout.take().unwrap());
+        let address = loop {
+            let mut line = String::new();
+            assert_ne!(
+                stdout.read_line(&mut line).unwrap(),
+                0,
+                "the server tells its address"
+            );
+            if let Some((_, address)) = line.split_once("listens at ") {
+                break address.trim().to_string();
+            }
+        };
+        Self {
+            child,
+            address,
+            _stdout: stdout,
+        }
+    }
+
+    fn signal(&self, name: &str) {
+        let id = self.child.id().to_string();
+        assert!(
+            Command::new("kill")
+                .args([name, &id])
+                .status()
+                .unwrap()
+                .success()
+        );
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The server of the other tests; does nothing by itself.
+#[test]
+fn serve() {
+    let Ok(address) = std::env::var(SERVE) else {
+        return;
+    };
+    let server = ParameterServer::bind(&address, ServerOptions::default()).unwrap();
+    println!("listens at {}", server.address());
+    server.wait(Some(Duration::from_secs(60))).unwrap();
+}
+
+struct Job {
+    client: VariableClient,
+    run: RunId,
+}
+
+impl Job {
+    /// Begins a run with one variable, whose shards lie on all servers.
+    fn begin(addresses: &[String]) -> Self {
+        let client = VariableClient::connect(addresses, ClientOptions::default()).unwrap();
+        let run = RunId::random().unwrap();
+        client.attach(run, RunOptions::default()).unwrap();
+        let spec = VariableSpec {
+            name: "w".to_string(),
+            shape: vec![4],
+            dtype: floats(&[1], |_| 0.0).dtype(),
+            optimizer: sgd(1.0),
+        };
+        let cut = distribute_core::partitioners::FixedShardsPartitioner {
+            num_shards: addresses.len(),
+        };
+        let mut round_robin = RoundRobin::new(addresses.len()).unwrap();
+        let placement = round_robin.place(&spec.shape, 4, Some(&cut)).unwrap();
+        let w = client.create(&spec, &placement).unwrap();
+        client.initialize(&w, floats(&[4], |_| 0.0)).unwrap();
+        Self { client, run }
+    }
+
+    fn push(&self, closure: u64) -> distribute_ps::Result<distribute_ps::PushOutcome> {
+        let update = UpdateId {
+            run: self.run,
+            closure,
+            sequence: 0,
+        };
+        let gradient = Gradient::Dense(floats(&[4], |_| -1.0));
+        self.client
+            .push(update, vec![(self.client.variable("w")?, gradient)], &[])
+    }
+}
+
+#[test]
+fn a_killed_server_is_unavailable_at_once_and_training_resumes_on_a_new_one() {
+    within_limit(|| {
+        let mut servers: Vec<Process> = (0..2).map(|_| Process::start("127.0.0.1:0")).collect();
+        let addresses: Vec<String> = servers.iter().map(|it| it.address.clone()).collect();
+        let job = Job::begin(&addresses);
+        job.push(0).unwrap();
+        let checkpoint = job.client.snapshot().unwrap();
+        job.push(1).unwrap();
+        servers[1].signal("-KILL");
+        let begin = Instant::now();
+        let error = job.push(2).unwrap_err();
+        assert!(
+            begin.elapsed() < Duration::from_secs(5),
+            "{:?}",
+            begin.elapsed()
+        );
+        assert!(
+            matches!(&error, PsError::Unavailable { server: 1, address, .. }
+                if *address == addresses[1]),
+            "{error}"
+        );
+        assert!(error.to_string().contains("checkpoint"), "{error}");
+        // The same address again.
+        servers[1] = Process::start(&addresses[1]);
+        let error = job.push(3).unwrap_err();
+        assert!(
+            matches!(error, PsError::OtherRun { server: 1, .. }),
+            "{error}"
+        );
+        drop(job);
+        let again = Job::begin(&addresses);
+        again.client.restore(&checkpoint).unwrap();
+        again.push(1).unwrap();
+        assert_eq!(values(&again.client.read("w").unwrap()), [2.0; 4]);
+        // Servers end when they are asked to.
+        again.client.shut_servers_down().unwrap();
+        for server in &mut servers {
+            assert!(server.child.wait().unwrap().success());
+        }
+    });
+}
+
+#[test]
+fn a_stopped_server_is_unavailable_within_five_seconds() {
+    within_limit(|| {
+        let server = Process::start("127.0.0.1:0");
+        let job = Job::begin(&[server.address.clone()]);
+        server.signal("-STOP");
+        let begin = Instant::now();
+        let error = job.push(0).unwrap_err();
+        let waited = begin.elapsed();
+        server.signal("-CONT");
+        assert!(
+            matches!(error, PsError::Unavailable { server: 0, .. }),
+            "{error}"
+        );
+        assert!(waited < Duration::from_secs(5), "{waited:?}");
+        // It comes back as it was; whether the update arrived is no question.
+        job.push(0).unwrap();
+        assert_eq!(values(&job.client.read("w").unwrap()), [1.0; 4]);
+    });
+}
