@@ -4,6 +4,8 @@ use std::fmt;
 
 use serde_json::Value;
 
+use crate::outcome::Failure;
+
 /// Which of TensorFlow's strategies a case was recorded under.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
@@ -91,6 +93,16 @@ fn roles(value: &Value) -> Result<Vec<(String, usize)>, &'static str> {
     .collect()
 }
 
+/// Of a strategy with parameter servers, which has counts in place of roles.
+fn servers_and_workers(strategy: &Value) -> Vec<(String, usize)> {
+    let jobs = [("worker", "workers"), ("ps", "ps")].into_iter();
+    let jobs = jobs.filter_map(|(job, key)| {
+        let count = strategy[key].as_u64()?;
+        Some((job.to_string(), usize::try_from(count).ok()?))
+    });
+    jobs.collect()
+}
+
 /// What TensorFlow did.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Expected {
@@ -129,6 +141,10 @@ impl Case {
         let of_case = |what: &str| format!("case `{name}`: {what}");
         let strategy = StrategySpec::parse(&value["strategy"]).map_err(|what| of_case(&what))?;
         let roles = roles(&value["strategy"]["roles"]).map_err(of_case)?;
+        let roles = match roles.is_empty() {
+            true => servers_and_workers(&value["strategy"]),
+            false => roles,
+        };
         if value["inputs"]["op"].as_str().is_none() {
             return Err(of_case("there is no `inputs.op`"));
         }
@@ -156,6 +172,13 @@ impl Case {
     /// What was called.
     pub fn op(&self) -> &str {
         self.inputs["op"].as_str().unwrap_or_default()
+    }
+
+    /// How many tasks its cluster had of a job.
+    pub(crate) fn tasks(&self, job: &str) -> Result<usize, Failure> {
+        let found = self.roles.iter().find(|(name, _)| name == job);
+        let missing = || Failure::schema(format!("no number of tasks for `{job}`"));
+        found.map(|(_, count)| *count).ok_or_else(missing)
     }
 
     /// Whether TensorFlow returned something.

@@ -21,6 +21,8 @@ use crate::tpu;
 
 /// The name of the strategy that worker processes run.
 pub(crate) const MULTI_WORKER: &str = "multi-worker";
+/// The strategy whose cases need parameter servers, which they start.
+const PARAMETER_SERVER: &str = "parameter-server";
 
 /// Golden files, and what is checked against them.
 ///
@@ -181,7 +183,12 @@ impl Suite {
         };
         let result = (|| {
             if !families::needs_strategy(family, case) {
-                if family == FamilyName::MultiWorker {
+                if family == FamilyName::ParameterServer {
+                    if self.with_functions {
+                        let checked = guarded(|| check(case, &self.env(file, None)));
+                        note(PARAMETER_SERVER, checked)?;
+                    }
+                } else if family == FamilyName::MultiWorker {
                     note(MULTI_WORKER, guarded(|| check(case, &self.env(file, None))))?;
                 } else if self.with_functions {
                     note(

@@ -40,8 +40,9 @@ pub(crate) enum Command {
 /// Starts the processes of a job, watches them, and starts all of them again when one fails.
 ///
 /// Every process runs COMMAND with its own TF_CONFIG; `train --strategy multi-worker` understands
-/// it. The output of worker 0 passes through unchanged, everything is in the log files. After a
-/// restart `train` continues with the newest checkpoint of its --checkpoint-dir.
+/// it. The output of worker 0 (with --ps: of the chief) passes through unchanged, everything is in
+/// the log files. After a restart `train` continues with the newest checkpoint of its
+/// --checkpoint-dir.
 #[derive(Debug, Args)]
 #[command(
     verbatim_doc_comment,

@@ -10,9 +10,9 @@ pub struct Console<'a> {
 }
 
 impl<'a> Console<'a> {
-    /// `stdout` gets the standard output of the first process (the chief, else worker 0) and nothing
-    /// else, byte for byte. `stderr` gets its standard error, the lines of the others, and what the
-    /// launcher itself says.
+    /// `stdout` gets the standard output of the first process (the chief, else worker 0), byte for
+    /// byte, and nothing else. `stderr` gets its standard error, the lines of the others, and what
+    /// the launcher itself says.
     pub fn new(stdout: &'a mut (dyn Write + Send), stderr: &'a mut (dyn Write + Send)) -> Self {
         Console { stdout, stderr }
     }

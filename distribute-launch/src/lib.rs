@@ -1,8 +1,9 @@
 //! Starts the processes of a job on this host, watches them, says why one failed, and starts all of
 //! them again.
 //!
-//! A [`Job`] says what to start: workers, parameter servers with a chief, an evaluator, all with the
-//! same command line. [`run`] starts them, gives each its `TF_CONFIG`, and returns when the job is over:
+//! A [`Job`] says what to start: workers, parameter servers with a chief, an evaluator, all with
+//! the same command line. [`run`] starts them, gives each its `TF_CONFIG`, and returns when the job
+//! is over:
 //!
 //! ```
 //! use distribute_launch::{Console, Job, Outcome, run};
@@ -19,7 +20,7 @@
 //!
 //! | environment variable | value |
 //! |---|---|
-//! | `TF_CONFIG` | the cluster and the own task, as TensorFlow reads them; without parameter servers worker 0 is the chief |
+//! | `TF_CONFIG` | the cluster and the own task, as TensorFlow reads them |
 //! | `DISTRIBUTE_RESTART` | how often the job was restarted before: 0 at first |
 //! | `DISTRIBUTE_JOB_TOKEN` | a secret of this attempt of the job: 64 hexadecimal digits |
 //! | `DISTRIBUTE_LAUNCH_MARK` | by which the launcher finds its processes: leave it there |
@@ -28,11 +29,11 @@
 //!
 //! # Where output goes
 //!
-//! The two output streams of worker 0 pass through unchanged, or those of the chief if there is one.
+//! The two output streams of the first process (the chief, else worker 0) pass through unchanged.
 //! The lines of the others are shown on request, see [`Job::prefix_output`]. Everything is in the
 //! log files: `worker-0.log`, `ps-1.log`, `chief-0.log`, `evaluator-0.log`, those of the first
 //! restart in `restart-1/worker-0.log` and so on; a worker that was started again alone writes into
-//! `worker-0-again-1.log`. A log file holds both streams line by line in the order of their arrival.
+//! `worker-0-again-1.log`. A log file holds both streams line by line in order of their arrival.
 //!
 //! # How a job ends
 //!

@@ -9,6 +9,7 @@ mod datasets;
 mod loss;
 mod models;
 pub(crate) mod multi_worker;
+mod parameter_server;
 mod properties;
 mod reduce;
 mod training;
@@ -24,7 +25,7 @@ use crate::suite::Env;
 /// Checks one case.
 pub(crate) type Adapter = fn(&Case, &Env<'_>) -> Checked;
 
-/// The adapter of a family; families that need several processes have none here.
+/// The adapter of a family.
 pub(crate) fn adapter(family: FamilyName) -> Option<Adapter> {
     Some(match family {
         FamilyName::Loss => loss::check,
@@ -37,7 +38,7 @@ pub(crate) fn adapter(family: FamilyName) -> Option<Adapter> {
         FamilyName::Cluster => cluster::check,
         FamilyName::Checkpoint => checkpoint::check,
         FamilyName::MultiWorker => multi_worker::check,
-        FamilyName::ParameterServer => return None,
+        FamilyName::ParameterServer => parameter_server::check,
     })
 }
 
@@ -48,5 +49,9 @@ pub(crate) fn needs_strategy(family: FamilyName, case: &Case) -> bool {
     let is_function = case.strategy.kind == StrategyKind::None;
     let is_sharding =
         family == FamilyName::Datasets && case.strategy.kind == StrategyKind::MultiWorkerMirrored;
-    !is_function && !is_sharding && family != FamilyName::MultiWorker
+    let has_own = matches!(
+        family,
+        FamilyName::MultiWorker | FamilyName::ParameterServer
+    );
+    !is_function && !is_sharding && !has_own
 }

@@ -99,20 +99,7 @@ pub fn derive_replicate(input: TokenStream) -> TokenStream {
             #(::distribute_core::Replicate::take_from_chief(#bindings, workers)?;)*
         })
     });
-    let attaching = variants(&input).map(|(pattern, bindings, _)| {
-        quote!(#pattern => {
-            #(::distribute_core::Replicate::attach_remote(
-                #bindings,
-                store,
-                &::distribute_core::remote::join(path, ::core::stringify!(#bindings)),
-            )?;)*
-        })
-    });
-    let refreshing = variants(&input).map(|(pattern, bindings, _)| {
-        quote!(#pattern => {
-            #(::distribute_core::Replicate::refresh_remote(#bindings)?;)*
-        })
-    });
+    let remote = remote_methods(&input);
     quote! {
         impl #impl_generics ::distribute_core::Replicate for #name #type_generics #where_clause {
             fn replicate(&self, device: &::distribute_core::Device) -> Self {
@@ -127,20 +114,7 @@ pub fn derive_replicate(input: TokenStream) -> TokenStream {
                 Ok(())
             }
 
-            fn attach_remote(
-                &mut self,
-                store: &dyn ::distribute_core::remote::RemoteStore,
-                path: &str,
-            ) -> ::distribute_core::Result<()> {
-                let _ = (store, path);
-                match self { #(#attaching)* }
-                Ok(())
-            }
-
-            fn refresh_remote(&mut self) -> ::distribute_core::Result<()> {
-                match self { #(#refreshing)* }
-                Ok(())
-            }
+            #remote
 
             fn visit_state(
                 &mut self,
@@ -153,6 +127,40 @@ pub fn derive_replicate(input: TokenStream) -> TokenStream {
         }
     }
     .into()
+}
+
+/// The methods of `Replicate` for values that live on parameter servers.
+fn remote_methods(input: &DeriveInput) -> Tokens {
+    let attaching = variants(input).map(|(pattern, bindings, _)| {
+        quote!(#pattern => {
+            #(::distribute_core::Replicate::attach_remote(
+                #bindings,
+                store,
+                &::distribute_core::remote::join(path, ::core::stringify!(#bindings)),
+            )?;)*
+        })
+    });
+    let refreshing = variants(input).map(|(pattern, bindings, _)| {
+        quote!(#pattern => {
+            #(::distribute_core::Replicate::refresh_remote(#bindings)?;)*
+        })
+    });
+    quote! {
+        fn attach_remote(
+            &mut self,
+            store: &dyn ::distribute_core::remote::RemoteStore,
+            path: &str,
+        ) -> ::distribute_core::Result<()> {
+            let _ = (store, path);
+            match self { #(#attaching)* }
+            Ok(())
+        }
+
+        fn refresh_remote(&mut self) -> ::distribute_core::Result<()> {
+            match self { #(#refreshing)* }
+            Ok(())
+        }
+    }
 }
 
 /// One entry per variant (a struct counts as one): the pattern that binds all fields, the

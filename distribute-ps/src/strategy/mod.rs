@@ -17,6 +17,7 @@
 //!     &servers,
 //!     ClientOptions::default(),
 //!     RunOptions::default(),
+//!     None,
 //! )?;
 //! let state = strategy.scope(|device| {
 //!     TrainState::new(LinearConfig::new(4, 2).init(device), Adam::new(1e-3))
@@ -78,6 +79,15 @@ struct Maker {
     partitioner: Option<Arc<dyn Partitioner>>,
 }
 
+impl Maker {
+    fn new(client: &VariableClient, partitioner: Option<Arc<dyn Partitioner>>) -> Result<Self> {
+        Ok(Self {
+            placement: RoundRobin::new(client.num_servers())?,
+            partitioner,
+        })
+    }
+}
+
 /// Locks, also after a panic elsewhere: what is behind these locks is valid at every moment.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -85,7 +95,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl ParameterServerStrategy {
     /// Connects to servers and begins a run on them: a program that trains without other workers.
-    /// `options` has the bound on staleness, the synchronous mode and what is done with NaN.
+    /// `options` has the bound on staleness, the synchronous mode and what is done with NaN. With a
+    /// partitioner large variables are cut into shards.
     ///
     /// # Errors
     /// Those of [`VariableClient::connect`] and [`VariableClient::attach`].
@@ -93,11 +104,19 @@ impl ParameterServerStrategy {
         servers: &[A],
         client: ClientOptions,
         options: RunOptions,
+        partitioner: Option<Arc<dyn Partitioner>>,
     ) -> Result<Self> {
         let client = VariableClient::connect(servers, client)?;
         let run = RunId::random()?;
         client.attach(run, options)?;
-        Self::coordinator(client, run, None)
+        let maker = Maker::new(&client, partitioner)?;
+        let updates = Updates::alone(run, client.clone());
+        Ok(Self::new(
+            client,
+            updates,
+            Some(maker),
+            InputContext::default(),
+        ))
     }
 
     /// The coordinator's strategy, in a run that `client` is attached to: its scope makes the
@@ -110,11 +129,14 @@ impl ParameterServerStrategy {
         run: RunId,
         partitioner: Option<Arc<dyn Partitioner>>,
     ) -> Result<Self> {
-        let maker = Maker {
-            placement: RoundRobin::new(client.num_servers())?,
-            partitioner,
-        };
-        Self::new(client, run, Some(maker), InputContext::default())
+        let maker = Maker::new(&client, partitioner)?;
+        let updates = Updates::new(run)?;
+        Ok(Self::new(
+            client,
+            updates,
+            Some(maker),
+            InputContext::default(),
+        ))
     }
 
     /// A worker's strategy, in a run that `client` takes part in: its scope finds the variables
@@ -123,18 +145,18 @@ impl ParameterServerStrategy {
     /// # Errors
     /// [`PsError::System`] without random numbers.
     pub fn worker(client: VariableClient, run: RunId, input: InputContext) -> Result<Self> {
-        Self::new(client, run, None, input)
+        Ok(Self::new(client, Updates::new(run)?, None, input))
     }
 
     fn new(
         client: VariableClient,
-        run: RunId,
+        updates: Updates,
         maker: Option<Maker>,
         input: InputContext,
-    ) -> Result<Self> {
+    ) -> Self {
         let shared = Shared {
             client,
-            updates: Arc::new(Updates::new(run)?),
+            updates: Arc::new(updates),
             maker: maker.map(Mutex::new),
             unnamed: Mutex::new(0),
             replica: [Replica::new(0, LogicalDevice::cpu(0))],
@@ -144,10 +166,10 @@ impl ParameterServerStrategy {
             },
             id: StrategyId::new("parameter-server", 1),
         };
-        Ok(Self {
+        Self {
             shared: Arc::new(shared),
             name: None,
-        })
+        }
     }
 
     /// The same strategy; what its handle creates has this name: a second state of a program, or

@@ -175,6 +175,8 @@ impl RemoteState for State {
                 snapshot.slots.extend(slots);
             }
             snapshot.variables.insert(name.clone(), value.clone());
+            let versions = Versions(vec![step + FIRST_VERSION; shards]);
+            snapshot.versions.insert(name.clone(), versions);
             snapshot.updates.insert(name, updates);
         }
         Ok(self.client.restore(&snapshot)?)

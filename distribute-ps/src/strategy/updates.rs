@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::lock;
+use crate::client::VariableClient;
 use crate::error::{PsError, Result};
 use crate::update::{RunId, UpdateId};
 
@@ -60,27 +61,58 @@ impl fmt::Debug for UpdateSource {
     }
 }
 
-/// Closures of the coordinator are counted from 1, so none has a number like this.
+/// Closures of a coordinator are counted from 1, so none has a number like this.
 const OUTSIDE: u64 = 1 << 63;
+/// How many updates without closures the servers remember, where nobody else counts closures.
+const REMEMBERED: u64 = 1024;
 
 /// A strategy's updates: those of the closure that it runs, else its own.
 #[derive(Debug)]
 pub(super) struct Updates {
     run: RunId,
     closure: Mutex<Option<UpdateSource>>,
-    own: Mutex<(u64, u32)>,
+    own: Mutex<Own>,
+}
+
+/// Ids of updates that belong to no closure.
+#[derive(Debug)]
+enum Own {
+    /// Beside a coordinator's closures.
+    Beside { closure: u64, sequence: u32 },
+    /// Nobody schedules closures in this run: each update is one, and earlier ones are finished.
+    Alone {
+        closure: u64,
+        client: VariableClient,
+    },
 }
 
 impl Updates {
+    /// Beside those of a coordinator.
     pub(super) fn new(run: RunId) -> Result<Self> {
         let mut bytes = [0; 8];
         getrandom::fill(&mut bytes)
             .map_err(|error| PsError::system("cannot draw the id of updates", error))?;
-        Ok(Self {
+        let closure = OUTSIDE | u64::from_le_bytes(bytes);
+        Ok(Self::with(
+            run,
+            Own::Beside {
+                closure,
+                sequence: 0,
+            },
+        ))
+    }
+
+    /// The only ones of a run.
+    pub(super) fn alone(run: RunId, client: VariableClient) -> Self {
+        Self::with(run, Own::Alone { closure: 0, client })
+    }
+
+    fn with(run: RunId, own: Own) -> Self {
+        Self {
             run,
             closure: Mutex::default(),
-            own: Mutex::new((OUTSIDE | u64::from_le_bytes(bytes), 0)),
-        })
+            own: Mutex::new(own),
+        }
     }
 
     pub(super) fn enter(&self, source: UpdateSource) {
@@ -100,11 +132,22 @@ impl Updates {
         if let Some(source) = &*lock(&self.closure) {
             return source.next();
         }
-        let mut own = lock(&self.own);
-        let (closure, sequence) = *own;
-        *own = match sequence.checked_add(1) {
-            Some(next) => (closure, next),
-            None => (OUTSIDE | closure.wrapping_add(1), 0),
+        let (closure, sequence) = match &mut *lock(&self.own) {
+            Own::Beside { closure, sequence } => {
+                let id = (*closure, *sequence);
+                (*closure, *sequence) = match sequence.checked_add(1) {
+                    Some(next) => (*closure, next),
+                    None => (OUTSIDE | closure.wrapping_add(1), 0),
+                };
+                id
+            }
+            Own::Alone { closure, client } => {
+                *closure += 1;
+                if closure.is_multiple_of(REMEMBERED) {
+                    client.finished_below(*closure)?;
+                }
+                (*closure, 0)
+            }
         };
         Ok(UpdateId {
             run: self.run,

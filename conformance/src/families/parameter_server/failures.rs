@@ -1,0 +1,211 @@
+//! Closures that fail, and workers and servers that are lost.
+
+use distribute_core::TensorData;
+use distribute_ps::{HostTensor, PsError, RemoteValue, StepRegistry, WorkerContext};
+use serde_json::{Value, json};
+
+use super::closures::{VARIABLE, register_add, zero};
+use super::cluster::{Cluster, LIMIT};
+use crate::case::Case;
+use crate::compare::equal;
+use crate::families::reduce::expected;
+use crate::json::Fields;
+use crate::outcome::{Checked, Failure, Outcome, passed};
+use crate::suite::Env;
+use crate::tensors::{scalar, tensor};
+
+/// What the failing step says, as in the golden file.
+const PURPOSE: &str = "failed on purpose";
+
+/// Registers `good`, `bad`, and `wait`, which runs until it is cancelled.
+fn register(registry: &mut StepRegistry) -> Result<(), PsError> {
+    registry.step("good", |_: &WorkerContext, (): ()| Ok(1.0_f32))?;
+    registry.step("wait", |worker: &WorkerContext, (): ()| {
+        let until = std::time::Instant::now() + LIMIT;
+        while std::time::Instant::now() < until {
+            worker.check_cancelled()?;
+            std::thread::yield_now();
+        }
+        Ok(1.0_f32)
+    })?;
+    registry.step("bad", |_: &WorkerContext, (): ()| -> Result<f32, PsError> {
+        Err(PsError::step(PURPOSE))
+    })
+}
+
+/// Whether this is the failing step's own error.
+fn is_on_purpose(error: &PsError) -> bool {
+    matches!(error.root_cause(), PsError::Step(_)) && error.to_string().contains(PURPOSE)
+}
+
+fn on_purpose(error: Option<PsError>) -> Checked {
+    match error {
+        Some(error) if is_on_purpose(&error) => Ok(Outcome::Passed),
+        other => Err(Failure::got(format!("{other:?}"))),
+    }
+}
+
+/// Waits until a closure has ended, and gives its own error.
+fn end_of(value: &RemoteValue) -> Option<PsError> {
+    value.fetch::<f32>().err()
+}
+
+/// The next call returns the error of a closure.
+pub(super) fn surfaces(case: &Case) -> Checked {
+    let cluster = Cluster::start(case, register)?;
+    let coordinator = &cluster.coordinator;
+    let bad = coordinator.schedule("bad", ())?;
+    let error = match case.op() {
+        "error_surfaces_at_join" => coordinator.join().err(),
+        "error_surfaces_at_done" => {
+            on_purpose(end_of(&bad))?;
+            coordinator.done().err()
+        }
+        _ => {
+            on_purpose(end_of(&bad))?;
+            coordinator.schedule("good", ()).err()
+        }
+    };
+    on_purpose(error)
+}
+
+/// The error is cleared by the call that returned it.
+pub(super) fn afterwards(case: &Case) -> Checked {
+    let cluster = Cluster::start(case, register)?;
+    let coordinator = &cluster.coordinator;
+    coordinator.schedule("bad", ())?;
+    on_purpose(coordinator.join().err())?;
+    let found = match case.op() {
+        "join_after_error_was_raised" => {
+            coordinator.join()?;
+            return passed(equal(expected(case)?, &Value::Null));
+        }
+        _ => coordinator.schedule("good", ())?.fetch::<f32>()?,
+    };
+    let wanted = tensor(expected(case)?)?;
+    match wanted == scalar(found) {
+        true => Ok(Outcome::Passed),
+        false => Err(Failure::got(found)),
+    }
+}
+
+pub(super) fn fetch(case: &Case) -> Checked {
+    let cluster = Cluster::start(case, register)?;
+    let bad = cluster.coordinator.schedule("bad", ())?;
+    on_purpose(cluster.coordinator.join().err())?;
+    on_purpose(end_of(&bad))
+}
+
+/// Closures that wait or run are cancelled when an error surfaces. How many had ended before
+/// depends on time in the file; here all but one run until they are cancelled.
+pub(super) fn cancelled(case: &Case) -> Checked {
+    let cluster = Cluster::start(case, register)?;
+    let coordinator = &cluster.coordinator;
+    let mut values = vec![
+        coordinator.schedule("wait", ())?,
+        coordinator.schedule("bad", ())?,
+    ];
+    on_purpose(end_of(&values[1]))?;
+    let outcomes = case
+        .value()
+        .and_then(|value| value["fetch_outcomes"].as_array());
+    let surfaced = coordinator.join().err();
+    on_purpose(surfaced)?;
+    // One more round, in which some have not begun.
+    let more = outcomes.map_or(4, Vec::len);
+    let round = ["wait", "wait"].into_iter().cycle().take(more);
+    let waiting = round.map(|step| coordinator.schedule(step, ()));
+    let waiting = waiting.collect::<Result<Vec<_>, _>>()?;
+    values.truncate(1);
+    values.extend(waiting);
+    drop(cluster);
+    for value in &values {
+        match end_of(value) {
+            Some(PsError::Cancelled) => {}
+            other => return Err(Failure::got(format!("{other:?}"))),
+        }
+    }
+    let message = PsError::Cancelled.to_string();
+    match case.error_message() {
+        Some(wanted) if wanted != message => Err(Failure::new(wanted, message)),
+        _ => Ok(Outcome::Passed),
+    }
+}
+
+fn add(cluster: &Cluster, value: f32) -> Result<RemoteValue, PsError> {
+    cluster
+        .coordinator
+        .schedule("add", (HostTensor(scalar(value)),))
+}
+
+/// All is well before something is lost.
+pub(super) fn before(case: &Case, env: &Env<'_>) -> Checked {
+    let cluster = Cluster::start(case, register_add)?;
+    let wanted = tensor(expected(case)?)?;
+    zero(&cluster.strategy, &[])?;
+    let value = wanted.iter::<f32>().next().unwrap_or_default();
+    let found: HostTensor = add(&cluster, value)?.fetch()?;
+    passed(env.tolerance().same(expected(case)?, &found.0))
+}
+
+/// A worker goes, and the other one runs everything: once, where TensorFlow's count may exceed.
+pub(super) fn lost_worker(case: &Case) -> Checked {
+    let mut cluster = Cluster::start(case, |registry| {
+        register_add(registry)?;
+        registry.step("one", |worker: &WorkerContext, (): ()| {
+            let variables = worker.variables()?;
+            let variable = variables.variable(&format!("variable/{VARIABLE}"))?;
+            variables.assign_add(worker.next_update()?, &variable, scalar(1.0))?;
+            Ok(1.0_f32)
+        })
+    })?;
+    let expected = expected(case)?;
+    let variable = zero(&cluster.strategy, &[])?;
+    let _before: HostTensor = add(&cluster, 1.0)?.fetch()?;
+    let times = expected.list("fetched")?.len();
+    let values = (0..times).map(|_| cluster.coordinator.schedule("one", ()));
+    let values = values.collect::<Result<Vec<_>, _>>()?;
+    drop(cluster.workers.pop());
+    cluster.coordinator.join()?;
+    let fetched: Vec<f32> = cluster.coordinator.fetch(&values)?;
+    equal(expected.field("fetched")?, &json!(fetched))?;
+    #[allow(clippy::cast_precision_loss)] // a few
+    let wanted = scalar(times as f32 + 1.0);
+    let found: TensorData = variable.read(&cluster.strategy)?;
+    equal(
+        expected.field("value_at_least_21")?,
+        &json!(found == wanted),
+    )?;
+    Ok(Outcome::Passed)
+}
+
+/// A server goes: whatever needs it says so.
+pub(super) fn lost_server(case: &Case) -> Checked {
+    let mut cluster = Cluster::start(case, register_add)?;
+    let variable = zero(&cluster.strategy, &[])?;
+    let _before: HostTensor = add(&cluster, 1.0)?.fetch()?;
+    // The first server holds the variable.
+    cluster.servers.remove(0).shutdown();
+    if case.error_class() != Some("UnavailableError") {
+        return Err(Failure::schema("an error of another class"));
+    }
+    let text = match case.op() {
+        "ps_killed_variable_read" => match variable.read(&cluster.strategy) {
+            Ok(value) => return Err(Failure::got(value)),
+            Err(error) => error.to_string(),
+        },
+        _ => {
+            let joined = add(&cluster, 1.0).and_then(|_| cluster.coordinator.join());
+            match joined {
+                Err(error) if matches!(error.root_cause(), PsError::Unavailable { .. }) => {
+                    return Ok(Outcome::Passed);
+                }
+                other => return Err(Failure::got(format!("{other:?}"))),
+            }
+        }
+    };
+    match text.contains("unavailable") {
+        true => Ok(Outcome::Passed),
+        false => Err(Failure::got(text)),
+    }
+}

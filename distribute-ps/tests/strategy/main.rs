@@ -1,0 +1,5 @@
+//! `ParameterServerStrategy` with servers that listen on loopback ports.
+
+mod common;
+mod placed;
+mod trained;
