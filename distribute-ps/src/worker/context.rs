@@ -16,6 +16,9 @@ use crate::error::{PsError, Result};
 use crate::strategy::{ClosureGuard, ParameterServerStrategy, UpdateSource};
 use crate::update::{RunId, UpdateId};
 
+/// Values by their registered names.
+type Resources = BTreeMap<Arc<str>, Option<Box<dyn Any + Send>>>;
+
 /// What belongs to one coordinator's run on a worker. A worker that gets another coordinator makes
 /// a new one.
 pub(super) struct Engagement {
@@ -28,7 +31,7 @@ pub(super) struct Engagement {
     variables: OnceLock<VariableClient>,
     strategy: OnceLock<ParameterServerStrategy>,
     /// What [`WorkerContext::resource`] has built; a value is absent while a step holds it.
-    resources: Mutex<BTreeMap<Arc<str>, Option<Box<dyn Any + Send>>>>,
+    resources: Mutex<Resources>,
 }
 
 impl Engagement {
@@ -52,7 +55,7 @@ impl Engagement {
         }
     }
 
-    fn resources(&self) -> MutexGuard<'_, BTreeMap<Arc<str>, Option<Box<dyn Any + Send>>>> {
+    fn resources(&self) -> MutexGuard<'_, Resources> {
         // Only whole entries change under the lock.
         self.resources
             .lock()
