@@ -3,6 +3,8 @@
 //! `cargo run --release -p distribute-ps --example ps_bench -- [MiB] [rounds] [variables]`
 //!
 //! Rounds are interleaved: raw, servers, raw, servers, ...; the median of the ratios is printed.
+//! All processes keep freed memory, as `distribute-cli` does: with glibc's defaults the kernel
+//! would clear every page of every value anew, which takes longer than sending it.
 
 use std::error::Error;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -17,6 +19,14 @@ use distribute_ps::{
 };
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
+
+/// glibc's settings for keeping freed memory.
+const KEEP_MEMORY: [(&str, &str); 4] = [
+    ("MALLOC_MMAP_THRESHOLD_", "1073741824"),
+    ("MALLOC_TRIM_THRESHOLD_", "8589934592"),
+    ("MALLOC_TOP_PAD_", "67108864"),
+    ("MALLOC_ARENA_MAX", "1"),
+];
 
 /// A server process and its address.
 struct Server(Child, String);
@@ -49,12 +59,12 @@ fn serve_raw(bytes: usize) -> Result<()> {
     peer.set_nodelay(true)?;
     let mut buffer = vec![1; bytes];
     let mut one = [0];
-    loop {
-        peer.read_exact(&mut one)?;
+    while peer.read(&mut one)? == 1 {
         peer.write_all(&buffer)?;
         peer.read_exact(&mut buffer)?;
         peer.write_all(&one)?;
     }
+    Ok(())
 }
 
 fn raw(peer: &mut TcpStream, buffer: &mut [u8]) -> Result<(Duration, Duration)> {
@@ -108,6 +118,12 @@ fn main() -> Result<()> {
     match arguments.first().map(String::as_str) {
         Some("serve") => return serve(),
         Some("raw") => return serve_raw(number(1, 100)? << 20),
+        // The settings are read when a process starts.
+        _ if std::env::var_os(KEEP_MEMORY[0].0).is_none() => {
+            let mut again = Command::new(std::env::current_exe()?);
+            let status = again.args(&arguments).envs(KEEP_MEMORY).status()?;
+            std::process::exit(status.code().unwrap_or(1));
+        }
         _ => {}
     }
     let (mebibytes, rounds, variables) = (number(0, 100)?, number(1, 15)?, number(2, 25)?);

@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
@@ -424,11 +424,48 @@ fn apply(run: &Run, id: (u64, u32), gradients: Gradients) -> Result<Outgoing> {
     for (shard, base, _) in &gradients {
         shard.check_staleness(&run.terms(Some(id), *base))?;
     }
-    let mut outcomes = Vec::with_capacity(gradients.len());
-    for (shard, base, gradient) in gradients {
+    let one = |(shard, base, gradient): (Arc<Shard>, Option<u64>, ShardGradient)| {
         let (done, version) = shard.push(gradient, &run.terms(Some(id), base))?;
         let what = done as u32;
-        outcomes.push(wire::Outcome { what, version });
-    }
+        Ok(wire::Outcome { what, version })
+    };
+    let outcomes = on_threads(gradients, one)
+        .into_iter()
+        .collect::<Result<_>>()?;
     Ok(reply(&wire::Pushed { outcomes }))
+}
+
+/// Bytes of gradients that are worth a thread.
+const THREAD_BYTES: usize = 4 << 20;
+/// The most threads of one push.
+const THREADS_MAX: usize = 4;
+
+/// Applies the shards of a large push on several threads; results in the same order.
+fn on_threads<T: Send>(
+    gradients: Gradients,
+    one: impl Fn((Arc<Shard>, Option<u64>, ShardGradient)) -> T + Sync,
+) -> Vec<T> {
+    let bytes: usize = gradients
+        .iter()
+        .map(|(_, _, gradient)| gradient.values.len())
+        .sum();
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = (bytes / THREAD_BYTES).min(cores).min(THREADS_MAX);
+    if threads < 2 {
+        return gradients.into_iter().map(one).collect();
+    }
+    let mut results: Vec<Option<T>> = gradients.iter().map(|_| None).collect();
+    let work = Mutex::new(gradients.into_iter().zip(&mut results));
+    let next = || work.lock().unwrap_or_else(PoisonError::into_inner).next();
+    std::thread::scope(|scope| {
+        let run = || {
+            while let Some((gradient, result)) = next() {
+                *result = Some(one(gradient));
+            }
+        };
+        (1..threads).for_each(|_| drop(scope.spawn(run)));
+        run();
+    });
+    drop(work);
+    results.into_iter().flatten().collect()
 }

@@ -1,1 +1,84 @@
 //! Parts of a server without a network.
+
+use burn::tensor::DType;
+
+use crate::generated as wire;
+use crate::rpc::rope::Rope;
+use crate::server::elements::Combine;
+use crate::server::shard::{Assignment, Payload, Shard, Terms};
+
+fn counter() -> Shard {
+    let wire = wire::Shard {
+        name: "counter".to_string(),
+        rows: 1,
+        ..wire::Shard::default()
+    };
+    Shard::new(wire, DType::I64, (8, 8), None)
+}
+
+fn one() -> Payload {
+    Payload {
+        rope: Rope::from(1_i64.to_le_bytes().to_vec()),
+        is_narrow: false,
+    }
+}
+
+fn terms(id: Option<(u64, u32)>, low_water: u64) -> Terms {
+    Terms {
+        id,
+        low_water,
+        base: None,
+        refuse_beyond: None,
+        synchronous: None,
+        learning_rate: None,
+    }
+}
+
+#[test]
+fn the_table_of_update_ids_holds_those_of_unfinished_closures_only() {
+    let shard = counter();
+    let start = terms(None, 0);
+    shard.assign(Assignment::Assign, &one(), &start).unwrap();
+    let add = Assignment::Combine(Combine::Add);
+    let mut most = 0;
+    for closure in 0..10_000 {
+        let low_water = closure / 100 * 100;
+        if closure == low_water {
+            shard.forget_below(low_water);
+        }
+        for sequence in 0..2 {
+            shard
+                .assign(add, &one(), &terms(Some((closure, sequence)), low_water))
+                .unwrap();
+        }
+        most = most.max(shard.state().remembered());
+    }
+    assert_eq!(most, 200);
+    let (value, version) = shard.read().unwrap();
+    assert_eq!(value.part(0), 20_001_i64.to_le_bytes());
+    assert_eq!(version, 20_001);
+}
+
+#[test]
+fn nan_is_found_where_pieces_are_cut_within_an_element() {
+    let values = [1.0_f32, 2.0, f32::NAN, 3.0];
+    let bytes: Vec<u8> = values
+        .iter()
+        .flat_map(|value| value.to_le_bytes())
+        .collect();
+    for cuts in [[1, 2, 3], [4, 9, 10], [5, 6, 11], [7, 11, 15], [8, 12, 13]] {
+        let mut rope = Rope::default();
+        let mut begin = 0;
+        for cut in cuts.into_iter().chain([16]) {
+            rope.push(bytes[begin..cut].to_vec().into());
+            begin = cut;
+        }
+        let payload = |rope: Rope| Payload {
+            rope,
+            is_narrow: false,
+        };
+        assert!(!payload(rope.clone()).is_finite(DType::F32), "{cuts:?}");
+        let fine: Vec<u8> = bytes.iter().map(|byte| byte & 0x3f).collect();
+        assert!(payload(fine.into()).is_finite(DType::F32));
+    }
+}
