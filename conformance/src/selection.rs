@@ -10,7 +10,7 @@ use crate::families::multi_worker::WorkerProgram;
 use crate::golden::{FamilyName, Golden, GoldenError};
 use crate::group::CommunicatorFactory;
 use crate::report::Report;
-use crate::suite::{MULTI_WORKER, Suite};
+use crate::suite::{MULTI_WORKER, PARAMETER_SERVER, Suite};
 use crate::tpu::{FAMILIES, TPU};
 
 /// What `distribute-cli conformance` was asked for. Without a strategy or communicator everything
@@ -81,6 +81,10 @@ impl Selection {
                     suite = suite.workers(self.workers.clone());
                     continue;
                 }
+                if name == PARAMETER_SERVER {
+                    suite = suite.parameter_servers();
+                    continue;
+                }
                 if name == TPU {
                     suite = suite.tpu()?;
                     continue;
@@ -105,7 +109,7 @@ impl Selection {
         let backends = Backend::built_in();
         let mut known: Vec<&str> = backends.iter().map(Backend::name).collect();
         known.extend(self.workers.iter().map(|_| MULTI_WORKER));
-        known.push(TPU);
+        known.extend([PARAMETER_SERVER, TPU]);
         SelectionError::Unknown {
             what: "strategy",
             name: name.to_string(),

@@ -22,7 +22,7 @@ use crate::tpu;
 /// The name of the strategy that worker processes run.
 pub(crate) const MULTI_WORKER: &str = "multi-worker";
 /// The strategy whose cases need parameter servers, which they start.
-const PARAMETER_SERVER: &str = "parameter-server";
+pub(crate) const PARAMETER_SERVER: &str = "parameter-server";
 
 /// Golden files, and what is checked against them.
 ///
@@ -34,6 +34,7 @@ pub struct Suite {
     communicators: Vec<Arc<dyn CommunicatorFactory>>,
     families: BTreeSet<FamilyName>,
     with_functions: bool,
+    with_servers: bool,
     /// What is not here to be checked, and why.
     missing: Vec<String>,
     workers: Option<WorkerProgram>,
@@ -49,6 +50,7 @@ impl Suite {
             communicators: Vec::new(),
             families: BTreeSet::new(),
             with_functions: false,
+            with_servers: false,
             missing: Vec::new(),
             workers: None,
             jobs: Jobs::default(),
@@ -58,7 +60,7 @@ impl Suite {
     /// Checks everything this workspace has on every machine: all strategies but
     /// [`TpuStrategy`](Self::tpu), all communicators, and the functions that need neither.
     pub fn everything(golden: Golden) -> Self {
-        let mut suite = Self::new(golden).functions();
+        let mut suite = Self::new(golden).functions().parameter_servers();
         suite.backends = Backend::built_in();
         suite.communicators = group::built_in();
         suite
@@ -108,6 +110,13 @@ impl Suite {
         self
     }
 
+    /// Also checks `ParameterServerStrategy` and its coordinator, with servers and workers that
+    /// listen on loopback ports.
+    pub fn parameter_servers(mut self) -> Self {
+        self.with_servers = true;
+        self
+    }
+
     /// Also checks what happens between workers, in processes of this program.
     pub fn workers(mut self, program: impl Into<Option<WorkerProgram>>) -> Self {
         self.workers = program.into();
@@ -124,8 +133,10 @@ impl Suite {
     pub fn subjects(&self) -> (Vec<&str>, Vec<&str>) {
         let backends = self.backends.iter().map(Backend::name);
         let workers = self.workers.iter().map(|_| MULTI_WORKER);
+        let servers = self.with_servers.then_some(PARAMETER_SERVER);
         let communicators = self.communicators.iter().map(|factory| factory.name());
-        (backends.chain(workers).collect(), communicators.collect())
+        let strategies = backends.chain(workers).chain(servers);
+        (strategies.collect(), communicators.collect())
     }
 
     /// Runs all cases, one after the other.
@@ -136,11 +147,16 @@ impl Suite {
             if !self.families.is_empty() && !self.families.contains(family) {
                 continue;
             }
-            let has_workers = *family != FamilyName::MultiWorker || self.workers.is_some();
-            let Some(check) = families::adapter(*family).filter(|_| has_workers) else {
+            let is_selected = match family {
+                FamilyName::MultiWorker => self.workers.is_some(),
+                FamilyName::ParameterServer => self.with_servers,
+                _ => true,
+            };
+            if !is_selected {
                 report.not_run(*family, file.cases.len());
                 continue;
-            };
+            }
+            let check = families::adapter(*family);
             for case in &file.cases {
                 let result = self.run_case(*family, file, case, check);
                 report.add(*family, case, result);
@@ -184,10 +200,8 @@ impl Suite {
         let result = (|| {
             if !families::needs_strategy(family, case) {
                 if family == FamilyName::ParameterServer {
-                    if self.with_functions {
-                        let checked = guarded(|| check(case, &self.env(file, None)));
-                        note(PARAMETER_SERVER, checked)?;
-                    }
+                    let checked = guarded(|| check(case, &self.env(file, None)));
+                    note(PARAMETER_SERVER, checked)?;
                 } else if family == FamilyName::MultiWorker {
                     note(MULTI_WORKER, guarded(|| check(case, &self.env(file, None))))?;
                 } else if self.with_functions {

@@ -504,14 +504,22 @@ impl ReplicaContext {
     /// replica gets a handle of the same variable. Blocks until all replicas have called it.
     ///
     /// # Errors
-    /// Those of [`DistributedVariable::new`], and another replica's failure.
+    /// Those of [`DistributedVariable::new`], and another replica's failure. With parameter servers
+    /// variables are made outside of steps.
     pub fn variable(
         &self,
         mut initial: impl Leaf,
         options: VariableOptions,
     ) -> Result<DistributedVariable> {
         self.refuse_captured("ctx.variable")?;
-        let owner = Owner::of(&*scope::current_strategy());
+        let strategy = scope::current_strategy();
+        if strategy.remote_store().is_some() {
+            return Err(Error::invalid(
+                "ctx.variable: with parameter servers variables are made outside of steps, by the \
+                 coordinator's strategy, and steps use them",
+            ));
+        }
+        let owner = Owner::of(&*strategy);
         let count = self.num_local();
         let workers = self.workers();
         self.exchange("variable", 0, initial.take()?, |mut values| {

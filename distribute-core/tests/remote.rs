@@ -428,6 +428,9 @@ fn variables_are_read_and_changed_in_the_store() {
         let read = strategy.run((), |ctx, ()| variable.read(ctx)).unwrap();
         assert_eq!(read.values()[0], scalar(4.0));
         assert!(variable.assign(&strategy, 1_i64).is_err());
+        let made = strategy.run((), |ctx, ()| ctx.variable(1.0_f32, options).map(|_| ()));
+        let error = made.unwrap_err().to_string();
+        assert!(error.contains("outside of steps"), "{error}");
         variable.update(&strategy, |_| Ok(scalar(9.0))).unwrap();
         assert_eq!(variable.local_values(), [scalar(9.0)]);
     }

@@ -82,9 +82,10 @@ impl Job {
         self
     }
 
-    /// Whether lines of other processes than the first (the chief, else worker 0) appear on standard
-    /// error (default: no), as `rank 1: line`, `ps 0: line` or `evaluator: line`. Equal lines within
-    /// 200 ms become one: `ranks 1-3: line`. Lines of more than 64 KiB appear in pieces.
+    /// Whether lines of other processes than the first (the chief, else worker 0) appear on
+    /// standard error (default: no), as `rank 1: line`, `ps 0: line` or `evaluator: line`. Equal
+    /// lines within 200 ms become one: `ranks 1-3: line`. Lines of more than 64 KiB appear in
+    /// pieces.
     pub fn prefix_output(mut self, prefix: bool) -> Job {
         self.shows_all = prefix;
         self

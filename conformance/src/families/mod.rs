@@ -27,8 +27,8 @@ use crate::suite::Env;
 pub(crate) type Adapter = fn(&Case, &Env<'_>) -> Checked;
 
 /// The adapter of a family.
-pub(crate) fn adapter(family: FamilyName) -> Option<Adapter> {
-    Some(match family {
+pub(crate) fn adapter(family: FamilyName) -> Adapter {
+    match family {
         FamilyName::Loss => loss::check,
         FamilyName::Reduce => reduce::check,
         FamilyName::Variables => variables::check,
@@ -40,7 +40,7 @@ pub(crate) fn adapter(family: FamilyName) -> Option<Adapter> {
         FamilyName::Checkpoint => checkpoint::check,
         FamilyName::MultiWorker => multi_worker::check,
         FamilyName::ParameterServer => parameter_server::check,
-    })
+    }
 }
 
 /// Whether a case runs under a strategy, or is a function of the library. Auto-sharding is

@@ -245,8 +245,8 @@ impl ClusterCoordinator {
     /// save and restore it.
     ///
     /// # Errors
-    /// Those of `body`; [`PsError::InvalidArgument`] if it was not registered with this coordinator, or there are
-    /// no servers.
+    /// Those of `body`; [`PsError::InvalidArgument`] if it was not registered with this
+    /// coordinator, or there are no servers.
     pub fn with<T: Send + 'static, R>(
         &self,
         value: &Shared<T>,

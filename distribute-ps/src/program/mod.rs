@@ -6,7 +6,7 @@
 //!
 //! | role | `run` |
 //! |---|---|
-//! | `chief` | connects to servers and workers, calls the closure with a [`ClusterCoordinator`], ends the job |
+//! | `chief` | calls the closure with a connected [`ClusterCoordinator`], then ends the job |
 //! | `worker` | runs the coordinator's closures until it is done |
 //! | `ps` | holds variables until the coordinator is done |
 //! | `evaluator` | calls what [`Program::evaluator`] was given |

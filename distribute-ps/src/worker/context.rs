@@ -6,6 +6,7 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 use distribute_core::InputContext;
 
@@ -15,6 +16,12 @@ use crate::client::{ClientOptions, VariableClient};
 use crate::error::{PsError, Result};
 use crate::strategy::{ClosureGuard, ParameterServerStrategy, UpdateSource};
 use crate::update::{RunId, UpdateId};
+
+/// Values by their registered names.
+type Resources = BTreeMap<Arc<str>, Option<Box<dyn Any + Send>>>;
+
+/// How long a worker waits for parameter servers that its coordinator is connected to.
+const LATE: Duration = Duration::from_secs(3);
 
 /// What belongs to one coordinator's run on a worker. A worker that gets another coordinator makes
 /// a new one.
@@ -28,7 +35,7 @@ pub(super) struct Engagement {
     variables: OnceLock<VariableClient>,
     strategy: OnceLock<ParameterServerStrategy>,
     /// What [`WorkerContext::resource`] has built; a value is absent while a step holds it.
-    resources: Mutex<BTreeMap<Arc<str>, Option<Box<dyn Any + Send>>>>,
+    resources: Mutex<Resources>,
 }
 
 impl Engagement {
@@ -52,7 +59,7 @@ impl Engagement {
         }
     }
 
-    fn resources(&self) -> MutexGuard<'_, BTreeMap<Arc<str>, Option<Box<dyn Any + Send>>>> {
+    fn resources(&self) -> MutexGuard<'_, Resources> {
         // Only whole entries change under the lock.
         self.resources
             .lock()
@@ -175,7 +182,10 @@ impl WorkerContext {
             ));
         }
         let servers = &engagement.parameter_servers;
-        let client = VariableClient::connect(servers, engagement.client.clone())?;
+        let mut options = engagement.client.clone();
+        // The coordinator has found them: one that does not listen now is lost, not late.
+        options.connect_timeout = options.connect_timeout.min(LATE);
+        let client = VariableClient::connect(servers, options)?;
         client.join(engagement.run)?;
         Ok(engagement.variables.get_or_init(|| client))
     }

@@ -3,6 +3,13 @@
 //! A program registers its steps in a [`StepRegistry`], the same in every process. A
 //! [`WorkerServer`] waits for the coordinator and runs the steps that it sends, one at a time, on
 //! the thread that calls [`serve`](WorkerServer::serve). A step sees a [`WorkerContext`].
+//!
+//! What a worker keeps between steps is registered too, and built by each worker when a step first
+//! asks for it: a [`Resource`] of its own, a [`PerWorkerDataset`] with an iterator of its own, a
+//! [`State`] or another [`Shared`] value with variables on the parameter servers.
+//!
+//! A worker whose coordinator ends without having said so asks the step that runs to stop, keeps
+//! nothing of that run, and waits for the next coordinator.
 
 mod context;
 mod dataset;

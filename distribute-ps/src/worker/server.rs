@@ -119,8 +119,9 @@ impl WorkerServer {
     /// Runs closures on this thread until the coordinator is done.
     ///
     /// # Errors
-    /// [`PsError::CoordinatorFailed`](crate::PsError::CoordinatorFailed) if the coordinator gave up, [`PsError::Deadline`](crate::PsError::Deadline) if none
-    /// has come (back) within [`coordinator_timeout`](WorkerOptions::coordinator_timeout).
+    /// [`PsError::CoordinatorFailed`](crate::PsError::CoordinatorFailed) if the coordinator gave
+    /// up, [`PsError::Deadline`](crate::PsError::Deadline) if none has come (back) within
+    /// [`coordinator_timeout`](WorkerOptions::coordinator_timeout).
     pub fn serve(self) -> Result<()> {
         self.desk.work()
     }

@@ -189,3 +189,83 @@ fn follow(
         order::Order::Attach(_) => Err(Status::invalid_argument("a second Attach")),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tonic::Code;
+
+    use super::*;
+
+    fn service() -> Service {
+        Service {
+            desk: Arc::new(Desk::new(1000, Duration::from_secs(1))),
+            registry: Arc::default(),
+            client: ClientOptions::default(),
+        }
+    }
+
+    fn attach(run: u8) -> Attach {
+        Attach {
+            protocol_version: PROTOCOL_VERSION,
+            crate_version: CRATE_VERSION.to_string(),
+            run: vec![run; 16].into(),
+            worker: 1,
+            workers: 2,
+            parameter_servers: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_coordinator_of_another_version_is_turned_away() {
+        let other = |change: fn(&mut Attach)| {
+            let mut attach = attach(1);
+            change(&mut attach);
+            service().attach(attach).unwrap_err()
+        };
+        let status = other(|attach| attach.crate_version = "0.0.7".to_string());
+        assert_eq!(status.code(), Code::InvalidArgument);
+        let text = status.message();
+        assert!(
+            text.contains("0.0.7") && text.contains(CRATE_VERSION),
+            "{text}"
+        );
+        for change in [
+            |attach: &mut Attach| attach.protocol_version += 1,
+            |attach: &mut Attach| attach.run = vec![1; 15].into(),
+            |attach: &mut Attach| attach.worker = 2,
+        ] {
+            assert_eq!(other(change).code(), Code::InvalidArgument);
+        }
+    }
+
+    #[test]
+    fn a_second_coordinator_waits_and_the_first_may_dial_again() {
+        let service = service();
+        let first = service.attach(attach(1)).unwrap();
+        let status = service.attach(attach(2)).unwrap_err();
+        assert_eq!(status.code(), Code::FailedPrecondition);
+        let again = service.attach(attach(1)).unwrap();
+        // The end of the stream that was replaced changes nothing.
+        service.desk.detach(first);
+        assert!(service.attach(attach(2)).is_err());
+        service.desk.detach(again);
+        service.attach(attach(2)).unwrap();
+    }
+
+    #[test]
+    fn more_closures_than_a_coordinator_sends_are_refused() {
+        let service = service();
+        let stream = service.attach(attach(1)).unwrap();
+        let (reports, _receiver) = mpsc::channel(REPORTS);
+        let put = || {
+            let execute = super::super::generated::Execute::default();
+            service
+                .desk
+                .put(stream, execute, Arc::default(), reports.clone())
+        };
+        let refused = (0..100).find_map(|count| Some((count, put().err()?)));
+        let (count, status) = refused.unwrap();
+        assert_eq!(status.code(), Code::ResourceExhausted);
+        assert!(count < 10, "{count}");
+    }
+}

@@ -8,3 +8,4 @@ mod processes;
 mod roles;
 mod scale;
 mod semantics;
+mod states;

@@ -120,7 +120,7 @@ fn sixty_four_workers_train_a_thousand_variables_steadily_in_bounded_memory() {
         .map(|server| server.address().to_string());
     let mut options = CoordinatorOptions::default();
     // A full queue takes a while here.
-    options.max_queued = 64;
+    options.max_queued = 8;
     let cluster = Cluster::with_servers(64, &addresses, train, options);
     let coordinator = &cluster.coordinator;
     assert_eq!(
