@@ -128,7 +128,7 @@ fn main() -> Result<()> {
     }
     let (mebibytes, rounds, variables) = (number(0, 100)?, number(1, 15)?, number(2, 25)?);
     let rows = (mebibytes << 20) / 4 / variables;
-    let raw_server = Server::start("raw", variables * rows * 4 >> 20)?;
+    let raw_server = Server::start("raw", (variables * rows * 4) >> 20)?;
     let server = Server::start("serve", mebibytes)?;
     let mut peer = TcpStream::connect(&raw_server.1)?;
     peer.set_nodelay(true)?;
@@ -136,7 +136,7 @@ fn main() -> Result<()> {
     let run = RunId::random()?;
     client.attach(run, RunOptions::default())?;
     let made = create(&client, variables, rows)?;
-    let mut buffer = vec![0; (variables * rows * 4 >> 20) << 20];
+    let mut buffer = vec![0; ((variables * rows * 4) >> 20) << 20];
     let mut ratios = Vec::new();
     for round in 0..=rounds as u64 {
         let (raw_pull, raw_push) = raw(&mut peer, &mut buffer)?;

@@ -23,6 +23,9 @@ use crate::outcome::{Checked, Failure, Outcome, Rule, passed};
 use crate::suite::Env;
 use crate::tensors::{as_scalar, float, int, number, rank, reshaped};
 
+/// The tensors of the replica with an id, on its device.
+type Inputs<'a> = &'a dyn Fn(usize, &Device) -> Result<Vec<Given>, Failure>;
+
 /// A step that computes a loss of what the file gives its replica.
 type Step<'a> = &'a (dyn Fn(&ReplicaContext, &[Given]) -> distribute_core::Result<Given> + Sync);
 
@@ -106,7 +109,7 @@ fn same_replicas(
 fn check_replicas(
     case: &Case,
     env: &Env<'_>,
-    inputs: &dyn Fn(usize, &Device) -> Result<Vec<Given>, Failure>,
+    inputs: Inputs<'_>,
     config: &str,
     step: Step<'_>,
 ) -> Checked {
@@ -121,7 +124,7 @@ fn check_replicas(
 /// Runs a step on what the file gives each replica.
 fn run_on(
     strategy: &dyn Strategy,
-    inputs: &dyn Fn(usize, &Device) -> Result<Vec<Given>, Failure>,
+    inputs: Inputs<'_>,
     config: &str,
     step: Step<'_>,
 ) -> distribute_core::Result<PerReplica<TensorData>> {

@@ -108,7 +108,7 @@ struct Handle(Weak<Shared>);
 impl Target for Handle {
     fn address(&self) -> Option<usize> {
         let there = self.0.strong_count() > 0;
-        there.then(|| self.0.as_ptr() as usize)
+        there.then_some(self.0.as_ptr() as usize)
     }
 }
 

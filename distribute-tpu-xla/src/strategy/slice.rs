@@ -467,7 +467,7 @@ fn program_of(
     words: usize,
 ) -> std::result::Result<String, StableHloError> {
     let mut builder = Builder::new("exchange", processes);
-    let input = builder.input(TensorType::new(&[1, words], ElementType::U32), None);
+    let input = builder.input(TensorType::new([1, words], ElementType::U32), None);
     let output = match combine {
         Combine::Gather => builder.all_gather(&input, 0)?,
         Combine::Sum => builder.all_reduce(Binary::Add, &[input])?.swap_remove(0),
