@@ -11,7 +11,7 @@ use super::error::{Result, unsupported};
 
 /// The custom operations that have a lowering: any number of tensors, each combined over all
 /// replicas, and the number of the replica.
-pub(super) const CUSTOM: [(&str, &str); 5] = [
+pub(super) const CUSTOM: [(&str, &str); 6] = [
     (
         ALL_REDUCE_SUM,
         "the sum over all replicas, of several tensors at once",
@@ -28,6 +28,10 @@ pub(super) const CUSTOM: [(&str, &str); 5] = [
         ALL_REDUCE_MIN,
         "the smallest over all replicas, of several tensors at once",
     ),
+    (
+        ALL_REDUCE_PROD,
+        "the product over all replicas, of several tensors at once",
+    ),
     (REPLICA_ID, "the number of this replica"),
 ];
 
@@ -39,6 +43,8 @@ pub const ALL_REDUCE_MEAN: &str = "distribute.all_reduce_mean";
 pub const ALL_REDUCE_MAX: &str = "distribute.all_reduce_max";
 /// Id of the custom operation whose outputs are the smallest of its inputs over all replicas.
 pub const ALL_REDUCE_MIN: &str = "distribute.all_reduce_min";
+/// Id of the custom operation whose outputs are the products of its inputs over all replicas.
+pub const ALL_REDUCE_PROD: &str = "distribute.all_reduce_prod";
 /// Id of the custom operation without inputs whose output is the number of the replica, an integer
 /// of one element.
 pub const REPLICA_ID: &str = "distribute.replica_id";
@@ -49,6 +55,7 @@ pub(super) fn custom(cx: &mut Context, op: &CustomOpIr) -> Result<()> {
         ALL_REDUCE_MEAN => all_reduce(cx, &op.inputs, &op.outputs, Binary::Add, true),
         ALL_REDUCE_MAX => all_reduce(cx, &op.inputs, &op.outputs, Binary::Maximum, false),
         ALL_REDUCE_MIN => all_reduce(cx, &op.inputs, &op.outputs, Binary::Minimum, false),
+        ALL_REDUCE_PROD => all_reduce(cx, &op.inputs, &op.outputs, Binary::Multiply, false),
         REPLICA_ID => replica_id(cx, &op.outputs),
         _ => unsupported("it is a custom operation of another crate"),
     }

@@ -10,8 +10,8 @@ use burn_ir::{
     TensorIr, UnaryOpIr,
 };
 use distribute_tpu_xla::lower::{
-    ALL_REDUCE_MAX, ALL_REDUCE_MEAN, ALL_REDUCE_MIN, ALL_REDUCE_SUM, GraphInput, LowerOptions,
-    REPLICA_ID, lower,
+    ALL_REDUCE_MAX, ALL_REDUCE_MEAN, ALL_REDUCE_MIN, ALL_REDUCE_PROD, ALL_REDUCE_SUM, GraphInput,
+    LowerOptions, REPLICA_ID, lower,
 };
 
 use crate::harness::Prim::{Float, Int};
@@ -78,17 +78,18 @@ fn buckets_are_reduced_over_all_replicas() {
             custom(ALL_REDUCE_MEAN, &input, &output(20)),
             custom(ALL_REDUCE_MAX, &input, &output(30)),
             custom(ALL_REDUCE_MIN, &input, &output(40)),
+            custom(ALL_REDUCE_PROD, &input, &output(50)),
         ];
         let inputs: Vec<Vec<TensorData>> = (0..replicas)
             .map(|_| {
                 vec![
                     data.normal(&[3], DType::F32),
                     data.normal(&[2, 2], DType::F32),
-                    data.ints(&[2], DType::I32, -50, 50),
+                    data.ints(&[2], DType::I32, -9, 10),
                 ]
             })
             .collect();
-        let ids = [10, 11, 12, 20, 21, 22, 30, 31, 32, 40, 41, 42];
+        let ids = [10, 11, 12, 20, 21, 22, 30, 31, 32, 40, 41, 42, 50, 51, 52];
         for outputs in run(operations, &ids, &inputs) {
             check_reduced(&inputs, &outputs);
         }
@@ -109,10 +110,11 @@ fn check_reduced(inputs: &[Vec<TensorData>], outputs: &[TensorData]) {
             };
             let max = column.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             let min = column.iter().copied().fold(f64::INFINITY, f64::min);
-            for (kind, expected) in [sum, mean, max, min].into_iter().enumerate() {
+            let product: f64 = column.iter().product();
+            for (kind, expected) in [sum, mean, max, min, product].into_iter().enumerate() {
                 let actual = floats(&outputs[kind * 3 + tensor])[element];
                 assert!(
-                    (actual - expected).abs() < 1e-5,
+                    (actual - expected).abs() < 1e-5 * expected.abs().max(1.0),
                     "{kind}: {actual} {expected}"
                 );
             }

@@ -6,5 +6,7 @@ mod errors;
 mod fit;
 mod models;
 mod numerics;
+mod random;
+mod reductions;
 mod residency;
 mod support;
