@@ -4,7 +4,7 @@ use burn::tensor::DType;
 use burn_backend::distributed::ReduceOperation;
 use burn_ir::{AllReduceOpIr, CustomOpIr, TensorIr};
 
-use crate::stablehlo::{Binary, ElementType, Value};
+use crate::stablehlo::{Binary, Comparison, ElementType, Value};
 
 use super::context::{Context, element_type};
 use super::error::{Result, unsupported};
@@ -105,7 +105,10 @@ fn all_reduce_group(
         values.push(cx.get(&inputs[*i])?);
     }
     let replicas = cx.b.num_replicas();
-    let reduced = cx.b.all_reduce(op, &values)?;
+    let reduced = match op {
+        Binary::Maximum | Binary::Minimum => with_nans(cx, op, &values)?,
+        _ => cx.b.all_reduce(op, &values)?,
+    };
     cx.all_reduces += 1;
     for (i, mut value) in group.iter().zip(reduced) {
         if mean && replicas > 1 {
@@ -114,6 +117,30 @@ fn all_reduce_group(
         cx.set(&outputs[*i], value)?;
     }
     Ok(())
+}
+
+/// The extremes over all replicas, NaN where one of them has it: XLA's CPU client leaves NaN out,
+/// so where there is one is reduced with the numbers.
+fn with_nans(cx: &mut Context, op: Binary, values: &[Value]) -> Result<Vec<Value>> {
+    if !values.iter().all(|value| value.element().is_float()) {
+        return Ok(cx.b.all_reduce(op, values)?);
+    }
+    let mark = if op == Binary::Maximum { 1.0 } else { -1.0 };
+    let mut operands = values.to_vec();
+    for value in values {
+        let nan = cx.is_nan(value)?;
+        let (mark, none) = (cx.number_like(mark, value), cx.number_like(0.0, value));
+        operands.push(cx.b.select(&nan, &mark, &none)?);
+    }
+    let mut reduced = cx.b.all_reduce(op, &operands)?;
+    let marks = reduced.split_off(values.len());
+    let mut results = Vec::with_capacity(values.len());
+    for (value, mark) in reduced.iter().zip(&marks) {
+        let (nan, zero) = (cx.number_like(f64::NAN, value), cx.number_like(0.0, mark));
+        let marked = cx.b.compare(Comparison::Ne, mark, &zero)?;
+        results.push(cx.b.select(&marked, &nan, value)?);
+    }
+    Ok(results)
 }
 
 fn replica_id(cx: &mut Context, outputs: &[TensorIr]) -> Result<()> {

@@ -302,6 +302,59 @@ fn random_numbers_depend_on_key_replica_and_operation_alone() {
     assert_eq!(different.len(), 8, "two keys, two replicas, two operations");
 }
 
+/// Threefry-2x32 with 20 rounds, written out.
+fn threefry(key: [u32; 2], counter: [u32; 2]) -> [u32; 2] {
+    let keys = [key[0], key[1], key[0] ^ key[1] ^ 0x1BD1_1BDA];
+    let [mut x, mut y] = [
+        counter[0].wrapping_add(keys[0]),
+        counter[1].wrapping_add(keys[1]),
+    ];
+    for group in 0..5 {
+        let rotations = [[13, 15, 26, 6], [17, 29, 16, 24]][group % 2];
+        for rotation in rotations {
+            x = x.wrapping_add(y);
+            y = y.rotate_left(rotation) ^ x;
+        }
+        x = x.wrapping_add(keys[(group + 1) % 3]);
+        y = y.wrapping_add(keys[(group + 2) % 3]);
+        y = y.wrapping_add(group as u32 + 1);
+    }
+    [x, y]
+}
+
+/// The numbers of a step are the same for ever: runs that are resumed depend on it.
+#[test]
+fn random_words_are_threefrys() {
+    // Known answers of Random123.
+    assert_eq!(threefry([0; 2], [0; 2]), [0x6b20_0159, 0x99ba_4efe]);
+    let pi = [[0x1319_8a2e, 0x0370_7344], [0x243f_6a88, 0x85a3_08d3]];
+    assert_eq!(threefry(pi[0], pi[1]), [0xc492_3a9c, 0x483d_f7a0]);
+    let step = Draw {
+        shape: vec![3, 2],
+        distribution: Distribution::Default,
+        dtype: DType::I64,
+    };
+    let Some(replicas) = draw(&step, 5) else {
+        return;
+    };
+    let captured = capture(&[typed(vec![0.0], &[1], DType::F32)], &step);
+    let operations = captured.graph.graph.operations.iter().zip(0..);
+    let positions: Vec<u32> = operations
+        .filter(|(op, _)| op.outputs().any(|out| captured.outputs.contains(&out.id)))
+        .map(|(_, position)| position)
+        .collect();
+    for (replica, outputs) in (0..).zip(replicas) {
+        for (position, output) in positions.iter().copied().zip(&outputs) {
+            let key = threefry([5, 7], [position, replica]);
+            let expected = (0..6).map(|i| {
+                let [low, high] = threefry(key, [i, 0]).map(u64::from);
+                (low | high << 32) as i64
+            });
+            assert!(output.iter::<i64>().eq(expected), "{replica} {position}");
+        }
+    }
+}
+
 #[test]
 fn random_without_a_key_is_an_error_that_says_so() {
     let step = Draw {
