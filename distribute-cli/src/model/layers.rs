@@ -206,7 +206,8 @@ pub(crate) struct Embedding {
 impl Embedding {
     fn forward(&self, tokens: Tensor<2>, pass: &mut Pass<'_, '_>) -> Flow {
         if self.mask_zero {
-            pass.mask = Some(tokens.clone().not_equal_elem(0.0).float());
+            let mask = tokens.clone().not_equal_elem(0.0).float();
+            pass.mask = Some(mask.cast(tokens.dtype()));
         }
         Flow::Sequence(embedding(self.embeddings.val(), tokens.int()))
     }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use burn::module::{Flag, Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
 
 use super::{CapturedTensor, DeviceTensor, Fingerprint, Trace, TracedTensor};
@@ -108,7 +108,8 @@ pub(crate) fn visit_module<M: Module>(
             let moved = module.valid().map(&mut map);
             let moved = moved.fork(&device.clone().without_autodiff());
             moved.map(&mut Track {
-                flags: flags.0.into_iter(),
+                flags: flags.tensors.into_iter(),
+                training: flags.training.into_iter(),
             })
         }
     };
@@ -167,29 +168,38 @@ impl ModuleMapper for Map<'_> {
     }
 }
 
-/// Whether each tensor has autodiff and keeps its gradient.
+/// Whether each tensor has autodiff and keeps its gradient, and which parts of the module train
+/// (dropout), which [`Module::valid`] forgets.
 #[derive(Default)]
-struct Flags(Vec<(bool, bool)>);
+struct Flags {
+    tensors: Vec<(bool, bool)>,
+    training: Vec<bool>,
+}
 
 impl ModuleVisitor for Flags {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let tensor = param.val();
-        self.0
+        self.tensors
             .push((tensor.is_autodiff(), tensor.is_require_grad()));
     }
 
     fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
-        self.0.push((param.val().is_autodiff(), false));
+        self.tensors.push((param.val().is_autodiff(), false));
     }
 
     fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
-        self.0.push((param.val().is_autodiff(), false));
+        self.tensors.push((param.val().is_autodiff(), false));
+    }
+
+    fn visit_flag(&mut self, flag: &Param<Flag>) {
+        self.training.push(flag.is_enabled());
     }
 }
 
 /// Gives captured parameters the autodiff that the host's have.
 struct Track {
     flags: std::vec::IntoIter<(bool, bool)>,
+    training: std::vec::IntoIter<bool>,
 }
 
 impl ModuleMapper for Track {
@@ -222,6 +232,13 @@ impl ModuleMapper for Track {
         }
         Param::from_mapped_value(id, tensor, mapper)
     }
+
+    fn map_flag(&mut self, flag: Param<Flag>) -> Param<Flag> {
+        match self.training.next() {
+            Some(training) => flag.map(|flag| flag.with(training)),
+            None => flag,
+        }
+    }
 }
 
 /// A captured model without autodiff, as [`Module::valid`] makes it of other models.
@@ -232,6 +249,10 @@ pub(crate) fn valid<M: Module>(model: &M) -> M {
 struct Plain;
 
 impl ModuleMapper for Plain {
+    fn map_flag(&mut self, flag: Param<Flag>) -> Param<Flag> {
+        flag.valid()
+    }
+
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let (id, tensor, mapper) = param.consume();
         let tensor = super::captured(&tensor).map_or(tensor, CapturedTensor::float);

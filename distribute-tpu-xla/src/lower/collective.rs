@@ -4,7 +4,7 @@ use burn::tensor::DType;
 use burn_backend::distributed::ReduceOperation;
 use burn_ir::{AllReduceOpIr, CustomOpIr, TensorIr};
 
-use crate::stablehlo::{Binary, ElementType, Value};
+use crate::stablehlo::{Binary, Comparison, ElementType, Value};
 
 use super::context::{Context, element_type};
 use super::error::{Result, unsupported};
@@ -29,6 +29,10 @@ pub(super) const CUSTOM: [(&str, &str); 6] = [
         "the smallest over all replicas, of several tensors at once",
     ),
     (
+        ALL_REDUCE_PROD,
+        "the product over all replicas, of several tensors at once",
+    ),
+    (
         ALL_GATHER,
         "a tensor of all replicas, concatenated along one dimension",
     ),
@@ -46,6 +50,8 @@ pub const ALL_REDUCE_MIN: &str = "distribute.all_reduce_min";
 /// Id of the custom operation whose output holds its input of all replicas, one after the other
 /// along the one dimension in which the shapes differ.
 pub const ALL_GATHER: &str = "distribute.all_gather";
+/// Id of the custom operation whose outputs are the products of its inputs over all replicas.
+pub const ALL_REDUCE_PROD: &str = "distribute.all_reduce_prod";
 /// Id of the custom operation without inputs whose output is the number of the replica, an integer
 /// of one element.
 pub const REPLICA_ID: &str = "distribute.replica_id";
@@ -57,6 +63,7 @@ pub(super) fn custom(cx: &mut Context, op: &CustomOpIr) -> Result<()> {
         ALL_REDUCE_MAX => all_reduce(cx, &op.inputs, &op.outputs, Binary::Maximum, false),
         ALL_REDUCE_MIN => all_reduce(cx, &op.inputs, &op.outputs, Binary::Minimum, false),
         ALL_GATHER => all_gather(cx, &op.inputs, &op.outputs),
+        ALL_REDUCE_PROD => all_reduce(cx, &op.inputs, &op.outputs, Binary::Multiply, false),
         REPLICA_ID => replica_id(cx, &op.outputs),
         _ => unsupported("it is a custom operation of another crate"),
     }
@@ -106,7 +113,10 @@ fn all_reduce_group(
         values.push(cx.get(&inputs[*i])?);
     }
     let replicas = cx.b.num_replicas();
-    let reduced = cx.b.all_reduce(op, &values)?;
+    let reduced = match op {
+        Binary::Maximum | Binary::Minimum => with_nans(cx, op, &values)?,
+        _ => cx.b.all_reduce(op, &values)?,
+    };
     cx.all_reduces += 1;
     for (i, mut value) in group.iter().zip(reduced) {
         if mean && replicas > 1 {
@@ -129,6 +139,30 @@ fn all_gather(cx: &mut Context, inputs: &[TensorIr], outputs: &[TensorIr]) -> Re
     };
     let gathered = cx.b.all_gather(&value, axis)?;
     cx.set(output, gathered)
+}
+
+/// The extremes over all replicas, NaN where one of them has it: XLA's CPU client leaves NaN out,
+/// so where there is one is reduced with the numbers.
+fn with_nans(cx: &mut Context, op: Binary, values: &[Value]) -> Result<Vec<Value>> {
+    if !values.iter().all(|value| value.element().is_float()) {
+        return Ok(cx.b.all_reduce(op, values)?);
+    }
+    let mark = if op == Binary::Maximum { 1.0 } else { -1.0 };
+    let mut operands = values.to_vec();
+    for value in values {
+        let nan = cx.is_nan(value)?;
+        let (mark, none) = (cx.number_like(mark, value), cx.number_like(0.0, value));
+        operands.push(cx.b.select(&nan, &mark, &none)?);
+    }
+    let mut reduced = cx.b.all_reduce(op, &operands)?;
+    let marks = reduced.split_off(values.len());
+    let mut results = Vec::with_capacity(values.len());
+    for (value, mark) in reduced.iter().zip(&marks) {
+        let (nan, zero) = (cx.number_like(f64::NAN, value), cx.number_like(0.0, mark));
+        let marked = cx.b.compare(Comparison::Ne, mark, &zero)?;
+        results.push(cx.b.select(&marked, &nan, value)?);
+    }
+    Ok(results)
 }
 
 fn replica_id(cx: &mut Context, outputs: &[TensorIr]) -> Result<()> {

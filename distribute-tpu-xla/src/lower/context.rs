@@ -18,6 +18,9 @@ pub(super) struct Context<'a> {
     values: HashMap<TensorId, Value>,
     /// The key of random operations, two scalars of `ui32`.
     pub(super) key: Option<[Value; 2]>,
+    /// Positions of all operations that draw random numbers, and their keys once one is needed.
+    pub(super) random_positions: Vec<usize>,
+    pub(super) random_keys: Option<[Value; 2]>,
     /// The position of the operation that is being lowered.
     pub(super) position: usize,
     /// Bytes of recorded values that became constants.
@@ -33,6 +36,8 @@ impl<'a> Context<'a> {
             recorded,
             values: HashMap::new(),
             key: None,
+            random_positions: Vec::new(),
+            random_keys: None,
             position: 0,
             constant_bytes: 0,
             all_reduces: 0,

@@ -116,10 +116,9 @@ pub fn lower(
         cx.define(input.tensor, value);
     }
     let needed = needed(operations, inputs, outputs);
-    let random = needed
-        .iter()
-        .any(|position| is_random(&operations[*position]));
-    let random_key_input = random_key(&mut cx, inputs, options.random_key, random)?;
+    let random = |position: &&usize| is_random(&operations[**position]);
+    cx.random_positions = needed.iter().filter(random).copied().collect();
+    let random_key_input = random_key(&mut cx, inputs, options.random_key)?;
     for position in &needed {
         let op = &operations[*position];
         cx.position = *position;
@@ -236,7 +235,6 @@ fn random_key(
     cx: &mut Context,
     inputs: &[GraphInput],
     key: RandomKey,
-    needed: bool,
 ) -> Result<Option<usize>, LowerError> {
     let (value, position) = match key {
         RandomKey::None => return Ok(None),
@@ -252,7 +250,7 @@ fn random_key(
             (cx.by_id(tensor).map_err(unknown)?, None)
         }
     };
-    if needed {
+    if !cx.random_positions.is_empty() {
         cx.key = Some(
             key_words(cx, &value).map_err(|failure| match (failure, key) {
                 (Failure::Hlo(error), _) => error.into(),

@@ -28,7 +28,8 @@ mod special;
 mod table;
 
 pub use collective::{
-    ALL_GATHER, ALL_REDUCE_MAX, ALL_REDUCE_MEAN, ALL_REDUCE_MIN, ALL_REDUCE_SUM, REPLICA_ID,
+    ALL_GATHER, ALL_REDUCE_MAX, ALL_REDUCE_MEAN, ALL_REDUCE_MIN, ALL_REDUCE_PROD, ALL_REDUCE_SUM,
+    REPLICA_ID,
 };
 pub use coverage_page::coverage_markdown;
 pub use driver::{GraphInput, LowerOptions, Lowered, RandomKey, lower};

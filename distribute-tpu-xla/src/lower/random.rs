@@ -34,16 +34,36 @@ pub(super) fn random(cx: &mut Context, op: &RandomOpIr) -> Result<()> {
 
 /// The key of this operation on this replica.
 fn own_key(cx: &mut Context) -> Result<[Value; 2]> {
+    let keys = all_keys(cx)?;
+    let own = cx.random_positions.binary_search(&cx.position).unwrap_or(0);
+    let mut word = |keys: &Value| -> Result<Value> {
+        let word = cx.b.slice(keys, &[own], &[own + 1], &[1])?;
+        Ok(cx.b.reshape(&word, &[])?)
+    };
+    Ok([word(&keys[0])?, word(&keys[1])?])
+}
+
+/// The keys of all operations, made together: of the step's key, the operation's position and the
+/// replica.
+fn all_keys(cx: &mut Context) -> Result<[Value; 2]> {
+    if let Some(keys) = &cx.random_keys {
+        return Ok(keys.clone());
+    }
     let Some([first, second]) = cx.key.clone() else {
         return unsupported(
             "random numbers in a step need a key: declare one (`LowerOptions::random_key`)",
         );
     };
-    let position = cx.b.scalar(ElementType::U32, cx.position as i64);
+    let positions = cx.random_positions.iter();
+    let bytes: Vec<u8> = positions.flat_map(|p| (*p as u32).to_le_bytes()).collect();
+    let ty = TensorType::new([cx.random_positions.len()], ElementType::U32);
+    let positions = cx.b.constant(ty, &bytes)?;
     let replica = cx.b.replica_id();
-    Ok(cx
-        .b
-        .threefry2x32([&first, &second], [&position, &replica])?)
+    let replica = cx.b.broadcast_in_dim(&replica, positions.dims(), &[])?;
+    let keys =
+        cx.b.threefry2x32([&first, &second], [&positions, &replica])?;
+    cx.random_keys = Some(keys.clone());
+    Ok(keys)
 }
 
 /// `count` pairs of random words.

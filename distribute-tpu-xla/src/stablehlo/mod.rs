@@ -7,6 +7,7 @@
 mod builder;
 mod collective;
 mod contraction;
+mod control;
 mod elementwise;
 mod error;
 mod indexing;

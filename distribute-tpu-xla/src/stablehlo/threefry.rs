@@ -1,9 +1,10 @@
 //! Threefry-2x32 with 20 rounds: a random function of a key and a counter.
 //!
 //! It is built from plain integer operations and not from `rng` or `rng_bit_generator`, whose
-//! numbers differ between platforms: the same key gives the same numbers on every plugin.
+//! numbers differ between platforms: the same key gives the same numbers on every plugin. The
+//! rounds are a loop: written out, each use costs XLA's CPU compiler half a second.
 
-use super::builder::{Builder, Value, ensure};
+use super::builder::{Builder, Value, ensure, error};
 use super::elementwise::Binary;
 use super::error::Result;
 use super::types::ElementType;
@@ -36,25 +37,49 @@ impl Builder {
         for word in [key[0], key[1], &mixed] {
             keys.push(self.broadcast_in_dim(word, dims, &[])?);
         }
-        let mut x0 = self.binary(Binary::Add, c0, &keys[0])?;
-        let mut x1 = self.binary(Binary::Add, c1, &keys[1])?;
-        for group in 0..5 {
-            for rotation in ROTATIONS[group % 2] {
-                x0 = self.binary(Binary::Add, &x0, &x1)?;
-                x1 = self.rotate_left(&x1, rotation)?;
-                x1 = self.binary(Binary::Xor, &x0, &x1)?;
-            }
-            x0 = self.binary(Binary::Add, &x0, &keys[(group + 1) % 3])?;
-            x1 = self.binary(Binary::Add, &x1, &keys[(group + 2) % 3])?;
-            let step = self.splat(dims, ElementType::U32, group as i64 + 1);
-            x1 = self.binary(Binary::Add, &x1, &step)?;
+        let x0 = self.binary(Binary::Add, c0, &keys[0])?;
+        let x1 = self.binary(Binary::Add, c1, &keys[1])?;
+        let mut state = vec![x0, x1, keys[1].clone(), keys[2].clone(), keys[0].clone()];
+        for rotation in ROTATIONS.concat() {
+            state.push(self.scalar(ElementType::U32, i64::from(rotation)));
         }
-        Ok([x0, x1])
+        let state: Vec<&Value> = state.iter().collect();
+        let results = self.repeat(5, &state, |b, group, state| b.four_rounds(group, state))?;
+        let [x0, x1, ..] = &results[..] else {
+            return Err(error("threefry2x32", "has no result".into(), &operands));
+        };
+        Ok([x0.clone(), x1.clone()])
     }
 
-    fn rotate_left(&mut self, x: &Value, by: u32) -> Result<Value> {
-        let left = self.splat(x.dims(), ElementType::U32, i64::from(by));
-        let right = self.splat(x.dims(), ElementType::U32, i64::from(32 - by));
+    /// Four rounds and the addition of keys. The state is the two words, the keys in the order of
+    /// their use, and the rotations of these rounds and of the next.
+    fn four_rounds(&mut self, group: &Value, state: &[Value]) -> Result<Vec<Value>> {
+        let (words, rest) = state.split_at(2);
+        let (keys, rotations) = rest.split_at(3);
+        let (now, next) = rotations.split_at(4);
+        let [mut x0, mut x1] = [words[0].clone(), words[1].clone()];
+        for rotation in now {
+            x0 = self.binary(Binary::Add, &x0, &x1)?;
+            x1 = self.rotate_left(&x1, rotation)?;
+            x1 = self.binary(Binary::Xor, &x0, &x1)?;
+        }
+        x0 = self.binary(Binary::Add, &x0, &keys[0])?;
+        x1 = self.binary(Binary::Add, &x1, &keys[1])?;
+        let one = self.scalar(ElementType::U32, 1i64);
+        let number = self.binary(Binary::Add, group, &one)?;
+        let number = self.broadcast_in_dim(&number, x1.dims(), &[])?;
+        x1 = self.binary(Binary::Add, &x1, &number)?;
+        let keys = [&keys[1], &keys[2], &keys[0]].map(Value::clone);
+        let words = [x0, x1];
+        let lists = [&words[..], &keys[..], next, now];
+        Ok(lists.concat())
+    }
+
+    fn rotate_left(&mut self, x: &Value, by: &Value) -> Result<Value> {
+        let bits = self.scalar(ElementType::U32, 32i64);
+        let rest = self.binary(Binary::Subtract, &bits, by)?;
+        let left = self.broadcast_in_dim(by, x.dims(), &[])?;
+        let right = self.broadcast_in_dim(&rest, x.dims(), &[])?;
         let high = self.binary(Binary::ShiftLeft, x, &left)?;
         let low = self.binary(Binary::ShiftRightLogical, x, &right)?;
         self.binary(Binary::Or, &high, &low)

@@ -10,8 +10,8 @@ use burn_ir::{
     TensorIr, UnaryOpIr,
 };
 use distribute_tpu_xla::lower::{
-    ALL_REDUCE_MAX, ALL_REDUCE_MEAN, ALL_REDUCE_MIN, ALL_REDUCE_SUM, GraphInput, LowerOptions,
-    REPLICA_ID, lower,
+    ALL_REDUCE_MAX, ALL_REDUCE_MEAN, ALL_REDUCE_MIN, ALL_REDUCE_PROD, ALL_REDUCE_SUM, GraphInput,
+    LowerOptions, REPLICA_ID, lower,
 };
 
 use crate::harness::Prim::{Float, Int};
@@ -78,17 +78,18 @@ fn buckets_are_reduced_over_all_replicas() {
             custom(ALL_REDUCE_MEAN, &input, &output(20)),
             custom(ALL_REDUCE_MAX, &input, &output(30)),
             custom(ALL_REDUCE_MIN, &input, &output(40)),
+            custom(ALL_REDUCE_PROD, &input, &output(50)),
         ];
         let inputs: Vec<Vec<TensorData>> = (0..replicas)
             .map(|_| {
                 vec![
                     data.normal(&[3], DType::F32),
                     data.normal(&[2, 2], DType::F32),
-                    data.ints(&[2], DType::I32, -50, 50),
+                    data.ints(&[2], DType::I32, -9, 10),
                 ]
             })
             .collect();
-        let ids = [10, 11, 12, 20, 21, 22, 30, 31, 32, 40, 41, 42];
+        let ids = [10, 11, 12, 20, 21, 22, 30, 31, 32, 40, 41, 42, 50, 51, 52];
         for outputs in run(operations, &ids, &inputs) {
             check_reduced(&inputs, &outputs);
         }
@@ -109,10 +110,11 @@ fn check_reduced(inputs: &[Vec<TensorData>], outputs: &[TensorData]) {
             };
             let max = column.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             let min = column.iter().copied().fold(f64::INFINITY, f64::min);
-            for (kind, expected) in [sum, mean, max, min].into_iter().enumerate() {
+            let product: f64 = column.iter().product();
+            for (kind, expected) in [sum, mean, max, min, product].into_iter().enumerate() {
                 let actual = floats(&outputs[kind * 3 + tensor])[element];
                 assert!(
-                    (actual - expected).abs() < 1e-5,
+                    (actual - expected).abs() < 1e-5 * expected.abs().max(1.0),
                     "{kind}: {actual} {expected}"
                 );
             }
@@ -298,6 +300,59 @@ fn random_numbers_depend_on_key_replica_and_operation_alone() {
     different.sort_by(|a, b| a.partial_cmp(b).unwrap());
     different.dedup();
     assert_eq!(different.len(), 8, "two keys, two replicas, two operations");
+}
+
+/// Threefry-2x32 with 20 rounds, written out.
+fn threefry(key: [u32; 2], counter: [u32; 2]) -> [u32; 2] {
+    let keys = [key[0], key[1], key[0] ^ key[1] ^ 0x1BD1_1BDA];
+    let [mut x, mut y] = [
+        counter[0].wrapping_add(keys[0]),
+        counter[1].wrapping_add(keys[1]),
+    ];
+    for group in 0..5 {
+        let rotations = [[13, 15, 26, 6], [17, 29, 16, 24]][group % 2];
+        for rotation in rotations {
+            x = x.wrapping_add(y);
+            y = y.rotate_left(rotation) ^ x;
+        }
+        x = x.wrapping_add(keys[(group + 1) % 3]);
+        y = y.wrapping_add(keys[(group + 2) % 3]);
+        y = y.wrapping_add(group as u32 + 1);
+    }
+    [x, y]
+}
+
+/// The numbers of a step are the same for ever: runs that are resumed depend on it.
+#[test]
+fn random_words_are_threefrys() {
+    // Known answers of Random123.
+    assert_eq!(threefry([0; 2], [0; 2]), [0x6b20_0159, 0x99ba_4efe]);
+    let pi = [[0x1319_8a2e, 0x0370_7344], [0x243f_6a88, 0x85a3_08d3]];
+    assert_eq!(threefry(pi[0], pi[1]), [0xc492_3a9c, 0x483d_f7a0]);
+    let step = Draw {
+        shape: vec![3, 2],
+        distribution: Distribution::Default,
+        dtype: DType::I64,
+    };
+    let Some(replicas) = draw(&step, 5) else {
+        return;
+    };
+    let captured = capture(&[typed(vec![0.0], &[1], DType::F32)], &step);
+    let operations = captured.graph.graph.operations.iter().zip(0..);
+    let positions: Vec<u32> = operations
+        .filter(|(op, _)| op.outputs().any(|out| captured.outputs.contains(&out.id)))
+        .map(|(_, position)| position)
+        .collect();
+    for (replica, outputs) in (0..).zip(replicas) {
+        for (position, output) in positions.iter().copied().zip(&outputs) {
+            let key = threefry([5, 7], [position, replica]);
+            let expected = (0..6).map(|i| {
+                let [low, high] = threefry(key, [i, 0]).map(u64::from);
+                (low | high << 32) as i64
+            });
+            assert!(output.iter::<i64>().eq(expected), "{replica} {position}");
+        }
+    }
 }
 
 #[test]

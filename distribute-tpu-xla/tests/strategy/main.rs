@@ -10,6 +10,8 @@ mod messages;
 mod models;
 mod numerics;
 mod processes;
+mod random;
+mod reductions;
 mod residency;
 mod support;
 mod threads;

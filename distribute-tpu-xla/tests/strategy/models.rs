@@ -118,11 +118,16 @@ pub struct Transformer {
 
 impl Transformer {
     pub fn new(device: &Device) -> Self {
+        Self::with(2, 0.0, device)
+    }
+
+    /// With so many layers, each with four dropouts of this rate.
+    pub fn with(layers: usize, rate: f64, device: &Device) -> Self {
         Self {
             tokens: EmbeddingConfig::new(11, 16).init(device),
             positions: EmbeddingConfig::new(8, 16).init(device),
-            layers: TransformerEncoderConfig::new(16, 32, 2, 2)
-                .with_dropout(0.0)
+            layers: TransformerEncoderConfig::new(16, 32, 2, layers)
+                .with_dropout(rate)
                 .init(device),
             output: LinearConfig::new(16, 11).init(device),
         }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use burn::prelude::*;
 use distribute_core::optim::Optimizer;
 use distribute_core::{
-    Adam, AdamW, Mirrored, MirroredStrategy, PerReplica, ReduceOp, Replicate, Result, Sgd,
-    Strategy, StrategyExt, TrainState, dropout,
+    Adam, AdamW, Mirrored, MirroredStrategy, ReduceOp, Replicate, Sgd, Strategy, StrategyExt,
+    TrainState,
 };
 use distribute_data::{Batching, Digits, StrategyDataExt};
 use distribute_tpu_xla::TpuStrategy;
@@ -89,30 +89,46 @@ fn fifty_steps_of_an_mlp_with_every_optimizer() {
     });
 }
 
-#[test]
-fn twenty_steps_of_a_transformer() {
-    within(600, || {
-        for replicas in [1, 2] {
-            let Some(tpu) = strategy(replicas) else {
-                return;
-            };
-            let cpu = mirrored(replicas);
-            let state = TrainState::new(Transformer::new(&device()), AdamW::new(1e-3));
-            let (mut on_tpu, mut on_cpu) = states(&tpu, &cpu, state);
-            let step = transformer_step(4 * replicas);
-            let mut data = [
-                Data::new(3, replicas, &[], 11),
-                Data::new(3, replicas, &[], 11),
-            ];
-            for _ in 0..20 {
-                let [first, second] = &mut data;
-                tpu.run((&mut on_tpu, first.tokens(4, 7)), step).unwrap();
-                cpu.run((&mut on_cpu, second.tokens(4, 7)), step).unwrap();
-            }
-            let found = on_tpu.try_primary().unwrap().to_tensors().unwrap();
-            assert_close(&found, &on_cpu.primary().to_tensors().unwrap(), 1e-4);
+/// Fifty steps of a small decoder-only transformer.
+fn transformer(replicas: usize) {
+    within(300, || {
+        let Some(tpu) = strategy(replicas) else {
+            return;
+        };
+        let cpu = mirrored(replicas);
+        let state = TrainState::new(Transformer::new(&device()), AdamW::new(1e-3));
+        let (mut on_tpu, mut on_cpu) = states(&tpu, &cpu, state);
+        let step = transformer_step(16);
+        let mut data = [
+            Data::new(3, replicas, &[], 11),
+            Data::new(3, replicas, &[], 11),
+        ];
+        for _ in 0..50 {
+            let examples = 16 / replicas;
+            let [first, second] = &mut data;
+            tpu.run((&mut on_tpu, first.tokens(examples, 7)), step)
+                .unwrap();
+            cpu.run((&mut on_cpu, second.tokens(examples, 7)), step)
+                .unwrap();
         }
+        let found = on_tpu.try_primary().unwrap().to_tensors().unwrap();
+        assert_close(&found, &on_cpu.primary().to_tensors().unwrap(), 1e-4);
     });
+}
+
+#[test]
+fn fifty_steps_of_a_transformer_with_one_replica() {
+    transformer(1);
+}
+
+#[test]
+fn fifty_steps_of_a_transformer_with_two_replicas() {
+    transformer(2);
+}
+
+#[test]
+fn fifty_steps_of_a_transformer_with_eight_replicas() {
+    transformer(8);
 }
 
 #[test]
@@ -230,83 +246,5 @@ fn a_checkpoint_goes_both_ways() {
             1e-4,
         );
         assert_eq!(on_tpu.host_part().step(), 13);
-    });
-}
-
-#[test]
-fn reductions_inside_and_outside_of_a_step() {
-    within(120, || {
-        let Some(tpu) = strategy(4) else {
-            return;
-        };
-        let part = |id: usize| Tensor::<1>::from_floats([id as f32, 1.0], &Device::flex());
-        let input = || PerReplica::new((0..4).map(part).collect());
-        let found = tpu
-            .run((input(),), |ctx, (x,)| {
-                let sum = ctx.all_reduce(ReduceOp::Sum, x.clone())?;
-                let mean = ctx.all_reduce(ReduceOp::Mean, x.clone())?;
-                let largest = ctx.all_reduce(ReduceOp::Max, x)?;
-                Ok(((sum, mean), (largest, ctx.replica_id_tensor()), 2_i64))
-            })
-            .unwrap();
-        for (replica, ((sum, mean), (largest, id), two)) in
-            found.into_values().into_iter().enumerate()
-        {
-            assert_eq!(sum.into_data().try_to_vec::<f32>().unwrap(), [6.0, 4.0]);
-            assert_eq!(mean.into_data().try_to_vec::<f32>().unwrap(), [1.5, 1.0]);
-            assert_eq!(largest.into_data().try_to_vec::<f32>().unwrap(), [3.0, 1.0]);
-            assert_eq!(id.into_scalar::<i64>(), replica as i64);
-            assert_eq!(two, 2);
-        }
-        let doubled = |value: Tensor<1>| -> Result<Tensor<1>> { Ok(value * 2.0) };
-        let found = tpu.run((input(),), |_, (x,)| doubled(x)).unwrap();
-        let gathered = tpu.gather(found, 0).unwrap().into_data();
-        assert_eq!(
-            gathered.try_to_vec::<f32>().unwrap(),
-            [0.0, 2.0, 2.0, 2.0, 4.0, 2.0, 6.0, 2.0]
-        );
-    });
-}
-
-#[test]
-fn dropout_differs_by_step_and_replica_and_has_the_right_rate() {
-    within(120, || {
-        let Some(tpu) = strategy(2) else {
-            return;
-        };
-        let build = |device: &Device| TrainState::new(Mlp::new(device), Sgd::new(0.01));
-        let mut state = tpu.scope(build).unwrap();
-        let ones = || PerReplica::new(vec![Tensor::<2>::ones([50, 100], &Device::flex()); 2]);
-        let mut seen: Vec<Vec<f32>> = Vec::new();
-        for _ in 0..2 {
-            let kept = tpu
-                .run((&mut state, ones()), |ctx, (state, x)| {
-                    let kept = dropout(x, 0.25, &mut ctx.rng(5, state.step()));
-                    let loss = state
-                        .model
-                        .forward(kept.clone().slice([0..50, 0..12]))
-                        .sum();
-                    let gradients = ctx.gradient(&loss, &state.model)?;
-                    state.apply_gradients(ctx, gradients)?;
-                    Ok(kept)
-                })
-                .unwrap();
-            for kept in kept.into_values() {
-                seen.push(kept.into_data().try_to_vec().unwrap());
-            }
-        }
-        for values in &seen {
-            let scaled = 1.0_f32 / 0.75;
-            let allowed = |value: &f32| *value == 0.0 || (value - scaled).abs() < 1e-6;
-            assert!(values.iter().all(allowed));
-            let kept = values.iter().filter(|value| **value > 0.0).count();
-            assert!((3600..3900).contains(&kept), "{kept} of 5000");
-        }
-        for first in 0..seen.len() {
-            for second in 0..first {
-                assert_ne!(seen[first], seen[second]);
-            }
-        }
-        assert_eq!(tpu.statistics().programs, 1);
     });
 }

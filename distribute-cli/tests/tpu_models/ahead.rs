@@ -1,0 +1,142 @@
+//! The same steps compiled for devices that are not there.
+
+use std::process::Command;
+use std::sync::Arc;
+
+use burn::tensor::FloatDType;
+use distribute_core::{Adam, Error, Strategy, StrategyExt};
+use distribute_tpu_xla::pjrt::{LibtpuEnvironment, Plugin, Topology};
+use distribute_tpu_xla::{CompileReport, CompiledProgram, TpuCompiler, TpuError};
+
+use crate::support::{library, plugin, within};
+use crate::task::{Task, step};
+
+const MODELS: [&str; 4] = ["mlp", "digits-cnn", "mnist-cnn", "text"];
+
+/// Compiles the training step of a model.
+fn compiled(topology: &Topology, model: &str) -> CompiledProgram {
+    let compiler = TpuCompiler::new(topology.clone(), None).unwrap();
+    let replicas = compiler.num_replicas_in_sync();
+    let mut task = Task::new(model, 1, FloatDType::F32);
+    let optimizer = Arc::new(Adam::new(1e-3));
+    let mut state = compiler
+        .scope(|device| task.state(optimizer, device))
+        .unwrap();
+    let step = step(task.global_batch());
+    let error: Error = compiler
+        .run((&mut state, task.batch(replicas)), step)
+        .unwrap_err();
+    assert!(
+        matches!(TpuError::of(&error), Some(TpuError::CompiledOnly { .. })),
+        "{error}"
+    );
+    let mut programs = compiler.programs();
+    assert_eq!(programs.len(), 1);
+    programs.remove(0)
+}
+
+/// The groups of all all-reduces in a program's text, as `0,1,2`.
+fn groups(stablehlo: &str) -> Vec<String> {
+    let found = stablehlo.split("replica_groups = dense<[[").skip(1);
+    let list = |rest: &str| rest[..rest.find(']').unwrap()].replace(' ', "");
+    found.map(list).collect()
+}
+
+/// The dimensions of the inputs that are donated, all of f32.
+fn donated(stablehlo: &str) -> Vec<Vec<usize>> {
+    let inputs = stablehlo.split("%arg").skip(1);
+    let donated = inputs.filter(|input| {
+        let end = input.find(", %").unwrap_or(input.len());
+        input[..end].contains("tf.aliasing_output")
+    });
+    let dims = |input: &str| {
+        let (_, rest) = input.split_once("tensor<").unwrap();
+        let ty = &rest[..rest.find('>').unwrap()];
+        let mut parts: Vec<&str> = ty.split('x').collect();
+        assert_eq!(parts.pop(), Some("f32"), "{ty}");
+        parts.iter().map(|size| size.parse().unwrap()).collect()
+    };
+    donated.map(dims).collect()
+}
+
+/// What an array of f32 takes on a TPU: it is stored in tiles of up to 8 rows of 128 numbers (with
+/// one dimension: of 128 to 1024 numbers), in the order of dimensions that needs the fewest.
+fn tiled_bytes(dims: &[usize]) -> usize {
+    let rows = |n: usize| n.next_multiple_of(n.next_power_of_two().min(8));
+    let numbers = match dims {
+        [] => 1,
+        [n] => n.next_multiple_of(n.next_power_of_two().clamp(128, 1024)),
+        _ => {
+            let pairs = (0..dims.len()).flat_map(|a| (0..dims.len()).map(move |b| (a, b)));
+            let size = |(row, column): (usize, usize)| {
+                let others = (0..dims.len()).filter(|d| ![row, column].contains(d));
+                let others: usize = others.map(|d| dims[d]).product();
+                others * rows(dims[row]) * dims[column].next_multiple_of(128)
+            };
+            let pairs = pairs.filter(|(row, column)| row != column);
+            pairs.map(size).min().unwrap()
+        }
+    };
+    4 * numbers
+}
+
+/// What both compilers must have made of a step.
+fn check(model: &str, topology: &Topology, tiled: bool) {
+    let program = compiled(topology, model);
+    let report = CompileReport::new(&program, topology).unwrap();
+    let name = format!("{model} for {}", report.topology);
+    assert_eq!(report.replicas, topology.devices().len(), "{name}");
+    let all: Vec<String> = (0..report.replicas).map(|r| r.to_string()).collect();
+    assert_eq!(groups(&program.stablehlo), [all.join(",")], "{name}");
+    assert_eq!(report.collectives, [("all-reduce", 1)], "{name}");
+    let donated = donated(&program.stablehlo);
+    let plain = |dims: &Vec<usize>| 4 * dims.iter().product::<usize>();
+    assert_eq!(
+        donated.iter().map(plain).sum::<usize>(),
+        report.donated_bytes
+    );
+    let aliased = match tiled {
+        true => donated.iter().map(|dims| tiled_bytes(dims)).sum(),
+        false => report.donated_bytes,
+    };
+    assert_eq!(report.memory.alias_bytes, aliased as i64, "{name}");
+    assert_ne!(report.fits(), Some(false), "{name}");
+}
+
+#[test]
+fn for_eight_cpus() {
+    within(300, || {
+        let Some(plugin) = plugin() else { return };
+        let plugin = Plugin::load(plugin).unwrap();
+        let topology = plugin.topology("cpu:8", &[]).unwrap();
+        for model in MODELS {
+            check(model, &topology, false);
+        }
+    });
+}
+
+/// libtpu reads its variables from the environment, so it is loaded in a process of its own.
+#[test]
+fn for_tpus() {
+    let file = "distribute/libtpu/0.0.51/libtpu/libtpu.so";
+    let Some(library) = library("PJRT_TPU_LIBRARY", file, "fetch-libtpu") else {
+        return;
+    };
+    let environment = LibtpuEnvironment::compile_only();
+    if environment.check().is_err() {
+        let mut child = Command::new(std::env::current_exe().unwrap());
+        child.args(["--exact", "ahead::for_tpus", "--nocapture"]);
+        environment.apply_to(&mut child);
+        assert!(child.status().unwrap().success());
+        return;
+    }
+    within(600, || {
+        let plugin = Plugin::load(&library).unwrap();
+        for name in ["v5e:2x4", "v4:2x2x2", "v5p:2x2x2", "v6e:2x4"] {
+            let topology = plugin.topology(name, &[]).unwrap();
+            for model in MODELS {
+                check(model, &topology, true);
+            }
+        }
+    });
+}
