@@ -41,7 +41,7 @@ impl Task {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         let (features, inputs, labels) = match model {
             "text" => texts(&mut rng),
-            "mnist-cnn" => images(|image| enlarged(image)),
+            "mnist-cnn" => images(enlarged),
             _ => images(<[f32]>::to_vec),
         };
         let spec = built_in(model, 10, TOKENS).unwrap();

@@ -153,7 +153,7 @@ fn shapes_that_do_not_fit_a_metric_are_an_error_of_the_step() {
     let strategy = Recording::new(1);
     let mean = Mean::new(&strategy);
     let step = |ctx: &ReplicaContext, ((x, y),): (Batch,)| {
-        let weights = y.float().slice([0..2]);
+        let weights = y.float().slice(0..2);
         mean.update_state_weighted(ctx, x, weights)
     };
     let error = strategy.run((batch(1, 4),), step).unwrap_err();

@@ -171,7 +171,7 @@ fn a_killed_server_is_unavailable_at_once_and_training_resumes_on_a_new_one() {
 fn a_stopped_server_is_unavailable_within_five_seconds() {
     within_limit(|| {
         let server = Process::start("127.0.0.1:0");
-        let job = Job::begin(&[server.address.clone()]);
+        let job = Job::begin(std::slice::from_ref(&server.address));
         server.signal("-STOP");
         let begin = Instant::now();
         let error = job.push(0).unwrap_err();

@@ -21,7 +21,10 @@ fn gradients_beyond_the_bound_are_refused() {
     within_limit(|| {
         let mut cluster = Cluster::with(2, bounded(1, StalenessPolicy::Refuse));
         let w = cluster.variable("w", 2, floats(&[4], |_| 0.0), sgd(1.0));
-        let base = cluster.client.pull(&[w.clone()], &[], None).unwrap()[0]
+        let base = cluster
+            .client
+            .pull(std::slice::from_ref(&w), &[], None)
+            .unwrap()[0]
             .versions
             .clone();
         let push = |closure, base: &[Versions]| {
@@ -30,9 +33,9 @@ fn gradients_beyond_the_bound_are_refused() {
                 .client
                 .push(cluster.id(closure), vec![(w.clone(), gradient)], base)
         };
-        push(0, &[base.clone()]).unwrap();
-        push(1, &[base.clone()]).unwrap();
-        let error = push(2, &[base.clone()]).unwrap_err();
+        push(0, std::slice::from_ref(&base)).unwrap();
+        push(1, std::slice::from_ref(&base)).unwrap();
+        let error = push(2, std::slice::from_ref(&base)).unwrap_err();
         assert!(
             matches!(
                 error,
@@ -58,18 +61,18 @@ fn faster_workers_wait_for_slower_ones() {
         let mut cluster = Cluster::with(2, bounded(1, StalenessPolicy::Wait));
         let w = cluster.variable("w", 2, floats(&[4], |_| 0.0), sgd(1.0));
         let (slow, fast) = (cluster.worker(), cluster.worker());
-        slow.pull(&[w.clone()], &[], Some(0)).unwrap();
+        slow.pull(std::slice::from_ref(&w), &[], Some(0)).unwrap();
         let push = |client: &distribute_ps::VariableClient, closure| {
             let gradient = Gradient::Dense(floats(&[4], |_| -1.0));
             client.push(cluster.id(closure), vec![(w.clone(), gradient)], &[])
         };
-        fast.pull(&[w.clone()], &[], Some(1)).unwrap();
+        fast.pull(std::slice::from_ref(&w), &[], Some(1)).unwrap();
         push(&fast, 1).unwrap();
         // The slow one would be overtaken twice.
         let (sender, receiver) = channel();
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                fast.pull(&[w.clone()], &[], Some(2)).unwrap();
+                fast.pull(std::slice::from_ref(&w), &[], Some(2)).unwrap();
                 push(&fast, 2).unwrap();
                 sender.send(()).unwrap();
             });
@@ -89,8 +92,14 @@ fn nobody_waits_for_an_abandoned_closure_and_waiting_ends() {
         rules.wait_timeout = Duration::from_millis(200);
         let mut cluster = Cluster::with(1, rules);
         let w = cluster.variable("w", 1, floats(&[4], |_| 0.0), sgd(1.0));
-        cluster.worker().pull(&[w.clone()], &[], Some(0)).unwrap();
-        let error = cluster.client.pull(&[w.clone()], &[], Some(1)).unwrap_err();
+        cluster
+            .worker()
+            .pull(std::slice::from_ref(&w), &[], Some(0))
+            .unwrap();
+        let error = cluster
+            .client
+            .pull(std::slice::from_ref(&w), &[], Some(1))
+            .unwrap_err();
         assert!(
             matches!(
                 error,
@@ -114,7 +123,10 @@ fn a_round_is_the_mean_of_the_first_gradients_and_drops_the_slowest() {
         rules.synchronous = Some(2);
         let mut cluster = Cluster::with(2, rules);
         let w = cluster.variable("w", 2, floats(&[4, 1], |_| 0.0), sgd(1.0));
-        let base = [cluster.client.pull(&[w.clone()], &[], None).unwrap()[0]
+        let base = [cluster
+            .client
+            .pull(std::slice::from_ref(&w), &[], None)
+            .unwrap()[0]
             .versions
             .clone()];
         let dense = |value: f32| Gradient::Dense(floats(&[4, 1], |_| -value));
@@ -130,7 +142,10 @@ fn a_round_is_the_mean_of_the_first_gradients_and_drops_the_slowest() {
         assert_eq!(push(1, dense(3.0), &base).applied, 2);
         assert_eq!(push(2, dense(100.0), &base).dropped, 2);
         assert_eq!(values(&cluster.client.read("w").unwrap()), [2.0; 4]);
-        let base = [cluster.client.pull(&[w.clone()], &[], None).unwrap()[0]
+        let base = [cluster
+            .client
+            .pull(std::slice::from_ref(&w), &[], None)
+            .unwrap()[0]
             .versions
             .clone()];
         let sparse = |ids: Vec<u64>, value: f32| Gradient::Sparse {

@@ -33,7 +33,10 @@ fn a_read_while_others_write_sees_whole_updates_of_a_shard() {
                 });
             }
             for _ in 0..30 {
-                let pulled = cluster.client.pull(&[w.clone()], &[], None).unwrap();
+                let pulled = cluster
+                    .client
+                    .pull(std::slice::from_ref(&w), &[], None)
+                    .unwrap();
                 let found = values(pulled[0].value.as_ref().unwrap());
                 let version = pulled[0].versions.0[0] as f32 - 1.0;
                 assert!(found.iter().all(|value| *value == version));
@@ -120,7 +123,7 @@ fn a_connection_that_breaks_within_a_push_changes_nothing() {
             worker
                 .push(cluster.id(closure), vec![(w.clone(), gradient)], &[])
                 .unwrap();
-            let pulled = worker.pull(&[w.clone()], &[], None).unwrap();
+            let pulled = worker.pull(std::slice::from_ref(&w), &[], None).unwrap();
             assert_eq!(pulled[0].versions.0, [closure + 2]);
         }
         let snapshot = cluster.client.snapshot().unwrap();

@@ -51,7 +51,10 @@ fn a_variable_comes_whole_when_only_one_of_its_shards_has_changed() {
     within_limit(|| {
         let mut cluster = Cluster::new(2);
         let table = cluster.variable("table", 4, floats(&[8, 2], |i| i as f32), sgd(1.0));
-        let known = cluster.client.pull(&[table.clone()], &[], None).unwrap();
+        let known = cluster
+            .client
+            .pull(std::slice::from_ref(&table), &[], None)
+            .unwrap();
         let known = [known[0].versions.clone()];
         let sparse = Gradient::Sparse {
             ids: vec![5],

@@ -11,7 +11,7 @@ use super::error::{Result, unsupported};
 
 /// The custom operations that have a lowering: any number of tensors, each combined over all
 /// replicas, and the number of the replica.
-pub(super) const CUSTOM: [(&str, &str); 6] = [
+pub(super) const CUSTOM: [(&str, &str); 7] = [
     (
         ALL_REDUCE_SUM,
         "the sum over all replicas, of several tensors at once",
