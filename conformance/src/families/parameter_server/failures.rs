@@ -1,5 +1,9 @@
 //! Closures that fail, and workers and servers that are lost.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
 use distribute_core::TensorData;
 use distribute_ps::{HostTensor, PsError, RemoteValue, StepRegistry, WorkerContext};
 use serde_json::{Value, json};
@@ -21,8 +25,8 @@ const PURPOSE: &str = "failed on purpose";
 fn register(registry: &mut StepRegistry) -> Result<(), PsError> {
     registry.step("good", |_: &WorkerContext, (): ()| Ok(1.0_f32))?;
     registry.step("wait", |worker: &WorkerContext, (): ()| {
-        let until = std::time::Instant::now() + LIMIT;
-        while std::time::Instant::now() < until {
+        let until = Instant::now() + LIMIT;
+        while Instant::now() < until {
             worker.check_cancelled()?;
             std::thread::yield_now();
         }
@@ -36,6 +40,17 @@ fn register(registry: &mut StepRegistry) -> Result<(), PsError> {
 /// Whether this is the failing step's own error.
 fn is_on_purpose(error: &PsError) -> bool {
     matches!(error.root_cause(), PsError::Step(_)) && error.to_string().contains(PURPOSE)
+}
+
+/// TensorFlow's class of the failing step's error.
+const CLASS: &str = "InvalidArgumentError";
+
+/// The failing step's own error, if that is what the case has.
+fn wanted(case: &Case, error: Option<PsError>) -> Checked {
+    match case.error_class() {
+        Some(CLASS) => on_purpose(error),
+        other => Err(Failure::schema(format!("an error of the class {other:?}"))),
+    }
 }
 
 fn on_purpose(error: Option<PsError>) -> Checked {
@@ -66,7 +81,7 @@ pub(super) fn surfaces(case: &Case) -> Checked {
             coordinator.schedule("good", ()).err()
         }
     };
-    on_purpose(error)
+    wanted(case, error)
 }
 
 /// The error is cleared by the call that returned it.
@@ -93,43 +108,62 @@ pub(super) fn fetch(case: &Case) -> Checked {
     let cluster = Cluster::start(case, register)?;
     let bad = cluster.coordinator.schedule("bad", ())?;
     on_purpose(cluster.coordinator.join().err())?;
-    on_purpose(end_of(&bad))
+    wanted(case, end_of(&bad))
 }
 
-/// Closures that wait or run are cancelled when an error surfaces. How many had ended before
-/// depends on time in the file; here all but one run until they are cancelled.
+/// Closures that wait or run are cancelled when an error surfaces. One step waits for each that is
+/// cancelled in the file, and the failing one fails when all are scheduled.
 pub(super) fn cancelled(case: &Case) -> Checked {
-    let cluster = Cluster::start(case, register)?;
-    let coordinator = &cluster.coordinator;
-    let mut values = vec![
-        coordinator.schedule("wait", ())?,
-        coordinator.schedule("bad", ())?,
-    ];
-    on_purpose(end_of(&values[1]))?;
-    let outcomes = case
-        .value()
-        .and_then(|value| value["fetch_outcomes"].as_array());
-    let surfaced = coordinator.join().err();
-    on_purpose(surfaced)?;
-    // One more round, in which some have not begun.
-    let more = outcomes.map_or(4, Vec::len);
-    let round = ["wait", "wait"].into_iter().cycle().take(more);
-    let waiting = round.map(|step| coordinator.schedule(step, ()));
-    let waiting = waiting.collect::<Result<Vec<_>, _>>()?;
-    values.truncate(1);
-    values.extend(waiting);
-    drop(cluster);
-    for value in &values {
-        match end_of(value) {
-            Some(PsError::Cancelled) => {}
-            other => return Err(Failure::got(format!("{other:?}"))),
+    const CANCELLED: &str = "CancelledError";
+    let are_scheduled = Arc::new(AtomicBool::new(false));
+    let begin = Arc::clone(&are_scheduled);
+    let cluster = Cluster::start(case, move |registry| {
+        register(registry)?;
+        registry.step("late", move |_: &WorkerContext, (): ()| {
+            let until = Instant::now() + LIMIT;
+            while !begin.load(Ordering::Acquire) && Instant::now() < until {
+                std::thread::yield_now();
+            }
+            Err::<f32, _>(PsError::step(PURPOSE))
+        })
+    })?;
+    let message = PsError::Cancelled.to_string();
+    let (surfaced, outcomes) = match case.value() {
+        Some(value) => (
+            value["join_error"]["class"].as_str(),
+            value.list("fetch_outcomes")?.clone(),
+        ),
+        None => match (case.error_class(), case.error_message()) {
+            (Some(CANCELLED), Some(wanted)) if wanted == message => {
+                (Some(CLASS), vec![json!(CLASS), json!(CANCELLED)])
+            }
+            _ => return Err(Failure::got(message)),
+        },
+    };
+    if surfaced != Some(CLASS) {
+        return Err(Failure::got(CLASS));
+    }
+    let mut values = Vec::new();
+    for outcome in &outcomes {
+        let step = match outcome.as_str() {
+            Some(CLASS) => "late",
+            Some(CANCELLED) => "wait",
+            _ => return Err(Failure::schema(format!("the outcome {outcome}"))),
+        };
+        values.push((step, cluster.coordinator.schedule(step, ())?));
+    }
+    are_scheduled.store(true, Ordering::Release);
+    on_purpose(cluster.coordinator.join().err())?;
+    for (step, value) in &values {
+        match (*step, end_of(value)) {
+            ("wait", Some(PsError::Cancelled)) => {}
+            ("late", error) => {
+                on_purpose(error)?;
+            }
+            (_, other) => return Err(Failure::got(format!("{other:?}"))),
         }
     }
-    let message = PsError::Cancelled.to_string();
-    match case.error_message() {
-        Some(wanted) if wanted != message => Err(Failure::new(wanted, message)),
-        _ => Ok(Outcome::Passed),
-    }
+    Ok(Outcome::Passed)
 }
 
 fn add(cluster: &Cluster, value: f32) -> Result<RemoteValue, PsError> {
