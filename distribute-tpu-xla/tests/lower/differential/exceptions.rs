@@ -1,5 +1,7 @@
 //! Where XLA and flex may differ, and why.
 
+use burn::tensor::DType;
+
 /// A difference that is allowed.
 struct Exception {
     /// In the text of the operation.
@@ -11,6 +13,16 @@ struct Exception {
 /// Both are zeros, of different sign.
 fn zeros(expected: f64, actual: f64) -> bool {
     expected == 0.0 && actual == 0.0
+}
+
+/// flex doubles its argument, which overflows at the end of the type's range.
+fn overflow(expected: f64, actual: f64) -> bool {
+    expected.is_infinite() && actual.abs() > 80.0 && expected.signum() == actual.signum()
+}
+
+/// Both are near what f64 gives: by some 0.016 of sums around 10, flex's.
+fn half_sums(expected: f64, actual: f64) -> bool {
+    (expected - actual).abs() <= 0.06 + 0.01 * expected.abs()
 }
 
 const EXCEPTIONS: &[Exception] = &[
@@ -37,6 +49,10 @@ const EXCEPTIONS: &[Exception] = &[
         operation: "float_select_assign",
         allows: zeros,
     },
+    Exception {
+        operation: "float_asinh",
+        allows: overflow,
+    },
     // Rust's sum of nothing is -0.
     Exception {
         operation: "float_sum(",
@@ -44,10 +60,17 @@ const EXCEPTIONS: &[Exception] = &[
     },
 ];
 
+/// flex adds up gradients of grouped weights in f16, XLA in f32.
+const OF_F16: &[Exception] = &[Exception {
+    operation: "weight_backward",
+    allows: half_sums,
+}];
+
 /// Whether the operation with this text may give `actual` where flex gives `expected`.
-pub fn excused(name: &str, expected: f64, actual: f64) -> bool {
+pub fn excused(name: &str, dtype: DType, expected: f64, actual: f64) -> bool {
     let allows = |e: &Exception| name.contains(e.operation) && (e.allows)(expected, actual);
-    EXCEPTIONS.iter().any(allows)
+    let of_type = if dtype == DType::F16 { OF_F16 } else { &[] };
+    EXCEPTIONS.iter().chain(of_type).any(allows)
 }
 
 /// Panics of flex after which there is nothing to compare, by part of their text: with the reason

@@ -130,8 +130,6 @@ fn wide_scalars() {
                 Int(B::int_mul_scalar(x[0].i(), *s)),
                 Int(B::int_div_scalar(x[0].i(), *s)),
                 Int(B::int_remainder_scalar(x[0].i(), *s)),
-                Int(B::int_clamp_min(x[0].i(), *s)),
-                Int(B::int_clamp_max(x[0].i(), *s)),
                 Int(B::bitwise_and_scalar(x[0].i(), *s)),
                 Int(B::bitwise_or_scalar(x[0].i(), *s)),
                 Int(B::bitwise_xor_scalar(x[0].i(), *s)),
@@ -145,6 +143,31 @@ fn wide_scalars() {
                 Bool(B::int_lower_equal_elem(x[0].i(), *s, NATIVE)),
             ]);
         }
+    }
+    report.finish();
+}
+
+/// Limits that the element type does not hold limit nothing.
+#[test]
+fn wide_limits() {
+    let (mut random, mut report) = (Random::new(17), Report::default());
+    for (dtype, low, high) in [
+        (DType::U8, -1, 256),
+        (DType::I8, -129, 300),
+        (DType::U16, -5, 70_000),
+        (DType::I16, -70_000, 70_000),
+        (DType::U32, -1, 1 << 33),
+        (DType::I32, -(1 << 33), 1 << 33),
+    ] {
+        let shape = random.shape(1);
+        let a = random.integers(&shape, dtype);
+        differ!(report, format!("{dtype:?}"), [a], (l: i64 = low, h: i64 = high), |B, x| [
+            Int(B::int_clamp_min(x[0].i(), Scalar::Int(*l))),
+            Int(B::int_clamp_max(x[0].i(), Scalar::Int(*h))),
+            Int(B::int_clamp(x[0].i(), Scalar::Int(*l), Scalar::Int(*h))),
+            Int(B::int_clamp(x[0].i(), Scalar::Int(3), Scalar::Int(*h))),
+            Int(B::int_clamp(x[0].i(), Scalar::Int(*l), Scalar::Int(3))),
+        ]);
     }
     report.finish();
 }

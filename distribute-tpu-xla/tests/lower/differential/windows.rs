@@ -49,6 +49,38 @@ fn products() {
     report.finish();
 }
 
+/// Long sums of half floats keep their small parts.
+#[test]
+fn long_products() {
+    let (mut random, mut report) = (Random::new(46), Report::default());
+    for dtype in [DType::F16, DType::BF16] {
+        let a = random.data.floats(&[2, 3000], dtype, 0.0, 1.0);
+        let b = random.data.floats(&[3000, 3], dtype, 0.0, 1.0);
+        differ!(report, format!("{dtype:?}"), [a, b], (), |B, x| [
+            Float(B::float_matmul(x[0].f(), x[1].f())),
+            Float(B::linear(x[0].f(), x[1].f(), None)),
+        ]);
+    }
+    report.finish();
+}
+
+/// A kernel that XLA takes for groups: compiling this ended the process.
+#[test]
+fn two_elements_over_every_other_one() {
+    let (mut random, mut report) = (Random::new(47), Report::default());
+    for groups in [1, 2] {
+        let x = random.data.normal(&[2, 4, 6, 3], DType::F32);
+        let weight = random.data.normal(&[2, 4 / groups, 2, 2], DType::F32);
+        let gradient = random.data.normal(&[2, 2, 4, 1], DType::F32);
+        let options = ConvOptions::new([2, 2], [1, 0], [1, 1], groups);
+        let label = format!("{groups}");
+        differ!(report, label, [x, weight, gradient], (o: ConvOptions<2> = options), |B, x| [
+            Float(B::conv2d_x_backward(x[0].f(), x[1].f(), x[2].f(), o.clone()))
+        ]);
+    }
+    report.finish();
+}
+
 #[test]
 fn layers() {
     let (mut random, mut report) = (Random::new(42), Report::default());
