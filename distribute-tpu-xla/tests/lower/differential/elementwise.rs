@@ -1,5 +1,6 @@
 //! Functions of each element of one or two float tensors.
 
+use burn::tensor::DType;
 use burn_backend::{BoolDType, FloatDType, IntDType, Scalar};
 
 use super::{Random, Report, differ};
@@ -12,8 +13,8 @@ const NATIVE: BoolDType = BoolDType::Native;
 fn functions() {
     let (mut random, mut report) = (Random::new(1), Report::default());
     for dtype in FLOATS {
-        for seed in 0..3 {
-            let shape = random.shape_or_empty(1, seed == 2);
+        for seed in 0..2 {
+            let shape = random.shape_or_empty(1, seed == 1 && dtype == DType::F32);
             let a = random.special(&shape, dtype, true);
             differ!(report, format!("{dtype:?}"), [a], (), |B, x| [
                 Float(B::float_exp(x[0].f())),
@@ -86,8 +87,8 @@ fn activations() {
 fn two_operands() {
     let (mut random, mut report) = (Random::new(3), Report::default());
     for dtype in FLOATS {
-        for seed in 0..3 {
-            let shape = random.shape_or_empty(1, seed == 2);
+        for seed in 0..2 {
+            let shape = random.shape_or_empty(1, seed == 1 && dtype == DType::F32);
             let [left, right] = random.broadcast(&shape);
             let a = random.special(&left, dtype, true);
             let b = random.special(&right, dtype, true);
@@ -111,24 +112,17 @@ fn two_operands() {
         }
         let shape = random.shape(1);
         let a = random.special(&shape, dtype, true);
-        let by = random.data.ints(&shape, burn::tensor::DType::I32, -3, 5);
         let mask = random.data.bools(&shape);
         let c = random.special(&shape, dtype, true);
-        differ!(
-            report,
-            format!("{dtype:?}"),
-            [a, by, mask, c],
-            (),
-            |B, x| [
-                Float(B::float_mask_where(x[0].f(), x[2].b(), x[3].f())),
-                Float(B::float_mask_fill(x[0].f(), x[2].b(), Scalar::Float(-0.0))),
-                Float(B::float_mask_fill(
-                    x[0].f(),
-                    x[2].b(),
-                    Scalar::Float(f64::NAN)
-                )),
-            ]
-        );
+        differ!(report, format!("{dtype:?}"), [a, mask, c], (), |B, x| [
+            Float(B::float_mask_where(x[0].f(), x[1].b(), x[2].f())),
+            Float(B::float_mask_fill(x[0].f(), x[1].b(), Scalar::Float(-0.0))),
+            Float(B::float_mask_fill(
+                x[0].f(),
+                x[1].b(),
+                Scalar::Float(f64::NAN)
+            )),
+        ]);
     }
     report.finish();
 }
@@ -137,7 +131,7 @@ fn two_operands() {
 fn scalars() {
     let (mut random, mut report) = (Random::new(4), Report::default());
     for dtype in FLOATS {
-        for scalar in [0.0, -1.5, 2.0, f64::NAN, f64::INFINITY, 0.3] {
+        for scalar in [0.0, -1.5, f64::NAN, f64::INFINITY] {
             let shape = random.shape(1);
             let a = random.special(&shape, dtype, true);
             let s = Scalar::Float(scalar);

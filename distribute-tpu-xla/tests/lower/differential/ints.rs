@@ -13,11 +13,19 @@ const NATIVE: BoolDType = BoolDType::Native;
 fn two_operands() {
     let (mut random, mut report) = (Random::new(11), Report::default());
     for dtype in ALL_INTS {
-        for seed in 0..3 {
-            let shape = random.shape_or_empty(1, seed == 2);
+        for seed in 0..2 {
+            let shape = random.shape_or_empty(1, seed == 1 && dtype == DType::I32);
             let [left, right] = random.broadcast(&shape);
-            let a = random.integers(&left, dtype);
-            let b = random.integers(&right, dtype);
+            let (a, b) = match seed {
+                0 => (
+                    random.integers(&left, dtype),
+                    random.integers(&right, dtype),
+                ),
+                _ => (
+                    random.data.ints(&left, dtype, 9, 20),
+                    random.data.ints(&right, dtype, 0, 9),
+                ),
+            };
             differ!(report, format!("{dtype:?}"), [a, b], (), |B, x| [
                 Int(B::int_add(x[0].i(), x[1].i())),
                 Int(B::int_sub(x[0].i(), x[1].i())),
@@ -49,6 +57,7 @@ fn division_and_powers() {
     for dtype in ALL_INTS {
         let shape = random.shape(1);
         let a = random.integers(&shape, dtype);
+        let small = random.data.ints(&shape, dtype, 0, 4);
         let [low, high] = limits(dtype);
         // Zero is no divisor in flex, and `MIN / -1` of 64 bits neither.
         let divisors = [1, 2, 3, 7, high, 5, if low == 0 { 4 } else { -3 }, low | 2];
@@ -59,9 +68,11 @@ fn division_and_powers() {
         differ!(
             report,
             format!("{dtype:?}"),
-            [a, b, exponent],
+            [a, b, exponent, small],
             (),
             |B, x| [
+                Int(B::int_powi(x[3].i(), x[2].i())),
+                Int(B::int_powi_scalar(x[3].i(), Scalar::Int(5))),
                 Int(B::int_div(x[0].i(), x[1].i())),
                 Int(B::int_remainder(x[0].i(), x[1].i())),
                 Int(B::int_powi(x[0].i(), x[2].i())),
@@ -78,11 +89,16 @@ fn division_and_powers() {
 fn scalars() {
     let (mut random, mut report) = (Random::new(13), Report::default());
     for dtype in ALL_INTS {
-        for scalar in [1, 3, 100, if limits(dtype)[0] == 0 { 7 } else { -3 }] {
+        for scalar in [3, if limits(dtype)[0] == 0 { 7 } else { -3 }] {
             let shape = random.shape(1);
             let a = random.integers(&shape, dtype);
+            let small = random.data.ints(&shape, dtype, 9, 20);
             let s = Scalar::Int(scalar);
-            differ!(report, format!("{dtype:?} {scalar}"), [a], (s: Scalar = s), |B, x| [
+            let label = format!("{dtype:?} {scalar}");
+            differ!(report, label, [a, small], (s: Scalar = s), |B, x| [
+                Int(B::int_add_scalar(x[1].i(), *s)),
+                Int(B::int_sub_scalar(x[1].i(), *s)),
+                Int(B::int_mul_scalar(x[1].i(), *s)),
                 Int(B::int_add_scalar(x[0].i(), *s)),
                 Int(B::int_sub_scalar(x[0].i(), *s)),
                 Int(B::int_mul_scalar(x[0].i(), *s)),
@@ -120,7 +136,7 @@ fn wide_scalars() {
         DType::U16,
         DType::U8,
     ] {
-        for scalar in [1i64 << 33, -70_000, 300, -1] {
+        for scalar in [1i64 << 33, -1] {
             let shape = random.shape(1);
             let a = random.integers(&shape, dtype);
             let s = Scalar::Int(scalar);
