@@ -7,6 +7,7 @@ mod elementwise;
 mod exceptions;
 mod ints;
 mod moving;
+mod ranks;
 mod reducing;
 mod windows;
 
