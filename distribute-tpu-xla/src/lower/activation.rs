@@ -106,14 +106,15 @@ fn sigmoid_gradient(cx: &mut Context, output: &Value, gradient: &Value) -> Resul
     cx.binary(Binary::Multiply, &scaled, &rest)
 }
 
-/// `min(x, 0) - log(1 + exp(-|x|))`, which overflows nowhere.
+/// `-(log(1 + exp(-|x|)) - min(x, 0))`, which overflows nowhere and ends in `-0`.
 fn log_sigmoid_of(cx: &mut Context, x: &Value) -> Result<Value> {
     let negative = cx.with_number(Binary::Minimum, x, 0.0)?;
     let magnitude = cx.unary(Unary::Abs, x)?;
     let exponent = cx.unary(Unary::Negate, &magnitude)?;
     let exponential = cx.unary(Unary::Exponential, &exponent)?;
     let log = cx.unary(Unary::LogPlusOne, &exponential)?;
-    cx.binary(Binary::Subtract, &negative, &log)
+    let loss = cx.binary(Binary::Subtract, &log, &negative)?;
+    cx.unary(Unary::Negate, &loss)
 }
 
 fn log_sigmoid_gradient(cx: &mut Context, x: &Value, gradient: &Value) -> Result<Value> {

@@ -1,8 +1,10 @@
 //! Arithmetic, comparisons and choices on each element, of floats and integers alike.
 
-use burn_ir::{BinaryOpIr, ClampOpIr, MaskFillOpIr, MaskWhereOpIr, ScalarOpIr, UnaryOpIr};
+use burn_ir::{
+    BinaryOpIr, ClampOpIr, MaskFillOpIr, MaskWhereOpIr, ScalarIr, ScalarOpIr, UnaryOpIr,
+};
 
-use crate::stablehlo::{Binary, Comparison, ElementType, Unary, Value};
+use crate::stablehlo::{Binary, Comparison, ElementType, Scalar, Unary, Value};
 
 use super::context::{Context, float, integer};
 use super::error::Result;
@@ -40,8 +42,8 @@ same_meaning! {
     mul_scalar: scalar(ScalarOpIr) => Binary::Multiply;
     div: binary(BinaryOpIr) => Binary::Divide;
     div_scalar: scalar(ScalarOpIr) => Binary::Divide;
-    clamp_min: scalar(ScalarOpIr) => Binary::Maximum;
-    clamp_max: scalar(ScalarOpIr) => Binary::Minimum;
+    clamp_min: limit(ScalarOpIr) => Binary::Maximum;
+    clamp_max: limit(ScalarOpIr) => Binary::Minimum;
     abs: unary(UnaryOpIr) => Unary::Abs;
     neg: unary(UnaryOpIr) => Unary::Negate;
     equal: compare(BinaryOpIr) => Comparison::Eq;
@@ -112,10 +114,42 @@ fn remainder(cx: &mut Context, lhs: &Value, rhs: &Value) -> Result<Value> {
 
 pub(super) fn clamp(cx: &mut Context, op: &ClampOpIr) -> Result<()> {
     let x = cx.get(&op.tensor)?;
-    let min = cx.scalar_like(op.min, &x);
-    let max = cx.scalar_like(op.max, &x);
-    let x = cx.b.clamp(&min, &x, &max)?;
+    let x = limited(cx, &x, Binary::Maximum, op.min)?;
+    let x = limited(cx, &x, Binary::Minimum, op.max)?;
     cx.set(&op.out, x)
+}
+
+fn limit(cx: &mut Context, op: &ScalarOpIr, how: Binary) -> Result<()> {
+    let x = cx.get(&op.lhs)?;
+    let x = limited(cx, &x, how, op.rhs)?;
+    cx.set(&op.out, x)
+}
+
+/// The larger (or smaller) one of each element and a scalar. An integer scalar that the element
+/// type does not hold, such as -1 for unsigned elements, is outside of all elements: it either
+/// changes nothing, or the nearest number of the type is everywhere.
+fn limited(cx: &mut Context, x: &Value, how: Binary, scalar: ScalarIr) -> Result<Value> {
+    let element = x.element();
+    if element.is_integer() {
+        let bits = element.size_in_bytes() as u32 * 8;
+        let (low, high) = match element.is_signed() {
+            true => (-(1i128 << (bits - 1)), (1i128 << (bits - 1)) - 1),
+            false => (0, (1i128 << bits) - 1),
+        };
+        let limit = match scalar {
+            ScalarIr::UInt(v) => i128::from(v),
+            other => i128::from(integer(other)),
+        };
+        let limit = limit.clamp(low, high);
+        let limit = match u64::try_from(limit) {
+            Ok(limit) => Scalar::UInt(limit),
+            Err(_) => Scalar::Int(limit as i64),
+        };
+        let limit = cx.b.splat(x.dims(), element, limit);
+        return cx.binary(how, x, &limit);
+    }
+    let limit = cx.scalar_like(scalar, x);
+    cx.binary(how, x, &limit)
 }
 
 /// -1, 0 or 1; 0 for NaN.
@@ -127,9 +161,11 @@ pub(super) fn sign(cx: &mut Context, op: &UnaryOpIr) -> Result<()> {
         let is_zero = cx.b.compare(Comparison::Eq, &x, &zero)?;
         cx.b.select(&is_zero, &zero, &one)?
     } else {
-        let nan = cx.is_nan(&x)?;
+        // Of NaN and of both zeros it is the positive zero.
         let sign = cx.unary(Unary::Sign, &x)?;
-        cx.b.select(&nan, &zero, &sign)?
+        let magnitude = cx.unary(Unary::Abs, &sign)?;
+        let some = cx.b.compare(Comparison::Gt, &magnitude, &zero)?;
+        cx.b.select(&some, &sign, &zero)?
     };
     cx.set(&op.out, x)
 }

@@ -136,7 +136,7 @@ fn transposed(
     let spatial = target.len();
     let weight = swapped(cx, weight, options.groups)?;
     let flipped: Vec<usize> = (2..2 + spatial).collect();
-    let weight = cx.b.reverse(&weight, &flipped)?;
+    let mut weight = cx.b.reverse(&weight, &flipped)?;
     let mut how = Options::plain(y.rank());
     how.lhs_dilation.clone_from(&options.stride);
     how.rhs_dilation.clone_from(&options.dilation);
@@ -146,8 +146,28 @@ fn transposed(
         let input = span(y.dims()[d + 2], options.stride[d]);
         let low = window - 1 - options.padding[d].0 as i64;
         how.padding[d] = (low, *size as i64 + window - 1 - input - low);
+        if resembles_groups(&how, d, weight.dims()[d + 2]) {
+            weight = one_zero_more(cx, &weight, d + 2)?;
+            how.padding[d].1 += 1;
+        }
     }
     Ok(cx.b.convolution(y, &weight, &how)?)
+}
+
+/// Whether XLA takes dimension `d` for one of groups, whatever the size of the input, and ends the
+/// process when it swaps the operands (`SwapConvOperands`, in XLA of 2025): two elements over an
+/// input whose elements are two apart, without padding.
+fn resembles_groups(how: &Convolution, d: usize, kernel: usize) -> bool {
+    kernel == 2 && how.lhs_dilation[d] == 2 && how.rhs_dilation[d] == 1 && how.padding[d] == (0, 0)
+}
+
+/// Weights with a zero behind the last element of `dim`.
+fn one_zero_more(cx: &mut Context, weight: &Value, dim: usize) -> Result<Value> {
+    let none = vec![0; weight.rank()];
+    let mut high = none.clone();
+    high[dim] = 1;
+    let zero = cx.b.scalar(weight.element(), 0i64);
+    Ok(cx.b.pad(weight, &zero, &none, &high, &none)?)
 }
 
 /// Weights `[out, in / groups, ..]` as those of the way back, `[in, out / groups, ..]`.

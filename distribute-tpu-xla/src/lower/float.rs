@@ -79,10 +79,17 @@ fn hyperbolic_sine(cx: &mut Context, x: &Value) -> Result<Value> {
     let limit = cx.number_like(20.0, x);
     let is_large = cx.b.compare(Comparison::Gt, &magnitude, &limit)?;
     let result = cx.b.select(&is_large, &large, &small)?;
-    let negative = cx.unary(Unary::Negate, &result)?;
+    with_sign_of(cx, x, &result)
+}
+
+/// A result for `|x|` as that of an odd function for `x`; a zero stays the zero it is.
+fn with_sign_of(cx: &mut Context, x: &Value, result: &Value) -> Result<Value> {
+    let negative = cx.unary(Unary::Negate, result)?;
     let zero = cx.number_like(0.0, x);
     let below = cx.b.compare(Comparison::Lt, x, &zero)?;
-    Ok(cx.b.select(&below, &negative, &result)?)
+    let signed = cx.b.select(&below, &negative, result)?;
+    let is_zero = cx.b.compare(Comparison::Eq, x, &zero)?;
+    Ok(cx.b.select(&is_zero, x, &signed)?)
 }
 
 fn hyperbolic_cosine(cx: &mut Context, x: &Value) -> Result<Value> {
@@ -129,7 +136,8 @@ fn area_cosine(cx: &mut Context, x: &Value) -> Result<Value> {
     cx.unary(Unary::LogPlusOne, &sum)
 }
 
-/// `sign(x) ln(|x| + sqrt(x^2 + 1))` by way of `ln(1 + ..)`.
+/// `sign(x) ln(|x| + sqrt(x^2 + 1))` by way of `ln(1 + ..)`; where the square could overflow,
+/// `ln|x| + ln 2`, which is the same number there.
 fn area_sine(cx: &mut Context, x: &Value) -> Result<Value> {
     let magnitude = cx.unary(Unary::Abs, x)?;
     let square = cx.binary(Binary::Multiply, x, x)?;
@@ -138,9 +146,13 @@ fn area_sine(cx: &mut Context, x: &Value) -> Result<Value> {
     let below = cx.with_number(Binary::Add, &root, 1.0)?;
     let ratio = cx.binary(Binary::Divide, &square, &below)?;
     let sum = cx.binary(Binary::Add, &magnitude, &ratio)?;
-    let result = cx.unary(Unary::LogPlusOne, &sum)?;
-    let sign = cx.unary(Unary::Sign, x)?;
-    cx.binary(Binary::Multiply, &sign, &result)
+    let small = cx.unary(Unary::LogPlusOne, &sum)?;
+    let large = cx.unary(Unary::Log, &magnitude)?;
+    let large = cx.with_number(Binary::Add, &large, std::f64::consts::LN_2)?;
+    let limit = cx.number_like(1e9, x);
+    let is_large = cx.b.compare(Comparison::Gt, &magnitude, &limit)?;
+    let result = cx.b.select(&is_large, &large, &small)?;
+    with_sign_of(cx, x, &result)
 }
 
 fn area_tangent(cx: &mut Context, x: &Value) -> Result<Value> {

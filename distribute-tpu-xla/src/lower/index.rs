@@ -35,6 +35,22 @@ fn update(op: IndexingUpdateOp, element: ElementType) -> Update {
     }
 }
 
+/// What is written. A NaN is neither the smaller nor the larger one, in burn; in StableHLO it is
+/// both.
+fn updates(cx: &mut Context, value: Value, how: Update) -> Result<Value> {
+    let never = match how {
+        Update::Combine(Binary::Minimum) => f64::INFINITY,
+        Update::Combine(Binary::Maximum) => f64::NEG_INFINITY,
+        _ => return Ok(value),
+    };
+    if !value.element().is_float() {
+        return Ok(value);
+    }
+    let never = cx.number_like(never, &value);
+    let nan = cx.is_nan(&value)?;
+    Ok(cx.b.select(&nan, &never, &value)?)
+}
+
 /// Whole slices of `x` along `dim`; the indices' dimensions come in its place.
 fn take(cx: &mut Context, x: &Value, indices: &Value, dim: usize) -> Result<Value> {
     let indices = narrow(cx, indices, x.dims());
@@ -68,7 +84,8 @@ fn put(
         scatter_dims_to_operand_dims: vec![dim],
         index_vector_dim: 1,
     };
-    Ok(cx.b.scatter(x, &indices, value, &dims, how)?)
+    let value = updates(cx, value.clone(), how)?;
+    Ok(cx.b.scatter(x, &indices, &value, &dims, how)?)
 }
 
 pub(super) fn select(cx: &mut Context, op: &SelectOpIr) -> Result<()> {
@@ -132,6 +149,7 @@ pub(super) fn scatter(cx: &mut Context, op: &ScatterOpIr) -> Result<()> {
         index_vector_dim: rank,
     };
     let how = update(op.update, x.element());
+    let value = updates(cx, value, how)?;
     let x = cx.b.scatter(&x, &indices, &value, &dims, how)?;
     cx.set(&op.out, x)
 }
@@ -168,6 +186,7 @@ pub(super) fn scatter_nd(cx: &mut Context, op: &ScatterNdOpIr) -> Result<()> {
         index_vector_dim: batch,
     };
     let how = update(op.reduction, x.element());
+    let value = updates(cx, value, how)?;
     let x = cx.b.scatter(&x, &indices, &value, &dims, how)?;
     cx.set(&op.out, x)
 }

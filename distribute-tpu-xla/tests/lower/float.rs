@@ -128,3 +128,27 @@ fn softmax_and_its_relatives() {
         }
     }
 }
+
+/// Where the formulas need care: squares that overflow, zeros with a sign.
+#[test]
+fn odd_functions_keep_zeros_and_ends() {
+    let values = vec![
+        f64::INFINITY,
+        f64::NEG_INFINITY,
+        -0.0,
+        0.0,
+        1e30,
+        -1e30,
+        1e9,
+        -3e9,
+    ];
+    for dtype in [DType::F32, DType::F64, DType::BF16] {
+        let a = typed(values.clone(), &[8], dtype);
+        check!(format!("ends {dtype:?}"), [a], |B, x| [
+            Float(B::float_asinh(x[0].f())),
+            Float(B::float_recip(B::float_sinh(x[0].f()))),
+            Float(B::float_recip(B::float_sign(x[0].f()))),
+            Float(B::float_recip(B::log_sigmoid(x[0].f()))),
+        ]);
+    }
+}

@@ -59,7 +59,7 @@ impl<B: Backend> Clone for Prim<B> {
 }
 
 impl<B: Backend> Prim<B> {
-    fn from_data(data: TensorData, device: &B::Device) -> Self {
+    pub fn from_data(data: TensorData, device: &B::Device) -> Self {
         match data.dtype() {
             DType::Bool(_) => Self::Bool(B::bool_from_data(data, device)),
             dtype if dtype.is_float() => Self::Float(B::float_from_data(data, device)),
@@ -88,7 +88,7 @@ impl<B: Backend> Prim<B> {
         }
     }
 
-    fn into_data(self) -> TensorData {
+    pub fn into_data(self) -> TensorData {
         let data = match self {
             Self::Float(t) => read_sync(B::float_into_data(t)),
             Self::Int(t) => read_sync(B::int_into_data(t)),
@@ -265,7 +265,7 @@ impl Tolerance {
     }
 
     /// Some units in the last place of the type.
-    fn of(dtype: DType) -> Self {
+    pub fn of(dtype: DType) -> Self {
         match dtype {
             DType::F64 => Self::new(1e-11, 1e-12),
             DType::F16 => Self::new(4e-3, 4e-3),
@@ -363,7 +363,7 @@ impl Data {
         Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ 0xD1B5_4A32_D192_ED03)
     }
 
-    fn next(&mut self) -> u64 {
+    pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);

@@ -3,6 +3,7 @@
 mod arithmetic;
 mod convolution;
 mod coverage;
+mod differential;
 mod float;
 mod harness;
 mod integer;

@@ -6,7 +6,7 @@ use burn_backend::{BoolDType, FloatDType, IntDType, Scalar};
 
 use crate::check;
 use crate::harness::Prim::{Bool, Float, Int};
-use crate::harness::{Data, FLOATS, ints};
+use crate::harness::{Data, FLOATS, ints, typed};
 
 #[test]
 fn shapes() {
@@ -267,4 +267,24 @@ fn new_tensors() {
 
 fn device<B: burn_backend::Backend>(x: &B::FloatTensorPrimitive) -> B::Device {
     burn_backend::TensorMetadata::device(x)
+}
+
+/// A NaN that is written is neither the larger nor the smaller one; one that is there stays.
+#[test]
+fn nan_and_updates_to_the_larger_or_smaller() {
+    let nan = f64::NAN;
+    let a = typed(vec![1.0, nan, 2.0, 0.5], &[4], DType::F32);
+    let at = ints(vec![0, 1, 2, 2], &[4], DType::I64);
+    let value = typed(vec![nan, 5.0, 3.0, nan], &[4], DType::F32);
+    for update in [IndexingUpdateOp::Min, IndexingUpdateOp::Max] {
+        check!(
+            format!("NaN {update:?}"),
+            [a.clone(), at.clone(), value.clone()],
+            (u: IndexingUpdateOp = update),
+            |B, x| [
+                Float(B::float_scatter(0, x[0].f(), x[1].i(), x[2].f(), u)),
+                Float(B::float_select_assign(x[0].f(), 0, x[1].i(), x[2].f(), u)),
+            ]
+        );
+    }
 }
