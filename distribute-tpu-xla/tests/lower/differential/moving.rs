@@ -136,6 +136,12 @@ fn shapes() {
             );
         }
     }
+    report.finish();
+}
+
+#[test]
+fn shapes_of_integers_and_truth_values() {
+    let (mut random, mut report) = (Random::new(131), Report::default());
     for dtype in ALL_INTS {
         let shape = random.shape(1);
         let m = random.moves(&shape);
