@@ -11,17 +11,52 @@ use super::error::Result;
 
 /// `lhs op rhs`, both broadcast.
 fn binary(cx: &mut Context, op: &BinaryOpIr, how: Binary) -> Result<()> {
+    if let Some([lhs, rhs]) = in_dims_of_argument(cx, op)? {
+        let x = cx.binary(how, &lhs, &rhs)?;
+        return cx.set_view(&op.out, x);
+    }
     let [lhs, rhs] = cx.pair(&op.lhs, &op.rhs, &op.out)?;
     let x = cx.binary(how, &lhs, &rhs)?;
     cx.set(&op.out, x)
 }
 
+/// The operands of an operation without broadcasts in the dimensions of a donated argument, if one
+/// of them shows one in other dimensions ([`Context::argument_behind`]).
+fn in_dims_of_argument(cx: &mut Context, op: &BinaryOpIr) -> Result<Option<[Value; 2]>> {
+    if op.lhs.shape != op.out.shape || op.rhs.shape != op.out.shape {
+        return Ok(None);
+    }
+    let sides = [&op.lhs, &op.rhs];
+    let arguments = sides.map(|side| cx.argument_behind(side));
+    let shown = |value: &&Value| value.dims() != &op.out.shape[..];
+    let Some(dims) = arguments
+        .iter()
+        .flatten()
+        .find(shown)
+        .map(|value| value.dims().to_vec())
+    else {
+        return Ok(None);
+    };
+    let mut operands = Vec::with_capacity(2);
+    for (side, argument) in sides.into_iter().zip(arguments) {
+        operands.push(match argument {
+            Some(value) if value.dims() == dims => value,
+            _ => {
+                let value = cx.get(side)?;
+                cx.b.reshape(&value, &dims)?
+            }
+        });
+    }
+    Ok(operands.try_into().ok())
+}
+
 /// `lhs op scalar`.
 fn scalar(cx: &mut Context, op: &ScalarOpIr, how: Binary) -> Result<()> {
-    let lhs = cx.get(&op.lhs)?;
+    let argument = cx.argument_behind(&op.lhs);
+    let lhs = argument.map_or_else(|| cx.get(&op.lhs), Ok)?;
     let rhs = cx.scalar_like(op.rhs, &lhs);
     let x = cx.binary(how, &lhs, &rhs)?;
-    cx.set(&op.out, x)
+    cx.set_view(&op.out, x)
 }
 
 /// Functions that take an operation of the graph to one of StableHLO with the same meaning.

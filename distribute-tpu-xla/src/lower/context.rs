@@ -1,6 +1,6 @@
 //! The state of a lowering: the program so far and which of its values each tensor is.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use burn::tensor::{DType, TensorData};
 use burn_ir::{ScalarIr, TensorId, TensorIr};
@@ -16,6 +16,11 @@ pub(super) struct Context<'a> {
     pub(super) b: Builder,
     recorded: &'a BTreeMap<TensorId, TensorData>,
     values: HashMap<TensorId, Value>,
+    /// Arguments whose memory a result takes over.
+    donated: HashSet<TensorId>,
+    /// Tensors that are a donated argument, or made of one element by element, in other dimensions:
+    /// the value in the argument's own dimensions, and their dimensions.
+    views: HashMap<TensorId, (Value, Vec<usize>)>,
     /// The key of random operations, two scalars of `ui32`.
     pub(super) key: Option<[Value; 2]>,
     /// Positions of all operations that draw random numbers, and their keys once one is needed.
@@ -35,6 +40,8 @@ impl<'a> Context<'a> {
             b,
             recorded,
             values: HashMap::new(),
+            donated: HashSet::new(),
+            views: HashMap::new(),
             key: None,
             random_positions: Vec::new(),
             random_keys: None,
@@ -49,6 +56,35 @@ impl<'a> Context<'a> {
         self.values.insert(tensor, value);
     }
 
+    /// Makes `value` the donated argument `tensor`.
+    pub(super) fn define_donated(&mut self, tensor: TensorId, value: Value) {
+        self.donated.insert(tensor);
+        self.define(tensor, value);
+    }
+
+    /// The donated argument that `tensor` is or shows in other dimensions, in its own ones.
+    ///
+    /// Optimizers see parameters in one dimension. XLA updates a donated argument in place only
+    /// where the last operation has the argument's own dimensions; otherwise it adds a copy of the
+    /// whole parameter.
+    pub(super) fn argument_behind(&self, tensor: &TensorIr) -> Option<Value> {
+        match self.views.get(&tensor.id) {
+            Some((value, _)) => Some(value.clone()),
+            None if self.donated.contains(&tensor.id) => self.values.get(&tensor.id).cloned(),
+            None => None,
+        }
+    }
+
+    /// Makes `out` the elements of `value` in the dimensions that the graph says, where `value` has
+    /// those of a donated argument.
+    pub(super) fn set_view(&mut self, out: &TensorIr, value: Value) -> Result<()> {
+        if value.dims() == &out.shape[..] {
+            return self.set(out, value);
+        }
+        self.views.insert(out.id, (value, out.shape.to_vec()));
+        Ok(())
+    }
+
     /// The value of a tensor: what an operation before computed, or a recorded constant.
     pub(super) fn get(&mut self, tensor: &TensorIr) -> Result<Value> {
         self.by_id(tensor.id)
@@ -58,6 +94,11 @@ impl<'a> Context<'a> {
     pub(super) fn by_id(&mut self, tensor: TensorId) -> Result<Value> {
         if let Some(value) = self.values.get(&tensor) {
             return Ok(value.clone());
+        }
+        if let Some((value, dims)) = self.views.get(&tensor).cloned() {
+            let value = self.b.reshape(&value, &dims)?;
+            self.values.insert(tensor, value.clone());
+            return Ok(value);
         }
         let Some(data) = self.recorded.get(&tensor) else {
             return Err(Failure::Undefined(tensor));

@@ -113,7 +113,10 @@ pub fn lower(
     for (input, ty) in inputs.iter().zip(types) {
         let donated_to = donation(input, outputs)?;
         let value = cx.b.input(ty, donated_to);
-        cx.define(input.tensor, value);
+        match donated_to {
+            Some(_) => cx.define_donated(input.tensor, value),
+            None => cx.define(input.tensor, value),
+        }
     }
     let needed = needed(operations, inputs, outputs);
     let random = |position: &&usize| is_random(&operations[**position]);

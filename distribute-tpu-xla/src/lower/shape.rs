@@ -12,6 +12,9 @@ use super::context::{Context, element_type, literal};
 use super::error::{Result, unsupported};
 
 pub(super) fn reshape(cx: &mut Context, op: &ShapeOpIr) -> Result<()> {
+    if let Some(argument) = cx.argument_behind(&op.input) {
+        return cx.set_view(&op.out, argument);
+    }
     let x = cx.get(&op.input)?;
     cx.set_reshaped(&op.out, &x)
 }
