@@ -4,7 +4,7 @@
 mod common;
 
 use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::cell::Cell;
 
 use common::ALGORITHMS;
 use distribute_collectives::flight_record::Recorded;
@@ -15,12 +15,19 @@ use half::bf16;
 
 struct Counting;
 
-static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
+thread_local! {
+    /// Of this thread: the test harness' own thread may allocate at any time.
+    static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
+}
+
+fn allocations() -> usize {
+    ALLOCATIONS.with(Cell::get)
+}
 
 // SAFETY: passes everything on to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::SeqCst);
+        ALLOCATIONS.with(|count| count.set(count.get() + 1));
         // SAFETY: the caller keeps the rules of `GlobalAlloc`.
         unsafe { System.alloc(layout) }
     }
@@ -83,13 +90,12 @@ fn only_the_first_call_allocates() {
                             operations(&mut endpoint, &mut floats, &mut halves, &mut gathered);
                         }
                         endpoint.barrier().unwrap();
-                        let before = ALLOCATIONS.load(Ordering::SeqCst);
+                        let before = allocations();
                         endpoint.barrier().unwrap();
                         for _ in 0..5 {
                             operations(&mut endpoint, &mut floats, &mut halves, &mut gathered);
                         }
-                        // Between two barriers: nobody has gone on to end its thread yet.
-                        let after = ALLOCATIONS.load(Ordering::SeqCst);
+                        let after = allocations();
                         endpoint.barrier().unwrap();
                         (before, after)
                     }
