@@ -4,4 +4,6 @@
 mod ahead;
 mod support;
 mod task;
+#[path = "../../../distribute-tpu-xla/tests/strategy/tiles.rs"]
+mod tiles;
 mod weights;

@@ -15,3 +15,4 @@ mod reductions;
 mod residency;
 mod support;
 mod threads;
+mod tiles;
