@@ -285,6 +285,13 @@ impl<M> TrainState<M> {
         }
     }
 
+    /// Whether an update takes the gradients of several micro-batches ([`accumulate`]).
+    ///
+    /// [`accumulate`]: TrainState::accumulate
+    pub(crate) fn accumulates(&self) -> bool {
+        self.accumulation_steps > 1
+    }
+
     /// Whether gradients of some micro-batches wait for the rest of their update.
     pub fn is_accumulating(&self) -> bool {
         self.accumulated.is_some()

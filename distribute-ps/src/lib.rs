@@ -44,6 +44,7 @@
 //!
 //! - [`coordinator`]: closures, their errors, and what happens when workers or servers are lost;
 //! - [`worker`]: what a step sees of its worker;
+//! - [`fit`]: `Fit` with its steps on the workers;
 //! - [`program`]: the roles;
 //! - [`strategy`]: states and variables on servers;
 //! - [`server`], [`client`], [`placement`]: what holds the shards, and where they lie.
@@ -57,6 +58,7 @@ mod readme {}
 pub mod client;
 pub mod coordinator;
 mod error;
+pub mod fit;
 #[allow(missing_docs, dead_code, clippy::all, clippy::pedantic)]
 #[rustfmt::skip]
 mod generated;
@@ -73,6 +75,7 @@ pub mod worker;
 pub use client::{ClientOptions, Pulled, VariableClient};
 pub use coordinator::{ClusterCoordinator, CoordinatorOptions, RemoteValue, WorkerStatus};
 pub use error::{PsError, Result};
+pub use fit::{Training, TrainingData};
 pub use placement::{Placement, RoundRobin, ShardPlacement};
 pub use program::Program;
 pub use server::{ParameterServer, ServerOptions};

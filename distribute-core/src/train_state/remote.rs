@@ -64,6 +64,12 @@ impl<M> TrainState<M> {
         }
     }
 
+    /// Tells the store a learning rate that was set here; does nothing without one.
+    pub(crate) fn send_learning_rate(&mut self) -> Result<()> {
+        let remote = self.remote.as_mut();
+        remote.map_or(Ok(()), Remote::send_learning_rate)
+    }
+
     /// What a checkpoint holds, if it lives elsewhere.
     pub(super) fn saved_remotely(&self) -> Option<Result<(u64, BTreeMap<String, TensorData>)>> {
         Some(self.remote.as_ref()?.state.save())

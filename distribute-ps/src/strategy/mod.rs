@@ -60,6 +60,8 @@ pub struct ParameterServerStrategy {
     shared: Arc<Shared>,
     /// The name of what this handle creates.
     name: Option<Arc<str>>,
+    /// Whether data that this handle distributes is divided between the workers.
+    divides: bool,
 }
 
 struct Shared {
@@ -169,6 +171,7 @@ impl ParameterServerStrategy {
         Self {
             shared: Arc::new(shared),
             name: None,
+            divides: true,
         }
     }
 
@@ -178,6 +181,17 @@ impl ParameterServerStrategy {
         Self {
             shared: Arc::clone(&self.shared),
             name: Some(name.into()),
+            divides: self.divides,
+        }
+    }
+
+    /// The same strategy; data that its handle distributes is whole on every worker, instead of
+    /// being divided between them.
+    #[must_use]
+    pub fn undivided(&self) -> Self {
+        Self {
+            divides: false,
+            ..self.clone()
         }
     }
 
@@ -321,7 +335,10 @@ impl Strategy for ParameterServerStrategy {
     }
 
     fn input_context(&self) -> InputContext {
-        self.shared.input
+        match self.divides {
+            true => self.shared.input,
+            false => InputContext::default(),
+        }
     }
 
     fn id(&self) -> StrategyId {
