@@ -349,8 +349,15 @@ impl PsError {
     }
 }
 
+/// An error of this crate that went through a strategy or [`Fit`](distribute_core::fit::Fit) comes
+/// out as it went in.
 impl From<distribute_core::Error> for PsError {
     fn from(error: distribute_core::Error) -> Self {
+        if let distribute_core::Error::Step(step) = &error
+            && let Some(own) = step.downcast_ref::<Self>()
+        {
+            return own.clone();
+        }
         Self::Core(Arc::new(error))
     }
 }
