@@ -195,6 +195,7 @@ impl ClusterArgs {
             ("--transport", self.transport.is_some()),
             ("--communication", self.communication.is_some()),
             ("--bytes-per-pack", self.bytes_per_pack.is_some()),
+            ("--timeout", self.timeout.is_some()),
             ("--heartbeat-timeout", self.heartbeat_timeout.is_some()),
             ("--flight-records", self.flight_records.is_some()),
         ];

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use distribute_cli::model::Sequential;
 use distribute_core::cluster::{Cluster, ClusterResolver, TaskType};
@@ -12,7 +13,7 @@ use distribute_core::{Error, Strategy, StrategyExt, TrainState};
 use distribute_data::readers::TrainTest;
 use distribute_data::{Batching, StrategyDataExt};
 use distribute_ps::{
-    ClusterCoordinator, Program, PsError, State, Training, TrainingData, WorkerStatus,
+    ClusterCoordinator, CoordinatorOptions, Program, PsError, State, Training, TrainingData,
 };
 
 use super::restore::same_model;
@@ -58,9 +59,18 @@ fn empty(args: &TrainArgs) -> Result<Program, Failure> {
     let mut program = Program::new();
     program
         .security(args.cluster.security()?)
-        .coordinator_options(args.servers.coordinator_options()?)
+        .coordinator_options(coordinator_options(args)?)
         .worker_options(args.servers.worker_options());
     Ok(program)
+}
+
+fn coordinator_options(args: &TrainArgs) -> Result<CoordinatorOptions, Failure> {
+    let mut options = args.servers.coordinator_options()?;
+    if let Some(seconds) = args.cluster.rendezvous_timeout {
+        options.connect_timeout = Duration::from_secs(seconds);
+        options.client.connect_timeout = options.connect_timeout;
+    }
+    Ok(options)
 }
 
 /// What is trained, as all processes register it.
@@ -153,7 +163,10 @@ fn chief(
                 args,
                 task,
                 data,
-                devices: vec!["cpu:0".to_string()],
+                devices: (0..coordinator.num_workers())
+                    .map(|worker| format!("worker:{worker}"))
+                    .collect(),
+                workers: Some(coordinator.num_workers()),
                 strategy,
             };
             train(&run, coordinator, &job, start, interrupt)
@@ -188,15 +201,9 @@ fn train(
 
 /// What there is to say about the cluster.
 fn described(coordinator: &ClusterCoordinator, found: &str) -> Vec<String> {
-    let statuses = coordinator.worker_statuses();
-    let connected = |status: &&WorkerStatus| **status == WorkerStatus::Connected;
-    let here = statuses.iter().filter(connected).count();
     let servers = coordinator.variables().map_or(0, |it| it.num_servers());
     let mut lines: Vec<String> = found.lines().map(str::to_string).collect();
-    lines.push(format!(
-        "{servers} parameter servers, {} workers ({here} are here)",
-        statuses.len()
-    ));
+    lines.push(format!("{servers} parameter servers hold the weights"));
     lines
 }
 

@@ -54,6 +54,8 @@ pub(super) struct Run {
     pub(super) epochs: usize,
     /// What there is to say about the cluster.
     pub(super) cluster: Vec<String>,
+    /// Workers that train for themselves, where there is no group of equal ones.
+    pub(super) workers: Option<usize>,
 }
 
 pub(super) type Batches = DistributedDataset<Data>;
@@ -100,6 +102,7 @@ pub(crate) fn run(mut args: TrainArgs) -> Result<(), Failure> {
     let run = Run {
         global_batch: batch.examples,
         cluster,
+        workers: None,
         epochs: epochs(&args, &task),
         args,
         task,
@@ -299,7 +302,10 @@ impl Run {
                 ("strategy", json!(self.strategy.name())),
                 (
                     "workers",
-                    json!(self.strategy.input_context().num_input_pipelines),
+                    json!(
+                        self.workers
+                            .unwrap_or(self.strategy.input_context().num_input_pipelines)
+                    ),
                 ),
                 ("replicas", json!(replicas)),
                 ("devices", json!(self.devices)),
@@ -331,11 +337,17 @@ impl Run {
                 self.task.model_name(),
                 self.task.dataset
             ),
-            format!(
-                "{} strategy on {}: {share} examples a step each, {global} together",
-                self.strategy.name(),
-                self.places(),
-            ),
+            match self.workers {
+                Some(workers) => format!(
+                    "{} strategy with {workers} workers: {global} examples a step of one worker",
+                    self.strategy.name()
+                ),
+                None => format!(
+                    "{} strategy on {}: {share} examples a step each, {global} together",
+                    self.strategy.name(),
+                    self.places(),
+                ),
+            },
         ];
         notes.extend(self.cluster.iter().cloned());
         notes.extend(self.short_batch(global));
