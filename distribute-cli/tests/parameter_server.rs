@@ -1,6 +1,9 @@
 //! `train --strategy parameter-server`: jobs of a chief, servers and workers.
 
 mod common;
+#[path = "multi_worker/job.rs"]
+#[allow(dead_code)] // Only addresses and variables are used.
+mod job;
 
 use std::fs;
 use std::path::Path;
@@ -279,4 +282,68 @@ fn what_the_workers_do_not_read_in_the_checkpoint_must_be_a_flag() {
     let again = launch(folder.path(), options, &asked);
     assert_eq!(again.code, Some(0), "{}", again.stderr);
     assert_eq!(events(&again.stdout, "done")[0]["steps"], 8);
+}
+
+/// Starts chief, server and worker by hand, each with flags of its own.
+fn by_hand(folder: &Path, [of_chief, of_server, of_worker]: [&str; 3]) -> [Finished; 3] {
+    let addresses = job::addresses(3);
+    let cluster = format!(
+        r#"{{"chief": ["{}"], "ps": ["{}"], "worker": ["{}"]}}"#,
+        addresses[0], addresses[1], addresses[2]
+    );
+    let start = |role: &str, flags: &str| {
+        let config = job::tf_config(&cluster, role, 0);
+        let arguments = format!("{TRAIN} --model mlp --steps 20 --rendezvous-timeout 20 {flags}");
+        job::Member::start(folder, &arguments, &[("TF_CONFIG", &config)])
+    };
+    let [mut server, worker] = [start("ps", of_server), start("worker", of_worker)];
+    let chief = start("chief", of_chief).finish();
+    if chief.code != Some(0) {
+        // Without a launcher it waits for the next chief.
+        server.child.kill().unwrap();
+        worker.signal("KILL");
+    }
+    [chief, server.finish(), worker.finish()]
+}
+
+#[test]
+fn without_a_launcher_and_encrypted() {
+    let folder = tempfile::tempdir().unwrap();
+    let hosts = job::addresses(3);
+    let hosts: Vec<&str> = hosts
+        .iter()
+        .map(|address| address.split(':').next().unwrap())
+        .collect();
+    // The addresses of `by_hand` have the same hosts.
+    for out in ["certs", "others"] {
+        let arguments = format!("certs --out {out} --hosts {}", hosts.join(","));
+        succeed(folder.path(), &arguments);
+    }
+    let certs = |of: &str, process: usize| format!("--certs {of}/{}", hosts[process]);
+    let own = [0, 1, 2].map(|process| certs("certs", process));
+    let ended = by_hand(folder.path(), [&own[0], &own[1], &own[2]]);
+    for process in &ended {
+        assert_eq!(process.code, Some(0), "{}", process.stderr);
+    }
+    assert_eq!(events(&ended[0].stdout, "done")[0]["steps"], 20);
+    for of_worker in [certs("others", 2).as_str(), ""] {
+        let [chief, ..] = by_hand(folder.path(), [&own[0], &own[1], of_worker]);
+        assert_eq!(chief.code, Some(1), "{}", chief.stderr);
+        assert!(chief.stderr.contains("worker 0"), "{}", chief.stderr);
+    }
+}
+
+#[test]
+fn an_evaluator_measures_the_checkpoints() {
+    let folder = tempfile::tempdir().unwrap();
+    let asked = format!("{TRAIN} --model mlp --epochs 3 --checkpoint-dir saved");
+    let options = "--ps 1 --workers 1 --evaluator --log-dir logs --grace 5";
+    let finished = launch(folder.path(), options, &asked);
+    assert_eq!(finished.code, Some(0), "{}", finished.stderr);
+    let done = &events(&finished.stdout, "done")[0];
+    let measured = fs::read_to_string(folder.path().join("logs/evaluator-0.log")).unwrap();
+    let measured = measured.lines().rfind(|line| line.contains("evaluation"));
+    let measured: Value = serde_json::from_str(measured.expect("an evaluation")).unwrap();
+    assert_eq!(measured["step"], done["steps"]);
+    assert_eq!(measured["accuracy"], done["val_accuracy"]);
 }

@@ -55,6 +55,11 @@
 #[doc = include_str!("../README.md")]
 mod readme {}
 
+/// Compiles the program of the guide.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/parameter-servers.md")]
+mod guide {}
+
 pub mod client;
 pub mod coordinator;
 mod error;
