@@ -102,6 +102,7 @@ fn describe(error: &PsError) -> (Code, Failure) {
             )
         }
         PsError::Protocol { what, .. } => (Code::InvalidArgument, failure(14, "", what, &[])),
+        PsError::Cancelled => (Code::Cancelled, failure(15, "", "", &[])),
         other => (
             Code::InvalidArgument,
             failure(13, "", &other.to_string(), &[]),
@@ -176,6 +177,7 @@ pub(crate) fn from_status(status: &Status, server: usize, address: &str) -> PsEr
         },
         13 => PsError::InvalidArgument { what },
         14 => PsError::Protocol { address, what },
+        15 => PsError::Cancelled,
         _ => without_details(status, server, address),
     }
 }

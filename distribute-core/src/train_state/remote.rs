@@ -20,7 +20,7 @@ pub(super) struct Remote {
     known: Vec<RemoteVersion>,
     is_trained: Arc<[bool]>,
     /// A learning rate that was set here and that the store does not know yet.
-    pub(super) learning_rate: Option<f64>,
+    learning_rate: Option<f64>,
 }
 
 impl Remote {
@@ -29,6 +29,14 @@ impl Remote {
         let all = self.known.iter().zip(&*self.is_trained);
         let trained = all.filter(|(_, is_trained)| **is_trained);
         trained.map(|(version, _)| version.clone()).collect()
+    }
+
+    pub(super) fn set_learning_rate(&mut self, learning_rate: f64) {
+        self.learning_rate = Some(learning_rate);
+        if let Err(error) = self.send_learning_rate() {
+            // It is kept, and sent before the next pull or push.
+            tracing::debug!(%error, "the store does not know the new learning rate yet");
+        }
     }
 
     fn send_learning_rate(&mut self) -> Result<()> {

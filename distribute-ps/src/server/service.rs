@@ -18,7 +18,7 @@ use crate::generated as wire;
 use crate::rpc::Peer;
 use crate::rpc::message::{Outgoing, ReadError, Reader};
 use crate::server::elements::{self, Combine};
-use crate::server::shard::{Assignment, Payload, Shard, ShardGradient};
+use crate::server::shard::{Assignment, Counts, Done, Payload, Shard, ShardGradient};
 use crate::server::snapshot;
 use crate::server::store::{Run, Store};
 use crate::update::NonFinite;
@@ -177,6 +177,9 @@ impl Call {
     async fn join(mut self) -> Result<Outgoing> {
         let request: wire::Join = self.header().await?;
         let run = self.store.run(&request.run)?;
+        if request.coordinator {
+            run.claim(&self.peer);
+        }
         Ok(reply(&run.rules.to_wire(request.run)))
     }
 
@@ -209,17 +212,17 @@ impl Call {
             let mut payload = Vec::new();
             for want in &request.wants {
                 let shard = run.shard(want.id)?;
-                let (value, version) = shard.read()?;
-                if want.known == Some(version) {
-                    got.push(wire::Got { version, bytes: 0 });
+                let (value, counts) = shard.read()?;
+                if want.known == Some(counts.version) {
+                    got.push(counts.got(0));
                     continue;
                 }
                 let pieces = sent(&shard, value.bytes(), request.bf16);
-                let bytes = pieces.iter().map(|piece| piece.len() as u64).sum();
+                got.push(counts.got(pieces.iter().map(|piece| piece.len() as u64).sum()));
                 payload.extend(pieces);
-                got.push(wire::Got { version, bytes });
             }
-            Ok(Outgoing::new(&wire::Pulled { got }, payload))
+            let learning_rate = run.learning_rate();
+            Ok(Outgoing::new(&wire::Pulled { got, learning_rate }, payload))
         })
         .await
     }
@@ -263,11 +266,14 @@ impl Call {
             .await?;
         let rows = self.rows(request.count).await?;
         blocking(move || {
-            let (bytes, version) = shard.read_rows(&rows)?;
+            let (bytes, counts) = shard.read_rows(&rows)?;
             let payload = sent(&shard, vec![bytes.into()], request.bf16);
             let bytes = payload.iter().map(|piece| piece.len() as u64).sum();
-            let got = vec![wire::Got { version, bytes }];
-            Ok(Outgoing::new(&wire::Pulled { got }, payload))
+            let reply = wire::Pulled {
+                got: vec![counts.got(bytes)],
+                learning_rate: run.learning_rate(),
+            };
+            Ok(Outgoing::new(&reply, payload))
         })
         .await
     }
@@ -350,9 +356,8 @@ impl Call {
             let _open = run.gate.read().unwrap_or_else(PoisonError::into_inner);
             let mut outcomes = Vec::with_capacity(values.len());
             for (shard, value) in values {
-                let (done, version) = shard.assign(assignment, &value, &run.terms(id, None))?;
-                let what = done as u32;
-                outcomes.push(wire::Outcome { what, version });
+                let (done, counts) = shard.assign(assignment, &value, &run.terms(id, None))?;
+                outcomes.push(counts.outcome(done));
             }
             Ok(reply(&wire::Pushed { outcomes }))
         })
@@ -366,6 +371,9 @@ impl Call {
         blocking(move || {
             if let Some(closure) = request.finished_below {
                 run.finished_below(closure);
+            }
+            if let Some(closure) = request.cancelled_below {
+                run.cancelled_below(closure);
             }
             if let Some(closure) = request.abandon {
                 run.abandon(closure);
@@ -405,6 +413,24 @@ impl Call {
     }
 }
 
+impl Counts {
+    fn got(self, bytes: u64) -> wire::Got {
+        wire::Got {
+            version: self.version,
+            bytes,
+            updates: self.updates,
+        }
+    }
+
+    fn outcome(self, done: Done) -> wire::Outcome {
+        wire::Outcome {
+            what: done as u32,
+            version: self.version,
+            updates: self.updates,
+        }
+    }
+}
+
 /// A value's bytes as they travel.
 fn sent(shard: &Shard, pieces: Vec<Bytes>, bf16: bool) -> Vec<Bytes> {
     match bf16 && shard.dtype == burn::tensor::DType::F32 {
@@ -425,9 +451,8 @@ fn apply(run: &Run, id: (u64, u32), gradients: Gradients) -> Result<Outgoing> {
         shard.check_staleness(&run.terms(Some(id), *base))?;
     }
     let one = |(shard, base, gradient): (Arc<Shard>, Option<u64>, ShardGradient)| {
-        let (done, version) = shard.push(gradient, &run.terms(Some(id), base))?;
-        let what = done as u32;
-        Ok(wire::Outcome { what, version })
+        let (done, counts) = shard.push(gradient, &run.terms(Some(id), base))?;
+        Ok(counts.outcome(done))
     };
     let outcomes = on_threads(gradients, one)
         .into_iter()

@@ -12,9 +12,12 @@ use crate::rpc::rope::Rope;
 use crate::server::elements::{self, Combine};
 use crate::server::optimizers::Rule;
 use crate::server::segments::{SEGMENT, Segments};
+use crate::update::OUTSIDE;
 
 /// The most update ids that a shard remembers.
 const UPDATE_IDS_MAX: usize = 1 << 20;
+/// How many of them of each source outside of closures.
+const OUTSIDE_REMEMBERED: u32 = 1024;
 
 /// A gradient's or value's bytes as they came, perhaps narrowed on their way.
 #[derive(Debug, Clone)]
@@ -90,6 +93,16 @@ pub(super) struct Terms {
     pub(super) learning_rate: Option<f64>,
 }
 
+/// How often a shard was changed, and how often the optimizer was applied to it.
+///
+/// Versions only rise, so that no client takes another value for the one that it has; a restore
+/// may put the number of updates back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Counts {
+    pub(super) version: u64,
+    pub(super) updates: u64,
+}
+
 #[derive(Debug, Default)]
 pub(super) struct State {
     pub(super) value: Option<Segments>,
@@ -145,14 +158,14 @@ impl Shard {
     }
 
     /// The value at one version.
-    pub(super) fn read(&self) -> Result<(Segments, u64)> {
+    pub(super) fn read(&self) -> Result<(Segments, Counts)> {
         let state = self.state();
         let value = state.value.clone().ok_or_else(|| self.uninitialized())?;
-        Ok((value, state.version))
+        Ok((value, state.counts()))
     }
 
     /// Some rows at one version.
-    pub(super) fn read_rows(&self, rows: &[u64]) -> Result<(Vec<u8>, u64)> {
+    pub(super) fn read_rows(&self, rows: &[u64]) -> Result<(Vec<u8>, Counts)> {
         self.check_rows(rows)?;
         let state = self.state();
         let value = state.value.as_ref().ok_or_else(|| self.uninitialized())?;
@@ -160,7 +173,7 @@ impl Shard {
         for row in rows {
             value.copy(*row as usize * self.row_bytes, self.row_bytes, &mut bytes);
         }
-        Ok((bytes, state.version))
+        Ok((bytes, state.counts()))
     }
 
     /// Row numbers are those within the shard.
@@ -181,10 +194,10 @@ impl Shard {
         assignment: Assignment,
         value: &Payload,
         terms: &Terms,
-    ) -> Result<(Done, u64)> {
+    ) -> Result<(Done, Counts)> {
         let mut state = self.state();
         if state.had(terms) {
-            return Ok((Done::AlreadyApplied, state.version));
+            return Ok((Done::AlreadyApplied, state.counts()));
         }
         state.check_room(terms)?;
         match assignment {
@@ -200,8 +213,9 @@ impl Shard {
             }
         }
         state.remember(terms);
-        state.version += 1;
-        Ok((Done::Applied, state.version))
+        let version = state.version + 1;
+        state.replaced(version);
+        Ok((Done::Applied, state.counts()))
     }
 
     /// How many versions older a gradient is than allowed, if it is.
@@ -239,10 +253,10 @@ impl Shard {
     }
 
     /// Applies a gradient, or keeps it for its round.
-    pub(super) fn push(&self, gradient: ShardGradient, terms: &Terms) -> Result<(Done, u64)> {
+    pub(super) fn push(&self, gradient: ShardGradient, terms: &Terms) -> Result<(Done, Counts)> {
         let mut state = self.state();
         if state.had(terms) {
-            return Ok((Done::AlreadyApplied, state.version));
+            return Ok((Done::AlreadyApplied, state.counts()));
         }
         if state.value.is_none() {
             return Err(self.uninitialized());
@@ -252,21 +266,21 @@ impl Shard {
         let Some(wanted) = terms.synchronous else {
             self.apply(&mut state, &gradient, terms)?;
             state.remember(terms);
-            return Ok((Done::Applied, state.version));
+            return Ok((Done::Applied, state.counts()));
         };
         if self.base(terms)? != state.version {
-            return Ok((Done::Dropped, state.version));
+            return Ok((Done::Dropped, state.counts()));
         }
         state.round.push(gradient);
         if state.round.len() < wanted {
             state.remember(terms);
-            return Ok((Done::Accumulated, state.version));
+            return Ok((Done::Accumulated, state.counts()));
         }
         let round = std::mem::take(&mut state.round);
         let mean = self.mean(round)?;
         self.apply(&mut state, &mean, terms)?;
         state.remember(terms);
-        Ok((Done::Applied, state.version))
+        Ok((Done::Applied, state.counts()))
     }
 
     /// The mean of a round; sparse only if all are.
@@ -398,6 +412,20 @@ impl ShardGradient {
 }
 
 impl State {
+    fn counts(&self) -> Counts {
+        Counts {
+            version: self.version,
+            updates: self.updates,
+        }
+    }
+
+    /// The value is another one now, not by a gradient: those of its round that have come were
+    /// computed at the one before.
+    pub(super) fn replaced(&mut self, version: u64) {
+        self.version = version;
+        self.round.clear();
+    }
+
     /// Whether the update came before, or belongs to a closure that is finished.
     fn had(&self, terms: &Terms) -> bool {
         terms
@@ -407,6 +435,20 @@ impl State {
 
     fn remember(&mut self, terms: &Terms) {
         self.applied.extend(terms.id);
+        if let Some((source, sequence)) = terms.id
+            && source >= OUTSIDE
+            && let Some(old) = sequence.checked_sub(OUTSIDE_REMEMBERED)
+        {
+            // No coordinator says when these are finished. A call is repeated at once if at all.
+            let old: Vec<_> = self
+                .applied
+                .range((source, 0)..=(source, old))
+                .copied()
+                .collect();
+            for id in old {
+                self.applied.remove(&id);
+            }
+        }
     }
 
     fn check_room(&self, terms: &Terms) -> Result<()> {

@@ -103,7 +103,8 @@ impl Plan {
                 state.slots = in_order.map(|place| came[place].clone()).collect();
             }
             state.updates = header.updates;
-            state.version = header.version.max(state.version + 1);
+            let version = header.version.max(state.version + 1);
+            state.replaced(version);
         }
         if learning_rate.is_some() {
             run.set_learning_rate(learning_rate);
