@@ -258,7 +258,8 @@ async fn run(
 async fn serve(connection: Connection, peer: Peer, routes: Routes, options: Arc<RpcOptions>) {
     let peer = Arc::new(peer);
     let remote = peer.remote();
-    let service = service_fn(move |request| answer(request, routes.clone(), peer.clone()));
+    let served = peer.clone();
+    let service = service_fn(move |request| answer(request, routes.clone(), served.clone()));
     let mut builder = Builder::new(TokioExecutor::new());
     builder
         .timer(TokioTimer::new())
@@ -275,6 +276,9 @@ async fn serve(connection: Connection, peer: Peer, routes: Routes, options: Arc<
         .await
     {
         tracing::debug!(%remote, %error, "a connection ended");
+        if let Some(reason) = peer.guard.certificate_refusal() {
+            peer.refuse(&reason);
+        }
     }
 }
 
