@@ -13,7 +13,7 @@ use super::remote_value::{RemoteValue, Slot};
 use crate::error::{PsError, Result};
 use crate::update::{RunId, StalenessPolicy};
 
-/// How many closures that failed are remembered for the servers; the mark below which all have
+/// How many closures that have ended are remembered for the servers; the mark below which all have
 /// ended covers the others.
 const ENDED_MAX: usize = 1024;
 
@@ -75,7 +75,7 @@ pub(super) struct State {
 /// What the servers should know.
 #[derive(Debug, Default)]
 pub(super) struct News {
-    /// Closures that failed: nobody should wait for their updates.
+    /// Closures that have ended: nobody should wait for their updates.
     pub(super) ended: Vec<u64>,
     /// Closures whose workers were lost. They run again when the servers have been told; a server
     /// that heard of it later would forget that the next worker has pulled.
@@ -425,15 +425,14 @@ impl Shared {
         let mut state = self.state();
         // Before anybody can see that it has ended.
         closure.end(outcome.clone());
+        // Also of one that went well: it may have pulled where it had nothing to push.
+        if self.is_waited_for() && state.news.ended.len() < ENDED_MAX {
+            state.news.ended.push(id);
+            self.newsworthy.notify_all();
+        }
         match outcome {
             Ok(_) => state.queue.finished(id),
-            Err(error) => {
-                if self.is_waited_for() && state.news.ended.len() < ENDED_MAX {
-                    state.news.ended.push(id);
-                    self.newsworthy.notify_all();
-                }
-                state.queue.failed(id, error)
-            }
+            Err(error) => state.queue.failed(id, error),
         };
         state.progress = Instant::now();
         state.ended += 1;

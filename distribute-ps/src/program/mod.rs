@@ -153,7 +153,7 @@ impl Program {
     }
 
     /// Token and certificates of all connections. Without this call the token is that of the
-    /// environment variable `DISTRIBUTE_TOKEN`, if it is set, as the launcher sets it.
+    /// environment variable `DISTRIBUTE_JOB_TOKEN`, if it is set, as the launcher sets it.
     pub fn security(&mut self, security: Security) -> &mut Self {
         self.security = Some(security);
         self

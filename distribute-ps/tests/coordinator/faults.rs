@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use burn::nn::{Initializer, LinearConfig};
+use burn::module::Module;
+use burn::nn::{Initializer, Linear, LinearConfig};
 use burn::tensor::Tensor;
 use distribute_core::{Error, Sgd, TrainState};
 use distribute_ps::{
@@ -272,6 +273,66 @@ fn closures_that_wait_for_slower_ones_stop_at_once_when_they_are_cancelled() {
         coordinator.schedule("train", ()).unwrap();
     }
     coordinator.join().unwrap();
+}
+
+/// Two layers, one on each server, of which a step trains the first only.
+#[derive(Module, Debug)]
+struct Halves {
+    trained: Linear,
+    untouched: Linear,
+}
+
+#[test]
+fn nobody_waits_for_updates_where_a_closure_had_none() {
+    let servers =
+        [(); 2].map(|()| ParameterServer::bind("127.0.0.1:0", ServerOptions::default()).unwrap());
+    let addresses = servers.each_ref().map(|it| it.address().to_string());
+    let mut options = CoordinatorOptions::default();
+    options.run.staleness = Some(Staleness {
+        bound: 1,
+        policy: StalenessPolicy::Wait,
+    });
+    let register = |registry: &mut StepRegistry| {
+        let build = |device: &distribute_core::Device| {
+            let linear = || {
+                let linear = LinearConfig::new(1, 1).with_bias(false);
+                linear.with_initializer(Initializer::Zeros).init(device)
+            };
+            let halves = Halves {
+                trained: linear(),
+                untouched: linear(),
+            };
+            TrainState::new(halves, Sgd::new(1.0))
+        };
+        let state = registry.state("model", build).unwrap();
+        let train = move |worker: &WorkerContext, (): ()| {
+            worker.run(&state, (), |ctx, (state, ())| {
+                let x = Tensor::<2>::ones([1, 1], ctx.device());
+                let loss = state.model.trained.forward(x).sum();
+                let gradients = ctx.gradient(&loss, &state.model)?;
+                state.apply_gradients(ctx, gradients)?;
+                Ok(0.0_f32)
+            })
+        };
+        registry.step("train", train).unwrap();
+    };
+    let cluster = Cluster::with_servers(4, &addresses, register, options);
+    let coordinator = &cluster.coordinator;
+    let variables = coordinator.variables().unwrap();
+    let server_of = |name| variables.variable(name).unwrap().placement().shards[0].server;
+    assert_ne!(
+        server_of("model/trained.weight"),
+        server_of("model/untouched.weight")
+    );
+    let begun = Instant::now();
+    for _ in 0..60 {
+        coordinator.schedule("train", ()).unwrap();
+    }
+    coordinator.join().unwrap();
+    let took = begun.elapsed();
+    assert!(took < Duration::from_secs(10), "{took:?}");
+    let weight = variables.read("model/trained.weight").unwrap();
+    assert_eq!(weight.as_slice::<f32>().unwrap(), [-60.0]);
 }
 
 #[test]

@@ -10,6 +10,7 @@ use distribute_core::{StrategyExt, VariableOptions};
 use distribute_ps::{
     ClusterCoordinator, Program, Result, ServerOptions, WorkerContext, WorkerOptions,
 };
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::in_process::LIMIT;
 
@@ -145,6 +146,9 @@ impl Task {
         loop {
             let left = LIMIT.saturating_sub(begun.elapsed());
             let line = self.said.recv_timeout(left).expect(mark);
+            if line.contains("ended with") && !line.contains(mark) {
+                panic!("{line}");
+            }
             if let Some((_, rest)) = line.split_once(mark) {
                 return rest.trim().to_string();
             }
@@ -201,6 +205,24 @@ fn a_chief_that_was_killed_and_started_again_finds_workers_and_servers_and_train
     // The servers begin anew: of the steps before nothing is left.
     let chief = ports.start("chief", 0, 0, 0, 50);
     assert_eq!(chief.hears("counted"), "50");
+    chief.hears("ended well");
+    for task in &others {
+        task.hears("ended well");
+    }
+}
+
+/// Longer than it takes to be given up by workers and servers.
+#[test]
+fn a_chief_that_was_stopped_for_a_while_goes_on() {
+    let ports = Ports::new();
+    let others = ports.others(60_000, 60_000);
+    let chief = ports.start("chief", 0, 0, 0, 3_000);
+    chief.hears("trains");
+    let signal = |signal| kill_process(Pid::from_child(&chief.child), signal).unwrap();
+    signal(Signal::STOP);
+    std::thread::sleep(Duration::from_secs(6));
+    signal(Signal::CONT);
+    assert_eq!(chief.hears("counted"), "3000");
     chief.hears("ended well");
     for task in &others {
         task.hears("ended well");
