@@ -6,6 +6,7 @@
 
 mod clock;
 pub(crate) mod elements;
+mod kernels;
 mod optimizers;
 mod segments;
 mod service;
@@ -14,6 +15,7 @@ mod snapshot;
 mod store;
 #[cfg(test)]
 mod tests;
+mod wide;
 
 use std::fmt;
 use std::net::SocketAddr;
