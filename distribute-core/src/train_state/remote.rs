@@ -95,12 +95,15 @@ impl<M: Module> TrainState<M> {
         };
         remote.send_learning_rate()?;
         let pulled = remote.state.pull(&remote.known)?;
-        if !pulled.changed.is_empty() {
-            let changed = pulled.changed.iter();
-            let changed = changed.map(|(index, _, value)| (*index, value.clone()));
-            self.model = with_values(self.model.clone(), changed)?;
+        let (mut versions, mut values) = (Vec::new(), Vec::new());
+        for (index, version, value) in pulled.changed {
+            versions.push((index, version));
+            values.push((index, value));
         }
-        for (index, version, _) in pulled.changed {
+        if !values.is_empty() {
+            self.model = with_values(self.model.clone(), values)?;
+        }
+        for (index, version) in versions {
             if let Some(known) = remote.known.get_mut(index) {
                 *known = version;
             }

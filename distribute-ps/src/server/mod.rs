@@ -7,6 +7,7 @@
 mod attendance;
 mod clock;
 pub(crate) mod elements;
+mod kernels;
 mod optimizers;
 mod segments;
 mod service;
@@ -15,6 +16,7 @@ mod snapshot;
 mod store;
 #[cfg(test)]
 mod tests;
+mod wide;
 
 use std::fmt;
 use std::net::SocketAddr;

@@ -207,24 +207,14 @@ impl Call {
         if let Some(closure) = request.closure {
             run.wait_to_pull(closure).await?;
         }
-        blocking(move || {
-            let mut got = Vec::with_capacity(request.wants.len());
-            let mut payload = Vec::new();
-            for want in &request.wants {
-                let shard = run.shard(want.id)?;
-                let (value, counts) = shard.read()?;
-                if want.known == Some(counts.version) {
-                    got.push(counts.got(0));
-                    continue;
-                }
-                let pieces = sent(&shard, value.bytes(), request.bf16);
-                got.push(counts.got(pieces.iter().map(|piece| piece.len() as u64).sum()));
-                payload.extend(pieces);
-            }
-            let learning_rate = run.learning_rate();
-            Ok(Outgoing::new(&wire::Pulled { got, learning_rate }, payload))
-        })
-        .await
+        let wanted = request.wants.iter().map(|want| run.shard(want.id));
+        let shards: Vec<Arc<Shard>> = wanted.collect::<Result<_>>()?;
+        // Noting where pieces lie takes no time, unless an update is being applied.
+        let is_light = !request.bf16 && !shards.iter().any(|shard| shard.is_busy());
+        match is_light {
+            true => pulled(&run, &request, &shards),
+            false => blocking(move || pulled(&run, &request, &shards)).await,
+        }
     }
 
     /// Reads row numbers.
@@ -318,7 +308,10 @@ impl Call {
         self.reader.end().await.map_err(unread)?;
         let id = (request.closure, request.sequence);
         run.wait_to_push(request.closure).await?;
-        blocking(move || apply(&run, id, gradients)).await
+        match is_light(&run, &gradients) {
+            true => apply(&run, id, gradients),
+            false => blocking(move || apply(&run, id, gradients)).await,
+        }
     }
 
     async fn assign(mut self) -> Result<Outgoing> {
@@ -442,7 +435,43 @@ fn sent(shard: &Shard, pieces: Vec<Bytes>, bf16: bool) -> Vec<Bytes> {
     }
 }
 
+/// The values that a pull is answered with.
+fn pulled(run: &Run, request: &wire::Pull, shards: &[Arc<Shard>]) -> Result<Outgoing> {
+    let mut got = Vec::with_capacity(request.wants.len());
+    let mut payload = Vec::new();
+    for (want, shard) in request.wants.iter().zip(shards) {
+        let (value, counts) = shard.read()?;
+        if want.known == Some(counts.version) {
+            got.push(counts.got(0));
+            continue;
+        }
+        let pieces = sent(shard, value.bytes(), request.bf16);
+        got.push(counts.got(pieces.iter().map(|piece| piece.len() as u64).sum()));
+        payload.extend(pieces);
+    }
+    let learning_rate = run.learning_rate();
+    Ok(Outgoing::new(&wire::Pulled { got, learning_rate }, payload))
+}
+
 type Gradients = Vec<(Arc<Shard>, Option<u64>, ShardGradient)>;
+
+/// The most bytes of a push that is applied on the thread of the connections: less than a
+/// millisecond of work. Waking another thread would take longer than a small update itself.
+const LIGHT_BYTES: usize = 2 << 20;
+
+/// Whether a push is applied in no time: built-in arithmetic, not many bytes, and nobody to wait
+/// for.
+fn is_light(run: &Run, gradients: &Gradients) -> bool {
+    let bytes: usize = gradients
+        .iter()
+        .map(|(_, _, gradient)| gradient.values.len())
+        .sum();
+    let is_light = |shard: &Shard| shard.has_kernel() && !shard.is_busy();
+    bytes <= LIGHT_BYTES
+        && run.rules.synchronous.is_none()
+        && run.gate.try_read().is_ok()
+        && gradients.iter().all(|(shard, _, _)| is_light(shard))
+}
 
 /// Applies a push that has been read and checked.
 fn apply(run: &Run, id: (u64, u32), gradients: Gradients) -> Result<Outgoing> {
@@ -454,7 +483,7 @@ fn apply(run: &Run, id: (u64, u32), gradients: Gradients) -> Result<Outgoing> {
         let (done, counts) = shard.push(gradient, &run.terms(Some(id), base))?;
         Ok(counts.outcome(done))
     };
-    let outcomes = on_threads(gradients, one)
+    let outcomes = on_threads(gradients, run.threads, one)
         .into_iter()
         .collect::<Result<_>>()?;
     Ok(reply(&wire::Pushed { outcomes }))
@@ -462,20 +491,17 @@ fn apply(run: &Run, id: (u64, u32), gradients: Gradients) -> Result<Outgoing> {
 
 /// Bytes of gradients that are worth a thread.
 const THREAD_BYTES: usize = 4 << 20;
-/// The most threads of one push.
-const THREADS_MAX: usize = 4;
-
 /// Applies the shards of a large push on several threads; results in the same order.
 fn on_threads<T: Send>(
     gradients: Gradients,
+    threads_max: usize,
     one: impl Fn((Arc<Shard>, Option<u64>, ShardGradient)) -> T + Sync,
 ) -> Vec<T> {
     let bytes: usize = gradients
         .iter()
         .map(|(_, _, gradient)| gradient.values.len())
         .sum();
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let threads = (bytes / THREAD_BYTES).min(cores).min(THREADS_MAX);
+    let threads = (bytes / THREAD_BYTES).min(threads_max);
     if threads < 2 {
         return gradients.into_iter().map(one).collect();
     }

@@ -1,16 +1,16 @@
 //! One shard: its value, the optimizer's slots beside it, and which updates it has had.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 use burn::tensor::DType;
-use distribute_core::optim::Optimizer;
 
 use crate::error::{PsError, Result};
 use crate::generated as wire;
 use crate::rpc::rope::Rope;
 use crate::server::elements::{self, Combine};
-use crate::server::optimizers::Rule;
+use crate::server::optimizers::{Built, Rule};
 use crate::server::segments::{SEGMENT, Segments};
 use crate::update::OUTSIDE;
 
@@ -38,6 +38,15 @@ impl Payload {
             true => elements::widen(&self.rope.read(offset / 2, count / 2)),
             false => self.rope.read(offset, count),
         }
+    }
+
+    /// The same, from where it lies if it is in one piece there.
+    fn view(&self, offset: usize, count: usize) -> Cow<'_, [u8]> {
+        let in_place = match self.is_narrow {
+            true => None,
+            false => self.rope.slice(offset, count),
+        };
+        in_place.map_or_else(|| self.read(offset, count).into(), Cow::Borrowed)
     }
 
     /// Whether all elements are finite.
@@ -122,7 +131,7 @@ pub(super) struct Shard {
     /// Bytes of the shard, and of one of its rows.
     pub(super) bytes: usize,
     pub(super) row_bytes: usize,
-    pub(super) optimizer: Option<Arc<dyn Optimizer>>,
+    pub(super) optimizer: Option<Built>,
     state: Mutex<State>,
 }
 
@@ -131,7 +140,7 @@ impl Shard {
         wire: wire::Shard,
         dtype: DType,
         (bytes, row_bytes): (usize, usize),
-        optimizer: Option<Arc<dyn Optimizer>>,
+        optimizer: Option<Built>,
     ) -> Self {
         Self {
             wire,
@@ -149,6 +158,17 @@ impl Shard {
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether somebody changes or reads it right now.
+    pub(super) fn is_busy(&self) -> bool {
+        matches!(self.state.try_lock(), Err(TryLockError::WouldBlock))
+    }
+
+    /// Whether its optimizer is applied by arithmetic of this crate.
+    pub(super) fn has_kernel(&self) -> bool {
+        let built = self.optimizer.as_ref();
+        self.dtype == DType::F32 && built.is_some_and(|built| built.kernel.is_some())
     }
 
     fn uninitialized(&self) -> PsError {
@@ -174,6 +194,12 @@ impl Shard {
             value.copy(*row as usize * self.row_bytes, self.row_bytes, &mut bytes);
         }
         Ok((bytes, state.counts()))
+    }
+
+    /// The names of the optimizer's slots; none without an optimizer.
+    pub(super) fn slots(&self) -> &'static [&'static str] {
+        let built = self.optimizer.as_ref();
+        built.map_or(&[], |built| built.optimizer.slots())
     }
 
     /// Row numbers are those within the shard.
@@ -205,10 +231,9 @@ impl Shard {
             Assignment::Combine(operation) => {
                 let target = state.value.as_mut().ok_or_else(|| self.uninitialized())?;
                 for index in 0..target.count() {
-                    let mut part = target.part(index).to_vec();
-                    let other = value.read(index * SEGMENT, part.len());
-                    elements::combine(self.dtype, operation, &mut part, &other);
-                    target.set_part(index, &part);
+                    let part = target.part_mut(index);
+                    let other = value.view(index * SEGMENT, part.len());
+                    elements::combine(self.dtype, operation, part, &other);
                 }
             }
         }
@@ -315,21 +340,17 @@ impl Shard {
     }
 
     fn apply(&self, state: &mut State, gradient: &ShardGradient, terms: &Terms) -> Result<()> {
-        let Some(optimizer) = &self.optimizer else {
+        let Some(built) = &self.optimizer else {
             return Err(PsError::invalid(format!(
                 "push of variable `{}`: it has no optimizer; use assign_add",
                 self.name()
             )));
         };
-        let rule = Rule::new(
-            &**optimizer,
-            terms.learning_rate,
-            state.updates + 1,
-            self.dtype,
-        );
+        let step = state.updates + 1;
+        let rule = Rule::new(built, terms.learning_rate, step, self.dtype);
         if state.slots.is_empty() {
             let zeros = |_: &&str| Segments::zeros(self.bytes);
-            state.slots = optimizer.slots().iter().map(zeros).collect();
+            state.slots = built.optimizer.slots().iter().map(zeros).collect();
         }
         match &gradient.rows {
             None => state.apply_dense(&rule, &gradient.values)?,
@@ -358,17 +379,18 @@ impl Shard {
             }
             bytes
         };
-        let parameter = gather(value);
-        let old = slots.iter().map(gather).collect();
-        let (parameter, updated) = rule.apply(parameter, gradient.clone(), old)?;
+        let mut parameter = gather(value);
+        let mut updated: Vec<Vec<u8>> = slots.iter().map(gather).collect();
+        let mut views: Vec<&mut [u8]> = updated.iter_mut().map(Vec::as_mut_slice).collect();
+        rule.apply(&mut parameter, &gradient, &mut views)?;
         let scatter = |into: &mut Segments, bytes: &[u8]| {
             for (row, bytes) in rows.iter().zip(bytes.chunks(self.row_bytes.max(1))) {
                 into.write(*row as usize * self.row_bytes, bytes);
             }
         };
-        scatter(value, parameter.as_bytes());
+        scatter(value, &parameter);
         for (slot, updated) in slots.iter_mut().zip(&updated) {
-            scatter(slot, updated.as_bytes());
+            scatter(slot, updated);
         }
         Ok(())
     }
@@ -468,14 +490,14 @@ impl State {
             return Ok(());
         };
         for index in 0..value.count() {
-            let parameter = value.part(index).to_vec();
-            let gradient = gradient.read(index * SEGMENT, parameter.len());
-            let slots = self.slots.iter().map(|slot| slot.part(index).to_vec());
-            let (parameter, updated) = rule.apply(parameter, gradient, slots.collect())?;
-            value.set_part(index, parameter.as_bytes());
-            for (slot, updated) in self.slots.iter_mut().zip(&updated) {
-                slot.set_part(index, updated.as_bytes());
-            }
+            let parameter = value.part_mut(index);
+            let mut slots: Vec<&mut [u8]> = self
+                .slots
+                .iter_mut()
+                .map(|slot| slot.part_mut(index))
+                .collect();
+            let gradient = gradient.view(index * SEGMENT, parameter.len());
+            rule.apply(parameter, &gradient, &mut slots)?;
         }
         Ok(())
     }

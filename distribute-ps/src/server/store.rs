@@ -18,6 +18,9 @@ use crate::server::shard::{Shard, Terms};
 use crate::update::{RunId, RunOptions, Staleness, StalenessPolicy};
 use crate::variable::OptimizerSpec;
 
+/// The most threads of one push.
+const THREADS_MAX: usize = 4;
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -42,6 +45,8 @@ pub(super) struct Run {
     cancelled_below: AtomicU64,
     clock: Mutex<Clock>,
     moved: Notify,
+    /// The most threads that apply one push.
+    pub(super) threads: usize,
     /// Held for reading while a push is applied, for writing while a snapshot is taken.
     pub(super) gate: RwLock<()>,
 }
@@ -175,6 +180,10 @@ impl Run {
             cancelled_below: AtomicU64::new(0),
             clock: Mutex::default(),
             moved: Notify::new(),
+            // Asking takes a dozen system calls, so not at every push.
+            threads: std::thread::available_parallelism()
+                .map_or(1, usize::from)
+                .min(THREADS_MAX),
             gate: RwLock::default(),
         }
     }
@@ -204,11 +213,8 @@ impl Run {
             }
             let shard = checked(shard, options)?;
             // A slot is as large as the value.
-            let slots = shard
-                .optimizer
-                .as_ref()
-                .map_or(0, |rule| rule.slots().len());
-            bytes = bytes.saturating_add(shard.bytes as u64 * (1 + slots as u64));
+            let tensors = 1 + shard.slots().len() as u64;
+            bytes = bytes.saturating_add(shard.bytes as u64 * tensors);
             if bytes > options.max_memory_bytes {
                 return Err(PsError::TooLarge {
                     what: format!("all variables of the server, with `{}`,", shard.name()),
