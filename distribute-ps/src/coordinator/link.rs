@@ -52,6 +52,8 @@ struct Stream {
     channel: Channel,
     outbound: mpsc::Sender<Order>,
     inbound: Streaming<Report>,
+    /// The most bytes of arguments that the worker takes.
+    limit: u64,
 }
 
 /// The closure that the worker has.
@@ -127,6 +129,7 @@ async fn attach(shared: &Shared, worker: usize) -> Result<Stream, Failed> {
         worker: u32::try_from(worker).unwrap_or(u32::MAX),
         workers: u32::try_from(shared.addresses.len()).unwrap_or(u32::MAX),
         parameter_servers: shared.parameter_servers.clone(),
+        max_message_bytes: shared.options.max_message_bytes as u64,
     };
     // The queue is new: there is room.
     let _ = outbound.try_send(said(order::Order::Attach(attach)));
@@ -154,6 +157,7 @@ async fn attach(shared: &Shared, worker: usize) -> Result<Stream, Failed> {
         channel,
         outbound,
         inbound,
+        limit: welcome.max_message_bytes,
     })
 }
 
@@ -217,7 +221,7 @@ async fn exchange(
                 heard(shared, worker, &stream.channel, current, report)
             }
             handed = shared.take(), if current.is_none() => {
-                give(stream, current, handed)
+                give(shared, worker, stream, current, handed)
             }
             _ = orders.changed() => {
                 let orders = orders.borrow_and_update().clone();
@@ -237,13 +241,30 @@ async fn exchange(
     }
 }
 
-/// Sends the worker a closure.
+/// Sends the worker a closure, unless it would not take one so large.
 fn give(
+    shared: &Shared,
+    worker: usize,
     stream: &Stream,
     current: &mut Option<Current>,
     handed: Handed<Arc<Closure>>,
 ) -> Result<(), End> {
     let closure = &handed.payload;
+    let bytes = closure.arguments.len() as u64;
+    if bytes > stream.limit {
+        let error = PsError::Closure {
+            closure: handed.id,
+            step: closure.step.to_string(),
+            worker,
+            source: Arc::new(PsError::invalid(format!(
+                "the arguments have {bytes} bytes, the worker takes {} at most; raise \
+                 `WorkerOptions::max_message_bytes`",
+                stream.limit
+            ))),
+        };
+        shared.closure_ended(handed.id, closure, Err(error));
+        return Ok(());
+    }
     let datasets = closure.datasets.iter();
     let execute = Execute {
         closure: handed.id,

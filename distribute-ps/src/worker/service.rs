@@ -78,7 +78,8 @@ impl Service {
         self.desk.attach(run, remote, || {
             let (registry, client) = (self.registry.clone(), self.client.clone());
             let servers = attach.parameter_servers;
-            Engagement::new(registry, run, (worker, workers), servers, client)
+            let limit = usize::try_from(attach.max_message_bytes).unwrap_or(usize::MAX);
+            Engagement::new(registry, run, (worker, workers), servers, (client, limit))
         })
     }
 
@@ -87,6 +88,7 @@ impl Service {
             protocol_version: PROTOCOL_VERSION,
             crate_version: CRATE_VERSION.to_string(),
             steps: self.registry.step_names().map(str::to_string).collect(),
+            max_message_bytes: self.desk.max_message_bytes as u64,
         }
     }
 }
@@ -148,7 +150,11 @@ async fn read(desk: Arc<Desk>, stream: u64, mut inbound: Streaming<Order>, repor
         let order = match inbound.message().await {
             Ok(Some(Order { order: Some(order) })) => order,
             Ok(Some(_)) => break Some(Status::invalid_argument("an empty message")),
-            Ok(None) | Err(_) => break None,
+            Ok(None) => break None,
+            Err(status) => {
+                tracing::debug!(%status, "the coordinator's stream broke");
+                break None;
+            }
         };
         if let Err(status) = follow(&attached, &mut flags, order, &reports) {
             break Some(status);
@@ -217,6 +223,7 @@ mod tests {
             worker: 1,
             workers: 2,
             parameter_servers: Vec::new(),
+            max_message_bytes: 1000,
         }
     }
 

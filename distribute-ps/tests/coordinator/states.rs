@@ -239,6 +239,13 @@ fn an_older_checkpoint_brings_back_its_step_and_weights_everywhere() {
         assert_eq!(restored, (10, -10.0));
         assert_eq!(looks(coordinator), (10, 1.0, -10.0));
     }
+    // Not a thread that waits for itself.
+    let twice = coordinator.with(&state, |_| {
+        let again = coordinator.with(&state, |state: &mut Built| Ok(state.primary().step()));
+        Ok(again.map_err(|error| error.to_string()))
+    });
+    let error = twice.unwrap().unwrap_err();
+    assert!(error.contains("within `with` of `model`"), "{error}");
     // It goes on from there, and so do checkpoints.
     let value = coordinator.schedule("train", ()).unwrap();
     assert_eq!(value.fetch::<i64>().unwrap(), 11);
