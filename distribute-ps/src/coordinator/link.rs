@@ -24,6 +24,8 @@ const PAUSE_MAX: Duration = Duration::from_millis(500);
 const PAUSE_REFUSED: Duration = Duration::from_secs(2);
 /// How long a handshake, or the end of a stream, may take.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
+/// How long a worker that is being dialled when the coordinator ends has to hear of it.
+const FINISH_PATIENCE: Duration = Duration::from_secs(2);
 /// How many orders may wait to be sent. Pings use half of it at most.
 const ORDERS: usize = 16;
 /// What a message has besides arguments or a result.
@@ -50,6 +52,8 @@ struct Stream {
     channel: Channel,
     outbound: mpsc::Sender<Order>,
     inbound: Streaming<Report>,
+    /// The most bytes of arguments that the worker takes.
+    limit: u64,
 }
 
 /// The closure that the worker has.
@@ -63,7 +67,11 @@ pub(super) async fn keep(shared: Arc<Shared>, worker: usize) {
     let mut orders = shared.orders.subscribe();
     let mut pause = PAUSE_MIN;
     while orders.borrow().finish.is_none() {
-        let wait = match attach(&shared, worker).await {
+        let attached = tokio::select! {
+            attached = attach(&shared, worker) => attached,
+            () = finished_for(orders.clone(), FINISH_PATIENCE) => return,
+        };
+        let wait = match attached {
             Ok(stream) => {
                 let begun = Instant::now();
                 shared.set_status(worker, WorkerStatus::Connected);
@@ -89,14 +97,22 @@ pub(super) async fn keep(shared: Arc<Shared>, worker: usize) {
                 pause
             }
         };
-        let finished = async {
-            orders
-                .wait_for(|orders| orders.finish.is_some())
-                .await
-                .is_ok()
-        };
-        let _ = tokio::time::timeout(wait, finished).await;
+        let _ = tokio::time::timeout(wait, finished(&mut orders)).await;
     }
+}
+
+/// Waits until the coordinator ends.
+async fn finished(orders: &mut watch::Receiver<Orders>) {
+    if orders.wait_for(|it| it.finish.is_some()).await.is_err() {
+        // Nobody can say so any more.
+        std::future::pending::<()>().await;
+    }
+}
+
+/// Waits until so long after the coordinator's end.
+async fn finished_for(mut orders: watch::Receiver<Orders>, patience: Duration) {
+    finished(&mut orders).await;
+    tokio::time::sleep(patience).await;
 }
 
 async fn attach(shared: &Shared, worker: usize) -> Result<Stream, Failed> {
@@ -113,6 +129,7 @@ async fn attach(shared: &Shared, worker: usize) -> Result<Stream, Failed> {
         worker: u32::try_from(worker).unwrap_or(u32::MAX),
         workers: u32::try_from(shared.addresses.len()).unwrap_or(u32::MAX),
         parameter_servers: shared.parameter_servers.clone(),
+        max_message_bytes: shared.options.max_message_bytes as u64,
     };
     // The queue is new: there is room.
     let _ = outbound.try_send(said(order::Order::Attach(attach)));
@@ -140,6 +157,7 @@ async fn attach(shared: &Shared, worker: usize) -> Result<Stream, Failed> {
         channel,
         outbound,
         inbound,
+        limit: welcome.max_message_bytes,
     })
 }
 
@@ -203,7 +221,7 @@ async fn exchange(
                 heard(shared, worker, &stream.channel, current, report)
             }
             handed = shared.take(), if current.is_none() => {
-                give(stream, current, handed)
+                give(shared, worker, stream, current, handed)
             }
             _ = orders.changed() => {
                 let orders = orders.borrow_and_update().clone();
@@ -223,13 +241,30 @@ async fn exchange(
     }
 }
 
-/// Sends the worker a closure.
+/// Sends the worker a closure, unless it would not take one so large.
 fn give(
+    shared: &Shared,
+    worker: usize,
     stream: &Stream,
     current: &mut Option<Current>,
     handed: Handed<Arc<Closure>>,
 ) -> Result<(), End> {
     let closure = &handed.payload;
+    let bytes = closure.arguments.len() as u64;
+    if bytes > stream.limit {
+        let error = PsError::Closure {
+            closure: handed.id,
+            step: closure.step.to_string(),
+            worker,
+            source: Arc::new(PsError::invalid(format!(
+                "the arguments have {bytes} bytes, the worker takes {} at most; raise \
+                 `WorkerOptions::max_message_bytes`",
+                stream.limit
+            ))),
+        };
+        shared.closure_ended(handed.id, closure, Err(error));
+        return Ok(());
+    }
     let datasets = closure.datasets.iter();
     let execute = Execute {
         closure: handed.id,

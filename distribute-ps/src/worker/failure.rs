@@ -10,9 +10,12 @@ use serde::{Deserialize, Serialize};
 
 use super::value;
 use crate::error::PsError;
+use crate::wire_error;
 
 /// The longest text of an error, in bytes.
 const TEXT_MAX_BYTES: usize = 16 << 10;
+/// The most bytes of an error that is sent: there is always room for it beside a result.
+const FAILURE_MAX_BYTES: usize = 48 << 10;
 
 /// What of an error is sent.
 #[derive(Debug, Serialize, Deserialize)]
@@ -22,9 +25,9 @@ enum Failure {
     Unavailable(usize, String, String),
     Timeout(usize, String, Duration),
     OtherRun(usize, String, String),
-    UnknownVariable(String),
-    NonFinite(String),
-    Stale(String, u64, u64),
+    Refused(String, String),
+    /// About a variable, as servers write it.
+    Variable(Vec<u8>),
     InvalidArgument(String),
     UnregisteredStep(String, String),
     WrongArguments(String, String, String, String),
@@ -83,10 +86,8 @@ pub(super) fn encode(error: &PsError) -> Vec<u8> {
             address,
             reason,
         } => Failure::OtherRun(server, address, reason),
-        PsError::UnknownVariable { name } => Failure::UnknownVariable(name),
-        PsError::NonFinite { name } => Failure::NonFinite(name),
-        PsError::Stale { name, lag, bound } => Failure::Stale(name, lag, bound),
-        PsError::InvalidArgument { what } => Failure::InvalidArgument(what),
+        PsError::Refused { address, reason } => Failure::Refused(address, reason),
+        PsError::InvalidArgument { what } => Failure::InvalidArgument(cut(what)),
         PsError::Unregistered {
             kind: "step",
             name,
@@ -98,24 +99,35 @@ pub(super) fn encode(error: &PsError) -> Vec<u8> {
             found,
             reason,
         } => Failure::WrongArguments(step, expected, found, reason),
-        PsError::Panicked { message } => Failure::Panicked(message),
-        other => in_words(&other),
+        PsError::Panicked { message } => Failure::Panicked(cut(message)),
+        other => match wire_error::to_bytes(&other) {
+            Some(bytes) => Failure::Variable(bytes),
+            None => in_words(&other),
+        },
     };
-    value::encode(&failure).unwrap_or_default()
+    let encoded = value::encode(&failure).unwrap_or_default();
+    match encoded.len() > FAILURE_MAX_BYTES {
+        true => value::encode(&Failure::Other(cut(found.to_string()))).unwrap_or_default(),
+        false => encoded,
+    }
+}
+
+/// A text, cut where it is too long.
+fn cut(mut text: String) -> String {
+    if text.len() > TEXT_MAX_BYTES {
+        text.truncate(text.floor_char_boundary(TEXT_MAX_BYTES));
+        text.push_str(" ...");
+    }
+    text
 }
 
 fn in_words(error: &PsError) -> Failure {
     if let PsError::Core(core) = error
         && let distribute_core::Error::ReplicaPanicked { message, .. } = core.root_cause()
     {
-        return Failure::ReplicaPanicked(message.clone());
+        return Failure::ReplicaPanicked(cut(message.clone()));
     }
-    let mut text = error.to_string();
-    if text.len() > TEXT_MAX_BYTES {
-        text.truncate(text.floor_char_boundary(TEXT_MAX_BYTES));
-        text.push_str(" ...");
-    }
-    Failure::Other(text)
+    Failure::Other(cut(error.to_string()))
 }
 
 /// The way back.
@@ -141,9 +153,9 @@ pub(crate) fn decode(bytes: &[u8]) -> PsError {
             address,
             reason,
         },
-        Failure::UnknownVariable(name) => PsError::UnknownVariable { name },
-        Failure::NonFinite(name) => PsError::NonFinite { name },
-        Failure::Stale(name, lag, bound) => PsError::Stale { name, lag, bound },
+        Failure::Refused(address, reason) => PsError::Refused { address, reason },
+        Failure::Variable(bytes) => wire_error::from_bytes(&bytes)
+            .unwrap_or_else(|| PsError::step("its error about a variable cannot be read")),
         Failure::InvalidArgument(what) => PsError::InvalidArgument { what },
         Failure::UnregisteredStep(name, known) => PsError::Unregistered {
             kind: "step",
@@ -196,11 +208,66 @@ mod tests {
     }
 
     #[test]
+    fn errors_about_variables_arrive_with_all_that_they_say() {
+        let name = || "model/w".to_string();
+        for error in [
+            PsError::Shape {
+                op: "assign_add",
+                name: name(),
+                expected: vec![2, 3],
+                found: vec![],
+            },
+            PsError::DType {
+                op: "push",
+                name: name(),
+                expected: "f32".to_string(),
+                found: "i64".to_string(),
+            },
+            PsError::StalenessTimeout {
+                op: "pull",
+                bound: 3,
+                waited: Duration::from_secs(60),
+            },
+            PsError::TooLarge {
+                what: "a request".to_string(),
+                bytes: 7,
+                limit: 5,
+                option: "max_request_bytes",
+            },
+            PsError::Row {
+                name: name(),
+                row: 9,
+                rows: 4,
+            },
+            PsError::Uninitialized { name: name() },
+            PsError::UnknownVariable { name: name() },
+            PsError::NonFinite { name: name() },
+            PsError::Refused {
+                address: "ps0:1".to_string(),
+                reason: "its token is another one".to_string(),
+            },
+        ] {
+            let kind = std::mem::discriminant(&error);
+            let text = error.to_string();
+            let arrived = sent(error);
+            assert_eq!(std::mem::discriminant(&arrived), kind, "{arrived}");
+            assert_eq!(arrived.to_string(), text);
+        }
+    }
+
+    #[test]
     fn any_other_error_arrives_as_its_text_cut_where_it_is_too_long() {
         let error = sent(PsError::step("the file is empty")).to_string();
         assert_eq!(error, "the file is empty");
         let long = sent(PsError::step("ä".repeat(TEXT_MAX_BYTES))).to_string();
         assert!(long.len() < TEXT_MAX_BYTES + 8 && long.ends_with("ä ..."));
+        let message = "x".repeat(10 << 20);
+        let panicked = sent(PsError::Panicked { message });
+        assert!(matches!(panicked, PsError::Panicked { .. }));
+        assert!(panicked.to_string().len() < TEXT_MAX_BYTES + 64);
+        let name = "x".repeat(10 << 20);
+        let bytes = encode(&PsError::UnknownVariable { name });
+        assert!(bytes.len() < FAILURE_MAX_BYTES, "{}", bytes.len());
         let odd = decode(b"\xff").to_string();
         assert!(odd.contains("cannot be read"), "{odd}");
     }

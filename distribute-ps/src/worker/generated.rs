@@ -58,6 +58,9 @@ pub struct Attach {
     /// The addresses of the parameter servers, in order.
     #[prost(string, repeated, tag = "6")]
     pub parameter_servers: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// The most bytes of a result that the coordinator takes.
+    #[prost(uint64, tag = "7")]
+    pub max_message_bytes: u64,
 }
 /// Who the worker is.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -69,6 +72,9 @@ pub struct Welcome {
     /// The steps that it has registered, sorted: the coordinator must have the same.
     #[prost(string, repeated, tag = "3")]
     pub steps: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// The most bytes of a closure's arguments that the worker takes.
+    #[prost(uint64, tag = "4")]
+    pub max_message_bytes: u64,
 }
 /// Run a step.
 #[derive(Clone, PartialEq, ::prost::Message)]
