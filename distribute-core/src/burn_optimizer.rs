@@ -63,6 +63,7 @@ impl<M: Module> BurnTrainState<M> {
         ctx: &ReplicaContext,
         mut gradients: Gradients,
     ) -> Result<()> {
+        gradients.refuse_rows("`apply_gradients` of a burn optimizer")?;
         gradients.all_reduce(ctx, ReduceOp::Sum)?;
         let gradients = gradients.into_params(&self.model);
         let model = self.model.clone();

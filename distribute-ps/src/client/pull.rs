@@ -30,7 +30,7 @@ pub struct Pulled {
 type Collected = BTreeMap<(usize, usize), (u64, Option<Vec<u8>>)>;
 
 /// One shard of a pull.
-struct PullPlace {
+pub(super) struct PullPlace {
     place: (usize, usize),
     want: wire::Want,
     bytes: usize,
@@ -193,7 +193,7 @@ impl VariableClient {
     }
 }
 
-async fn one_by_one<T, F>(works: Vec<F>) -> Result<Vec<T>>
+pub(super) async fn one_by_one<T, F>(works: Vec<F>) -> Result<Vec<T>>
 where
     F: Future<Output = Result<T>>,
 {
@@ -204,7 +204,7 @@ where
     Ok(done)
 }
 
-async fn pull_of_server(
+pub(super) async fn pull_of_server(
     server: Arc<Server>,
     run: Vec<u8>,
     closure: Option<u64>,

@@ -1,0 +1,8 @@
+//! Embedding tables on servers that listen on loopback ports.
+
+mod checkpoints;
+mod common;
+mod lookups;
+mod rules;
+mod steps;
+mod trained;
