@@ -1,6 +1,6 @@
 //! Rows that were looked up.
 
-use burn::tensor::{Int, Tensor, TensorData};
+use burn::tensor::{DType, Int, Tensor, TensorData};
 use distribute_core::remote::RemoteRows;
 use distribute_core::{Error, ReplicaContext, Result};
 
@@ -68,7 +68,10 @@ impl Rows {
         };
         let leaf = ctx.watch_rows(self.rows.clone(), self.values.clone())?;
         if self.places.is_empty() {
-            return Ok(leaf.reshape(shape));
+            // Nothing of it has a gradient. burn's `reshape` takes a 0 for "as before".
+            let nothing = TensorData::new(Vec::<f32>::new(), shape);
+            let options = (&ctx.device().clone().without_autodiff(), DType::F32);
+            return Ok(Tensor::from_inner(Tensor::from_data(nothing, options)).require_grad());
         }
         let places = TensorData::new(self.places.clone(), [self.places.len()]);
         let places = Tensor::<1, Int>::from_data(places, ctx.device());
