@@ -53,6 +53,16 @@ impl Default for TableInitializer {
 }
 
 impl TableInitializer {
+    /// Uniformly distributed from `low` to `high`, by this seed.
+    pub fn uniform(low: f32, high: f32, seed: u64) -> Self {
+        Self::Uniform { low, high, seed }
+    }
+
+    /// Normally distributed around 0 with this standard deviation, by this seed.
+    pub fn normal(deviation: f32, seed: u64) -> Self {
+        Self::Normal { deviation, seed }
+    }
+
     /// The values that a function gives for a range of rows: `range.len()` times the table's width
     /// numbers, one row after the other. It is called once per shard.
     pub fn rows(values: impl Fn(Range<usize>) -> Result<Vec<f32>> + Send + Sync + 'static) -> Self {

@@ -15,10 +15,8 @@ use crate::variable::{OptimizerSpec, VariableSpec};
 /// use distribute_core::Adam;
 /// use distribute_ps::{TableInitializer, TableSpec};
 ///
-/// let spec = TableSpec::new(50_000, 32, Adam::new(0.01)).initializer(TableInitializer::Normal {
-///     deviation: 0.1,
-///     seed: 42,
-/// });
+/// let spec = TableSpec::new(50_000, 32, Adam::new(0.01));
+/// let spec = spec.initializer(TableInitializer::normal(0.1, 42));
 /// ```
 #[derive(Debug, Clone)]
 pub struct TableSpec {

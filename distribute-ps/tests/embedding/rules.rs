@@ -188,3 +188,57 @@ fn lookups_wait_for_slower_workers() {
         assert_eq!([found[5], found[6]], [2.0, 1.0]);
     });
 }
+
+#[test]
+fn gradients_with_nan_are_refused_and_the_model_keeps_its_weights() {
+    within_limit(|| {
+        let servers = Servers::start(2);
+        let strategy = servers.strategy(2);
+        let table = strategy.table("words", &spec(Sgd::new(1.0))).unwrap();
+        let mut state = strategy
+            .scope(|device| TrainState::new(dense(device), Sgd::new(0.5)))
+            .unwrap();
+        let before = state.primary().to_tensors().unwrap();
+        let rows = table.lookup([[1, 2], [2, 9]]).unwrap();
+        let step = strategy.run((&mut state,), |ctx, (state,)| {
+            let loss = crate::common::loss(&state.model, rows.tensor(ctx)?, 0);
+            let mut gradients = ctx.gradient(&loss, &state.model)?;
+            for rows in gradients.row_gradients_mut() {
+                let last = rows.as_mut_slice::<f32>().unwrap().last_mut();
+                *last.unwrap() = f32::NAN;
+            }
+            assert!(gradients.global_norm()?.is_nan(), "rows count");
+            state.apply_gradients(ctx, gradients).map(drop)
+        });
+        let error = step.unwrap_err().to_string();
+        assert!(
+            error.contains("`table/words`") && error.contains("NaN"),
+            "{error}"
+        );
+        assert_eq!(state.primary().to_tensors().unwrap(), before);
+    });
+}
+
+#[test]
+fn rows_travel_as_bf16_where_that_is_chosen() {
+    within_limit(|| {
+        let servers = Servers::start(2);
+        let mut options = distribute_ps::ClientOptions::default();
+        options.bf16 = true;
+        let (addresses, run) = (servers.addresses(), RunOptions::default());
+        let shards = crate::common::fixed(3);
+        let strategy = ParameterServerStrategy::connect(&addresses, options, run, shards).unwrap();
+        let table = strategy.table("words", &spec(Sgd::new(1.0))).unwrap();
+        let rows = table.lookup([10, 0, 4]).unwrap().to_data().unwrap();
+        let values = table_values();
+        for (row, id) in crate::common::floats(&rows).chunks(WIDTH).zip([10, 0, 4]) {
+            for (found, value) in row.iter().zip(&values[id * WIDTH..]) {
+                assert!(
+                    (found - value).abs() <= value.abs() / 256.0,
+                    "{found} {value}"
+                );
+                assert_eq!(found.to_bits() & 0xffff, 0);
+            }
+        }
+    });
+}

@@ -7,8 +7,8 @@ use burn::tensor::Tensor;
 use distribute_core::{Adam, Sgd, StrategyExt, TensorData, TrainState};
 use distribute_ps::{
     ClusterCoordinator, CoordinatorOptions, HostTensor, Program, PsError, Result, RunOptions,
-    State, StepRegistry, Table, TableSpec, UpdateSource, WorkerContext, WorkerOptions,
-    WorkerServer, WorkerStopper,
+    Staleness, StalenessPolicy, State, StepRegistry, Table, TableSpec, UpdateSource, WorkerContext,
+    WorkerOptions, WorkerServer, WorkerStopper,
 };
 
 use crate::common::{
@@ -89,6 +89,15 @@ fn register(registry: &mut StepRegistry) -> Registered {
 
 /// Calls `body` with a coordinator of two servers and so many workers.
 fn with_cluster(workers: usize, body: impl FnOnce(&ClusterCoordinator, Registered)) {
+    with_rules(workers, RunOptions::default(), body);
+}
+
+/// The same under these rules.
+fn with_rules(
+    workers: usize,
+    rules: RunOptions,
+    body: impl FnOnce(&ClusterCoordinator, Registered),
+) {
     let servers = Servers::start(2);
     let mut registry = StepRegistry::new();
     let registered = register(&mut registry);
@@ -100,6 +109,7 @@ fn with_cluster(workers: usize, body: impl FnOnce(&ClusterCoordinator, Registere
         .collect();
     let mut options = CoordinatorOptions::default();
     options.partitioner = fixed(2);
+    options.run = rules;
     let servers = servers.addresses();
     let coordinator = ClusterCoordinator::connect(&addresses, &servers, registry, options).unwrap();
     body(&coordinator, registered);
@@ -178,6 +188,46 @@ fn a_model_of_nothing_but_tables_trains_and_every_closure_counts_once() {
                 |at: usize| (words[at] - (start[WIDTH + at] - 40.0 * 2.0 * 0.3)).abs() < 1e-3;
             assert!((0..WIDTH).all(close), "{words:?}");
         });
+    });
+}
+
+#[test]
+fn several_workers_get_on_under_every_rule() {
+    within_limit(|| {
+        let staleness = |bound, policy| {
+            let mut rules = RunOptions::default();
+            rules.staleness = Some(Staleness { bound, policy });
+            rules
+        };
+        let mut synchronous = RunOptions::default();
+        synchronous.synchronous = Some(2);
+        let all_rules = [
+            (staleness(0, StalenessPolicy::Wait), Some(24)),
+            (staleness(2, StalenessPolicy::Wait), Some(24)),
+            (staleness(1, StalenessPolicy::Refuse), None),
+            (synchronous, None),
+        ];
+        for (rules, updates) in all_rules {
+            with_rules(3, rules, |coordinator, registered| {
+                // Two kinds of steps, whose lookups are in different orders.
+                for number in 0..24_usize {
+                    coordinator.schedule("train", (number,)).unwrap();
+                    let few = (vec![3_i64, 10], vec![4_i64]);
+                    coordinator.schedule("tables", few).unwrap();
+                }
+                coordinator.join().unwrap();
+                let state = &registered.state;
+                let saved = coordinator.with(state, |state| state.primary().to_tensors());
+                let saved = saved.unwrap();
+                let count = |name: &str| saved[name].as_slice::<i64>().unwrap()[0];
+                let pairs = count("updates/table/pairs");
+                let words = count("updates/table/words");
+                match updates {
+                    Some(all) => assert_eq!((pairs, words), (all, 2 * all)),
+                    None => assert!(pairs > 0 && words > 0 && words <= 48, "{pairs} {words}"),
+                }
+            });
+        }
     });
 }
 
