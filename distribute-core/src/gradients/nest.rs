@@ -148,7 +148,7 @@ mod tests {
             bias: Param::from_tensor(Tensor::ones([3], &device).require_grad()),
         };
         let loss = model.used.val().sum() + model.bias.val().mul_scalar(2.0).sum();
-        Gradients::compute(&loss, &model).unwrap()
+        Gradients::compute(&loss, &model, &[]).unwrap()
     }
 
     #[test]

@@ -225,3 +225,76 @@ impl ReplicaContext {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(table: &str, ids: &[u64], values: &[f32], base: &[u64]) -> RowGradients {
+        RowGradients {
+            rows: RemoteRows {
+                table: table.into(),
+                ids: ids.into(),
+                base: base.to_vec(),
+            },
+            values: TensorData::new(values.to_vec(), [ids.len(), 2]),
+        }
+    }
+
+    fn none() -> Gradients {
+        Gradients::none(&NoModel::new()).unwrap()
+    }
+
+    #[test]
+    fn rows_of_one_table_add_up_and_others_are_kept_apart() {
+        let mut sum = none();
+        let first = of("a", &[1, 4, 9], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], &[7, 2]);
+        let second = of("a", &[0, 4], &[10.0, 20.0, 30.0, 40.0], &[3, 5]);
+        let other = of("b", &[4], &[0.5, 0.5], &[1]);
+        for rows in [first, other.clone(), second] {
+            let mut gradients = none();
+            gradients.add_rows(rows).unwrap();
+            sum.accumulate(gradients).unwrap();
+        }
+        let values = [10.0, 20.0, 1.0, 2.0, 33.0, 44.0, 5.0, 6.0];
+        let expected = of("a", &[0, 1, 4, 9], &values, &[3, 2]);
+        assert_eq!(sum.row_gradients(), [expected, other]);
+    }
+
+    #[test]
+    fn the_norm_counts_rows_and_clipping_scales_them() {
+        let mut gradients = none();
+        gradients.add_rows(of("a", &[3], &[3.0, 0.0], &[])).unwrap();
+        gradients.add_rows(of("b", &[0], &[0.0, 4.0], &[])).unwrap();
+        assert_eq!(gradients.clip_by_global_norm(1.0).unwrap(), 5.0);
+        let norm = gradients.global_norm().unwrap();
+        assert!((norm - 1.0).abs() < 1e-6, "{norm}");
+    }
+
+    #[test]
+    fn rows_of_other_widths_or_types_are_refused() {
+        let mut gradients = none();
+        gradients.add_rows(of("a", &[3], &[3.0, 0.0], &[])).unwrap();
+        let mut wider = of("a", &[3], &[3.0, 0.0], &[]);
+        wider.values = TensorData::new(vec![1.0_f32; 3], [1, 3]);
+        let error = gradients.add_rows(wider).unwrap_err();
+        assert!(matches!(error, Error::Shape { .. }), "{error}");
+        let mut few = of("c", &[3, 4], &[0.0; 4], &[]);
+        few.values = TensorData::new(vec![1.0_f32; 2], [1, 2]);
+        let error = gradients.add_rows(few).unwrap_err();
+        assert!(matches!(error, Error::Shape { .. }), "{error}");
+        let mut wide = of("d", &[3], &[3.0, 0.0], &[]);
+        wide.values = TensorData::new(vec![1.0_f64; 2], [1, 2]);
+        let error = gradients.add_rows(wide).unwrap_err();
+        assert!(matches!(error, Error::DType { .. }), "{error}");
+    }
+
+    #[test]
+    fn a_step_does_not_return_gradients_of_rows_by_halves() {
+        use crate::Nest;
+        let mut gradients = none();
+        gradients.add_rows(of("a", &[3], &[3.0, 0.0], &[])).unwrap();
+        let error = gradients.take_leaves().unwrap_err().to_string();
+        assert!(error.contains("`a`"), "{error}");
+    }
+}
