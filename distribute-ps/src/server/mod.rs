@@ -27,6 +27,7 @@ use tonic::service::Routes;
 use crate::error::{PsError, Result};
 use crate::rpc::{RpcListener, RpcOptions, RpcServer};
 use crate::server::optimizers::Optimizers;
+pub(crate) use crate::server::optimizers::slots_of;
 use crate::server::service::ParameterService;
 use crate::server::store::Store;
 

@@ -7,6 +7,7 @@ use burn::tensor::TensorData;
 
 use super::PREFIX;
 use crate::error::{PsError, Result};
+use crate::server::slots_of;
 use crate::update::Versions;
 use crate::variable::{Snapshot, VariableRef};
 
@@ -63,20 +64,40 @@ pub(crate) fn take_tables(snapshot: &mut Snapshot, tensors: &mut BTreeMap<String
 }
 
 /// Adds the tables among these variables, from a checkpoint of step `step`, to a snapshot that is
-/// to be restored.
+/// to be restored. As everywhere, slots of another optimizer are left out: those start at zero.
 pub(crate) fn add_tables(
     snapshot: &mut Snapshot,
     variables: &[VariableRef],
     tensors: &BTreeMap<String, TensorData>,
     step: u64,
 ) -> Result<()> {
-    let tables = variables.iter().map(VariableRef::name);
-    for name in tables.filter(|name| is_table(name)) {
+    let tables = variables.iter().filter(|one| is_table(one.name()));
+    for table in tables {
+        let name = table.name();
         let missing = || PsError::invalid(format!("the checkpoint has no table `{name}`"));
         let value = tensors.get(name).ok_or_else(missing)?;
         add(snapshot, name, value, tensors, step);
+        keep_own_slots(snapshot, table);
     }
     Ok(())
+}
+
+/// Of the slots of a table keeps those of its optimizer if all of them are there, otherwise none.
+/// Of an optimizer that only the servers know it keeps all.
+fn keep_own_slots(snapshot: &mut Snapshot, table: &VariableRef) {
+    let Some(own) = table.spec().optimizer.as_ref().and_then(slots_of) else {
+        return;
+    };
+    let name = table.name();
+    let has = |slot: &&str| {
+        let key = (name.to_string(), (*slot).to_string());
+        snapshot.slots.contains_key(&key)
+    };
+    let is_whole = own.iter().all(has);
+    let is_kept = |slot: &String| is_whole && own.contains(&slot.as_str());
+    snapshot
+        .slots
+        .retain(|(of, slot), _| of != name || is_kept(slot));
 }
 
 /// Adds a variable with its slots and its count.
@@ -133,9 +154,8 @@ impl Snapshot {
     /// servers and shards. `step` is the number of updates of variables that are not tables, as
     /// [`Snapshot::step`] or a checkpoint has it.
     ///
-    /// # Errors
-    /// None here; the restore compares names, shapes and types with those on the servers. It also
-    /// refuses slots that a variable's optimizer does not have.
+    /// The restore compares names, shapes and types with those on the servers, and refuses slots
+    /// that a variable's optimizer does not have.
     pub fn from_tensors(tensors: &BTreeMap<String, TensorData>, step: u64) -> Self {
         let mut snapshot = Self::default();
         for (name, value) in tensors {

@@ -81,7 +81,7 @@ impl Rows {
     /// The rows on the host, `[ids..., width]`.
     ///
     /// # Errors
-    /// None with tables as they are, of `f32`.
+    /// If the rows were of another type than `f32`, which those of tables are.
     pub fn to_data(&self) -> Result<TensorData> {
         let width = self.width();
         let distinct = self.values.as_slice::<f32>().map_err(Error::step)?;

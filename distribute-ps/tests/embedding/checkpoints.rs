@@ -117,3 +117,39 @@ fn snapshots_of_all_variables_are_checkpoints_too() {
         assert!(error.to_string().contains("momentum"), "{error}");
     });
 }
+
+#[test]
+fn slots_of_another_optimizer_start_at_zero() {
+    within_limit(|| {
+        let servers = Servers::start(2);
+        let strategy = servers.strategy(2);
+        let table = strategy.table("words", &spec(Adam::new(0.05))).unwrap();
+        let mut state = strategy.scope(adam).unwrap();
+        for batch in 0..3 {
+            step(&strategy, &mut state, &table, batch).unwrap();
+        }
+        let with_adam = snapshot(state.primary()).unwrap();
+        let mut without = with_adam.clone();
+        let is_adams = |name: &str| name.ends_with("velocity/table/words");
+        without.tensors.retain(|name, _| !is_adams(name));
+        // SGD without momentum has no slots; of Adam's one is not there.
+        type Spec = fn() -> distribute_ps::TableSpec;
+        let cases: [(_, Spec); 2] = [
+            (&with_adam, || spec(Sgd::new(0.05))),
+            (&without, || spec(Adam::new(0.05))),
+        ];
+        for (checkpoint, spec) in cases {
+            let servers = Servers::start(2);
+            let strategy = servers.strategy(3);
+            let table = strategy.table("words", &spec()).unwrap();
+            let mut state = strategy.scope(adam).unwrap();
+            step(&strategy, &mut state, &table, 7).unwrap();
+            restore(&mut state, checkpoint).unwrap();
+            let found = snapshot(state.primary()).unwrap().tensors;
+            assert_eq!(found["table/words"], checkpoint.tensors["table/words"]);
+            let slots = found.keys().filter(|name| name.ends_with("/table/words"));
+            let slots: Vec<&String> = slots.collect();
+            assert_eq!(slots, ["updates/table/words"]);
+        }
+    });
+}

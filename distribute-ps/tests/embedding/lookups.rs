@@ -214,6 +214,35 @@ fn states_elsewhere_do_not_take_the_gradients_of_rows() {
     });
 }
 
+#[test]
+fn a_table_is_cut_and_placed_as_any_variable_and_made_shard_by_shard() {
+    within_limit(|| {
+        let servers = Servers::start(3);
+        let strategy = servers.strategy(4);
+        let before = TensorData::new(vec![0.0_f32], [0_usize; 0]);
+        let options = distribute_core::VariableOptions::default();
+        let _scalar = strategy.variable(before, options).unwrap();
+        let (asked, ranges) = std::sync::mpsc::channel();
+        let values = move |rows: std::ops::Range<usize>| {
+            asked.send(rows.clone()).unwrap();
+            Ok(rows.flat_map(|row| [row as f32; 2]).collect())
+        };
+        let spec = TableSpec::new(11, 2, Sgd::new(1.0));
+        let spec = spec.initializer(TableInitializer::rows(values));
+        let table = strategy.table("words", &spec).unwrap();
+        let shards = table.variable().placement().shards.iter();
+        let shards: Vec<_> = shards
+            .map(|one| (one.server, one.offset, one.rows))
+            .collect();
+        // The scalar is on server 0.
+        assert_eq!(shards, [(1, 0, 3), (2, 3, 3), (0, 6, 3), (1, 9, 2)]);
+        drop(spec);
+        assert_eq!(ranges.iter().collect::<Vec<_>>(), [0..3, 3..6, 6..9, 9..11]);
+        let rows = table.lookup([9, 2, 3]).unwrap().to_data().unwrap();
+        assert_eq!(floats(&rows), [9.0, 9.0, 2.0, 2.0, 3.0, 3.0]);
+    });
+}
+
 /// Passes bytes on to a server and counts them.
 fn counting(to: &str, count: &Arc<AtomicU64>) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -278,6 +307,7 @@ fn only_the_rows_that_are_touched_travel() {
         let travelled = count.load(Ordering::Relaxed) - made;
         // Row and id, there and back; and 4 KiB of headers for each step.
         let bound = 2 * touched * (width as u64 * 4 + 8) + steps * 4096;
+        println!("{travelled} bytes for {touched} rows in {steps} steps");
         assert!(travelled <= bound, "{travelled} of at most {bound}");
         assert!(travelled >= 2 * touched * width as u64 * 4, "{travelled}");
     });

@@ -42,7 +42,7 @@ struct Registered {
     pairs: Table,
 }
 
-/// Three steps: one of a model with a table, one of two tables alone, and a lookup.
+/// Steps of a model with a table, of two tables alone, and a lookup.
 fn register(registry: &mut StepRegistry) -> Registered {
     let words = registry.table("words", spec(Sgd::new(0.3))).unwrap();
     let state = |device: &_| TrainState::new(dense(device), Sgd::new(0.3));
@@ -66,6 +66,17 @@ fn register(registry: &mut StepRegistry) -> Registered {
         })
     };
     registry.step("train", train).unwrap();
+    let (state, words) = (all.state.clone(), all.words.clone());
+    let inside = move |worker: &WorkerContext, (batch,): (usize,)| {
+        worker.run(&state, batch, |ctx, (state, batch)| {
+            let rows = worker.lookup(&words, ids(batch))?;
+            let loss = loss(&state.model, rows.tensor(ctx)?, batch);
+            let gradients = ctx.gradient(&loss, &state.model)?;
+            state.apply_gradients(ctx, gradients)?;
+            Ok(loss.into_scalar::<f32>())
+        })
+    };
+    registry.step("lookup inside", inside).unwrap();
     let (words, pairs) = (all.words.clone(), all.pairs.clone());
     let tables = move |worker: &WorkerContext, (first, second): (Vec<i64>, Vec<i64>)| {
         let rows = (
@@ -124,9 +135,9 @@ fn one_worker_trains_model_and_table_as_without_a_coordinator() {
             names.sort_unstable();
             let expected = ["model/bias", "model/weight", "table/pairs", "table/words"];
             assert_eq!(names, expected, "a table takes no state's place");
-            let losses: Vec<_> = (0..5)
-                .map(|batch| coordinator.schedule("train", (batch,)).unwrap())
-                .collect();
+            let name = |batch| if batch < 3 { "train" } else { "lookup inside" };
+            let one = |batch| coordinator.schedule(name(batch), (batch,)).unwrap();
+            let losses: Vec<_> = (0..5).map(one).collect();
             coordinator.join().unwrap();
             let losses: Vec<f32> = coordinator.fetch(&losses).unwrap();
             assert!(losses.iter().all(|loss| loss.is_finite()));
