@@ -277,11 +277,13 @@ impl<M> TrainState<M> {
     }
 
     /// Sets the learning rate of the next updates. On a mirrored state use
-    /// [`Mirrored::set_learning_rate`](crate::Mirrored::set_learning_rate).
+    /// [`Mirrored::set_learning_rate`](crate::Mirrored::set_learning_rate). Of a state on parameter
+    /// servers it is the learning rate of all workers; servers that cannot be reached are told by
+    /// the next call that needs them, whose error it is if they are gone.
     pub fn set_learning_rate(&mut self, learning_rate: f64) {
         self.learning_rate = learning_rate;
         if let Some(remote) = &mut self.remote {
-            remote.learning_rate = Some(learning_rate);
+            remote.set_learning_rate(learning_rate);
         }
         if let Some(capture) = &mut self.capture {
             capture.learning_rate = Some(learning_rate);

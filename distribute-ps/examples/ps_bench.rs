@@ -1,55 +1,24 @@
 //! Pull plus push of a model between two processes, beside raw TCP with the same bytes.
 //!
-//! `cargo run --release -p distribute-ps --example ps_bench -- [MiB] [rounds] [variables]`
+//! `cargo run --release -p distribute-ps --example ps_bench -- [MiB] [rounds] [variables] [rule]`
 //!
-//! Rounds are interleaved: raw, servers, raw, servers, ...; the median of the ratios is printed.
-//! All processes keep freed memory, as `distribute-cli` does: with glibc's defaults the kernel
-//! would clear every page of every value anew, which takes longer than sending it.
+//! The rule is `sgd` or `adam`. Rounds are interleaved: raw, servers, raw, servers, ...; the median
+//! of the ratios is printed, and the processor time that both took. All processes keep freed memory,
+//! as `distribute-cli` does; `PS_BENCH_MALLOC=default` leaves the allocator alone.
 
-use std::error::Error;
-use std::io::{BufRead, BufReader, Read, Write};
+mod processes;
+
+use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use distribute_core::{Sgd, TensorData};
+use distribute_core::optim::Optimizer;
+use distribute_core::{Adam, Sgd, TensorData};
 use distribute_ps::{
     ClientOptions, Gradient, OptimizerSpec, ParameterServer, RoundRobin, RunId, RunOptions,
     ServerOptions, UpdateId, VariableClient, VariableRef, VariableSpec,
 };
-
-type Result<T> = std::result::Result<T, Box<dyn Error>>;
-
-/// glibc's settings for keeping freed memory.
-const KEEP_MEMORY: [(&str, &str); 4] = [
-    ("MALLOC_MMAP_THRESHOLD_", "1073741824"),
-    ("MALLOC_TRIM_THRESHOLD_", "8589934592"),
-    ("MALLOC_TOP_PAD_", "67108864"),
-    ("MALLOC_ARENA_MAX", "1"),
-];
-
-/// A server process and its address.
-struct Server(Child, String);
-
-impl Server {
-    fn start(kind: &str, mebibytes: usize) -> Result<Self> {
-        let mut child = Command::new(std::env::current_exe()?)
-            .args([kind, &mebibytes.to_string()])
-            .stdout(Stdio::piped())
-            .spawn()?;
-        let mut address = String::new();
-        let stdout = child.stdout.take().ok_or("no output")?;
-        BufReader::new(stdout).read_line(&mut address)?;
-        Ok(Self(child, address.trim().to_string()))
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
+use processes::{Process, Result, cpu_of, keep_memory, median, number};
 
 /// Sends so many bytes, takes so many, says that it has them; again and again.
 fn serve_raw(bytes: usize) -> Result<()> {
@@ -67,6 +36,7 @@ fn serve_raw(bytes: usize) -> Result<()> {
     Ok(())
 }
 
+/// Pull and push by raw TCP, from and to memory that is there.
 fn raw(peer: &mut TcpStream, buffer: &mut [u8]) -> Result<(Duration, Duration)> {
     let mut one = [0];
     let begin = Instant::now();
@@ -85,78 +55,95 @@ fn serve() -> Result<()> {
     Ok(())
 }
 
-fn create(client: &VariableClient, variables: usize, rows: usize) -> Result<Vec<VariableRef>> {
-    let mut round_robin = RoundRobin::new(1)?;
-    let mut made = Vec::new();
-    for index in 0..variables {
-        let value = TensorData::new(vec![0.5_f32; rows], [rows]);
-        let spec = VariableSpec {
-            name: format!("v{index}"),
-            shape: vec![rows],
-            dtype: value.dtype(),
-            optimizer: Some(OptimizerSpec::of(&Sgd::new(0.1))),
-        };
-        let variable = client.create(&spec, &round_robin.place(&[rows], 4, None)?)?;
-        client.initialize(&variable, value)?;
-        made.push(variable);
-    }
-    Ok(made)
+/// A model on a server.
+struct Model {
+    client: VariableClient,
+    run: RunId,
+    variables: Vec<VariableRef>,
+    rows: usize,
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
-}
-
-fn main() -> Result<()> {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let number = |index: usize, default: usize| -> Result<usize> {
-        arguments
-            .get(index)
-            .map_or(Ok(default), |text| Ok(text.parse()?))
-    };
-    match arguments.first().map(String::as_str) {
-        Some("serve") => return serve(),
-        Some("raw") => return serve_raw(number(1, 100)? << 20),
-        // The settings are read when a process starts.
-        _ if std::env::var_os(KEEP_MEMORY[0].0).is_none() => {
-            let mut again = Command::new(std::env::current_exe()?);
-            let status = again.args(&arguments).envs(KEEP_MEMORY).status()?;
-            std::process::exit(status.code().unwrap_or(1));
+impl Model {
+    fn new(address: &str, rule: &dyn Optimizer, variables: usize, rows: usize) -> Result<Self> {
+        let client = VariableClient::connect(&[address], ClientOptions::default())?;
+        let run = RunId::random()?;
+        client.attach(run, RunOptions::default())?;
+        let mut round_robin = RoundRobin::new(1)?;
+        let mut made = Vec::new();
+        for index in 0..variables {
+            let value = TensorData::new(vec![0.5_f32; rows], [rows]);
+            let spec = VariableSpec {
+                name: format!("v{index}"),
+                shape: vec![rows],
+                dtype: value.dtype(),
+                optimizer: Some(OptimizerSpec::of(rule)),
+            };
+            let variable = client.create(&spec, &round_robin.place(&[rows], 4, None)?)?;
+            client.initialize(&variable, value)?;
+            made.push(variable);
         }
-        _ => {}
-    }
-    let (mebibytes, rounds, variables) = (number(0, 100)?, number(1, 15)?, number(2, 25)?);
-    let rows = (mebibytes << 20) / 4 / variables;
-    let raw_server = Server::start("raw", (variables * rows * 4) >> 20)?;
-    let server = Server::start("serve", mebibytes)?;
-    let mut peer = TcpStream::connect(&raw_server.1)?;
-    peer.set_nodelay(true)?;
-    let client = VariableClient::connect(&[&server.1], ClientOptions::default())?;
-    let run = RunId::random()?;
-    client.attach(run, RunOptions::default())?;
-    let made = create(&client, variables, rows)?;
-    let mut buffer = vec![0; ((variables * rows * 4) >> 20) << 20];
-    let mut ratios = Vec::new();
-    for round in 0..=rounds as u64 {
-        let (raw_pull, raw_push) = raw(&mut peer, &mut buffer)?;
-        let gradient = || Gradient::Dense(TensorData::new(vec![1e-3_f32; rows], [rows]));
-        let gradients = made
-            .iter()
-            .map(|variable| (variable.clone(), gradient()))
-            .collect();
-        let update = UpdateId {
+        Ok(Self {
+            client,
             run,
+            variables: made,
+            rows,
+        })
+    }
+
+    /// Pulls all values, pushes gradients of all.
+    fn round(&self, round: u64) -> Result<(Duration, Duration)> {
+        let gradient = || TensorData::new(vec![1e-3_f32; self.rows], [self.rows]);
+        let gradient = |variable: &VariableRef| (variable.clone(), Gradient::Dense(gradient()));
+        let gradients = self.variables.iter().map(gradient).collect();
+        let update = UpdateId {
+            run: self.run,
             closure: round,
             sequence: 0,
         };
         let begin = Instant::now();
-        let pulled = client.pull(&made, &[], None)?;
+        let pulled = self.client.pull(&self.variables, &[], None)?;
         let pull = begin.elapsed();
-        client.push(update, gradients, &[])?;
+        self.client.push(update, gradients, &[])?;
         let push = begin.elapsed() - pull;
-        client.finished_below(round + 1)?;
+        self.client.finished_below(round + 1)?;
         drop(pulled);
+        Ok((pull, push))
+    }
+}
+
+fn main() -> Result<()> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match arguments.first().map(String::as_str) {
+        Some("serve") => return serve(),
+        Some("raw") => return serve_raw(number(&arguments, 1, 100 << 20)?),
+        _ => {}
+    }
+    if let Some(status) = keep_memory(&arguments)? {
+        std::process::exit(status);
+    }
+    let (mebibytes, rounds) = (number(&arguments, 0, 100)?, number(&arguments, 1, 15)?);
+    let variables = number(&arguments, 2, 25)?;
+    let rule: Box<dyn Optimizer> = match arguments.get(3).map_or("sgd", String::as_str) {
+        "adam" => Box::new(Adam::new(1e-3)),
+        "sgd" => Box::new(Sgd::new(0.1)),
+        other => return Err(format!("there is no rule `{other}`, only sgd and adam").into()),
+    };
+    let rows = (mebibytes << 20) / 4 / variables;
+    let bytes = variables * rows * 4;
+    let raw_server = Process::start(&["raw", &bytes.to_string()])?;
+    let server = Process::start(&["serve"])?;
+    let mut peer = TcpStream::connect(&raw_server.address)?;
+    peer.set_nodelay(true)?;
+    let model = Model::new(&server.address, &*rule, variables, rows)?;
+    let mut buffer = vec![0; bytes];
+    let (mut ratios, mut cpu) = (Vec::new(), [Duration::ZERO; 4]);
+    for round in 0..=rounds as u64 {
+        let clock = || -> Result<_> { Ok((cpu_of("self")?, server.cpu()?, raw_server.cpu()?)) };
+        let before = clock()?;
+        let (raw_pull, raw_push) = raw(&mut peer, &mut buffer)?;
+        let between = clock()?;
+        let (pull, push) = model.round(round)?;
+        let after = clock()?;
         let ratio = (pull + push).as_secs_f64() / (raw_pull + raw_push).as_secs_f64();
         println!(
             "raw {raw_pull:6.1?} + {raw_push:6.1?}, servers {pull:6.1?} + {push:6.1?}: {ratio:.2}"
@@ -164,11 +151,21 @@ fn main() -> Result<()> {
         // The first round warms up.
         if round > 0 {
             ratios.push(ratio);
+            cpu[0] += between.0 - before.0;
+            cpu[1] += between.2 - before.2;
+            cpu[2] += after.0 - between.0;
+            cpu[3] += after.1 - between.1;
         }
     }
+    let [raw_here, raw_there, here, there] = cpu.map(|all| all / rounds.max(1) as u32);
     println!(
-        "median ratio {:.2} ({mebibytes} MiB, {variables} variables)",
-        median(ratios)
+        "processor time of a round: raw {raw_here:.1?} + {raw_there:.1?}, client {here:.1?} \
+         (with making gradients), server {there:.1?}"
+    );
+    println!(
+        "median ratio {:.2} ({mebibytes} MiB, {variables} variables, {})",
+        median(ratios),
+        rule.name()
     );
     Ok(())
 }

@@ -260,6 +260,42 @@ pub enum PsError {
         /// What is known of each.
         workers: String,
     },
+    /// A worker or parameter server waited in vain for its coordinator.
+    #[error(
+        "{task}: no coordinator has come within {waited:.1?}; start {chief}, or raise \
+         `{option}`{refused}"
+    )]
+    NoCoordinator {
+        /// Who waited: `worker 1`, `parameter server 0`.
+        task: String,
+        /// Whom it waited for: `the chief at 10.0.0.1:2222`.
+        chief: String,
+        /// How long.
+        waited: Duration,
+        /// The option that says how long.
+        option: &'static str,
+        /// What is known of a process that tried and was turned away; empty if none did.
+        refused: String,
+    },
+    /// The coordinator of a worker or parameter server has gone without having said that the job is
+    /// done, and no other has come.
+    #[error(
+        "{task}: {chief} has been gone for {waited:.1?} without having ended the job, and none \
+         has come since; start the job again, which resumes from the last checkpoint, or raise \
+         `{option}`{refused}"
+    )]
+    CoordinatorLost {
+        /// Who worked for it: `worker 1`, `parameter server 0`.
+        task: String,
+        /// Who has gone: `the chief at 10.0.0.1:2222 (connected from 10.0.0.1:49152)`.
+        chief: String,
+        /// How long ago it was noticed.
+        waited: Duration,
+        /// The option that says how long it may be gone.
+        option: &'static str,
+        /// What is known of a process that tried and was turned away; empty if none did.
+        refused: String,
+    },
     /// The coordinator has ended, so nothing can be scheduled.
     #[error("the coordinator has ended")]
     Stopped,

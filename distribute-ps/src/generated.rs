@@ -22,6 +22,9 @@ pub struct Attach {
 pub struct Join {
     #[prost(bytes = "vec", tag = "1")]
     pub run: ::prost::alloc::vec::Vec<u8>,
+    /// The coordinator that began the run is here again, over a new connection.
+    #[prost(bool, tag = "2")]
+    pub coordinator: bool,
 }
 /// One shard of a variable.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -112,6 +115,9 @@ pub struct PullRows {
 pub struct Pulled {
     #[prost(message, repeated, tag = "1")]
     pub got: ::prost::alloc::vec::Vec<Got>,
+    /// If somebody has set one in this run.
+    #[prost(double, optional, tag = "2")]
+    pub learning_rate: ::core::option::Option<f64>,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Got {
@@ -120,6 +126,9 @@ pub struct Got {
     /// Bytes in the payload; 0 when the client has this version.
     #[prost(uint64, tag = "2")]
     pub bytes: u64,
+    /// How often the optimizer was applied.
+    #[prost(uint64, tag = "3")]
+    pub updates: u64,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Push {
@@ -163,6 +172,9 @@ pub struct Outcome {
     pub what: u32,
     #[prost(uint64, tag = "2")]
     pub version: u64,
+    /// How often the optimizer was applied.
+    #[prost(uint64, tag = "3")]
+    pub updates: u64,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Assign {
@@ -191,6 +203,9 @@ pub struct Control {
     pub learning_rate: ::core::option::Option<f64>,
     #[prost(bool, tag = "5")]
     pub shut_down: bool,
+    /// Closures below are cancelled: what they still ask for is refused, what waits is let go.
+    #[prost(uint64, optional, tag = "6")]
+    pub cancelled_below: ::core::option::Option<u64>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct State {

@@ -43,6 +43,10 @@ pub struct UpdateId {
     pub sequence: u32,
 }
 
+/// Closures of a coordinator are counted from 1, so none has a number like this: updates outside of
+/// closures, each source with a number of its own.
+pub(crate) const OUTSIDE: u64 = 1 << 63;
+
 /// How often each shard of a variable was updated, in the order of the shards.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Versions(pub Vec<u64>);
@@ -87,6 +91,8 @@ pub struct PushOutcome {
     /// The versions after the push, one entry per pushed variable. A shard that was not touched
     /// (sparse pushes) has version 0 here.
     pub versions: Vec<Versions>,
+    /// How often the optimizer was applied to each shard, in the same way.
+    pub updates: Vec<Versions>,
 }
 
 /// What happens to gradients with NaN or infinity.

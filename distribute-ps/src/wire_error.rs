@@ -102,11 +102,25 @@ fn describe(error: &PsError) -> (Code, Failure) {
             )
         }
         PsError::Protocol { what, .. } => (Code::InvalidArgument, failure(14, "", what, &[])),
+        PsError::Cancelled => (Code::Cancelled, failure(15, "", "", &[])),
         other => (
             Code::InvalidArgument,
             failure(13, "", &other.to_string(), &[]),
         ),
     }
+}
+
+/// An error about variables as bytes; `None` for any other one.
+pub(crate) fn to_bytes(error: &PsError) -> Option<Vec<u8>> {
+    let (_, failure) = describe(error);
+    (2..=12)
+        .contains(&failure.kind)
+        .then(|| failure.encode_to_vec())
+}
+
+/// The way back.
+pub(crate) fn from_bytes(bytes: &[u8]) -> Option<PsError> {
+    from_failure(Failure::decode(bytes).ok()?, 0, String::new())
 }
 
 /// The status of an error.
@@ -120,10 +134,14 @@ pub(crate) fn to_status(error: &PsError) -> Status {
 /// The error of a status that server `server` answered with.
 pub(crate) fn from_status(status: &Status, server: usize, address: &str) -> PsError {
     let failure = Failure::decode(status.details()).unwrap_or_default();
+    from_failure(failure, server, address.to_string())
+        .unwrap_or_else(|| without_details(status, server, address.to_string()))
+}
+
+fn from_failure(failure: Failure, server: usize, address: String) -> Option<PsError> {
     let (name, what) = (failure.name, failure.what);
     let number = |index: usize| failure.numbers.get(index).copied().unwrap_or(0);
-    let address = address.to_string();
-    match failure.kind {
+    Some(match failure.kind {
         1 => PsError::OtherRun {
             server,
             address,
@@ -176,8 +194,9 @@ pub(crate) fn from_status(status: &Status, server: usize, address: &str) -> PsEr
         },
         13 => PsError::InvalidArgument { what },
         14 => PsError::Protocol { address, what },
-        _ => without_details(status, server, address),
-    }
+        15 => PsError::Cancelled,
+        _ => return None,
+    })
 }
 
 /// The error of a status that no code of this crate has made.

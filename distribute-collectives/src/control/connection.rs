@@ -14,7 +14,7 @@ use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
 use tonic::transport::server::Connected;
 
 use crate::control::address;
-use crate::control::tls::{DataTls, certificate_refusal};
+use crate::control::tls::{DataTls, certificate_refusal, is_no_tls};
 
 /// How long a connection may live without a member of the group at its other end.
 const STRANGER_LIFETIME: Duration = Duration::from_secs(10);
@@ -75,7 +75,8 @@ impl Guard {
         }
     }
 
-    /// Which certificate was not accepted, when the connection failed of that.
+    /// Which certificate was not accepted, or that only the other side uses TLS, when the connection
+    /// failed of that.
     pub fn certificate_refusal(&self) -> Option<String> {
         self.lock().certificate.clone()
     }
@@ -83,6 +84,15 @@ impl Guard {
     fn note(&self, error: &io::Error) {
         if let Some(refusal) = certificate_refusal(error) {
             self.lock().certificate = Some(refusal);
+        }
+    }
+
+    /// Looks at the first bytes of a connection without TLS.
+    fn look(&self, first: &[u8]) {
+        // A TLS record with an alert or a handshake; HTTP/2 never begins like this.
+        if let [0x15 | 0x16, 0x03, ..] = first {
+            let what = "it uses TLS, this process does not: give both a certificate, or none";
+            self.lock().certificate = Some(what.to_string());
         }
     }
 
@@ -186,6 +196,8 @@ enum Stream {
 pub struct Connection {
     stream: Stream,
     pub(super) guard: Arc<Guard>,
+    /// Whether something has come.
+    has_read: bool,
 }
 
 impl Connection {
@@ -211,7 +223,11 @@ impl Connection {
                 Stream::Tls(Box::new(stream.into()))
             }
         };
-        Ok(Connection { stream, guard })
+        Ok(Connection {
+            stream,
+            guard,
+            has_read: false,
+        })
     }
 
     /// Connects to the address of a rank.
@@ -237,12 +253,21 @@ impl Connection {
                 let connected = TlsConnector::from(tls.client.clone()).connect(name, guarded);
                 let stream = connected.await.map_err(|e| match certificate_refusal(&e) {
                     Some(reason) => (reason, true),
+                    None if is_no_tls(&e) => (
+                        "it does not use TLS, this process does: give both a certificate, or none"
+                            .to_string(),
+                        true,
+                    ),
                     None => later(format!("the TLS handshake failed ({e}); does it use TLS?")),
                 })?;
                 Stream::Tls(Box::new(stream.into()))
             }
         };
-        Ok(Connection { stream, guard })
+        Ok(Connection {
+            stream,
+            guard,
+            has_read: false,
+        })
     }
 }
 
@@ -289,10 +314,19 @@ impl AsyncRead for Connection {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let read = match &mut self.stream {
-            Stream::Plain(stream) => Pin::new(stream).poll_read(context, buffer),
-            Stream::Tls(stream) => Pin::new(stream).poll_read(context, buffer),
+        let before = buffer.filled().len();
+        let (read, is_plain) = match &mut self.stream {
+            Stream::Plain(stream) => (Pin::new(stream).poll_read(context, buffer), true),
+            Stream::Tls(stream) => (Pin::new(stream).poll_read(context, buffer), false),
         };
+        if let Some(first @ [_, ..]) = buffer.filled().get(before..)
+            && !self.has_read
+        {
+            self.has_read = true;
+            if is_plain {
+                self.guard.look(first);
+            }
+        }
         if let Poll::Ready(Err(error)) = &read {
             self.guard.note(error);
         }

@@ -61,8 +61,24 @@ impl PeerListener {
     /// # Errors
     /// What the operating system says.
     pub fn incoming(self) -> io::Result<ReceiverStream<io::Result<Connection>>> {
-        accept(self.listener.socket, self.tls, |address, reason| {
-            tracing::warn!(address, reason, "refused a certificate");
+        self.incoming_with(|_, _| {})
+    }
+
+    /// [`incoming`](Self::incoming), where `refused` hears of the connections that come to nothing:
+    /// the address at the other end, and what was wrong about its certificate or TLS.
+    ///
+    /// # Errors
+    /// As `incoming`.
+    pub fn incoming_with(
+        self,
+        refused: impl Fn(String, String) + Send + Sync + 'static,
+    ) -> io::Result<ReceiverStream<io::Result<Connection>>> {
+        accept(self.listener.socket, self.tls, move |address, reason| {
+            if let Some(reason) = &reason {
+                tracing::warn!(address, reason, "refused a certificate");
+            }
+            let no_tls = || "it began no TLS handshake: does it use TLS?".to_string();
+            refused(address, reason.unwrap_or_else(no_tls));
         })
     }
 }
@@ -82,11 +98,11 @@ pub async fn connect(
 }
 
 /// Accepts connections and does their TLS handshakes until the stream is dropped; `refused` hears
-/// of the addresses whose certificate was not accepted and why.
+/// of the addresses whose certificate was not accepted and why, and of those that do not speak TLS.
 pub(super) fn accept(
     listener: TcpListener,
     tls: Option<DataTls>,
-    refused: impl Fn(String, String) + Send + Sync + 'static,
+    refused: impl Fn(String, Option<String>) + Send + Sync + 'static,
 ) -> io::Result<ReceiverStream<io::Result<Connection>>> {
     listener.set_nonblocking(true)?;
     let listener = tokio::net::TcpListener::from_std(listener)?;
@@ -102,7 +118,7 @@ pub(super) fn accept(
 /// What turns an accepted socket into a connection.
 struct Preparation {
     tls: Option<DataTls>,
-    refused: Box<dyn Fn(String, String) + Send + Sync>,
+    refused: Box<dyn Fn(String, Option<String>) + Send + Sync>,
 }
 
 async fn run(
@@ -142,7 +158,9 @@ async fn prepare(
         Ok(connection) => {
             let _ = ready.send(Ok(connection)).await;
         }
-        Err(None) => tracing::debug!(address, "no TLS handshake"),
-        Err(Some(reason)) => (preparation.refused)(address, reason),
+        Err(reason) => {
+            tracing::debug!(address, reason, "no TLS handshake");
+            (preparation.refused)(address, reason);
+        }
     }
 }

@@ -132,7 +132,9 @@ pub(super) fn start(
 ) -> io::Result<()> {
     let noting = shared.clone();
     let accepting = peers::accept(listener, shared.tls.clone(), move |address, reason| {
-        note_certificate(&noting, address, reason);
+        if let Some(reason) = reason {
+            note_certificate(&noting, address, reason);
+        }
     })?;
     let control = ControlServer::new(Service {
         shared: shared.clone(),

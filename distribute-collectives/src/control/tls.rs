@@ -109,6 +109,12 @@ pub(crate) fn certificate_refusal(error: &io::Error) -> Option<String> {
     Some(format!("{reason}; check the certificates of both ranks"))
 }
 
+/// Whether what came from the other side is not TLS.
+pub(crate) fn is_no_tls(error: &io::Error) -> bool {
+    let inner = error.get_ref().and_then(|inner| inner.downcast_ref());
+    matches!(inner, Some(Error::InvalidMessage(_)))
+}
+
 fn certificate_problem(problem: &CertificateError) -> String {
     match problem {
         CertificateError::UnknownIssuer | CertificateError::BadSignature => {

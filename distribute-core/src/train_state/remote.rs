@@ -20,7 +20,7 @@ pub(super) struct Remote {
     known: Vec<RemoteVersion>,
     is_trained: Arc<[bool]>,
     /// A learning rate that was set here and that the store does not know yet.
-    pub(super) learning_rate: Option<f64>,
+    learning_rate: Option<f64>,
 }
 
 impl Remote {
@@ -29,6 +29,14 @@ impl Remote {
         let all = self.known.iter().zip(&*self.is_trained);
         let trained = all.filter(|(_, is_trained)| **is_trained);
         trained.map(|(version, _)| version.clone()).collect()
+    }
+
+    pub(super) fn set_learning_rate(&mut self, learning_rate: f64) {
+        self.learning_rate = Some(learning_rate);
+        if let Err(error) = self.send_learning_rate() {
+            // It is kept, and sent before the next pull or push.
+            tracing::debug!(%error, "the store does not know the new learning rate yet");
+        }
     }
 
     fn send_learning_rate(&mut self) -> Result<()> {
@@ -88,12 +96,15 @@ impl<M: Module> TrainState<M> {
         };
         remote.send_learning_rate()?;
         let pulled = remote.state.pull(&remote.known)?;
-        if !pulled.changed.is_empty() {
-            let changed = pulled.changed.iter();
-            let changed = changed.map(|(index, _, value)| (*index, value.clone()));
-            self.model = with_values(self.model.clone(), changed)?;
+        let (mut versions, mut values) = (Vec::new(), Vec::new());
+        for (index, version, value) in pulled.changed {
+            versions.push((index, version));
+            values.push((index, value));
         }
-        for (index, version, _) in pulled.changed {
+        if !values.is_empty() {
+            self.model = with_values(self.model.clone(), values)?;
+        }
+        for (index, version) in versions {
             if let Some(known) = remote.known.get_mut(index) {
                 *known = version;
             }

@@ -182,7 +182,12 @@ impl VariableClient {
         let request = rules.to_wire(run.0.to_le_bytes().to_vec());
         self.on_all(|server| {
             let request = request.clone();
-            async move { server.tell("attach", path!("Attach"), request).await }
+            async move {
+                server.tell("attach", path!("Attach"), request).await?;
+                // Whenever the connection is made anew, too.
+                server.claim(run).await;
+                Ok(())
+            }
         })?;
         self.enter(run, rules);
         Ok(())
@@ -195,6 +200,7 @@ impl VariableClient {
     pub fn join(&self, run: RunId) -> Result<()> {
         let request = wire::Join {
             run: run.0.to_le_bytes().to_vec(),
+            coordinator: false,
         };
         let rules = self.on_all(|server| {
             let request = request.clone();
@@ -336,6 +342,19 @@ impl VariableClient {
             ..wire::Control::default()
         };
         self.control("abandon", control)
+    }
+
+    /// The closures below this number are cancelled: pulls and pushes of theirs that wait for
+    /// slower workers end with [`PsError::Cancelled`], and so do all that still come.
+    ///
+    /// # Errors
+    /// What every call may fail with.
+    pub fn cancelled_below(&self, closure: u64) -> Result<()> {
+        let control = wire::Control {
+            cancelled_below: Some(closure),
+            ..wire::Control::default()
+        };
+        self.control("cancelled_below", control)
     }
 
     /// The learning rate of all optimizers from now on.

@@ -24,10 +24,23 @@ pub struct Pulled {
     pub value: Option<TensorData>,
     /// The versions of its shards.
     pub versions: Versions,
+    /// How often the optimizer was applied to each shard. Unlike versions it may fall: a restore
+    /// puts it back.
+    pub updates: Versions,
+    /// The learning rate that was set in this run, if any, as the first shard's server knows it.
+    pub learning_rate: Option<f64>,
+}
+
+/// One shard as it was pulled.
+pub(super) struct PulledShard {
+    got: wire::Got,
+    learning_rate: Option<f64>,
+    /// Absent when the version is known.
+    value: Option<Vec<u8>>,
 }
 
 /// Where pulled values go: by variable and shard.
-type Collected = BTreeMap<(usize, usize), (u64, Option<Vec<u8>>)>;
+type Collected = BTreeMap<(usize, usize), PulledShard>;
 
 /// One shard of a pull.
 pub(super) struct PullPlace {
@@ -63,7 +76,7 @@ impl VariableClient {
         let mut missing = Vec::new();
         for (index, variable) in variables.iter().enumerate() {
             let shards = 0..variable.placement().shards.len();
-            let is_there = |shard: &usize| collected[&(index, *shard)].1.is_some();
+            let is_there = |shard: &usize| collected[&(index, *shard)].value.is_some();
             if shards.clone().any(|shard| is_there(&shard)) {
                 let absent = shards.filter(|shard| !is_there(shard));
                 missing.extend(absent.map(|shard| (index, shard, None)));
@@ -76,12 +89,17 @@ impl VariableClient {
         let mut pulled = Vec::with_capacity(variables.len());
         for variable in variables {
             let shards = entries.by_ref().take(variable.placement().shards.len());
-            let (versions, values): (Vec<u64>, Vec<Option<Vec<u8>>>) =
-                shards.map(|(_, entry)| entry).unzip();
-            let values: Option<Vec<Vec<u8>>> = values.into_iter().collect();
+            let shards: Vec<PulledShard> = shards.map(|(_, shard)| shard).collect();
+            let versions = shards.iter().map(|shard| shard.got.version).collect();
+            let updates = shards.iter().map(|shard| shard.got.updates).collect();
+            let learning_rate = shards.first().and_then(|shard| shard.learning_rate);
+            let values: Option<Vec<Vec<u8>>> =
+                shards.into_iter().map(|shard| shard.value).collect();
             pulled.push(Pulled {
                 value: values.map(|values| variable.join(values)),
                 versions: Versions(versions),
+                updates: Versions(updates),
+                learning_rate,
             });
         }
         Ok(pulled)
@@ -210,7 +228,7 @@ pub(super) async fn pull_of_server(
     closure: Option<u64>,
     bf16: bool,
     places: Vec<PullPlace>,
-) -> Result<Vec<((usize, usize), (u64, Option<Vec<u8>>))>> {
+) -> Result<Vec<((usize, usize), PulledShard)>> {
     let expected: Vec<u64> = places
         .iter()
         .map(|place| place.bytes as u64 >> u32::from(place.is_narrow))
@@ -235,6 +253,7 @@ pub(super) async fn pull_of_server(
         may_repeat: true,
     };
     let (reply, tensors): (wire::Pulled, _) = server.call(call).await?;
+    let learning_rate = reply.learning_rate;
     let pulled = places.into_iter().zip(reply.got).zip(tensors);
     let entry = |((place, got), bytes): ((PullPlace, wire::Got), Vec<u8>)| {
         let is_new = place.want.known != Some(got.version);
@@ -242,7 +261,12 @@ pub(super) async fn pull_of_server(
             true => elements::widen(&bytes),
             false => bytes,
         });
-        (place.place, (got.version, value))
+        let shard = PulledShard {
+            got,
+            learning_rate,
+            value,
+        };
+        (place.place, shard)
     };
     Ok(pulled.map(entry).collect())
 }

@@ -103,13 +103,16 @@ impl VariableClient {
         });
         let replies = self.inner.driver.run(together(works.collect()))?;
         let zeros = |count: usize| Versions(vec![0; count]);
+        let zeros: Vec<Versions> = shards.into_iter().map(zeros).collect();
         let mut outcome = PushOutcome {
-            versions: shards.into_iter().map(zeros).collect(),
+            versions: zeros.clone(),
+            updates: zeros,
             ..PushOutcome::default()
         };
         for (places, outcomes) in replies {
             for ((index, shard), done) in places.into_iter().zip(outcomes) {
                 outcome.versions[index].0[shard] = done.version;
+                outcome.updates[index].0[shard] = done.updates;
                 match done.what {
                     0 => outcome.applied += 1,
                     1 => outcome.already_applied += 1,

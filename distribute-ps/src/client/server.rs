@@ -11,6 +11,7 @@ use crate::error::{PsError, Result};
 use crate::generated as wire;
 use crate::rpc::message::{Outgoing, ReadError, Reader, call};
 use crate::rpc::{Channel, ConnectError, RpcOptions};
+use crate::update::RunId;
 use crate::wire_error::from_status;
 
 /// How long a broken connection may take to come back.
@@ -26,6 +27,8 @@ pub(super) struct Server {
     rpc: RpcOptions,
     timeout: Duration,
     channel: tokio::sync::Mutex<Option<Channel>>,
+    /// The run that this process coordinates: a new connection says so again.
+    coordinates: tokio::sync::Mutex<Option<RunId>>,
 }
 
 /// One call: what is sent, and which sizes of tensors come back.
@@ -59,6 +62,7 @@ impl Server {
             rpc,
             timeout: options.timeout,
             channel: tokio::sync::Mutex::default(),
+            coordinates: tokio::sync::Mutex::default(),
         }
     }
 
@@ -108,9 +112,17 @@ impl Server {
             return Ok(channel.clone());
         }
         let opened = Channel::connect(&self.address, &self.rpc, RECONNECT).await;
-        let channel = opened.map_err(|error| self.connect_error(error))?;
+        let mut channel = opened.map_err(|error| self.connect_error(error))?;
+        if let Some(run) = *self.coordinates.lock().await {
+            join_as_coordinator(&mut channel, run).await;
+        }
         *place = Some(channel.clone());
         Ok(channel)
+    }
+
+    /// This process coordinates the run.
+    pub(super) async fn claim(&self, run: RunId) {
+        *self.coordinates.lock().await = Some(run);
     }
 
     /// Makes a call.
@@ -192,6 +204,23 @@ impl Server {
         let reply = self.ask::<wire::Empty>(op, path, header, Vec::new()).await;
         reply.map(drop)
     }
+}
+
+/// Tells the server that the coordinator of its run is here. One that is in another run says so to
+/// the call that follows.
+async fn join_as_coordinator(channel: &mut Channel, run: RunId) {
+    let call = Call {
+        op: "join",
+        path: path!("Join"),
+        header: wire::Join {
+            run: run.0.to_le_bytes().to_vec(),
+            coordinator: true,
+        },
+        payload: Vec::new(),
+        sizes: no_payload,
+        may_repeat: false,
+    };
+    let _: Result<(wire::Attach, _), ReadError> = exchange(channel, &call).await;
 }
 
 /// One attempt.

@@ -28,7 +28,10 @@ async fn snapshot_of(
     let call = Call {
         op: "snapshot",
         path: path!("Snapshot"),
-        header: wire::Join { run },
+        header: wire::Join {
+            run,
+            coordinator: false,
+        },
         payload: Vec::new(),
         sizes: move |state: &wire::State| {
             let mut all = Vec::new();

@@ -24,6 +24,8 @@ const PAUSE_MAX: Duration = Duration::from_millis(500);
 const PAUSE_REFUSED: Duration = Duration::from_secs(2);
 /// How long a handshake, or the end of a stream, may take.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
+/// How long a worker that is being dialled when the coordinator ends has to hear of it.
+const FINISH_PATIENCE: Duration = Duration::from_secs(2);
 /// How many orders may wait to be sent. Pings use half of it at most.
 const ORDERS: usize = 16;
 /// What a message has besides arguments or a result.
@@ -63,7 +65,11 @@ pub(super) async fn keep(shared: Arc<Shared>, worker: usize) {
     let mut orders = shared.orders.subscribe();
     let mut pause = PAUSE_MIN;
     while orders.borrow().finish.is_none() {
-        let wait = match attach(&shared, worker).await {
+        let attached = tokio::select! {
+            attached = attach(&shared, worker) => attached,
+            () = finished_for(orders.clone(), FINISH_PATIENCE) => return,
+        };
+        let wait = match attached {
             Ok(stream) => {
                 let begun = Instant::now();
                 shared.set_status(worker, WorkerStatus::Connected);
@@ -89,14 +95,22 @@ pub(super) async fn keep(shared: Arc<Shared>, worker: usize) {
                 pause
             }
         };
-        let finished = async {
-            orders
-                .wait_for(|orders| orders.finish.is_some())
-                .await
-                .is_ok()
-        };
-        let _ = tokio::time::timeout(wait, finished).await;
+        let _ = tokio::time::timeout(wait, finished(&mut orders)).await;
     }
+}
+
+/// Waits until the coordinator ends.
+async fn finished(orders: &mut watch::Receiver<Orders>) {
+    if orders.wait_for(|it| it.finish.is_some()).await.is_err() {
+        // Nobody can say so any more.
+        std::future::pending::<()>().await;
+    }
+}
+
+/// Waits until so long after the coordinator's end.
+async fn finished_for(mut orders: watch::Receiver<Orders>, patience: Duration) {
+    finished(&mut orders).await;
+    tokio::time::sleep(patience).await;
 }
 
 async fn attach(shared: &Shared, worker: usize) -> Result<Stream, Failed> {

@@ -50,7 +50,7 @@ use std::any::Any;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -300,6 +300,9 @@ impl ClusterCoordinator {
     }
 }
 
+/// The pause before a server that has another coordinator is asked again.
+const PAUSE: Duration = Duration::from_millis(200);
+
 /// Begins the run on the servers.
 fn strategy(
     servers: &[&str],
@@ -309,7 +312,18 @@ fn strategy(
     let mut client = options.client.clone();
     client.security = options.security.clone();
     let client = VariableClient::connect(servers, client)?;
-    client.attach(run, options.run)?;
+    let begun = Instant::now();
+    // A coordinator that was cut off or killed with its host is noticed after a while only.
+    let gone_after = 2 * (options.keepalive_interval + options.keepalive_timeout);
+    loop {
+        match client.attach(run, options.run) {
+            Ok(()) => break,
+            Err(PsError::OtherRun { .. }) if begun.elapsed() < gone_after => {
+                std::thread::sleep(PAUSE);
+            }
+            Err(error) => return Err(error),
+        }
+    }
     ParameterServerStrategy::coordinator(client, run, options.partitioner.clone())
 }
 

@@ -2,7 +2,6 @@
 //! parameter servers once a second.
 
 use std::sync::Arc;
-use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -22,8 +21,9 @@ const ASK: Duration = Duration::from_secs(1);
 pub(super) struct Runtime {
     links: Option<JoinHandle<()>>,
     servers: Option<JoinHandle<()>>,
-    /// Dropped to end both threads.
-    stop: Option<(watch::Sender<()>, mpsc::Sender<()>)>,
+    shared: Arc<Shared>,
+    /// Dropped to end the connections.
+    stop: Option<watch::Sender<()>>,
 }
 
 impl Runtime {
@@ -43,17 +43,17 @@ impl Runtime {
             .name("ps-coordinator".to_string())
             .spawn(move || runtime.block_on(keep(of_links, stopped)))
             .map_err(no_thread)?;
-        let (stop_servers, stopped) = mpsc::channel();
         let mut started = Self {
             links: Some(links),
             servers: None,
-            stop: Some((stop_links, stop_servers)),
+            shared: shared.clone(),
+            stop: Some(stop_links),
         };
         if let Some(variables) = variables {
             let shared = shared.clone();
             let servers = thread::Builder::new()
                 .name("ps-low-water".to_string())
-                .spawn(move || ask(&shared, &variables, &stopped))
+                .spawn(move || ask(&shared, &variables))
                 .map_err(no_thread)?;
             started.servers = Some(servers);
         }
@@ -67,6 +67,7 @@ impl Runtime {
             let _ = links.join();
         }
         self.stop = None;
+        self.shared.stop_asking();
         if let Some(servers) = self.servers.take() {
             let _ = servers.join();
         }
@@ -93,30 +94,38 @@ async fn keep(shared: Arc<Shared>, mut stopped: watch::Receiver<()>) {
             // Nobody sends: it is the end of the sender.
             _ = stopped.changed() => return,
             _ = looks.tick() => shared.check_attended(),
-            ended = links.join_next() => {
-                if ended.is_none() {
-                    return;
+            ended = links.join_next() => match ended {
+                Some(Ok(())) => {}
+                Some(Err(error)) => {
+                    let what = "a connection to a worker ended by a fault of this program";
+                    shared.fail(PsError::system(what, error));
                 }
+                None => return,
             }
         }
     }
 }
 
-/// Tells the servers which closures have ended or were lost, which also shows whether they are
-/// there.
-fn ask(shared: &Shared, variables: &VariableClient, stopped: &mpsc::Receiver<()>) {
-    while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(ASK) {
-        let (lost, first_unfinished) = shared.news_for_servers();
-        let mut told = lost
-            .into_iter()
-            .try_for_each(|closure| variables.abandon(closure));
-        if told.is_ok() {
-            told = variables.finished_below(first_unfinished);
+/// Tells the servers what has ended or was lost: at once where somebody waits for it, else once a
+/// second, which also shows whether they are there.
+fn ask(shared: &Shared, variables: &VariableClient) {
+    while let Some(news) = shared.await_news(ASK) {
+        let mut ended = news.ended.iter().copied();
+        let lost = news.lost.iter().map(|lost| lost.closure);
+        let told = match news.cancelled_below {
+            Some(closure) => variables.cancelled_below(closure),
+            None => Ok(()),
+        };
+        let told = told
+            .and_then(|()| ended.try_for_each(|closure| variables.abandon(closure)))
+            .and_then(|()| lost.into_iter().try_for_each(|it| variables.abandon(it)))
+            .and_then(|()| variables.finished_below(news.first_unfinished));
+        if let Err(error) = told {
+            tracing::warn!(%error, "the servers were not told what has ended");
+            shared.fail(error);
         }
-        match told {
-            Ok(()) => {}
-            Err(error @ PsError::Unavailable { .. }) => shared.fail(error),
-            Err(error) => tracing::warn!(%error, "the servers were not told what has ended"),
+        for lost in news.lost {
+            shared.run_again(lost);
         }
     }
 }

@@ -11,10 +11,11 @@ use super::options::CoordinatorOptions;
 use super::queue::{ClosureQueue, Handed, Lost, Refusal};
 use super::remote_value::{RemoteValue, Slot};
 use crate::error::{PsError, Result};
-use crate::update::RunId;
+use crate::update::{RunId, StalenessPolicy};
 
-/// How many closures that failed or were lost are remembered for the servers.
-const WITHOUT_UPDATES_MAX: usize = 1024;
+/// How many closures that have ended are remembered for the servers; the mark below which all have
+/// ended covers the others.
+const ENDED_MAX: usize = 1024;
 
 /// One call of a step, as it was scheduled.
 #[derive(Debug)]
@@ -65,17 +66,38 @@ pub(super) struct State {
     /// When the last closure ended.
     progress: Instant,
     ended: u64,
-    /// Closures whose updates nobody should wait for, until the servers are told.
-    without_updates: Vec<u64>,
+    /// What the servers are to be told.
+    news: News,
+    /// Whether nobody tells them anything any more.
+    is_silent: bool,
 }
 
-impl State {
-    /// Remembers so many at most; the mark below which all have ended covers the others.
-    fn note_without_updates(&mut self, closure: u64) {
-        if self.without_updates.len() < WITHOUT_UPDATES_MAX {
-            self.without_updates.push(closure);
-        }
+/// What the servers should know.
+#[derive(Debug, Default)]
+pub(super) struct News {
+    /// Closures that have ended: nobody should wait for their updates.
+    pub(super) ended: Vec<u64>,
+    /// Closures whose workers were lost. They run again when the servers have been told; a server
+    /// that heard of it later would forget that the next worker has pulled.
+    pub(super) lost: Vec<LostClosure>,
+    /// Closures below this one were cancelled.
+    pub(super) cancelled_below: Option<u64>,
+    /// All closures below this one have ended.
+    pub(super) first_unfinished: u64,
+}
+
+impl News {
+    fn is_urgent(&self) -> bool {
+        !self.ended.is_empty() || !self.lost.is_empty() || self.cancelled_below.is_some()
     }
+}
+
+/// A closure whose worker was lost.
+#[derive(Debug)]
+pub(super) struct LostClosure {
+    pub(super) closure: u64,
+    worker: usize,
+    reason: String,
 }
 
 #[derive(Debug)]
@@ -88,6 +110,8 @@ pub(super) struct Shared {
     state: Mutex<State>,
     /// Anything that a waiting caller may want to know.
     changed: Condvar,
+    /// There is something that the servers should know at once.
+    newsworthy: Condvar,
     /// A closure is there to be taken.
     work: Notify,
     pub(super) orders: watch::Sender<Orders>,
@@ -108,7 +132,8 @@ impl Shared {
             unattended: Some(Instant::now()),
             progress: Instant::now(),
             ended: 0,
-            without_updates: Vec::new(),
+            news: News::default(),
+            is_silent: parameter_servers.is_empty(),
         };
         Self {
             run,
@@ -118,6 +143,7 @@ impl Shared {
             steps,
             state: Mutex::new(state),
             changed: Condvar::new(),
+            newsworthy: Condvar::new(),
             work: Notify::new(),
             orders: watch::Sender::new(Orders::default()),
         }
@@ -243,7 +269,7 @@ impl Shared {
         for closure in cancellation.queued {
             closure.end(Err(PsError::Cancelled));
         }
-        self.cancel_running(&state);
+        self.cancel_running(&mut state);
         let begun = Instant::now();
         loop {
             if let Some(error) = state.queue.end_cancelling() {
@@ -275,10 +301,12 @@ impl Shared {
 
     /// Wakes all connections. One that hears of it late, when it has a newer closure, must not
     /// cancel that.
-    fn cancel_running(&self, state: &State) {
+    fn cancel_running(&self, state: &mut State) {
         let next = state.queue.next_id();
         self.orders
             .send_modify(|orders| orders.cancelled_below = next);
+        state.news.cancelled_below = Some(next);
+        self.newsworthy.notify_all();
     }
 
     /// Waits until a worker is connected, or one is there that cannot be used.
@@ -330,12 +358,36 @@ impl Shared {
         self.state().workers.clone()
     }
 
-    /// What the servers should know: the closures that were lost or failed since the last call,
-    /// and the first one that has not ended.
-    pub(super) fn news_for_servers(&self) -> (Vec<u64>, u64) {
+    /// What the servers should know: as soon as something cannot wait, else after so long. `None`
+    /// at the end.
+    pub(super) fn await_news(&self, limit: Duration) -> Option<News> {
+        let begun = Instant::now();
         let mut state = self.state();
-        let lost = std::mem::take(&mut state.without_updates);
-        (lost, state.queue.first_unfinished())
+        loop {
+            if state.is_silent {
+                return None;
+            }
+            let left = limit.saturating_sub(begun.elapsed());
+            if state.news.is_urgent() || left.is_zero() {
+                let mut news = std::mem::take(&mut state.news);
+                news.first_unfinished = state.queue.first_unfinished();
+                return Some(news);
+            }
+            let waited = self.newsworthy.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Nobody tells the servers anything any more.
+    pub(super) fn stop_asking(&self) {
+        self.state().is_silent = true;
+        self.newsworthy.notify_all();
+    }
+
+    /// Whether workers wait for each other's updates at the servers.
+    fn is_waited_for(&self) -> bool {
+        let staleness = self.options.run.staleness;
+        staleness.is_some_and(|it| it.policy == StalenessPolicy::Wait)
     }
 
     pub(super) fn ended(&self) -> u64 {
@@ -373,12 +425,14 @@ impl Shared {
         let mut state = self.state();
         // Before anybody can see that it has ended.
         closure.end(outcome.clone());
+        // Also of one that went well: it may have pulled where it had nothing to push.
+        if self.is_waited_for() && state.news.ended.len() < ENDED_MAX {
+            state.news.ended.push(id);
+            self.newsworthy.notify_all();
+        }
         match outcome {
             Ok(_) => state.queue.finished(id),
-            Err(error) => {
-                state.note_without_updates(id);
-                state.queue.failed(id, error)
-            }
+            Err(error) => state.queue.failed(id, error),
         };
         state.progress = Instant::now();
         state.ended += 1;
@@ -386,9 +440,30 @@ impl Shared {
     }
 
     /// The worker of a closure was lost.
-    pub(super) fn closure_lost(&self, id: u64, worker: usize, reason: &str) {
+    pub(super) fn closure_lost(&self, closure: u64, worker: usize, reason: &str) {
+        let lost = LostClosure {
+            closure,
+            worker,
+            reason: reason.to_string(),
+        };
         let mut state = self.state();
-        state.note_without_updates(id);
+        if self.is_waited_for() && !state.is_silent {
+            state.news.lost.push(lost);
+            self.newsworthy.notify_all();
+            return;
+        }
+        drop(state);
+        self.run_again(lost);
+    }
+
+    /// A closure whose worker was lost goes to another one.
+    pub(super) fn run_again(&self, lost: LostClosure) {
+        let LostClosure {
+            closure: id,
+            worker,
+            reason,
+        } = lost;
+        let mut state = self.state();
         match state.queue.lost(id) {
             Lost::Requeued => self.work.notify_one(),
             Lost::Cancelled(closure) => closure.end(Err(PsError::Cancelled)),
@@ -398,7 +473,7 @@ impl Shared {
                     closure: id,
                     attempts: self.options.max_attempts,
                     worker,
-                    reason: reason.to_string(),
+                    reason,
                 };
                 closure.end(Err(error.clone()));
                 state.queue.failed(id, error);
@@ -452,7 +527,8 @@ impl Shared {
         let Some(since) = state.unattended else {
             return;
         };
-        if since.elapsed() < limit || state.queue.is_idle() || state.queue.is_failing() {
+        // Also when an error waits to surface: somebody may wait for a result first.
+        if since.elapsed() < limit || state.queue.is_idle() {
             return;
         }
         let error = self.nobody(&state, since.elapsed());

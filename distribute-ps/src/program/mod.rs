@@ -154,7 +154,7 @@ impl Program {
     }
 
     /// Token and certificates of all connections. Without this call the token is that of the
-    /// environment variable `DISTRIBUTE_TOKEN`, if it is set, as the launcher sets it.
+    /// environment variable `DISTRIBUTE_JOB_TOKEN`, if it is set, as the launcher sets it.
     pub fn security(&mut self, security: Security) -> &mut Self {
         self.security = Some(security);
         self
@@ -183,7 +183,10 @@ impl Program {
     ///
     /// The job ends with the chief: when `body` returns, workers and servers end too, and their
     /// `run` returns. If it returned an error, the workers' `run` is
-    /// [`PsError::CoordinatorFailed`].
+    /// [`PsError::CoordinatorFailed`]. If its process dies, workers and servers wait
+    /// `orphan_timeout` (5 minutes, [`WorkerOptions`], [`ServerOptions`]) for a chief that was
+    /// started again, with which they begin a new run, and then end with
+    /// [`PsError::CoordinatorLost`].
     ///
     /// # Errors
     /// Those of `body`. What was registered wrongly; [`PsError::Role`] if the cluster has no

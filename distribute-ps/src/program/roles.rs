@@ -59,6 +59,11 @@ fn tasks<'a>(cluster: &'a Cluster, job: &str) -> Vec<&'a str> {
     tasks.into_iter().flatten().collect()
 }
 
+/// The chief's address, for messages.
+fn chief(cluster: &Cluster) -> Option<String> {
+    tasks(cluster, "chief").first().map(ToString::to_string)
+}
+
 /// This process' own address.
 fn own_address(cluster: &Cluster) -> Result<&str> {
     let missing = || role("the cluster has no address for this process");
@@ -93,12 +98,14 @@ pub(super) fn work(
     mut options: WorkerOptions,
 ) -> Result<()> {
     options.worker = cluster.task_id();
+    options.chief = chief(cluster).or(options.chief);
     WorkerServer::bind(own_address(cluster)?, registry, options)?.serve()
 }
 
 /// A parameter server.
 pub(super) fn hold(cluster: &Cluster, mut options: ServerOptions) -> Result<()> {
     options.server = cluster.task_id();
+    options.chief = chief(cluster).or(options.chief);
     let server = ParameterServer::bind(own_address(cluster)?, options)?;
     server.wait(None)?;
     server.shutdown();

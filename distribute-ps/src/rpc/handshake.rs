@@ -2,15 +2,14 @@
 
 use std::sync::Arc;
 
-use distribute_core::collectives::control::security::Security;
 use tonic::{Code, Request, Response, Status};
 
 use crate::generated::handshake_client::HandshakeClient;
 use crate::generated::handshake_server::Handshake;
 use crate::generated::{Hello, HelloReply, Proof, ProofReply};
+use crate::rpc::RpcOptions;
 use crate::rpc::channel::{Channel, ConnectError};
 use crate::rpc::listen::Peer;
-use crate::rpc::{PROTOCOL_VERSION, RpcOptions};
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 const CLIENT: &str = "distribute-ps proof of the client";
@@ -25,34 +24,47 @@ pub(super) fn nonce() -> Result<Vec<u8>, String> {
     }
 }
 
-/// What differs between two sides, seen from the one that has `own`.
-fn differs(
-    own: &Security,
+/// One side of a connection.
+#[derive(Debug, Clone, Copy)]
+struct Side<'a> {
     protocol: u32,
-    version: &str,
+    version: &'a str,
     has_token: bool,
-) -> Option<(Code, String)> {
-    let it = |what: String| Some((Code::FailedPrecondition, what));
-    if protocol != PROTOCOL_VERSION {
-        return it(format!(
-            "it speaks version {protocol} of the protocol, this process version \
-             {PROTOCOL_VERSION}; run the same build everywhere"
+}
+
+impl<'a> Side<'a> {
+    fn own(options: &RpcOptions) -> Side<'a> {
+        Side {
+            protocol: options.protocol_version,
+            version: VERSION,
+            has_token: options.security.has_token(),
+        }
+    }
+}
+
+/// What differs between a process, which is called `it`, and another one, called `other`.
+fn differs(it: Side<'_>, own: Side<'_>, other: &str) -> Option<(Code, String)> {
+    let builds = |what: String| Some((Code::FailedPrecondition, what));
+    if it.protocol != own.protocol {
+        return builds(format!(
+            "it speaks version {} of the protocol (distribute-ps {}), {other} version {} \
+             (distribute-ps {}); run the same build everywhere",
+            it.protocol, it.version, own.protocol, own.version
         ));
     }
-    if version != VERSION {
-        return it(format!(
-            "it has version {version} of distribute-ps, this process version {VERSION}; run the \
-             same build everywhere"
+    if it.version != own.version {
+        return builds(format!(
+            "it has version {} of distribute-ps, {other} version {}; run the same build everywhere",
+            it.version, own.version
         ));
     }
-    match (has_token, own.has_token()) {
-        (true, false) => Some((
-            Code::Unauthenticated,
-            "it has a token, this process has none; give all processes the job's token".into(),
+    let tokens = |what: String| Some((Code::Unauthenticated, what));
+    match (it.has_token, own.has_token) {
+        (true, false) => tokens(format!(
+            "it has a token, {other} has none; give all processes the job's token"
         )),
-        (false, true) => Some((
-            Code::Unauthenticated,
-            "it has no token, this process has one; give all processes the job's token".into(),
+        (false, true) => tokens(format!(
+            "it has no token, {other} has one; give all processes the job's token"
         )),
         _ => None,
     }
@@ -70,6 +82,16 @@ pub(super) struct Greeter {
     pub(super) options: Arc<RpcOptions>,
 }
 
+impl Hello {
+    fn side(&self) -> Side<'_> {
+        Side {
+            protocol: self.protocol_version,
+            version: &self.crate_version,
+            has_token: self.has_token,
+        }
+    }
+}
+
 fn peer<T>(request: &Request<T>) -> Result<Arc<Peer>, Status> {
     let peer = request.extensions().get::<Arc<Peer>>();
     peer.cloned()
@@ -81,14 +103,18 @@ impl Handshake for Greeter {
     async fn greet(&self, request: Request<Hello>) -> Result<Response<HelloReply>, Status> {
         let peer = peer(&request)?;
         let hello = request.into_inner();
-        let own = &self.options.security;
-        let (version, token) = (&hello.crate_version, hello.has_token);
-        if let Some((code, what)) = differs(own, hello.protocol_version, version, token) {
-            return Err(Status::new(code, format!("says of this process: {what}")));
+        let (own, theirs) = (Side::own(&self.options), hello.side());
+        if let Some((_, what)) = differs(theirs, own, "this process") {
+            peer.refuse(&what);
+        }
+        // The client reads it: there `it` is this process.
+        if let Some((code, what)) = differs(own, theirs, "this process") {
+            return Err(Status::new(code, what));
         }
         if hello.service != self.options.service {
             let (wanted, is) = (hello.service, self.options.service);
-            let what = format!("is a {is}, not a {wanted}; check the cluster's addresses");
+            peer.refuse(&format!("it took this {is} for a {wanted}"));
+            let what = format!("it is a {is}, not a {wanted}; check the cluster's addresses");
             return Err(Status::failed_precondition(what));
         }
         let server = nonce().map_err(Status::internal)?;
@@ -97,10 +123,10 @@ impl Handshake for Greeter {
             server: server.clone(),
         });
         Ok(Response::new(HelloReply {
-            protocol_version: PROTOCOL_VERSION,
+            protocol_version: own.protocol,
             crate_version: VERSION.to_string(),
             nonce: server,
-            has_token: own.has_token(),
+            has_token: own.has_token,
         }))
     }
 
@@ -112,9 +138,9 @@ impl Handshake for Greeter {
         let security = &self.options.security;
         let parts: [&[u8]; 2] = [&client, &server];
         if !security.verify(CLIENT, &parts, &request.into_inner().mac) {
+            peer.refuse("its token is another one");
             return Err(Status::unauthenticated(
-                "says of this process: its token is another one; give all processes the job's \
-                 token",
+                "its token is another one; give all processes the job's token",
             ));
         }
         peer.admit();
@@ -132,15 +158,19 @@ pub(super) async fn as_client(channel: &Channel, options: &RpcOptions) -> Result
         .max_encoding_message_size(4096);
     let own = nonce().map_err(ConnectError::Unavailable)?;
     let hello = Hello {
-        protocol_version: PROTOCOL_VERSION,
+        protocol_version: options.protocol_version,
         crate_version: VERSION.to_string(),
         service: options.service.to_string(),
         nonce: own.clone(),
         has_token: security.has_token(),
     };
     let reply = client.greet(hello).await.map_err(rejected)?.into_inner();
-    let (version, token) = (&reply.crate_version, reply.has_token);
-    if let Some((_, what)) = differs(security, reply.protocol_version, version, token) {
+    let theirs = Side {
+        protocol: reply.protocol_version,
+        version: &reply.crate_version,
+        has_token: reply.has_token,
+    };
+    if let Some((_, what)) = differs(theirs, Side::own(options), "this process") {
         return Err(ConnectError::Refused(what));
     }
     let parts: [&[u8]; 2] = [&own, &reply.nonce];
@@ -168,28 +198,89 @@ fn rejected(status: Status) -> ConnectError {
 
 #[cfg(test)]
 mod tests {
-    use distribute_core::collectives::control::security::Token;
+    use distribute_core::collectives::control::security::Security;
 
     use super::*;
+    use crate::rpc::PROTOCOL_VERSION;
 
     #[test]
     fn other_versions_and_tokens_are_told_apart() {
-        let without = Security::default();
-        let with = Security::default().token(Token::new("0123456789abcdef").unwrap());
-        assert_eq!(differs(&without, PROTOCOL_VERSION, VERSION, false), None);
-        assert_eq!(differs(&with, PROTOCOL_VERSION, VERSION, true), None);
-        let (code, what) = differs(&with, PROTOCOL_VERSION + 1, VERSION, true).unwrap();
+        let own = Side {
+            protocol: 3,
+            version: "0.1.0",
+            has_token: false,
+        };
+        assert_eq!(differs(own, own, "this process"), None);
+        let other = Side { protocol: 4, ..own };
+        let (code, what) = differs(other, own, "this process").unwrap();
         assert_eq!(code, Code::FailedPrecondition);
-        assert!(
-            what.contains("protocol") && what.contains("same build"),
-            "{what}"
-        );
-        let (_, what) = differs(&with, PROTOCOL_VERSION, "0.0.9", true).unwrap();
-        assert!(what.contains("0.0.9") && what.contains(VERSION), "{what}");
-        for (own, theirs) in [(&without, true), (&with, false)] {
-            let (code, _) = differs(own, PROTOCOL_VERSION, VERSION, theirs).unwrap();
+        let expected = "it speaks version 4 of the protocol (distribute-ps 0.1.0), this process \
+                        version 3 (distribute-ps 0.1.0); run the same build everywhere";
+        assert_eq!(what, expected);
+        let other = Side {
+            version: "0.0.9",
+            ..own
+        };
+        let (_, what) = differs(other, own, "this process").unwrap();
+        assert!(what.contains("0.0.9") && what.contains("0.1.0"), "{what}");
+        for (it, own) in [(true, false), (false, true)] {
+            let side = |has_token| Side {
+                protocol: 3,
+                version: "0.1.0",
+                has_token,
+            };
+            let (code, what) = differs(side(it), side(own), "this process").unwrap();
             assert_eq!(code, Code::Unauthenticated);
+            assert_eq!(what.starts_with("it has a token"), it, "{what}");
         }
+    }
+
+    /// Clients and coordinators meet servers and workers of another version: both sides say which.
+    #[test]
+    fn servers_and_workers_of_another_version_are_refused_by_both_versions() {
+        use std::sync::Arc;
+        use std::time::{Duration, Instant};
+
+        use crate::rpc::RpcListener;
+        use crate::{
+            ClientOptions, ClusterCoordinator, CoordinatorOptions, PsError, StepRegistry,
+            VariableClient,
+        };
+
+        let begun = Instant::now();
+        let other = |service| {
+            let mut options = RpcOptions::new(service, Security::default());
+            options.protocol_version = 77;
+            let listener = RpcListener::bind(0, "127.0.0.1:0", options).unwrap();
+            listener.serve(tonic::service::Routes::default()).unwrap()
+        };
+        let (server, worker) = (other("parameter server"), other(crate::worker::SERVICE));
+        let addresses = [server.address().to_string()];
+        let of_client = VariableClient::connect(&addresses, ClientOptions::default());
+        let none: [&str; 0] = [];
+        let of_coordinator = ClusterCoordinator::connect(
+            &[worker.address().to_string()],
+            &none,
+            Arc::new(StepRegistry::new()),
+            CoordinatorOptions::default(),
+        );
+        for error in [of_client.unwrap_err(), of_coordinator.unwrap_err()] {
+            assert!(matches!(error, PsError::Refused { .. }), "{error}");
+            let expected = format!(
+                "it speaks version 77 of the protocol (distribute-ps {VERSION}), this process \
+                 version {PROTOCOL_VERSION} (distribute-ps {VERSION})"
+            );
+            assert!(error.to_string().contains(&expected), "{error}");
+        }
+        for refusing in [&server, &worker] {
+            let noted = refusing.last_refusal().unwrap();
+            let expected = format!("it speaks version {PROTOCOL_VERSION} of the protocol");
+            assert!(
+                noted.contains(&expected) && noted.contains("version 77"),
+                "{noted}"
+            );
+        }
+        assert!(begun.elapsed() < Duration::from_secs(20));
     }
 
     /// A server of another version, as a client sees it, and a call without a handshake.
@@ -202,7 +293,7 @@ mod tests {
         let options = RpcOptions::new("worker", Security::default());
         let listener = RpcListener::bind(0, "127.0.0.1:0", options.clone()).unwrap();
         let address = listener.address().to_string();
-        let _server = listener.serve(tonic::service::Routes::default()).unwrap();
+        let server = listener.serve(tonic::service::Routes::default()).unwrap();
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build();
@@ -235,6 +326,8 @@ mod tests {
                         what.contains("is a worker, not a parameter server"),
                         "{what}"
                     );
+                    let noted = server.last_refusal().unwrap();
+                    assert!(noted.contains("took this worker for a parameter server"));
                 }
                 other => panic!("{other:?}"),
             }

@@ -40,10 +40,22 @@ pub struct Peer {
     challenge: Mutex<Option<Challenge>>,
     memory: Arc<Semaphore>,
     memory_units: u32,
+    refusals: Arc<Refusals>,
+}
+
+/// The last process that was turned away.
+#[derive(Debug, Default)]
+pub(super) struct Refusals(Mutex<Option<String>>);
+
+impl Refusals {
+    fn note(&self, address: impl fmt::Display, reason: &str) {
+        let mut place = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        *place = Some(format!("{address}: {reason}"));
+    }
 }
 
 impl Peer {
-    fn new(guard: Arc<Guard>, options: &RpcOptions) -> Self {
+    fn new(guard: Arc<Guard>, options: &RpcOptions, refusals: Arc<Refusals>) -> Self {
         let units = options.connection_bytes.div_ceil(MEMORY_UNIT);
         let units = u32::try_from(units).unwrap_or(u32::MAX).max(1);
         Self {
@@ -52,7 +64,14 @@ impl Peer {
             challenge: Mutex::default(),
             memory: Arc::new(Semaphore::new(units as usize)),
             memory_units: units,
+            refusals,
         }
+    }
+
+    /// It is turned away: why, for the messages of this process.
+    pub(super) fn refuse(&self, reason: &str) {
+        tracing::warn!(remote = %self.remote, reason, "a process was turned away");
+        self.refusals.note(self.remote, reason);
     }
 
     /// Its address.
@@ -147,10 +166,12 @@ impl RpcListener {
         let routes = routes.add_service(greeter).add_service(health).prepare();
         let (stop, stopped) = watch::channel(false);
         let (listener, task) = (self.listener, self.task);
+        let refusals = Arc::<Refusals>::default();
+        let noted = refusals.clone();
         let thread = std::thread::Builder::new()
             .name(format!("{} {task}", options.service))
             .spawn(move || {
-                let run = run(listener, routes, options, stopped);
+                let run = run(listener, routes, (options, noted), stopped);
                 if let Err(error) = runtime.block_on(run) {
                     tracing::error!(%error, "cannot accept connections");
                 }
@@ -159,6 +180,7 @@ impl RpcListener {
         Ok(RpcServer {
             address,
             stop,
+            refusals,
             thread: Some(thread),
         })
     }
@@ -168,6 +190,7 @@ impl RpcListener {
 pub struct RpcServer {
     address: SocketAddr,
     stop: watch::Sender<bool>,
+    refusals: Arc<Refusals>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -175,6 +198,15 @@ impl RpcServer {
     /// Where it listens.
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+}
+
+impl RpcServer {
+    /// The last process that was turned away (its token, certificate, version or kind were wrong):
+    /// its address, and why.
+    pub fn last_refusal(&self) -> Option<String> {
+        let last = self.refusals.0.lock();
+        last.unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
@@ -200,16 +232,20 @@ impl fmt::Debug for RpcServer {
 async fn run(
     listener: PeerListener,
     routes: Routes,
-    options: Arc<RpcOptions>,
+    (options, refusals): (Arc<RpcOptions>, Arc<Refusals>),
     mut stopped: watch::Receiver<bool>,
 ) -> io::Result<()> {
-    let mut incoming = listener.incoming()?;
+    let noting = refusals.clone();
+    let mut incoming = listener.incoming_with(move |address, reason| {
+        noting.note(address, &reason);
+    })?;
     loop {
         tokio::select! {
             _ = stopped.wait_for(|stop| *stop) => return Ok(()),
             accepted = incoming.next() => match accepted {
                 Some(Ok(connection)) => {
-                    tokio::spawn(serve(connection, routes.clone(), options.clone()));
+                    let peer = Peer::new(connection.guard(), &options, refusals.clone());
+                    tokio::spawn(serve(connection, peer, routes.clone(), options.clone()));
                 }
                 Some(Err(error)) => tracing::warn!(%error, "a connection was lost"),
                 None => return Ok(()),
@@ -219,10 +255,11 @@ async fn run(
 }
 
 /// One connection, from its first byte to its last.
-async fn serve(connection: Connection, routes: Routes, options: Arc<RpcOptions>) {
-    let peer = Arc::new(Peer::new(connection.guard(), &options));
+async fn serve(connection: Connection, peer: Peer, routes: Routes, options: Arc<RpcOptions>) {
+    let peer = Arc::new(peer);
     let remote = peer.remote();
-    let service = service_fn(move |request| answer(request, routes.clone(), peer.clone()));
+    let served = peer.clone();
+    let service = service_fn(move |request| answer(request, routes.clone(), served.clone()));
     let mut builder = Builder::new(TokioExecutor::new());
     builder
         .timer(TokioTimer::new())
@@ -239,6 +276,9 @@ async fn serve(connection: Connection, routes: Routes, options: Arc<RpcOptions>)
         .await
     {
         tracing::debug!(%remote, %error, "a connection ended");
+        if let Some(reason) = peer.guard.certificate_refusal() {
+            peer.refuse(&reason);
+        }
     }
 }
 

@@ -24,13 +24,19 @@ use crate::rpc::rope::Rope;
 const PREFIX_BYTES: usize = 5;
 /// The largest piece of a payload that is sent.
 pub(crate) const PIECE_BYTES: usize = crate::rpc::FRAME_BYTES as usize;
+/// The longest message of a payload.
+const MESSAGE_BYTES: usize = 1 << 30;
+/// Pieces up to this length are copied together: a frame of its own costs more.
+const SMALL_BYTES: usize = 4 << 10;
+/// The most bytes that are copied together.
+const GATHERED_BYTES: usize = 64 << 10;
 /// The largest first message.
 pub(crate) const HEADER_BYTES: usize = 16 << 20;
 const CONTENT_TYPE: HeaderValue = HeaderValue::from_static("application/grpc");
 
 fn prefix(target: &mut BytesMut, length: usize) {
     target.put_u8(0);
-    // A piece has at most PIECE_BYTES, a header was made by this process from less than 4 GiB.
+    // At most MESSAGE_BYTES, or a header that this process made from less than 4 GiB.
     target.put_u32(u32::try_from(length).unwrap_or(u32::MAX));
 }
 
@@ -42,21 +48,34 @@ pub(crate) struct Outgoing {
 }
 
 impl Outgoing {
-    /// A first message, and a payload.
+    /// A first message, and a payload: large pieces are sent from where they lie.
     pub(crate) fn new(header: &impl Message, payload: Vec<Bytes>) -> Self {
         let length = header.encoded_len();
-        let mut first = BytesMut::with_capacity(PREFIX_BYTES + length);
-        prefix(&mut first, length);
-        header.encode_raw(&mut first);
-        let mut frames = VecDeque::from([first.freeze()]);
+        let mut gathered = BytesMut::with_capacity(2 * PREFIX_BYTES + length);
+        prefix(&mut gathered, length);
+        header.encode_raw(&mut gathered);
+        let mut frames = VecDeque::new();
+        let mut left: usize = payload.iter().map(Bytes::len).sum();
+        // Of the message that is being written.
+        let mut message = 0;
         for mut bytes in payload {
             while !bytes.is_empty() {
-                let piece = bytes.split_to(bytes.len().min(PIECE_BYTES));
-                let mut before = BytesMut::with_capacity(PREFIX_BYTES);
-                prefix(&mut before, piece.len());
-                frames.extend([before.freeze(), piece]);
+                if message == 0 {
+                    message = left.min(MESSAGE_BYTES);
+                    prefix(&mut gathered, message);
+                }
+                let piece = bytes.split_to(bytes.len().min(PIECE_BYTES).min(message));
+                left -= piece.len();
+                message -= piece.len();
+                if piece.len() <= SMALL_BYTES && gathered.len() < GATHERED_BYTES {
+                    gathered.extend_from_slice(&piece);
+                } else {
+                    frames.extend([gathered.split().freeze(), piece]);
+                }
             }
         }
+        frames.push_back(gathered.freeze());
+        frames.retain(|frame| !frame.is_empty());
         Self {
             frames,
             trailers: None,

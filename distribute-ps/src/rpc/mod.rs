@@ -46,6 +46,8 @@ pub struct RpcOptions {
     /// Bytes of payloads that the calls of one connection may hold in the server's memory before
     /// they are used; 4 GiB by default.
     pub connection_bytes: u64,
+    /// What this process says that it speaks; tests are of another version by it.
+    pub(crate) protocol_version: u32,
 }
 
 impl Default for RpcOptions {
@@ -57,6 +59,7 @@ impl Default for RpcOptions {
             service: "parameter server",
             max_concurrent_calls: 256,
             connection_bytes: 4 << 30,
+            protocol_version: PROTOCOL_VERSION,
         }
     }
 }

@@ -44,7 +44,15 @@ impl Rope {
         }
     }
 
-    /// The bytes of a range in one piece.
+    /// The bytes of a range where they lie, if they are in one piece.
+    pub(crate) fn slice(&self, offset: usize, count: usize) -> Option<&[u8]> {
+        let first = self.starts.partition_point(|start| *start <= offset);
+        let index = first.checked_sub(1)?;
+        let begin = offset - self.starts[index];
+        self.pieces[index].get(begin..begin.checked_add(count)?)
+    }
+
+    /// The bytes of a range, copied into one piece.
     pub(crate) fn read(&self, offset: usize, count: usize) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(count);
         self.copy(offset, count, &mut bytes);
@@ -77,5 +85,10 @@ mod tests {
             }
         }
         assert_eq!(rope.read(4, 10), b"ef");
+        assert_eq!(rope.slice(2, 3), Some(&b"cde"[..]));
+        assert_eq!(rope.slice(3, 1), Some(&b"d"[..]));
+        assert_eq!(rope.slice(1, 2), None);
+        assert_eq!(rope.slice(5, 2), None);
+        assert_eq!(Rope::default().slice(0, 1), None);
     }
 }

@@ -4,6 +4,7 @@ use burn::tensor::DType;
 use half::{bf16, f16};
 
 use crate::error::{PsError, Result};
+use crate::server::wide;
 
 /// The types that a variable may have, by name.
 const TYPES: [(&str, DType); 11] = [
@@ -41,7 +42,7 @@ pub(crate) fn parse(name: &str) -> Option<DType> {
 /// Whether all elements are finite; integers always are.
 pub(crate) fn all_finite(dtype: DType, bytes: &[u8]) -> bool {
     match dtype {
-        DType::F32 => finite::<f32, 4>(bytes, f32::from_le_bytes, f32::is_finite),
+        DType::F32 => wide::all_finite(bytes),
         DType::F64 => finite::<f64, 8>(bytes, f64::from_le_bytes, f64::is_finite),
         DType::F16 => finite::<f16, 2>(bytes, f16::from_le_bytes, f16::is_finite),
         DType::BF16 => finite::<bf16, 2>(bytes, bf16::from_le_bytes, bf16::is_finite),
@@ -49,6 +50,15 @@ pub(crate) fn all_finite(dtype: DType, bytes: &[u8]) -> bool {
     }
 }
 
+/// The same for `f32`, compiled for the caller's processor.
+#[inline(always)]
+#[allow(clippy::inline_always)]
+pub(super) fn finite_f32(bytes: &[u8]) -> bool {
+    finite::<f32, 4>(bytes, f32::from_le_bytes, f32::is_finite)
+}
+
+#[inline(always)]
+#[allow(clippy::inline_always)]
 fn finite<E, const N: usize>(
     bytes: &[u8],
     read: impl Fn([u8; N]) -> E,

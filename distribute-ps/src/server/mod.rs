@@ -4,8 +4,10 @@
 //! the value; the pieces themselves are shared, and a writer copies those that somebody still
 //! reads. So a reader sees one version of a shard, never half an update.
 
+mod attendance;
 mod clock;
 pub(crate) mod elements;
+mod kernels;
 mod optimizers;
 mod segments;
 mod service;
@@ -14,11 +16,12 @@ mod snapshot;
 mod store;
 #[cfg(test)]
 mod tests;
+mod wide;
 
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use distribute_core::collectives::control::security::Security;
 use distribute_core::optim::Optimizer;
@@ -26,10 +29,15 @@ use tonic::service::Routes;
 
 use crate::error::{PsError, Result};
 use crate::rpc::{RpcListener, RpcOptions, RpcServer};
+use crate::server::attendance::Attendance;
+pub(crate) use crate::server::attendance::{chief, noted};
 use crate::server::optimizers::Optimizers;
 pub(crate) use crate::server::optimizers::slots_of;
 use crate::server::service::ParameterService;
 use crate::server::store::Store;
+
+/// How often it is looked whether there is a coordinator.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// Limits and credentials of a server.
 #[derive(Debug, Clone)]
@@ -54,6 +62,13 @@ pub struct ServerOptions {
     pub keepalive_interval: Duration,
     /// How long the answer may take; 3 s by default.
     pub keepalive_timeout: Duration,
+    /// How long [`ParameterServer::wait`] waits for the first coordinator; 30 minutes by default.
+    pub coordinator_timeout: Duration,
+    /// How long a coordinator that has gone may stay away before [`ParameterServer::wait`] gives
+    /// up; 5 minutes by default. Another coordinator that comes within this time begins a new run.
+    pub orphan_timeout: Duration,
+    /// The address of the chief, for messages; not known by default.
+    pub chief: Option<String>,
     pub(crate) optimizers: Optimizers,
 }
 
@@ -69,6 +84,9 @@ impl Default for ServerOptions {
             max_variables: 100_000,
             keepalive_interval: Duration::from_secs(1),
             keepalive_timeout: Duration::from_secs(3),
+            coordinator_timeout: Duration::from_secs(1800),
+            orphan_timeout: Duration::from_secs(300),
+            chief: None,
             optimizers: Optimizers::default(),
         }
     }
@@ -135,18 +153,28 @@ impl ParameterServer {
     /// so long; whether it was asked.
     ///
     /// # Errors
-    /// [`PsError::System`] when the operating system has no resources to wait with.
+    /// [`PsError::NoCoordinator`] and [`PsError::CoordinatorLost`] when there was none for as long
+    /// as the options say; [`PsError::System`] when the operating system has no resources to wait
+    /// with.
     pub fn wait(&self, timeout: Option<Duration>) -> Result<bool> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_time()
             .build()
             .map_err(|error| PsError::system("cannot wait for the coordinator", error))?;
+        let begun = Instant::now();
+        let mut attendance = Attendance::new(&self.store.options);
         let mut done = self.store.done.subscribe();
         runtime.block_on(async {
-            let asked = done.wait_for(|done| *done);
-            match timeout {
-                None => Ok(asked.await.is_ok()),
-                Some(limit) => Ok(tokio::time::timeout(limit, asked).await.is_ok()),
+            loop {
+                attendance.check(self.store.presence(), || self.server.last_refusal())?;
+                let left = timeout.map(|limit| limit.saturating_sub(begun.elapsed()));
+                let asked = done.wait_for(|done| *done);
+                let look = left.unwrap_or(LOOK).min(LOOK);
+                match tokio::time::timeout(look, asked).await {
+                    Ok(asked) => return Ok(asked.is_ok()),
+                    Err(_) if left.is_some_and(|left| left <= look) => return Ok(false),
+                    Err(_) => {}
+                }
             }
         })
     }

@@ -48,16 +48,14 @@ impl Segments {
     }
 
     /// One piece.
+    #[cfg(test)]
     pub(super) fn part(&self, index: usize) -> &[u8] {
         &self.parts[index]
     }
 
-    /// Puts another content of the same length into a piece; readers keep the old one.
-    pub(super) fn set_part(&mut self, index: usize, bytes: &[u8]) {
-        match Arc::get_mut(&mut self.parts[index]) {
-            Some(part) => part.copy_from_slice(bytes),
-            None => self.parts[index] = Arc::new(bytes.to_vec()),
-        }
+    /// One piece, to be changed; readers keep the old one.
+    pub(super) fn part_mut(&mut self, index: usize) -> &mut [u8] {
+        Arc::make_mut(&mut self.parts[index]).as_mut_slice()
     }
 
     /// All bytes, as they lie.

@@ -18,7 +18,7 @@ use crate::generated as wire;
 use crate::rpc::Peer;
 use crate::rpc::message::{Outgoing, ReadError, Reader};
 use crate::server::elements::{self, Combine};
-use crate::server::shard::{Assignment, Payload, Shard, ShardGradient};
+use crate::server::shard::{Assignment, Counts, Done, Payload, Shard, ShardGradient};
 use crate::server::snapshot;
 use crate::server::store::{Run, Store};
 use crate::update::NonFinite;
@@ -177,6 +177,9 @@ impl Call {
     async fn join(mut self) -> Result<Outgoing> {
         let request: wire::Join = self.header().await?;
         let run = self.store.run(&request.run)?;
+        if request.coordinator {
+            run.claim(&self.peer);
+        }
         Ok(reply(&run.rules.to_wire(request.run)))
     }
 
@@ -204,24 +207,14 @@ impl Call {
         if let Some(closure) = request.closure {
             run.wait_to_pull(closure).await?;
         }
-        blocking(move || {
-            let mut got = Vec::with_capacity(request.wants.len());
-            let mut payload = Vec::new();
-            for want in &request.wants {
-                let shard = run.shard(want.id)?;
-                let (value, version) = shard.read()?;
-                if want.known == Some(version) {
-                    got.push(wire::Got { version, bytes: 0 });
-                    continue;
-                }
-                let pieces = sent(&shard, value.bytes(), request.bf16);
-                let bytes = pieces.iter().map(|piece| piece.len() as u64).sum();
-                payload.extend(pieces);
-                got.push(wire::Got { version, bytes });
-            }
-            Ok(Outgoing::new(&wire::Pulled { got }, payload))
-        })
-        .await
+        let wanted = request.wants.iter().map(|want| run.shard(want.id));
+        let shards: Vec<Arc<Shard>> = wanted.collect::<Result<_>>()?;
+        // Noting where pieces lie takes no time, unless an update is being applied.
+        let is_light = !request.bf16 && !shards.iter().any(|shard| shard.is_busy());
+        match is_light {
+            true => pulled(&run, &request, &shards),
+            false => blocking(move || pulled(&run, &request, &shards)).await,
+        }
     }
 
     /// Reads row numbers.
@@ -263,11 +256,14 @@ impl Call {
             .await?;
         let rows = self.rows(request.count).await?;
         blocking(move || {
-            let (bytes, version) = shard.read_rows(&rows)?;
+            let (bytes, counts) = shard.read_rows(&rows)?;
             let payload = sent(&shard, vec![bytes.into()], request.bf16);
             let bytes = payload.iter().map(|piece| piece.len() as u64).sum();
-            let got = vec![wire::Got { version, bytes }];
-            Ok(Outgoing::new(&wire::Pulled { got }, payload))
+            let reply = wire::Pulled {
+                got: vec![counts.got(bytes)],
+                learning_rate: run.learning_rate(),
+            };
+            Ok(Outgoing::new(&reply, payload))
         })
         .await
     }
@@ -312,7 +308,10 @@ impl Call {
         self.reader.end().await.map_err(unread)?;
         let id = (request.closure, request.sequence);
         run.wait_to_push(request.closure).await?;
-        blocking(move || apply(&run, id, gradients)).await
+        match is_light(&run, &gradients) {
+            true => apply(&run, id, gradients),
+            false => blocking(move || apply(&run, id, gradients)).await,
+        }
     }
 
     async fn assign(mut self) -> Result<Outgoing> {
@@ -350,9 +349,8 @@ impl Call {
             let _open = run.gate.read().unwrap_or_else(PoisonError::into_inner);
             let mut outcomes = Vec::with_capacity(values.len());
             for (shard, value) in values {
-                let (done, version) = shard.assign(assignment, &value, &run.terms(id, None))?;
-                let what = done as u32;
-                outcomes.push(wire::Outcome { what, version });
+                let (done, counts) = shard.assign(assignment, &value, &run.terms(id, None))?;
+                outcomes.push(counts.outcome(done));
             }
             Ok(reply(&wire::Pushed { outcomes }))
         })
@@ -366,6 +364,9 @@ impl Call {
         blocking(move || {
             if let Some(closure) = request.finished_below {
                 run.finished_below(closure);
+            }
+            if let Some(closure) = request.cancelled_below {
+                run.cancelled_below(closure);
             }
             if let Some(closure) = request.abandon {
                 run.abandon(closure);
@@ -405,6 +406,24 @@ impl Call {
     }
 }
 
+impl Counts {
+    fn got(self, bytes: u64) -> wire::Got {
+        wire::Got {
+            version: self.version,
+            bytes,
+            updates: self.updates,
+        }
+    }
+
+    fn outcome(self, done: Done) -> wire::Outcome {
+        wire::Outcome {
+            what: done as u32,
+            version: self.version,
+            updates: self.updates,
+        }
+    }
+}
+
 /// A value's bytes as they travel.
 fn sent(shard: &Shard, pieces: Vec<Bytes>, bf16: bool) -> Vec<Bytes> {
     match bf16 && shard.dtype == burn::tensor::DType::F32 {
@@ -416,7 +435,43 @@ fn sent(shard: &Shard, pieces: Vec<Bytes>, bf16: bool) -> Vec<Bytes> {
     }
 }
 
+/// The values that a pull is answered with.
+fn pulled(run: &Run, request: &wire::Pull, shards: &[Arc<Shard>]) -> Result<Outgoing> {
+    let mut got = Vec::with_capacity(request.wants.len());
+    let mut payload = Vec::new();
+    for (want, shard) in request.wants.iter().zip(shards) {
+        let (value, counts) = shard.read()?;
+        if want.known == Some(counts.version) {
+            got.push(counts.got(0));
+            continue;
+        }
+        let pieces = sent(shard, value.bytes(), request.bf16);
+        got.push(counts.got(pieces.iter().map(|piece| piece.len() as u64).sum()));
+        payload.extend(pieces);
+    }
+    let learning_rate = run.learning_rate();
+    Ok(Outgoing::new(&wire::Pulled { got, learning_rate }, payload))
+}
+
 type Gradients = Vec<(Arc<Shard>, Option<u64>, ShardGradient)>;
+
+/// The most bytes of a push that is applied on the thread of the connections: less than a
+/// millisecond of work. Waking another thread would take longer than a small update itself.
+const LIGHT_BYTES: usize = 2 << 20;
+
+/// Whether a push is applied in no time: built-in arithmetic, not many bytes, and nobody to wait
+/// for.
+fn is_light(run: &Run, gradients: &Gradients) -> bool {
+    let bytes: usize = gradients
+        .iter()
+        .map(|(_, _, gradient)| gradient.values.len())
+        .sum();
+    let is_light = |shard: &Shard| shard.has_kernel() && !shard.is_busy();
+    bytes <= LIGHT_BYTES
+        && run.rules.synchronous.is_none()
+        && run.gate.try_read().is_ok()
+        && gradients.iter().all(|(shard, _, _)| is_light(shard))
+}
 
 /// Applies a push that has been read and checked.
 fn apply(run: &Run, id: (u64, u32), gradients: Gradients) -> Result<Outgoing> {
@@ -425,11 +480,10 @@ fn apply(run: &Run, id: (u64, u32), gradients: Gradients) -> Result<Outgoing> {
         shard.check_staleness(&run.terms(Some(id), *base))?;
     }
     let one = |(shard, base, gradient): (Arc<Shard>, Option<u64>, ShardGradient)| {
-        let (done, version) = shard.push(gradient, &run.terms(Some(id), base))?;
-        let what = done as u32;
-        Ok(wire::Outcome { what, version })
+        let (done, counts) = shard.push(gradient, &run.terms(Some(id), base))?;
+        Ok(counts.outcome(done))
     };
-    let outcomes = on_threads(gradients, one)
+    let outcomes = on_threads(gradients, run.threads, one)
         .into_iter()
         .collect::<Result<_>>()?;
     Ok(reply(&wire::Pushed { outcomes }))
@@ -437,20 +491,17 @@ fn apply(run: &Run, id: (u64, u32), gradients: Gradients) -> Result<Outgoing> {
 
 /// Bytes of gradients that are worth a thread.
 const THREAD_BYTES: usize = 4 << 20;
-/// The most threads of one push.
-const THREADS_MAX: usize = 4;
-
 /// Applies the shards of a large push on several threads; results in the same order.
 fn on_threads<T: Send>(
     gradients: Gradients,
+    threads_max: usize,
     one: impl Fn((Arc<Shard>, Option<u64>, ShardGradient)) -> T + Sync,
 ) -> Vec<T> {
     let bytes: usize = gradients
         .iter()
         .map(|(_, _, gradient)| gradient.values.len())
         .sum();
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let threads = (bytes / THREAD_BYTES).min(cores).min(THREADS_MAX);
+    let threads = (bytes / THREAD_BYTES).min(threads_max);
     if threads < 2 {
         return gradients.into_iter().map(one).collect();
     }

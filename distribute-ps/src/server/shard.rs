@@ -1,20 +1,23 @@
 //! One shard: its value, the optimizer's slots beside it, and which updates it has had.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 use burn::tensor::DType;
-use distribute_core::optim::Optimizer;
 
 use crate::error::{PsError, Result};
 use crate::generated as wire;
 use crate::rpc::rope::Rope;
 use crate::server::elements::{self, Combine};
-use crate::server::optimizers::Rule;
+use crate::server::optimizers::{Built, Rule};
 use crate::server::segments::{SEGMENT, Segments};
+use crate::update::OUTSIDE;
 
 /// The most update ids that a shard remembers.
 const UPDATE_IDS_MAX: usize = 1 << 20;
+/// How many of them of each source outside of closures.
+const OUTSIDE_REMEMBERED: u32 = 1024;
 
 /// A gradient's or value's bytes as they came, perhaps narrowed on their way.
 #[derive(Debug, Clone)]
@@ -35,6 +38,15 @@ impl Payload {
             true => elements::widen(&self.rope.read(offset / 2, count / 2)),
             false => self.rope.read(offset, count),
         }
+    }
+
+    /// The same, from where it lies if it is in one piece there.
+    fn view(&self, offset: usize, count: usize) -> Cow<'_, [u8]> {
+        let in_place = match self.is_narrow {
+            true => None,
+            false => self.rope.slice(offset, count),
+        };
+        in_place.map_or_else(|| self.read(offset, count).into(), Cow::Borrowed)
     }
 
     /// Whether all elements are finite.
@@ -90,6 +102,16 @@ pub(super) struct Terms {
     pub(super) learning_rate: Option<f64>,
 }
 
+/// How often a shard was changed, and how often the optimizer was applied to it.
+///
+/// Versions only rise, so that no client takes another value for the one that it has; a restore
+/// may put the number of updates back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Counts {
+    pub(super) version: u64,
+    pub(super) updates: u64,
+}
+
 #[derive(Debug, Default)]
 pub(super) struct State {
     pub(super) value: Option<Segments>,
@@ -109,7 +131,7 @@ pub(super) struct Shard {
     /// Bytes of the shard, and of one of its rows.
     pub(super) bytes: usize,
     pub(super) row_bytes: usize,
-    pub(super) optimizer: Option<Arc<dyn Optimizer>>,
+    pub(super) optimizer: Option<Built>,
     state: Mutex<State>,
 }
 
@@ -118,7 +140,7 @@ impl Shard {
         wire: wire::Shard,
         dtype: DType,
         (bytes, row_bytes): (usize, usize),
-        optimizer: Option<Arc<dyn Optimizer>>,
+        optimizer: Option<Built>,
     ) -> Self {
         Self {
             wire,
@@ -138,6 +160,17 @@ impl Shard {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether somebody changes or reads it right now.
+    pub(super) fn is_busy(&self) -> bool {
+        matches!(self.state.try_lock(), Err(TryLockError::WouldBlock))
+    }
+
+    /// Whether its optimizer is applied by arithmetic of this crate.
+    pub(super) fn has_kernel(&self) -> bool {
+        let built = self.optimizer.as_ref();
+        self.dtype == DType::F32 && built.is_some_and(|built| built.kernel.is_some())
+    }
+
     fn uninitialized(&self) -> PsError {
         PsError::Uninitialized {
             name: self.name().to_string(),
@@ -145,14 +178,14 @@ impl Shard {
     }
 
     /// The value at one version.
-    pub(super) fn read(&self) -> Result<(Segments, u64)> {
+    pub(super) fn read(&self) -> Result<(Segments, Counts)> {
         let state = self.state();
         let value = state.value.clone().ok_or_else(|| self.uninitialized())?;
-        Ok((value, state.version))
+        Ok((value, state.counts()))
     }
 
     /// Some rows at one version.
-    pub(super) fn read_rows(&self, rows: &[u64]) -> Result<(Vec<u8>, u64)> {
+    pub(super) fn read_rows(&self, rows: &[u64]) -> Result<(Vec<u8>, Counts)> {
         self.check_rows(rows)?;
         let state = self.state();
         let value = state.value.as_ref().ok_or_else(|| self.uninitialized())?;
@@ -160,7 +193,13 @@ impl Shard {
         for row in rows {
             value.copy(*row as usize * self.row_bytes, self.row_bytes, &mut bytes);
         }
-        Ok((bytes, state.version))
+        Ok((bytes, state.counts()))
+    }
+
+    /// The names of the optimizer's slots; none without an optimizer.
+    pub(super) fn slots(&self) -> &'static [&'static str] {
+        let built = self.optimizer.as_ref();
+        built.map_or(&[], |built| built.optimizer.slots())
     }
 
     /// Row numbers are those within the shard.
@@ -181,10 +220,10 @@ impl Shard {
         assignment: Assignment,
         value: &Payload,
         terms: &Terms,
-    ) -> Result<(Done, u64)> {
+    ) -> Result<(Done, Counts)> {
         let mut state = self.state();
         if state.had(terms) {
-            return Ok((Done::AlreadyApplied, state.version));
+            return Ok((Done::AlreadyApplied, state.counts()));
         }
         state.check_room(terms)?;
         match assignment {
@@ -192,16 +231,16 @@ impl Shard {
             Assignment::Combine(operation) => {
                 let target = state.value.as_mut().ok_or_else(|| self.uninitialized())?;
                 for index in 0..target.count() {
-                    let mut part = target.part(index).to_vec();
-                    let other = value.read(index * SEGMENT, part.len());
-                    elements::combine(self.dtype, operation, &mut part, &other);
-                    target.set_part(index, &part);
+                    let part = target.part_mut(index);
+                    let other = value.view(index * SEGMENT, part.len());
+                    elements::combine(self.dtype, operation, part, &other);
                 }
             }
         }
         state.remember(terms);
-        state.version += 1;
-        Ok((Done::Applied, state.version))
+        let version = state.version + 1;
+        state.replaced(version);
+        Ok((Done::Applied, state.counts()))
     }
 
     /// How many versions older a gradient is than allowed, if it is.
@@ -239,10 +278,10 @@ impl Shard {
     }
 
     /// Applies a gradient, or keeps it for its round.
-    pub(super) fn push(&self, gradient: ShardGradient, terms: &Terms) -> Result<(Done, u64)> {
+    pub(super) fn push(&self, gradient: ShardGradient, terms: &Terms) -> Result<(Done, Counts)> {
         let mut state = self.state();
         if state.had(terms) {
-            return Ok((Done::AlreadyApplied, state.version));
+            return Ok((Done::AlreadyApplied, state.counts()));
         }
         if state.value.is_none() {
             return Err(self.uninitialized());
@@ -252,21 +291,21 @@ impl Shard {
         let Some(wanted) = terms.synchronous else {
             self.apply(&mut state, &gradient, terms)?;
             state.remember(terms);
-            return Ok((Done::Applied, state.version));
+            return Ok((Done::Applied, state.counts()));
         };
         if self.base(terms)? != state.version {
-            return Ok((Done::Dropped, state.version));
+            return Ok((Done::Dropped, state.counts()));
         }
         state.round.push(gradient);
         if state.round.len() < wanted {
             state.remember(terms);
-            return Ok((Done::Accumulated, state.version));
+            return Ok((Done::Accumulated, state.counts()));
         }
         let round = std::mem::take(&mut state.round);
         let mean = self.mean(round)?;
         self.apply(&mut state, &mean, terms)?;
         state.remember(terms);
-        Ok((Done::Applied, state.version))
+        Ok((Done::Applied, state.counts()))
     }
 
     /// The mean of a round; sparse only if all are.
@@ -301,21 +340,17 @@ impl Shard {
     }
 
     fn apply(&self, state: &mut State, gradient: &ShardGradient, terms: &Terms) -> Result<()> {
-        let Some(optimizer) = &self.optimizer else {
+        let Some(built) = &self.optimizer else {
             return Err(PsError::invalid(format!(
                 "push of variable `{}`: it has no optimizer; use assign_add",
                 self.name()
             )));
         };
-        let rule = Rule::new(
-            &**optimizer,
-            terms.learning_rate,
-            state.updates + 1,
-            self.dtype,
-        );
+        let step = state.updates + 1;
+        let rule = Rule::new(built, terms.learning_rate, step, self.dtype);
         if state.slots.is_empty() {
             let zeros = |_: &&str| Segments::zeros(self.bytes);
-            state.slots = optimizer.slots().iter().map(zeros).collect();
+            state.slots = built.optimizer.slots().iter().map(zeros).collect();
         }
         match &gradient.rows {
             None => state.apply_dense(&rule, &gradient.values)?,
@@ -347,17 +382,18 @@ impl Shard {
             }
             bytes
         };
-        let parameter = gather(value);
-        let old = slots.iter().map(gather).collect();
-        let (parameter, updated) = rule.apply(parameter, gradient.clone(), old)?;
+        let mut parameter = gather(value);
+        let mut updated: Vec<Vec<u8>> = slots.iter().map(gather).collect();
+        let mut views: Vec<&mut [u8]> = updated.iter_mut().map(Vec::as_mut_slice).collect();
+        rule.apply(&mut parameter, &gradient, &mut views)?;
         let scatter = |into: &mut Segments, bytes: &[u8]| {
             for (row, bytes) in rows.iter().zip(bytes.chunks(self.row_bytes.max(1))) {
                 into.write(*row as usize * self.row_bytes, bytes);
             }
         };
-        scatter(value, parameter.as_bytes());
+        scatter(value, &parameter);
         for (slot, updated) in slots.iter_mut().zip(&updated) {
-            scatter(slot, updated.as_bytes());
+            scatter(slot, updated);
         }
         Ok(())
     }
@@ -401,6 +437,20 @@ impl ShardGradient {
 }
 
 impl State {
+    fn counts(&self) -> Counts {
+        Counts {
+            version: self.version,
+            updates: self.updates,
+        }
+    }
+
+    /// The value is another one now, not by a gradient: those of its round that have come were
+    /// computed at the one before.
+    pub(super) fn replaced(&mut self, version: u64) {
+        self.version = version;
+        self.round.clear();
+    }
+
     /// Whether the update came before, or belongs to a closure that is finished.
     fn had(&self, terms: &Terms) -> bool {
         terms
@@ -410,6 +460,20 @@ impl State {
 
     fn remember(&mut self, terms: &Terms) {
         self.applied.extend(terms.id);
+        if let Some((source, sequence)) = terms.id
+            && source >= OUTSIDE
+            && let Some(old) = sequence.checked_sub(OUTSIDE_REMEMBERED)
+        {
+            // No coordinator says when these are finished. A call is repeated at once if at all.
+            let old: Vec<_> = self
+                .applied
+                .range((source, 0)..=(source, old))
+                .copied()
+                .collect();
+            for id in old {
+                self.applied.remove(&id);
+            }
+        }
     }
 
     fn check_room(&self, terms: &Terms) -> Result<()> {
@@ -429,14 +493,14 @@ impl State {
             return Ok(());
         };
         for index in 0..value.count() {
-            let parameter = value.part(index).to_vec();
-            let gradient = gradient.read(index * SEGMENT, parameter.len());
-            let slots = self.slots.iter().map(|slot| slot.part(index).to_vec());
-            let (parameter, updated) = rule.apply(parameter, gradient, slots.collect())?;
-            value.set_part(index, parameter.as_bytes());
-            for (slot, updated) in self.slots.iter_mut().zip(&updated) {
-                slot.set_part(index, updated.as_bytes());
-            }
+            let parameter = value.part_mut(index);
+            let mut slots: Vec<&mut [u8]> = self
+                .slots
+                .iter_mut()
+                .map(|slot| slot.part_mut(index))
+                .collect();
+            let gradient = gradient.view(index * SEGMENT, parameter.len());
+            rule.apply(parameter, &gradient, &mut slots)?;
         }
         Ok(())
     }

@@ -24,8 +24,7 @@ pub(super) fn take(run: &Run) -> Outgoing {
     for shard in run.shards() {
         let state = shard.state();
         let has_slots = !state.slots.is_empty();
-        let optimizer = shard.optimizer.as_ref().filter(|_| has_slots);
-        let names = optimizer.map_or(&[][..], |optimizer| optimizer.slots());
+        let names = if has_slots { shard.slots() } else { &[] };
         header.shards.push(wire::ShardStateHeader {
             id: shard.wire.id,
             version: state.version,
@@ -54,10 +53,7 @@ impl Plan {
         let mut shards = Vec::with_capacity(state.shards.len());
         for header in &state.shards {
             let shard = run.shard(header.id)?;
-            let own = shard
-                .optimizer
-                .as_ref()
-                .map_or(&[][..], |rule| rule.slots());
+            let own = shard.slots();
             let is_own = |slot: &String| own.contains(&slot.as_str());
             let count = header.slots.len();
             if count != 0 && (count != own.len() || !header.slots.iter().all(is_own)) {
@@ -94,16 +90,14 @@ impl Plan {
             if header.initialized {
                 state.value = tensors.next();
                 let came: Vec<Segments> = tensors.by_ref().take(header.slots.len()).collect();
-                let own = shard
-                    .optimizer
-                    .as_ref()
-                    .map_or(&[][..], |rule| rule.slots());
+                let own = shard.slots();
                 let named = |slot: &&str| header.slots.iter().position(|name| name == slot);
                 let in_order = own.iter().filter_map(named);
                 state.slots = in_order.map(|place| came[place].clone()).collect();
             }
             state.updates = header.updates;
-            state.version = header.version.max(state.version + 1);
+            let version = header.version.max(state.version + 1);
+            state.replaced(version);
         }
         if learning_rate.is_some() {
             run.set_learning_rate(learning_rate);

@@ -1,6 +1,7 @@
 //! What a server holds: the shards of one run.
 
 use std::collections::BTreeSet;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::time::Instant;
@@ -16,6 +17,9 @@ use crate::server::elements;
 use crate::server::shard::{Shard, Terms};
 use crate::update::{RunId, RunOptions, Staleness, StalenessPolicy};
 use crate::variable::OptimizerSpec;
+
+/// The most threads of one push.
+const THREADS_MAX: usize = 4;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -33,15 +37,44 @@ pub(super) struct Store {
 #[derive(Debug)]
 pub(super) struct Run {
     id: RunId,
-    coordinator: Weak<Peer>,
+    coordinator: Mutex<Coordinator>,
     pub(super) rules: RunOptions,
     table: RwLock<Table>,
     learning_rate: Mutex<Option<f64>>,
     low_water: AtomicU64,
+    cancelled_below: AtomicU64,
     clock: Mutex<Clock>,
     moved: Notify,
+    /// The most threads that apply one push.
+    pub(super) threads: usize,
     /// Held for reading while a push is applied, for writing while a snapshot is taken.
     pub(super) gate: RwLock<()>,
+}
+
+/// The connection of the coordinator, and where it came from.
+#[derive(Debug)]
+struct Coordinator {
+    peer: Weak<Peer>,
+    remote: SocketAddr,
+}
+
+impl Coordinator {
+    fn of(peer: &Arc<Peer>) -> Self {
+        Self {
+            peer: Arc::downgrade(peer),
+            remote: peer.remote(),
+        }
+    }
+}
+
+/// Whether there is a coordinator.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Presence {
+    /// None has come yet.
+    Awaited,
+    Connected,
+    /// The one that came from this address has gone.
+    Gone(SocketAddr),
 }
 
 #[derive(Debug, Default)]
@@ -81,9 +114,10 @@ impl Store {
         let mut place = lock(&self.run);
         if let Some(run) = &*place {
             if run.id == id {
+                run.claim(peer);
                 return Ok(());
             }
-            if let Some(coordinator) = run.coordinator.upgrade() {
+            if let Some(coordinator) = run.connected_coordinator() {
                 return Err(Self::other_run(format!(
                     "it works for the coordinator at {} (run {}), which is still connected; end \
                      that program first",
@@ -94,6 +128,18 @@ impl Store {
         }
         *place = Some(Arc::new(Run::new(id, rules, peer)));
         Ok(())
+    }
+
+    /// Whether there is a coordinator now.
+    pub(super) fn presence(&self) -> Presence {
+        let Some(run) = lock(&self.run).clone() else {
+            return Presence::Awaited;
+        };
+        let coordinator = lock(&run.coordinator);
+        match coordinator.peer.strong_count() {
+            0 => Presence::Gone(coordinator.remote),
+            _ => Presence::Connected,
+        }
     }
 
     /// The run that a call belongs to.
@@ -126,15 +172,29 @@ impl Run {
     fn new(id: RunId, rules: RunOptions, coordinator: &Arc<Peer>) -> Self {
         Self {
             id,
-            coordinator: Arc::downgrade(coordinator),
+            coordinator: Mutex::new(Coordinator::of(coordinator)),
             rules,
             table: RwLock::default(),
             learning_rate: Mutex::default(),
             low_water: AtomicU64::new(0),
+            cancelled_below: AtomicU64::new(0),
             clock: Mutex::default(),
             moved: Notify::new(),
+            // Asking takes a dozen system calls, so not at every push.
+            threads: std::thread::available_parallelism()
+                .map_or(1, usize::from)
+                .min(THREADS_MAX),
             gate: RwLock::default(),
         }
+    }
+
+    /// This is the coordinator's connection from now on.
+    pub(super) fn claim(&self, peer: &Arc<Peer>) {
+        *lock(&self.coordinator) = Coordinator::of(peer);
+    }
+
+    fn connected_coordinator(&self) -> Option<Arc<Peer>> {
+        lock(&self.coordinator).peer.upgrade()
     }
 
     /// Takes in new shards, all or none.
@@ -153,11 +213,8 @@ impl Run {
             }
             let shard = checked(shard, options)?;
             // A slot is as large as the value.
-            let slots = shard
-                .optimizer
-                .as_ref()
-                .map_or(0, |rule| rule.slots().len());
-            bytes = bytes.saturating_add(shard.bytes as u64 * (1 + slots as u64));
+            let tensors = 1 + shard.slots().len() as u64;
+            bytes = bytes.saturating_add(shard.bytes as u64 * tensors);
             if bytes > options.max_memory_bytes {
                 return Err(PsError::TooLarge {
                     what: format!("all variables of the server, with `{}`,", shard.name()),
@@ -240,6 +297,23 @@ impl Run {
         }
     }
 
+    /// All closures below are cancelled; those that wait here are let go.
+    pub(super) fn cancelled_below(&self, closure: u64) {
+        let before = self.cancelled_below.fetch_max(closure, Ordering::AcqRel);
+        if before < closure {
+            lock(&self.clock).forget_below(closure);
+            self.moved.notify_waiters();
+        }
+    }
+
+    /// What a cancelled closure asks for is refused.
+    fn check_wanted(&self, closure: u64) -> Result<()> {
+        match closure < self.cancelled_below.load(Ordering::Acquire) {
+            true => Err(PsError::Cancelled),
+            false => Ok(()),
+        }
+    }
+
     /// Nobody waits for this closure's push.
     pub(super) fn abandon(&self, closure: u64) {
         lock(&self.clock).forget(closure);
@@ -248,14 +322,14 @@ impl Run {
 
     /// Waits until a closure may pull.
     pub(super) async fn wait_to_pull(&self, closure: u64) -> Result<()> {
-        self.wait("pull", |clock, bound| clock.pull(closure, bound))
-            .await
+        let may = |clock: &mut Clock, bound| clock.pull(closure, bound);
+        self.wait("pull", closure, may).await
     }
 
     /// Waits until a closure may push.
     pub(super) async fn wait_to_push(&self, closure: u64) -> Result<()> {
-        self.wait("push", |clock, bound| clock.push(closure, bound))
-            .await?;
+        let may = |clock: &mut Clock, bound| clock.push(closure, bound);
+        self.wait("push", closure, may).await?;
         self.moved.notify_waiters();
         Ok(())
     }
@@ -263,8 +337,10 @@ impl Run {
     async fn wait(
         &self,
         op: &'static str,
+        closure: u64,
         mut try_it: impl FnMut(&mut Clock, u64) -> bool,
     ) -> Result<()> {
+        self.check_wanted(closure)?;
         let Some(Staleness {
             bound,
             policy: StalenessPolicy::Wait,
@@ -278,7 +354,10 @@ impl Run {
             tokio::pin!(moved);
             // From here on no notification is missed.
             moved.as_mut().enable();
-            if try_it(&mut lock(&self.clock), bound) {
+            self.check_wanted(closure)?;
+            // One that has ended is in nobody's way, and its updates are not applied.
+            let has_ended = closure < self.low_water.load(Ordering::Acquire);
+            if has_ended || try_it(&mut lock(&self.clock), bound) {
                 return Ok(());
             }
             let left = self.rules.wait_timeout.saturating_sub(begin.elapsed());

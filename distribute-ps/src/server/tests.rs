@@ -6,6 +6,7 @@ use crate::generated as wire;
 use crate::rpc::rope::Rope;
 use crate::server::elements::Combine;
 use crate::server::shard::{Assignment, Payload, Shard, Terms};
+use crate::update::OUTSIDE;
 
 fn counter() -> Shard {
     let wire = wire::Shard {
@@ -54,9 +55,32 @@ fn the_table_of_update_ids_holds_those_of_unfinished_closures_only() {
         most = most.max(shard.state().remembered());
     }
     assert_eq!(most, 200);
-    let (value, version) = shard.read().unwrap();
+    let (value, counts) = shard.read().unwrap();
     assert_eq!(value.part(0), 20_001_i64.to_le_bytes());
-    assert_eq!(version, 20_001);
+    assert_eq!(counts.version, 20_001);
+}
+
+/// Nobody says when updates outside of closures are finished.
+#[test]
+fn the_table_of_update_ids_holds_the_last_ones_outside_of_closures() {
+    let shard = counter();
+    let start = terms(None, 0);
+    shard.assign(Assignment::Assign, &one(), &start).unwrap();
+    let add = Assignment::Combine(Combine::Add);
+    let sources = [OUTSIDE | 7, OUTSIDE | 9];
+    for sequence in 0..5_000 {
+        for source in sources {
+            let update = terms(Some((source, sequence)), 0);
+            shard.assign(add, &one(), &update).unwrap();
+            // Over a connection that broke it comes a second time.
+            shard.assign(add, &one(), &update).unwrap();
+        }
+    }
+    let of_closure = terms(Some((1, 0)), 0);
+    shard.assign(add, &one(), &of_closure).unwrap();
+    assert_eq!(shard.state().remembered(), 2 * 1024 + 1);
+    let (value, _) = shard.read().unwrap();
+    assert_eq!(value.part(0), 10_002_i64.to_le_bytes());
 }
 
 #[test]

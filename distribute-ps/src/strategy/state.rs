@@ -50,14 +50,10 @@ impl State {
         }
     }
 
-    /// The number of updates of the trained variable that was updated most. A variable's first
-    /// version is its initial value.
-    pub(super) fn step_of<'a>(versions: impl IntoIterator<Item = &'a Versions>) -> u64 {
-        let all = versions.into_iter().flat_map(|versions| &versions.0);
-        all.copied()
-            .max()
-            .unwrap_or(0)
-            .saturating_sub(FIRST_VERSION)
+    /// The number of updates of the trained variable that was updated most.
+    pub(super) fn step_of<'a>(updates: impl IntoIterator<Item = &'a Versions>) -> u64 {
+        let all = updates.into_iter().flat_map(|updates| &updates.0);
+        all.copied().max().unwrap_or(0)
     }
 
     /// `model/conv1.weight` of a variable's name.
@@ -79,9 +75,6 @@ impl State {
     }
 }
 
-/// The version of a variable that was initialized and not changed since.
-const FIRST_VERSION: u64 = 1;
-
 fn reshaped(value: TensorData, shape: impl Into<burn::tensor::Shape>) -> TensorData {
     let (bytes, _, dtype) = value.into_parts();
     TensorData::from_bytes(bytes, shape, dtype)
@@ -99,13 +92,14 @@ impl RemoteState for State {
             .client
             .pull(&self.variables, &known, self.updates.closure())?;
         let trained = self.trained.iter().filter_map(|index| pulled.get(*index));
-        let step = Self::step_of(trained.map(|pulled| &pulled.versions));
+        let step = Self::step_of(trained.map(|pulled| &pulled.updates));
+        let learning_rate = pulled.iter().find_map(|pulled| pulled.learning_rate);
         let changed = pulled.into_iter().enumerate();
         let changed =
             changed.filter_map(|(index, pulled)| Some((index, pulled.versions.0, pulled.value?)));
         Ok(RemoteValues {
             step,
-            learning_rate: None,
+            learning_rate,
             changed: changed.collect(),
         })
     }
@@ -131,13 +125,12 @@ impl RemoteState for State {
         versions.extend(bases);
         let id = self.updates.next()?;
         if pushed.is_empty() {
-            let step = Self::step_of(&versions);
-            return Ok(Pushed::Applied { step });
+            return Ok(Pushed::Applied { step: 0 });
         }
         match self.client.push(id, pushed, &versions) {
             Ok(outcome) if is_dropped(&outcome) => Ok(Pushed::Dropped),
             Ok(outcome) => Ok(Pushed::Applied {
-                step: Self::step_of(outcome.versions.iter().take(own)),
+                step: Self::step_of(outcome.updates.iter().take(own)),
             }),
             Err(PsError::Stale { .. }) => Ok(Pushed::Dropped),
             Err(error) => Err(error.into()),
@@ -198,8 +191,6 @@ impl RemoteState for State {
                 snapshot.slots.extend(slots);
             }
             snapshot.variables.insert(name.clone(), value.clone());
-            let versions = Versions(vec![step + FIRST_VERSION; shards]);
-            snapshot.versions.insert(name.clone(), versions);
             snapshot.updates.insert(name, updates);
         }
         if self.has_tables() {

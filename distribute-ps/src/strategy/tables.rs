@@ -90,7 +90,7 @@ pub(super) fn push(
     match client.push(id, gradients, &versions) {
         Ok(outcome) if is_dropped(&outcome) => Ok(Pushed::Dropped),
         Ok(outcome) => Ok(Pushed::Applied {
-            step: State::step_of(&outcome.versions),
+            step: State::step_of(&outcome.updates),
         }),
         Err(PsError::Stale { .. }) => Ok(Pushed::Dropped),
         Err(error) => Err(error.into()),

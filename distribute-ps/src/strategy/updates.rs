@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use super::lock;
 use crate::client::VariableClient;
 use crate::error::{PsError, Result};
-use crate::update::{RunId, UpdateId};
+use crate::update::{OUTSIDE, RunId, UpdateId};
 
 /// The ids of one closure's updates, numbered in the order in which they are made: a closure that
 /// runs again makes the same ones. Clones count together.
@@ -61,8 +61,6 @@ impl fmt::Debug for UpdateSource {
     }
 }
 
-/// Closures of a coordinator are counted from 1, so none has a number like this.
-const OUTSIDE: u64 = 1 << 63;
 /// How many updates without closures the servers remember, where nobody else counts closures.
 const REMEMBERED: u64 = 1024;
 

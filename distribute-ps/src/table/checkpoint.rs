@@ -14,8 +14,6 @@ use crate::variable::{Snapshot, VariableRef};
 /// What stands before the names of slots, and of the counts of tables.
 const SLOTS: &str = "optimizer/";
 const COUNTS: &str = "updates/";
-/// A table that was initialized and not updated has this version.
-const FIRST_VERSION: u64 = 1;
 
 fn is_table(name: &str) -> bool {
     name.starts_with(PREFIX)
@@ -128,9 +126,7 @@ fn add(
     let updates = stored.and_then(|count| u64::try_from(count).ok());
     let updates = updates.unwrap_or(step);
     let name = name.to_string();
-    // One number stands for all shards.
-    let version = Versions(vec![updates.saturating_add(FIRST_VERSION)]);
-    snapshot.versions.insert(name.clone(), version);
+    // One number stands for all shards; their versions go on from those on the servers.
     let updates = Versions(vec![updates]);
     snapshot.updates.insert(name.clone(), updates);
     snapshot.variables.insert(name, value.clone());
@@ -191,9 +187,6 @@ mod tests {
                 snapshot.slots.insert(key, value(number as f32 + 0.5));
             }
             let updates = if number == 2 { 3 } else { 7 };
-            snapshot
-                .versions
-                .insert(name.clone(), Versions(vec![updates + 1]));
             snapshot.updates.insert(name, Versions(vec![updates]));
         }
         let tensors = snapshot.to_tensors();

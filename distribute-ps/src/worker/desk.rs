@@ -13,6 +13,7 @@ use super::context::{Engagement, WorkerContext};
 use super::failure;
 use super::generated::{Execute, Outcome, Report, outcome, report};
 use crate::error::{PsError, Result};
+use crate::server::noted;
 use crate::update::RunId;
 
 /// The most closures that lie here. The coordinator sends the next one when it has the result of
@@ -23,6 +24,25 @@ const JOBS_MAX: usize = 4;
 pub(super) const REPORTS: usize = 16;
 
 pub(super) type Reports = mpsc::Sender<Result<Report, Status>>;
+
+/// How long a worker waits for coordinators.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Patience {
+    /// The worker's number, and its coordinator in messages.
+    pub(super) worker: usize,
+    pub(super) chief: String,
+    /// For the first one.
+    pub(super) first: Duration,
+    /// For another one when that has gone.
+    pub(super) orphan: Duration,
+}
+
+/// A step that runs, for messages.
+struct Running {
+    step: String,
+    closure: u64,
+    since: Instant,
+}
 
 /// A closure to run.
 struct Job {
@@ -37,8 +57,11 @@ struct State {
     /// The stream that counts, and its run.
     stream: Option<(u64, RunId)>,
     last_stream: u64,
+    /// The address that the last stream came from.
+    coordinator: Option<String>,
     /// Since when there is no stream.
     alone: Instant,
+    running: Option<Running>,
     engagement: Option<Arc<Engagement>>,
     /// What earlier coordinators left. The thread of the steps drops it, which may block.
     retired: Vec<Arc<Engagement>>,
@@ -50,18 +73,19 @@ pub(super) struct Desk {
     state: Mutex<State>,
     changed: Condvar,
     result_max_bytes: usize,
-    /// How long the worker waits for a coordinator.
-    patience: Duration,
+    patience: Patience,
 }
 
 impl Desk {
-    pub(super) fn new(result_max_bytes: usize, patience: Duration) -> Self {
+    pub(super) fn new(result_max_bytes: usize, patience: Patience) -> Self {
         Self {
             state: Mutex::new(State {
                 jobs: VecDeque::new(),
                 stream: None,
                 last_stream: 0,
+                coordinator: None,
                 alone: Instant::now(),
+                running: None,
                 engagement: None,
                 retired: Vec::new(),
                 end: None,
@@ -77,10 +101,13 @@ impl Desk {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A coordinator begins a stream, or dials again; `engage` makes what belongs to a new run.
+    /// A coordinator at `remote` begins a stream, or dials again; `engage` makes what belongs to a
+    /// new run. While a step of an earlier stream runs it is turned away: a closure that it sent
+    /// would wait for that step, however long it takes, instead of running elsewhere.
     pub(super) fn attach(
         &self,
         run: RunId,
+        remote: String,
         engage: impl FnOnce() -> Engagement,
     ) -> Result<u64, Status> {
         let mut state = self.state();
@@ -94,14 +121,29 @@ impl Desk {
         if state.end.is_some() {
             return Err(Status::failed_precondition("it is about to end"));
         }
+        if let Some(Running {
+            step,
+            closure,
+            since,
+        }) = &state.running
+        {
+            return Err(Status::failed_precondition(format!(
+                "closure {closure} (step `{step}`) of an earlier connection still runs there, \
+                 since {:.1?}; if it never ends, restart the worker",
+                since.elapsed()
+            )));
+        }
         let same = state.engagement.as_ref().is_some_and(|it| it.run == run);
         if !same {
             let before = state.engagement.replace(Arc::new(engage()));
             state.retired.extend(before);
         }
+        // Those of an earlier stream, which nobody waits for.
+        state.jobs.clear();
         state.last_stream += 1;
         let id = state.last_stream;
         state.stream = Some((id, run));
+        state.coordinator = Some(remote);
         self.changed.notify_all();
         Ok(id)
     }
@@ -111,6 +153,7 @@ impl Desk {
         let mut state = self.state();
         if state.stream.is_some_and(|(id, _)| id == stream) {
             state.stream = None;
+            state.jobs.clear();
             state.alone = Instant::now();
         }
         self.changed.notify_all();
@@ -153,8 +196,9 @@ impl Desk {
         self.changed.notify_all();
     }
 
-    /// Runs closures on this thread, one after the other, until the worker ends.
-    pub(super) fn work(&self) -> Result<()> {
+    /// Runs closures on this thread, one after the other, until the worker ends. `refused` is what
+    /// is known of processes that were turned away.
+    pub(super) fn work(&self, refused: impl Fn() -> Option<String>) -> Result<()> {
         loop {
             let mut state = self.state();
             let retired = std::mem::take(&mut state.retired);
@@ -167,25 +211,55 @@ impl Desk {
                 return end.clone();
             }
             if let Some(job) = state.jobs.pop_front() {
+                state.running = Some(Running {
+                    step: job.execute.step.clone(),
+                    closure: job.execute.closure,
+                    since: Instant::now(),
+                });
                 drop(state);
                 self.run(job);
                 continue;
             }
             let left = match state.stream {
-                Some(_) => self.patience,
-                None => self.patience.saturating_sub(state.alone.elapsed()),
+                // Woken by whatever happens.
+                Some(_) => Duration::from_secs(3600),
+                None => self.left(&state, &refused)?,
             };
-            if left.is_zero() {
-                return Err(PsError::Deadline {
-                    op: "serve",
-                    waited: self.patience,
-                    reason: "no coordinator has come (back); start the chief, or raise \
-                             `WorkerOptions::coordinator_timeout`"
-                        .to_string(),
-                });
-            }
             let waited = self.changed.wait_timeout(state, left);
             drop(waited.unwrap_or_else(PoisonError::into_inner));
+        }
+    }
+
+    /// How long the worker goes on without a coordinator.
+    fn left(&self, state: &State, refused: impl Fn() -> Option<String>) -> Result<Duration> {
+        let Patience {
+            worker,
+            chief,
+            first,
+            orphan,
+        } = &self.patience;
+        let task = format!("worker {worker}");
+        let waited = state.alone.elapsed();
+        let limit = match state.coordinator {
+            None => *first,
+            Some(_) => *orphan,
+        };
+        match (limit.checked_sub(waited), &state.coordinator) {
+            (Some(left), _) if !left.is_zero() => Ok(left),
+            (_, None) => Err(PsError::NoCoordinator {
+                task,
+                chief: chief.clone(),
+                waited,
+                option: "WorkerOptions::coordinator_timeout",
+                refused: noted(refused()),
+            }),
+            (_, Some(remote)) => Err(PsError::CoordinatorLost {
+                task,
+                chief: format!("{chief} (connected from {remote})"),
+                waited,
+                option: "WorkerOptions::orphan_timeout",
+                refused: noted(refused()),
+            }),
         }
     }
 
@@ -215,6 +289,12 @@ impl Desk {
                 outcome: Some(outcome),
             })),
         };
+        // Before the coordinator can know, so that it is not turned away because of this step.
+        let mut state = self.state();
+        state.running = None;
+        // Coordinators were turned away because of it.
+        state.alone = Instant::now();
+        drop(state);
         // There is room; and when the stream has ended, the closure runs elsewhere.
         let _ = job.reports.try_send(Ok(report));
     }

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::value;
 use crate::error::PsError;
+use crate::wire_error;
 
 /// The longest text of an error, in bytes.
 const TEXT_MAX_BYTES: usize = 16 << 10;
@@ -22,9 +23,9 @@ enum Failure {
     Unavailable(usize, String, String),
     Timeout(usize, String, Duration),
     OtherRun(usize, String, String),
-    UnknownVariable(String),
-    NonFinite(String),
-    Stale(String, u64, u64),
+    Refused(String, String),
+    /// About a variable, as servers write it.
+    Variable(Vec<u8>),
     InvalidArgument(String),
     UnregisteredStep(String, String),
     WrongArguments(String, String, String, String),
@@ -85,9 +86,7 @@ pub(super) fn encode(error: &PsError) -> Vec<u8> {
             address,
             reason,
         } => Failure::OtherRun(server, address, reason),
-        PsError::UnknownVariable { name } => Failure::UnknownVariable(name),
-        PsError::NonFinite { name } => Failure::NonFinite(name),
-        PsError::Stale { name, lag, bound } => Failure::Stale(name, lag, bound),
+        PsError::Refused { address, reason } => Failure::Refused(address, reason),
         PsError::InvalidArgument { what } => Failure::InvalidArgument(what),
         PsError::Unregistered {
             kind: "step",
@@ -102,7 +101,10 @@ pub(super) fn encode(error: &PsError) -> Vec<u8> {
         } => Failure::WrongArguments(step, expected, found, reason),
         PsError::Panicked { message } => Failure::Panicked(message),
         PsError::UnknownId { table, id, rows } => Failure::UnknownId(table, id.to_string(), rows),
-        other => in_words(&other),
+        other => match wire_error::to_bytes(&other) {
+            Some(bytes) => Failure::Variable(bytes),
+            None => in_words(&other),
+        },
     };
     value::encode(&failure).unwrap_or_default()
 }
@@ -144,9 +146,9 @@ pub(crate) fn decode(bytes: &[u8]) -> PsError {
             address,
             reason,
         },
-        Failure::UnknownVariable(name) => PsError::UnknownVariable { name },
-        Failure::NonFinite(name) => PsError::NonFinite { name },
-        Failure::Stale(name, lag, bound) => PsError::Stale { name, lag, bound },
+        Failure::Refused(address, reason) => PsError::Refused { address, reason },
+        Failure::Variable(bytes) => wire_error::from_bytes(&bytes)
+            .unwrap_or_else(|| PsError::step("its error about a variable cannot be read")),
         Failure::InvalidArgument(what) => PsError::InvalidArgument { what },
         Failure::UnregisteredStep(name, known) => PsError::Unregistered {
             kind: "step",
@@ -202,6 +204,54 @@ mod tests {
             assert_eq!((server, address.as_str()), (3, "ps3:1"));
         }
         assert!(matches!(sent(PsError::Cancelled), PsError::Cancelled));
+    }
+
+    #[test]
+    fn errors_about_variables_arrive_with_all_that_they_say() {
+        let name = || "model/w".to_string();
+        for error in [
+            PsError::Shape {
+                op: "assign_add",
+                name: name(),
+                expected: vec![2, 3],
+                found: vec![],
+            },
+            PsError::DType {
+                op: "push",
+                name: name(),
+                expected: "f32".to_string(),
+                found: "i64".to_string(),
+            },
+            PsError::StalenessTimeout {
+                op: "pull",
+                bound: 3,
+                waited: Duration::from_secs(60),
+            },
+            PsError::TooLarge {
+                what: "a request".to_string(),
+                bytes: 7,
+                limit: 5,
+                option: "max_request_bytes",
+            },
+            PsError::Row {
+                name: name(),
+                row: 9,
+                rows: 4,
+            },
+            PsError::Uninitialized { name: name() },
+            PsError::UnknownVariable { name: name() },
+            PsError::NonFinite { name: name() },
+            PsError::Refused {
+                address: "ps0:1".to_string(),
+                reason: "its token is another one".to_string(),
+            },
+        ] {
+            let kind = std::mem::discriminant(&error);
+            let text = error.to_string();
+            let arrived = sent(error);
+            assert_eq!(std::mem::discriminant(&arrived), kind, "{arrived}");
+            assert_eq!(arrived.to_string(), text);
+        }
     }
 
     #[test]

@@ -8,7 +8,7 @@ use distribute_core::collectives::control::security::Security;
 use tonic::service::Routes;
 
 use super::SERVICE;
-use super::desk::Desk;
+use super::desk::{Desk, Patience};
 use super::generated::worker_server::WorkerServer as Served;
 use super::registry::StepRegistry;
 use super::service::Service;
@@ -16,6 +16,7 @@ use crate::client::ClientOptions;
 use crate::coordinator::OVERHEAD;
 use crate::error::Result;
 use crate::rpc::{RpcListener, RpcOptions, RpcServer};
+use crate::server::chief;
 
 /// Limits, deadlines and credentials of a [`WorkerServer`].
 #[derive(Debug, Clone)]
@@ -29,9 +30,13 @@ pub struct WorkerOptions {
     pub client: ClientOptions,
     /// The most bytes of one closure's arguments, and of its result; 64 MiB by default.
     pub max_message_bytes: usize,
-    /// How long the worker waits for a coordinator, at the start and when it has lost one; 10
-    /// minutes by default.
+    /// How long the worker waits for the first coordinator; 30 minutes by default.
     pub coordinator_timeout: Duration,
+    /// How long a coordinator that has gone may stay away before the worker gives up; 5 minutes by
+    /// default. Another coordinator that comes within this time is served.
+    pub orphan_timeout: Duration,
+    /// The address of the chief, for messages; not known by default.
+    pub chief: Option<String>,
 }
 
 impl Default for WorkerOptions {
@@ -41,7 +46,9 @@ impl Default for WorkerOptions {
             security: Security::default(),
             client: ClientOptions::default(),
             max_message_bytes: 64 << 20,
-            coordinator_timeout: Duration::from_secs(600),
+            coordinator_timeout: Duration::from_secs(1800),
+            orphan_timeout: Duration::from_secs(300),
+            chief: None,
         }
     }
 }
@@ -84,10 +91,13 @@ impl WorkerServer {
         let listener = RpcListener::bind(options.worker, address, rpc)?;
         let mut client = options.client;
         client.security = options.security;
-        let desk = Arc::new(Desk::new(
-            options.max_message_bytes,
-            options.coordinator_timeout,
-        ));
+        let patience = Patience {
+            worker: options.worker,
+            chief: chief(options.chief.as_deref()),
+            first: options.coordinator_timeout,
+            orphan: options.orphan_timeout,
+        };
+        let desk = Arc::new(Desk::new(options.max_message_bytes, patience));
         let service = Service {
             desk: desk.clone(),
             registry,
@@ -120,10 +130,14 @@ impl WorkerServer {
     ///
     /// # Errors
     /// [`PsError::CoordinatorFailed`](crate::PsError::CoordinatorFailed) if the coordinator gave
-    /// up, [`PsError::Deadline`](crate::PsError::Deadline) if none has come (back) within
-    /// [`coordinator_timeout`](WorkerOptions::coordinator_timeout).
+    /// up, [`PsError::NoCoordinator`](crate::PsError::NoCoordinator) if none has come within
+    /// [`coordinator_timeout`](WorkerOptions::coordinator_timeout),
+    /// [`PsError::CoordinatorLost`](crate::PsError::CoordinatorLost) if one has gone and none has
+    /// come within [`orphan_timeout`](WorkerOptions::orphan_timeout). A step that runs is waited
+    /// for in each case.
     pub fn serve(self) -> Result<()> {
-        self.desk.work()
+        let refused = || self.rpc.as_ref().and_then(RpcServer::last_refusal);
+        self.desk.work(refused)
     }
 }
 

@@ -17,6 +17,7 @@ use super::registry::StepRegistry;
 use super::{CRATE_VERSION, PROTOCOL_VERSION};
 use crate::client::ClientOptions;
 use crate::error::PsError;
+use crate::rpc::Peer;
 use crate::update::RunId;
 
 /// How long the first message may take.
@@ -41,13 +42,15 @@ impl Worker for Service {
         &self,
         request: Request<Streaming<Order>>,
     ) -> Result<Response<Self::ServeStream>, Status> {
+        let remote = request.extensions().get::<Arc<Peer>>();
+        let remote = remote.map_or_else(String::new, |peer| peer.remote().to_string());
         let mut inbound = request.into_inner();
         let first = tokio::time::timeout(ATTACH_PATIENCE, inbound.message()).await;
         let first = first.map_err(|_| Status::deadline_exceeded("no message came"))??;
         let Some(order::Order::Attach(attach)) = first.and_then(|order| order.order) else {
             return Err(Status::invalid_argument("the first message is no Attach"));
         };
-        let stream = self.attach(attach)?;
+        let stream = self.attach(attach, remote)?;
         let (reports, receiver) = mpsc::channel(REPORTS);
         let _ = reports.try_send(Ok(said(report::Report::Welcome(self.welcome()))));
         tokio::spawn(read(self.desk.clone(), stream, inbound, reports));
@@ -56,12 +59,13 @@ impl Worker for Service {
 }
 
 impl Service {
-    fn attach(&self, attach: Attach) -> Result<u64, Status> {
+    fn attach(&self, attach: Attach, remote: String) -> Result<u64, Status> {
         if attach.protocol_version != PROTOCOL_VERSION || attach.crate_version != CRATE_VERSION {
             return Err(Status::invalid_argument(format!(
-                "the coordinator has version {} of distribute-ps, this worker version \
-                 {CRATE_VERSION}; run the same program everywhere",
-                attach.crate_version
+                "the coordinator speaks version {} of the worker's protocol (distribute-ps {}), \
+                 this worker version {PROTOCOL_VERSION} (distribute-ps {CRATE_VERSION}); run the \
+                 same program everywhere",
+                attach.protocol_version, attach.crate_version
             )));
         }
         let run = <[u8; 16]>::try_from(&*attach.run)
@@ -71,7 +75,7 @@ impl Service {
         if worker >= workers || attach.parameter_servers.len() > SERVERS_MAX {
             return Err(Status::invalid_argument("there is no such worker"));
         }
-        self.desk.attach(run, || {
+        self.desk.attach(run, remote, || {
             let (registry, client) = (self.registry.clone(), self.client.clone());
             let servers = attach.parameter_servers;
             Engagement::new(registry, run, (worker, workers), servers, client)
@@ -194,11 +198,12 @@ fn follow(
 mod tests {
     use tonic::Code;
 
+    use super::super::desk::Patience;
     use super::*;
 
     fn service() -> Service {
         Service {
-            desk: Arc::new(Desk::new(1000, Duration::from_secs(1))),
+            desk: Arc::new(Desk::new(1000, Patience::default())),
             registry: Arc::default(),
             client: ClientOptions::default(),
         }
@@ -215,12 +220,16 @@ mod tests {
         }
     }
 
+    fn attached(service: &Service, run: u8) -> Result<u64, Status> {
+        service.attach(attach(run), String::new())
+    }
+
     #[test]
     fn a_coordinator_of_another_version_is_turned_away() {
         let other = |change: fn(&mut Attach)| {
             let mut attach = attach(1);
             change(&mut attach);
-            service().attach(attach).unwrap_err()
+            service().attach(attach, String::new()).unwrap_err()
         };
         let status = other(|attach| attach.crate_version = "0.0.7".to_string());
         assert_eq!(status.code(), Code::InvalidArgument);
@@ -241,21 +250,21 @@ mod tests {
     #[test]
     fn a_second_coordinator_waits_and_the_first_may_dial_again() {
         let service = service();
-        let first = service.attach(attach(1)).unwrap();
-        let status = service.attach(attach(2)).unwrap_err();
+        let first = attached(&service, 1).unwrap();
+        let status = attached(&service, 2).unwrap_err();
         assert_eq!(status.code(), Code::FailedPrecondition);
-        let again = service.attach(attach(1)).unwrap();
+        let again = attached(&service, 1).unwrap();
         // The end of the stream that was replaced changes nothing.
         service.desk.detach(first);
-        assert!(service.attach(attach(2)).is_err());
+        assert!(attached(&service, 2).is_err());
         service.desk.detach(again);
-        service.attach(attach(2)).unwrap();
+        attached(&service, 2).unwrap();
     }
 
     #[test]
     fn more_closures_than_a_coordinator_sends_are_refused() {
         let service = service();
-        let stream = service.attach(attach(1)).unwrap();
+        let stream = attached(&service, 1).unwrap();
         let (reports, _receiver) = mpsc::channel(REPORTS);
         let put = || {
             let execute = super::super::generated::Execute::default();

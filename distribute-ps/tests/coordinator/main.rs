@@ -2,8 +2,10 @@
 
 mod bad_input;
 mod datasets;
+mod faults;
 mod generated;
 mod in_process;
+mod orphans;
 mod processes;
 mod roles;
 mod scale;

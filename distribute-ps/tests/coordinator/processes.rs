@@ -12,8 +12,8 @@ use distribute_core::{
 };
 use distribute_ps::{
     ClusterCoordinator, CoordinatorOptions, ParameterServer, PsError, RemoteValue, Result,
-    ServerOptions, Shared, State, StepRegistry, WorkerContext, WorkerOptions, WorkerServer,
-    WorkerStatus,
+    ServerOptions, Shared, Staleness, StalenessPolicy, State, StepRegistry, WorkerContext,
+    WorkerOptions, WorkerServer, WorkerStatus,
 };
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -119,13 +119,16 @@ struct Job {
 
 impl Job {
     fn connect(workers: &[Process], servers: &[&str]) -> Self {
+        Self::with_options(workers, servers, CoordinatorOptions::default())
+    }
+
+    fn with_options(workers: &[Process], servers: &[&str], options: CoordinatorOptions) -> Self {
         let addresses: Vec<&str> = workers.iter().map(|it| it.address.as_str()).collect();
         let Registered {
             registry,
             counter,
             state,
         } = Registered::new();
-        let options = CoordinatorOptions::default();
         let registry = Arc::new(registry);
         let coordinator =
             ClusterCoordinator::connect(&addresses, servers, registry, options).unwrap();
@@ -275,6 +278,53 @@ fn a_stopped_worker_does_not_hold_up_the_others_and_is_used_when_it_goes_on() {
     job.schedule(20);
     job.coordinator.join_timeout(LIMIT).unwrap();
     assert_eq!(job.applied(), (120, 120.0));
+}
+
+#[test]
+fn the_end_of_the_job_does_not_wait_long_for_workers_that_are_stopped() {
+    let server = parameter_server();
+    let mut workers: Vec<Process> = (0..3).map(|_| Process::worker("127.0.0.1:0")).collect();
+    let job = Job::connect(&workers, &[&server.address().to_string()]);
+    job.schedule(60);
+    job.await_closures(10);
+    // One is not known to be lost when the job ends, one is.
+    workers[0].signal(Signal::STOP);
+    let is_lost = || job.coordinator.worker_statuses()[0] != WorkerStatus::Connected;
+    eventually("the worker is lost", is_lost);
+    workers[1].signal(Signal::STOP);
+    let begun = Instant::now();
+    job.coordinator.finish().unwrap();
+    let took = begun.elapsed();
+    assert!(took < Duration::from_secs(10), "{took:?}");
+    // The one that was not stopped has heard of it.
+    eventually("the third worker ends", || {
+        workers[2].child.try_wait().unwrap().is_some()
+    });
+    assert!(server.wait(Some(Duration::ZERO)).unwrap());
+}
+
+#[test]
+fn the_bound_on_staleness_outlives_the_workers_that_others_wait_for() {
+    let server = parameter_server();
+    let mut workers: Vec<Process> = (0..3).map(|_| Process::worker("127.0.0.1:0")).collect();
+    let mut options = CoordinatorOptions::default();
+    options.run.staleness = Some(Staleness {
+        bound: 0,
+        policy: StalenessPolicy::Wait,
+    });
+    let job = Job::with_options(&workers, &[&server.address().to_string()], options);
+    let values = std::thread::scope(|scope| {
+        let scheduling = scope.spawn(|| job.schedule(150));
+        for kill in 0..4 {
+            job.await_closures(10);
+            std::thread::sleep(Duration::from_millis(kill * 3 % 10));
+            workers[usize::try_from(kill).unwrap() % 3].replace();
+        }
+        scheduling.join().unwrap()
+    });
+    job.coordinator.join_timeout(LIMIT).unwrap();
+    let _: Vec<(u64, usize)> = job.coordinator.fetch(&values).unwrap();
+    assert_eq!(job.applied(), (150, 150.0));
 }
 
 /// From the fault to the error, at default settings.

@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::Tensor;
-use distribute_core::{Adam, TrainState};
+use distribute_core::{Adam, Sgd, TensorData, TrainState};
 use distribute_ps::{
-    CoordinatorOptions, HostTensor, ParameterServer, ServerOptions, StepRegistry, WorkerContext,
+    CoordinatorOptions, Gradient, HostTensor, OptimizerSpec, ParameterServer, RoundRobin,
+    ServerOptions, StepRegistry, VariableRef, VariableSpec, Versions, WorkerContext,
 };
 
 use crate::in_process::{Cluster, LIMIT};
@@ -31,6 +32,12 @@ static ALONE: Mutex<()> = Mutex::new(());
 fn seconds() -> Option<Duration> {
     let text = std::env::var("DISTRIBUTE_PS_SECONDS").ok()?;
     text.parse().ok().map(Duration::from_secs)
+}
+
+/// To see what many workers in one process cost each other: `DISTRIBUTE_PS_WORKERS=1`.
+fn workers() -> usize {
+    let text = std::env::var("DISTRIBUTE_PS_WORKERS").ok();
+    text.and_then(|text| text.parse().ok()).unwrap_or(64)
 }
 
 /// Schedules so many closures, or for half of the time of the long form, joins, and once more: the
@@ -68,14 +75,88 @@ fn assert_steady([(first, before), (second, after)]: [(f64, u64); 2]) {
 #[test]
 fn sixty_four_workers_take_closures_steadily_in_bounded_memory() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let cluster = Cluster::new(64, |registry: &mut StepRegistry| {
+    let cluster = Cluster::new(workers(), |registry: &mut StepRegistry| {
         let step = |_: &WorkerContext, (rows,): (HostTensor,)| Ok(rows);
         registry.step("echo", step).unwrap();
     });
-    let rows = HostTensor(distribute_core::TensorData::from([1.0_f32; 256]));
+    let rows = HostTensor(TensorData::from([1.0_f32; 256]));
     assert_steady(run_twice(&cluster, 10_000, || {
         cluster.coordinator.schedule("echo", (&rows,)).unwrap();
     }));
+}
+
+/// What a worker knows of a thousand variables: their versions, and the gradients that it pushes.
+struct Copy {
+    variables: Vec<VariableRef>,
+    known: Vec<Versions>,
+    gradient: TensorData,
+}
+
+/// Pulls what has changed of a thousand variables and pushes gradients of them, without a model:
+/// what the parameter servers and their clients cost by themselves.
+fn exchange(registry: &mut StepRegistry) {
+    let build = |worker: &WorkerContext| {
+        let variables = worker.variables()?.variables()?;
+        Ok(Copy {
+            known: vec![Versions::default(); variables.len()],
+            variables,
+            gradient: TensorData::from([1.0_f32; 16]),
+        })
+    };
+    let copy = registry.resource("copy", build).unwrap();
+    let step = move |worker: &WorkerContext, (): ()| {
+        let mut copy = worker.resource(&copy)?;
+        let client = worker.variables()?;
+        let pulled = client.pull(&copy.variables, &copy.known, Some(worker.closure_id()))?;
+        copy.known = pulled.into_iter().map(|pulled| pulled.versions).collect();
+        let gradients = copy.variables.iter();
+        let gradients =
+            gradients.map(|variable| (variable.clone(), Gradient::Dense(copy.gradient.clone())));
+        let outcome = client.push(worker.next_update()?, gradients.collect(), &copy.known)?;
+        Ok(outcome.applied)
+    };
+    registry.step("exchange", step).unwrap();
+}
+
+#[test]
+fn sixty_four_workers_exchange_a_thousand_variables_steadily_in_bounded_memory() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let servers =
+        [(); 2].map(|()| ParameterServer::bind("127.0.0.1:0", ServerOptions::default()).unwrap());
+    let addresses = servers
+        .each_ref()
+        .map(|server| server.address().to_string());
+    let mut options = CoordinatorOptions::default();
+    options.max_queued = 8;
+    let cluster = Cluster::with_servers(workers(), &addresses, exchange, options);
+    let coordinator = &cluster.coordinator;
+    let client = coordinator.variables().unwrap();
+    let mut places = RoundRobin::new(servers.len()).unwrap();
+    for number in 0..1_000 {
+        let spec = VariableSpec {
+            name: format!("model/{number}"),
+            shape: vec![16],
+            dtype: TensorData::from([0.0_f32]).dtype(),
+            optimizer: Some(OptimizerSpec::of(&Sgd::new(1.0))),
+        };
+        let variable = client
+            .create(&spec, &places.place(&spec.shape, 4, None).unwrap())
+            .unwrap();
+        let zeros = TensorData::from([0.0_f32; 16]);
+        client.initialize(&variable, zeros).unwrap();
+    }
+    let first: Vec<_> = (0..64)
+        .map(|_| coordinator.schedule("exchange", ()).unwrap())
+        .collect();
+    let applied: Vec<usize> = coordinator.fetch(&first).unwrap();
+    assert!(applied.iter().all(|count| *count == 1_000));
+    let mut scheduled = 64;
+    assert_steady(run_twice(&cluster, 128, || {
+        coordinator.schedule("exchange", ()).unwrap();
+        scheduled += 1;
+    }));
+    let last = client.read("model/999").unwrap();
+    assert_eq!(last.as_slice::<f32>().unwrap(), [-(scheduled as f32); 16]);
 }
 
 /// A model of 1,000 parameter tensors.
@@ -121,7 +202,7 @@ fn sixty_four_workers_train_a_thousand_variables_steadily_in_bounded_memory() {
     let mut options = CoordinatorOptions::default();
     // A full queue takes a while here.
     options.max_queued = 8;
-    let cluster = Cluster::with_servers(64, &addresses, train, options);
+    let cluster = Cluster::with_servers(workers(), &addresses, train, options);
     let coordinator = &cluster.coordinator;
     assert_eq!(
         coordinator.variables().unwrap().variables().unwrap().len(),

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use burn::nn::{Initializer, Linear, LinearConfig};
 use burn::tensor::Tensor;
+use distribute_core::fit::{restore, snapshot};
 use distribute_core::{Error, Mirrored, Sgd, StrategyExt, TrainState};
 use distribute_ps::{
     ClusterCoordinator, CoordinatorOptions, ParameterServer, PsError, ServerOptions, State,
@@ -109,4 +110,140 @@ fn a_state_is_usable_after_a_failure_a_panic_and_a_cancellation_in_the_middle_of
     let names = coordinator.variables().unwrap().variables().unwrap();
     let names: Vec<&str> = names.iter().map(|variable| variable.name()).collect();
     assert_eq!(names, ["model/weight", "second/model/weight"]);
+}
+
+/// A state, a step that updates it, and one that tells what its worker sees of it: the number of
+/// updates, the learning rate, and the weight.
+fn observed(registry: &mut StepRegistry) -> State<TrainState<Linear>> {
+    let build = |device: &distribute_core::Device| {
+        let linear = LinearConfig::new(1, 1).with_bias(false);
+        let linear = linear.with_initializer(Initializer::Zeros).init(device);
+        TrainState::new(linear, Sgd::new(1.0))
+    };
+    let state = registry.state("model", build).unwrap();
+    let of_step = state.clone();
+    let train = move |worker: &WorkerContext, (): ()| {
+        worker.run(&of_step, (), |ctx, (state, ())| {
+            let x = Tensor::<2>::ones([1, 1], ctx.device());
+            let loss = state.model.forward(x).sum();
+            let gradients = ctx.gradient(&loss, &state.model)?;
+            state.apply_gradients(ctx, gradients)?;
+            Ok(state.step() as i64)
+        })
+    };
+    registry.step("train", train).unwrap();
+    let of_step = state.clone();
+    let look = move |worker: &WorkerContext, (): ()| {
+        worker.run(&of_step, (), |_, (state, ())| {
+            let weight = state.model.weight.val().into_scalar::<f32>();
+            Ok((state.step() as i64, state.learning_rate(), weight))
+        })
+    };
+    registry.step("look", look).unwrap();
+    state
+}
+
+/// What worker after worker sees.
+fn looks(coordinator: &ClusterCoordinator) -> (i64, f64, f32) {
+    let seen: Vec<(i64, f64, f32)> = (0..6)
+        .map(|_| {
+            let value = coordinator.schedule("look", ()).unwrap();
+            value.fetch().unwrap()
+        })
+        .collect();
+    assert!(seen.iter().all(|it| *it == seen[0]), "{seen:?}");
+    seen[0]
+}
+
+type Built = Mirrored<TrainState<Linear>>;
+
+#[test]
+fn workers_see_the_learning_rate_that_the_coordinator_has_set() {
+    let servers =
+        [(); 2].map(|()| ParameterServer::bind("127.0.0.1:0", ServerOptions::default()).unwrap());
+    let addresses = servers.each_ref().map(|it| it.address().to_string());
+    let mut state = None;
+    let cluster = Cluster::with_servers(
+        2,
+        &addresses,
+        |registry| state = Some(observed(registry)),
+        CoordinatorOptions::default(),
+    );
+    let (coordinator, state) = (&cluster.coordinator, state.unwrap());
+    assert_eq!(looks(coordinator), (0, 1.0, 0.0));
+    // Through the state, with nothing after it that would need the servers.
+    let set = |rate: f64| {
+        let set = |state: &mut Built| {
+            state.set_learning_rate(rate);
+            Ok(())
+        };
+        coordinator.with(&state, set).unwrap();
+    };
+    set(0.25);
+    assert_eq!(looks(coordinator), (0, 0.25, 0.0));
+    coordinator.schedule("train", ()).unwrap();
+    coordinator.join().unwrap();
+    assert_eq!(looks(coordinator), (1, 0.25, -0.25));
+    // And of the servers.
+    let saved = coordinator
+        .with(&state, |state: &mut Built| snapshot(state.primary()))
+        .unwrap();
+    coordinator
+        .variables()
+        .unwrap()
+        .set_learning_rate(0.5)
+        .unwrap();
+    assert_eq!(looks(coordinator), (1, 0.5, -0.25));
+    let put_back = |state: &mut Built| {
+        restore(state, &saved)?;
+        Ok((state.primary().step(), state.primary().learning_rate()))
+    };
+    let (step, rate) = coordinator.with(&state, put_back).unwrap();
+    assert_eq!(looks(coordinator), (1, rate, -0.25));
+    assert_eq!(step, 1);
+}
+
+#[test]
+fn an_older_checkpoint_brings_back_its_step_and_weights_everywhere() {
+    let servers =
+        [(); 2].map(|()| ParameterServer::bind("127.0.0.1:0", ServerOptions::default()).unwrap());
+    let addresses = servers.each_ref().map(|it| it.address().to_string());
+    let mut state = None;
+    let cluster = Cluster::with_servers(
+        2,
+        &addresses,
+        |registry| state = Some(observed(registry)),
+        CoordinatorOptions::default(),
+    );
+    let (coordinator, state) = (&cluster.coordinator, state.unwrap());
+    let train = |steps: usize| {
+        for _ in 0..steps {
+            coordinator.schedule("train", ()).unwrap();
+        }
+        coordinator.join().unwrap();
+    };
+    let save = |state: &mut Built| snapshot(state.primary());
+    train(10);
+    let saved = coordinator.with(&state, save).unwrap();
+    assert_eq!(saved.metadata.step, 10);
+    train(15);
+    assert_eq!(looks(coordinator), (25, 1.0, -25.0));
+    // Twice: the second one is restored over a state that was restored and not changed since.
+    for _ in 0..2 {
+        let put_back = |state: &mut Built| {
+            restore(state, &saved)?;
+            let weight = state.primary().model.weight.val().into_scalar::<f32>();
+            Ok((state.primary().step(), weight))
+        };
+        let restored = coordinator.with(&state, put_back).unwrap();
+        assert_eq!(restored, (10, -10.0));
+        assert_eq!(looks(coordinator), (10, 1.0, -10.0));
+    }
+    // It goes on from there, and so do checkpoints.
+    let value = coordinator.schedule("train", ()).unwrap();
+    assert_eq!(value.fetch::<i64>().unwrap(), 11);
+    train(1);
+    assert_eq!(looks(coordinator), (12, 1.0, -12.0));
+    let saved = coordinator.with(&state, save).unwrap();
+    assert_eq!(saved.metadata.step, 12);
 }

@@ -187,3 +187,57 @@ fn a_stopped_server_is_unavailable_within_five_seconds() {
         assert_eq!(values(&job.client.read("w").unwrap()), [1.0; 4]);
     });
 }
+
+/// A variable that takes a while to send.
+const LARGE: usize = 24 << 20;
+
+/// A snapshot that is under way when something happens to one of two servers.
+fn a_snapshot_meets(signal: &'static str) {
+    within_limit(move || {
+        let servers: Vec<Process> = (0..2).map(|_| Process::start("127.0.0.1:0")).collect();
+        let addresses: Vec<String> = servers.iter().map(|it| it.address.clone()).collect();
+        let job = Job::begin(&addresses);
+        let cut = distribute_core::partitioners::FixedShardsPartitioner { num_shards: 2 };
+        let spec = VariableSpec {
+            name: "large".to_string(),
+            shape: vec![LARGE],
+            dtype: floats(&[1], |_| 0.0).dtype(),
+            optimizer: None,
+        };
+        let mut round_robin = RoundRobin::new(2).unwrap();
+        let placement = round_robin.place(&spec.shape, 4, Some(&cut)).unwrap();
+        let large = job.client.create(&spec, &placement).unwrap();
+        job.client
+            .initialize(&large, floats(&[LARGE], |_| 1.0))
+            .unwrap();
+        let begun = Instant::now();
+        job.client.snapshot().unwrap();
+        let whole = begun.elapsed();
+        let client = job.client.clone();
+        let taking = std::thread::spawn(move || client.snapshot());
+        std::thread::sleep(whole / 3);
+        servers[1].signal(signal);
+        let begun = Instant::now();
+        let error = match taking.join().unwrap() {
+            Err(error) => error,
+            // It was quicker; the next one is not.
+            Ok(_) => job.client.snapshot().unwrap_err(),
+        };
+        let took = begun.elapsed();
+        assert!(
+            matches!(error, PsError::Unavailable { server: 1, .. }),
+            "{error}"
+        );
+        assert!(took < Duration::from_secs(5) + whole, "{took:?}");
+    });
+}
+
+#[test]
+fn a_snapshot_ends_soon_when_a_server_is_killed_in_the_middle() {
+    a_snapshot_meets("-KILL");
+}
+
+#[test]
+fn a_snapshot_ends_soon_when_a_server_is_stopped_in_the_middle() {
+    a_snapshot_meets("-STOP");
+}

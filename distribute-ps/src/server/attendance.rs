@@ -1,0 +1,130 @@
+//! How long a server has been without a coordinator.
+
+use std::time::{Duration, Instant};
+
+use crate::error::{PsError, Result};
+use crate::server::ServerOptions;
+use crate::server::store::Presence;
+
+/// When a coordinator was last there.
+#[derive(Debug)]
+pub(super) struct Attendance<'a> {
+    options: &'a ServerOptions,
+    /// The end of the last time that nothing was wrong.
+    since: Instant,
+    /// Whether the server waits for its first coordinator.
+    is_first: bool,
+}
+
+impl<'a> Attendance<'a> {
+    pub(super) fn new(options: &'a ServerOptions) -> Self {
+        Self {
+            options,
+            since: Instant::now(),
+            is_first: true,
+        }
+    }
+
+    /// Fails when the server has been alone for too long; `refused` is what is known of processes
+    /// that were turned away.
+    pub(super) fn check(
+        &mut self,
+        presence: Presence,
+        refused: impl FnOnce() -> Option<String>,
+    ) -> Result<()> {
+        let is_awaited = presence == Presence::Awaited;
+        if presence == Presence::Connected || is_awaited != self.is_first {
+            self.since = Instant::now();
+            self.is_first = is_awaited;
+        }
+        let waited = self.since.elapsed();
+        match presence {
+            Presence::Awaited if waited >= self.options.coordinator_timeout => {
+                Err(self.nobody(waited, refused()))
+            }
+            Presence::Gone(remote) if waited >= self.options.orphan_timeout => {
+                Err(PsError::CoordinatorLost {
+                    task: self.task(),
+                    chief: format!("{} (connected from {remote})", self.chief()),
+                    waited,
+                    option: "ServerOptions::orphan_timeout",
+                    refused: noted(refused()),
+                })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn nobody(&self, waited: Duration, refused: Option<String>) -> PsError {
+        PsError::NoCoordinator {
+            task: self.task(),
+            chief: self.chief(),
+            waited,
+            option: "ServerOptions::coordinator_timeout",
+            refused: noted(refused),
+        }
+    }
+
+    fn task(&self) -> String {
+        format!("parameter server {}", self.options.server)
+    }
+
+    fn chief(&self) -> String {
+        chief(self.options.chief.as_deref())
+    }
+}
+
+/// The coordinator in messages.
+pub(crate) fn chief(address: Option<&str>) -> String {
+    match address {
+        Some(address) => format!("the chief at {address}"),
+        None => "the chief".to_string(),
+    }
+}
+
+/// What is added to a message about a process that was turned away.
+pub(crate) fn noted(refused: Option<String>) -> String {
+    refused.map_or_else(String::new, |refused| {
+        format!("; the last process that was turned away: {refused}")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_is_patient_before_and_between_coordinators() {
+        let mut options = ServerOptions::default();
+        options.coordinator_timeout = Duration::from_secs(3600);
+        options.orphan_timeout = Duration::ZERO;
+        let gone = Presence::Gone("127.0.0.1:9".parse().unwrap());
+        let mut attendance = Attendance::new(&options);
+        assert!(attendance.check(Presence::Awaited, || None).is_ok());
+        assert!(attendance.check(Presence::Connected, || None).is_ok());
+        let error = attendance.check(gone, || Some("a stranger".to_string()));
+        let error = error.unwrap_err();
+        assert!(matches!(error, PsError::CoordinatorLost { .. }), "{error}");
+        let text = error.to_string();
+        for part in [
+            "127.0.0.1:9",
+            "orphan_timeout",
+            "a stranger",
+            "parameter server 0",
+        ] {
+            assert!(text.contains(part), "{text}");
+        }
+        options.orphan_timeout = Duration::from_secs(3600);
+        options.coordinator_timeout = Duration::ZERO;
+        options.chief = Some("chief:1".to_string());
+        let mut attendance = Attendance::new(&options);
+        let error = attendance.check(Presence::Awaited, || None).unwrap_err();
+        assert!(
+            error.to_string().contains("start the chief at chief:1"),
+            "{error}"
+        );
+        // One that has come and gone before anybody looked.
+        let mut attendance = Attendance::new(&options);
+        assert!(attendance.check(gone, || None).is_ok());
+    }
+}

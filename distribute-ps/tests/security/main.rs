@@ -1,0 +1,6 @@
+//! Tokens and certificates between coordinators, workers and parameter servers: right ones, wrong
+//! ones and none.
+
+mod certificates;
+mod program;
+mod refused;
