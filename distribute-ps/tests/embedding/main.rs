@@ -3,6 +3,7 @@
 mod checkpoints;
 mod common;
 mod lookups;
+mod processes;
 mod rules;
 mod steps;
 mod trained;
