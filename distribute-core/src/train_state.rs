@@ -146,6 +146,9 @@ impl<M: Module + 'static> TrainState<M> {
             )));
         }
         self.check_running_statistics(ctx)?;
+        if !self.is_remote() {
+            gradients.refuse_rows("`apply_gradients` of a state that is not on servers")?;
+        }
         let Some(mut gradients) = self.collect(gradients)? else {
             return Ok(Applied::Accumulated);
         };

@@ -108,6 +108,19 @@ pub enum PsError {
         /// How many there are.
         rows: u64,
     },
+    /// A lookup of a row that the table does not have.
+    #[error(
+        "lookup in table `{table}`: there is no id {id}, the table has {rows} rows (ids from 0); \
+         map unknown ids to a row of their own, or make the table larger"
+    )]
+    UnknownId {
+        /// The name that the table was registered with.
+        table: String,
+        /// The id that was asked for.
+        id: i128,
+        /// How many rows there are.
+        rows: u64,
+    },
     /// Something is larger than a limit of the server.
     #[error(
         "{what} has {bytes} bytes, the limit is {limit}; raise `ServerOptions::{option}`, or use \

@@ -47,6 +47,7 @@
 //! - [`fit`]: `Fit` with its steps on the workers;
 //! - [`program`]: the roles;
 //! - [`strategy`]: states and variables on servers;
+//! - [`table`]: embedding tables, of which only the touched rows travel;
 //! - [`server`], [`client`], [`placement`]: what holds the shards, and where they lie.
 #![deny(unsafe_code)]
 
@@ -72,6 +73,7 @@ pub mod program;
 pub mod rpc;
 pub mod server;
 pub mod strategy;
+pub mod table;
 mod update;
 mod variable;
 mod wire_error;
@@ -85,6 +87,7 @@ pub use placement::{Placement, RoundRobin, ShardPlacement};
 pub use program::Program;
 pub use server::{ParameterServer, ServerOptions};
 pub use strategy::{ClosureGuard, ParameterServerStrategy, UpdateSource};
+pub use table::{EmbeddingTable, Rows, Table, TableInitializer, TableSpec};
 pub use update::{
     Gradient, NonFinite, PushOutcome, RunId, RunOptions, Staleness, StalenessPolicy, UpdateId,
     Versions,

@@ -63,7 +63,8 @@ impl<M> TrainState<M> {
             return Err(Error::invalid("push: the state is not remote"));
         };
         remote.send_learning_rate()?;
-        match remote.state.push(gradients.into_values(), &remote.base())? {
+        let (dense, rows) = gradients.into_values();
+        match remote.state.push(dense, &remote.base(), rows)? {
             Pushed::Applied { step } => {
                 self.step = self.step.max(step);
                 Ok(Applied::Updated)

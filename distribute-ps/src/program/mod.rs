@@ -25,6 +25,7 @@
 //! ```
 
 mod roles;
+mod tables;
 
 use std::sync::Arc;
 

@@ -355,6 +355,9 @@ impl Shard {
         rows: &[u64],
         values: &Payload,
     ) -> Result<()> {
+        if rows.is_empty() {
+            return Ok(());
+        }
         let (rows, gradient) = self.summed(rows, values);
         let State { value, slots, .. } = state;
         let value = value.as_mut().ok_or_else(|| self.uninitialized())?;

@@ -26,6 +26,7 @@
 //! ```
 
 mod state;
+mod tables;
 mod updates;
 mod variable;
 
@@ -35,7 +36,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use burn::tensor::TensorData;
 use distribute_core::optim::Optimizer;
 use distribute_core::partitioners::Partitioner;
-use distribute_core::remote::{RemoteSpec, RemoteState, RemoteStore, RemoteTensor, RemoteVariable};
+use distribute_core::remote::{
+    Pushed, RemoteSpec, RemoteState, RemoteStore, RemoteTensor, RemoteVariable, RowGradients,
+};
 use distribute_core::{
     InputContext, LogicalDevice, Replica, ReplicaStep, Strategy, StrategyId, run_alone,
 };
@@ -47,7 +50,7 @@ use crate::update::{RunId, RunOptions};
 use crate::variable::{OptimizerSpec, VariableRef, VariableSpec};
 use state::State;
 pub use updates::UpdateSource;
-use updates::Updates;
+pub(crate) use updates::Updates;
 use variable::Variable;
 
 /// Trains with variables on parameter servers (TensorFlow:
@@ -318,6 +321,10 @@ impl RemoteStore for ParameterServerStrategy {
             updates: Arc::clone(&self.shared.updates),
             variable,
         }))
+    }
+
+    fn push_rows(&self, rows: Vec<RowGradients>) -> distribute_core::Result<Pushed> {
+        tables::push(&self.shared.client, &self.shared.updates, rows)
     }
 }
 
