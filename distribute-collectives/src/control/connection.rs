@@ -75,8 +75,8 @@ impl Guard {
         }
     }
 
-    /// Which certificate was not accepted, or that only the other side uses TLS, when the connection
-    /// failed of that.
+    /// Which certificate was not accepted, or that only the other side uses TLS, when the
+    /// connection failed of that.
     pub fn certificate_refusal(&self) -> Option<String> {
         self.lock().certificate.clone()
     }

@@ -24,7 +24,7 @@ const PAUSE_MAX: Duration = Duration::from_millis(500);
 const PAUSE_REFUSED: Duration = Duration::from_secs(2);
 /// How long a handshake, or the end of a stream, may take.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
-/// How long a worker that is being dialled when the coordinator ends has to hear of it.
+/// How long a worker without a stream has to hear of the coordinator's end.
 const FINISH_PATIENCE: Duration = Duration::from_secs(2);
 /// How many orders may wait to be sent. Pings use half of it at most.
 const ORDERS: usize = 16;
@@ -52,6 +52,8 @@ struct Stream {
     channel: Channel,
     outbound: mpsc::Sender<Order>,
     inbound: Streaming<Report>,
+    /// The most bytes of arguments that the worker takes.
+    limit: u64,
 }
 
 /// The closure that the worker has.
@@ -65,9 +67,10 @@ pub(super) async fn keep(shared: Arc<Shared>, worker: usize) {
     let mut orders = shared.orders.subscribe();
     let mut pause = PAUSE_MIN;
     while orders.borrow().finish.is_none() {
+        let mut ends = orders.clone();
         let attached = tokio::select! {
             attached = attach(&shared, worker) => attached,
-            () = finished_for(orders.clone(), FINISH_PATIENCE) => return,
+            () = finished(&mut ends) => break,
         };
         let wait = match attached {
             Ok(stream) => {
@@ -97,6 +100,27 @@ pub(super) async fn keep(shared: Arc<Shared>, worker: usize) {
         };
         let _ = tokio::time::timeout(wait, finished(&mut orders)).await;
     }
+    let failure = orders.borrow().finish.clone().unwrap_or_default();
+    let told = tell_end(&shared, worker, failure);
+    if tokio::time::timeout(FINISH_PATIENCE, told).await != Ok(true) {
+        tracing::debug!(worker, "the worker was not told that the job has ended");
+    }
+}
+
+/// Tells a worker without a stream that the job has ended: one that is still busy with a step, or
+/// that was just started again. Whether it has heard of it.
+async fn tell_end(shared: &Shared, worker: usize, failure: String) -> bool {
+    let Ok(channel) = super::dial::dial(shared, worker).await else {
+        return false;
+    };
+    let finish = order::Order::Finish(finish(shared, failure));
+    let orders = tokio_stream::once(said(finish));
+    WorkerClient::new(channel).serve(orders).await.is_ok()
+}
+
+fn finish(shared: &Shared, failure: String) -> Finish {
+    let run = Bytes::copy_from_slice(&shared.run.0.to_le_bytes());
+    Finish { failure, run }
 }
 
 /// Waits until the coordinator ends.
@@ -105,12 +129,6 @@ async fn finished(orders: &mut watch::Receiver<Orders>) {
         // Nobody can say so any more.
         std::future::pending::<()>().await;
     }
-}
-
-/// Waits until so long after the coordinator's end.
-async fn finished_for(mut orders: watch::Receiver<Orders>, patience: Duration) {
-    finished(&mut orders).await;
-    tokio::time::sleep(patience).await;
 }
 
 async fn attach(shared: &Shared, worker: usize) -> Result<Stream, Failed> {
@@ -127,6 +145,7 @@ async fn attach(shared: &Shared, worker: usize) -> Result<Stream, Failed> {
         worker: u32::try_from(worker).unwrap_or(u32::MAX),
         workers: u32::try_from(shared.addresses.len()).unwrap_or(u32::MAX),
         parameter_servers: shared.parameter_servers.clone(),
+        max_message_bytes: shared.options.max_message_bytes as u64,
     };
     // The queue is new: there is room.
     let _ = outbound.try_send(said(order::Order::Attach(attach)));
@@ -154,6 +173,7 @@ async fn attach(shared: &Shared, worker: usize) -> Result<Stream, Failed> {
         channel,
         outbound,
         inbound,
+        limit: welcome.max_message_bytes,
     })
 }
 
@@ -217,12 +237,12 @@ async fn exchange(
                 heard(shared, worker, &stream.channel, current, report)
             }
             handed = shared.take(), if current.is_none() => {
-                give(stream, current, handed)
+                give(shared, worker, stream, current, handed)
             }
             _ = orders.changed() => {
                 let orders = orders.borrow_and_update().clone();
                 if let Some(failure) = orders.finish {
-                    let finish = order::Order::Finish(Finish { failure });
+                    let finish = order::Order::Finish(finish(shared, failure));
                     let _ = stream.outbound.send(said(finish)).await;
                     Err(End::Finished)
                 } else {
@@ -237,13 +257,30 @@ async fn exchange(
     }
 }
 
-/// Sends the worker a closure.
+/// Sends the worker a closure, unless it would not take one so large.
 fn give(
+    shared: &Shared,
+    worker: usize,
     stream: &Stream,
     current: &mut Option<Current>,
     handed: Handed<Arc<Closure>>,
 ) -> Result<(), End> {
     let closure = &handed.payload;
+    let bytes = closure.arguments.len() as u64;
+    if bytes > stream.limit {
+        let error = PsError::Closure {
+            closure: handed.id,
+            step: closure.step.to_string(),
+            worker,
+            source: Arc::new(PsError::invalid(format!(
+                "the arguments have {bytes} bytes, the worker takes {} at most; raise \
+                 `WorkerOptions::max_message_bytes`",
+                stream.limit
+            ))),
+        };
+        shared.closure_ended(handed.id, closure, Err(error));
+        return Ok(());
+    }
     let datasets = closure.datasets.iter();
     let execute = Execute {
         closure: handed.id,

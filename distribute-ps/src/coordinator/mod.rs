@@ -25,8 +25,19 @@
 //! a second time (TensorFlow's are). A worker that comes back is used again, with new iterators
 //! and resources.
 //!
+//! A worker whose step runs on after it was cancelled, or beyond
+//! [`step_timeout`](CoordinatorOptions::step_timeout), gets nothing else to do before it has ended.
+//!
 //! A lost parameter server is [`PsError::Unavailable`]: the coordinator asks all of them once a
 //! second, and steps that need it fail.
+//!
+//! # A lost coordinator
+//!
+//! Workers and servers notice within about 4 s that the coordinator's process has ended, that it
+//! hangs or that the network is cut. They wait
+//! [`orphan_timeout`](crate::WorkerOptions::orphan_timeout) for another one, with which a new run
+//! begins: programs resume from their last checkpoint. Then they end with
+//! [`PsError::CoordinatorLost`]. A coordinator that was only stopped for a while goes on.
 //!
 //! # Back-pressure
 //!
@@ -47,7 +58,7 @@ mod runtime;
 mod shared;
 
 use std::any::Any;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -82,7 +93,42 @@ pub struct ClusterCoordinator {
     strategy: Option<ParameterServerStrategy>,
     /// What the program registered with variables on the servers.
     values: BTreeMap<String, Mutex<Box<dyn Any + Send>>>,
+    /// Which threads use them right now, or wait for them.
+    holders: Mutex<BTreeSet<Holder>>,
     runtime: Runtime,
+}
+
+/// A value's name, and a thread.
+type Holder = (String, String);
+
+/// A thread that uses a value, until it is dropped.
+struct Holds<'a> {
+    holders: &'a Mutex<BTreeSet<Holder>>,
+    holder: Holder,
+}
+
+impl<'a> Holds<'a> {
+    /// Refuses a thread that uses the value already: it would wait for itself.
+    fn new(holders: &'a Mutex<BTreeSet<Holder>>, name: &str) -> Result<Self> {
+        let holder = (
+            name.to_string(),
+            format!("{:?}", std::thread::current().id()),
+        );
+        let mut all = holders.lock().unwrap_or_else(PoisonError::into_inner);
+        match all.insert(holder.clone()) {
+            true => Ok(Self { holders, holder }),
+            false => Err(PsError::invalid(format!(
+                "`with` of `{name}` within `with` of `{name}`: use the value that is there"
+            ))),
+        }
+    }
+}
+
+impl Drop for Holds<'_> {
+    fn drop(&mut self) {
+        let mut all = self.holders.lock().unwrap_or_else(PoisonError::into_inner);
+        all.remove(&self.holder);
+    }
 }
 
 impl ClusterCoordinator {
@@ -133,6 +179,7 @@ impl ClusterCoordinator {
             shared,
             strategy,
             values,
+            holders: Mutex::default(),
             runtime,
         })
     }
@@ -246,7 +293,7 @@ impl ClusterCoordinator {
     ///
     /// # Errors
     /// Those of `body`; [`PsError::InvalidArgument`] if it was not registered with this
-    /// coordinator, or there are no servers.
+    /// coordinator, there are no servers, or `body` itself asks for the value again.
     pub fn with<T: Send + 'static, R>(
         &self,
         value: &Shared<T>,
@@ -255,6 +302,7 @@ impl ClusterCoordinator {
         let name = value.name();
         let unknown = || PsError::invalid(format!("this coordinator has no value `{name}`"));
         let place = self.values.get(name).ok_or_else(unknown)?;
+        let _holds = Holds::new(&self.holders, name)?;
         let mut place = place.lock().unwrap_or_else(PoisonError::into_inner);
         let value = place.downcast_mut().ok_or_else(unknown)?;
         Ok(body(value)?)

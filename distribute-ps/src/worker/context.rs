@@ -32,6 +32,8 @@ pub(super) struct Engagement {
     pub(super) workers: usize,
     pub(super) parameter_servers: Vec<String>,
     pub(super) client: ClientOptions,
+    /// The most bytes of a result that the coordinator takes.
+    pub(super) result_max_bytes: usize,
     variables: OnceLock<VariableClient>,
     strategy: OnceLock<ParameterServerStrategy>,
     /// What [`WorkerContext::resource`] has built; a value is absent while a step holds it.
@@ -44,7 +46,7 @@ impl Engagement {
         run: RunId,
         (worker, workers): (usize, usize),
         parameter_servers: Vec<String>,
-        client: ClientOptions,
+        (client, result_max_bytes): (ClientOptions, usize),
     ) -> Self {
         Self {
             registry,
@@ -53,6 +55,7 @@ impl Engagement {
             workers,
             parameter_servers,
             client,
+            result_max_bytes,
             variables: OnceLock::new(),
             strategy: OnceLock::new(),
             resources: Mutex::default(),

@@ -72,12 +72,13 @@ struct State {
 pub(super) struct Desk {
     state: Mutex<State>,
     changed: Condvar,
-    result_max_bytes: usize,
+    /// Of arguments and results.
+    pub(super) max_message_bytes: usize,
     patience: Patience,
 }
 
 impl Desk {
-    pub(super) fn new(result_max_bytes: usize, patience: Patience) -> Self {
+    pub(super) fn new(max_message_bytes: usize, patience: Patience) -> Self {
         Self {
             state: Mutex::new(State {
                 jobs: VecDeque::new(),
@@ -91,7 +92,7 @@ impl Desk {
                 end: None,
             }),
             changed: Condvar::new(),
-            result_max_bytes,
+            max_message_bytes,
             patience,
         }
     }
@@ -194,6 +195,20 @@ impl Desk {
     pub(super) fn end(&self, how: Result<()>) {
         self.state().end.get_or_insert(how);
         self.changed.notify_all();
+    }
+
+    /// The worker ends, as a coordinator says that has no stream now.
+    pub(super) fn end_of(&self, run: RunId, how: Result<()>) -> Result<(), Status> {
+        let mut state = self.state();
+        if let Some(other) = state.engagement.as_ref().filter(|it| it.run != run) {
+            return Err(Status::failed_precondition(format!(
+                "it works in another run ({})",
+                other.run
+            )));
+        }
+        state.end.get_or_insert(how);
+        self.changed.notify_all();
+        Ok(())
     }
 
     /// Runs closures on this thread, one after the other, until the worker ends. `refused` is what
@@ -320,13 +335,13 @@ impl Desk {
         let call = || (step.call)(&context, &execute.arguments);
         let result = catch_unwind(AssertUnwindSafe(call))
             .unwrap_or_else(|payload| Err(PsError::panicked(&*payload)))?;
-        match result.len() > self.result_max_bytes {
+        let limit = self.max_message_bytes.min(job.engagement.result_max_bytes);
+        match result.len() > limit {
             true => Err(PsError::invalid(format!(
-                "the result of step `{}` has {} bytes, the limit is {}; return less, or raise \
+                "the result of step `{}` has {} bytes, the limit is {limit}; return less, or raise \
                  `WorkerOptions::max_message_bytes` and `CoordinatorOptions::max_message_bytes`",
                 execute.step,
                 result.len(),
-                self.result_max_bytes
             ))),
             false => Ok(result),
         }

@@ -14,6 +14,8 @@ use crate::wire_error;
 
 /// The longest text of an error, in bytes.
 const TEXT_MAX_BYTES: usize = 16 << 10;
+/// The most bytes of an error that is sent: there is always room for it beside a result.
+const FAILURE_MAX_BYTES: usize = 48 << 10;
 
 /// What of an error is sent.
 #[derive(Debug, Serialize, Deserialize)]
@@ -87,7 +89,7 @@ pub(super) fn encode(error: &PsError) -> Vec<u8> {
             reason,
         } => Failure::OtherRun(server, address, reason),
         PsError::Refused { address, reason } => Failure::Refused(address, reason),
-        PsError::InvalidArgument { what } => Failure::InvalidArgument(what),
+        PsError::InvalidArgument { what } => Failure::InvalidArgument(cut(what)),
         PsError::Unregistered {
             kind: "step",
             name,
@@ -99,28 +101,36 @@ pub(super) fn encode(error: &PsError) -> Vec<u8> {
             found,
             reason,
         } => Failure::WrongArguments(step, expected, found, reason),
-        PsError::Panicked { message } => Failure::Panicked(message),
+        PsError::Panicked { message } => Failure::Panicked(cut(message)),
         PsError::UnknownId { table, id, rows } => Failure::UnknownId(table, id.to_string(), rows),
         other => match wire_error::to_bytes(&other) {
             Some(bytes) => Failure::Variable(bytes),
             None => in_words(&other),
         },
     };
-    value::encode(&failure).unwrap_or_default()
+    let encoded = value::encode(&failure).unwrap_or_default();
+    match encoded.len() > FAILURE_MAX_BYTES {
+        true => value::encode(&Failure::Other(cut(found.to_string()))).unwrap_or_default(),
+        false => encoded,
+    }
+}
+
+/// A text, cut where it is too long.
+fn cut(mut text: String) -> String {
+    if text.len() > TEXT_MAX_BYTES {
+        text.truncate(text.floor_char_boundary(TEXT_MAX_BYTES));
+        text.push_str(" ...");
+    }
+    text
 }
 
 fn in_words(error: &PsError) -> Failure {
     if let PsError::Core(core) = error
         && let distribute_core::Error::ReplicaPanicked { message, .. } = core.root_cause()
     {
-        return Failure::ReplicaPanicked(message.clone());
+        return Failure::ReplicaPanicked(cut(message.clone()));
     }
-    let mut text = error.to_string();
-    if text.len() > TEXT_MAX_BYTES {
-        text.truncate(text.floor_char_boundary(TEXT_MAX_BYTES));
-        text.push_str(" ...");
-    }
-    Failure::Other(text)
+    Failure::Other(cut(error.to_string()))
 }
 
 /// The way back.
@@ -260,6 +270,13 @@ mod tests {
         assert_eq!(error, "the file is empty");
         let long = sent(PsError::step("ä".repeat(TEXT_MAX_BYTES))).to_string();
         assert!(long.len() < TEXT_MAX_BYTES + 8 && long.ends_with("ä ..."));
+        let message = "x".repeat(10 << 20);
+        let panicked = sent(PsError::Panicked { message });
+        assert!(matches!(panicked, PsError::Panicked { .. }));
+        assert!(panicked.to_string().len() < TEXT_MAX_BYTES + 64);
+        let name = "x".repeat(10 << 20);
+        let bytes = encode(&PsError::UnknownVariable { name });
+        assert!(bytes.len() < FAILURE_MAX_BYTES, "{}", bytes.len());
         let odd = decode(b"\xff").to_string();
         assert!(odd.contains("cannot be read"), "{odd}");
     }

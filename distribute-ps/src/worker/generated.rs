@@ -58,6 +58,9 @@ pub struct Attach {
     /// The addresses of the parameter servers, in order.
     #[prost(string, repeated, tag = "6")]
     pub parameter_servers: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// The most bytes of a result that the coordinator takes.
+    #[prost(uint64, tag = "7")]
+    pub max_message_bytes: u64,
 }
 /// Who the worker is.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -69,6 +72,9 @@ pub struct Welcome {
     /// The steps that it has registered, sorted: the coordinator must have the same.
     #[prost(string, repeated, tag = "3")]
     pub steps: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// The most bytes of a closure's arguments that the worker takes.
+    #[prost(uint64, tag = "4")]
+    pub max_message_bytes: u64,
 }
 /// Run a step.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -98,12 +104,16 @@ pub struct Cancel {
     #[prost(uint64, tag = "1")]
     pub closure: u64,
 }
-/// The job is done: the worker need not wait for another coordinator.
+/// The job is done: the worker need not wait for another coordinator. Also the first and only message
+/// of a stream to a worker that has none now.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Finish {
     /// Why the coordinator gave up; empty if it did not.
     #[prost(string, tag = "1")]
     pub failure: ::prost::alloc::string::String,
+    /// The coordinator's run.
+    #[prost(bytes = "bytes", tag = "2")]
+    pub run: ::prost::bytes::Bytes,
 }
 /// A sign of life, and its echo.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]

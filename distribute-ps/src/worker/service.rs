@@ -47,11 +47,16 @@ impl Worker for Service {
         let mut inbound = request.into_inner();
         let first = tokio::time::timeout(ATTACH_PATIENCE, inbound.message()).await;
         let first = first.map_err(|_| Status::deadline_exceeded("no message came"))??;
-        let Some(order::Order::Attach(attach)) = first.and_then(|order| order.order) else {
-            return Err(Status::invalid_argument("the first message is no Attach"));
+        let (reports, receiver) = mpsc::channel(REPORTS);
+        let attach = match first.and_then(|order| order.order) {
+            Some(order::Order::Attach(attach)) => attach,
+            Some(order::Order::Finish(finish)) => {
+                self.desk.end_of(run_id(&finish.run)?, how(finish))?;
+                return Ok(Response::new(ReceiverStream::new(receiver)));
+            }
+            _ => return Err(Status::invalid_argument("the first message is no Attach")),
         };
         let stream = self.attach(attach, remote)?;
-        let (reports, receiver) = mpsc::channel(REPORTS);
         let _ = reports.try_send(Ok(said(report::Report::Welcome(self.welcome()))));
         tokio::spawn(read(self.desk.clone(), stream, inbound, reports));
         Ok(Response::new(ReceiverStream::new(receiver)))
@@ -68,9 +73,7 @@ impl Service {
                 attach.protocol_version, attach.crate_version
             )));
         }
-        let run = <[u8; 16]>::try_from(&*attach.run)
-            .map_err(|_| Status::invalid_argument("the id of a run has 16 bytes"))?;
-        let run = RunId(u128::from_le_bytes(run));
+        let run = run_id(&attach.run)?;
         let (worker, workers) = (attach.worker as usize, attach.workers as usize);
         if worker >= workers || attach.parameter_servers.len() > SERVERS_MAX {
             return Err(Status::invalid_argument("there is no such worker"));
@@ -78,7 +81,8 @@ impl Service {
         self.desk.attach(run, remote, || {
             let (registry, client) = (self.registry.clone(), self.client.clone());
             let servers = attach.parameter_servers;
-            Engagement::new(registry, run, (worker, workers), servers, client)
+            let limit = usize::try_from(attach.max_message_bytes).unwrap_or(usize::MAX);
+            Engagement::new(registry, run, (worker, workers), servers, (client, limit))
         })
     }
 
@@ -87,7 +91,24 @@ impl Service {
             protocol_version: PROTOCOL_VERSION,
             crate_version: CRATE_VERSION.to_string(),
             steps: self.registry.step_names().map(str::to_string).collect(),
+            max_message_bytes: self.desk.max_message_bytes as u64,
         }
+    }
+}
+
+fn run_id(bytes: &[u8]) -> Result<RunId, Status> {
+    let bytes = <[u8; 16]>::try_from(bytes)
+        .map_err(|_| Status::invalid_argument("the id of a run has 16 bytes"))?;
+    Ok(RunId(u128::from_le_bytes(bytes)))
+}
+
+/// How the worker ends.
+fn how(finish: Finish) -> Result<(), PsError> {
+    match finish.failure.is_empty() {
+        true => Ok(()),
+        false => Err(PsError::CoordinatorFailed {
+            reason: finish.failure,
+        }),
     }
 }
 
@@ -148,7 +169,11 @@ async fn read(desk: Arc<Desk>, stream: u64, mut inbound: Streaming<Order>, repor
         let order = match inbound.message().await {
             Ok(Some(Order { order: Some(order) })) => order,
             Ok(Some(_)) => break Some(Status::invalid_argument("an empty message")),
-            Ok(None) | Err(_) => break None,
+            Ok(None) => break None,
+            Err(status) => {
+                tracing::debug!(%status, "the coordinator's stream broke");
+                break None;
+            }
         };
         if let Err(status) = follow(&attached, &mut flags, order, &reports) {
             break Some(status);
@@ -176,11 +201,8 @@ fn follow(
             flags.cancel(cancel.closure);
             Ok(())
         }
-        order::Order::Finish(Finish { failure }) => {
-            attached.desk.end(match failure.is_empty() {
-                true => Ok(()),
-                false => Err(PsError::CoordinatorFailed { reason: failure }),
-            });
+        order::Order::Finish(finish) => {
+            attached.desk.end(how(finish));
             Ok(())
         }
         order::Order::Ping(Ping { number }) => {
@@ -217,6 +239,7 @@ mod tests {
             worker: 1,
             workers: 2,
             parameter_servers: Vec::new(),
+            max_message_bytes: 1000,
         }
     }
 

@@ -142,6 +142,56 @@ fn arguments_and_results_beyond_the_limit_are_errors() {
     assert_eq!(value.fetch::<String>().unwrap(), "ababab");
 }
 
+/// Neither is known to the other when it is started.
+#[test]
+fn workers_and_coordinators_with_other_limits_agree_on_the_smaller_one() {
+    let register = |registry: &mut StepRegistry| {
+        let step = |_: &WorkerContext, (text, copies): (String, usize)| Ok(text.repeat(copies));
+        registry.step("repeat", step).unwrap();
+        let panics = |_: &WorkerContext, (bytes,): (usize,)| -> distribute_ps::Result<()> {
+            panic!("{}", "x".repeat(bytes))
+        };
+        registry.step("panic", panics).unwrap();
+    };
+    let large = 1 << 20;
+    for (of_worker, of_coordinator) in [(1_000, large), (large, 1_000)] {
+        let mut registry = StepRegistry::new();
+        register(&mut registry);
+        let registry = Arc::new(registry);
+        let mut options = WorkerOptions::default();
+        options.max_message_bytes = of_worker;
+        let worker = Worker::start_at("127.0.0.1:0", &registry, options);
+        let mut options = CoordinatorOptions::default();
+        options.max_message_bytes = of_coordinator;
+        let addresses = [&worker.address];
+        let coordinator =
+            ClusterCoordinator::connect(&addresses, &NO_SERVERS, registry, options).unwrap();
+        if of_coordinator == large {
+            let long = "x".repeat(500_000);
+            let value = coordinator.schedule("repeat", (long, 1)).unwrap();
+            let error = value.fetch::<String>().unwrap_err();
+            let cause = failed(&error, "repeat").to_string();
+            assert!(
+                cause.contains("the worker takes 1000") && cause.contains("WorkerOptions"),
+                "{cause}"
+            );
+            assert!(coordinator.join().is_err());
+        }
+        let value = coordinator.schedule("repeat", ("x", 500_000)).unwrap();
+        let error = value.fetch::<String>().unwrap_err();
+        let cause = failed(&error, "repeat").to_string();
+        assert!(cause.contains("the limit is 1000"), "{cause}");
+        assert!(coordinator.join().is_err());
+        // An error is never too large.
+        let value = coordinator.schedule("panic", (3_000_000_usize,)).unwrap();
+        let cause = failed(&value.fetch::<()>().unwrap_err(), "panic");
+        assert!(matches!(cause, PsError::Panicked { .. }), "{cause}");
+        assert!(coordinator.join().is_err());
+        let value = coordinator.schedule("repeat", ("ab", 3)).unwrap();
+        assert_eq!(value.fetch::<String>().unwrap(), "ababab");
+    }
+}
+
 #[test]
 fn no_worker_and_none_that_answers() {
     let none: [&str; 0] = [];

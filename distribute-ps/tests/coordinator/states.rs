@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use burn::nn::{Initializer, Linear, LinearConfig};
 use burn::tensor::Tensor;
 use distribute_core::fit::{restore, snapshot};
-use distribute_core::{Error, Mirrored, Sgd, StrategyExt, TrainState};
+use distribute_core::{Error, Mirrored, Sgd, StrategyExt, TensorData, TrainState};
 use distribute_ps::{
-    ClusterCoordinator, CoordinatorOptions, ParameterServer, PsError, ServerOptions, State,
-    StepRegistry, WorkerContext,
+    ClusterCoordinator, CoordinatorOptions, HostTensor, NonFinite, ParameterServer, PsError,
+    ServerOptions, State, StepRegistry, WorkerContext,
 };
 
 use crate::in_process::{Cluster, eventually, failed};
@@ -239,6 +239,13 @@ fn an_older_checkpoint_brings_back_its_step_and_weights_everywhere() {
         assert_eq!(restored, (10, -10.0));
         assert_eq!(looks(coordinator), (10, 1.0, -10.0));
     }
+    // Not a thread that waits for itself.
+    let twice = coordinator.with(&state, |_| {
+        let again = coordinator.with(&state, |state: &mut Built| Ok(state.primary().step()));
+        Ok(again.map_err(|error| error.to_string()))
+    });
+    let error = twice.unwrap().unwrap_err();
+    assert!(error.contains("within `with` of `model`"), "{error}");
     // It goes on from there, and so do checkpoints.
     let value = coordinator.schedule("train", ()).unwrap();
     assert_eq!(value.fetch::<i64>().unwrap(), 11);
@@ -246,4 +253,78 @@ fn an_older_checkpoint_brings_back_its_step_and_weights_everywhere() {
     assert_eq!(looks(coordinator), (12, 1.0, -12.0));
     let saved = coordinator.with(&state, save).unwrap();
     assert_eq!(saved.metadata.step, 12);
+}
+
+/// A weight of shape 2 x 1, and a step that multiplies what it is given with it; its gradient is
+/// what it was given.
+fn product(registry: &mut StepRegistry) {
+    let build = |device: &distribute_core::Device| {
+        let linear = LinearConfig::new(2, 1).with_bias(false);
+        let linear = linear.with_initializer(Initializer::Zeros).init(device);
+        TrainState::new(linear, Sgd::new(1.0))
+    };
+    let state = registry.state("model", build).unwrap();
+    let step = move |worker: &WorkerContext, (rows,): (HostTensor,)| {
+        let rows = TensorData::from(rows);
+        worker.run(&state, rows, |ctx, (state, rows)| {
+            let rows = Tensor::<2>::from_data(rows, ctx.device());
+            let loss = state.model.forward(rows).sum();
+            let gradients = ctx.gradient(&loss, &state.model)?;
+            state.apply_gradients(ctx, gradients)?;
+            Ok(0.0_f32)
+        })
+    };
+    registry.step("product", step).unwrap();
+}
+
+#[test]
+fn nan_and_arguments_of_the_wrong_shape_are_errors_of_their_closures_or_applied_by_choice() {
+    for non_finite in [NonFinite::Refuse, NonFinite::Apply] {
+        let server = ParameterServer::bind("127.0.0.1:0", ServerOptions::default()).unwrap();
+        let mut options = CoordinatorOptions::default();
+        options.run.non_finite = non_finite;
+        let addresses = [server.address().to_string()];
+        let cluster = Cluster::with_servers(2, &addresses, product, options);
+        let coordinator = &cluster.coordinator;
+        let give = |rows: TensorData| {
+            let rows = HostTensor(rows);
+            coordinator
+                .schedule("product", (rows,))
+                .unwrap()
+                .fetch::<f32>()
+        };
+        let weight = || {
+            let read = coordinator
+                .variables()
+                .unwrap()
+                .read("model/weight")
+                .unwrap();
+            read.as_slice::<f32>().unwrap().to_vec()
+        };
+        // Three columns for a weight of two rows.
+        let error = give(TensorData::from([[1.0_f32, 2.0, 3.0]])).unwrap_err();
+        let cause = failed(&error, "product");
+        assert!(matches!(cause, PsError::Panicked { .. }), "{cause}");
+        assert!(coordinator.join().is_err());
+        give(TensorData::from([[1.0_f32, 2.0]])).unwrap();
+        assert_eq!(weight(), [-1.0, -2.0]);
+        let poisoned = give(TensorData::from([[1.0_f32, f32::NAN]]));
+        match non_finite {
+            NonFinite::Refuse => {
+                let cause = failed(&poisoned.unwrap_err(), "product");
+                let PsError::NonFinite { name } = &cause else {
+                    panic!("{cause}");
+                };
+                assert_eq!(name, "model/weight");
+                assert!(coordinator.join().is_err());
+                assert_eq!(weight(), [-1.0, -2.0]);
+            }
+            NonFinite::Apply => {
+                poisoned.unwrap();
+                let weight = weight();
+                assert!(weight[0] == -2.0 && weight[1].is_nan(), "{weight:?}");
+            }
+        }
+        coordinator.join().unwrap();
+    }
 }

@@ -4,3 +4,4 @@
 mod certificates;
 mod program;
 mod refused;
+mod strangers;
