@@ -69,12 +69,11 @@ fn main() -> Result<()> {
             let films = worker.lookup(&films, film_ids.as_slice())?;
             let pulled = users.distinct_ids().len() + films.distinct_ids().len();
             let loss = worker.run(&state, (users, films), |ctx, (state, (users, films))| {
-                let column = |values: &[f32]| {
-                    Tensor::<1>::from_data(values, ctx.device()).reshape([BATCH, 1])
-                };
+                let flat = |values: &[f32]| Tensor::<1>::from_data(values, ctx.device());
                 let product = users.tensor::<2>(ctx)? * films.tensor::<2>(ctx)?;
-                let guess = product.sum_dim(1) + state.model.forward(column(&ages));
-                let loss = (guess - column(&ratings)).square().mean();
+                let of_age = state.model.forward(flat(&ages).reshape([BATCH, 1]));
+                let guess = (product.sum_dim(1) + of_age).squeeze_dim(1);
+                let loss = (guess - flat(&ratings)).square().mean();
                 let gradients = ctx.gradient(&loss, &state.model)?;
                 // Those of the rows are pushed with those of the model.
                 state.apply_gradients(ctx, gradients)?;
@@ -86,8 +85,8 @@ fn main() -> Result<()> {
 
     program.run(|coordinator: &ClusterCoordinator| {
         for epoch in 0..6 {
-            let steps = (epoch * 60..).take(60);
-            let results = steps.map(|number| coordinator.schedule("train", (number,)));
+            let numbers = epoch * 60..(epoch + 1) * 60;
+            let results = numbers.map(|number| coordinator.schedule("train", (number,)));
             let results = results.collect::<Result<Vec<_>>>()?;
             coordinator.join()?;
             let results: Vec<(f32, usize)> = coordinator.fetch(&results)?;

@@ -24,7 +24,7 @@ const PAUSE_MAX: Duration = Duration::from_millis(500);
 const PAUSE_REFUSED: Duration = Duration::from_secs(2);
 /// How long a handshake, or the end of a stream, may take.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
-/// How long a worker that is being dialled when the coordinator ends has to hear of it.
+/// How long a worker without a stream has to hear of the coordinator's end.
 const FINISH_PATIENCE: Duration = Duration::from_secs(2);
 /// How many orders may wait to be sent. Pings use half of it at most.
 const ORDERS: usize = 16;
@@ -67,9 +67,10 @@ pub(super) async fn keep(shared: Arc<Shared>, worker: usize) {
     let mut orders = shared.orders.subscribe();
     let mut pause = PAUSE_MIN;
     while orders.borrow().finish.is_none() {
+        let mut ends = orders.clone();
         let attached = tokio::select! {
             attached = attach(&shared, worker) => attached,
-            () = finished_for(orders.clone(), FINISH_PATIENCE) => return,
+            () = finished(&mut ends) => break,
         };
         let wait = match attached {
             Ok(stream) => {
@@ -99,6 +100,27 @@ pub(super) async fn keep(shared: Arc<Shared>, worker: usize) {
         };
         let _ = tokio::time::timeout(wait, finished(&mut orders)).await;
     }
+    let failure = orders.borrow().finish.clone().unwrap_or_default();
+    let told = tell_end(&shared, worker, failure);
+    if tokio::time::timeout(FINISH_PATIENCE, told).await != Ok(true) {
+        tracing::debug!(worker, "the worker was not told that the job has ended");
+    }
+}
+
+/// Tells a worker without a stream that the job has ended: one that is still busy with a step, or
+/// that was just started again. Whether it has heard of it.
+async fn tell_end(shared: &Shared, worker: usize, failure: String) -> bool {
+    let Ok(channel) = super::dial::dial(shared, worker).await else {
+        return false;
+    };
+    let finish = order::Order::Finish(finish(shared, failure));
+    let orders = tokio_stream::once(said(finish));
+    WorkerClient::new(channel).serve(orders).await.is_ok()
+}
+
+fn finish(shared: &Shared, failure: String) -> Finish {
+    let run = Bytes::copy_from_slice(&shared.run.0.to_le_bytes());
+    Finish { failure, run }
 }
 
 /// Waits until the coordinator ends.
@@ -107,12 +129,6 @@ async fn finished(orders: &mut watch::Receiver<Orders>) {
         // Nobody can say so any more.
         std::future::pending::<()>().await;
     }
-}
-
-/// Waits until so long after the coordinator's end.
-async fn finished_for(mut orders: watch::Receiver<Orders>, patience: Duration) {
-    finished(&mut orders).await;
-    tokio::time::sleep(patience).await;
 }
 
 async fn attach(shared: &Shared, worker: usize) -> Result<Stream, Failed> {
@@ -226,7 +242,7 @@ async fn exchange(
             _ = orders.changed() => {
                 let orders = orders.borrow_and_update().clone();
                 if let Some(failure) = orders.finish {
-                    let finish = order::Order::Finish(Finish { failure });
+                    let finish = order::Order::Finish(finish(shared, failure));
                     let _ = stream.outbound.send(said(finish)).await;
                     Err(End::Finished)
                 } else {

@@ -93,38 +93,45 @@ pub(crate) fn noted(refused: Option<String>) -> String {
 mod tests {
     use super::*;
 
+    fn options(first: Duration, orphan: Duration) -> ServerOptions {
+        ServerOptions {
+            coordinator_timeout: first,
+            orphan_timeout: orphan,
+            chief: Some("chief:1".to_string()),
+            ..ServerOptions::default()
+        }
+    }
+
     #[test]
     fn a_server_is_patient_before_and_between_coordinators() {
-        let mut options = ServerOptions::default();
-        options.coordinator_timeout = Duration::from_secs(3600);
-        options.orphan_timeout = Duration::ZERO;
+        let (long, none) = (Duration::from_secs(3600), Duration::ZERO);
         let gone = Presence::Gone("127.0.0.1:9".parse().unwrap());
-        let mut attendance = Attendance::new(&options);
+        let (first, orphan) = (options(none, long), options(long, none));
+        let mut attendance = Attendance::new(&orphan);
         assert!(attendance.check(Presence::Awaited, || None).is_ok());
         assert!(attendance.check(Presence::Connected, || None).is_ok());
-        let error = attendance.check(gone, || Some("a stranger".to_string()));
-        let error = error.unwrap_err();
+        let error = attendance
+            .check(gone, || Some("a stranger".to_string()))
+            .unwrap_err();
         assert!(matches!(error, PsError::CoordinatorLost { .. }), "{error}");
         let text = error.to_string();
         for part in [
+            "the chief at chief:1",
             "127.0.0.1:9",
             "orphan_timeout",
             "a stranger",
-            "parameter server 0",
+            "server 0",
         ] {
             assert!(text.contains(part), "{text}");
         }
-        options.orphan_timeout = Duration::from_secs(3600);
-        options.coordinator_timeout = Duration::ZERO;
-        options.chief = Some("chief:1".to_string());
-        let mut attendance = Attendance::new(&options);
+        let mut attendance = Attendance::new(&first);
         let error = attendance.check(Presence::Awaited, || None).unwrap_err();
         assert!(
             error.to_string().contains("start the chief at chief:1"),
             "{error}"
         );
         // One that has come and gone before anybody looked.
-        let mut attendance = Attendance::new(&options);
+        let mut attendance = Attendance::new(&first);
         assert!(attendance.check(gone, || None).is_ok());
     }
 }

@@ -197,6 +197,20 @@ impl Desk {
         self.changed.notify_all();
     }
 
+    /// The worker ends, as a coordinator says that has no stream now.
+    pub(super) fn end_of(&self, run: RunId, how: Result<()>) -> Result<(), Status> {
+        let mut state = self.state();
+        if let Some(other) = state.engagement.as_ref().filter(|it| it.run != run) {
+            return Err(Status::failed_precondition(format!(
+                "it works in another run ({})",
+                other.run
+            )));
+        }
+        state.end.get_or_insert(how);
+        self.changed.notify_all();
+        Ok(())
+    }
+
     /// Runs closures on this thread, one after the other, until the worker ends. `refused` is what
     /// is known of processes that were turned away.
     pub(super) fn work(&self, refused: impl Fn() -> Option<String>) -> Result<()> {

@@ -104,12 +104,16 @@ pub struct Cancel {
     #[prost(uint64, tag = "1")]
     pub closure: u64,
 }
-/// The job is done: the worker need not wait for another coordinator.
+/// The job is done: the worker need not wait for another coordinator. Also the first and only message
+/// of a stream to a worker that has none now.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Finish {
     /// Why the coordinator gave up; empty if it did not.
     #[prost(string, tag = "1")]
     pub failure: ::prost::alloc::string::String,
+    /// The coordinator's run.
+    #[prost(bytes = "bytes", tag = "2")]
+    pub run: ::prost::bytes::Bytes,
 }
 /// A sign of life, and its echo.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]

@@ -47,11 +47,16 @@ impl Worker for Service {
         let mut inbound = request.into_inner();
         let first = tokio::time::timeout(ATTACH_PATIENCE, inbound.message()).await;
         let first = first.map_err(|_| Status::deadline_exceeded("no message came"))??;
-        let Some(order::Order::Attach(attach)) = first.and_then(|order| order.order) else {
-            return Err(Status::invalid_argument("the first message is no Attach"));
+        let (reports, receiver) = mpsc::channel(REPORTS);
+        let attach = match first.and_then(|order| order.order) {
+            Some(order::Order::Attach(attach)) => attach,
+            Some(order::Order::Finish(finish)) => {
+                self.desk.end_of(run_id(&finish.run)?, how(finish))?;
+                return Ok(Response::new(ReceiverStream::new(receiver)));
+            }
+            _ => return Err(Status::invalid_argument("the first message is no Attach")),
         };
         let stream = self.attach(attach, remote)?;
-        let (reports, receiver) = mpsc::channel(REPORTS);
         let _ = reports.try_send(Ok(said(report::Report::Welcome(self.welcome()))));
         tokio::spawn(read(self.desk.clone(), stream, inbound, reports));
         Ok(Response::new(ReceiverStream::new(receiver)))
@@ -68,9 +73,7 @@ impl Service {
                 attach.protocol_version, attach.crate_version
             )));
         }
-        let run = <[u8; 16]>::try_from(&*attach.run)
-            .map_err(|_| Status::invalid_argument("the id of a run has 16 bytes"))?;
-        let run = RunId(u128::from_le_bytes(run));
+        let run = run_id(&attach.run)?;
         let (worker, workers) = (attach.worker as usize, attach.workers as usize);
         if worker >= workers || attach.parameter_servers.len() > SERVERS_MAX {
             return Err(Status::invalid_argument("there is no such worker"));
@@ -90,6 +93,22 @@ impl Service {
             steps: self.registry.step_names().map(str::to_string).collect(),
             max_message_bytes: self.desk.max_message_bytes as u64,
         }
+    }
+}
+
+fn run_id(bytes: &[u8]) -> Result<RunId, Status> {
+    let bytes = <[u8; 16]>::try_from(bytes)
+        .map_err(|_| Status::invalid_argument("the id of a run has 16 bytes"))?;
+    Ok(RunId(u128::from_le_bytes(bytes)))
+}
+
+/// How the worker ends.
+fn how(finish: Finish) -> Result<(), PsError> {
+    match finish.failure.is_empty() {
+        true => Ok(()),
+        false => Err(PsError::CoordinatorFailed {
+            reason: finish.failure,
+        }),
     }
 }
 
@@ -182,11 +201,8 @@ fn follow(
             flags.cancel(cancel.closure);
             Ok(())
         }
-        order::Order::Finish(Finish { failure }) => {
-            attached.desk.end(match failure.is_empty() {
-                true => Ok(()),
-                false => Err(PsError::CoordinatorFailed { reason: failure }),
-            });
+        order::Order::Finish(finish) => {
+            attached.desk.end(how(finish));
             Ok(())
         }
         order::Order::Ping(Ping { number }) => {

@@ -93,6 +93,32 @@ fn a_worker_whose_step_never_ends_gets_nothing_else_to_do() {
 }
 
 #[test]
+fn a_worker_that_is_busy_when_the_job_ends_hears_of_it() {
+    let open = Arc::new(AtomicBool::new(false));
+    let register = |registry: &mut StepRegistry| deaf(registry, &open);
+    let Cluster {
+        coordinator,
+        workers,
+    } = Cluster::with_options(2, register, impatient());
+    let opens = Opens(open.clone());
+    assert!(
+        coordinator
+            .schedule("deaf", ())
+            .unwrap()
+            .fetch::<()>()
+            .is_err()
+    );
+    let begun = Instant::now();
+    coordinator.finish().unwrap();
+    let took = begun.elapsed();
+    assert!(took < Duration::from_secs(5), "{took:?}");
+    drop(opens);
+    for worker in workers {
+        worker.end().unwrap();
+    }
+}
+
+#[test]
 fn when_the_steps_of_all_workers_hang_the_error_says_which() {
     let open = Arc::new(AtomicBool::new(false));
     let register = |registry: &mut StepRegistry| {

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use burn::nn::{Initializer, Linear, LinearConfig};
 use burn::tensor::Tensor;
+use distribute_core::fit::{restore, snapshot};
 use distribute_core::{
     DistributedVariable, Mirrored, Sgd, StrategyExt, TrainState, VariableOptions,
 };
@@ -185,8 +186,11 @@ impl Process {
     }
 
     fn server() -> Self {
-        let test = "processes::a_server_of_another_test";
-        Self::start(SERVER, test, "127.0.0.1:0")
+        Self::server_at("127.0.0.1:0")
+    }
+
+    fn server_at(address: &str) -> Self {
+        Self::start(SERVER, "processes::a_server_of_another_test", address)
     }
 
     fn start(variable: &str, test: &str, address: &str) -> Self {
@@ -358,6 +362,41 @@ fn a_lost_server_surfaces_at_join(fault: impl FnOnce(&mut Process)) {
 #[test]
 fn a_killed_server_is_unavailable_at_join() {
     a_lost_server_surfaces_at_join(|server| server.child.kill().unwrap());
+}
+
+/// The workers stay; the coordinator is another one in the same process.
+#[test]
+fn training_resumes_from_the_last_checkpoint_when_a_killed_server_is_back() {
+    let mut server = Process::server();
+    let workers: Vec<Process> = (0..2).map(|_| Process::worker("127.0.0.1:0")).collect();
+    let job = Job::connect(&workers, &[&server.address]);
+    job.schedule(30);
+    job.coordinator.join().unwrap();
+    let save = |state: &mut Mirrored<TrainState<Linear>>| snapshot(state.primary());
+    let saved = job.coordinator.with(&job.state, save).unwrap();
+    assert_eq!(saved.metadata.step, 30);
+    job.schedule(500);
+    job.await_closures(20);
+    let begun = Instant::now();
+    server.child.kill().unwrap();
+    server.child.wait().unwrap();
+    let error = job.coordinator.join().unwrap_err();
+    assert!(begun.elapsed() < NOTICED_WITHIN, "{:?}", begun.elapsed());
+    assert!(
+        matches!(error.root_cause(), PsError::Unavailable { .. }),
+        "{error}"
+    );
+    drop(job);
+    server = Process::server_at(&server.address.clone());
+    let job = Job::connect(&workers, &[&server.address]);
+    let put_back = |state: &mut Mirrored<TrainState<Linear>>| restore(state, &saved);
+    job.coordinator.with(&job.state, put_back).unwrap();
+    job.schedule(20);
+    job.coordinator.join_timeout(LIMIT).unwrap();
+    // The counter is not in the checkpoint.
+    assert_eq!(job.applied(), (20, 50.0));
+    let saved = job.coordinator.with(&job.state, save).unwrap();
+    assert_eq!(saved.metadata.step, 50);
 }
 
 #[test]

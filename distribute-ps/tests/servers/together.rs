@@ -4,9 +4,13 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use distribute_core::TensorData;
-use distribute_ps::{ClientOptions, Gradient, VariableClient};
+use distribute_ps::{
+    ClientOptions, Gradient, ParameterServer, PsError, RoundRobin, RunId, RunOptions,
+    ServerOptions, VariableClient, VariableSpec,
+};
 
 use crate::common::{Cluster, adam, floats, sgd, values, within_limit};
 
@@ -128,6 +132,46 @@ fn a_connection_that_breaks_within_a_push_changes_nothing() {
         }
         let snapshot = cluster.client.snapshot().unwrap();
         assert_eq!(snapshot.updates["w"].0, [6]);
+    });
+}
+
+/// The coordinator's connection is another one afterwards; it is the coordinator all the same.
+#[test]
+fn a_coordinator_whose_connection_breaks_is_known_again() {
+    static BROKEN: AtomicBool = AtomicBool::new(false);
+    within_limit(|| {
+        let mut options = ServerOptions::default();
+        options.orphan_timeout = Duration::from_millis(800);
+        let server = ParameterServer::bind("127.0.0.1:0", options).unwrap();
+        let address = proxy(server.address().to_string(), &BROKEN);
+        let coordinator = VariableClient::connect(&[address], ClientOptions::default()).unwrap();
+        let run = RunId::random().unwrap();
+        coordinator.attach(run, RunOptions::default()).unwrap();
+        let spec = VariableSpec {
+            name: "w".to_string(),
+            shape: vec![100_000],
+            dtype: floats(&[1], |_| 0.0).dtype(),
+            optimizer: None,
+        };
+        let mut places = RoundRobin::new(1).unwrap();
+        let w = coordinator
+            .create(&spec, &places.place(&spec.shape, 4, None).unwrap())
+            .unwrap();
+        BROKEN.store(true, Ordering::SeqCst);
+        coordinator
+            .initialize(&w, floats(&[100_000], |_| 1.0))
+            .unwrap();
+        assert!(!BROKEN.load(Ordering::SeqCst), "nothing was broken");
+        // Much longer than an orphan waits, and without any call.
+        assert!(!server.wait(Some(Duration::from_secs(2))).unwrap());
+        let addresses = [server.address().to_string()];
+        let other = VariableClient::connect(&addresses, ClientOptions::default()).unwrap();
+        let error = other.attach(RunId::random().unwrap(), RunOptions::default());
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("still connected"), "{error}");
+        drop((coordinator, w));
+        let error = server.wait(Some(Duration::from_secs(20))).unwrap_err();
+        assert!(matches!(error, PsError::CoordinatorLost { .. }), "{error}");
     });
 }
 
