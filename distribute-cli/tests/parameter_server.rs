@@ -151,9 +151,8 @@ fn a_stopped_worker_does_not_stop_the_others() {
 #[test]
 fn after_a_lost_server_the_job_goes_on_from_its_last_checkpoint() {
     let folder = tempfile::tempdir().unwrap();
-    let asked = format!(
-        "{TRAIN} --model mlp --epochs 20 --checkpoint-dir saved --checkpoint-steps 20 --log-steps 20"
-    );
+    let asked = format!("{TRAIN} --model mlp --epochs 20 --checkpoint-dir saved");
+    let asked = format!("{asked} --checkpoint-steps 20 --log-steps 20");
     let options = "--ps 2 --workers 2 --max-restarts 1 --log-dir logs";
     let mut job = Process::start(&mut command(folder.path(), options, &asked), &[]);
     job.wait_for(r#""event":"epoch","epoch":5"#);

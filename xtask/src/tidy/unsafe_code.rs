@@ -64,6 +64,10 @@ const UNSAFE_MODULES: &[(&str, &str)] = &[
         "a process asks the kernel, between fork and exec, to die with the launcher",
     ),
     (
+        "distribute-ps/src/server/wide.rs",
+        "functions for processors with wide vectors are called where the processor has them",
+    ),
+    (
         "distribute-tpu-xla/src/pjrt/raw/",
         "PJRT plugins are shared libraries with a C API",
     ),
