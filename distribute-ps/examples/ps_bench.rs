@@ -3,8 +3,8 @@
 //! `cargo run --release -p distribute-ps --example ps_bench -- [MiB] [rounds] [variables] [rule]`
 //!
 //! The rule is `sgd` or `adam`. Rounds are interleaved: raw, servers, raw, servers, ...; the median
-//! of the ratios is printed, and the processor time that both took. All processes keep freed memory,
-//! as `distribute-cli` does; `PS_BENCH_MALLOC=default` leaves the allocator alone.
+//! of the ratios is printed, and the processor time that both took. All processes keep freed
+//! memory, as `distribute-cli` does; `PS_BENCH_MALLOC=default` leaves the allocator alone.
 
 mod processes;
 

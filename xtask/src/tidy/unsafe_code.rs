@@ -64,6 +64,10 @@ const UNSAFE_MODULES: &[(&str, &str)] = &[
         "a process asks the kernel, between fork and exec, to die with the launcher",
     ),
     (
+        "distribute-ps/src/server/wide.rs",
+        "optimizers are compiled a second time for processors with wide vectors",
+    ),
+    (
         "distribute-tpu-xla/src/pjrt/raw/",
         "PJRT plugins are shared libraries with a C API",
     ),
