@@ -79,8 +79,9 @@ impl VariableClient {
             let (versions, values): (Vec<u64>, Vec<Option<Vec<u8>>>) =
                 shards.map(|(_, entry)| entry).unzip();
             let values: Option<Vec<Vec<u8>>> = values.into_iter().collect();
+            let join = |values| variable.join_in(&self.inner.pool, values);
             pulled.push(Pulled {
-                value: values.map(|values| variable.join(values)),
+                value: values.map(join).transpose()?,
                 versions: Versions(versions),
             });
         }
@@ -118,6 +119,14 @@ impl VariableClient {
             pull_of_server(server, run.clone(), closure, bf16, places)
         });
         let works: Vec<_> = works.collect();
+        let bytes = wanted
+            .iter()
+            .map(|(variable, shard, _)| {
+                let variable = &variables[*variable];
+                variable.shard_bytes(&variable.placement().shards[*shard])
+            })
+            .sum();
+        self.inner.pool.expect(bytes);
         let waits = |policy| policy == StalenessPolicy::Wait;
         // Waiting for several servers at a time, two workers could wait for each other.
         let in_turn = closure.is_some() && rules.staleness.is_some_and(|rule| waits(rule.policy));
