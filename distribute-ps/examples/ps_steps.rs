@@ -3,6 +3,7 @@
 //!
 //! `cargo run --release -p distribute-ps --example ps_steps -- [kind] [steps] [rounds]`
 //!
+//! - `nothing`: each closure does nothing. Printed: wall and processor time of a closure.
 //! - `transport`: each closure pulls and pushes 347,000 parameters in 8 variables (Adam) and
 //!   computes nothing. Printed: wall and processor time of a step.
 //! - `cnn`: each closure is a step of `mnist-cnn`, batch 64 (Adam). Rounds are interleaved with two
@@ -78,6 +79,7 @@ fn filled(value: f32, shape: &[usize]) -> TensorData {
 /// What all processes register.
 fn registry() -> distribute_ps::Result<StepRegistry> {
     let mut registry = StepRegistry::new();
+    registry.step("nothing", |_: &WorkerContext, (): ()| Ok(()))?;
     let transport = registry.resource("transport", Transport::new)?;
     registry.step("transport", move |worker: &WorkerContext, (): ()| {
         worker.resource(&transport)?.step(worker)

@@ -7,13 +7,12 @@ use std::time::Duration;
 
 pub type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// glibc's settings for keeping freed memory, as `distribute-cli` has them: with the defaults the
+/// glibc's settings for keeping freed memory, those of `distribute-cli`: with the defaults the
 /// kernel would clear every page of every large value anew.
-const KEEP_MEMORY: [(&str, &str); 4] = [
-    ("MALLOC_MMAP_THRESHOLD_", "1073741824"),
-    ("MALLOC_TRIM_THRESHOLD_", "8589934592"),
+const KEEP_MEMORY: [(&str, &str); 3] = [
+    ("MALLOC_MMAP_THRESHOLD_", "1000000000"),
+    ("MALLOC_TRIM_THRESHOLD_", "2000000000"),
     ("MALLOC_TOP_PAD_", "67108864"),
-    ("MALLOC_ARENA_MAX", "1"),
 ];
 
 /// Runs this program once more with [`KEEP_MEMORY`], which is read when a process starts: the

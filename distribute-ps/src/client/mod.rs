@@ -9,6 +9,7 @@ macro_rules! path {
 
 mod catalog;
 mod driver;
+mod pool;
 mod pull;
 mod push;
 mod rows;
@@ -27,6 +28,7 @@ use distribute_core::collectives::control::security::Security;
 
 use crate::client::catalog::Catalog;
 use crate::client::driver::Driver;
+use crate::client::pool::Pool;
 use crate::client::server::{Call, Server};
 use crate::error::{PsError, Result};
 use crate::generated as wire;
@@ -81,6 +83,7 @@ pub struct VariableClient {
 struct Inner {
     driver: Driver,
     servers: Vec<Arc<Server>>,
+    pool: Arc<Pool>,
     options: ClientOptions,
     run: Mutex<Option<(RunId, RunOptions)>>,
     catalog: Catalog,
@@ -100,8 +103,10 @@ impl VariableClient {
             ));
         }
         let driver = Driver::start()?;
+        let pool = Arc::new(Pool::default());
         let server = |(index, address): (usize, &A)| {
-            Arc::new(Server::new(index, address.as_ref().to_string(), &options))
+            let address = address.as_ref().to_string();
+            Arc::new(Server::new(index, address, &options, pool.clone()))
         };
         let servers: Vec<Arc<Server>> = addresses.iter().enumerate().map(server).collect();
         let limit = options.connect_timeout;
@@ -109,6 +114,7 @@ impl VariableClient {
             inner: Arc::new(Inner {
                 driver,
                 servers,
+                pool,
                 options,
                 run: Mutex::default(),
                 catalog: Catalog::default(),

@@ -95,8 +95,9 @@ impl VariableClient {
             let learning_rate = shards.first().and_then(|shard| shard.learning_rate);
             let values: Option<Vec<Vec<u8>>> =
                 shards.into_iter().map(|shard| shard.value).collect();
+            let join = |values| variable.join_in(&self.inner.pool, values);
             pulled.push(Pulled {
-                value: values.map(|values| variable.join(values)),
+                value: values.map(join).transpose()?,
                 versions: Versions(versions),
                 updates: Versions(updates),
                 learning_rate,
@@ -136,6 +137,14 @@ impl VariableClient {
             pull_of_server(server, run.clone(), closure, bf16, places)
         });
         let works: Vec<_> = works.collect();
+        let bytes = wanted
+            .iter()
+            .map(|(variable, shard, _)| {
+                let variable = &variables[*variable];
+                variable.shard_bytes(&variable.placement().shards[*shard])
+            })
+            .sum();
+        self.inner.pool.expect(bytes);
         let waits = |policy| policy == StalenessPolicy::Wait;
         // Waiting for several servers at a time, two workers could wait for each other.
         let in_turn = closure.is_some() && rules.staleness.is_some_and(|rule| waits(rule.policy));

@@ -1,5 +1,6 @@
 //! The connection to one server: calls with a deadline, repeated once when the connection broke.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -7,6 +8,7 @@ use hyper::body::Incoming;
 use prost::Message;
 
 use crate::client::ClientOptions;
+use crate::client::pool::Pool;
 use crate::error::{PsError, Result};
 use crate::generated as wire;
 use crate::rpc::message::{Outgoing, ReadError, Reader, call};
@@ -26,6 +28,7 @@ pub(super) struct Server {
     pub(super) address: String,
     rpc: RpcOptions,
     timeout: Duration,
+    pub(super) pool: Arc<Pool>,
     channel: tokio::sync::Mutex<Option<Channel>>,
     /// The run that this process coordinates: a new connection says so again.
     coordinates: tokio::sync::Mutex<Option<RunId>>,
@@ -49,7 +52,12 @@ pub(super) fn no_payload<R>(_: &R) -> Result<Vec<u64>, String> {
 }
 
 impl Server {
-    pub(super) fn new(index: usize, address: String, options: &ClientOptions) -> Self {
+    pub(super) fn new(
+        index: usize,
+        address: String,
+        options: &ClientOptions,
+        pool: Arc<Pool>,
+    ) -> Self {
         let rpc = RpcOptions {
             security: options.security.clone(),
             keepalive_interval: options.keepalive_interval,
@@ -61,6 +69,7 @@ impl Server {
             address,
             rpc,
             timeout: options.timeout,
+            pool,
             channel: tokio::sync::Mutex::default(),
             coordinates: tokio::sync::Mutex::default(),
         }
@@ -153,7 +162,7 @@ impl Server {
         let mut may_repeat = call.may_repeat;
         loop {
             let mut channel = self.channel().await?;
-            let failed = match exchange(&mut channel, &call).await {
+            let failed = match exchange(&mut channel, &call, &self.pool).await {
                 Ok(reply) => return Ok(reply),
                 Err(failed) => failed,
             };
@@ -227,6 +236,7 @@ async fn join_as_coordinator(channel: &mut Channel, run: RunId) {
 async fn exchange<R, H, S>(
     channel: &mut Channel,
     request: &Call<H, S>,
+    pool: &Pool,
 ) -> Result<(R, Vec<Vec<u8>>), ReadError>
 where
     R: Message + Default,
@@ -240,10 +250,8 @@ where
     let mut tensors = Vec::with_capacity(sizes.len());
     for size in sizes {
         let capacity = usize::try_from(size).unwrap_or(usize::MAX);
-        let mut bytes: Vec<u8> = Vec::new();
-        if bytes.try_reserve_exact(capacity).is_err() {
-            return Err(ReadError::Nonsense(format!("no memory for {size} bytes")));
-        }
+        let no_memory = |_| ReadError::Nonsense(format!("no memory for {size} bytes"));
+        let mut bytes = pool.take(capacity).map_err(no_memory)?;
         reader
             .payload(size, |piece| bytes.extend_from_slice(&piece))
             .await?;

@@ -1,8 +1,11 @@
 //! Cuts values and gradients along the shards, and puts what comes back together.
 
+use std::sync::Arc;
+
 use burn::tensor::{DType, Shape, TensorData};
 use bytes::Bytes;
 
+use crate::client::pool::Pool;
 use crate::error::{PsError, Result};
 use crate::generated as wire;
 use crate::placement::ShardPlacement;
@@ -193,6 +196,24 @@ impl VariableRef {
             _ => shards.concat(),
         };
         tensor(bytes, self.shape().to_vec(), self.dtype())
+    }
+
+    /// The same in memory of a pool, where the shards' memory goes.
+    pub(super) fn join_in(&self, pool: &Arc<Pool>, mut shards: Vec<Vec<u8>>) -> Result<TensorData> {
+        let bytes = match shards.len() {
+            1 => shards.swap_remove(0),
+            _ => {
+                let count = shards.iter().map(Vec::len).sum();
+                let no_memory = |error| PsError::system("no memory for a pulled value", error);
+                let mut whole = pool.take(count).map_err(no_memory)?;
+                for shard in shards {
+                    whole.extend_from_slice(&shard);
+                    pool.put(shard);
+                }
+                whole
+            }
+        };
+        Ok(pool.lend(bytes, self.shape().to_vec(), self.dtype()))
     }
 }
 

@@ -45,7 +45,7 @@ impl Kernel {
         let parameter = parameter.as_chunks_mut::<4>().0;
         let gradient = gradient.as_chunks::<4>().0;
         match (self, coefficients, slots) {
-            (Self::Sgd { momentum, .. }, [rate], []) if momentum == 0.0 => {
+            (Self::Sgd { momentum: 0.0, .. }, [rate], []) => {
                 sgd(round(*rate), parameter, gradient);
             }
             (Self::Sgd { momentum, nesterov }, [rate], [velocity]) => {

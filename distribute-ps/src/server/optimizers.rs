@@ -184,8 +184,8 @@ impl<'a> Rule<'a> {
             slots.iter().map(|slot| self.tensor(slot)).collect(),
         )?;
         put(updated, parameter)?;
-        let updated = updated_slots.into_iter().zip(slots);
-        updated.map(|(updated, slot)| put(updated, slot)).collect()
+        let mut updated = updated_slots.into_iter().zip(slots);
+        updated.try_for_each(|(updated, slot)| put(updated, slot))
     }
 }
 

@@ -82,27 +82,3 @@ fn the_table_of_update_ids_holds_the_last_ones_outside_of_closures() {
     let (value, _) = shard.read().unwrap();
     assert_eq!(value.part(0), 10_002_i64.to_le_bytes());
 }
-
-#[test]
-fn nan_is_found_where_pieces_are_cut_within_an_element() {
-    let values = [1.0_f32, 2.0, f32::NAN, 3.0];
-    let bytes: Vec<u8> = values
-        .iter()
-        .flat_map(|value| value.to_le_bytes())
-        .collect();
-    for cuts in [[1, 2, 3], [4, 9, 10], [5, 6, 11], [7, 11, 15], [8, 12, 13]] {
-        let mut rope = Rope::default();
-        let mut begin = 0;
-        for cut in cuts.into_iter().chain([16]) {
-            rope.push(bytes[begin..cut].to_vec().into());
-            begin = cut;
-        }
-        let payload = |rope: Rope| Payload {
-            rope,
-            is_narrow: false,
-        };
-        assert!(!payload(rope.clone()).is_finite(DType::F32), "{cuts:?}");
-        let fine: Vec<u8> = bytes.iter().map(|byte| byte & 0x3f).collect();
-        assert!(payload(fine.into()).is_finite(DType::F32));
-    }
-}

@@ -60,11 +60,11 @@ impl ParameterServerStrategy {
     }
 }
 
-/// Gradients of rows as they are pushed, and the versions that they were computed at.
-pub(super) fn gradients(
-    client: &VariableClient,
-    rows: Vec<RowGradients>,
-) -> Result<(Vec<(VariableRef, Gradient)>, Vec<Versions>)> {
+/// Gradients, and the versions that they were computed at.
+type Pushable = (Vec<(VariableRef, Gradient)>, Vec<Versions>);
+
+/// Gradients of rows as they are pushed.
+pub(super) fn gradients(client: &VariableClient, rows: Vec<RowGradients>) -> Result<Pushable> {
     let one = |rows: RowGradients| {
         let table = client.variable(&rows.rows.table)?;
         let gradient = Gradient::Table {

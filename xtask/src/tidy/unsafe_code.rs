@@ -65,7 +65,7 @@ const UNSAFE_MODULES: &[(&str, &str)] = &[
     ),
     (
         "distribute-ps/src/server/wide.rs",
-        "functions for processors with wide vectors are called where the processor has them",
+        "optimizers are compiled a second time for processors with wide vectors",
     ),
     (
         "distribute-tpu-xla/src/pjrt/raw/",
