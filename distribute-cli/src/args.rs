@@ -7,6 +7,7 @@ use distribute_core::LogicalDevice;
 
 use crate::cluster::ClusterArgs;
 use crate::data::DatasetName;
+use crate::parameter_server::ParameterServerArgs;
 use crate::tpu::TpuArgs;
 
 /// Trains burn models on all cores of this machine, as TensorFlow's tf.distribute does.
@@ -132,6 +133,8 @@ pub(crate) struct TrainArgs {
     pub(crate) files: FileArgs,
     #[command(flatten)]
     pub(crate) cluster: ClusterArgs,
+    #[command(flatten)]
+    pub(crate) servers: ParameterServerArgs,
     #[command(flatten)]
     pub(crate) tpu: TpuArgs,
 }
@@ -373,6 +376,8 @@ pub(crate) enum StrategyName {
     MultiWorker,
     /// One copy of the weights, computation on all devices
     CentralStorage,
+    /// The weights on parameter servers; workers train asynchronously, one step at a time each
+    ParameterServer,
     /// A copy of the model per TPU core, or device of another PJRT plugin; steps are compiled
     Tpu,
 }

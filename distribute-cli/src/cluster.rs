@@ -23,7 +23,7 @@ const RESTART_VARIABLES: [&str; 2] = ["DISTRIBUTE_RESTART", "SLURM_RESTART_COUNT
 
 /// The worker's place among the others, and how they talk.
 #[derive(Debug, Args)]
-#[command(next_help_heading = "Several workers (--strategy multi-worker)")]
+#[command(next_help_heading = "Several workers (--strategy multi-worker or parameter-server)")]
 pub(crate) struct ClusterArgs {
     /// What describes the cluster [default: what is found, see `doctor`]
     #[arg(long, value_name = "NAME")]
@@ -31,7 +31,7 @@ pub(crate) struct ClusterArgs {
     /// The cluster itself, as in TF_CONFIG: {"worker":["host:port",...]}
     #[arg(long, value_name = "JSON")]
     pub(crate) cluster_spec: Option<String>,
-    /// What this process is in it: chief, worker or evaluator
+    /// What this process is in it: chief, worker, ps or evaluator
     #[arg(long, value_name = "NAME")]
     pub(crate) task_type: Option<String>,
     /// Which one of its type, from 0
@@ -183,7 +183,26 @@ impl ClusterArgs {
         ];
         match given.into_iter().find(|(_, given)| *given) {
             Some((flag, _)) => Err(Failure::usage(format!(
-                "{flag} is about several workers; add --strategy multi-worker"
+                "{flag} is about several workers; add --strategy multi-worker or parameter-server"
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    /// Refuses flags about collectives, which parameter servers have no use for.
+    pub(crate) fn refuse_collectives(&self) -> Result<(), Failure> {
+        let given = [
+            ("--transport", self.transport.is_some()),
+            ("--communication", self.communication.is_some()),
+            ("--bytes-per-pack", self.bytes_per_pack.is_some()),
+            ("--timeout", self.timeout.is_some()),
+            ("--heartbeat-timeout", self.heartbeat_timeout.is_some()),
+            ("--flight-records", self.flight_records.is_some()),
+        ];
+        match given.into_iter().find(|(_, given)| *given) {
+            Some((flag, _)) => Err(Failure::usage(format!(
+                "{flag} is about gradients that workers exchange; with --strategy \
+                 parameter-server they do not"
             ))),
             None => Ok(()),
         }
@@ -235,7 +254,8 @@ impl ClusterArgs {
         Ok(builder.build()?)
     }
 
-    fn security(&self) -> Result<Security, Failure> {
+    /// Token and certificates.
+    pub(crate) fn security(&self) -> Result<Security, Failure> {
         let failed = |error| Failure::from(Error::Collective(error));
         let mut security = Security::default();
         if self.insecure {

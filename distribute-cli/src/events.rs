@@ -98,8 +98,10 @@ impl Callback for StepLines {
 
     fn on_batch_end(&mut self, run: &mut Control<'_>) -> Result<()> {
         let progress = run.progress();
-        let due = |every| progress.step.is_multiple_of(every);
-        if !self.every.is_some_and(due) {
+        if !self
+            .every
+            .is_some_and(|every| run.reached_multiple_of(every))
+        {
             return Ok(());
         }
         let logs = run.logs_of_all_workers()?;

@@ -120,6 +120,7 @@ failure_from!(
     distribute_core::collectives::flight_record::FlightRecordError,
     distribute_data::readers::ReadError,
     distribute_cli::model::ModelError,
+    distribute_ps::PsError,
     distribute_tpu_xla::TpuError
 );
 

@@ -13,6 +13,7 @@ mod events;
 mod failure;
 mod libtpu;
 mod objective;
+mod parameter_server;
 mod signals;
 mod strategies;
 mod task;

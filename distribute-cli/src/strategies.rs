@@ -41,6 +41,12 @@ pub(crate) fn strategy(
                  --strategy mirrored",
             ));
         }
+        StrategyName::ParameterServer => {
+            return Err(Failure::usage(
+                "--strategy parameter-server is for `train`; here use --strategy mirrored, which \
+                 reads the same checkpoints",
+            ));
+        }
         StrategyName::Tpu => {
             return Err(Failure::usage(
                 "--strategy tpu is for `train`; here use --strategy mirrored, which reads the \
@@ -54,7 +60,7 @@ pub(crate) fn strategy(
 pub(crate) fn replica_count(name: StrategyName, args: &DeviceArgs) -> Result<usize, Failure> {
     let asked = devices(args)?.len();
     Ok(match name {
-        StrategyName::Default | StrategyName::OneDevice => 1,
+        StrategyName::Default | StrategyName::OneDevice | StrategyName::ParameterServer => 1,
         StrategyName::MultiWorker | StrategyName::Tpu => asked.max(1),
         StrategyName::Mirrored | StrategyName::CentralStorage if asked == 0 => available_cores(),
         StrategyName::Mirrored | StrategyName::CentralStorage => asked,

@@ -15,6 +15,7 @@ use rstest::rstest;
 #[case("bench")]
 #[case("bench train")]
 #[case("bench all-reduce")]
+#[case("bench parameter-server")]
 #[case("blame")]
 #[case("certs")]
 fn help_is_frozen(#[case] command: &str) {

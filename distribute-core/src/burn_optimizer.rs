@@ -63,6 +63,7 @@ impl<M: Module> BurnTrainState<M> {
         ctx: &ReplicaContext,
         mut gradients: Gradients,
     ) -> Result<()> {
+        gradients.refuse_rows("`apply_gradients` of a burn optimizer")?;
         gradients.all_reduce(ctx, ReduceOp::Sum)?;
         let gradients = gradients.into_params(&self.model);
         let model = self.model.clone();
@@ -103,7 +104,7 @@ impl<M: Module> Replicate for BurnTrainState<M> {
 impl Gradients {
     /// The gradients as burn's optimizers take them, without a copy on the flex backend.
     ///
-    /// `model` is the one they were computed for.
+    /// `model` is the one they were computed for. Those of rows of tables are not among them.
     pub fn into_params<M: Module>(self, model: &M) -> GradientsParams {
         let mut fill = Fill {
             from: self,

@@ -1,6 +1,8 @@
 //! Gradients of one replica, in the order of the model's parameters.
 
+mod elements;
 mod nest;
+mod rows;
 
 use std::ops::Range;
 
@@ -13,7 +15,10 @@ use crate::trace::{CapturedGradients, TraceError};
 use crate::workers::Wish;
 use crate::{Error, ReplicaContext, Result, WorkerGroup};
 
+use elements::{add, scale, sum_of_squares};
 pub(crate) use nest::GradientPlace;
+pub(crate) use rows::Watched;
+pub use rows::{RemoteRows, RowGradients};
 
 /// The gradients of a model's trainable parameters, in visit order (the order in which the
 /// module declares its fields). The order, not burn's random parameter id, is what replicas and
@@ -29,6 +34,8 @@ pub struct Gradients {
     entries: Vec<Entry>,
     /// In a captured step, the gradients; those in `entries` are missing then.
     pub(crate) captured: Option<CapturedGradients>,
+    /// Of rows of tables on parameter servers, once for each table.
+    rows: Vec<RowGradients>,
 }
 
 /// Where one gradient is.
@@ -43,7 +50,11 @@ struct Entry {
 }
 
 impl Gradients {
-    pub(crate) fn compute<M: Module>(loss: &Tensor<1>, model: &M) -> Result<Self> {
+    pub(crate) fn compute<M: Module>(
+        loss: &Tensor<1>,
+        model: &M,
+        watched: &[Watched],
+    ) -> Result<Self> {
         if loss.shape().num_elements() != 1 {
             return Err(Error::Shape {
                 op: "gradient: the loss must be one number (average with `compute_average_loss`)",
@@ -52,7 +63,7 @@ impl Gradients {
             });
         }
         if let Some(captured) = CapturedGradients::compute(loss, model) {
-            let mut gradients = Self::collect(NoSource, model)?;
+            let mut gradients = Self::collect(&mut NoSource, model)?;
             gradients.captured = Some(captured?);
             return Ok(gradients);
         }
@@ -62,7 +73,14 @@ impl Gradients {
                  strategy's scope, which have autodiff",
             ));
         }
-        Self::collect(loss.backward(), model)
+        let mut found = loss.backward();
+        let mut gradients = Self::collect(&mut found, model)?;
+        for watched in watched {
+            if let Some(rows) = watched.take(&mut found)? {
+                gradients.add_rows(rows)?;
+            }
+        }
+        Ok(gradients)
     }
 
     /// The gradients that burn holds for a model's trainable parameters, the way back of
@@ -71,11 +89,11 @@ impl Gradients {
     ///
     /// # Errors
     /// If the device cannot hand a gradient out.
-    pub fn from_params<M: Module>(params: GradientsParams, model: &M) -> Result<Self> {
-        Self::collect(params, model)
+    pub fn from_params<M: Module>(mut params: GradientsParams, model: &M) -> Result<Self> {
+        Self::collect(&mut params, model)
     }
 
-    fn collect<M: Module>(from: impl Source, model: &M) -> Result<Self> {
+    fn collect<M: Module>(from: &mut impl Source, model: &M) -> Result<Self> {
         let mut collect = Collect {
             from,
             entries: Vec::new(),
@@ -87,6 +105,7 @@ impl Gradients {
             None => Ok(Self {
                 entries: collect.entries,
                 captured: None,
+                rows: Vec::new(),
             }),
         }
     }
@@ -109,14 +128,16 @@ impl Gradients {
             .and_then(|entry| entry.data.as_ref())
     }
 
-    /// All gradients in visit order, for changing them in place.
+    /// All gradients in visit order, for changing them in place. Those of rows of tables are
+    /// [`row_gradients_mut`](Self::row_gradients_mut).
     pub fn iter_mut(&mut self) -> impl Iterator<Item = Option<&mut TensorData>> {
         self.entries.iter_mut().map(|entry| entry.data.as_mut())
     }
 
-    /// All gradients in visit order.
-    pub(crate) fn into_values(self) -> Vec<Option<TensorData>> {
-        self.entries.into_iter().map(|entry| entry.data).collect()
+    /// All gradients in visit order, and those of rows of tables.
+    pub(crate) fn into_values(self) -> (Vec<Option<TensorData>>, Vec<RowGradients>) {
+        let dense = self.entries.into_iter().map(|entry| entry.data);
+        (dense.collect(), self.rows)
     }
 
     /// Moves one gradient out, as a tensor on the parameter's device.
@@ -191,6 +212,7 @@ impl Gradients {
         if ctx.num_replicas_in_sync() == 1 {
             return Ok(());
         }
+        self.refuse_rows("a reduction over replicas")?;
         let workers = ctx.workers();
         let mut buffers = self.take_buffers(ctx.local_id(), workers.as_ref());
         reduce(&mut buffers)?;
@@ -270,7 +292,7 @@ impl Gradients {
 
     /// No gradients, of this model.
     pub(crate) fn none<M: Module>(model: &M) -> Result<Self> {
-        Self::collect(NoSource, model)
+        Self::collect(&mut NoSource, model)
     }
 
     /// The gradients' places, for those that are captured or on a device.
@@ -284,6 +306,7 @@ impl Gradients {
     pub(crate) fn without_values(&self) -> Self {
         let mut empty = self.clone();
         empty.captured = None;
+        empty.rows.clear();
         empty.entries.iter_mut().for_each(|entry| entry.data = None);
         empty
     }
@@ -302,6 +325,10 @@ impl Gradients {
             mine.accumulate(theirs);
             return Ok(());
         }
+        other
+            .rows
+            .into_iter()
+            .try_for_each(|rows| self.add_rows(rows))?;
         for (mine, theirs) in self.entries.iter_mut().zip(other.entries) {
             if mine.shape != theirs.shape {
                 return Err(Error::Shape {
@@ -319,8 +346,9 @@ impl Gradients {
         Ok(())
     }
 
-    /// The square root of the sum of all squared elements, summed in f64 in parameter order
-    /// (TensorFlow: `tf.linalg.global_norm`).
+    /// The square root of the sum of all squared elements, summed in f64 in parameter order, then
+    /// those of rows of tables (TensorFlow: `tf.linalg.global_norm`). A row that was looked up
+    /// several times counts with its summed gradient, as in a dense table.
     ///
     /// # Errors
     /// In a captured step: the norm has no value on the host then.
@@ -331,6 +359,9 @@ impl Gradients {
         let mut sum = 0.0;
         for data in self.entries.iter().filter_map(|entry| entry.data.as_ref()) {
             sum += sum_of_squares(data)?;
+        }
+        for rows in &self.rows {
+            sum += sum_of_squares(&rows.values)?;
         }
         Ok(sum.sqrt())
     }
@@ -355,11 +386,10 @@ impl Gradients {
         }
         if norm > clip_norm {
             let factor = clip_norm / norm;
-            for data in self
-                .entries
-                .iter_mut()
-                .filter_map(|entry| entry.data.as_mut())
-            {
+            let dense = self.entries.iter_mut();
+            let dense = dense.filter_map(|entry| entry.data.as_mut());
+            let rows = self.rows.iter_mut().map(|rows| &mut rows.values);
+            for data in dense.chain(rows) {
                 scale(data, factor)?;
             }
         }
@@ -399,13 +429,13 @@ impl Source for GradientsParams {
     }
 }
 
-struct Collect<S> {
-    from: S,
+struct Collect<'a, S> {
+    from: &'a mut S,
     entries: Vec<Entry>,
     error: Option<Error>,
 }
 
-impl<S: Source> ModuleVisitor for Collect<S> {
+impl<S: Source> ModuleVisitor for Collect<'_, S> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let value = param.val();
         if !value.is_require_grad() {
@@ -423,71 +453,5 @@ impl<S: Source> ModuleVisitor for Collect<S> {
             dtype: value.dtype(),
             data,
         });
-    }
-}
-
-fn add(sum: &mut TensorData, data: &TensorData) -> Result<()> {
-    match (sum.dtype(), data.dtype()) {
-        (DType::F32, DType::F32) => {
-            let from = data.as_slice::<f32>().map_err(Error::step)?;
-            let into = sum.as_mut_slice::<f32>().map_err(Error::step)?;
-            into.iter_mut()
-                .zip(from)
-                .for_each(|(into, from)| *into += from);
-        }
-        (DType::F64, DType::F64) => {
-            let from = data.as_slice::<f64>().map_err(Error::step)?;
-            let into = sum.as_mut_slice::<f64>().map_err(Error::step)?;
-            into.iter_mut()
-                .zip(from)
-                .for_each(|(into, from)| *into += from);
-        }
-        (other, _) => {
-            let dtype = other.name().to_string();
-            return Err(Error::DType {
-                op: "accumulate (f32 and f64 only)",
-                dtype,
-            });
-        }
-    }
-    Ok(())
-}
-
-fn scale(data: &mut TensorData, factor: f64) -> Result<()> {
-    match data.dtype() {
-        DType::F32 => {
-            #[allow(clippy::cast_possible_truncation)]
-            let factor = factor as f32;
-            let values = data.as_mut_slice::<f32>().map_err(Error::step)?;
-            values.iter_mut().for_each(|value| *value *= factor);
-        }
-        DType::F64 => {
-            let values = data.as_mut_slice::<f64>().map_err(Error::step)?;
-            values.iter_mut().for_each(|value| *value *= factor);
-        }
-        other => {
-            return Err(Error::DType {
-                op: "clip (f32 and f64)",
-                dtype: other.name().to_string(),
-            });
-        }
-    }
-    Ok(())
-}
-
-fn sum_of_squares(data: &TensorData) -> Result<f64> {
-    match data.dtype() {
-        DType::F32 => {
-            let values = data.as_slice::<f32>().map_err(Error::step)?;
-            Ok(values.iter().map(|value| f64::from(*value).powi(2)).sum())
-        }
-        DType::F64 => {
-            let values = data.as_slice::<f64>().map_err(Error::step)?;
-            Ok(values.iter().map(|value| value.powi(2)).sum())
-        }
-        other => Err(Error::DType {
-            op: "global_norm",
-            dtype: other.name().to_string(),
-        }),
     }
 }

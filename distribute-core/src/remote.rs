@@ -13,6 +13,7 @@ use std::sync::Arc;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Tensor, TensorData};
 
+pub use crate::gradients::{RemoteRows, RowGradients};
 use crate::optim::Optimizer;
 use crate::{Error, Result};
 
@@ -30,6 +31,23 @@ pub trait RemoteStore: Send + Sync + Debug {
     /// # Errors
     /// As [`state`](Self::state).
     fn variable(&self, initial: &TensorData) -> Result<Arc<dyn RemoteVariable>>;
+
+    /// Applies gradients of rows of tables alone, without those of a state. Blocks.
+    ///
+    /// # Errors
+    /// The store's own; by default that it has no tables.
+    fn push_rows(&self, rows: Vec<RowGradients>) -> Result<Pushed> {
+        Err(no_tables(&rows))
+    }
+}
+
+/// The error of a store without tables.
+pub fn no_tables(rows: &[RowGradients]) -> Error {
+    let tables: Vec<&str> = rows.iter().map(|rows| &*rows.rows.table).collect();
+    let tables = tables.join("`, `");
+    Error::invalid(format!(
+        "push: there are gradients of rows of `{tables}`, and no such table where the state lives"
+    ))
 }
 
 /// A training state for a [`RemoteStore`].
@@ -89,12 +107,18 @@ pub trait RemoteState: Send + Sync + Debug {
     /// The store's own.
     fn pull(&self, known: &[RemoteVersion]) -> Result<RemoteValues>;
 
-    /// Applies gradients, one per trained tensor, that were computed at the versions `base`.
-    /// Without a gradient a tensor is left alone. Blocks.
+    /// Applies gradients, one per trained tensor, that were computed at the versions `base`, and
+    /// in the same update those of rows of tables. Without a gradient a tensor is left alone.
+    /// Blocks.
     ///
     /// # Errors
-    /// The store's own.
-    fn push(&self, gradients: Vec<Option<TensorData>>, base: &[RemoteVersion]) -> Result<Pushed>;
+    /// The store's own; one without tables refuses `rows` ([`no_tables`]).
+    fn push(
+        &self,
+        gradients: Vec<Option<TensorData>>,
+        base: &[RemoteVersion],
+        rows: Vec<RowGradients>,
+    ) -> Result<Pushed>;
 
     /// Sets the learning rate of the next updates, whoever makes them.
     ///

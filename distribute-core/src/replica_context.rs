@@ -1,6 +1,6 @@
 //! What a step sees of its replica: [`ReplicaContext`].
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::{Arc, Mutex};
@@ -15,6 +15,7 @@ use rand_chacha::ChaCha8Rng;
 use crate::all_reduce_tensor::all_reduce_tensor;
 use crate::board::Board;
 use crate::cross_device::CrossDeviceOps;
+use crate::gradients::Watched;
 use crate::nest::different_structure;
 use crate::packs::{self, Ready};
 use crate::strategy::{Replica, VariablePlacement};
@@ -162,6 +163,8 @@ pub struct ReplicaContext {
     backward_failure: Arc<Mutex<Option<Error>>>,
     /// The capture, if the step is called once to be compiled.
     trace: Option<Arc<Trace>>,
+    /// Rows of tables whose gradients are asked for beside those of a model.
+    pub(crate) watched: RefCell<Vec<Watched>>,
     /// A context belongs to the thread of its replica.
     not_sync: PhantomData<Cell<()>>,
 }
@@ -178,6 +181,7 @@ impl ReplicaContext {
             link: None,
             backward_failure: Arc::default(),
             trace: None,
+            watched: RefCell::default(),
             not_sync: PhantomData,
         }
     }
@@ -210,6 +214,7 @@ impl ReplicaContext {
             link,
             backward_failure: Arc::default(),
             trace: None,
+            watched: RefCell::default(),
             not_sync: PhantomData,
         }
     }
@@ -243,7 +248,7 @@ impl ReplicaContext {
     }
 
     /// Refuses a call that has no counterpart in a compiled step.
-    fn refuse_captured(&self, what: &str) -> Result<()> {
+    pub(crate) fn refuse_captured(&self, what: &str) -> Result<()> {
         match &self.trace {
             None => Ok(()),
             Some(_) => Err(TraceError::unsupported(
@@ -308,12 +313,13 @@ impl ReplicaContext {
     /// (TensorFlow: `GradientTape.gradient`).
     ///
     /// A parameter that the loss does not depend on has no gradient. The graph of the loss is
-    /// used up; its value can still be read.
+    /// used up; its value can still be read. Rows of tables that the step has looked up
+    /// ([`watch_rows`](Self::watch_rows)) are among what the loss may depend on.
     ///
     /// # Errors
     /// If the loss is not one number, or was not computed on this replica's autodiff device.
     pub fn gradient<M: Module>(&self, loss: &Tensor<1>, model: &M) -> Result<Gradients> {
-        let gradients = Gradients::compute(loss, model)?;
+        let gradients = Gradients::compute(loss, model, &self.watched.borrow())?;
         self.check_backward()?;
         Ok(gradients)
     }

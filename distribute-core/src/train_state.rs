@@ -146,6 +146,9 @@ impl<M: Module + 'static> TrainState<M> {
             )));
         }
         self.check_running_statistics(ctx)?;
+        if !self.is_remote() {
+            gradients.refuse_rows("`apply_gradients` of a state that is not on servers")?;
+        }
         let Some(mut gradients) = self.collect(gradients)? else {
             return Ok(Applied::Accumulated);
         };
@@ -285,6 +288,13 @@ impl<M> TrainState<M> {
         if let Some(capture) = &mut self.capture {
             capture.learning_rate = Some(learning_rate);
         }
+    }
+
+    /// Whether an update takes the gradients of several micro-batches ([`accumulate`]).
+    ///
+    /// [`accumulate`]: TrainState::accumulate
+    pub(crate) fn accumulates(&self) -> bool {
+        self.accumulation_steps > 1
     }
 
     /// Whether gradients of some micro-batches wait for the rest of their update.

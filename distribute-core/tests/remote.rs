@@ -10,7 +10,7 @@ use distribute_core::fit::{restore, snapshot};
 use distribute_core::optim::{Coefficient, Optimizer};
 use distribute_core::remote::{
     Pushed, RemoteChange, RemoteSpec, RemoteState, RemoteStore, RemoteTensor, RemoteValues,
-    RemoteVariable, RemoteVersion,
+    RemoteVariable, RemoteVersion, RowGradients, no_tables,
 };
 use distribute_core::{
     Adam, Applied, InputContext, Mirrored, OneDeviceStrategy, Replica, ReplicaStep, Replicate,
@@ -104,7 +104,15 @@ impl RemoteState for State {
         })
     }
 
-    fn push(&self, gradients: Vec<Option<TensorData>>, base: &[RemoteVersion]) -> Result<Pushed> {
+    fn push(
+        &self,
+        gradients: Vec<Option<TensorData>>,
+        base: &[RemoteVersion],
+        rows: Vec<RowGradients>,
+    ) -> Result<Pushed> {
+        if !rows.is_empty() {
+            return Err(no_tables(&rows));
+        }
         if self.drops.load(Ordering::Relaxed) {
             return Ok(Pushed::Dropped);
         }

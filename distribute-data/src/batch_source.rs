@@ -3,7 +3,7 @@
 use distribute_core::fit::BatchSource;
 use distribute_core::{Nest, PerReplica, Result};
 
-use crate::{Dataset, DistributedDataset};
+use crate::{Dataset, DistributedDataset, Position};
 
 impl<D: Dataset<Batch: Nest>> BatchSource for DistributedDataset<D> {
     type Batch = D::Batch;
@@ -32,5 +32,9 @@ impl<D: Dataset<Batch: Nest>> BatchSource for DistributedDataset<D> {
         skip_batches: usize,
     ) -> Result<Box<dyn Iterator<Item = Result<PerReplica<D::Batch>>> + '_>> {
         Ok(Box::new(self.epoch_from(epoch, skip_batches)))
+    }
+
+    fn batch(&self, epoch: usize, batch: usize) -> Result<Option<PerReplica<D::Batch>>> {
+        self.batch_at(Position { epoch, batch })
     }
 }

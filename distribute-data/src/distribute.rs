@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::auto_shard::AutoShardPolicy;
 use crate::dataset::no_weights;
+use crate::distribute_epoch::LastOrder;
 use crate::own_stream::{OwnStream, Place};
 use crate::{Dataset, DistributedFunction, Epoch, split};
 
@@ -166,6 +167,7 @@ pub struct DistributedDataset<D> {
     pub(crate) batching: Batching,
     /// What this worker reads, where the workers do not share the global batches.
     pub(crate) own: Option<Arc<OwnStream>>,
+    pub(crate) last_order: Arc<LastOrder>,
 }
 
 impl<D: Dataset> DistributedDataset<D> {
@@ -196,6 +198,7 @@ impl<D: Dataset> DistributedDataset<D> {
         let own = OwnStream::new(batching.auto_shard, &dataset, &batching, place)?;
         Ok(Self {
             own: own.map(Arc::new),
+            last_order: Arc::default(),
             dataset: Arc::new(dataset),
             replicas: parts_of_replicas(strategy),
             num_replicas,
@@ -300,6 +303,7 @@ impl<D> Clone for DistributedDataset<D> {
             global_batch_size: self.global_batch_size,
             batching: self.batching,
             own: self.own.clone(),
+            last_order: Arc::clone(&self.last_order),
         }
     }
 }

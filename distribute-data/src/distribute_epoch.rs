@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::fmt;
 use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use distribute_core::{Device, PerReplica, Result};
 
@@ -27,7 +28,8 @@ impl<B: Send + 'static> Epoch<B> {
         let batches = from.batches_per_epoch();
         let producer = Producer {
             from: from.clone(),
-            order: Order::Unknown(from.seed(), epoch as u64),
+            epoch,
+            order: None,
             next: skip,
             end: batches,
         };
@@ -77,44 +79,96 @@ impl<B> fmt::Debug for Epoch<B> {
     }
 }
 
-/// The order of the examples, worked out on the thread that needs it.
-enum Order {
-    Unknown(Option<u64>, u64),
+/// The order of an epoch's examples.
+#[derive(Debug)]
+pub(crate) enum Order {
     AsIs,
     Shuffled(Vec<usize>),
 }
 
+/// The order of the epoch that single batches were asked of last.
+pub(crate) type LastOrder = Mutex<Option<(usize, Arc<Order>)>>;
+
 struct Producer<D> {
     from: DistributedDataset<D>,
-    order: Order,
+    epoch: usize,
+    /// Worked out on the thread that needs it.
+    order: Option<Order>,
     next: usize,
     end: usize,
 }
 
-impl<D: Dataset> Producer<D> {
-    /// The batch of one replica.
-    fn batch(&self, part: Range<usize>, device: &Device) -> Result<D::Batch> {
-        let dataset = &*self.from.dataset;
-        let own: Cow<'_, [usize]> = match &self.order {
-            Order::Shuffled(order) => Cow::Borrowed(&order[part]),
-            _ => Cow::Owned(part.collect()),
+impl<D: Dataset> DistributedDataset<D> {
+    /// One batch by its place; `None` after the last one of its epoch. It is made on this thread,
+    /// without reading others. The order of the last epoch that was asked for is kept, so ask
+    /// epoch by epoch.
+    ///
+    /// # Errors
+    /// Those of [`Dataset::batch`].
+    pub fn batch_at(&self, position: Position) -> Result<Option<PerReplica<D::Batch>>> {
+        if position.batch >= self.batches_per_epoch() {
+            return Ok(None);
+        }
+        let order = {
+            let mut last = self
+                .last_order
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            match &*last {
+                Some((epoch, order)) if *epoch == position.epoch => Arc::clone(order),
+                _ => {
+                    let order = Arc::new(self.order(position.epoch));
+                    *last = Some((position.epoch, Arc::clone(&order)));
+                    order
+                }
+            }
         };
-        let Some(rows) = self.from.rows() else {
-            return dataset.batch(&own, device);
+        self.global_batch(&order, position.batch).map(Some)
+    }
+
+    fn order(&self, epoch: usize) -> Order {
+        let epoch = epoch as u64;
+        match (&self.own, self.seed()) {
+            (Some(own), seed) => Order::Shuffled(own.order(seed, epoch)),
+            (None, Some(seed)) => Order::Shuffled(split::shuffled(self.len(), seed, epoch)),
+            (None, None) => Order::AsIs,
+        }
+    }
+
+    /// The batches of all local replicas.
+    fn global_batch(&self, order: &Order, batch: usize) -> Result<PerReplica<D::Batch>> {
+        let replicas = self.replicas.iter().zip(self.parts(batch));
+        let batches = replicas.map(|((_, device), part)| self.replica_batch(order, part, device));
+        batches.collect::<Result<Vec<_>>>().map(PerReplica::new)
+    }
+
+    /// The batch of one replica.
+    fn replica_batch(
+        &self,
+        order: &Order,
+        part: Range<usize>,
+        device: &Device,
+    ) -> Result<D::Batch> {
+        let own: Cow<'_, [usize]> = match order {
+            Order::Shuffled(order) => Cow::Borrowed(&order[part]),
+            Order::AsIs => Cow::Owned(part.collect()),
+        };
+        let Some(rows) = self.rows() else {
+            return self.dataset.batch(&own, device);
         };
         let examples = own.len();
         let mut indices = own.into_owned();
         let filler = indices.first().copied();
-        indices.resize(rows, filler.unwrap_or_else(|| self.filler()));
-        dataset.padded_batch(&indices, examples, device)
+        indices.resize(rows, filler.unwrap_or_else(|| filler_of(order)));
+        self.dataset.padded_batch(&indices, examples, device)
     }
+}
 
-    /// An example that this worker can read, to fill batches up with that have none of their own.
-    fn filler(&self) -> usize {
-        match &self.order {
-            Order::Shuffled(order) => order.first().copied().unwrap_or(0),
-            _ => 0,
-        }
+/// An example that this worker can read, to fill batches up with that have none of their own.
+fn filler_of(order: &Order) -> usize {
+    match order {
+        Order::Shuffled(order) => order.first().copied().unwrap_or(0),
+        Order::AsIs => 0,
     }
 }
 
@@ -125,21 +179,11 @@ impl<D: Dataset> Iterator for Producer<D> {
         if self.next >= self.end {
             return None;
         }
-        if let Order::Unknown(seed, epoch) = self.order {
-            self.order = match (&self.from.own, seed) {
-                (Some(own), seed) => Order::Shuffled(own.order(seed, epoch)),
-                (None, Some(seed)) => {
-                    Order::Shuffled(split::shuffled(self.from.len(), seed, epoch))
-                }
-                (None, None) => Order::AsIs,
-            };
-        }
-        let parts = self.from.parts(self.next);
+        let order = self.order.take();
+        let order = order.unwrap_or_else(|| self.from.order(self.epoch));
+        let batch = self.from.global_batch(&order, self.next);
+        self.order = Some(order);
         self.next += 1;
-        let replicas = self.from.replicas.iter();
-        let batches = replicas
-            .zip(parts)
-            .map(|((_, device), part)| self.batch(part, device));
-        Some(batches.collect::<Result<Vec<_>>>().map(PerReplica::new))
+        Some(batch)
     }
 }

@@ -103,6 +103,27 @@ proptest! {
     }
 
     #[test]
+    fn a_batch_by_its_place_is_the_epochs(
+        count in 1usize..60,
+        batch in 1usize..10,
+        replicas in 1usize..4,
+        seed in proptest::option::of(any::<u64>()),
+        places in proptest::collection::vec((0usize..3, 0usize..70), 1..12),
+    ) {
+        let mut batching = Batching::global(batch);
+        if let Some(seed) = seed {
+            batching = batching.shuffle(seed);
+        }
+        let dataset = FnDataset::new(count, indices);
+        let distributed = mirrored(replicas).distribute_dataset(dataset, batching).unwrap();
+        for (epoch, batch) in places {
+            let expected = distributed.epoch(epoch).nth(batch).transpose().unwrap();
+            let found = distributed.batch_at(Position { epoch, batch }).unwrap();
+            prop_assert_eq!(found, expected);
+        }
+    }
+
+    #[test]
     fn parts_are_in_order_and_complete(examples in 0usize..300, replicas in 1usize..20) {
         let parts = (0..replicas).map(|replica| replica_range(examples, replicas, replica));
         let joined: Vec<usize> = parts.flatten().collect();

@@ -108,6 +108,19 @@ pub enum PsError {
         /// How many there are.
         rows: u64,
     },
+    /// A lookup of a row that the table does not have.
+    #[error(
+        "lookup in table `{table}`: there is no id {id}, the table has {rows} rows (ids from 0); \
+         map unknown ids to a row of their own, or make the table larger"
+    )]
+    UnknownId {
+        /// The name that the table was registered with.
+        table: String,
+        /// The id that was asked for.
+        id: i128,
+        /// How many rows there are.
+        rows: u64,
+    },
     /// Something is larger than a limit of the server.
     #[error(
         "{what} has {bytes} bytes, the limit is {limit}; raise `ServerOptions::{option}`, or use \
@@ -385,8 +398,15 @@ impl PsError {
     }
 }
 
+/// An error of this crate that went through a strategy or [`Fit`](distribute_core::fit::Fit) comes
+/// out as it went in.
 impl From<distribute_core::Error> for PsError {
     fn from(error: distribute_core::Error) -> Self {
+        if let distribute_core::Error::Step(step) = &error
+            && let Some(own) = step.downcast_ref::<Self>()
+        {
+            return own.clone();
+        }
         Self::Core(Arc::new(error))
     }
 }

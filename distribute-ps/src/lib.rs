@@ -44,8 +44,10 @@
 //!
 //! - [`coordinator`]: closures, their errors, and what happens when workers or servers are lost;
 //! - [`worker`]: what a step sees of its worker;
+//! - [`fit`]: `Fit` with its steps on the workers;
 //! - [`program`]: the roles;
 //! - [`strategy`]: states and variables on servers;
+//! - [`table`]: embedding tables, of which only the touched rows travel;
 //! - [`server`], [`client`], [`placement`]: what holds the shards, and where they lie.
 #![deny(unsafe_code)]
 
@@ -54,9 +56,15 @@
 #[doc = include_str!("../README.md")]
 mod readme {}
 
+/// Compiles the program of the guide.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/parameter-servers.md")]
+mod guide {}
+
 pub mod client;
 pub mod coordinator;
 mod error;
+pub mod fit;
 #[allow(missing_docs, dead_code, clippy::all, clippy::pedantic)]
 #[rustfmt::skip]
 mod generated;
@@ -65,6 +73,7 @@ pub mod program;
 pub mod rpc;
 pub mod server;
 pub mod strategy;
+pub mod table;
 mod update;
 mod variable;
 mod wire_error;
@@ -73,10 +82,12 @@ pub mod worker;
 pub use client::{ClientOptions, Pulled, VariableClient};
 pub use coordinator::{ClusterCoordinator, CoordinatorOptions, RemoteValue, WorkerStatus};
 pub use error::{PsError, Result};
+pub use fit::{Training, TrainingData};
 pub use placement::{Placement, RoundRobin, ShardPlacement};
 pub use program::Program;
 pub use server::{ParameterServer, ServerOptions};
 pub use strategy::{ClosureGuard, ParameterServerStrategy, UpdateSource};
+pub use table::{EmbeddingTable, Rows, Table, TableInitializer, TableSpec};
 pub use update::{
     Gradient, NonFinite, PushOutcome, RunId, RunOptions, Staleness, StalenessPolicy, UpdateId,
     Versions,

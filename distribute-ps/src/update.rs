@@ -64,6 +64,16 @@ pub enum Gradient {
         /// Shape: number of ids, then the variable's shape without its first axis.
         rows: TensorData,
     },
+    /// As [`Sparse`](Self::Sparse), for a table whose shards count together: those without a row
+    /// of the gradient hear of the update too. So every shard has had the same number of updates
+    /// (what Adam divides by does not depend on the partitioner), and a synchronous round has a
+    /// gradient of every worker, with rows or without.
+    Table {
+        /// The rows of the variable, any order, repetitions allowed.
+        ids: Vec<u64>,
+        /// Shape: number of ids, then the variable's shape without its first axis.
+        rows: TensorData,
+    },
 }
 
 /// What a push did, counted in shards, and the versions after it.

@@ -101,8 +101,10 @@ impl Snapshot {
     /// The tensors under the names of
     /// [`TrainState::to_tensors`](distribute_core::TrainState::to_tensors): values under the
     /// names of the variables, a slot of `model/<path>` as `optimizer/<slot>/<path>`, flattened.
+    /// The number of updates of a table is `updates/table/<name>`.
     pub fn to_tensors(&self) -> BTreeMap<String, TensorData> {
         let mut tensors = self.variables.clone();
+        tensors.extend(crate::table::counts(self));
         for ((name, slot), value) in &self.slots {
             let path = name.strip_prefix("model/").unwrap_or(name);
             let (bytes, shape, dtype) = value.clone().into_parts();

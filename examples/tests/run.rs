@@ -98,32 +98,64 @@ fn end(mut child: Child) -> Output {
     child.wait_with_output().unwrap()
 }
 
+/// Runs an example as a chief, so many parameter servers and two workers; what the chief printed.
+/// The others print nothing, and all of them succeed.
+fn output_of_chief(path: &str, servers: usize) -> String {
+    let listen = |count: usize| {
+        let listeners = (0..count).map(|_| TcpListener::bind("127.0.0.1:0").unwrap());
+        // All at once, so that the ports differ.
+        let listeners: Vec<TcpListener> = listeners.collect();
+        let addresses = listeners
+            .iter()
+            .map(|one| one.local_addr().unwrap().to_string());
+        addresses.collect::<Vec<String>>()
+    };
+    let addresses = listen(servers + 3);
+    let (servers_at, others) = addresses.split_at(servers);
+    let (workers, chief) = others.split_at(2);
+    let cluster = format!(r#"{{"chief": {chief:?}, "ps": {servers_at:?}, "worker": {workers:?}}}"#);
+    let mut tasks: Vec<(&str, usize)> = (0..servers).map(|index| ("ps", index)).collect();
+    tasks.extend([("worker", 0), ("worker", 1), ("chief", 0)]);
+    let start = |(role, index): (&'static str, usize)| {
+        let task = format!(r#"{{"type": "{role}", "index": {index}}}"#);
+        (role, start_task(path, &cluster, &task))
+    };
+    let running: Vec<_> = tasks.into_iter().map(start).collect();
+    let mut printed = String::new();
+    for (role, task) in running {
+        let output = end(task);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{role}: {errors}");
+        let text = String::from_utf8(output.stdout).unwrap();
+        if role == "chief" {
+            printed = text;
+        } else {
+            assert_eq!(text, "", "{role}");
+        }
+    }
+    printed
+}
+
 #[test]
 fn parameter_server_finds_the_weights_with_two_workers() {
-    let path = env!("CARGO_BIN_EXE_parameter_server");
-    let listeners = [(); 4].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
-    let [chief, ps, first, second] =
-        listeners.map(|listener| listener.local_addr().unwrap().to_string());
-    let cluster =
-        format!(r#"{{"chief": ["{chief}"], "ps": ["{ps}"], "worker": ["{first}", "{second}"]}}"#);
-    let tasks = [("ps", 0), ("worker", 0), ("worker", 1), ("chief", 0)];
-    let tasks = tasks.map(|(role, index)| {
-        let task = format!(r#"{{"type": "{role}", "index": {index}}}"#);
-        start_task(path, &cluster, &task)
-    });
-    for (task, output) in ["ps", "worker 0", "worker 1", "chief"]
-        .into_iter()
-        .zip(tasks.map(end))
-    {
-        let errors = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{task}: {errors}");
-        let text = String::from_utf8(output.stdout).unwrap();
-        if task == "chief" {
-            let of_epoch = text.lines().find(|line| line.starts_with("epoch 5: "));
-            assert!(last_number(of_epoch.unwrap()) < 0.001, "{text}");
-        } else {
-            assert_eq!(text, "", "{task}");
-        }
+    let text = output_of_chief(env!("CARGO_BIN_EXE_parameter_server"), 1);
+    let of_epoch = text.lines().find(|line| line.starts_with("epoch 5: "));
+    assert!(last_number(of_epoch.unwrap()) < 0.001, "{text}");
+}
+
+#[test]
+fn embedding_learns_with_few_of_its_rows_on_their_way() {
+    let text = output_of_chief(env!("CARGO_BIN_EXE_embedding"), 2);
+    let epochs: Vec<&str> = text.lines().collect();
+    assert_eq!(epochs.len(), 6, "{text}");
+    let losses: Vec<f64> = epochs.iter().map(|line| last_number(line)).collect();
+    assert!(losses[5] < losses[0] / 4.0, "{text}");
+    for line in epochs {
+        let mut words = line.split_whitespace().skip(2);
+        let rows: u64 = words.next().unwrap().parse().unwrap();
+        // A user and a film for each of 256 examples, some of them twice.
+        assert!((200..512).contains(&rows), "{line}");
+        assert!(line.contains(" of 25000 rows "), "{line}");
     }
 }
 

@@ -18,11 +18,11 @@ use distribute_data::{
 };
 
 /// Batches that every competitor cycles through.
-const BATCHES: usize = 8;
+pub(super) const BATCHES: usize = 8;
 const L2: f64 = 1e-5;
-const LEARNING_RATE: f64 = 1e-3;
+pub(super) const LEARNING_RATE: f64 = 1e-3;
 
-type Batch = (Tensor<4>, Tensor<1, Int>);
+pub(super) type Batch = (Tensor<4>, Tensor<1, Int>);
 
 /// The documents' CNN for 28 x 28 images, written by hand.
 #[derive(Module, Debug)]
@@ -36,7 +36,7 @@ pub(crate) struct Cnn {
 }
 
 impl Cnn {
-    fn new(device: &Device) -> Self {
+    pub(super) fn new(device: &Device) -> Self {
         Self {
             conv1: Conv2dConfig::new([1, 32], [3, 3]).init(device),
             conv2: Conv2dConfig::new([32, 64], [3, 3]).init(device),
@@ -47,7 +47,7 @@ impl Cnn {
         }
     }
 
-    fn forward(&self, images: Tensor<4>) -> Tensor<2> {
+    pub(super) fn forward(&self, images: Tensor<4>) -> Tensor<2> {
         let x = self
             .pool
             .forward(self.relu.forward(self.conv1.forward(images)));
@@ -58,7 +58,7 @@ impl Cnn {
     }
 
     /// The sum of squares of all kernels times the factor.
-    fn l2(&self) -> Tensor<1> {
+    pub(super) fn l2(&self) -> Tensor<1> {
         let square = |sum: Tensor<1>| sum.mul_scalar(L2);
         square(self.conv1.weight.val().powi_scalar(2).sum())
             + square(self.conv2.weight.val().powi_scalar(2).sum())
@@ -68,7 +68,7 @@ impl Cnn {
 }
 
 /// Synthetic images: training throughput does not depend on what they show.
-fn batches(device: &Device, batch_size: usize, replica: usize) -> Vec<Batch> {
+pub(super) fn batches(device: &Device, batch_size: usize, replica: usize) -> Vec<Batch> {
     (0..BATCHES)
         .map(|index| {
             let seed = (replica * BATCHES + index) as u64;
@@ -113,6 +113,24 @@ pub(crate) trait Contender {
     fn train_for(&mut self, time: Duration) -> Result<Trained>;
 }
 
+/// What does one step after the other.
+pub(super) trait Steps {
+    /// One step, and its loss over all replicas.
+    fn step(&mut self) -> Result<f32>;
+}
+
+impl Steps for HandWritten {
+    fn step(&mut self) -> Result<f32> {
+        self.step()
+    }
+}
+
+impl<S: Strategy> Steps for UnderStrategy<S> {
+    fn step(&mut self) -> Result<f32> {
+        self.step()
+    }
+}
+
 /// Does one step after the other until the time is over. A step returns its loss.
 pub(super) fn steps_for(time: Duration, mut step: impl FnMut() -> Result<f32>) -> Result<Trained> {
     let started = Instant::now();
@@ -153,7 +171,7 @@ impl HandWritten {
         }
     }
 
-    fn step(&mut self) -> Result<f32> {
+    pub(super) fn step(&mut self) -> Result<f32> {
         let (images, labels) = self.batches[self.steps % BATCHES].clone();
         self.steps += 1;
         let missing = || distribute_core::Error::invalid("a step failed before");

@@ -8,6 +8,7 @@ mod contenders;
 mod cpu_time;
 mod independent;
 mod models;
+mod parameter_server;
 mod tpu;
 mod train;
 mod workers;
@@ -23,6 +24,8 @@ pub(crate) enum BenchCommand {
     AllReduce(all_reduce::AllReduceArgs),
     /// Training throughput of every strategy, against hand-written burn loops
     Train(train::TrainArgs),
+    /// Training throughput with parameter servers, against processes that train alone
+    ParameterServer(parameter_server::ParameterServerArgs),
     /// Training throughput of compiled steps on a PJRT plugin, against burn's CPU backend
     Tpu(tpu::TpuArgs),
 }
@@ -44,6 +47,7 @@ pub(crate) fn run(command: BenchCommand) -> Result<(), Failure> {
     match command {
         BenchCommand::AllReduce(args) => all_reduce::run(&args),
         BenchCommand::Train(args) => train::run(&args),
+        BenchCommand::ParameterServer(args) => parameter_server::run(&args),
         BenchCommand::Tpu(args) => tpu::run(&args),
     }
 }

@@ -60,18 +60,46 @@ pub(super) fn run(args: &TrainArgs) -> Result<(), Failure> {
     }
     let seconds = Duration::try_from_secs_f64(args.seconds)
         .map_err(|_| Failure::usage("--seconds must be a positive number"))?;
-    let mut contenders = contenders(args)?;
-    for contender in &mut contenders {
+    compare(
+        &mut contenders(args)?,
+        &Comparison {
+            bench: "train",
+            batch_size: args.batch_size,
+            rounds: args.rounds,
+            seconds,
+            output: args.output,
+        },
+    )
+}
+
+/// How competitors are measured.
+pub(super) struct Comparison {
+    /// What is measured.
+    pub(super) bench: &'static str,
+    /// Images per replica and step.
+    pub(super) batch_size: usize,
+    pub(super) rounds: usize,
+    /// For each competitor in each round.
+    pub(super) seconds: Duration,
+    pub(super) output: BenchOutput,
+}
+
+/// Measures all competitors in each round, and prints what they did.
+pub(super) fn compare(
+    contenders: &mut [Box<dyn Contender>],
+    comparison: &Comparison,
+) -> Result<(), Failure> {
+    for contender in contenders.iter_mut() {
         // So that nobody's first round pays for memory that the others have already.
-        contender.train_for(WARM_UP.min(seconds))?;
+        contender.train_for(WARM_UP.min(comparison.seconds))?;
     }
     let mut samples = Vec::new();
-    for round in 0..args.rounds {
-        for contender in &mut contenders {
-            samples.push(measure(contender.as_mut(), args, round, seconds)?);
+    for round in 0..comparison.rounds {
+        for contender in contenders.iter_mut() {
+            samples.push(measure(contender.as_mut(), comparison, round)?);
         }
     }
-    if args.output == BenchOutput::Text {
+    if comparison.output == BenchOutput::Text {
         for row in table(&samples, contenders.len()) {
             line(&row)?;
         }
@@ -109,12 +137,11 @@ fn contenders(args: &TrainArgs) -> Result<Vec<Box<dyn Contender>>> {
 
 fn measure(
     contender: &mut dyn Contender,
-    args: &TrainArgs,
+    args: &Comparison,
     round: usize,
-    seconds: Duration,
 ) -> Result<Sample, Failure> {
     let cpu_before = process_cpu_time();
-    let trained = contender.train_for(seconds)?;
+    let trained = contender.train_for(args.seconds)?;
     let own = process_cpu_time().zip(cpu_before);
     let cpu = trained.cpu.or(own.map(|(after, before)| after - before));
     let (name, replicas) = (contender.name(), contender.replicas());
@@ -123,7 +150,7 @@ fn measure(
     let images_per_s = trained.steps_per_s * images_per_step;
     if args.output == BenchOutput::Json {
         let object = json!({
-            "bench": "train", "impl": name, "replicas": replicas, "round": round,
+            "bench": args.bench, "impl": name, "replicas": replicas, "round": round,
             "images_per_s": images_per_s, "steps": trained.steps, "batch_size": args.batch_size,
             "cpu_us_per_image": cpu.map(|cpu| cpu.as_secs_f64() * 1e6 / images),
             "loss": trained.loss,

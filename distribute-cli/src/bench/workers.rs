@@ -1,4 +1,5 @@
-//! Worker processes as one competitor: `MultiWorkerMirroredStrategy` with a replica each.
+//! Processes as one competitor: workers of `MultiWorkerMirroredStrategy` with a replica each, or
+//! hand-written loops that share nothing.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
@@ -8,7 +9,7 @@ use std::time::{Duration, Instant};
 use distribute_core::{Error, MultiWorkerMirroredStrategy, Result};
 use serde_json::{Value, json};
 
-use super::contenders::{Contender, Trained, UnderStrategy};
+use super::contenders::{Contender, Steps, Trained, UnderStrategy};
 use super::cpu_time::process_cpu_time;
 use crate::events::line;
 use crate::failure::Failure;
@@ -17,7 +18,10 @@ const NAME: &str = "multi-worker";
 
 /// The processes of a job. All train when they are told to.
 pub(crate) struct Workers {
+    name: &'static str,
     members: Vec<Member>,
+    /// Whether each trains for itself, instead of waiting for the slowest.
+    are_alone: bool,
     steps_per_s: f64,
 }
 
@@ -46,10 +50,25 @@ impl Workers {
                 "cluster": { "worker": addresses },
                 "task": { "type": "worker", "index": index },
             });
-            Member::start(&config, batch_size)
+            Member::start(&["bench", "train", "--worker"], Some(&config), batch_size)
         });
+        Self::ready(NAME, members.collect::<Result<_>>()?, false)
+    }
+
+    /// `count` processes, started with these arguments, that share nothing.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub(crate) fn alone(count: usize, batch_size: usize, arguments: &[&str]) -> Result<Self> {
+        let members = (0..count).map(|_| Member::start(arguments, None, batch_size));
+        Self::ready("hand-written", members.collect::<Result<_>>()?, true)
+    }
+
+    fn ready(name: &'static str, members: Vec<Member>, are_alone: bool) -> Result<Self> {
         let mut workers = Self {
-            members: members.collect::<Result<_>>()?,
+            name,
+            members,
+            are_alone,
             steps_per_s: 0.0,
         };
         // How fast they are, to know how many steps a time has.
@@ -63,9 +82,12 @@ impl Workers {
         }
         let mut all = Trained::default();
         let (mut slowest, mut cpu) = (0.0_f64, Some(Duration::ZERO));
+        let mut rates = 0.0;
         for member in &mut self.members {
             let result = member.result()?;
-            slowest = slowest.max(result["seconds"].as_f64().unwrap_or(f64::NAN));
+            let seconds = result["seconds"].as_f64().unwrap_or(f64::NAN);
+            slowest = slowest.max(seconds);
+            rates += steps as f64 / seconds;
             let own = result["cpu_seconds"].as_f64();
             cpu = cpu
                 .zip(own)
@@ -74,7 +96,10 @@ impl Workers {
             let loss = result["loss"].as_f64().unwrap_or(f64::NAN) as f32;
             all.loss = loss;
         }
-        self.steps_per_s = steps as f64 / slowest;
+        self.steps_per_s = match self.are_alone {
+            true => rates / self.members.len() as f64,
+            false => steps as f64 / slowest,
+        };
         all.steps = steps;
         all.steps_per_s = self.steps_per_s;
         all.cpu = cpu;
@@ -84,7 +109,7 @@ impl Workers {
 
 impl Contender for Workers {
     fn name(&self) -> &'static str {
-        NAME
+        self.name
     }
 
     fn replicas(&self) -> usize {
@@ -99,12 +124,13 @@ impl Contender for Workers {
 }
 
 impl Member {
-    fn start(config: &Value, batch_size: usize) -> Result<Self> {
+    fn start(arguments: &[&str], config: Option<&Value>, batch_size: usize) -> Result<Self> {
         let program = std::env::current_exe().map_err(Error::step)?;
+        let config = config.map(|config| ("TF_CONFIG", config.to_string()));
         let mut child = Command::new(program)
-            .args(["bench", "train", "--worker", "--batch-size"])
-            .arg(batch_size.to_string())
-            .env("TF_CONFIG", config.to_string())
+            .args(arguments)
+            .args(["--batch-size", &batch_size.to_string()])
+            .envs(config)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -145,7 +171,11 @@ impl Drop for Member {
 /// A worker process: trains as many steps as each line of standard input says.
 pub(super) fn serve(batch_size: usize) -> Result<(), Failure> {
     let strategy = MultiWorkerMirroredStrategy::new()?;
-    let mut training = UnderStrategy::new(NAME, strategy, batch_size)?;
+    serve_steps(UnderStrategy::new(NAME, strategy, batch_size)?)
+}
+
+/// Trains as many steps as each line of standard input says.
+pub(super) fn serve_steps(mut training: impl Steps) -> Result<(), Failure> {
     for order in std::io::stdin().lock().lines() {
         let order = order.map_err(Error::step)?;
         let steps: usize = order.trim().parse().map_err(Error::step)?;

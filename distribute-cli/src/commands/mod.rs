@@ -8,6 +8,7 @@ mod evaluate;
 mod evaluator;
 mod launch;
 mod libraries;
+mod parameter_server;
 mod predict;
 mod restore;
 mod start;

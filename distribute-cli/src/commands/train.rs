@@ -42,25 +42,31 @@ const CHECKPOINTS_KEPT: usize = 5;
 const NAN_CHECK_STEPS: usize = 50;
 
 /// Everything a run needs.
-struct Run {
-    args: TrainArgs,
-    task: Task,
-    data: TrainTest,
-    strategy: Arc<dyn Strategy>,
+pub(super) struct Run {
+    pub(super) args: TrainArgs,
+    pub(super) task: Task,
+    pub(super) data: TrainTest,
+    pub(super) strategy: Arc<dyn Strategy>,
     /// The names of the replicas' devices.
-    devices: Vec<String>,
+    pub(super) devices: Vec<String>,
     /// Examples of a step, over all replicas.
-    global_batch: usize,
-    epochs: usize,
+    pub(super) global_batch: usize,
+    pub(super) epochs: usize,
     /// What there is to say about the cluster.
-    cluster: Vec<String>,
+    pub(super) cluster: Vec<String>,
+    /// Workers that train for themselves, where there is no group of equal ones.
+    pub(super) workers: Option<usize>,
 }
 
-type Batches = DistributedDataset<Data>;
+pub(super) type Batches = DistributedDataset<Data>;
 type State = Mirrored<TrainState<Sequential>>;
 
 pub(crate) fn run(mut args: TrainArgs) -> Result<(), Failure> {
     let interrupted = interrupt_flag()?;
+    if args.strategy == StrategyName::ParameterServer {
+        return super::parameter_server::run(args, &interrupted);
+    }
+    args.servers.refuse_without_servers()?;
     let worker = Worker::of(&args)?;
     if worker.as_ref().is_some_and(Worker::is_evaluator) {
         return super::evaluator::run(&args, &interrupted);
@@ -72,10 +78,6 @@ pub(crate) fn run(mut args: TrainArgs) -> Result<(), Failure> {
     };
     start.complete(&mut args.training);
     let (task, data) = Task::asked(&args)?;
-    let default_epochs = match task.dataset {
-        DatasetName::Digits => 30,
-        _ => 10,
-    };
     if let Some((path, checkpoint)) = &start.checkpoint {
         same_model(checkpoint, path, &task)?;
         start.same_numbers(&args.training)?;
@@ -100,7 +102,8 @@ pub(crate) fn run(mut args: TrainArgs) -> Result<(), Failure> {
     let run = Run {
         global_batch: batch.examples,
         cluster,
-        epochs: args.training.epochs.unwrap_or(default_epochs),
+        workers: None,
+        epochs: epochs(&args, &task),
         args,
         task,
         data,
@@ -116,8 +119,17 @@ pub(crate) fn run(mut args: TrainArgs) -> Result<(), Failure> {
     }
 }
 
+/// The epochs that were asked for, or the data set's default.
+pub(super) fn epochs(args: &TrainArgs, task: &Task) -> usize {
+    let default = match task.dataset {
+        DatasetName::Digits => 30,
+        _ => 10,
+    };
+    args.training.epochs.unwrap_or(default)
+}
+
 /// Refuses what no memory holds, and examples that do not fit each other or the replicas.
-fn check_sizes(task: &Task, data: &TrainTest, replicas: usize) -> Result<(), Failure> {
+pub(super) fn check_sizes(task: &Task, data: &TrainTest, replicas: usize) -> Result<(), Failure> {
     let parameters = task.plan.parameters();
     if parameters > MAX_PARAMETERS {
         return Err(Failure::failed(format!(
@@ -153,10 +165,23 @@ fn default_batch_size(examples: usize, replicas: usize) -> usize {
 }
 
 impl Run {
-    fn train(&self, mut start: Start, interrupt: Interrupt) -> Result<(), Failure> {
-        let seed = self.args.training.seed;
+    fn train(&self, start: Start, interrupt: Interrupt) -> Result<(), Failure> {
         let mut state = self.state()?;
         let (train, test) = (self.train_data()?, self.test_data()?);
+        let (history, saved) = self.supervise(start, interrupt, |fit| {
+            fit.run(&mut state, &train, Some(&test), objective)
+        })?;
+        self.finish(&history, &state, &test, saved)
+    }
+
+    /// Has somebody train, with everything that is to be watched, written and saved; says which
+    /// checkpoint is the newest then.
+    pub(super) fn supervise(
+        &self,
+        mut start: Start,
+        interrupt: Interrupt,
+        train: impl FnOnce(Fitting<'_>) -> distribute_core::Result<History>,
+    ) -> Result<(History, Option<PathBuf>), Failure> {
         start.hold(&self.args.files)?;
         let (path, checkpoint) = start.checkpoint.unzip();
         let continued = checkpoint.as_ref().map(|saved| saved.metadata.step);
@@ -164,7 +189,7 @@ impl Run {
         let mut fit = Fit::new(&*self.strategy)
             .epochs(self.epochs)
             .max_steps(self.args.training.steps)
-            .seed(seed)
+            .seed(self.args.training.seed)
             .resume_from(checkpoint)
             .callback(interrupt)
             .callback(TerminateOnNan::every_batches(NAN_CHECK_STEPS))
@@ -174,17 +199,17 @@ impl Run {
                 output: self.args.general.output,
             });
         if self.reports() {
-            fit = self.reporting(fit.callback(self.announcement(&state, continued)))?;
+            fit = self.reporting(fit.callback(self.announcement(continued)))?;
         }
         if let Some(saver) = &mut saver {
             fit = fit.callback(saver);
         }
-        let history = fit.run(&mut state, &train, Some(&test), objective)?;
+        let history = train(fit)?;
         let saved = saver.as_ref().and_then(ModelCheckpoint::last_saved);
         // Nothing newer than what the run began with.
         let began_with = path.filter(|_| self.reports());
         let saved = saved.map(|saved| saved.entry.path.clone()).or(began_with);
-        self.finish(&history, &state, &test, saved)
+        Ok((history, saved))
     }
 
     /// Whether this process says how training goes: of several workers the chief does.
@@ -218,12 +243,12 @@ impl Run {
         })?)
     }
 
-    fn train_data(&self) -> Result<Batches, Failure> {
+    pub(super) fn train_data(&self) -> Result<Batches, Failure> {
         let batching = Batching::global(self.global_batch).shuffle(self.args.training.seed);
         self.batches(&self.data.train, batching)
     }
 
-    fn test_data(&self) -> Result<Batches, Failure> {
+    pub(super) fn test_data(&self) -> Result<Batches, Failure> {
         self.batches(&self.data.test, Batching::global(self.global_batch))
     }
 
@@ -264,7 +289,8 @@ impl Run {
     }
 
     /// What is said once nothing can be refused any more.
-    fn announcement(&self, state: &State, continued: Option<u64>) -> Announcement {
+    fn announcement(&self, continued: Option<u64>) -> Announcement {
+        let optimizer = optimizer(&self.args.training);
         let replicas = self.strategy.num_replicas_in_sync();
         let (global, share) = (self.global_batch, self.global_batch.div_ceil(replicas));
         let parameters = self.task.plan.parameters();
@@ -276,7 +302,10 @@ impl Run {
                 ("strategy", json!(self.strategy.name())),
                 (
                     "workers",
-                    json!(self.strategy.input_context().num_input_pipelines),
+                    json!(
+                        self.workers
+                            .unwrap_or(self.strategy.input_context().num_input_pipelines)
+                    ),
                 ),
                 ("replicas", json!(replicas)),
                 ("devices", json!(self.devices)),
@@ -288,8 +317,8 @@ impl Run {
                 ("batch_size", json!(share)),
                 ("global_batch_size", json!(global)),
                 ("epochs", json!(self.epochs)),
-                ("optimizer", json!(state.primary().optimizer().name())),
-                ("learning_rate", json!(state.primary().learning_rate())),
+                ("optimizer", json!(optimizer.name())),
+                ("learning_rate", json!(optimizer.learning_rate())),
                 ("seed", json!(self.args.training.seed)),
             ]);
             return Announcement {
@@ -308,11 +337,17 @@ impl Run {
                 self.task.model_name(),
                 self.task.dataset
             ),
-            format!(
-                "{} strategy on {}: {share} examples a step each, {global} together",
-                self.strategy.name(),
-                self.places(),
-            ),
+            match self.workers {
+                Some(workers) => format!(
+                    "{} strategy with {workers} workers: {global} examples a step of one worker",
+                    self.strategy.name()
+                ),
+                None => format!(
+                    "{} strategy on {}: {share} examples a step each, {global} together",
+                    self.strategy.name(),
+                    self.places(),
+                ),
+            },
         ];
         notes.extend(self.cluster.iter().cloned());
         notes.extend(self.short_batch(global));
@@ -344,7 +379,7 @@ impl Run {
     }
 
     /// The last line, or why there is none.
-    fn finish(
+    pub(super) fn finish(
         &self,
         history: &History,
         state: &State,
@@ -442,7 +477,7 @@ fn listed(devices: &[String]) -> String {
 }
 
 /// The run while callbacks are added to it.
-type Fitting<'a> = Fit<'a, dyn Strategy>;
+pub(super) type Fitting<'a> = Fit<'a, dyn Strategy>;
 
 /// This process' place in a cluster.
 struct Worker {
@@ -479,15 +514,15 @@ impl Worker {
 }
 
 /// How many examples a step has.
-struct GlobalBatch {
-    examples: usize,
+pub(super) struct GlobalBatch {
+    pub(super) examples: usize,
     note: Option<String>,
 }
 
 impl GlobalBatch {
     /// A run that continues keeps its global batches, with however many replicas, unless another
     /// size is asked for (which is then refused).
-    fn new(
+    pub(super) fn new(
         asked: Option<usize>,
         replicas: usize,
         examples: usize,

@@ -308,6 +308,8 @@ impl<M: Module + 'static> AnyState for Mirrored<TrainState<M>> {
 pub(super) struct Run {
     pub(super) strategy: Arc<dyn Strategy>,
     pub(super) progress: Progress,
+    /// The number of updates before the last batch.
+    pub(super) step_before: u64,
     pub(super) meter: Meter,
     pub(super) learning_rate: f64,
     pub(super) seed: u64,
@@ -327,6 +329,14 @@ impl Control<'_> {
     /// How far the run is.
     pub fn progress(&self) -> Progress {
         self.run.progress
+    }
+
+    /// Whether the last batch took the number of updates to, or past, a multiple of `every`: for
+    /// what is done every so many steps. Steps that run in other processes may count several
+    /// updates at once, and micro-batches none.
+    pub fn reached_multiple_of(&self, every: u64) -> bool {
+        let every = every.max(1);
+        self.run.progress.step / every > self.run.step_before / every
     }
 
     /// The averages of this epoch so far (in `on_epoch_begin` and later, training data only).

@@ -202,7 +202,7 @@ where
 /// Every replica's model without autodiff and training flags; none under a strategy that compiles
 /// steps, where the models stay on the devices. Shares the parameters' storage, so
 /// drop it before the next update, which would have to copy them.
-fn validation_models<S: Strategy + ?Sized, M: Module>(
+pub(super) fn validation_models<S: Strategy + ?Sized, M: Module>(
     strategy: &S,
     state: &Mirrored<TrainState<M>>,
 ) -> Option<PerReplica<M>> {
@@ -214,7 +214,7 @@ fn validation_models<S: Strategy + ?Sized, M: Module>(
 }
 
 /// Runs a forward pass on the models for evaluation, or on those of the state if there are none.
-fn run_on_models<S, M, B, R, F>(
+pub(super) fn run_on_models<S, M, B, R, F>(
     strategy: &S,
     state: &Mirrored<TrainState<M>>,
     models: Option<&PerReplica<M>>,

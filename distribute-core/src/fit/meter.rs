@@ -119,16 +119,28 @@ impl Meter {
         Ok(())
     }
 
+    /// Takes sums over that were read already.
+    pub(super) fn add_read(&mut self, batch: BatchSums) -> Result<()> {
+        self.sums.add(batch)
+    }
+
+    /// One batch's sums over the replicas. Waits for the devices.
+    pub(super) fn sums_of<S: Strategy + ?Sized>(
+        strategy: &S,
+        batch: PerReplica<StepSums>,
+    ) -> Result<BatchSums> {
+        if let Some((first, others)) = batch.values().split_first() {
+            others
+                .iter()
+                .try_for_each(|other| first.check_same(other))?;
+        }
+        strategy.reduce(ReduceOp::Sum, batch)?.read()
+    }
+
     /// Reads and adds up everything so far. Waits for the devices.
-    pub(super) fn read(&mut self, strategy: &dyn Strategy) -> Result<&Sums> {
+    pub(super) fn read<S: Strategy + ?Sized>(&mut self, strategy: &S) -> Result<&Sums> {
         for batch in self.unread.drain(..) {
-            if let Some((first, others)) = batch.values().split_first() {
-                others
-                    .iter()
-                    .try_for_each(|other| first.check_same(other))?;
-            }
-            let batch = strategy.reduce(ReduceOp::Sum, batch)?.read()?;
-            self.sums.add(batch)?;
+            self.sums.add(Self::sums_of(strategy, batch)?)?;
         }
         Ok(&self.sums)
     }
@@ -165,7 +177,7 @@ impl Meter {
     }
 
     /// The averages so far. Waits for the devices.
-    pub(super) fn logs(&mut self, strategy: &dyn Strategy) -> Result<Logs> {
+    pub(super) fn logs<S: Strategy + ?Sized>(&mut self, strategy: &S) -> Result<Logs> {
         Ok(self.read(strategy)?.logs())
     }
 }

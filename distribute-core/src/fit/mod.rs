@@ -71,8 +71,11 @@ mod control;
 mod error;
 mod evaluation;
 mod history;
+mod local;
 mod meter;
 mod objective;
+mod remote;
+mod session;
 mod snapshot;
 mod together;
 mod training;
@@ -83,6 +86,7 @@ pub use evaluation::{Evaluation, evaluate, predict};
 pub use history::{EpochRecord, History};
 pub use meter::Logs;
 pub use objective::{Mode, Objective, Quantity, StepContext};
+pub use remote::{RemotePass, RemoteStep, RemoteSteps, RemoteTask, StepReport};
 pub use snapshot::{RunInfo, restore, snapshot};
 pub use training::Fit;
 
@@ -129,4 +133,14 @@ pub trait BatchSource {
     /// # Errors
     /// If the data cannot be read. Errors of single batches are items.
     fn epoch(&self, epoch: usize, skip_batches: usize) -> Result<Batches<'_, Self::Batch>>;
+
+    /// One global batch of an epoch by its number, for steps that run in any order
+    /// ([`RemoteTask`]); `None` after the last one. The same batch as that of
+    /// [`epoch`](Self::epoch), which by default is asked for it.
+    ///
+    /// # Errors
+    /// If the data cannot be read.
+    fn batch(&self, epoch: usize, batch: usize) -> Result<Option<PerReplica<Self::Batch>>> {
+        self.epoch(epoch, batch)?.next().transpose()
+    }
 }

@@ -5,6 +5,7 @@ use std::ops::Deref;
 
 use burn::tensor::{Int, Tensor, TensorData};
 use rand_chacha::ChaCha8Rng;
+use serde::{Deserialize, Serialize};
 
 use crate::nest::Leaf;
 use crate::{Error, Nest, ReplicaContext, Result, trace};
@@ -240,7 +241,7 @@ pub(super) struct StepSums {
 }
 
 /// The sums of one global batch, on the host.
-#[derive(Debug)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct BatchSums {
     pub(super) loss: f64,
     pub(super) regularization: f64,

@@ -135,6 +135,8 @@ fn check_slots(tensors: &BTreeMap<String, TensorData>) -> Result<()> {
             .and_then(|rest| rest.split_once('/'));
         let Some((_, path)) = parts else { continue };
         let parameter = tensors.get(&format!("model/{path}"));
+        // Tables on parameter servers are beside the model.
+        let parameter = parameter.or_else(|| tensors.get(path));
         let fits = |data: &TensorData| {
             data.num_elements() == slot.num_elements() && data.dtype() == slot.dtype()
         };

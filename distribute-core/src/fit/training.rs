@@ -1,23 +1,18 @@
-//! The training loop.
+//! How a training run is asked for.
 
 use std::fmt;
-use std::time::{Duration, Instant};
 
 use burn::module::Module;
-use serde_json::{Value, json};
 
 use super::control::{AnyState, Callbacks, Run};
-use super::evaluation::Evaluator;
+use super::local::Local;
 use super::meter::Meter;
-use super::objective::Pass;
-use super::snapshot::{self, RunMetadata, refuse};
-use super::{
-    BatchSource, Batches, Callback, EpochRecord, FitError, History, Logs, Mode, Objective, Outcome,
-    Position, Progress, StepContext, together,
-};
+use super::remote::{Remote, RemoteSteps, accumulates};
+use super::session::{Engine, Session};
+use super::{BatchSource, Callback, History, Mode, Objective, Position, Progress, StepContext};
 use crate::checkpoint::Checkpoint;
 use crate::workers::Wish;
-use crate::{Mirrored, Nest, PerReplica, Result, Strategy, StrategyExt, TrainState};
+use crate::{Mirrored, Result, Strategy, TrainState};
 
 /// A training run (Keras: `Model.fit`).
 ///
@@ -116,27 +111,66 @@ impl<'a, S: Strategy + ?Sized> Fit<'a, S> {
         D: BatchSource + ?Sized,
         F: Fn(&StepContext<'_>, &M, D::Batch) -> Result<Objective> + Sync,
     {
-        let learning_rate = state.host_part().learning_rate();
+        let engine = Local {
+            train,
+            validation,
+            objective,
+        };
+        self.run_on(state, engine)
+    }
+
+    /// [`run`](Self::run) with the steps in other processes: each batch of the data is trained on
+    /// once, where `steps` has it run, and epochs, losses, metrics, callbacks and checkpoints are
+    /// those of `run`. With parameter servers `ClusterCoordinator::fit` calls this.
+    ///
+    /// The steps of several workers end in any order; callbacks hear of them in the order of the
+    /// batches, and a checkpoint's position is the first batch that nobody has told them about. A
+    /// resumed run repeats what others had done beyond it, at most
+    /// [`RemoteSteps`]' lead. Validation is done by the same processes, between epochs.
+    ///
+    /// # Errors
+    /// As `run`; those of `steps`; [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a
+    /// state with [`TrainState::accumulate`]: a worker that is lost would take the gradients of its
+    /// micro-batches with it.
+    pub fn run_remotely<M>(
+        self,
+        state: &mut Mirrored<TrainState<M>>,
+        steps: &mut dyn RemoteSteps,
+    ) -> Result<History>
+    where
+        M: Module + Sync + 'static,
+    {
+        if state.host_part().accumulates() {
+            return Err(accumulates());
+        }
+        self.run_on(state, Remote::new(steps))
+    }
+
+    fn run_on<M, E>(self, state: &mut Mirrored<TrainState<M>>, mut engine: E) -> Result<History>
+    where
+        M: Module + Sync + 'static,
+        E: Engine<S, M>,
+    {
         let run = Run {
             strategy: self.strategy.handle(),
             progress: Progress {
                 position: self.start,
                 step: state.step(),
                 epochs: self.epochs,
-                batches_per_epoch: train.batches_per_epoch(),
+                batches_per_epoch: engine.batches(Mode::Train),
                 validation_batches: 0,
-                validation_batches_in_all: validation.and_then(BatchSource::batches_per_epoch),
+                validation_batches_in_all: engine.batches(Mode::Evaluate),
             },
+            step_before: state.step(),
             meter: Meter::default(),
-            learning_rate,
+            learning_rate: state.host_part().learning_rate(),
             seed: self.seed,
-            global_batch_size: train.global_batch_size(),
+            global_batch_size: engine.global_batch_size(),
             stop: None,
         };
         let mut session = Session {
             strategy: self.strategy,
             state,
-            objective,
             max_steps: self.max_steps,
             callbacks: Callbacks::new(self.callbacks),
             run,
@@ -144,7 +178,7 @@ impl<'a, S: Strategy + ?Sized> Fit<'a, S> {
         let workers = self.strategy.workers();
         let outcome = session
             .start(self.checkpoint.as_ref())
-            .and_then(|()| session.train(train, validation));
+            .and_then(|()| session.train(&mut engine));
         let Some(workers) = workers else {
             return outcome;
         };
@@ -163,339 +197,5 @@ impl<S: fmt::Debug + ?Sized> fmt::Debug for Fit<'_, S> {
             .field("seed", &self.seed)
             .field("callbacks", &self.callbacks.len())
             .finish_non_exhaustive()
-    }
-}
-
-/// How the training part of an epoch ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Part {
-    /// The data ran out.
-    Complete,
-    /// The limit of steps was reached.
-    Limited,
-    /// A callback asked to stop.
-    CutShort,
-}
-
-struct Session<'a, S: ?Sized, M, F> {
-    strategy: &'a S,
-    state: &'a mut Mirrored<TrainState<M>>,
-    objective: F,
-    max_steps: Option<u64>,
-    callbacks: Callbacks<'a>,
-    run: Run,
-}
-
-impl<S: Strategy + ?Sized, M: Module + Sync + 'static, F> Session<'_, S, M, F> {
-    /// Restores the run that a checkpoint is of, if there is one; the same on all workers.
-    fn start(&mut self, checkpoint: Option<&Checkpoint>) -> Result<()> {
-        if let Some(workers) = self.strategy.workers() {
-            workers.forget(Wish::Save);
-            workers.check_equal("fit", &self.settings())?;
-            together::check_same_checkpoint(workers, checkpoint)?;
-        }
-        checkpoint.map_or(Ok(()), |checkpoint| self.resume(checkpoint))
-    }
-
-    /// What all workers must have the same of.
-    fn settings(&self) -> Vec<(&'static str, Value)> {
-        let (run, state) = (&self.run, self.state.primary());
-        let progress = &run.progress;
-        vec![
-            ("the seed", json!(run.seed)),
-            ("the number of epochs", json!(progress.epochs)),
-            ("the limit of steps", json!(self.max_steps)),
-            ("the first epoch", json!(progress.position.epoch)),
-            ("the first batch", json!(progress.position.batches)),
-            ("the number of updates so far", json!(progress.step)),
-            ("the global batch size", json!(run.global_batch_size)),
-            ("the number of batches", json!(progress.batches_per_epoch)),
-            (
-                "the number of validation batches",
-                json!(progress.validation_batches_in_all),
-            ),
-            ("the learning rate", json!(run.learning_rate.to_bits())),
-            ("the optimizer", json!(format!("{:?}", state.optimizer()))),
-            (
-                "the number of checkpoint callbacks",
-                json!(self.callbacks.savers()),
-            ),
-        ]
-    }
-
-    /// Whether to stop now. With several workers all of them ask together: one that wants to stop
-    /// is enough, and all stop for its reason.
-    fn stopping(&mut self) -> Result<bool> {
-        if let Some(workers) = self.strategy.workers() {
-            let rate = self.run.learning_rate;
-            self.run.stop = together::agree(workers, self.run.stop.as_ref(), rate)?;
-        }
-        Ok(self.run.stop.is_some())
-    }
-
-    /// [`stopping`](Self::stopping) after a batch of training, where workers need not ask each
-    /// other: their gradients have told.
-    fn stopping_after_batch(&mut self) -> Result<bool> {
-        let Some(workers) = self.strategy.workers() else {
-            return Ok(self.run.stop.is_some());
-        };
-        if self.run.stop.is_some() {
-            workers.request_stop();
-        }
-        if !workers.stop_agreed() {
-            return Ok(false);
-        }
-        if !self.stopping()? {
-            // Somebody asked the group itself.
-            self.run.stop = Some(Outcome::Interrupted);
-        }
-        Ok(true)
-    }
-
-    /// Restores everything from a checkpoint of a run like this one.
-    fn resume(&mut self, checkpoint: &Checkpoint) -> Result<()> {
-        let metadata = &checkpoint.metadata;
-        let stored = RunMetadata::load(checkpoint)?;
-        let optimizer = self.state.host_part().optimizer().name();
-        if metadata.optimizer.name != optimizer {
-            return Err(refuse(format!(
-                "it was trained with {} and this run uses {optimizer}: use the same optimizer",
-                metadata.optimizer.name
-            )));
-        }
-        if metadata.seed != self.run.seed {
-            return Err(refuse(format!(
-                "its run had the seed {} and this one has {}: use the same seed",
-                metadata.seed, self.run.seed
-            )));
-        }
-        if stored.global_batch_size != self.run.global_batch_size {
-            let size = |size: Option<usize>| size.map_or("no fixed".into(), |n| n.to_string());
-            return Err(refuse(format!(
-                "its run had {} examples in a global batch and this one has {}: use the same \
-                 global batch size",
-                size(stored.global_batch_size),
-                size(self.run.global_batch_size)
-            )));
-        }
-        snapshot::restore(self.state, checkpoint)?;
-        let too_large = |_| refuse("its position is out of range");
-        self.run.progress.position = Position {
-            epoch: usize::try_from(metadata.epoch).map_err(too_large)?,
-            batches: usize::try_from(metadata.batches_into_epoch).map_err(too_large)?,
-        };
-        self.run.progress.step = self.state.step();
-        self.run.learning_rate = stored.learning_rate;
-        self.run.meter = Meter::with_sums(stored.sums);
-        self.callbacks.restore(checkpoint, &stored.callbacks)
-    }
-
-    /// Calls a method of all callbacks.
-    fn notify(
-        &mut self,
-        call: impl FnMut(&mut dyn Callback, &mut super::Control<'_>) -> Result<()>,
-    ) -> Result<()> {
-        self.callbacks.each(&mut self.run, self.state, call)
-    }
-
-    fn limit_reached(&self) -> bool {
-        self.max_steps
-            .is_some_and(|limit| self.run.progress.step >= limit)
-    }
-
-    fn train<D>(
-        &mut self,
-        train: &D,
-        validation: Option<&dyn BatchSource<Batch = D::Batch>>,
-    ) -> Result<History>
-    where
-        D: BatchSource + ?Sized,
-        F: Fn(&StepContext<'_>, &M, D::Batch) -> Result<Objective> + Sync,
-    {
-        let mut epochs = Vec::new();
-        self.notify(|callback, run| callback.on_train_begin(run))?;
-        while !self.stopping()? && self.run.progress.position.epoch < self.run.progress.epochs {
-            if self.limit_reached() {
-                self.run.stop = Some(Outcome::MaxSteps);
-                break;
-            }
-            if let Some(record) = self.epoch(train, validation)? {
-                self.notify(|callback, run| callback.on_epoch_end(&record, run))?;
-                epochs.push(record);
-            }
-        }
-        let outcome = self.run.stop.clone().unwrap_or(Outcome::Completed);
-        let end = |callback: &mut dyn Callback, run: &mut super::Control<'_>| {
-            callback.on_train_end(&outcome, run)
-        };
-        self.callbacks
-            .each_savers_first(&mut self.run, self.state, end)?;
-        let learning_rate = self.run.learning_rate;
-        if self.state.host_part().learning_rate() != learning_rate {
-            self.state
-                .update(|state| state.set_learning_rate(learning_rate));
-        }
-        Ok(History {
-            epochs,
-            outcome,
-            position: self.run.progress.position,
-        })
-    }
-
-    /// One epoch with its validation; `None` if it was cut short.
-    fn epoch<D>(
-        &mut self,
-        train: &D,
-        validation: Option<&dyn BatchSource<Batch = D::Batch>>,
-    ) -> Result<Option<EpochRecord>>
-    where
-        D: BatchSource + ?Sized,
-        F: Fn(&StepContext<'_>, &M, D::Batch) -> Result<Objective> + Sync,
-    {
-        let Position { epoch, batches } = self.run.progress.position;
-        if batches == 0 {
-            self.run.meter = Meter::default();
-        }
-        self.notify(|callback, run| callback.on_epoch_begin(run))?;
-        if self.stopping()? {
-            return Ok(None);
-        }
-        let strategy = self.strategy.handle();
-        let before = self.run.meter.read(&*strategy)?.examples();
-        let started = Instant::now();
-        let part = self.batches(train.epoch(epoch, batches)?)?;
-        if part == Part::CutShort {
-            return Ok(None);
-        }
-        let examples = self.run.meter.read(&*strategy)?.examples();
-        let training_time = started.elapsed();
-        if examples == 0.0 {
-            let what = "an epoch of the training data";
-            return Err(FitError::NoExamples { what }.into());
-        }
-        let mut logs = self.run.meter.logs(&*strategy)?;
-        let mut validation_time = Duration::ZERO;
-        if let Some(validation) = validation {
-            let Some((found, time)) = self.validate(validation, epoch)? else {
-                return Ok(None);
-            };
-            logs.extend_validation(&found);
-            validation_time = time;
-        }
-        match part {
-            Part::Limited => self.run.stop = Some(Outcome::MaxSteps),
-            _ => {
-                self.run.meter = Meter::default();
-                self.run.progress.position = Position {
-                    epoch: epoch + 1,
-                    batches: 0,
-                }
-            }
-        }
-        Ok(Some(EpochRecord {
-            epoch,
-            complete: part == Part::Complete,
-            step: self.run.progress.step,
-            learning_rate: self.run.learning_rate,
-            logs,
-            examples: (examples - before) as u64,
-            training_time,
-            validation_time,
-        }))
-    }
-
-    /// Trains on the batches until they run out or somebody stops it.
-    fn batches<B>(&mut self, batches: Batches<'_, B>) -> Result<Part>
-    where
-        B: Nest + Send,
-        F: Fn(&StepContext<'_>, &M, B) -> Result<Objective> + Sync,
-    {
-        for batch in batches {
-            if self.limit_reached() {
-                return self.ended(Part::Limited);
-            }
-            self.step(batch?)?;
-            self.notify(|callback, run| callback.on_batch_end(run))?;
-            if let Some(workers) = self.strategy.workers().filter(|w| w.agreed(Wish::Save)) {
-                // All callbacks have seen it.
-                workers.forget(Wish::Save);
-            }
-            if self.stopping_after_batch()? && !self.state.is_accumulating() {
-                return Ok(Part::CutShort);
-            }
-        }
-        self.ended(Part::Complete)
-    }
-
-    /// The end of the batches. With several workers one may have wished to stop after the last
-    /// update, and no other has told.
-    fn ended(&mut self, part: Part) -> Result<Part> {
-        let has_workers = self.strategy.workers().is_some();
-        let stops = has_workers && !self.state.is_accumulating() && self.stopping()?;
-        Ok(if stops { Part::CutShort } else { part })
-    }
-
-    /// One step on all replicas.
-    fn step<B>(&mut self, batch: PerReplica<B>) -> Result<()>
-    where
-        B: Nest + Send,
-        F: Fn(&StepContext<'_>, &M, B) -> Result<Objective> + Sync,
-    {
-        let run = &mut self.run;
-        let pass = Pass {
-            mode: Mode::Train,
-            global_batch_size: run.global_batch_size,
-            seed: run.seed,
-            epoch: run.progress.position.epoch,
-            batch: run.progress.position.batches,
-        };
-        let objective = &self.objective;
-        let (rate, compiled) = (run.learning_rate, self.strategy.tracer().is_some());
-        if compiled {
-            // Set inside, the number would be part of the program.
-            self.state.set_learning_rate(rate);
-        }
-        let sums = self
-            .strategy
-            .run((&mut *self.state, batch), |replica, (state, batch)| {
-                if !compiled {
-                    // Set from outside, every change would copy the mirrored state.
-                    state.set_learning_rate(rate);
-                }
-                let given = objective(&StepContext { replica, pass }, &state.model, batch)?;
-                let gradients = replica.gradient(&given.total(), &state.model)?;
-                state.apply_gradients(replica, gradients)?;
-                Ok(given.into_sums(pass.global_batch_size))
-            })?;
-        run.progress.position.batches += 1;
-        run.progress.step = self.state.step();
-        run.meter.add(&*run.strategy, sums)
-    }
-
-    /// The validation data's averages; `None` if somebody stopped it.
-    fn validate<B>(
-        &mut self,
-        validation: &dyn BatchSource<Batch = B>,
-        epoch: usize,
-    ) -> Result<Option<(Logs, Duration)>>
-    where
-        B: Nest + Send,
-        F: Fn(&StepContext<'_>, &M, B) -> Result<Objective> + Sync,
-    {
-        let started = Instant::now();
-        let seed = self.run.seed;
-        let size = validation.global_batch_size();
-        let mut evaluator = Evaluator::new(self.strategy, self.state, size, seed, epoch);
-        self.run.progress.validation_batches = 0;
-        for batch in validation.epoch(0, 0)? {
-            evaluator.batch(self.strategy, self.state, batch?, &self.objective)?;
-            self.run.progress.validation_batches += 1;
-            self.notify(|callback, run| callback.on_validation_batch_end(run))?;
-            if self.stopping()? {
-                return Ok(None);
-            }
-        }
-        let (logs, _) = evaluator.finish(self.strategy, "the validation data")?;
-        Ok(Some((logs, started.elapsed())))
     }
 }

@@ -93,6 +93,7 @@ impl Gradients {
 /// of the whole needs the same ones on every replica; [`Gradients::all_reduce`] does not.
 impl Nest for Gradients {
     fn walk(&mut self, visit: &mut dyn FnMut(&mut dyn Leaf) -> Result<()>) -> Result<()> {
+        self.refuse_rows("a result of a step, or a reduction over replicas")?;
         let captured = self.captured.take();
         let mut captured = captured.map_or_else(Vec::new, |found| found.tensors);
         captured.resize(self.len(), None);
@@ -147,7 +148,7 @@ mod tests {
             bias: Param::from_tensor(Tensor::ones([3], &device).require_grad()),
         };
         let loss = model.used.val().sum() + model.bias.val().mul_scalar(2.0).sum();
-        Gradients::compute(&loss, &model).unwrap()
+        Gradients::compute(&loss, &model, &[]).unwrap()
     }
 
     #[test]

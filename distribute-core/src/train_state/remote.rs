@@ -63,13 +63,20 @@ impl<M> TrainState<M> {
             return Err(Error::invalid("push: the state is not remote"));
         };
         remote.send_learning_rate()?;
-        match remote.state.push(gradients.into_values(), &remote.base())? {
+        let (dense, rows) = gradients.into_values();
+        match remote.state.push(dense, &remote.base(), rows)? {
             Pushed::Applied { step } => {
                 self.step = self.step.max(step);
                 Ok(Applied::Updated)
             }
             Pushed::Dropped => Ok(Applied::Dropped),
         }
+    }
+
+    /// Tells the store a learning rate that was set here; does nothing without one.
+    pub(crate) fn send_learning_rate(&mut self) -> Result<()> {
+        let remote = self.remote.as_mut();
+        remote.map_or(Ok(()), Remote::send_learning_rate)
     }
 
     /// What a checkpoint holds, if it lives elsewhere.

@@ -11,6 +11,7 @@ mod catalog;
 mod driver;
 mod pull;
 mod push;
+mod rows;
 mod server;
 mod split;
 mod state;

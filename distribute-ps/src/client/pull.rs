@@ -32,7 +32,7 @@ pub struct Pulled {
 }
 
 /// One shard as it was pulled.
-struct PulledShard {
+pub(super) struct PulledShard {
     got: wire::Got,
     learning_rate: Option<f64>,
     /// Absent when the version is known.
@@ -43,7 +43,7 @@ struct PulledShard {
 type Collected = BTreeMap<(usize, usize), PulledShard>;
 
 /// One shard of a pull.
-struct PullPlace {
+pub(super) struct PullPlace {
     place: (usize, usize),
     want: wire::Want,
     bytes: usize,
@@ -211,7 +211,7 @@ impl VariableClient {
     }
 }
 
-async fn one_by_one<T, F>(works: Vec<F>) -> Result<Vec<T>>
+pub(super) async fn one_by_one<T, F>(works: Vec<F>) -> Result<Vec<T>>
 where
     F: Future<Output = Result<T>>,
 {
@@ -222,7 +222,7 @@ where
     Ok(done)
 }
 
-async fn pull_of_server(
+pub(super) async fn pull_of_server(
     server: Arc<Server>,
     run: Vec<u8>,
     closure: Option<u64>,

@@ -78,7 +78,7 @@ impl VariableClient {
     }
 
     /// Sends parts to their servers, and puts the outcomes together.
-    fn send_parts<H: prost::Message + 'static>(
+    pub(super) fn send_parts<H: prost::Message + 'static>(
         &self,
         op: &'static str,
         path: &'static str,
@@ -199,7 +199,7 @@ impl VariableClient {
 fn finite(variable: &VariableRef, gradient: &Gradient) -> Result<()> {
     let values = match gradient {
         Gradient::Dense(values) => values,
-        Gradient::Sparse { rows, .. } => rows,
+        Gradient::Sparse { rows, .. } | Gradient::Table { rows, .. } => rows,
     };
     match elements::all_finite(values.dtype(), values.as_bytes()) {
         true => Ok(()),

@@ -109,9 +109,10 @@ impl VariableRef {
         base: &[u64],
         bf16: bool,
     ) -> Result<Vec<Piece>> {
-        let (ids, rows) = match gradient {
+        let (ids, rows, all_shards) = match gradient {
             Gradient::Dense(value) => return self.cut("push", value, base, bf16),
-            Gradient::Sparse { ids, rows } => (ids, rows),
+            Gradient::Sparse { ids, rows } => (ids, rows, false),
+            Gradient::Table { ids, rows } => (ids, rows, true),
         };
         let mut expected = self.shape().to_vec();
         match expected.first_mut() {
@@ -126,8 +127,10 @@ impl VariableRef {
         let mut pieces = Vec::new();
         let shards = self.placement().shards.iter().zip(&self.0.ids).enumerate();
         for (number, (shard, id)) in shards {
-            let Some((numbers, values)) = self.rows_of(shard, &ids, &bytes) else {
-                continue;
+            let (numbers, values) = match self.rows_of(shard, &ids, &bytes) {
+                Some(rows) => rows,
+                None if all_shards => <(Bytes, Bytes)>::default(),
+                None => continue,
             };
             let values = narrowed(values, bf16);
             pieces.push(Piece {

@@ -73,7 +73,7 @@ pub use shared::WorkerStatus;
 use crate::client::VariableClient;
 use crate::error::{PsError, Result};
 use crate::strategy::ParameterServerStrategy;
-use crate::update::RunId;
+use crate::update::{RunId, RunOptions};
 use crate::worker::{PerWorkerDataset, Shared, StepRegistry, value};
 use runtime::Runtime;
 
@@ -250,6 +250,17 @@ impl ClusterCoordinator {
         self.shared.done()
     }
 
+    /// Waits until one of these closures has ended, and says which: the first in this order.
+    ///
+    /// # Errors
+    /// As [`join`](Self::join); [`PsError::InvalidArgument`] without closures.
+    pub fn wait_any<'a>(
+        &self,
+        values: impl IntoIterator<Item = &'a RemoteValue> + Clone,
+    ) -> Result<usize> {
+        self.shared.wait_any(values)
+    }
+
     /// Waits for the results of closures, in this order (TensorFlow: `fetch`).
     ///
     /// # Errors
@@ -311,6 +322,11 @@ impl ClusterCoordinator {
     /// The identity of this run.
     pub fn run_id(&self) -> RunId {
         self.shared.run
+    }
+
+    /// The rules that the parameter servers follow in this run.
+    pub fn run_options(&self) -> RunOptions {
+        self.shared.options.run
     }
 
     /// The number of workers of the cluster, connected or not.

@@ -243,6 +243,30 @@ impl Shared {
         }
     }
 
+    /// Waits until one of the closures has ended.
+    pub(super) fn wait_any<'a>(
+        &self,
+        values: impl IntoIterator<Item = &'a RemoteValue> + Clone,
+    ) -> Result<usize> {
+        if values.clone().into_iter().next().is_none() {
+            return Err(PsError::invalid(
+                "wait_any: there is no closure to wait for",
+            ));
+        }
+        let mut state = self.surface()?;
+        loop {
+            // Under the lock: closures end under it.
+            if let Some(ended) = values.clone().into_iter().position(RemoteValue::is_ready) {
+                return Ok(ended);
+            }
+            state = self.wait(state, Duration::from_secs(3600));
+            if state.queue.is_failing() {
+                drop(state);
+                state = self.surface()?;
+            }
+        }
+    }
+
     /// Whether nothing is queued and nothing runs.
     pub(super) fn done(&self) -> Result<bool> {
         Ok(self.surface()?.queue.is_idle())

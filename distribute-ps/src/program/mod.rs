@@ -25,19 +25,23 @@
 //! ```
 
 mod roles;
+mod tables;
 
 use std::sync::Arc;
 
+use burn::module::Module;
 use distribute_core::cluster::{
     Cluster, ClusterResolver, ProcessEnvironment, TaskType, TfConfigResolver,
 };
 use distribute_core::collectives::control::security::Security;
-use distribute_core::{Device, InputContext, Replicate};
+use distribute_core::fit::{Objective, StepContext};
+use distribute_core::{Device, InputContext, Nest, Replicate, TrainState};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::coordinator::{ClusterCoordinator, CoordinatorOptions};
 use crate::error::{PsError, Result};
+use crate::fit::{self, Training, TrainingData};
 use crate::server::ServerOptions;
 use crate::strategy::ParameterServerStrategy;
 use crate::worker::{
@@ -143,6 +147,37 @@ impl Program {
             .unwrap_or_else(|error| {
                 self.wrong.get_or_insert(error);
                 Shared::new(Resource::named(name))
+            })
+    }
+
+    /// Registers a training run: [`StepRegistry::training`]. What is wrong with it is the error of
+    /// [`run`](Self::run).
+    pub fn training<M, B, D, F>(
+        &mut self,
+        name: impl Into<String>,
+        state: &State<TrainState<M>>,
+        data: D,
+        objective: F,
+    ) -> Training<M, B>
+    where
+        M: Module + Sync + 'static,
+        B: Nest + Send + 'static,
+        D: Fn(&ParameterServerStrategy) -> distribute_core::Result<TrainingData<B>>
+            + Send
+            + Sync
+            + 'static,
+        F: Fn(&StepContext<'_>, &M, B) -> distribute_core::Result<Objective>
+            + Send
+            + Sync
+            + 'static,
+    {
+        let name = name.into();
+        self.registry
+            .training(name.clone(), state, data, objective)
+            .unwrap_or_else(|error| {
+                self.wrong.get_or_insert(error);
+                let data = Shared::new(Resource::named(fit::data_name(&name)));
+                Training::new(name, state.clone(), data)
             })
     }
 

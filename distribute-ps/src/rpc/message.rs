@@ -245,8 +245,21 @@ where
 
     /// [`payload`](Self::payload) as a rope.
     pub(crate) async fn rope(&mut self, count: u64) -> Result<Rope, ReadError> {
+        self.rope_seen(count, |_| {}).await
+    }
+
+    /// The same, where somebody looks at each piece when it has just come.
+    pub(crate) async fn rope_seen(
+        &mut self,
+        count: u64,
+        mut look: impl FnMut(&[u8]),
+    ) -> Result<Rope, ReadError> {
         let mut rope = Rope::default();
-        self.payload(count, |piece| rope.push(piece)).await?;
+        let take = |piece: Bytes| {
+            look(&piece);
+            rope.push(piece);
+        };
+        self.payload(count, take).await?;
         Ok(rope)
     }
 

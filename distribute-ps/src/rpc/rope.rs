@@ -24,10 +24,6 @@ impl Rope {
         self.len
     }
 
-    pub(crate) fn pieces(&self) -> &[Bytes] {
-        &self.pieces
-    }
-
     /// Appends the bytes from `offset` on to `target`, as many as there are up to `count`.
     pub(crate) fn copy(&self, offset: usize, count: usize, target: &mut Vec<u8>) {
         let first = self.starts.partition_point(|start| *start <= offset);

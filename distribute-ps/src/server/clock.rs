@@ -31,10 +31,14 @@ impl Clock {
         pulled.iter().enumerate().all(kept)
     }
 
-    /// Lets a closure pull, if that keeps the bound.
+    /// Lets a closure pull, if that keeps the bound. One that is under way may pull more, such as
+    /// rows of a table and then a model; what it pulled first is what it may be overtaken on.
     pub(super) fn pull(&mut self, closure: u64, bound: u64) -> bool {
-        let others = self.under_way.len() - usize::from(self.under_way.contains_key(&closure));
-        let may = others as u64 <= bound && self.is_feasible(closure, 0, bound);
+        if self.under_way.contains_key(&closure) {
+            return true;
+        }
+        let others = self.under_way.len() as u64;
+        let may = others <= bound && self.is_feasible(closure, 0, bound);
         if may {
             self.under_way.insert(closure, self.now);
         }
@@ -75,8 +79,23 @@ mod tests {
         assert!(clock.pull(1, 0));
         assert!(clock.push(1, 0));
         assert!(clock.pull(2, 0));
+        assert!(clock.pull(2, 0));
         clock.forget(2);
         assert!(clock.pull(3, 0));
+    }
+
+    #[test]
+    fn what_a_closure_pulled_first_counts() {
+        let mut clock = Clock::default();
+        assert!(clock.pull(1, 1));
+        assert!(clock.pull(2, 1));
+        assert!(clock.push(2, 1));
+        // It pulls more, and is overtaken once already all the same.
+        assert!(clock.pull(1, 1));
+        assert!(clock.pull(3, 1));
+        assert!(!clock.push(3, 1));
+        assert!(clock.push(1, 1));
+        assert!(clock.push(3, 1));
     }
 
     /// Whatever the order in which closures try, nobody is overtaken more often than allowed, and

@@ -50,6 +50,48 @@ pub(crate) fn all_finite(dtype: DType, bytes: &[u8]) -> bool {
     }
 }
 
+/// Whether all elements of a tensor are finite that is looked at piece by piece, in order. A piece
+/// need not end where an element ends.
+#[derive(Debug)]
+pub(crate) struct FiniteCheck {
+    dtype: DType,
+    /// The begun element at the end of the last piece.
+    begun: Vec<u8>,
+    is_finite: bool,
+}
+
+impl FiniteCheck {
+    pub(crate) fn new(dtype: DType) -> Self {
+        Self {
+            dtype,
+            begun: Vec::new(),
+            is_finite: true,
+        }
+    }
+
+    pub(crate) fn look(&mut self, mut piece: &[u8]) {
+        let size = self.dtype.size();
+        if !self.begun.is_empty() {
+            let (head, rest) = piece.split_at(piece.len().min(size - self.begun.len()));
+            self.begun.extend_from_slice(head);
+            piece = rest;
+            if self.begun.len() < size {
+                return;
+            }
+            self.is_finite &= all_finite(self.dtype, &self.begun);
+            self.begun.clear();
+        }
+        let (whole, begun) = piece.split_at(piece.len() / size * size);
+        self.is_finite &= all_finite(self.dtype, whole);
+        self.begun.extend_from_slice(begun);
+    }
+
+    /// Whether all that was looked at is finite.
+    pub(crate) fn is_finite(&self) -> bool {
+        self.is_finite
+    }
+}
+
 /// The same for `f32`, compiled for the caller's processor.
 #[inline(always)]
 #[allow(clippy::inline_always)]
@@ -214,6 +256,23 @@ mod tests {
         }
         assert!(all_finite(DType::F32, bytemuck::cast_slice(&values)));
         assert!(all_finite(DType::I32, bytemuck::cast_slice(&values)));
+    }
+
+    #[test]
+    fn pieces_of_any_length_are_checked_as_the_whole() {
+        let mut values = vec![1.0_f64; 16];
+        for index in 0..=16 {
+            if let Some(value) = values.get_mut(index) {
+                *value = f64::NAN;
+            }
+            for length in 1..=20 {
+                let mut check = FiniteCheck::new(DType::F64);
+                let bytes: &[u8] = bytemuck::cast_slice(&values);
+                bytes.chunks(length).for_each(|piece| check.look(piece));
+                assert_eq!(check.is_finite(), index == 16, "{index} {length}");
+            }
+            values.fill(1.0);
+        }
     }
 
     #[test]

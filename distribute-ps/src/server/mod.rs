@@ -32,6 +32,7 @@ use crate::rpc::{RpcListener, RpcOptions, RpcServer};
 use crate::server::attendance::Attendance;
 pub(crate) use crate::server::attendance::{chief, noted};
 use crate::server::optimizers::Optimizers;
+pub(crate) use crate::server::optimizers::slots_of;
 use crate::server::service::ParameterService;
 use crate::server::store::Store;
 

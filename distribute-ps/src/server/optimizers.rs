@@ -121,6 +121,12 @@ impl Optimizers {
     }
 }
 
+/// The slots of an optimizer that every server knows.
+pub(crate) fn slots_of(spec: &OptimizerSpec) -> Option<&'static [&'static str]> {
+    let built = Optimizers::default().build(spec).ok()?;
+    Some(built.optimizer.slots())
+}
+
 impl fmt::Debug for Optimizers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_set().entries(self.0.keys()).finish()

@@ -6,6 +6,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 
+use burn::tensor::DType;
 use bytes::Bytes;
 use http::{Request, Response};
 use prost::Message;
@@ -17,7 +18,7 @@ use crate::error::{PsError, Result};
 use crate::generated as wire;
 use crate::rpc::Peer;
 use crate::rpc::message::{Outgoing, ReadError, Reader};
-use crate::server::elements::{self, Combine};
+use crate::server::elements::{self, Combine, FiniteCheck};
 use crate::server::shard::{Assignment, Counts, Done, Payload, Shard, ShardGradient};
 use crate::server::snapshot;
 use crate::server::store::{Run, Store};
@@ -277,6 +278,30 @@ impl Call {
         })
     }
 
+    /// The same, none of them NaN or infinite.
+    async fn finite_values(&mut self, announced: &Announced) -> Result<Payload> {
+        let dtype = match announced.is_narrow {
+            true => DType::BF16,
+            false => announced.shard.dtype,
+        };
+        let mut check = FiniteCheck::new(dtype);
+        let bytes = announced.part.bytes;
+        let rope = self
+            .reader
+            .rope_seen(bytes, |piece| check.look(piece))
+            .await;
+        let rope = rope.map_err(unread)?;
+        match check.is_finite() {
+            true => Ok(Payload {
+                rope,
+                is_narrow: announced.is_narrow,
+            }),
+            false => Err(PsError::NonFinite {
+                name: announced.shard.name().to_string(),
+            }),
+        }
+    }
+
     async fn push(mut self) -> Result<Outgoing> {
         let request: wire::Push = self.header().await?;
         let run = self.store.run(&request.run)?;
@@ -297,12 +322,10 @@ impl Call {
             if let Some(rows) = &rows {
                 part.shard.check_rows(rows)?;
             }
-            let values = self.values(&part).await?;
-            if run.rules.non_finite == NonFinite::Refuse && !values.is_finite(part.shard.dtype) {
-                return Err(PsError::NonFinite {
-                    name: part.shard.name().to_string(),
-                });
-            }
+            let values = match run.rules.non_finite {
+                NonFinite::Refuse => self.finite_values(&part).await?,
+                NonFinite::Apply => self.values(&part).await?,
+            };
             gradients.push((part.shard, part.part.base, ShardGradient { rows, values }));
         }
         self.reader.end().await.map_err(unread)?;
@@ -426,7 +449,7 @@ impl Counts {
 
 /// A value's bytes as they travel.
 fn sent(shard: &Shard, pieces: Vec<Bytes>, bf16: bool) -> Vec<Bytes> {
-    match bf16 && shard.dtype == burn::tensor::DType::F32 {
+    match bf16 && shard.dtype == DType::F32 {
         true => pieces
             .iter()
             .map(|piece| elements::narrow(piece).into())

@@ -48,20 +48,6 @@ impl Payload {
         };
         in_place.map_or_else(|| self.read(offset, count).into(), Cow::Borrowed)
     }
-
-    /// Whether all elements are finite.
-    pub(super) fn is_finite(&self, dtype: DType) -> bool {
-        let dtype = if self.is_narrow { DType::BF16 } else { dtype };
-        let (size, mut offset) = (dtype.size(), 0);
-        // A piece need not end where an element ends.
-        self.rope.pieces().iter().all(|piece| {
-            let skip = (size - offset % size) % size;
-            let straddling = offset - (offset % size);
-            offset += piece.len();
-            let first = skip == 0 || elements::all_finite(dtype, &self.rope.read(straddling, size));
-            first && elements::all_finite(dtype, piece.get(skip..).unwrap_or_default())
-        })
-    }
 }
 
 /// A gradient of one shard.
@@ -369,6 +355,9 @@ impl Shard {
         rows: &[u64],
         values: &Payload,
     ) -> Result<()> {
+        if rows.is_empty() {
+            return Ok(());
+        }
         let (rows, gradient) = self.summed(rows, values);
         let State { value, slots, .. } = state;
         let value = value.as_mut().ok_or_else(|| self.uninitialized())?;

@@ -26,6 +26,7 @@
 //! ```
 
 mod state;
+mod tables;
 mod updates;
 mod variable;
 
@@ -35,7 +36,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use burn::tensor::TensorData;
 use distribute_core::optim::Optimizer;
 use distribute_core::partitioners::Partitioner;
-use distribute_core::remote::{RemoteSpec, RemoteState, RemoteStore, RemoteTensor, RemoteVariable};
+use distribute_core::remote::{
+    Pushed, RemoteSpec, RemoteState, RemoteStore, RemoteTensor, RemoteVariable, RowGradients,
+};
 use distribute_core::{
     InputContext, LogicalDevice, Replica, ReplicaStep, Strategy, StrategyId, run_alone,
 };
@@ -47,7 +50,7 @@ use crate::update::{RunId, RunOptions};
 use crate::variable::{OptimizerSpec, VariableRef, VariableSpec};
 use state::State;
 pub use updates::UpdateSource;
-use updates::Updates;
+pub(crate) use updates::Updates;
 use variable::Variable;
 
 /// Trains with variables on parameter servers (TensorFlow:
@@ -60,6 +63,8 @@ pub struct ParameterServerStrategy {
     shared: Arc<Shared>,
     /// The name of what this handle creates.
     name: Option<Arc<str>>,
+    /// Whether data that this handle distributes is divided between the workers.
+    divides: bool,
 }
 
 struct Shared {
@@ -169,6 +174,7 @@ impl ParameterServerStrategy {
         Self {
             shared: Arc::new(shared),
             name: None,
+            divides: true,
         }
     }
 
@@ -178,6 +184,17 @@ impl ParameterServerStrategy {
         Self {
             shared: Arc::clone(&self.shared),
             name: Some(name.into()),
+            divides: self.divides,
+        }
+    }
+
+    /// The same strategy; data that its handle distributes is whole on every worker, instead of
+    /// being divided between them.
+    #[must_use]
+    pub fn undivided(&self) -> Self {
+        Self {
+            divides: false,
+            ..self.clone()
         }
     }
 
@@ -305,6 +322,10 @@ impl RemoteStore for ParameterServerStrategy {
             variable,
         }))
     }
+
+    fn push_rows(&self, rows: Vec<RowGradients>) -> distribute_core::Result<Pushed> {
+        tables::push(&self.shared.client, &self.shared.updates, rows)
+    }
 }
 
 impl Strategy for ParameterServerStrategy {
@@ -321,7 +342,10 @@ impl Strategy for ParameterServerStrategy {
     }
 
     fn input_context(&self) -> InputContext {
-        self.shared.input
+        match self.divides {
+            true => self.shared.input,
+            false => InputContext::default(),
+        }
     }
 
     fn id(&self) -> StrategyId {

@@ -5,11 +5,15 @@ use std::sync::Arc;
 
 use burn::tensor::TensorData;
 use distribute_core::Result;
-use distribute_core::remote::{Pushed, RemoteSpec, RemoteState, RemoteValues, RemoteVersion};
+use distribute_core::remote::{
+    Pushed, RemoteSpec, RemoteState, RemoteValues, RemoteVersion, RowGradients,
+};
 
+use super::tables;
 use super::updates::Updates;
 use crate::client::VariableClient;
 use crate::error::PsError;
+use crate::table::{add_tables, take_tables};
 use crate::update::{Gradient, PushOutcome, Versions};
 use crate::variable::{Snapshot, VariableRef};
 
@@ -47,7 +51,7 @@ impl State {
     }
 
     /// The number of updates of the trained variable that was updated most.
-    fn step_of<'a>(updates: impl IntoIterator<Item = &'a Versions>) -> u64 {
+    pub(super) fn step_of<'a>(updates: impl IntoIterator<Item = &'a Versions>) -> u64 {
         let all = updates.into_iter().flat_map(|updates| &updates.0);
         all.copied().max().unwrap_or(0)
     }
@@ -56,6 +60,12 @@ impl State {
     fn plain_name<'a>(&self, variable: &'a VariableRef) -> &'a str {
         let name = variable.name();
         name.strip_prefix(&self.prefix).unwrap_or(name)
+    }
+
+    /// Whether the checkpoints of this state hold the program's embedding tables: those of its
+    /// only state, or of the first one.
+    fn has_tables(&self) -> bool {
+        self.prefix.is_empty()
     }
 
     fn slot_name(&self, variable: &VariableRef, slot: &str) -> String {
@@ -71,7 +81,7 @@ fn reshaped(value: TensorData, shape: impl Into<burn::tensor::Shape>) -> TensorD
 }
 
 /// Whether no shard took anything.
-fn is_dropped(outcome: &PushOutcome) -> bool {
+pub(super) fn is_dropped(outcome: &PushOutcome) -> bool {
     outcome.dropped > 0 && outcome.applied + outcome.already_applied + outcome.accumulated == 0
 }
 
@@ -94,7 +104,12 @@ impl RemoteState for State {
         })
     }
 
-    fn push(&self, gradients: Vec<Option<TensorData>>, base: &[RemoteVersion]) -> Result<Pushed> {
+    fn push(
+        &self,
+        gradients: Vec<Option<TensorData>>,
+        base: &[RemoteVersion],
+        rows: Vec<RowGradients>,
+    ) -> Result<Pushed> {
         let (mut pushed, mut versions) = (Vec::new(), Vec::new());
         for ((index, gradient), base) in self.trained.iter().zip(gradients).zip(base) {
             if let Some(gradient) = gradient {
@@ -103,6 +118,11 @@ impl RemoteState for State {
                 versions.push(Versions(base.clone()));
             }
         }
+        // The step is counted by the model's own variables.
+        let own = pushed.len();
+        let (rows, bases) = tables::gradients(&self.client, rows)?;
+        pushed.extend(rows);
+        versions.extend(bases);
         let id = self.updates.next()?;
         if pushed.is_empty() {
             return Ok(Pushed::Applied { step: 0 });
@@ -110,7 +130,7 @@ impl RemoteState for State {
         match self.client.push(id, pushed, &versions) {
             Ok(outcome) if is_dropped(&outcome) => Ok(Pushed::Dropped),
             Ok(outcome) => Ok(Pushed::Applied {
-                step: Self::step_of(&outcome.updates),
+                step: Self::step_of(outcome.updates.iter().take(own)),
             }),
             Err(PsError::Stale { .. }) => Ok(Pushed::Dropped),
             Err(error) => Err(error.into()),
@@ -143,6 +163,9 @@ impl RemoteState for State {
             let most = updates.and_then(|updates| updates.0.iter().max());
             step = step.max(most.copied().unwrap_or(0));
         }
+        if self.has_tables() {
+            take_tables(&mut snapshot, &mut tensors);
+        }
         Ok((step, tensors))
     }
 
@@ -169,6 +192,9 @@ impl RemoteState for State {
             }
             snapshot.variables.insert(name.clone(), value.clone());
             snapshot.updates.insert(name, updates);
+        }
+        if self.has_tables() {
+            add_tables(&mut snapshot, &self.client.variables()?, tensors, step)?;
         }
         Ok(self.client.restore(&snapshot)?)
     }

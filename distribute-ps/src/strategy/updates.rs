@@ -66,7 +66,7 @@ const REMEMBERED: u64 = 1024;
 
 /// A strategy's updates: those of the closure that it runs, else its own.
 #[derive(Debug)]
-pub(super) struct Updates {
+pub(crate) struct Updates {
     run: RunId,
     closure: Mutex<Option<UpdateSource>>,
     own: Mutex<Own>,
@@ -122,7 +122,7 @@ impl Updates {
     }
 
     /// The closure that runs, for servers where faster workers wait for it.
-    pub(super) fn closure(&self) -> Option<u64> {
+    pub(crate) fn closure(&self) -> Option<u64> {
         Some(lock(&self.closure).as_ref()?.closure)
     }
 

@@ -34,6 +34,8 @@ enum Failure {
     Panicked(String),
     ReplicaPanicked(String),
     Other(String),
+    /// The id in decimal.
+    UnknownId(String, String, u64),
 }
 
 /// The error of this crate that is wrapped in one of a strategy or of a step, if there is one:
@@ -100,6 +102,7 @@ pub(super) fn encode(error: &PsError) -> Vec<u8> {
             reason,
         } => Failure::WrongArguments(step, expected, found, reason),
         PsError::Panicked { message } => Failure::Panicked(cut(message)),
+        PsError::UnknownId { table, id, rows } => Failure::UnknownId(table, id.to_string(), rows),
         other => match wire_error::to_bytes(&other) {
             Some(bytes) => Failure::Variable(bytes),
             None => in_words(&other),
@@ -172,6 +175,12 @@ pub(crate) fn decode(bytes: &[u8]) -> PsError {
             PsError::Panicked { message }
         }
         Failure::Other(text) => PsError::step(text),
+        Failure::UnknownId(table, id, rows) => PsError::UnknownId {
+            table,
+            // It was written here as a number.
+            id: id.parse().unwrap_or(-1),
+            rows,
+        },
     }
 }
 

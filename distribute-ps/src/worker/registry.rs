@@ -51,6 +51,8 @@ pub struct StepRegistry {
     resources: BTreeMap<String, Box<Build>>,
     /// What the coordinator makes, in the order of registration.
     pub(super) shared: Vec<(String, Box<super::shared_state::Make>)>,
+    /// How many of these are embedding tables, which have names of their own kind.
+    pub(crate) tables: usize,
 }
 
 /// A handle of a value that every worker builds for itself, by

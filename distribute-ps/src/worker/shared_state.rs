@@ -53,7 +53,8 @@ impl StepRegistry {
     /// variables, and on each worker when a step first asks for the value, where it finds them.
     ///
     /// The first such value of a program has its variables under the names of checkpoints
-    /// (`model/conv1.weight`), any further one under its own name in front.
+    /// (`model/conv1.weight`), any further one under its own name in front. Embedding tables do not
+    /// count.
     ///
     /// # Errors
     /// As [`step`](Self::step); resources, datasets and shared values have one space of names.
@@ -65,7 +66,7 @@ impl StepRegistry {
         F: Fn(&ParameterServerStrategy) -> Result<T> + Send + Sync + 'static,
     {
         let name = name.into();
-        let is_first = self.shared.is_empty();
+        let is_first = self.shared.len() == self.tables;
         let of_name = name.clone();
         let build = std::sync::Arc::new(move |strategy: &ParameterServerStrategy| match is_first {
             true => build(strategy),

@@ -283,7 +283,7 @@ impl Callback for ModelCheckpoint {
         let step = run.progress().step;
         let new_step = self.last.is_none_or(|(last, _)| last != step);
         let due = match self.every {
-            Every::Steps(steps) => new_step && step > 0 && step.is_multiple_of(steps),
+            Every::Steps(steps) => new_step && run.reached_multiple_of(steps),
             Every::Seconds(interval) => new_step && step > 0 && self.is_time(interval, run),
             Every::Epochs(_) => false,
         };

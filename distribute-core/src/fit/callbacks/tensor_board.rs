@@ -48,7 +48,7 @@ impl Callback for TensorBoard {
         let step = run.progress().step;
         if !self
             .every_steps
-            .is_some_and(|every| step.is_multiple_of(every))
+            .is_some_and(|every| run.reached_multiple_of(every))
         {
             return Ok(());
         }

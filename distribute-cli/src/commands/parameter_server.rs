@@ -1,0 +1,236 @@
+//! `train --strategy parameter-server`: this process is the chief, a worker, a server or the
+//! evaluator of its cluster, and all of them get the same flags.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use distribute_cli::model::Sequential;
+use distribute_core::cluster::{Cluster, ClusterResolver, TaskType};
+use distribute_core::fit::RunInfo;
+use distribute_core::fit::callbacks::Interrupt;
+use distribute_core::{Error, Strategy, StrategyExt, TrainState};
+use distribute_data::readers::TrainTest;
+use distribute_data::{Batching, StrategyDataExt};
+use distribute_ps::{
+    ClusterCoordinator, CoordinatorOptions, Program, PsError, State, Training, TrainingData,
+};
+
+use super::restore::same_model;
+use super::start::Start;
+use super::train::{GlobalBatch, Run, check_sizes, epochs};
+use crate::args::TrainArgs;
+use crate::data::{Batch, Classified};
+use crate::failure::Failure;
+use crate::objective::objective;
+use crate::task::{Task, optimizer};
+
+/// What all processes of the job register under.
+const NAME: &str = "train";
+
+/// Does what this process' role is, and blocks until the job is done.
+pub(super) fn run(args: TrainArgs, interrupted: &Arc<AtomicBool>) -> Result<(), Failure> {
+    args.tpu.refuse_without_tpu()?;
+    args.cluster.refuse_collectives()?;
+    if args.devices.replicas.is_some_and(|count| count > 1) || args.devices.devices.len() > 1 {
+        return Err(Failure::usage(
+            "a worker of --strategy parameter-server has one replica; start more workers",
+        ));
+    }
+    let (detected, cluster) = args.cluster.resolve()?;
+    let resolver = &*detected.resolver;
+    match cluster.as_ref().map(Cluster::task_type) {
+        Some(TaskType::Evaluator) => super::evaluator::run(&args, interrupted),
+        Some(TaskType::Chief) => {
+            let found = detected.to_string();
+            chief(args, resolver, &found, interrupted)
+        }
+        Some(TaskType::Worker) => worker(&args, resolver, interrupted),
+        // Without a cluster the program says what is missing.
+        Some(TaskType::ParameterServer) | None => {
+            let program = empty(&args)?;
+            ended(program.run_in(resolver, |_| Ok(())), interrupted)
+        }
+    }
+}
+
+/// A program that knows what to trust and to expect, and nothing to train.
+fn empty(args: &TrainArgs) -> Result<Program, Failure> {
+    let mut program = Program::new();
+    program
+        .security(args.cluster.security()?)
+        .coordinator_options(coordinator_options(args)?)
+        .worker_options(args.servers.worker_options());
+    Ok(program)
+}
+
+fn coordinator_options(args: &TrainArgs) -> Result<CoordinatorOptions, Failure> {
+    let mut options = args.servers.coordinator_options()?;
+    if let Some(seconds) = args.cluster.rendezvous_timeout {
+        options.connect_timeout = Duration::from_secs(seconds);
+        options.client.connect_timeout = options.connect_timeout;
+    }
+    Ok(options)
+}
+
+/// What is trained, as all processes register it.
+struct Job {
+    state: State<TrainState<Sequential>>,
+    training: Training<Sequential, Batch>,
+}
+
+/// Registers the job. `global_batch` examples make a step of one worker.
+fn register(
+    program: &mut Program,
+    args: &TrainArgs,
+    task: &Task,
+    data: &TrainTest,
+    global_batch: usize,
+) -> Job {
+    let (optimizer, seed) = (optimizer(&args.training), args.training.seed);
+    let plan = task.plan.clone();
+    let state = program.shared("model", move |strategy| {
+        let state = strategy.try_scope(|device| {
+            let model = Sequential::initialized(&plan, seed, device).map_err(Error::step)?;
+            Ok(TrainState::with_optimizer(model, Arc::clone(&optimizer)))
+        });
+        state.map_err(PsError::from)
+    });
+    let (train, test) = (data.train.clone(), data.test.clone());
+    let data = move |strategy: &distribute_ps::ParameterServerStrategy| {
+        let batching = Batching::global(global_batch);
+        let train = Classified::weighted(train.clone());
+        let train = strategy.distribute_dataset(train, batching.shuffle(seed))?;
+        let test = strategy.distribute_dataset(Classified::weighted(test.clone()), batching)?;
+        Ok(TrainingData::new(train).validation(test))
+    };
+    let training = program.training(NAME, &state, data, objective);
+    Job { state, training }
+}
+
+fn worker(
+    args: &TrainArgs,
+    resolver: &dyn ClusterResolver,
+    interrupted: &AtomicBool,
+) -> Result<(), Failure> {
+    let (task, data) = Task::asked(args)?;
+    check_sizes(&task, &data, 1)?;
+    let batch = GlobalBatch::new(args.data.batch_size, 1, data.train.len(), &Start::default())?;
+    let mut program = empty(args)?;
+    register(&mut program, args, &task, &data, batch.examples);
+    ended(program.run_in(resolver, |_| Ok(())), interrupted)
+}
+
+/// How a process ends that serves the chief.
+fn ended(outcome: distribute_ps::Result<()>, interrupted: &AtomicBool) -> Result<(), Failure> {
+    match outcome {
+        Err(error @ PsError::Role { .. }) => Err(Failure::usage(error)),
+        // The chief says what becomes of the job that all were asked to end.
+        Err(PsError::CoordinatorFailed { .. }) if interrupted.load(Ordering::Relaxed) => Ok(()),
+        other => Ok(other?),
+    }
+}
+
+fn chief(
+    mut args: TrainArgs,
+    resolver: &dyn ClusterResolver,
+    found: &str,
+    interrupted: &Arc<AtomicBool>,
+) -> Result<(), Failure> {
+    let start = Start::new(&args.files)?;
+    refuse_other_numbers(&start, &args)?;
+    let (task, data) = Task::asked(&args)?;
+    if let Some((path, checkpoint)) = &start.checkpoint {
+        same_model(checkpoint, path, &task)?;
+        start.same_numbers(&args.training)?;
+    }
+    start.complete(&mut args.training);
+    check_sizes(&task, &data, 1)?;
+    let batch = GlobalBatch::new(args.data.batch_size, 1, data.train.len(), &Start::default())?;
+    refuse_other_batch(&start, batch.examples)?;
+    let mut program = empty(&args)?;
+    let job = register(&mut program, &args, &task, &data, batch.examples);
+    let interrupt = Interrupt::new(Arc::clone(interrupted));
+    let mut failure = None;
+    let outcome = program.run_in(resolver, |coordinator| {
+        let trained = coordinator.strategy().map_err(Failure::from);
+        let trained = trained.and_then(|strategy| {
+            let strategy: Arc<dyn Strategy> = Arc::new(strategy.undivided());
+            let run = Run {
+                global_batch: batch.examples,
+                cluster: described(coordinator, found),
+                epochs: epochs(&args, &task),
+                args,
+                task,
+                data,
+                devices: (0..coordinator.num_workers())
+                    .map(|worker| format!("worker:{worker}"))
+                    .collect(),
+                workers: Some(coordinator.num_workers()),
+                strategy,
+            };
+            train(&run, coordinator, &job, start, interrupt)
+        });
+        trained.map_err(|failed| {
+            let text = failed.to_string();
+            failure = Some(failed);
+            PsError::step(text)
+        })
+    });
+    match failure {
+        Some(failure) => Err(failure),
+        None => ended(outcome, interrupted),
+    }
+}
+
+fn train(
+    run: &Run,
+    coordinator: &ClusterCoordinator,
+    job: &Job,
+    start: Start,
+    interrupt: Interrupt,
+) -> Result<(), Failure> {
+    let (history, saved) = run.supervise(start, interrupt, |fit| {
+        Ok(coordinator.fit(&job.training, fit)?)
+    })?;
+    let test = run.test_data()?;
+    coordinator.with(&job.state, |state| {
+        Ok(run.finish(&history, state, &test, saved))
+    })?
+}
+
+/// What there is to say about the cluster.
+fn described(coordinator: &ClusterCoordinator, found: &str) -> Vec<String> {
+    let servers = coordinator.variables().map_or(0, |it| it.num_servers());
+    let mut lines: Vec<String> = found.lines().map(str::to_string).collect();
+    lines.push(format!("{servers} parameter servers hold the weights"));
+    lines
+}
+
+/// The workers do not read the checkpoint, so what they need to know must be in the flags.
+fn refuse_other_numbers(start: &Start, args: &TrainArgs) -> Result<(), Failure> {
+    let Some((path, checkpoint)) = &start.checkpoint else {
+        return Ok(());
+    };
+    match crate::task::stored_l2(&checkpoint.metadata) {
+        Some(l2) if args.training.l2.is_none() => Err(Failure::failed(format!(
+            "{} was trained with --l2 {l2}; give all processes the same flag",
+            path.display()
+        ))),
+        _ => Ok(()),
+    }
+}
+
+fn refuse_other_batch(start: &Start, examples: usize) -> Result<(), Failure> {
+    let Some((path, checkpoint)) = &start.checkpoint else {
+        return Ok(());
+    };
+    match RunInfo::of(checkpoint)?.global_batch_size {
+        Some(before) if before != examples => Err(Failure::failed(format!(
+            "{} is of a run with {before} examples a step, this one has {examples}; give all \
+             processes --batch-size {before}",
+            path.display()
+        ))),
+        _ => Ok(()),
+    }
+}

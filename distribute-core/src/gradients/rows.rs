@@ -1,0 +1,300 @@
+//! Gradients of rows of tables that live on parameter servers.
+
+use std::cmp::Ordering;
+use std::fmt;
+use std::sync::Arc;
+
+use burn::module::Param;
+use burn::tensor::{DType, Gradients as BurnGradients, Tensor, TensorData};
+
+use super::Gradients;
+use crate::remote::{Pushed, RemoteVersion};
+use crate::{Applied, Error, ReplicaContext, Result, scope};
+
+/// Some rows of a table in a [`RemoteStore`](crate::remote::RemoteStore), as they were looked up.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RemoteRows {
+    /// The table's name in the store.
+    pub table: Arc<str>,
+    /// Which rows: ascending, each once.
+    pub ids: Arc<[u64]>,
+    /// The version of the table's parts at which they were looked up.
+    pub base: RemoteVersion,
+}
+
+/// The gradient of some rows of a table (TensorFlow: the `tf.IndexedSlices` of an
+/// `embedding_lookup`, with each row once).
+#[derive(Debug, Clone, PartialEq)]
+pub struct RowGradients {
+    /// Which rows, of which table.
+    pub rows: RemoteRows,
+    /// One row per id: `[ids, width]`, of `f32`.
+    pub values: TensorData,
+}
+
+impl RowGradients {
+    /// Adds the gradients of other rows of the same table; the older base counts.
+    fn add(&mut self, other: Self) -> Result<()> {
+        let width = self.width()?;
+        if other.width()? != width {
+            return Err(Error::Shape {
+                op: "gradients of rows",
+                expected: vec![other.rows.ids.len(), width],
+                found: other.values.shape().to_vec(),
+            });
+        }
+        let mine = self.values.as_slice::<f32>().map_err(Error::step)?;
+        let theirs = other.values.as_slice::<f32>().map_err(Error::step)?;
+        let (mut ids, mut sum) = (Vec::new(), Vec::new());
+        let (mut i, mut j) = (0, 0);
+        loop {
+            let (left, right) = (self.rows.ids.get(i), other.rows.ids.get(j));
+            let order = match (left, right) {
+                (None, None) => break,
+                (Some(_), None) => Ordering::Less,
+                (None, Some(_)) => Ordering::Greater,
+                (Some(left), Some(right)) => left.cmp(right),
+            };
+            let row = |values: &[f32], at: usize| values[at * width..(at + 1) * width].to_vec();
+            ids.extend(if order.is_le() { left } else { right });
+            match order {
+                Ordering::Less => sum.extend(row(mine, i)),
+                Ordering::Greater => sum.extend(row(theirs, j)),
+                Ordering::Equal => {
+                    let pairs = row(mine, i).into_iter().zip(row(theirs, j));
+                    sum.extend(pairs.map(|(mine, theirs)| mine + theirs));
+                }
+            }
+            i += usize::from(order.is_le());
+            j += usize::from(order.is_ge());
+        }
+        let bases = self.rows.base.iter_mut().zip(&other.rows.base);
+        bases.for_each(|(mine, theirs)| *mine = (*mine).min(*theirs));
+        self.values = TensorData::new(sum, [ids.len(), width]);
+        self.rows.ids = ids.into();
+        Ok(())
+    }
+
+    /// Checked: one row of `f32` per id.
+    fn width(&self) -> Result<usize> {
+        check(&self.rows, &self.values)
+    }
+}
+
+fn check(rows: &RemoteRows, values: &TensorData) -> Result<usize> {
+    if values.dtype() != DType::F32 {
+        return Err(Error::DType {
+            op: "rows of a table (f32 only)",
+            dtype: values.dtype().name().to_string(),
+        });
+    }
+    match values.shape()[..] {
+        [count, width] if count == rows.ids.len() => Ok(width),
+        _ => Err(Error::Shape {
+            op: "rows of a table",
+            expected: vec![rows.ids.len(), values.shape().last().copied().unwrap_or(1)],
+            found: values.shape().to_vec(),
+        }),
+    }
+}
+
+/// Rows that a step has looked up: a leaf of the graph.
+pub(crate) struct Watched {
+    rows: RemoteRows,
+    leaf: Tensor<2>,
+}
+
+impl Watched {
+    /// Moves the rows' gradient out, if the loss depends on them.
+    pub(super) fn take(&self, from: &mut BurnGradients) -> Result<Option<RowGradients>> {
+        let rows = self.rows.clone();
+        let values = match self.leaf.grad_remove(from) {
+            Some(gradient) => gradient.try_into_data().map_err(Error::step)?,
+            // No rows at all have a gradient, whatever the graph says.
+            None if rows.ids.is_empty() => TensorData::new(Vec::<f32>::new(), self.leaf.shape()),
+            None => return Ok(None),
+        };
+        Ok(Some(RowGradients { rows, values }))
+    }
+}
+
+impl fmt::Debug for Watched {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.rows.fmt(f)
+    }
+}
+
+impl Gradients {
+    /// The gradients of rows of tables, one entry for each table that the loss depends on.
+    pub fn row_gradients(&self) -> &[RowGradients] {
+        &self.rows
+    }
+
+    /// The same, for changing them in place. Shapes and ids stay as they are.
+    pub fn row_gradients_mut(&mut self) -> impl Iterator<Item = &mut TensorData> {
+        self.rows.iter_mut().map(|rows| &mut rows.values)
+    }
+
+    /// Adds to the gradients of a table.
+    pub(super) fn add_rows(&mut self, rows: RowGradients) -> Result<()> {
+        let mut all = self.rows.iter_mut();
+        match all.find(|known| known.rows.table == rows.rows.table) {
+            Some(known) => known.add(rows),
+            None => {
+                rows.width()?;
+                self.rows.push(rows);
+                Ok(())
+            }
+        }
+    }
+
+    /// Where gradients of rows would get lost.
+    pub(crate) fn refuse_rows(&self, what: &str) -> Result<()> {
+        match self.rows.first() {
+            None => Ok(()),
+            Some(first) => Err(Error::invalid(format!(
+                "the gradients are also those of rows of `{}`, which {what} cannot take: hand them \
+                 to `apply_gradients` of a state on parameter servers, or to \
+                 `ctx.apply_row_gradients`",
+                first.rows.table
+            ))),
+        }
+    }
+}
+
+/// A model without parameters.
+type NoModel = Vec<Param<Tensor<1>>>;
+
+impl ReplicaContext {
+    /// Makes rows of a table a leaf of the graph (TensorFlow: `GradientTape.watch`): from now on
+    /// the gradients of every loss of this step that depends on the leaf hold those of the rows,
+    /// and `apply_gradients` of a state on parameter servers sends them with its own.
+    ///
+    /// `values` are the rows of the ids, `[ids, width]`, of `f32`. What users call is the lookup of
+    /// the crate that has the tables.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] and [`Error::DType`] for other values, and in a step that is compiled.
+    pub fn watch_rows(&self, rows: RemoteRows, values: TensorData) -> Result<Tensor<2>> {
+        self.refuse_captured("watch_rows")?;
+        check(&rows, &values)?;
+        let device = self.device();
+        let options = (&device.clone().without_autodiff(), DType::F32);
+        let leaf = Tensor::from_inner(Tensor::<2>::from_data(values, options)).require_grad();
+        self.watched.borrow_mut().push(Watched {
+            rows,
+            leaf: leaf.clone(),
+        });
+        Ok(leaf)
+    }
+
+    /// The gradients of `loss` with respect to the rows that this step has looked up, and to
+    /// nothing else: for a model that is nothing but tables.
+    ///
+    /// # Errors
+    /// Those of [`gradient`](Self::gradient).
+    pub fn row_gradients(&self, loss: &Tensor<1>) -> Result<Gradients> {
+        self.gradient(loss, &NoModel::new())
+    }
+
+    /// Sends gradients of rows of tables to the parameter servers, where no state is updated: for
+    /// a model that is nothing but tables. Otherwise a state's
+    /// [`apply_gradients`](crate::TrainState::apply_gradients) sends them with its own. Blocks.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for gradients of a model too, and under a strategy without
+    /// parameter servers; those of the servers.
+    pub fn apply_row_gradients(&self, gradients: Gradients) -> Result<Applied> {
+        if !gradients.is_empty() {
+            return Err(Error::invalid(format!(
+                "apply_row_gradients: there are also gradients of {} parameters of a model; hand \
+                 all of them to `apply_gradients` of its state",
+                gradients.len()
+            )));
+        }
+        let strategy = scope::current_strategy();
+        let Some(store) = strategy.remote_store() else {
+            return Err(Error::invalid(format!(
+                "apply_row_gradients: the strategy `{}` has no parameter servers",
+                strategy.name()
+            )));
+        };
+        match store.push_rows(gradients.rows)? {
+            Pushed::Applied { .. } => Ok(Applied::Updated),
+            Pushed::Dropped => Ok(Applied::Dropped),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(table: &str, ids: &[u64], values: &[f32], base: &[u64]) -> RowGradients {
+        RowGradients {
+            rows: RemoteRows {
+                table: table.into(),
+                ids: ids.into(),
+                base: base.to_vec(),
+            },
+            values: TensorData::new(values.to_vec(), [ids.len(), 2]),
+        }
+    }
+
+    fn none() -> Gradients {
+        Gradients::none(&NoModel::new()).unwrap()
+    }
+
+    #[test]
+    fn rows_of_one_table_add_up_and_others_are_kept_apart() {
+        let mut sum = none();
+        let first = of("a", &[1, 4, 9], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], &[7, 2]);
+        let second = of("a", &[0, 4], &[10.0, 20.0, 30.0, 40.0], &[3, 5]);
+        let other = of("b", &[4], &[0.5, 0.5], &[1]);
+        for rows in [first, other.clone(), second] {
+            let mut gradients = none();
+            gradients.add_rows(rows).unwrap();
+            sum.accumulate(gradients).unwrap();
+        }
+        let values = [10.0, 20.0, 1.0, 2.0, 33.0, 44.0, 5.0, 6.0];
+        let expected = of("a", &[0, 1, 4, 9], &values, &[3, 2]);
+        assert_eq!(sum.row_gradients(), [expected, other]);
+    }
+
+    #[test]
+    fn the_norm_counts_rows_and_clipping_scales_them() {
+        let mut gradients = none();
+        gradients.add_rows(of("a", &[3], &[3.0, 0.0], &[])).unwrap();
+        gradients.add_rows(of("b", &[0], &[0.0, 4.0], &[])).unwrap();
+        assert_eq!(gradients.clip_by_global_norm(1.0).unwrap(), 5.0);
+        let norm = gradients.global_norm().unwrap();
+        assert!((norm - 1.0).abs() < 1e-6, "{norm}");
+    }
+
+    #[test]
+    fn rows_of_other_widths_or_types_are_refused() {
+        let mut gradients = none();
+        gradients.add_rows(of("a", &[3], &[3.0, 0.0], &[])).unwrap();
+        let mut wider = of("a", &[3], &[3.0, 0.0], &[]);
+        wider.values = TensorData::new(vec![1.0_f32; 3], [1, 3]);
+        let error = gradients.add_rows(wider).unwrap_err();
+        assert!(matches!(error, Error::Shape { .. }), "{error}");
+        let mut few = of("c", &[3, 4], &[0.0; 4], &[]);
+        few.values = TensorData::new(vec![1.0_f32; 2], [1, 2]);
+        let error = gradients.add_rows(few).unwrap_err();
+        assert!(matches!(error, Error::Shape { .. }), "{error}");
+        let mut wide = of("d", &[3], &[3.0, 0.0], &[]);
+        wide.values = TensorData::new(vec![1.0_f64; 2], [1, 2]);
+        let error = gradients.add_rows(wide).unwrap_err();
+        assert!(matches!(error, Error::DType { .. }), "{error}");
+    }
+
+    #[test]
+    fn a_step_does_not_return_gradients_of_rows_by_halves() {
+        use crate::Nest;
+        let mut gradients = none();
+        gradients.add_rows(of("a", &[3], &[3.0, 0.0], &[])).unwrap();
+        let error = gradients.take_leaves().unwrap_err().to_string();
+        assert!(error.contains("`a`"), "{error}");
+    }
+}

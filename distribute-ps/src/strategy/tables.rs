@@ -1,0 +1,98 @@
+//! Embedding tables on the servers.
+
+use std::sync::Arc;
+
+use distribute_core::remote::{Pushed, RowGradients};
+
+use super::state::{State, is_dropped};
+use super::{Maker, ParameterServerStrategy, Updates, lock};
+use crate::client::VariableClient;
+use crate::error::{PsError, Result};
+use crate::table::{EmbeddingTable, TableSpec};
+use crate::update::{Gradient, Versions};
+use crate::variable::{VariableRef, VariableSpec};
+
+impl ParameterServerStrategy {
+    /// Makes an embedding table on the servers, cut by the strategy's partitioner, or finds it on
+    /// a worker. What its lookups and gradients do is in [`table`](crate::table). Programs with a
+    /// coordinator register it: [`Program::table`](crate::Program::table).
+    ///
+    /// # Errors
+    /// [`PsError::VariableExists`]; on a worker [`PsError::UnknownVariable`] and
+    /// [`PsError::Shape`]; [`PsError::InvalidArgument`] for a table without rows or columns and for
+    /// initial values that are not possible; those of the servers, such as
+    /// [`PsError::TooLarge`].
+    pub fn table(&self, name: &str, spec: &TableSpec) -> Result<EmbeddingTable> {
+        spec.check(name)?;
+        let described = spec.variable(name);
+        let variable = match &self.shared.maker {
+            Some(maker) => self.make(&mut lock(maker), &described)?,
+            None => self.find_table(&described)?,
+        };
+        let (client, updates) = (self.shared.client.clone(), Arc::clone(&self.shared.updates));
+        let table = EmbeddingTable::new(name, client, updates, variable);
+        if self.shared.maker.is_some() {
+            spec.initialize(&table)?;
+        }
+        Ok(table)
+    }
+
+    fn make(&self, maker: &mut Maker, spec: &VariableSpec) -> Result<VariableRef> {
+        let partitioner = maker.partitioner.clone();
+        let bytes = spec.dtype.size();
+        let placement = maker
+            .placement
+            .place(&spec.shape, bytes, partitioner.as_deref())?;
+        self.shared.client.create(spec, &placement)
+    }
+
+    fn find_table(&self, spec: &VariableSpec) -> Result<VariableRef> {
+        let variable = self.shared.client.variable(&spec.name)?;
+        match variable.shape() == spec.shape {
+            true => Ok(variable),
+            false => Err(PsError::Shape {
+                op: "table",
+                name: spec.name.clone(),
+                expected: variable.shape().to_vec(),
+                found: spec.shape.clone(),
+            }),
+        }
+    }
+}
+
+/// Gradients of rows as they are pushed, and the versions that they were computed at.
+pub(super) fn gradients(
+    client: &VariableClient,
+    rows: Vec<RowGradients>,
+) -> Result<(Vec<(VariableRef, Gradient)>, Vec<Versions>)> {
+    let one = |rows: RowGradients| {
+        let table = client.variable(&rows.rows.table)?;
+        let gradient = Gradient::Table {
+            ids: rows.rows.ids.to_vec(),
+            rows: rows.values,
+        };
+        Ok(((table, gradient), Versions(rows.rows.base)))
+    };
+    rows.into_iter().map(one).collect()
+}
+
+/// Pushes gradients of rows alone.
+pub(super) fn push(
+    client: &VariableClient,
+    updates: &Updates,
+    rows: Vec<RowGradients>,
+) -> distribute_core::Result<Pushed> {
+    let (gradients, versions) = gradients(client, rows)?;
+    let id = updates.next()?;
+    if gradients.is_empty() {
+        return Ok(Pushed::Applied { step: 0 });
+    }
+    match client.push(id, gradients, &versions) {
+        Ok(outcome) if is_dropped(&outcome) => Ok(Pushed::Dropped),
+        Ok(outcome) => Ok(Pushed::Applied {
+            step: State::step_of(&outcome.updates),
+        }),
+        Err(PsError::Stale { .. }) => Ok(Pushed::Dropped),
+        Err(error) => Err(error.into()),
+    }
+}

@@ -1,0 +1,196 @@
+//! Tables in checkpoints: as `table/NAME`, their slots as `optimizer/SLOT/table/NAME` and the
+//! number of their updates as `updates/table/NAME`. Nothing of it depends on servers and shards.
+
+use std::collections::BTreeMap;
+
+use burn::tensor::TensorData;
+
+use super::PREFIX;
+use crate::error::{PsError, Result};
+use crate::server::slots_of;
+use crate::update::Versions;
+use crate::variable::{Snapshot, VariableRef};
+
+/// What stands before the names of slots, and of the counts of tables.
+const SLOTS: &str = "optimizer/";
+const COUNTS: &str = "updates/";
+
+fn is_table(name: &str) -> bool {
+    name.starts_with(PREFIX)
+}
+
+fn count_name(table: &str) -> String {
+    format!("{COUNTS}{table}")
+}
+
+fn slot_name(slot: &str, name: &str) -> String {
+    let path = name.strip_prefix("model/").unwrap_or(name);
+    format!("{SLOTS}{slot}/{path}")
+}
+
+fn reshaped(value: &TensorData, shape: Vec<usize>) -> TensorData {
+    let (bytes, _, dtype) = value.clone().into_parts();
+    TensorData::from_bytes(bytes, shape, dtype)
+}
+
+/// The counts of updates of a snapshot's tables, by their names in checkpoints.
+pub(crate) fn counts(snapshot: &Snapshot) -> impl Iterator<Item = (String, TensorData)> {
+    let tables = snapshot.variables.keys().filter(|name| is_table(name));
+    tables.map(|name| {
+        let updates = snapshot.updates.get(name);
+        let most = updates.and_then(|updates| updates.0.iter().max().copied());
+        let most = i64::try_from(most.unwrap_or(0)).unwrap_or(i64::MAX);
+        (count_name(name), TensorData::new(vec![most], [1]))
+    })
+}
+
+/// Moves all tables of a snapshot, with slots and counts, under their names in checkpoints.
+pub(crate) fn take_tables(snapshot: &mut Snapshot, tensors: &mut BTreeMap<String, TensorData>) {
+    tensors.extend(counts(snapshot));
+    let names = snapshot.variables.keys().filter(|name| is_table(name));
+    let names: Vec<String> = names.cloned().collect();
+    for name in names {
+        let slots = snapshot.slots.iter().filter(|((of, _), _)| *of == name);
+        for ((_, slot), value) in slots {
+            let count = value.shape().num_elements();
+            tensors.insert(slot_name(slot, &name), reshaped(value, vec![count]));
+        }
+        if let Some(value) = snapshot.variables.remove(&name) {
+            tensors.insert(name, value);
+        }
+    }
+}
+
+/// Adds the tables among these variables, from a checkpoint of step `step`, to a snapshot that is
+/// to be restored. As everywhere, slots of another optimizer are left out: those start at zero.
+pub(crate) fn add_tables(
+    snapshot: &mut Snapshot,
+    variables: &[VariableRef],
+    tensors: &BTreeMap<String, TensorData>,
+    step: u64,
+) -> Result<()> {
+    let tables = variables.iter().filter(|one| is_table(one.name()));
+    for table in tables {
+        let name = table.name();
+        let missing = || PsError::invalid(format!("the checkpoint has no table `{name}`"));
+        let value = tensors.get(name).ok_or_else(missing)?;
+        add(snapshot, name, value, tensors, step);
+        keep_own_slots(snapshot, table);
+    }
+    Ok(())
+}
+
+/// Of the slots of a table keeps those of its optimizer if all of them are there, otherwise none.
+/// Of an optimizer that only the servers know it keeps all.
+fn keep_own_slots(snapshot: &mut Snapshot, table: &VariableRef) {
+    let Some(own) = table.spec().optimizer.as_ref().and_then(slots_of) else {
+        return;
+    };
+    let name = table.name();
+    let has = |slot: &&str| {
+        let key = (name.to_string(), (*slot).to_string());
+        snapshot.slots.contains_key(&key)
+    };
+    let is_whole = own.iter().all(has);
+    let is_kept = |slot: &String| is_whole && own.contains(&slot.as_str());
+    snapshot
+        .slots
+        .retain(|(of, slot), _| of != name || is_kept(slot));
+}
+
+/// Adds a variable with its slots and its count.
+fn add(
+    snapshot: &mut Snapshot,
+    name: &str,
+    value: &TensorData,
+    tensors: &BTreeMap<String, TensorData>,
+    step: u64,
+) {
+    let path = name.strip_prefix("model/").unwrap_or(name);
+    for (key, slot_value) in tensors.range(SLOTS.to_string()..) {
+        let Some(rest) = key.strip_prefix(SLOTS) else {
+            break;
+        };
+        // `momentum/table/words`: a slot's name has no slash.
+        if let Some((slot, of)) = rest.split_once('/')
+            && of == path
+            && slot_value.shape().num_elements() == value.shape().num_elements()
+        {
+            let key = (name.to_string(), slot.to_string());
+            let slot_value = reshaped(slot_value, value.shape().to_vec());
+            snapshot.slots.insert(key, slot_value);
+        }
+    }
+    let stored = tensors.get(&count_name(name));
+    let stored = stored.and_then(|count| count.iter::<i64>().next());
+    let updates = stored.and_then(|count| u64::try_from(count).ok());
+    let updates = updates.unwrap_or(step);
+    let name = name.to_string();
+    // One number stands for all shards; their versions go on from those on the servers.
+    let updates = Versions(vec![updates]);
+    snapshot.updates.insert(name.clone(), updates);
+    snapshot.variables.insert(name, value.clone());
+}
+
+/// Whether a tensor belongs to another one of the same checkpoint: a slot or a count.
+fn belongs_to_another(name: &str, tensors: &BTreeMap<String, TensorData>) -> bool {
+    let slot = name
+        .strip_prefix(SLOTS)
+        .and_then(|rest| rest.split_once('/'));
+    if let Some((_, path)) = slot {
+        return tensors.contains_key(path) || tensors.contains_key(&format!("model/{path}"));
+    }
+    let count = name.strip_prefix(COUNTS);
+    count.is_some_and(|of| is_table(of) && tensors.contains_key(of))
+}
+
+impl Snapshot {
+    /// The way back of [`to_tensors`](Self::to_tensors): what
+    /// [`VariableClient::restore`](crate::VariableClient::restore) takes, for any number of
+    /// servers and shards. `step` is the number of updates of variables that are not tables, as
+    /// [`Snapshot::step`] or a checkpoint has it.
+    ///
+    /// The restore compares names, shapes and types with those on the servers, and refuses slots
+    /// that a variable's optimizer does not have.
+    pub fn from_tensors(tensors: &BTreeMap<String, TensorData>, step: u64) -> Self {
+        let mut snapshot = Self::default();
+        for (name, value) in tensors {
+            if !belongs_to_another(name, tensors) {
+                add(&mut snapshot, name, value, tensors, step);
+            }
+        }
+        snapshot
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tensors_of_a_snapshot_make_it_again() {
+        let mut snapshot = Snapshot::default();
+        let names = [
+            "model/weight",
+            "second/model/weight",
+            "table/words",
+            "variable/0",
+        ];
+        for (number, name) in names.into_iter().enumerate() {
+            let value = |at: f32| TensorData::new(vec![at; 6], [3, 2]);
+            let name = name.to_string();
+            snapshot
+                .variables
+                .insert(name.clone(), value(number as f32));
+            for slot in ["momentum", "velocity"].into_iter().take(number) {
+                let key = (name.clone(), slot.to_string());
+                snapshot.slots.insert(key, value(number as f32 + 0.5));
+            }
+            let updates = if number == 2 { 3 } else { 7 };
+            snapshot.updates.insert(name, Versions(vec![updates]));
+        }
+        let tensors = snapshot.to_tensors();
+        assert!(tensors.contains_key("optimizer/momentum/table/words"));
+        assert_eq!(Snapshot::from_tensors(&tensors, 7), snapshot);
+    }
+}

@@ -1,0 +1,155 @@
+//! Tables in checkpoints, and into another number of servers and shards.
+
+use distribute_core::checkpoint::{Checkpoint, CheckpointManager, Metadata, load_latest};
+use distribute_core::fit::{restore, snapshot};
+use distribute_core::{Adam, Device, Sgd, StrategyExt, TrainState};
+use distribute_ps::{PsError, Snapshot};
+
+use crate::common::{Servers, dense, floats, read, spec, step, within_limit};
+
+fn adam(device: &Device) -> TrainState<burn::nn::Linear> {
+    TrainState::new(dense(device), Adam::new(0.02))
+}
+
+#[test]
+fn a_state_is_saved_with_the_tables_and_goes_on_with_other_servers() {
+    within_limit(|| {
+        let servers = Servers::start(2);
+        let strategy = servers.strategy(3);
+        let table = strategy.table("words", &spec(Adam::new(0.05))).unwrap();
+        let mut state = strategy.scope(adam).unwrap();
+        for batch in 0..4 {
+            step(&strategy, &mut state, &table, batch).unwrap();
+        }
+        let checkpoint = snapshot(state.primary()).unwrap();
+        let names: Vec<&str> = checkpoint.tensors.keys().map(String::as_str).collect();
+        assert_eq!(
+            names,
+            [
+                "model/bias",
+                "model/weight",
+                "optimizer/momentum/bias",
+                "optimizer/momentum/table/words",
+                "optimizer/momentum/weight",
+                "optimizer/velocity/bias",
+                "optimizer/velocity/table/words",
+                "optimizer/velocity/weight",
+                "table/words",
+                "updates/table/words",
+            ]
+        );
+        assert_eq!(
+            floats(&checkpoint.tensors["table/words"]),
+            read(&strategy, &table)
+        );
+        let directory = tempfile::tempdir().unwrap();
+        CheckpointManager::open(directory.path())
+            .unwrap()
+            .save(&checkpoint)
+            .unwrap();
+        for batch in 4..7 {
+            step(&strategy, &mut state, &table, batch).unwrap();
+        }
+        let expected = snapshot(state.primary()).unwrap();
+        let (_, checkpoint) = load_latest(directory.path()).unwrap().found.unwrap();
+        for (servers, shards) in [(1, 1), (3, 5)] {
+            let servers = Servers::start(servers);
+            let strategy = servers.strategy(shards);
+            let table = strategy.table("words", &spec(Adam::new(0.05))).unwrap();
+            let mut state = strategy.scope(adam).unwrap();
+            // What it has gone on to is forgotten.
+            step(&strategy, &mut state, &table, 9).unwrap();
+            restore(&mut state, &checkpoint).unwrap();
+            for batch in 4..7 {
+                step(&strategy, &mut state, &table, batch).unwrap();
+            }
+            let found = snapshot(state.primary()).unwrap();
+            assert_eq!(found.tensors, expected.tensors);
+        }
+    });
+}
+
+#[test]
+fn a_checkpoint_without_the_table_is_refused() {
+    within_limit(|| {
+        let servers = Servers::start(1);
+        let strategy = servers.strategy(1);
+        let mut state = strategy.scope(adam).unwrap();
+        let checkpoint = snapshot(state.primary()).unwrap();
+        strategy.table("words", &spec(Adam::new(0.05))).unwrap();
+        let error = restore(&mut state, &checkpoint).unwrap_err().to_string();
+        assert!(error.contains("`table/words`"), "{error}");
+    });
+}
+
+#[test]
+fn snapshots_of_all_variables_are_checkpoints_too() {
+    within_limit(|| {
+        let servers = Servers::start(2);
+        let strategy = servers.strategy(2);
+        let table = strategy.table("words", &spec(Adam::new(0.05))).unwrap();
+        let mut state = strategy.scope(adam).unwrap();
+        for batch in 0..3 {
+            step(&strategy, &mut state, &table, batch).unwrap();
+        }
+        let taken = strategy.variables().snapshot().unwrap();
+        let mut checkpoint = Checkpoint::new(Metadata::new(taken.step()));
+        checkpoint.tensors = taken.to_tensors();
+        step(&strategy, &mut state, &table, 3).unwrap();
+        let expected = snapshot(state.primary()).unwrap();
+
+        let servers = Servers::start(3);
+        let strategy = servers.strategy(4);
+        let table = strategy.table("words", &spec(Adam::new(0.05))).unwrap();
+        let mut state = strategy.scope(adam).unwrap();
+        let snapshot_again = Snapshot::from_tensors(&checkpoint.tensors, 3);
+        strategy.variables().restore(&snapshot_again).unwrap();
+        step(&strategy, &mut state, &table, 3).unwrap();
+        assert_eq!(snapshot(state.primary()).unwrap().tensors, expected.tensors);
+
+        // Slots of another optimizer.
+        let servers = Servers::start(1);
+        let strategy = servers.strategy(1);
+        strategy.table("words", &spec(Sgd::new(0.05))).unwrap();
+        let _state = strategy.scope(adam).unwrap();
+        let error = strategy.variables().restore(&snapshot_again).unwrap_err();
+        assert!(matches!(error, PsError::InvalidArgument { .. }), "{error}");
+        assert!(error.to_string().contains("momentum"), "{error}");
+    });
+}
+
+#[test]
+fn slots_of_another_optimizer_start_at_zero() {
+    within_limit(|| {
+        let servers = Servers::start(2);
+        let strategy = servers.strategy(2);
+        let table = strategy.table("words", &spec(Adam::new(0.05))).unwrap();
+        let mut state = strategy.scope(adam).unwrap();
+        for batch in 0..3 {
+            step(&strategy, &mut state, &table, batch).unwrap();
+        }
+        let with_adam = snapshot(state.primary()).unwrap();
+        let mut without = with_adam.clone();
+        let is_adams = |name: &str| name.ends_with("velocity/table/words");
+        without.tensors.retain(|name, _| !is_adams(name));
+        // SGD without momentum has no slots; of Adam's one is not there.
+        type Spec = fn() -> distribute_ps::TableSpec;
+        let cases: [(_, Spec); 2] = [
+            (&with_adam, || spec(Sgd::new(0.05))),
+            (&without, || spec(Adam::new(0.05))),
+        ];
+        for (checkpoint, spec) in cases {
+            let servers = Servers::start(2);
+            let strategy = servers.strategy(3);
+            let table = strategy.table("words", &spec()).unwrap();
+            let mut state = strategy.scope(adam).unwrap();
+            step(&strategy, &mut state, &table, 7).unwrap();
+            restore(&mut state, checkpoint).unwrap();
+            let found = snapshot(state.primary()).unwrap().tensors;
+            assert_eq!(found["table/words"], checkpoint.tensors["table/words"]);
+            let slots = found.keys().filter(|name| name.ends_with("/table/words"));
+            let slots: Vec<&String> = slots.collect();
+            assert_eq!(slots, ["updates/table/words"]);
+        }
+    });
+}
