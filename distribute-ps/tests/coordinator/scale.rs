@@ -151,7 +151,7 @@ fn sixty_four_workers_exchange_a_thousand_variables_steadily_in_bounded_memory()
     let applied: Vec<usize> = coordinator.fetch(&first).unwrap();
     assert!(applied.iter().all(|count| *count == 1_000));
     let mut scheduled = 64;
-    assert_steady(run_twice(&cluster, 128, || {
+    assert_steady(run_twice(&cluster, 48, || {
         coordinator.schedule("exchange", ()).unwrap();
         scheduled += 1;
     }));

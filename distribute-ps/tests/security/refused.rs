@@ -12,9 +12,10 @@ use distribute_ps::{
 use crate::certificates::{Authority, OTHER, TOKEN, within_limit};
 
 /// How long a process waits in these tests for one that comes with the right credentials.
-const PATIENCE: Duration = Duration::from_millis(700);
-/// How soon one with wrong credentials must know.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// How soon one with wrong credentials must know; it would go on dialling for longer.
 const SOON: Duration = Duration::from_secs(8);
+const DIALS: Duration = Duration::from_secs(20);
 
 /// What the dialling and the listening side say, of a parameter server and of a worker.
 fn meet(listening: &Security, dialling: &Security) -> [(PsError, PsError); 2] {
@@ -30,7 +31,7 @@ fn of_server(listening: &Security, dialling: &Security) -> (PsError, PsError) {
     let server = ParameterServer::bind("127.0.0.1:0", options).unwrap();
     let mut options = ClientOptions::default();
     options.security = dialling.clone();
-    options.connect_timeout = PATIENCE;
+    options.connect_timeout = DIALS;
     let addresses = [server.address().to_string()];
     let begun = Instant::now();
     let error = VariableClient::connect(&addresses, options).unwrap_err();
@@ -46,15 +47,14 @@ fn of_worker(listening: &Security, dialling: &Security) -> (PsError, PsError) {
     let worker = WorkerServer::bind("127.0.0.1:0", registry.clone(), options).unwrap();
     let mut options = CoordinatorOptions::default();
     options.security = dialling.clone();
-    options.connect_timeout = PATIENCE;
+    options.connect_timeout = DIALS;
     let addresses = [worker.address().to_string()];
     let none: [&str; 0] = [];
     let begun = Instant::now();
-    let serving = std::thread::spawn(move || worker.serve());
     let error = ClusterCoordinator::connect(&addresses, &none, registry, options);
     let error = error.unwrap_err();
     assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
-    (error, serving.join().unwrap().unwrap_err())
+    (error, worker.serve().unwrap_err())
 }
 
 /// Both sides refuse with these words, and show no token.
@@ -144,7 +144,7 @@ fn who_was_refused_does_not_keep_the_right_one_out() {
         let connect = |security: Security| {
             let mut options = ClientOptions::default();
             options.security = security;
-            options.connect_timeout = PATIENCE;
+            options.connect_timeout = DIALS;
             VariableClient::connect(&[server.address().to_string()], options)
         };
         for wrong in [ca.with(OTHER), other.security(), token(TOKEN)] {

@@ -64,7 +64,21 @@ impl Process {
                 .unwrap()
                 .success()
         );
+        // Threads stop one after the other.
+        while name == "-STOP" && !is_stopped(&id) {
+            std::thread::yield_now();
+        }
     }
+}
+
+/// Whether all threads of a process are stopped.
+fn is_stopped(process: &str) -> bool {
+    let threads = std::fs::read_dir(format!("/proc/{process}/task")).unwrap();
+    threads.map_while(Result::ok).all(|thread| {
+        let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+        let after_name = stat.rsplit(')').next().unwrap_or_default();
+        after_name.trim_start().starts_with('T')
+    })
 }
 
 impl Drop for Process {
