@@ -123,7 +123,7 @@ impl Server {
         let opened = Channel::connect(&self.address, &self.rpc, RECONNECT).await;
         let mut channel = opened.map_err(|error| self.connect_error(error))?;
         if let Some(run) = *self.coordinates.lock().await {
-            join_as_coordinator(&mut channel, run).await;
+            join_as_coordinator(&mut channel, run, &self.pool).await;
         }
         *place = Some(channel.clone());
         Ok(channel)
@@ -217,7 +217,7 @@ impl Server {
 
 /// Tells the server that the coordinator of its run is here. One that is in another run says so to
 /// the call that follows.
-async fn join_as_coordinator(channel: &mut Channel, run: RunId) {
+async fn join_as_coordinator(channel: &mut Channel, run: RunId, pool: &Pool) {
     let call = Call {
         op: "join",
         path: path!("Join"),
@@ -229,7 +229,7 @@ async fn join_as_coordinator(channel: &mut Channel, run: RunId) {
         sizes: no_payload,
         may_repeat: false,
     };
-    let _: Result<(wire::Attach, _), ReadError> = exchange(channel, &call).await;
+    let _: Result<(wire::Attach, _), ReadError> = exchange(channel, &call, pool).await;
 }
 
 /// One attempt.
