@@ -130,6 +130,22 @@ extern "C" fn cuDeviceCanAccessPeer(can: *mut c_int, device: c_int, other: c_int
     put(can, c_int::from(device / 4 == other / 4))
 }
 
+/// Neighbours in pairs have the better link, with atomics.
+#[unsafe(no_mangle)]
+extern "C" fn cuDeviceGetP2PAttribute(
+    value: *mut c_int,
+    attribute: c_int,
+    device: c_int,
+    other: c_int,
+) -> c_int {
+    let is_pair = device / 2 == other / 2;
+    match attribute {
+        1 => put(value, c_int::from(!is_pair)),
+        3 => put(value, c_int::from(is_pair)),
+        _ => INVALID_VALUE,
+    }
+}
+
 #[unsafe(no_mangle)]
 extern "C" fn cuDevicePrimaryCtxRetain(context: *mut usize, device: c_int) -> c_int {
     stats::add("contexts", 1);
