@@ -1,6 +1,7 @@
 //! Gradients of one replica, in the order of the model's parameters.
 
 mod nest;
+mod on_device;
 
 use std::ops::Range;
 
@@ -14,13 +15,16 @@ use crate::workers::Wish;
 use crate::{Error, ReplicaContext, Result, WorkerGroup};
 
 pub(crate) use nest::GradientPlace;
+use on_device::OnDevice;
 
 /// The gradients of a model's trainable parameters, in visit order (the order in which the
 /// module declares its fields). The order, not burn's random parameter id, is what replicas and
 /// workers agree on.
 ///
 /// The buffers are the ones that burn's backward pass produced: on the flex backend they are
-/// reduced over the replicas in place and handed to the optimizer without a copy.
+/// reduced over the replicas in place and handed to the optimizer without a copy. On a GPU they
+/// stay in its memory in the same way; what looks at their values ([`get`](Self::get),
+/// [`iter_mut`](Self::iter_mut)) copies them to the host.
 ///
 /// A step can return them. In a compiled step that is the only way to see them: while it is
 /// captured they have no values yet.
@@ -29,6 +33,8 @@ pub struct Gradients {
     entries: Vec<Entry>,
     /// In a captured step, the gradients; those in `entries` are missing then.
     pub(crate) captured: Option<CapturedGradients>,
+    /// Of a call that could not return it.
+    failure: Option<Error>,
 }
 
 /// Where one gradient is.
@@ -39,11 +45,21 @@ struct Entry {
     id: ParamId,
     shape: Shape,
     dtype: DType,
+    /// On the host.
     data: Option<TensorData>,
+    /// On a device; never together with `data`.
+    device: Option<OnDevice>,
+}
+
+impl Entry {
+    fn is_present(&self) -> bool {
+        self.data.is_some() || self.device.is_some()
+    }
 }
 
 impl Gradients {
-    pub(crate) fn compute<M: Module>(loss: &Tensor<1>, model: &M) -> Result<Self> {
+    /// `keeps` leaves the gradients where burn has put them, also in the memory of the host.
+    pub(crate) fn compute<M: Module>(loss: &Tensor<1>, model: &M, keeps: bool) -> Result<Self> {
         if loss.shape().num_elements() != 1 {
             return Err(Error::Shape {
                 op: "gradient: the loss must be one number (average with `compute_average_loss`)",
@@ -52,7 +68,7 @@ impl Gradients {
             });
         }
         if let Some(captured) = CapturedGradients::compute(loss, model) {
-            let mut gradients = Self::collect(NoSource, model)?;
+            let mut gradients = Self::collect(NoSource, model, false)?;
             gradients.captured = Some(captured?);
             return Ok(gradients);
         }
@@ -62,7 +78,7 @@ impl Gradients {
                  strategy's scope, which have autodiff",
             ));
         }
-        Self::collect(loss.backward(), model)
+        Self::collect(loss.backward(), model, keeps)
     }
 
     /// The gradients that burn holds for a model's trainable parameters, the way back of
@@ -72,12 +88,13 @@ impl Gradients {
     /// # Errors
     /// If the device cannot hand a gradient out.
     pub fn from_params<M: Module>(params: GradientsParams, model: &M) -> Result<Self> {
-        Self::collect(params, model)
+        Self::collect(params, model, false)
     }
 
-    fn collect<M: Module>(from: impl Source, model: &M) -> Result<Self> {
+    fn collect<M: Module>(from: impl Source, model: &M, keeps: bool) -> Result<Self> {
         let mut collect = Collect {
             from,
+            keeps,
             entries: Vec::new(),
             error: None,
         };
@@ -87,6 +104,7 @@ impl Gradients {
             None => Ok(Self {
                 entries: collect.entries,
                 captured: None,
+                failure: None,
             }),
         }
     }
@@ -102,21 +120,24 @@ impl Gradients {
     }
 
     /// The gradient of the parameter at `index` in visit order; `None` if the loss did not
-    /// depend on it.
+    /// depend on it. One on a GPU is copied to the host the first time.
     pub fn get(&self, index: usize) -> Option<&TensorData> {
-        self.entries
-            .get(index)
-            .and_then(|entry| entry.data.as_ref())
+        let entry = self.entries.get(index)?;
+        let on_device = || entry.device.as_ref()?.host(&entry.shape);
+        entry.data.as_ref().or_else(on_device)
     }
 
-    /// All gradients in visit order, for changing them in place.
+    /// All gradients in visit order, for changing them in place. Those on a GPU are copied to the
+    /// host and stay there.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = Option<&mut TensorData>> {
+        self.try_to_bring_to_host();
         self.entries.iter_mut().map(|entry| entry.data.as_mut())
     }
 
     /// All gradients in visit order.
-    pub(crate) fn into_values(self) -> Vec<Option<TensorData>> {
-        self.entries.into_iter().map(|entry| entry.data).collect()
+    pub(crate) fn into_values(mut self) -> Result<Vec<Option<TensorData>>> {
+        self.bring_to_host()?;
+        Ok(self.entries.into_iter().map(|entry| entry.data).collect())
     }
 
     /// Moves one gradient out, as a tensor on the parameter's device.
@@ -125,7 +146,11 @@ impl Gradients {
         index: usize,
         like: &Tensor<D>,
     ) -> Option<Tensor<D>> {
-        let data = self.entries.get_mut(index)?.data.take()?;
+        let entry = self.entries.get_mut(index)?;
+        if let Some(found) = entry.device.take() {
+            return Some(found.tensor.reshape(like.shape()));
+        }
+        let data = entry.data.take()?;
         let dtype = data.dtype();
         Some(Tensor::from_data(
             data,
@@ -140,7 +165,10 @@ impl Gradients {
         index: usize,
         like: &Tensor<1>,
     ) -> Result<Option<Tensor<1>>> {
-        let entry = self.entries.get_mut(index);
+        let mut entry = self.entries.get_mut(index);
+        if let Some(found) = entry.as_mut().and_then(|entry| entry.device.take()) {
+            return Ok(Some(found.tensor));
+        }
         let Some(data) = entry.and_then(|entry| entry.data.take()) else {
             return Ok(None);
         };
@@ -170,6 +198,10 @@ impl Gradients {
         if let (Some(captured), Some(trace)) = (&mut self.captured, ctx.trace()) {
             return captured.all_reduce(trace, op);
         }
+        self.check()?;
+        if ctx.reduces_on_device() {
+            return self.all_reduce_on_device(ctx, op);
+        }
         self.reduce_with(ctx, |buffers| ctx.all_reduce_data(op, buffers))
     }
 
@@ -191,6 +223,7 @@ impl Gradients {
         if ctx.num_replicas_in_sync() == 1 {
             return Ok(());
         }
+        self.bring_to_host()?;
         let workers = ctx.workers();
         let mut buffers = self.take_buffers(ctx.local_id(), workers.as_ref());
         reduce(&mut buffers)?;
@@ -207,6 +240,8 @@ impl Gradients {
         ctx: &ReplicaContext,
         mut ready: impl FnMut(Range<usize>, &mut Self) -> Result<()>,
     ) -> Result<()> {
+        self.check()?;
+        self.bring_to_host()?;
         let count = self.entries.len();
         // Asked for once: the context is in use while the packs travel.
         let workers = ctx.workers();
@@ -225,13 +260,20 @@ impl Gradients {
 
     /// The buffers that the replicas reduce: all gradients, zeros for missing ones, and the flags.
     fn take_buffers(&mut self, local_id: usize, workers: Option<&WorkerGroup>) -> Vec<TensorData> {
-        let mut flags = Vec::with_capacity(self.entries.len());
+        let flags = self.own_flags(local_id, workers);
         let mut buffers = Vec::with_capacity(self.entries.len() + 1);
         for entry in &mut self.entries {
-            flags.push(if entry.data.is_some() { 1.0_f32 } else { 0.0 });
             let missing = || TensorData::full_dtype(entry.shape.clone(), 0.0, entry.dtype);
             buffers.push(entry.data.take().unwrap_or_else(missing));
         }
+        buffers.push(flags);
+        buffers
+    }
+
+    /// Which parameters have a gradient here, and this worker's wishes.
+    fn own_flags(&self, local_id: usize, workers: Option<&WorkerGroup>) -> TensorData {
+        let flag = |entry: &Entry| if entry.is_present() { 1.0_f32 } else { 0.0 };
+        let mut flags: Vec<f32> = self.entries.iter().map(flag).collect();
         if let Some(workers) = workers {
             // One replica speaks for its worker.
             let speaks = local_id == 0;
@@ -239,8 +281,7 @@ impl Gradients {
             flags.extend(Wish::ALL.map(signal));
         }
         let count = flags.len();
-        buffers.push(TensorData::new(flags, [count]));
-        buffers
+        TensorData::new(flags, [count])
     }
 
     /// The reduced flags of the parameters; those of the workers' wishes are passed on.
@@ -270,7 +311,7 @@ impl Gradients {
 
     /// No gradients, of this model.
     pub(crate) fn none<M: Module>(model: &M) -> Result<Self> {
-        Self::collect(NoSource, model)
+        Self::collect(NoSource, model, false)
     }
 
     /// The gradients' places, for those that are captured or on a device.
@@ -284,7 +325,9 @@ impl Gradients {
     pub(crate) fn without_values(&self) -> Self {
         let mut empty = self.clone();
         empty.captured = None;
-        empty.entries.iter_mut().for_each(|entry| entry.data = None);
+        for entry in &mut empty.entries {
+            (entry.data, entry.device) = (None, None);
+        }
         empty
     }
 
@@ -292,16 +335,18 @@ impl Gradients {
     ///
     /// # Errors
     /// If they are not of the same model.
-    pub fn accumulate(&mut self, other: Gradients) -> Result<()> {
+    pub fn accumulate(&mut self, mut other: Gradients) -> Result<()> {
         if self.entries.len() != other.entries.len() {
             return Err(Error::invalid(
                 "accumulate: the gradients are of different models",
             ));
         }
-        if let (Some(mine), Some(theirs)) = (&mut self.captured, other.captured) {
+        if let (Some(mine), Some(theirs)) = (&mut self.captured, other.captured.take()) {
             mine.accumulate(theirs);
             return Ok(());
         }
+        other.check()?;
+        self.meet(&mut other)?;
         for (mine, theirs) in self.entries.iter_mut().zip(other.entries) {
             if mine.shape != theirs.shape {
                 return Err(Error::Shape {
@@ -310,6 +355,10 @@ impl Gradients {
                     found: theirs.shape.to_vec(),
                 });
             }
+            mine.device = match (mine.device.take(), theirs.device) {
+                (Some(sum), Some(other)) => Some(OnDevice::new(sum.tensor.add(other.tensor))),
+                (mine, theirs) => mine.or(theirs),
+            };
             match (&mut mine.data, theirs.data) {
                 (Some(sum), Some(data)) => add(sum, &data)?,
                 (slot @ None, data) => *slot = data,
@@ -328,7 +377,8 @@ impl Gradients {
         if self.captured.is_some() {
             return Err(TraceError::host_read("the global norm").into());
         }
-        let mut sum = 0.0;
+        self.check()?;
+        let mut sum = self.device_sum_of_squares()?;
         for data in self.entries.iter().filter_map(|entry| entry.data.as_ref()) {
             sum += sum_of_squares(data)?;
         }
@@ -361,6 +411,11 @@ impl Gradients {
                 .filter_map(|entry| entry.data.as_mut())
             {
                 scale(data, factor)?;
+            }
+            for entry in &mut self.entries {
+                let found = entry.device.take();
+                let scaled = found.map(|found| found.tensor.mul_scalar(factor));
+                entry.device = scaled.map(OnDevice::new);
             }
         }
         Ok(norm)
@@ -401,6 +456,7 @@ impl Source for GradientsParams {
 
 struct Collect<S> {
     from: S,
+    keeps: bool,
     entries: Vec<Entry>,
     error: Option<Error>,
 }
@@ -412,17 +468,25 @@ impl<S: Source> ModuleVisitor for Collect<S> {
             return;
         }
         let gradient = self.from.take(param.id, &value);
-        let gradient = gradient.map(Tensor::try_into_data).transpose();
-        let data = gradient.unwrap_or_else(|error| {
-            self.error.get_or_insert(Error::step(error));
-            None
-        });
-        self.entries.push(Entry {
+        let mut entry = Entry {
             id: param.id,
             shape: value.shape(),
             dtype: value.dtype(),
-            data,
-        });
+            data: None,
+            device: None,
+        };
+        if self.keeps || on_device::is_apart(&value.device()) {
+            let count = entry.shape.num_elements();
+            let flat = gradient.map(|gradient| gradient.reshape([count]));
+            entry.device = flat.map(OnDevice::new);
+        } else {
+            let data = gradient.map(Tensor::try_into_data).transpose();
+            entry.data = data.unwrap_or_else(|error| {
+                self.error.get_or_insert(Error::step(error));
+                None
+            });
+        }
+        self.entries.push(entry);
     }
 }
 

@@ -47,6 +47,12 @@ impl NcclOptions {
         }
     }
 
+    /// Another GPU.
+    pub fn device(mut self, device: usize) -> Self {
+        self.device = device;
+        self
+    }
+
     /// NCCL's file (default: that of [`NCCL_LIBRARY`], else `libnccl.so.2` or `libnccl.so` where
     /// the system's loader finds them).
     pub fn nccl_library(mut self, path: impl Into<PathBuf>) -> Self {

@@ -55,7 +55,10 @@ impl<M> TrainState<M> {
             return Err(Error::invalid("push: the state is not remote"));
         };
         remote.send_learning_rate()?;
-        match remote.state.push(gradients.into_values(), &remote.base())? {
+        match remote
+            .state
+            .push(gradients.into_values()?, &remote.base())?
+        {
             Pushed::Applied { step } => {
                 self.step = self.step.max(step);
                 Ok(Applied::Updated)
