@@ -303,6 +303,28 @@ fn slow() {
 }
 
 #[unsafe(no_mangle)]
+extern "C" fn cuMemcpyHtoD_v2(to: u64, from: *const c_void, bytes: usize) -> c_int {
+    let Some(place) = memory::find(to, bytes) else {
+        return INVALID_VALUE;
+    };
+    // SAFETY: that many bytes, as the caller says.
+    let bytes = unsafe { std::slice::from_raw_parts(from.cast::<u8>(), bytes) };
+    place.write(0, bytes);
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemcpyDtoH_v2(to: *mut c_void, from: u64, bytes: usize) -> c_int {
+    let Some(place) = memory::find(from, bytes) else {
+        return INVALID_VALUE;
+    };
+    let found = place.read();
+    // SAFETY: room for that many bytes, as the caller says.
+    unsafe { std::ptr::copy_nonoverlapping(found.as_ptr(), to.cast::<u8>(), bytes) };
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
 extern "C" fn cuMemcpyHtoDAsync_v2(
     to: u64,
     from: *const c_void,
