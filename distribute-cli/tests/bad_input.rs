@@ -49,6 +49,7 @@ fn refused(name: &str, folder: &Path, arguments: &str, code: i32) {
 #[case("images_without_folder", "train --dataset images")]
 #[case("predict_output", "predict --output p.csv")]
 #[case("one_device_two_replicas", "train --strategy one-device --replicas 2")]
+#[case("gpu_without_cuda", "train --devices cuda:0")]
 #[case("replicas_and_devices", "train --devices cpu:0 --replicas 2")]
 #[case("data_dir_not_needed", "train --data-dir somewhere")]
 #[case("resume_without_directory", "train --resume")]

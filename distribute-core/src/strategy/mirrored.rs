@@ -45,12 +45,6 @@ impl MirroredStrategy {
         MirroredStrategyBuilder::default()
     }
 
-    /// How gradients of GPUs are reduced, and why so; `None` where there is nothing to tell: one
-    /// replica, or CPUs.
-    pub fn device_reduction(&self) -> Option<&str> {
-        self.engine.device_reduction()
-    }
-
     /// The cross-device ops in use.
     pub fn cross_device_ops(&self) -> &dyn CrossDeviceOps {
         &*self.cross_device_ops
@@ -208,6 +202,10 @@ impl Strategy for MirroredStrategy {
 
     fn handle(&self) -> Arc<dyn Strategy> {
         Arc::new(self.clone())
+    }
+
+    fn device_reduction(&self) -> Vec<&str> {
+        self.engine.device_reduction().into_iter().collect()
     }
 
     fn run_replicas(&self, step: ReplicaStep<'_>) -> Result<()> {

@@ -84,13 +84,6 @@ impl MultiWorkerMirroredStrategy {
         self.cluster.as_ref()
     }
 
-    /// How gradients of GPUs are reduced, and why so: between the replicas of this worker, and
-    /// between workers. Empty where there is nothing to tell.
-    pub fn device_reduction(&self) -> Vec<&str> {
-        let local = self.engine.device_reduction().into_iter();
-        local.chain(self.between.as_deref()).collect()
-    }
-
     /// Whether this worker writes what is written once: checkpoints, logs
     /// (TensorFlow: `extended.should_checkpoint`).
     pub fn is_chief(&self) -> bool {
@@ -183,7 +176,7 @@ impl MultiWorkerMirroredStrategyBuilder {
     ///
     /// Gradients of GPUs: AUTO uses NCCL where all workers can, and otherwise (two workers on one
     /// GPU, no NCCL) goes through host memory, by what carries other values; the reason is told
-    /// ([`device_reduction`](MultiWorkerMirroredStrategy::device_reduction)). NCCL is an error where
+    /// ([`device_reduction`](Strategy::device_reduction)). NCCL is an error where
     /// one worker cannot. RING goes through host memory.
     pub fn communication_options(mut self, options: CommunicationOptions) -> Self {
         self.communication = options;
@@ -492,6 +485,11 @@ impl Strategy for MultiWorkerMirroredStrategy {
 
     fn workers(&self) -> Option<&WorkerGroup> {
         self.workers.as_ref()
+    }
+
+    fn device_reduction(&self) -> Vec<&str> {
+        let local = self.engine.device_reduction().into_iter();
+        local.chain(self.between.as_deref()).collect()
     }
 
     fn run_replicas(&self, step: ReplicaStep<'_>) -> Result<()> {

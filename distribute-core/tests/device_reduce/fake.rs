@@ -1,40 +1,21 @@
 //! The library in the places of the driver and of NCCL.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::sync::OnceLock;
 
 use distribute_core::collectives::nccl::NcclOptions;
 use tempfile::TempDir;
+
+use crate::built::library;
 
 /// One copy of the library, loaded apart from all others.
 pub struct Fake {
     directory: TempDir,
 }
 
-/// What cargo builds of `fake-nccl/`.
-fn built() -> &'static Path {
-    static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| {
-        let test = std::env::current_exe().expect("this program");
-        let target = test.ancestors().nth(2).expect("target/PROFILE/deps/TEST");
-        let profile = match target.file_name() {
-            Some(name) if name != "debug" => name.to_str().expect("a profile"),
-            _ => "dev",
-        };
-        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        let status = Command::new(cargo)
-            .current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("../distribute-collectives"))
-            .args(["build", "--features", "nccl", "--example", "fake_nccl"])
-            .args(["--profile", profile, "--target-dir"])
-            .arg(target.parent().expect("target"))
-            .status();
-        assert!(
-            status.is_ok_and(|status| status.success()),
-            "the fake does not build"
-        );
-        target.join("examples/libfake_nccl.so")
-    })
+/// The library, built where that is needed.
+pub fn built() -> &'static Path {
+    let crate_directory = Path::new(env!("CARGO_MANIFEST_DIR"));
+    library(&crate_directory.join("../distribute-collectives"))
 }
 
 impl Fake {

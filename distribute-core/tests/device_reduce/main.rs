@@ -2,6 +2,8 @@
 //! in host memory in their places (`distribute-collectives/fake-nccl`). The devices are CPUs whose
 //! tensors are handed to that NCCL by their addresses, as those of GPUs are.
 
+#[path = "../../../distribute-collectives/tests/nccl/built.rs"]
+mod built;
 mod common;
 mod failures;
 mod fake;
