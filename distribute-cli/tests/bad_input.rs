@@ -36,7 +36,7 @@ fn refused(name: &str, folder: &Path, arguments: &str, code: i32) {
 #[case("unknown_model", "train --model resnet")]
 #[case("unknown_dataset", "train --dataset cifar10")]
 #[case("dataset_without_path", "train --dataset csv:")]
-#[case("unknown_device", "train --devices cuda:0")]
+#[case("unknown_device", "train --devices xpu:0")]
 #[case("device_twice", "train --devices cpu:0,cpu:0")]
 #[case("batch_size_0", "train --batch-size 0")]
 #[case("replicas_0", "train --replicas 0")]

@@ -70,7 +70,7 @@ fn leaves_values<T: Element>(rank: &mut Rank, values: &[T]) {
     check(rank, &all, "all_gather");
     // Host buffers, through the device and back.
     let mut host = values.to_vec();
-    rank.all_reduce(ReduceOp::Sum, &mut [(&mut host[..]).into()])
+    rank.all_reduce(ReduceOp::Sum, &mut [T::buffer(&mut host)])
         .expect("all_reduce");
     assert_eq!(bits(&host), bits(values), "{element} of the host");
     assert_eq!(
