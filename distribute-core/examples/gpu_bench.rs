@@ -9,7 +9,7 @@ mod model;
 use std::io::Write;
 use std::time::Instant;
 
-use burn::optim::{GradientsParams, ModuleOptimizer, SgdConfig};
+use burn::optim::{GradientsParams, SgdConfig};
 use distribute_core::{
     Device, LogicalDevice, Mirrored, MirroredStrategy, OneDeviceStrategy, PerReplica, Result,
     Strategy, StrategyExt, TrainState,

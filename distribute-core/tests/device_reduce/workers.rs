@@ -54,7 +54,7 @@ struct Found {
     told: Vec<String>,
 }
 
-fn run(builder: MultiWorkerMirroredStrategyBuilder) -> Result<Found> {
+fn run(builder: Builder) -> Result<Found> {
     let strategy = builder.timeout(Duration::from_secs(30)).build()?;
     let weights = train(&strategy, |state| state, nothing)?;
     assert_eq!(
@@ -69,10 +69,10 @@ fn run(builder: MultiWorkerMirroredStrategyBuilder) -> Result<Found> {
     Ok(Found { weights, told })
 }
 
+type Builder = MultiWorkerMirroredStrategyBuilder;
+
 /// Two workers; `configure` gets the number of each.
-fn workers(
-    configure: impl Fn(usize, MultiWorkerMirroredStrategyBuilder) -> MultiWorkerMirroredStrategyBuilder,
-) -> Vec<Result<Found>> {
+fn workers(configure: impl Fn(usize, Builder) -> Builder) -> Vec<Result<Found>> {
     let (done, results) = mpsc::channel();
     for (index, cluster) in clusters(2).into_iter().enumerate() {
         let builder = MultiWorkerMirroredStrategy::builder().cluster(cluster);
