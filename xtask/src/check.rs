@@ -174,8 +174,9 @@ fn edges_step(root: &Path) -> Result<String, String> {
 /// features and beside the checks of the step `clippy`, so that only burn's CUDA backend comes on
 /// top; its compiler for the other kind of kernels is not downloaded (`DOCS_RS`).
 fn gpu_step(root: &Path) -> Result<String, String> {
-    let targets = "--lib --bins --test device_reduce --test cuda --test gpu --example gpu_bench";
-    let features = "--features distribute-cli/cuda";
+    // The crate that has code of its own for it, with all that is not in a default build.
+    let targets = "--test device_reduce --test cuda --example gpu_bench";
+    let features = "--features distribute-core/cuda";
     let mut command = cargo_command(
         root,
         &format!("clippy --workspace {features} {targets} -- -D warnings"),
