@@ -74,7 +74,7 @@ fn main() -> Result<()> {
             .map(|step| batch(step, 0..size, &device))
             .collect();
         let mirrored = MirroredStrategy::builder().devices([gpu]).build()?;
-        let mut contenders = vec![
+        let mut contenders = [
             ("burn-by-hand", by_hand(&device, &batches, size)),
             (
                 "ours-one-device",
