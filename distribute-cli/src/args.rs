@@ -241,6 +241,9 @@ pub(crate) struct ConformanceArgs {
 pub(crate) struct DoctorArgs {
     #[command(flatten)]
     pub(crate) general: GeneralArgs,
+    /// This process asks the driver, started by the command itself
+    #[arg(long, hide = true)]
+    pub(crate) probe_gpus: bool,
 }
 
 #[derive(Debug, Args)]
@@ -262,7 +265,7 @@ pub(crate) struct DeviceArgs {
     /// Copies of the model in this process [default: one per core, multi-worker: one]
     #[arg(long, value_name = "N", value_parser = positive, allow_negative_numbers = true)]
     pub(crate) replicas: Option<usize>,
-    /// The device of each replica: cpu:0,cpu:1,...
+    /// The device of each replica: cpu:0,cpu:1,... or, built with the feature cuda, cuda:0,...
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub(crate) devices: Vec<LogicalDevice>,
 }

@@ -128,6 +128,8 @@ pub(crate) enum CommunicationName {
     Auto,
     /// A ring
     Ring,
+    /// Gradients of GPUs by NCCL, or an error; auto uses it where it can
+    Nccl,
 }
 
 impl From<CommunicationName> for CommunicationImplementation {
@@ -135,6 +137,7 @@ impl From<CommunicationName> for CommunicationImplementation {
         match name {
             CommunicationName::Auto => Self::Auto,
             CommunicationName::Ring => Self::Ring,
+            CommunicationName::Nccl => Self::Nccl,
         }
     }
 }

@@ -29,7 +29,13 @@ pub(crate) fn strategy(
     };
     Ok(match name {
         StrategyName::Default => {
-            single("default")?;
+            let device = single("default")?;
+            if device.gpu_index().is_some() {
+                return Err(Failure::usage(format!(
+                    "the default strategy runs on the CPU, not on {device}; use --strategy \
+                     one-device"
+                )));
+            }
             Arc::new(DefaultStrategy::new())
         }
         StrategyName::OneDevice => Arc::new(OneDeviceStrategy::new(single("one-device")?)?),

@@ -130,6 +130,22 @@ extern "C" fn cuDeviceCanAccessPeer(can: *mut c_int, device: c_int, other: c_int
     put(can, c_int::from(device / 4 == other / 4))
 }
 
+/// Neighbours in pairs have the better link, with atomics.
+#[unsafe(no_mangle)]
+extern "C" fn cuDeviceGetP2PAttribute(
+    value: *mut c_int,
+    attribute: c_int,
+    device: c_int,
+    other: c_int,
+) -> c_int {
+    let is_pair = device / 2 == other / 2;
+    match attribute {
+        1 => put(value, c_int::from(!is_pair)),
+        3 => put(value, c_int::from(is_pair)),
+        _ => INVALID_VALUE,
+    }
+}
+
 #[unsafe(no_mangle)]
 extern "C" fn cuDevicePrimaryCtxRetain(context: *mut usize, device: c_int) -> c_int {
     stats::add("contexts", 1);
@@ -284,6 +300,28 @@ extern "C" fn cuMemFreeHost(pointer: *mut c_void) -> c_int {
 /// Lets copies take a while, when that is wanted.
 fn slow() {
     std::thread::sleep(Duration::from_millis(settings::number("copy_ms", 0) as u64));
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemcpyHtoD_v2(to: u64, from: *const c_void, bytes: usize) -> c_int {
+    let Some(place) = memory::find(to, bytes) else {
+        return INVALID_VALUE;
+    };
+    // SAFETY: that many bytes, as the caller says.
+    let bytes = unsafe { std::slice::from_raw_parts(from.cast::<u8>(), bytes) };
+    place.write(0, bytes);
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemcpyDtoH_v2(to: *mut c_void, from: u64, bytes: usize) -> c_int {
+    let Some(place) = memory::find(from, bytes) else {
+        return INVALID_VALUE;
+    };
+    let found = place.read();
+    // SAFETY: room for that many bytes, as the caller says.
+    unsafe { std::ptr::copy_nonoverlapping(found.as_ptr(), to.cast::<u8>(), bytes) };
+    SUCCESS
 }
 
 #[unsafe(no_mangle)]

@@ -117,11 +117,8 @@ impl CommunicationOptions {
             CommunicationImplementation::Auto => {}
             CommunicationImplementation::Ring => options = options.algorithm(Algorithm::Ring),
             CommunicationImplementation::Nccl => {
-                return Err(CollectiveError::BackendUnavailable {
-                    backend: "NCCL".to_string(),
-                    reason: "the buffers of this group are in host memory; use AUTO or RING"
-                        .to_string(),
-                });
+                let reason = "the buffers of this group are in host memory; use AUTO or RING";
+                return Err(CollectiveError::unavailable("NCCL", reason));
             }
         }
         match self.timeout {

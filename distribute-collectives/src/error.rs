@@ -1,5 +1,6 @@
 //! What can go wrong, who is at fault, and what to do next.
 
+use std::fmt;
 use std::time::Duration;
 
 use crate::header::OperationKind;
@@ -163,7 +164,25 @@ pub enum CollectiveError {
         backend: String,
         /// Why it is not available and what to use.
         reason: String,
+        /// Where its files were looked for, of all ranks that lack them; empty when that is not
+        /// the reason.
+        searched: Vec<Searched>,
     },
+}
+
+/// A place where a library was looked for.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Searched {
+    /// A path, or a name that the system's loader looks for.
+    pub path: String,
+    /// Why it was not found there, in the words of the loader.
+    pub reason: String,
+}
+
+impl fmt::Display for Searched {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({})", self.path, self.reason)
+    }
 }
 
 /// A rank that did not come to the [rendezvous](CollectiveError::Rendezvous).
@@ -183,6 +202,15 @@ fn missing_ranks(missing: &[MissingRank]) -> String {
 }
 
 impl CollectiveError {
+    /// A [`BackendUnavailable`](Self::BackendUnavailable) for another reason than absent files.
+    pub(crate) fn unavailable(backend: impl Into<String>, reason: impl Into<String>) -> Self {
+        CollectiveError::BackendUnavailable {
+            backend: backend.into(),
+            reason: reason.into(),
+            searched: Vec::new(),
+        }
+    }
+
     /// Whether the group is unusable after this error.
     pub fn is_fatal(&self) -> bool {
         !matches!(

@@ -78,7 +78,7 @@ pub use communicator::{
     AbortHandle, AbortTarget, Communicator, CommunicatorExt, Description, GatherTarget, Gathered,
     chunk_range,
 };
-pub use error::{CollectiveError, MissingRank, Result};
+pub use error::{CollectiveError, MissingRank, Result, Searched};
 pub use header::{OperationHeader, OperationKind};
 pub use in_process::{
     InProcessCommunicator, InProcessTransport, in_process, in_process_transports,

@@ -276,9 +276,9 @@ impl<C: Communicator + 'static> Overlapped<C> {
         let worker = std::thread::Builder::new()
             .name(format!("collectives-{rank}"))
             .spawn(move || work(communicator, &jobs))
-            .map_err(|error| CollectiveError::BackendUnavailable {
-                backend: "a thread for overlapped operations".to_string(),
-                reason: error.to_string(),
+            .map_err(|error| {
+                let what = "a thread for overlapped operations";
+                CollectiveError::unavailable(what, error.to_string())
             })?;
         Ok(Overlapped {
             queue,

@@ -4,6 +4,7 @@
 mod common;
 mod nccl {
     pub mod availability;
+    mod built;
     pub mod failures;
     pub mod fake;
     pub mod foreign;

@@ -2,6 +2,7 @@
 
 mod elements;
 mod nest;
+mod on_device;
 mod rows;
 
 use std::ops::Range;
@@ -17,6 +18,7 @@ use crate::{Error, ReplicaContext, Result, WorkerGroup};
 
 use elements::{add, scale, sum_of_squares};
 pub(crate) use nest::GradientPlace;
+use on_device::OnDevice;
 pub(crate) use rows::Watched;
 pub use rows::{RemoteRows, RowGradients};
 
@@ -25,7 +27,9 @@ pub use rows::{RemoteRows, RowGradients};
 /// workers agree on.
 ///
 /// The buffers are the ones that burn's backward pass produced: on the flex backend they are
-/// reduced over the replicas in place and handed to the optimizer without a copy.
+/// reduced over the replicas in place and handed to the optimizer without a copy. On a GPU they
+/// stay in its memory in the same way; what looks at their values ([`get`](Self::get),
+/// [`iter_mut`](Self::iter_mut)) copies them to the host.
 ///
 /// A step can return them. In a compiled step that is the only way to see them: while it is
 /// captured they have no values yet.
@@ -36,6 +40,8 @@ pub struct Gradients {
     pub(crate) captured: Option<CapturedGradients>,
     /// Of rows of tables on parameter servers, once for each table.
     rows: Vec<RowGradients>,
+    /// Of a call that could not return it.
+    failure: Option<Error>,
 }
 
 /// Where one gradient is.
@@ -46,14 +52,25 @@ struct Entry {
     id: ParamId,
     shape: Shape,
     dtype: DType,
+    /// On the host.
     data: Option<TensorData>,
+    /// On a device; never together with `data`.
+    device: Option<OnDevice>,
+}
+
+impl Entry {
+    fn is_present(&self) -> bool {
+        self.data.is_some() || self.device.is_some()
+    }
 }
 
 impl Gradients {
+    /// `keeps` leaves the gradients where burn has put them, also in the memory of the host.
     pub(crate) fn compute<M: Module>(
         loss: &Tensor<1>,
         model: &M,
         watched: &[Watched],
+        keeps: bool,
     ) -> Result<Self> {
         if loss.shape().num_elements() != 1 {
             return Err(Error::Shape {
@@ -63,7 +80,7 @@ impl Gradients {
             });
         }
         if let Some(captured) = CapturedGradients::compute(loss, model) {
-            let mut gradients = Self::collect(&mut NoSource, model)?;
+            let mut gradients = Self::collect(&mut NoSource, model, false)?;
             gradients.captured = Some(captured?);
             return Ok(gradients);
         }
@@ -74,7 +91,7 @@ impl Gradients {
             ));
         }
         let mut found = loss.backward();
-        let mut gradients = Self::collect(&mut found, model)?;
+        let mut gradients = Self::collect(&mut found, model, keeps)?;
         for watched in watched {
             if let Some(rows) = watched.take(&mut found)? {
                 gradients.add_rows(rows)?;
@@ -90,12 +107,13 @@ impl Gradients {
     /// # Errors
     /// If the device cannot hand a gradient out.
     pub fn from_params<M: Module>(mut params: GradientsParams, model: &M) -> Result<Self> {
-        Self::collect(&mut params, model)
+        Self::collect(&mut params, model, false)
     }
 
-    fn collect<M: Module>(from: &mut impl Source, model: &M) -> Result<Self> {
+    fn collect<M: Module>(from: &mut impl Source, model: &M, keeps: bool) -> Result<Self> {
         let mut collect = Collect {
             from,
+            keeps,
             entries: Vec::new(),
             error: None,
         };
@@ -106,6 +124,7 @@ impl Gradients {
                 entries: collect.entries,
                 captured: None,
                 rows: Vec::new(),
+                failure: None,
             }),
         }
     }
@@ -121,23 +140,26 @@ impl Gradients {
     }
 
     /// The gradient of the parameter at `index` in visit order; `None` if the loss did not
-    /// depend on it.
+    /// depend on it. One on a GPU is copied to the host the first time.
     pub fn get(&self, index: usize) -> Option<&TensorData> {
-        self.entries
-            .get(index)
-            .and_then(|entry| entry.data.as_ref())
+        let entry = self.entries.get(index)?;
+        let on_device = || entry.device.as_ref()?.host(&entry.shape);
+        entry.data.as_ref().or_else(on_device)
     }
 
-    /// All gradients in visit order, for changing them in place. Those of rows of tables are
+    /// All gradients in visit order, for changing them in place. Those on a GPU are copied to the
+    /// host and stay there; those of rows of tables are
     /// [`row_gradients_mut`](Self::row_gradients_mut).
     pub fn iter_mut(&mut self) -> impl Iterator<Item = Option<&mut TensorData>> {
+        self.try_to_bring_to_host();
         self.entries.iter_mut().map(|entry| entry.data.as_mut())
     }
 
     /// All gradients in visit order, and those of rows of tables.
-    pub(crate) fn into_values(self) -> (Vec<Option<TensorData>>, Vec<RowGradients>) {
+    pub(crate) fn into_values(mut self) -> Result<(Vec<Option<TensorData>>, Vec<RowGradients>)> {
+        self.bring_to_host()?;
         let dense = self.entries.into_iter().map(|entry| entry.data);
-        (dense.collect(), self.rows)
+        Ok((dense.collect(), self.rows))
     }
 
     /// Moves one gradient out, as a tensor on the parameter's device.
@@ -146,7 +168,11 @@ impl Gradients {
         index: usize,
         like: &Tensor<D>,
     ) -> Option<Tensor<D>> {
-        let data = self.entries.get_mut(index)?.data.take()?;
+        let entry = self.entries.get_mut(index)?;
+        if let Some(found) = entry.device.take() {
+            return Some(found.tensor.reshape(like.shape()));
+        }
+        let data = entry.data.take()?;
         let dtype = data.dtype();
         Some(Tensor::from_data(
             data,
@@ -161,7 +187,10 @@ impl Gradients {
         index: usize,
         like: &Tensor<1>,
     ) -> Result<Option<Tensor<1>>> {
-        let entry = self.entries.get_mut(index);
+        let mut entry = self.entries.get_mut(index);
+        if let Some(found) = entry.as_mut().and_then(|entry| entry.device.take()) {
+            return Ok(Some(found.tensor));
+        }
         let Some(data) = entry.and_then(|entry| entry.data.take()) else {
             return Ok(None);
         };
@@ -191,6 +220,10 @@ impl Gradients {
         if let (Some(captured), Some(trace)) = (&mut self.captured, ctx.trace()) {
             return captured.all_reduce(trace, op);
         }
+        self.check()?;
+        if ctx.reduces_on_device() {
+            return self.all_reduce_on_device(ctx, op);
+        }
         self.reduce_with(ctx, |buffers| ctx.all_reduce_data(op, buffers))
     }
 
@@ -213,6 +246,7 @@ impl Gradients {
             return Ok(());
         }
         self.refuse_rows("a reduction over replicas")?;
+        self.bring_to_host()?;
         let workers = ctx.workers();
         let mut buffers = self.take_buffers(ctx.local_id(), workers.as_ref());
         reduce(&mut buffers)?;
@@ -229,6 +263,8 @@ impl Gradients {
         ctx: &ReplicaContext,
         mut ready: impl FnMut(Range<usize>, &mut Self) -> Result<()>,
     ) -> Result<()> {
+        self.check()?;
+        self.bring_to_host()?;
         let count = self.entries.len();
         // Asked for once: the context is in use while the packs travel.
         let workers = ctx.workers();
@@ -247,13 +283,20 @@ impl Gradients {
 
     /// The buffers that the replicas reduce: all gradients, zeros for missing ones, and the flags.
     fn take_buffers(&mut self, local_id: usize, workers: Option<&WorkerGroup>) -> Vec<TensorData> {
-        let mut flags = Vec::with_capacity(self.entries.len());
+        let flags = self.own_flags(local_id, workers);
         let mut buffers = Vec::with_capacity(self.entries.len() + 1);
         for entry in &mut self.entries {
-            flags.push(if entry.data.is_some() { 1.0_f32 } else { 0.0 });
             let missing = || TensorData::full_dtype(entry.shape.clone(), 0.0, entry.dtype);
             buffers.push(entry.data.take().unwrap_or_else(missing));
         }
+        buffers.push(flags);
+        buffers
+    }
+
+    /// Which parameters have a gradient here, and this worker's wishes.
+    fn own_flags(&self, local_id: usize, workers: Option<&WorkerGroup>) -> TensorData {
+        let flag = |entry: &Entry| if entry.is_present() { 1.0_f32 } else { 0.0 };
+        let mut flags: Vec<f32> = self.entries.iter().map(flag).collect();
         if let Some(workers) = workers {
             // One replica speaks for its worker.
             let speaks = local_id == 0;
@@ -261,8 +304,7 @@ impl Gradients {
             flags.extend(Wish::ALL.map(signal));
         }
         let count = flags.len();
-        buffers.push(TensorData::new(flags, [count]));
-        buffers
+        TensorData::new(flags, [count])
     }
 
     /// The reduced flags of the parameters; those of the workers' wishes are passed on.
@@ -292,7 +334,7 @@ impl Gradients {
 
     /// No gradients, of this model.
     pub(crate) fn none<M: Module>(model: &M) -> Result<Self> {
-        Self::collect(&mut NoSource, model)
+        Self::collect(&mut NoSource, model, false)
     }
 
     /// The gradients' places, for those that are captured or on a device.
@@ -307,7 +349,9 @@ impl Gradients {
         let mut empty = self.clone();
         empty.captured = None;
         empty.rows.clear();
-        empty.entries.iter_mut().for_each(|entry| entry.data = None);
+        for entry in &mut empty.entries {
+            (entry.data, entry.device) = (None, None);
+        }
         empty
     }
 
@@ -315,18 +359,19 @@ impl Gradients {
     ///
     /// # Errors
     /// If they are not of the same model.
-    pub fn accumulate(&mut self, other: Gradients) -> Result<()> {
+    pub fn accumulate(&mut self, mut other: Gradients) -> Result<()> {
         if self.entries.len() != other.entries.len() {
             return Err(Error::invalid(
                 "accumulate: the gradients are of different models",
             ));
         }
-        if let (Some(mine), Some(theirs)) = (&mut self.captured, other.captured) {
+        if let (Some(mine), Some(theirs)) = (&mut self.captured, other.captured.take()) {
             mine.accumulate(theirs);
             return Ok(());
         }
-        other
-            .rows
+        other.check()?;
+        self.meet(&mut other)?;
+        std::mem::take(&mut other.rows)
             .into_iter()
             .try_for_each(|rows| self.add_rows(rows))?;
         for (mine, theirs) in self.entries.iter_mut().zip(other.entries) {
@@ -337,6 +382,10 @@ impl Gradients {
                     found: theirs.shape.to_vec(),
                 });
             }
+            mine.device = match (mine.device.take(), theirs.device) {
+                (Some(sum), Some(other)) => Some(OnDevice::new(sum.tensor.add(other.tensor))),
+                (mine, theirs) => mine.or(theirs),
+            };
             match (&mut mine.data, theirs.data) {
                 (Some(sum), Some(data)) => add(sum, &data)?,
                 (slot @ None, data) => *slot = data,
@@ -356,7 +405,8 @@ impl Gradients {
         if self.captured.is_some() {
             return Err(TraceError::host_read("the global norm").into());
         }
-        let mut sum = 0.0;
+        self.check()?;
+        let mut sum = self.device_sum_of_squares()?;
         for data in self.entries.iter().filter_map(|entry| entry.data.as_ref()) {
             sum += sum_of_squares(data)?;
         }
@@ -391,6 +441,11 @@ impl Gradients {
             let rows = self.rows.iter_mut().map(|rows| &mut rows.values);
             for data in dense.chain(rows) {
                 scale(data, factor)?;
+            }
+            for entry in &mut self.entries {
+                let found = entry.device.take();
+                let scaled = found.map(|found| found.tensor.mul_scalar(factor));
+                entry.device = scaled.map(OnDevice::new);
             }
         }
         Ok(norm)
@@ -431,6 +486,7 @@ impl Source for GradientsParams {
 
 struct Collect<'a, S> {
     from: &'a mut S,
+    keeps: bool,
     entries: Vec<Entry>,
     error: Option<Error>,
 }
@@ -442,16 +498,24 @@ impl<S: Source> ModuleVisitor for Collect<'_, S> {
             return;
         }
         let gradient = self.from.take(param.id, &value);
-        let gradient = gradient.map(Tensor::try_into_data).transpose();
-        let data = gradient.unwrap_or_else(|error| {
-            self.error.get_or_insert(Error::step(error));
-            None
-        });
-        self.entries.push(Entry {
+        let mut entry = Entry {
             id: param.id,
             shape: value.shape(),
             dtype: value.dtype(),
-            data,
-        });
+            data: None,
+            device: None,
+        };
+        if self.keeps || on_device::is_apart(&value.device()) {
+            let count = entry.shape.num_elements();
+            let flat = gradient.map(|gradient| gradient.reshape([count]));
+            entry.device = flat.map(OnDevice::new);
+        } else {
+            let data = gradient.map(Tensor::try_into_data).transpose();
+            entry.data = data.unwrap_or_else(|error| {
+                self.error.get_or_insert(Error::step(error));
+                None
+            });
+        }
+        self.entries.push(entry);
     }
 }

@@ -11,7 +11,7 @@
 //! assert_eq!(strategy.reduce(ReduceOp::Sum, squares)?, 1);
 //! # Ok::<(), distribute_core::Error>(())
 //! ```
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 extern crate self as distribute_core;
 
@@ -26,7 +26,10 @@ mod burn_optimizer;
 pub mod checkpoint;
 pub mod cluster;
 mod cross_device;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod device;
+mod device_reduce;
 mod distributed_value;
 mod dropout;
 mod error;
@@ -56,8 +59,13 @@ mod workers;
 
 pub use burn::tensor::{Device, Tensor, TensorData};
 pub use burn_optimizer::BurnTrainState;
-pub use cross_device::{CrossDeviceOps, DirectAllReduce, HierarchicalCopy, ReductionToOneDevice};
+pub use cross_device::{
+    CrossDeviceOps, DirectAllReduce, HierarchicalCopy, NcclAllReduce, ReductionToOneDevice,
+};
 pub use device::{LogicalDevice, available_cores};
+pub use device_reduce::{DeviceReducer, DeviceReducers, DeviceReduction};
+#[cfg(feature = "nccl")]
+pub use device_reduce::{NcclReducer, NcclReducers, TensorMemory};
 pub use distribute_collectives::{self as collectives, ReduceOp};
 pub use distribute_core_derive::{Nest, Replicate};
 pub use distributed_value::{Components, DistributedValue};

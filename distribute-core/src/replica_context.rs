@@ -23,8 +23,8 @@ use crate::trace::{self, Trace, TraceError};
 use crate::values::lock;
 use crate::variable::Owner;
 use crate::{
-    DistributedVariable, Error, Gradients, Leaf, LogicalDevice, Nest, PerReplica, Result,
-    VariableOptions, WorkerGroup, host_reduce, scope,
+    DeviceReducer, DistributedVariable, Error, Gradients, Leaf, LogicalDevice, Nest, PerReplica,
+    Result, VariableOptions, WorkerGroup, host_reduce, scope,
 };
 
 /// How a replica reaches the others: those of its process, and through replica 0 of its process
@@ -35,6 +35,8 @@ pub(crate) struct Link {
     pub(crate) workers: Option<WorkerGroup>,
     pub(crate) cross_device_ops: Arc<dyn CrossDeviceOps>,
     pub(crate) board: Arc<Board>,
+    /// With those of this process, in the memory of their devices.
+    pub(crate) devices: Option<Box<dyn DeviceReducer>>,
     /// How many differentiable calls were made; equal on all replicas.
     pub(crate) calls: u64,
 }
@@ -48,6 +50,33 @@ impl Link {
             None => ops.all_reduce(communicator, op, buffers),
             Some(workers) => workers.all_reduce(communicator, op, buffers),
         })
+    }
+
+    /// Whether gradients are reduced in the memory of the devices; the same on all replicas.
+    fn reduces_on_device(&self) -> bool {
+        let is_alone = self.communicator.world_size() == 1;
+        match &self.workers {
+            Some(workers) if is_alone => workers.has_device_reducer(),
+            _ => self.devices.is_some(),
+        }
+    }
+
+    /// Reduces flattened tensors in the memory of the devices (SUM): over the replicas of the
+    /// process, by replica 0 over the workers, and back to the replicas.
+    fn sum_tensors(&mut self, mut tensors: Vec<Tensor<1>>) -> Result<Vec<Tensor<1>>> {
+        if let Some(devices) = &mut self.devices {
+            tensors = devices.all_reduce(ReduceOp::Sum, tensors)?;
+        }
+        let Some(workers) = &self.workers else {
+            return Ok(tensors);
+        };
+        if self.communicator.rank() == 0 {
+            tensors = workers.sum_tensors(tensors)?;
+        }
+        match &mut self.devices {
+            Some(devices) => devices.broadcast(0, tensors),
+            None => Ok(tensors),
+        }
     }
 
     /// The lists of all replicas, in replica order.
@@ -319,7 +348,8 @@ impl ReplicaContext {
     /// # Errors
     /// If the loss is not one number, or was not computed on this replica's autodiff device.
     pub fn gradient<M: Module>(&self, loss: &Tensor<1>, model: &M) -> Result<Gradients> {
-        let gradients = Gradients::compute(loss, model, &self.watched.borrow())?;
+        let on_device = self.reduces_on_device();
+        let gradients = Gradients::compute(loss, model, &self.watched.borrow(), on_device)?;
         self.check_backward()?;
         Ok(gradients)
     }
@@ -361,6 +391,34 @@ impl ReplicaContext {
             None => Ok(()),
             Some(link) => lock(link).all_reduce(op, tensors),
         }
+    }
+
+    /// Whether gradients are reduced in the memory of the devices.
+    pub(crate) fn reduces_on_device(&self) -> bool {
+        let link = self.link.as_ref();
+        link.is_some_and(|link| lock(link).reduces_on_device())
+    }
+
+    /// The reduction (SUM or MEAN) of flattened tensors over all replicas, in the memory of the
+    /// devices.
+    pub(crate) fn all_reduce_tensors(
+        &self,
+        op: ReduceOp,
+        tensors: Vec<Tensor<1>>,
+    ) -> Result<Vec<Tensor<1>>> {
+        let Some(link) = &self.link else {
+            return Ok(tensors);
+        };
+        let sums = lock(link).sum_tensors(tensors)?;
+        #[allow(clippy::cast_precision_loss)]
+        let replicas = self.num_replicas as f64;
+        Ok(match op {
+            ReduceOp::Mean => sums
+                .into_iter()
+                .map(|sum| sum.div_scalar(replicas))
+                .collect(),
+            _ => sums,
+        })
     }
 
     /// Whether gradients travel between workers in packs.
@@ -614,6 +672,9 @@ impl ReplicaContext {
         let link = lock(link);
         link.board.stop(cause);
         link.communicator.abort(&cause.to_string());
+        if let Some(devices) = &link.devices {
+            devices.abort(&cause.to_string());
+        }
         if let Some(workers) = &link.workers {
             workers.abort(&cause.to_string());
         }

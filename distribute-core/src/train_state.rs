@@ -145,6 +145,7 @@ impl<M: Module + 'static> TrainState<M> {
                 self.names.len()
             )));
         }
+        gradients.check()?;
         self.check_running_statistics(ctx)?;
         if !self.is_remote() {
             gradients.refuse_rows("`apply_gradients` of a state that is not on servers")?;
@@ -194,7 +195,7 @@ impl<M: Module + 'static> TrainState<M> {
     /// Reduces the gradients over the replicas and updates the model.
     fn reduce_and_update(&mut self, ctx: &ReplicaContext, mut gradients: Gradients) -> Result<()> {
         // A norm is known when all gradients are.
-        if self.clip_norm.is_some() || !ctx.has_packs() {
+        if self.clip_norm.is_some() || !ctx.has_packs() || ctx.reduces_on_device() {
             gradients.all_reduce(ctx, ReduceOp::Sum)?;
             return self.update(gradients);
         }

@@ -43,7 +43,7 @@ struct Step {
     run: fn(&Path) -> Result<String, String>,
 }
 
-const STEPS: [Step; 8] = [
+const STEPS: [Step; 9] = [
     Step {
         name: "tidy",
         advice: "fix the places above; xtask/README.md explains each rule",
@@ -76,6 +76,11 @@ const STEPS: [Step; 8] = [
                 &format!("clippy {crates} --all-targets -- -D warnings"),
             )
         },
+    },
+    Step {
+        name: "gpu",
+        advice: "fix the warnings above; `cargo xtask check --only gpu` shows them again",
+        run: gpu_step,
     },
     Step {
         name: "doc",
@@ -165,6 +170,24 @@ fn edges_step(root: &Path) -> Result<String, String> {
     verdict(edges::problems(&tree), tree.members.len(), "crates")
 }
 
+/// Reads the types of what only a machine with a GPU can run. In the workspace's own set of
+/// features and beside the checks of the step `clippy`, so that only burn's CUDA backend comes on
+/// top; its compiler for the other kind of kernels is not downloaded (`DOCS_RS`).
+fn gpu_step(root: &Path) -> Result<String, String> {
+    // The crate that has code of its own for it, with all that is not in a default build.
+    let targets = "--test device_reduce --test cuda --example gpu_bench";
+    let features = "--features distribute-core/cuda";
+    let mut command = cargo_command(
+        root,
+        &format!("clippy --workspace {features} {targets} -- -D warnings"),
+    );
+    command.env("DOCS_RS", "1");
+    if std::env::var_os("CUDARC_CUDA_VERSION").is_none() {
+        command.env("CUDARC_CUDA_VERSION", "13000");
+    }
+    finish(&mut command)
+}
+
 fn verdict(problems: Vec<String>, count: usize, what: &str) -> Result<String, String> {
     if problems.is_empty() {
         return Ok(format!("{count} {what}"));
@@ -208,10 +231,11 @@ pub fn finish(command: &mut Command) -> Result<String, String> {
 }
 
 /// What `cargo test` is run with: all tests of the default features, then those of the feature
-/// `nccl`, which need no GPU.
-const TESTS: [&str; 2] = [
+/// `nccl`, which need no GPU or say that they are skipped.
+const TESTS: [&str; 3] = [
     "test --workspace",
-    "test -p distribute-collectives --features nccl --test nccl",
+    "test -p distribute-collectives --features nccl --test nccl --test nccl_device",
+    "test --workspace --features distribute-cli/nccl --test device_reduce --test gpu",
 ];
 
 /// Runs the tests and counts the results.
@@ -339,10 +363,10 @@ mod tests {
     #[test]
     fn steps_are_selected_in_their_order() {
         let all = [
-            "tidy", "edges", "fmt", "clippy", "nccl", "doc", "fuzz", "test",
+            "tidy", "edges", "fmt", "clippy", "nccl", "gpu", "doc", "fuzz", "test",
         ];
         assert_eq!(names(&Selection::All), all);
-        assert_eq!(names(&Selection::AllButTests), all[..6]);
+        assert_eq!(names(&Selection::AllButTests), all[..7]);
         assert_eq!(names(&Selection::only("doc").expect("a step")), ["doc"]);
     }
 

@@ -1,6 +1,9 @@
 //! `bench all-reduce`: threads beside a plain sum of the same buffers, or processes, like
 //! nccl-tests.
 
+#[path = "all_reduce_nccl.rs"]
+mod nccl;
+
 use std::process::Command;
 
 use clap::{Args, ValueEnum};
@@ -56,6 +59,8 @@ enum TransportName {
     Grpc,
     /// Processes, over whatever the ranks find out to be best
     Auto,
+    /// Threads with a GPU each (0, 1, ...), over NCCL
+    Nccl,
 }
 
 impl TransportName {
@@ -66,13 +71,14 @@ impl TransportName {
             TransportName::Shm => "shm",
             TransportName::Grpc => "grpc",
             TransportName::Auto => "auto",
+            TransportName::Nccl => "nccl",
         }
     }
 
     /// `None` for threads.
     fn between_processes(self) -> Option<ProcessTransport> {
         match self {
-            TransportName::InProcess => None,
+            TransportName::InProcess | TransportName::Nccl => None,
             TransportName::Shm => Some(ProcessTransport::SharedMemory),
             TransportName::Grpc => Some(ProcessTransport::Grpc),
             TransportName::Auto => Some(ProcessTransport::Auto),
@@ -156,6 +162,9 @@ pub(super) fn run(args: &AllReduceArgs) -> Result<(), Failure> {
             "--world and --iterations must be at least 1",
         ));
     }
+    if args.transport == TransportName::Nccl {
+        return nccl::run(args);
+    }
     match (args.transport.between_processes(), args.rank) {
         (None, _) => between_threads(args),
         (Some(transport), None) => between_processes(args, transport),
@@ -191,12 +200,7 @@ fn between_processes(args: &AllReduceArgs, transport: ProcessTransport) -> Resul
         command.args(&own).arg("--rank").arg(rank.to_string());
         command
     };
-    if args.output == BenchOutput::Text {
-        line(&format!(
-            "{:<20} {:>3} {:>12} {:>12} {:>10} {:>10} {:>12} {:>12}",
-            "impl", "n", "bytes", "median us", "algbw GB/s", "busbw GB/s", "cpu us", "memory MiB"
-        ))?;
-    }
+    print_header(args)?;
     let mut printed = Ok(());
     let mut last = String::new();
     processes::run(&process_bench(args, transport), command, &mut |report| {
@@ -207,10 +211,25 @@ fn between_processes(args: &AllReduceArgs, transport: ProcessTransport) -> Resul
     })
     .map_err(Error::from)?;
     printed?;
-    if args.output == BenchOutput::Text {
-        line(&last)?;
+    print_selection(args, &last)
+}
+
+fn print_header(args: &AllReduceArgs) -> Result<(), Failure> {
+    if args.output == BenchOutput::Json {
+        return Ok(());
     }
-    Ok(())
+    line(&format!(
+        "{:<20} {:>3} {:>12} {:>12} {:>10} {:>10} {:>12} {:>12}",
+        "impl", "n", "bytes", "median us", "algbw GB/s", "busbw GB/s", "cpu us", "memory MiB"
+    ))
+}
+
+/// Which algorithm ran, and why, below the table.
+fn print_selection(args: &AllReduceArgs, selection: &str) -> Result<(), Failure> {
+    match args.output {
+        BenchOutput::Text => line(selection),
+        BenchOutput::Json => Ok(()),
+    }
 }
 
 fn print_size(args: &AllReduceArgs, report: &SizeReport) -> Result<(), Failure> {

@@ -7,6 +7,7 @@ use distribute_core::cluster::{Cluster, ProcessEnvironment, detect};
 use distribute_core::{LogicalDevice, available_cores};
 use serde_json::{Value, json};
 
+use super::gpus::{self, Gpus};
 use super::libraries::{Library, find_all};
 use crate::args::{DoctorArgs, OutputFormat};
 use crate::events;
@@ -53,6 +54,7 @@ struct Report {
     features: Vec<&'static str>,
     shared_memory_free: Option<u64>,
     libraries: Vec<Library>,
+    gpus: Gpus,
     cluster: Vec<(&'static str, &'static str, String)>,
     place: Place,
 }
@@ -80,6 +82,9 @@ struct Memory {
 }
 
 pub(crate) fn run(args: &DoctorArgs) -> Result<(), Failure> {
+    if args.probe_gpus {
+        return gpus::answer();
+    }
     let report = Report::collect();
     match args.general.output {
         OutputFormat::Json => events::line(&report.json()),
@@ -96,6 +101,7 @@ impl Report {
             features: cpu_features(),
             shared_memory_free: free_bytes(Path::new("/dev/shm")),
             libraries: find_all(&|name| std::env::var_os(name)),
+            gpus: Gpus::find(),
             cluster: cluster(&|name| std::env::var(name).ok()),
             place: Place::find(),
         }
@@ -137,6 +143,7 @@ impl Report {
             ("cpu_features", json!(self.features)),
             ("devices", json!(devices)),
             ("libraries", json!(libraries.collect::<Vec<_>>())),
+            ("gpus", self.gpus.json()),
             ("cluster", json!(cluster.collect::<Vec<_>>())),
             ("place", self.place.json()),
         ])
@@ -179,6 +186,7 @@ impl Report {
             };
             lines.push(format!("{:<14} {found}", library.name));
         }
+        lines.extend(self.gpus.lines());
         if self.cluster.is_empty() {
             lines.push("cluster        none detected: this process is on its own".to_string());
         }

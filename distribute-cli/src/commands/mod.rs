@@ -6,6 +6,7 @@ mod conformance;
 mod doctor;
 mod evaluate;
 mod evaluator;
+mod gpus;
 mod launch;
 mod libraries;
 mod parameter_server;

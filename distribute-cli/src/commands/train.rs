@@ -327,6 +327,7 @@ impl Run {
                     .cluster
                     .iter()
                     .cloned()
+                    .chain(self.device_reduction())
                     .chain(self.short_batch(global))
                     .collect(),
             };
@@ -350,9 +351,16 @@ impl Run {
             },
         ];
         notes.extend(self.cluster.iter().cloned());
+        notes.extend(self.device_reduction());
         notes.extend(self.short_batch(global));
         notes.extend(continued.map(|step| format!("continuing after step {step}")));
         Announcement { event: None, notes }
+    }
+
+    /// How gradients of GPUs are reduced, and why so.
+    fn device_reduction(&self) -> Vec<String> {
+        let told = self.strategy.device_reduction().into_iter();
+        told.map(String::from).collect()
     }
 
     /// `cpu:0, cpu:1`, `cpu:0 to cpu:63`, or how many replicas on how many workers.

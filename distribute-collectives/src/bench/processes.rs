@@ -173,18 +173,12 @@ fn read_line(rank: usize, reader: &mut impl BufRead) -> Result<String> {
 }
 
 fn silent(rank: usize) -> CollectiveError {
-    let reason = "it ended without a result; its message is above".to_string();
-    CollectiveError::BackendUnavailable {
-        backend: format!("the process of rank {rank}"),
-        reason,
-    }
+    let reason = "it ended without a result; its message is above";
+    CollectiveError::unavailable(format!("the process of rank {rank}"), reason)
 }
 
 fn broken(rank: usize, error: &std::io::Error) -> CollectiveError {
-    CollectiveError::BackendUnavailable {
-        backend: format!("the process of rank {rank}"),
-        reason: error.to_string(),
-    }
+    CollectiveError::unavailable(format!("the process of rank {rank}"), error.to_string())
 }
 
 /// The part of one rank, in its own process.

@@ -40,9 +40,9 @@ fn random<const BYTES: usize>(rank: usize) -> Result<[u8; BYTES]> {
     let mut bytes = [0; BYTES];
     match getrandom::fill(&mut bytes) {
         Ok(()) => Ok(bytes),
-        Err(error) => Err(CollectiveError::BackendUnavailable {
-            backend: "the control plane".to_string(),
-            reason: format!("rank {rank} gets no random numbers from the system: {error}"),
-        }),
+        Err(error) => {
+            let reason = format!("rank {rank} gets no random numbers from the system: {error}");
+            Err(CollectiveError::unavailable("the control plane", reason))
+        }
     }
 }

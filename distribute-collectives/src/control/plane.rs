@@ -197,10 +197,8 @@ impl Drop for ControlPlane {
 }
 
 fn unavailable(rank: usize, error: &std::io::Error) -> CollectiveError {
-    CollectiveError::BackendUnavailable {
-        backend: "the control plane".to_string(),
-        reason: format!("rank {rank} cannot start it: {error}"),
-    }
+    let reason = format!("rank {rank} cannot start it: {error}");
+    CollectiveError::unavailable("the control plane", reason)
 }
 
 /// Refuses options that cannot be right.

@@ -96,10 +96,7 @@ impl Drop for World {
 }
 
 fn unavailable(reason: &str) -> CollectiveError {
-    CollectiveError::BackendUnavailable {
-        backend: "MPI".to_string(),
-        reason: reason.to_string(),
-    }
+    CollectiveError::unavailable("MPI", reason)
 }
 
 /// A duplicate of the world communicator, so that nothing is mixed up with other users of MPI.

@@ -7,7 +7,7 @@ use crate::header::OperationHeader;
 use crate::in_process::InProcessCommunicator;
 use crate::process_group::ProcessCommunicator;
 
-mod sealed {
+pub(super) mod sealed {
     pub trait Sealed {}
 }
 

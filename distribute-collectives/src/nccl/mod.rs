@@ -98,18 +98,22 @@ mod options;
 #[allow(unsafe_code)]
 mod raw;
 mod setup;
+mod shared;
 mod unavailable;
 mod version;
 mod worker;
 
 pub use communicator::{NcclCommunicator, NcclRefused};
 pub use control::ControlGroup;
-pub use devices::{DeviceInfo, Installation, probe};
+pub use devices::{DeviceInfo, Driver, Installation, PeerLink, driver, library, probe};
 pub use element::ElementType;
 pub use options::{CUDA_LIBRARY, NCCL_LIBRARY, NcclOptions};
 pub use raw::{DeviceBuffer, DeviceMemory, Stream};
-pub use unavailable::{NcclUnavailable, Searched};
+pub use shared::SharedGroup;
+pub use unavailable::NcclUnavailable;
 pub use version::Version;
+
+pub use crate::error::Searched;
 
 use crate::error::Result;
 use crate::in_process::InProcessCommunicator;

@@ -28,6 +28,7 @@ pub struct NcclOptions {
     pub(super) init_timeout: Duration,
     pub(super) grace: Duration,
     pub(super) staging_bytes: usize,
+    pub(super) own_order: bool,
 }
 
 impl NcclOptions {
@@ -42,7 +43,14 @@ impl NcclOptions {
             init_timeout: Duration::from_secs(60),
             grace: Duration::from_secs(5),
             staging_bytes: 16 << 20,
+            own_order: false,
         }
+    }
+
+    /// Another GPU.
+    pub fn device(mut self, device: usize) -> Self {
+        self.device = device;
+        self
     }
 
     /// NCCL's file (default: that of [`NCCL_LIBRARY`], else `libnccl.so.2` or `libnccl.so` where
@@ -84,6 +92,13 @@ impl NcclOptions {
     /// piece. Taken at the first such operation.
     pub fn staging_bytes(mut self, bytes: usize) -> Self {
         self.staging_bytes = bytes;
+        self
+    }
+
+    /// Allows a group in canonical order: what NCCL reduces is in NCCL's order nevertheless, only
+    /// the operations of the group itself keep theirs. Refused by default.
+    pub fn own_order(mut self, allowed: bool) -> Self {
+        self.own_order = allowed;
         self
     }
 

@@ -10,7 +10,7 @@ use super::unavailable::{NcclUnavailable, unavailable};
 use super::version::Version;
 use super::worker::{Trouble, Watch, Worker};
 use crate::communicator::{CommunicatorExt, Description, Gathered};
-use crate::error::{CollectiveError, Result};
+use crate::error::{CollectiveError, Result, Searched};
 use crate::header::{OperationHeader, OperationKind};
 use crate::options::Order;
 
@@ -30,7 +30,7 @@ struct Found {
 /// Loads the libraries and connects the ranks.
 pub(super) fn set_up(group: &mut impl ControlGroup, options: &NcclOptions) -> Result<Setup> {
     options.check(group.world_size())?;
-    check_group(&group.describe())?;
+    check_group(&group.describe(), options)?;
     let found = find(options);
     let words = match &found {
         Ok(found) => [found.nccl.version.code(), options.staging_bytes as u64],
@@ -38,12 +38,8 @@ pub(super) fn set_up(group: &mut impl ControlGroup, options: &NcclOptions) -> Re
     };
     let mut report = words.map(u64::to_le_bytes).concat();
     report.extend(found.as_ref().map_or([0; 16], |found| found.uuid));
-    agree_on(
-        group,
-        found.as_ref().err().map(ToString::to_string),
-        &report,
-        same_gpu_and_version,
-    )?;
+    let failed = found.as_ref().err().map(Refusal::of);
+    agree_on(group, failed, &report, same_gpu_and_version)?;
     let found = found?;
     let id = spread_id(group, &found.nccl)?;
     let (rank, world_size) = (group.rank(), group.world_size());
@@ -65,7 +61,7 @@ pub(super) fn set_up(group: &mut impl ControlGroup, options: &NcclOptions) -> Re
             })
         }
     };
-    agree_on(group, connected.err(), &[], |_| None)?;
+    agree_on(group, connected.err().map(Refusal::new), &[], |_| None)?;
     Ok(Setup {
         worker: worker?,
         version,
@@ -73,8 +69,8 @@ pub(super) fn set_up(group: &mut impl ControlGroup, options: &NcclOptions) -> Re
 }
 
 /// Refuses what was asked of the group and NCCL does not do.
-fn check_group(group: &Description) -> Result<()> {
-    if group.order != Order::Canonical {
+fn check_group(group: &Description, options: &NcclOptions) -> Result<()> {
+    if group.order != Order::Canonical || options.own_order {
         return Ok(());
     }
     let what = "NCCL does not combine in rank order: use Order::Fast, or another transport";
@@ -95,6 +91,35 @@ fn find(options: &NcclOptions) -> Result<Found, NcclUnavailable> {
     })
 }
 
+/// Why a rank cannot go on, as the others hear it.
+#[derive(Debug, Default, serde::Serialize, serde::Deserialize)]
+struct Refusal {
+    reason: String,
+    searched: Vec<Searched>,
+}
+
+impl Refusal {
+    fn new(reason: String) -> Self {
+        let searched = Vec::new();
+        Refusal { reason, searched }
+    }
+
+    fn of(error: &NcclUnavailable) -> Self {
+        let searched = match error {
+            NcclUnavailable::Absent { searched, .. } => searched.clone(),
+            _ => Vec::new(),
+        };
+        let reason = error.to_string();
+        Refusal { reason, searched }
+    }
+
+    /// What another rank has sent.
+    fn read(bytes: &[u8]) -> Self {
+        let unreadable = |_| Refusal::new("it does not say why".to_string());
+        serde_json::from_slice(bytes).unwrap_or_else(unreadable)
+    }
+}
+
 /// Why the ranks with these reports cannot work together.
 type Judge = fn(&[&[u8]]) -> Option<String>;
 
@@ -102,25 +127,35 @@ type Judge = fn(&[&[u8]]) -> Option<String>;
 /// not, or `judge` does not accept their reports, all ranks return the same error.
 fn agree_on(
     group: &mut impl ControlGroup,
-    failed: Option<String>,
+    failed: Option<Refusal>,
     report: &[u8],
     judge: Judge,
 ) -> Result<()> {
     let mut message = vec![u8::from(failed.is_some())];
     match &failed {
-        Some(reason) => message.extend(reason.as_bytes()),
+        Some(refusal) => message.extend(serde_json::to_vec(refusal).unwrap_or_default()),
         None => message.extend(report),
     }
     let all: Gathered<u8> = group.all_gather(&message)?;
-    let failures: Vec<String> = (all.iter().enumerate())
-        .filter(|(_, message)| message.first() != Some(&0))
-        .map(|(rank, message)| {
-            let reason = String::from_utf8_lossy(message.get(1..).unwrap_or_default());
-            format!("rank {rank}: {reason}")
-        })
-        .collect();
+    let (mut failures, mut searched) = (Vec::new(), Vec::new());
+    for (rank, message) in all.iter().enumerate() {
+        if message.first() == Some(&0) {
+            continue;
+        }
+        let refusal = Refusal::read(message.get(1..).unwrap_or_default());
+        failures.push(format!("rank {rank}: {}", refusal.reason));
+        for place in refusal.searched {
+            if !searched.contains(&place) {
+                searched.push(place);
+            }
+        }
+    }
     if !failures.is_empty() {
-        return Err(unavailable(failures.join("; ")));
+        return Err(CollectiveError::BackendUnavailable {
+            backend: "NCCL".to_string(),
+            reason: failures.join("; "),
+            searched,
+        });
     }
     let reports: Vec<&[u8]> = all.iter().map(|message| &message[1..]).collect();
     match judge(&reports) {
@@ -168,7 +203,7 @@ fn spread_id(group: &mut impl ControlGroup, nccl: &Nccl) -> Result<UniqueId> {
     let (id, failed) = match made {
         None => (None, None),
         Some(Ok(id)) => (Some(id), None),
-        Some(Err(failed)) => (None, Some(failed.to_string())),
+        Some(Err(failed)) => (None, Some(Refusal::new(failed.to_string()))),
     };
     let mut bytes = id.map_or([0; UniqueId::BYTES], |id| *id.bytes());
     agree_on(group, failed, &[], |_| None)?;

@@ -1,24 +1,7 @@
 //! Why NCCL cannot be used on this machine.
 
-use std::fmt;
-
 use super::version::Version;
-use crate::error::CollectiveError;
-
-/// A place where a library was looked for.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Searched {
-    /// A path, or a name that the system's loader looks for.
-    pub path: String,
-    /// Why it was not found there, in the words of the loader.
-    pub reason: String,
-}
-
-impl fmt::Display for Searched {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} ({})", self.path, self.reason)
-    }
-}
+use crate::error::{CollectiveError, Searched};
 
 /// Why NCCL cannot be used on this machine. Becomes
 /// [`BackendUnavailable`](CollectiveError::BackendUnavailable).
@@ -112,14 +95,27 @@ impl From<super::raw::Failed> for NcclUnavailable {
 
 /// The error of a communicator that cannot be made.
 pub(super) fn unavailable(reason: String) -> CollectiveError {
-    CollectiveError::BackendUnavailable {
-        backend: "NCCL".to_string(),
-        reason,
+    CollectiveError::unavailable("NCCL", reason)
+}
+
+impl NcclUnavailable {
+    /// The error of whatever needs `backend`.
+    pub(super) fn of(self, backend: &str) -> CollectiveError {
+        let reason = self.to_string();
+        let searched = match self {
+            NcclUnavailable::Absent { searched, .. } => searched,
+            _ => Vec::new(),
+        };
+        CollectiveError::BackendUnavailable {
+            backend: backend.to_string(),
+            reason,
+            searched,
+        }
     }
 }
 
 impl From<NcclUnavailable> for CollectiveError {
     fn from(error: NcclUnavailable) -> Self {
-        unavailable(error.to_string())
+        error.of("NCCL")
     }
 }

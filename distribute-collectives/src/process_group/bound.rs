@@ -281,13 +281,11 @@ impl Joining {
             let others: Vec<usize> = (0..world_size)
                 .filter(|rank| !hosts.members(0).contains(rank))
                 .collect();
-            return Err(CollectiveError::BackendUnavailable {
-                backend: "shared memory".to_string(),
-                reason: format!(
-                    "rank(s) {others:?} cannot share memory with rank 0 (another host, container \
-                     or user); use the transport auto or grpc"
-                ),
-            });
+            let reason = format!(
+                "rank(s) {others:?} cannot share memory with rank 0 (another host, container or \
+                 user); use the transport auto or grpc"
+            );
+            return Err(CollectiveError::unavailable("shared memory", reason));
         }
         Ok((hosts, Some(attachment)))
     }

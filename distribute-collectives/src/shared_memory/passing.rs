@@ -76,10 +76,8 @@ impl Attachment {
 }
 
 fn unavailable(what: &str, error: impl std::fmt::Display) -> CollectiveError {
-    CollectiveError::BackendUnavailable {
-        backend: "shared memory".to_string(),
-        reason: format!("{what} failed: {error}; use the gRPC transport"),
-    }
+    let reason = format!("{what} failed: {error}; use the gRPC transport");
+    CollectiveError::unavailable("shared memory", reason)
 }
 
 fn socket(flags: SocketFlags) -> Result<OwnedFd> {

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use distribute_collectives::nccl::{
-    NcclCommunicator, NcclOptions, NcclRefused, NcclUnavailable, probe,
+    NcclCommunicator, NcclOptions, NcclRefused, NcclUnavailable, driver, library, probe,
 };
 use distribute_collectives::{
     CollectiveError, Communicator, GroupOptions, InProcessCommunicator, Order, in_process,
@@ -67,6 +67,15 @@ fn an_absent_library_says_where_it_was_searched() {
             options,
             "rank 1: NCCL was not found; searched: /nowhere/libnccl.so.2",
         );
+        // As values too, on both ranks.
+        for refused in set_up(options).into_iter().map(Result::err) {
+            let cause = refused.expect("refused").cause;
+            let CollectiveError::BackendUnavailable { searched, .. } = &cause else {
+                panic!("{cause}");
+            };
+            assert_eq!(searched.len(), 1, "{cause}");
+            assert_eq!(searched[0].path, "/nowhere/libnccl.so.2");
+        }
     });
 }
 
@@ -196,4 +205,32 @@ fn what_is_installed_is_told() {
     assert_eq!((device.ordinal, &device.peers[..]), (1, &[0, 2, 3][..]));
     let text = "GPU 1: Host memory (8.0 GiB) at 0000:01:00.0, accesses [0, 2, 3]";
     assert_eq!(device.to_string(), text);
+    let links: Vec<String> = device.links.iter().map(ToString::to_string).collect();
+    let expected = [
+        "GPU 0 directly, with atomics (NVLink), rank 0",
+        "GPU 2 directly, without atomics (PCIe), rank 1",
+        "GPU 3 directly, without atomics (PCIe), rank 1",
+        "GPU 4 through the host",
+        "GPU 5 through the host",
+    ];
+    assert_eq!(links, expected);
+}
+
+/// A framework for GPUs needs no NCCL.
+#[test]
+fn the_driver_is_found_without_nccl() {
+    let fake = Fake::new("devices=2");
+    let options = fake.options(0).nccl_library("/nowhere/libnccl.so.2");
+    let found = driver(&options).expect("a driver");
+    assert_eq!(
+        (found.version.to_string(), found.devices.len()),
+        ("12.8.0".to_string(), 2)
+    );
+    found.check(1).expect("there");
+    let error = found.check(2).unwrap_err();
+    assert!(error.to_string().contains("there is no GPU 2"), "{error}");
+    assert!(matches!(
+        library(&options),
+        Err(NcclUnavailable::Absent { .. })
+    ));
 }

@@ -2,13 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::sync::OnceLock;
-use std::time::SystemTime;
 
 use distribute_collectives::nccl::{self, NcclCommunicator, NcclOptions};
 use distribute_collectives::{GroupOptions, InProcessCommunicator};
 use tempfile::TempDir;
+
+use super::built::library;
 
 /// A rank among threads.
 pub type Rank = NcclCommunicator<InProcessCommunicator>;
@@ -18,49 +17,12 @@ pub struct Fake {
     directory: TempDir,
 }
 
-/// What cargo has built of `fake-nccl/`; `cargo test` builds it too, unless one test is named.
-fn built() -> &'static Path {
-    static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| {
-        let test = std::env::current_exe().expect("this program");
-        let target = test.ancestors().nth(2).expect("target/PROFILE/deps/TEST");
-        let path = target.join("examples/libfake_nccl.so");
-        let built = std::fs::metadata(&path).and_then(|file| file.modified());
-        if built.is_ok_and(|built| built > last_change()) {
-            return path;
-        }
-        let profile = match target.file_name() {
-            Some(name) if name != "debug" => name.to_str().expect("a profile"),
-            _ => "dev",
-        };
-        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        let status = Command::new(cargo)
-            .current_dir(env!("CARGO_MANIFEST_DIR"))
-            .args(["build", "--features", "nccl", "--example", "fake_nccl"])
-            .args(["--profile", profile, "--target-dir"])
-            .arg(target.parent().expect("target"))
-            .status();
-        assert!(
-            status.is_ok_and(|status| status.success()),
-            "the fake does not build"
-        );
-        path
-    })
-}
-
-/// When the sources of the fake were changed.
-fn last_change() -> SystemTime {
-    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("fake-nccl");
-    let files = std::fs::read_dir(sources).expect("its sources");
-    let changes = files.filter_map(|file| file.ok()?.metadata().ok()?.modified().ok());
-    changes.max().expect("files")
-}
-
 impl Fake {
     /// A copy with these settings, which `fake-nccl/settings.rs` explains.
     pub fn new(settings: &str) -> Fake {
         let directory = tempfile::tempdir().expect("a directory");
-        std::fs::copy(built(), directory.path().join("libfake.so")).expect("a copy");
+        let library = library(Path::new(env!("CARGO_MANIFEST_DIR")));
+        std::fs::copy(library, directory.path().join("libfake.so")).expect("a copy");
         let fake = Fake { directory };
         fake.set(settings);
         fake

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use distribute_collectives::nccl::{NcclCommunicator, NcclOptions};
+use distribute_collectives::nccl::{ElementType, NcclCommunicator, NcclOptions, SharedGroup};
 use distribute_collectives::{
     CollectiveError, Communicator, CommunicatorExt, GroupOptions, ProcessCommunicator,
     ProcessGroupOptions, ReduceOp, Result,
@@ -110,6 +110,9 @@ fn be_rank(role: &str, rank: usize, options: NcclOptions) -> Result<String> {
     std::io::stdin().read_line(&mut line).expect("addresses");
     let group = group.join(line.split_whitespace())?;
     let options = options.grace(Duration::from_millis(500));
+    if role == "shared" {
+        return be_shared(rank, SharedGroup::new(group), options);
+    }
     let mut nccl: NcclCommunicator<ProcessCommunicator> = NcclCommunicator::new(group, options)?;
     if role == "hang" {
         println!("@@begun");
@@ -143,6 +146,41 @@ fn be_rank(role: &str, rank: usize, options: NcclOptions) -> Result<String> {
         "{error:?}"
     );
     Ok("all as expected".to_string())
+}
+
+/// The program goes on using the group that NCCL is set up beside.
+fn be_shared(rank: usize, mut group: SharedGroup, options: NcclOptions) -> Result<String> {
+    let mut nccl = NcclCommunicator::new(group.clone(), options.own_order(true))?;
+    for round in 0..20 {
+        let mut memory = nccl.allocate(ElementType::F32, 100)?;
+        nccl.upload(&mut memory, &[rank as f32; 100])?;
+        nccl.all_reduce_device(ReduceOp::Sum, &mut [memory.buffer()])?;
+        let mut values = [0.0_f32; 100];
+        nccl.download(&memory, &mut values)?;
+        assert_eq!(values, [1.0; 100]);
+        let gathered = group.all_gather(&[rank as i64, round])?;
+        assert_eq!(gathered.values(), [0, round, 1, round]);
+    }
+    // A difference of the calls on different handles is found too.
+    let error = match rank {
+        0 => group.barrier(),
+        _ => nccl.all_reduce(ReduceOp::Sum, &mut [(&mut [1.0_f32; 8][..]).into()]),
+    };
+    assert!(
+        matches!(error, Err(CollectiveError::Mismatch { .. })),
+        "{error:?}"
+    );
+    Ok("all as expected".to_string())
+}
+
+#[test]
+fn two_processes_use_one_group_beside_and_without_nccl() {
+    within_limit(|| {
+        let fake = Fake::new("");
+        for rank in &mut start("shared", &fake) {
+            assert_eq!(rank.answer(), "all as expected");
+        }
+    });
 }
 
 #[test]

@@ -6,6 +6,7 @@
 //! its endpoint of the group: that form also works between processes.
 
 mod hierarchical_copy;
+mod nccl_all_reduce;
 mod reduction_to_one_device;
 
 use std::fmt::Debug;
@@ -13,9 +14,10 @@ use std::fmt::Debug;
 use distribute_collectives::{Buffer, Communicator, ReduceOp};
 
 pub use hierarchical_copy::HierarchicalCopy;
+pub use nccl_all_reduce::NcclAllReduce;
 pub use reduction_to_one_device::ReductionToOneDevice;
 
-use crate::Result;
+use crate::{DeviceReduction, Result};
 
 /// Sums (or averages, ...) buffers over the replicas of a process.
 ///
@@ -28,6 +30,12 @@ use crate::Result;
 pub trait CrossDeviceOps: Send + Sync + Debug {
     /// A name for messages.
     fn name(&self) -> &str;
+
+    /// Who reduces gradients that are in the memory of GPUs. Ops of one's own get them in host
+    /// memory, unless they say something else here.
+    fn device_reduction(&self) -> DeviceReduction {
+        DeviceReduction::HostMemory
+    }
 
     /// Reduces `buffers` over all ranks of the group, in place. Blocks until the result is
     /// there.
@@ -46,12 +54,19 @@ pub trait CrossDeviceOps: Send + Sync + Debug {
 /// The default: the group's own all-reduce. In one process every replica reduces its share of
 /// the elements over all replicas, in replica order, and writes the result to every replica's
 /// buffer.
+///
+/// Gradients of several GPUs are reduced by NCCL where that can be used
+/// ([`DeviceReduction::Auto`]).
 #[derive(Debug, Clone, Copy, Default)]
 pub struct DirectAllReduce;
 
 impl CrossDeviceOps for DirectAllReduce {
     fn name(&self) -> &str {
         "direct"
+    }
+
+    fn device_reduction(&self) -> DeviceReduction {
+        DeviceReduction::Auto
     }
 
     fn all_reduce(

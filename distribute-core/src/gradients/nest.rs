@@ -85,7 +85,7 @@ impl Gradients {
             found.is_some_and(|found| found.tensors.get(index).is_some_and(Option::is_some))
         };
         let entries = self.entries.iter().enumerate();
-        entries.map(move |(index, entry)| entry.data.is_some() || captured(index))
+        entries.map(move |(index, entry)| entry.is_present() || captured(index))
     }
 }
 
@@ -94,6 +94,8 @@ impl Gradients {
 impl Nest for Gradients {
     fn walk(&mut self, visit: &mut dyn FnMut(&mut dyn Leaf) -> Result<()>) -> Result<()> {
         self.refuse_rows("a result of a step, or a reduction over replicas")?;
+        self.check()?;
+        self.bring_to_host()?;
         let captured = self.captured.take();
         let mut captured = captured.map_or_else(Vec::new, |found| found.tensors);
         captured.resize(self.len(), None);
@@ -148,7 +150,7 @@ mod tests {
             bias: Param::from_tensor(Tensor::ones([3], &device).require_grad()),
         };
         let loss = model.used.val().sum() + model.bias.val().mul_scalar(2.0).sum();
-        Gradients::compute(&loss, &model, &[]).unwrap()
+        Gradients::compute(&loss, &model, &[], false).unwrap()
     }
 
     #[test]

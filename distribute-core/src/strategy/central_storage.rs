@@ -9,6 +9,7 @@ use distribute_collectives::GroupOptions;
 use super::mirrored::{distinct_or_all, no_replicas, replicas_on};
 use super::{InputContext, Replica, ReplicaStep, Strategy, StrategyId, VariablePlacement};
 use crate::cross_device::ReductionToOneDevice;
+use crate::device_reduce::DevicePlan;
 use crate::strategy::engine::{Engine, EngineOptions};
 use crate::{LogicalDevice, Result};
 
@@ -32,6 +33,7 @@ impl CentralStorageStrategy {
     /// If a device is named twice, or the threads cannot be started.
     pub fn new(devices: impl IntoIterator<Item = LogicalDevice>) -> Result<Self> {
         let devices = distinct_or_all(devices.into_iter().collect())?;
+        LogicalDevice::check_all(&devices)?;
         let timeout = Duration::from_secs(300);
         let options = EngineOptions {
             timeout,
@@ -40,6 +42,7 @@ impl CentralStorageStrategy {
             cross_device_ops: Arc::new(ReductionToOneDevice::default()),
             group: GroupOptions::default().timeout(timeout),
             workers: None,
+            devices: DevicePlan::default(),
         };
         let id = StrategyId::new("central-storage", devices.len());
         Ok(Self {

@@ -12,9 +12,10 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 use super::{Replica, ReplicaStep, Strategy, VariablePlacement};
 use crate::board::Board;
 use crate::cross_device::CrossDeviceOps;
+use crate::device_reduce::DevicePlan;
 use crate::replica_context::Link;
 use crate::values::lock;
-use crate::{Error, ReplicaContext, Result, WorkerGroup, scope};
+use crate::{Error, LogicalDevice, ReplicaContext, Result, WorkerGroup, scope};
 
 /// Runs a step on the calling thread, for strategies with one replica.
 pub(crate) fn run_inline(
@@ -71,6 +72,8 @@ pub(crate) struct EngineOptions {
     pub(crate) group: GroupOptions,
     /// The group of workers, if there are several.
     pub(crate) workers: Option<WorkerGroup>,
+    /// How gradients on devices are reduced.
+    pub(crate) devices: DevicePlan,
 }
 
 /// The replica threads of a strategy with several replicas in this process.
@@ -121,6 +124,11 @@ impl Engine {
     /// The replicas, in order.
     pub(crate) fn replicas(&self) -> &[Replica] {
         &self.replicas
+    }
+
+    /// How gradients on devices are reduced, in words, where there is something to tell.
+    pub(crate) fn device_reduction(&self) -> Option<&str> {
+        self.options.devices.outcome()
     }
 
     /// Runs a step on all replicas. Runs of several callers follow one another.
@@ -225,12 +233,12 @@ fn build_contexts(
         replicas.len(),
         options.group.clone().generation(generation),
     )?;
-    let contexts = replicas
-        .iter()
-        .zip(group)
-        .enumerate()
-        .map(|(local_id, (replica, endpoint))| {
+    let logical: Vec<LogicalDevice> = replicas.iter().map(|replica| replica.logical).collect();
+    let devices = options.devices.connect(&logical, generation)?;
+    let contexts = replicas.iter().zip(group).zip(devices).enumerate().map(
+        |(local_id, ((replica, endpoint), devices))| {
             let link = Link {
+                devices,
                 communicator: Box::new(endpoint),
                 workers: options.workers.clone(),
                 cross_device_ops: Arc::clone(&options.cross_device_ops),
@@ -238,6 +246,7 @@ fn build_contexts(
                 calls: 0,
             };
             ReplicaContext::linked(replica, local_id, replicas.len(), options.placement, link)
-        });
+        },
+    );
     Ok(contexts.collect())
 }

@@ -9,6 +9,7 @@ use distribute_collectives::GroupOptions;
 
 use super::{InputContext, Replica, ReplicaStep, Strategy, StrategyId, VariablePlacement};
 use crate::cross_device::{CrossDeviceOps, DirectAllReduce};
+use crate::device_reduce::{DevicePlan, DeviceReducers};
 use crate::strategy::engine::{Engine, EngineOptions};
 use crate::{Error, LogicalDevice, Result};
 
@@ -57,6 +58,7 @@ pub struct MirroredStrategyBuilder {
     /// Whether `replicas(0)` was asked for; an empty list alone means all cores.
     no_replicas: bool,
     cross_device_ops: Arc<dyn CrossDeviceOps>,
+    reducers: Option<Arc<dyn DeviceReducers>>,
     timeout: Duration,
 }
 
@@ -66,6 +68,7 @@ impl Default for MirroredStrategyBuilder {
             devices: Vec::new(),
             no_replicas: false,
             cross_device_ops: Arc::new(DirectAllReduce),
+            reducers: None,
             timeout: Duration::from_secs(300),
         }
     }
@@ -93,6 +96,13 @@ impl MirroredStrategyBuilder {
         self
     }
 
+    /// Reducers of one's own for gradients in the memory of devices. Not used where the
+    /// [cross-device ops](Self::cross_device_ops) want them in host memory.
+    pub fn device_reducers(mut self, reducers: impl DeviceReducers + 'static) -> Self {
+        self.reducers = Some(Arc::new(reducers));
+        self
+    }
+
     /// How long a replica waits for the others, in a cross-replica call or at the end of a step,
     /// before it reports which one is missing; 5 minutes by default. Longer than the difference
     /// between the fastest and the slowest replica of a step.
@@ -104,13 +114,18 @@ impl MirroredStrategyBuilder {
     /// Starts the replicas' threads.
     ///
     /// # Errors
-    /// If there are 0 replicas or a device is named twice, or the threads cannot be started.
+    /// If there are 0 replicas or a device is named twice, or the threads cannot be started;
+    /// [`BackendUnavailable`](distribute_collectives::CollectiveError::BackendUnavailable) for a
+    /// device that is not there, and for a way of reduction asked for by name that cannot be used.
     pub fn build(self) -> Result<MirroredStrategy> {
         if self.no_replicas {
             return Err(no_replicas());
         }
         let devices = distinct_or_all(self.devices)?;
         let id = StrategyId::new("mirrored", devices.len());
+        LogicalDevice::check_all(&devices)?;
+        let wanted = self.cross_device_ops.device_reduction();
+        let plan = DevicePlan::new(wanted, self.reducers, &devices, self.timeout)?;
         let options = EngineOptions {
             timeout: self.timeout,
             threads_per_replica: 1,
@@ -118,6 +133,7 @@ impl MirroredStrategyBuilder {
             cross_device_ops: Arc::clone(&self.cross_device_ops),
             group: GroupOptions::default().timeout(self.timeout),
             workers: None,
+            devices: plan,
         };
         let engine = Arc::new(Engine::new(replicas_on(&devices), options)?);
         Ok(MirroredStrategy {
@@ -186,6 +202,10 @@ impl Strategy for MirroredStrategy {
 
     fn handle(&self) -> Arc<dyn Strategy> {
         Arc::new(self.clone())
+    }
+
+    fn device_reduction(&self) -> Vec<&str> {
+        self.engine.device_reduction().into_iter().collect()
     }
 
     fn run_replicas(&self, step: ReplicaStep<'_>) -> Result<()> {

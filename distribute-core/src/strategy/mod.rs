@@ -69,6 +69,12 @@ pub trait Strategy: Send + Sync + fmt::Debug {
         None
     }
 
+    /// How gradients of GPUs are reduced, and why so, in a line each: between the replicas of this
+    /// process, and between workers. Empty where there is nothing to tell: CPUs, or one replica.
+    fn device_reduction(&self) -> Vec<&str> {
+        Vec::new()
+    }
+
     /// Where states and variables live, if not in this process.
     fn remote_store(&self) -> Option<&dyn RemoteStore> {
         None

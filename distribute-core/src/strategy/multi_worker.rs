@@ -5,15 +5,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use distribute_collectives::control::security::Security;
+#[cfg(feature = "nccl")]
+use distribute_collectives::nccl::SharedGroup;
 use distribute_collectives::{
     CommunicationImplementation, CommunicationOptions, Communicator, GroupOptions, Order,
-    ProcessGroupOptions, ProcessTransport,
+    ProcessCommunicator, ProcessGroupOptions, ProcessTransport,
 };
 
 use super::mirrored::{distinct_or_all, no_replicas};
 use super::{InputContext, Replica, ReplicaStep, Strategy, StrategyId, VariablePlacement};
 use crate::cluster::{Cluster, ProcessEnvironment, TaskType, detect};
 use crate::cross_device::DirectAllReduce;
+use crate::device_reduce::DevicePlan;
+#[cfg(feature = "nccl")]
+use crate::device_reduce::{DeviceReducers, NcclReducers, Worker};
 use crate::strategy::engine::{Engine, EngineOptions};
 use crate::{Error, LogicalDevice, Result, WorkerGroup};
 
@@ -56,6 +61,8 @@ pub struct MultiWorkerMirroredStrategy {
     id: StrategyId,
     workers: Option<WorkerGroup>,
     cluster: Option<Cluster>,
+    /// How gradients on devices are reduced between workers, in words.
+    between: Option<String>,
 }
 
 impl MultiWorkerMirroredStrategy {
@@ -98,6 +105,8 @@ pub struct MultiWorkerMirroredStrategyBuilder {
     rendezvous_timeout: Duration,
     silence: Duration,
     timeout: Duration,
+    #[cfg(feature = "nccl")]
+    reducers: Option<Arc<NcclReducers>>,
 }
 
 /// The beats that must all fail to come before a worker counts as lost.
@@ -129,6 +138,8 @@ impl Default for MultiWorkerMirroredStrategyBuilder {
             rendezvous_timeout: Duration::from_secs(60),
             silence: Duration::from_secs(3),
             timeout: Duration::from_secs(300),
+            #[cfg(feature = "nccl")]
+            reducers: None,
         }
     }
 }
@@ -162,8 +173,20 @@ impl MultiWorkerMirroredStrategyBuilder {
     }
 
     /// TensorFlow's options: the size of packs, the deadline of an exchange, the implementation.
+    ///
+    /// Gradients of GPUs: AUTO uses NCCL where all workers can, and otherwise (two workers on one
+    /// GPU, no NCCL) goes through host memory, by what carries other values; the reason is told
+    /// ([`device_reduction`](Strategy::device_reduction)). NCCL is an error where
+    /// one worker cannot. RING goes through host memory.
     pub fn communication_options(mut self, options: CommunicationOptions) -> Self {
         self.communication = options;
+        self
+    }
+
+    /// NCCL on memory of one's own instead of that of burn's CUDA backend (feature `nccl`).
+    #[cfg(feature = "nccl")]
+    pub fn nccl_reducers(mut self, reducers: NcclReducers) -> Self {
+        self.reducers = Some(Arc::new(reducers));
         self
     }
 
@@ -225,14 +248,17 @@ impl MultiWorkerMirroredStrategyBuilder {
             return Err(no_replicas());
         }
         let devices = distinct_or_all(std::mem::take(&mut self.devices))?;
+        LogicalDevice::check_all(&devices)?;
         let cluster = match self.cluster.take() {
             Some(given) => given,
             None if self.communicator.is_some() => None,
             None => Cluster::resolve(&*detect(ProcessEnvironment).resolver)?,
         };
-        let workers = self
-            .meet(cluster.as_ref())?
-            .map(|group| WorkerGroup::new(group, devices.len(), self.communication))
+        let met = self.meet(cluster.as_ref(), &devices)?;
+        #[cfg(feature = "nccl")]
+        let shared = met.as_ref().and_then(|met| met.shared.clone());
+        let workers = met
+            .map(|met| WorkerGroup::new(met.communicator, devices.len(), self.communication))
             .transpose()?;
         let first = workers.as_ref().map_or(0, WorkerGroup::first_replica);
         let replicas = devices
@@ -261,19 +287,88 @@ impl MultiWorkerMirroredStrategyBuilder {
             cross_device_ops: Arc::new(DirectAllReduce),
             group: GroupOptions::default().timeout(timeout),
             workers: workers.clone(),
+            devices: self.plan(&devices, timeout)?,
+        };
+        #[cfg(feature = "nccl")]
+        let plan = options.devices.clone();
+        let engine = Arc::new(Engine::new(replicas, options)?);
+        #[cfg(feature = "nccl")]
+        let between = match &workers {
+            Some(workers) => workers.or_abort(self.between(workers, shared, &devices, &plan))?,
+            None => None,
         };
         Ok(MultiWorkerMirroredStrategy {
-            engine: Arc::new(Engine::new(replicas, options)?),
+            engine,
             id: StrategyId::new("multi-worker", count),
             workers,
             cluster,
+            #[cfg(feature = "nccl")]
+            between,
+            #[cfg(not(feature = "nccl"))]
+            between: None,
         })
     }
 
+    /// How the replicas of this worker reduce gradients among themselves.
+    fn plan(&self, devices: &[LogicalDevice], timeout: Duration) -> Result<DevicePlan> {
+        let wanted = self.communication.implementation.into();
+        #[cfg(feature = "nccl")]
+        let own = self
+            .reducers
+            .clone()
+            .map(|own| own as Arc<dyn DeviceReducers>);
+        #[cfg(not(feature = "nccl"))]
+        let own = None;
+        DevicePlan::new(wanted, own, devices, timeout)
+    }
+
+    /// Decides with the other workers how gradients are reduced between them.
+    #[cfg(feature = "nccl")]
+    fn between(
+        &mut self,
+        workers: &WorkerGroup,
+        group: Option<SharedGroup>,
+        devices: &[LogicalDevice],
+        plan: &DevicePlan,
+    ) -> Result<Option<String>> {
+        #[cfg(feature = "cuda")]
+        let reducers = (self.reducers.take())
+            .or_else(|| Some(Arc::new(crate::cuda::nccl_reducers(self.timeout))));
+        #[cfg(not(feature = "cuda"))]
+        let reducers = self.reducers.take();
+        let worker = Worker {
+            group,
+            wanted: self.communication.implementation.into(),
+            devices,
+            plan,
+            reducers,
+            options: self.communication,
+        };
+        let outcome = worker.connect(workers)?;
+        if let Some(outcome) = &outcome {
+            tracing::info!("between workers: {outcome}");
+        }
+        Ok(outcome)
+    }
+
+    /// Whether NCCL may be meant for the gradients of these devices.
+    fn has_gpus(&self, devices: &[LogicalDevice]) -> bool {
+        #[cfg(feature = "nccl")]
+        if self.reducers.is_some() {
+            return true;
+        }
+        devices.iter().any(|device| device.is_gpu())
+    }
+
     /// The group of the workers; `None` for the only one.
-    fn meet(&mut self, cluster: Option<&Cluster>) -> Result<Option<Box<dyn Communicator>>> {
+    fn meet(
+        &mut self,
+        cluster: Option<&Cluster>,
+        devices: &[LogicalDevice],
+    ) -> Result<Option<Met>> {
         if let Some(Own(communicator)) = self.communicator.take() {
-            return Ok((communicator.world_size() > 1).then_some(communicator));
+            let several = communicator.world_size() > 1;
+            return Ok(several.then(|| Met::own(communicator)));
         }
         let Some(cluster) = cluster else {
             return Ok(None);
@@ -295,13 +390,20 @@ impl MultiWorkerMirroredStrategyBuilder {
             .name("workers")
             .generation(self.generation)
             .timeout(self.timeout);
-        let group = match self.communication.implementation {
+        let mut communication = self.communication;
+        if communication.implementation == CommunicationImplementation::Nccl
+            && self.has_gpus(devices)
+        {
+            // For gradients; everything else goes through the host.
+            communication.implementation = CommunicationImplementation::Auto;
+        }
+        let group = match communication.implementation {
             // Which algorithm is best is measured, so it may be another one after a restart: all
             // have to give the same bits.
             CommunicationImplementation::Auto => group.order(Order::Canonical),
             _ => group,
         };
-        let group = self.communication.apply(group)?;
+        let group = communication.apply(group)?;
         let mut options = ProcessGroupOptions::new(rank, addresses.iter().copied())
             .group(group)
             .transport(self.transport)
@@ -312,7 +414,40 @@ impl MultiWorkerMirroredStrategyBuilder {
             options = options.flight_records(directory);
         }
         let communicator = options.bind()?.join(addresses)?;
-        Ok(Some(Box::new(communicator)))
+        Ok(Some(Met::workers(communicator)))
+    }
+}
+
+/// The group of the workers.
+struct Met {
+    communicator: Box<dyn Communicator>,
+    /// Another handle of it, beside which NCCL is set up.
+    #[cfg(feature = "nccl")]
+    shared: Option<SharedGroup>,
+}
+
+impl Met {
+    /// A communicator of the caller's.
+    fn own(communicator: Box<dyn Communicator>) -> Self {
+        Self {
+            communicator,
+            #[cfg(feature = "nccl")]
+            shared: None,
+        }
+    }
+
+    #[cfg(feature = "nccl")]
+    fn workers(group: ProcessCommunicator) -> Self {
+        let shared = SharedGroup::new(group);
+        Self {
+            communicator: Box::new(shared.clone()),
+            shared: Some(shared),
+        }
+    }
+
+    #[cfg(not(feature = "nccl"))]
+    fn workers(group: ProcessCommunicator) -> Self {
+        Self::own(Box::new(group))
     }
 }
 
@@ -350,6 +485,11 @@ impl Strategy for MultiWorkerMirroredStrategy {
 
     fn workers(&self) -> Option<&WorkerGroup> {
         self.workers.as_ref()
+    }
+
+    fn device_reduction(&self) -> Vec<&str> {
+        let local = self.engine.device_reduction().into_iter();
+        local.chain(self.between.as_deref()).collect()
     }
 
     fn run_replicas(&self, step: ReplicaStep<'_>) -> Result<()> {

@@ -20,8 +20,10 @@ impl OneDeviceStrategy {
     /// A strategy on this device.
     ///
     /// # Errors
-    /// None on the devices of this build; other devices may be unavailable.
+    /// [`BackendUnavailable`](distribute_collectives::CollectiveError::BackendUnavailable) for a
+    /// device that is not there.
     pub fn new(device: LogicalDevice) -> Result<Self> {
+        LogicalDevice::check_all(&[device])?;
         let replicas = Arc::new([Replica::new(0, device)]);
         Ok(Self {
             replicas,

@@ -63,7 +63,7 @@ impl<M> TrainState<M> {
             return Err(Error::invalid("push: the state is not remote"));
         };
         remote.send_learning_rate()?;
-        let (dense, rows) = gradients.into_values();
+        let (dense, rows) = gradients.into_values()?;
         match remote.state.push(dense, &remote.base(), rows)? {
             Pushed::Applied { step } => {
                 self.step = self.step.max(step);

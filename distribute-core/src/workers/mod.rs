@@ -8,12 +8,13 @@
 mod agreement;
 mod all_reduce;
 mod chief;
+mod device;
 mod encoding;
 mod exchange;
 mod shared_directory;
 
 use std::fmt;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use distribute_collectives::{
     AbortHandle, CommunicationOptions, Communicator, CommunicatorExt, Description,
@@ -23,7 +24,7 @@ pub(crate) use agreement::Wish;
 use agreement::Wishes;
 
 use crate::values::lock;
-use crate::{Error, Result};
+use crate::{DeviceReducer, Error, Result};
 
 /// The workers of a job: worker `i` is the process with rank `i`, the chief is worker 0.
 ///
@@ -42,6 +43,8 @@ struct Shared {
     options: CommunicationOptions,
     requested: Wishes,
     agreed: Wishes,
+    /// With the replicas 0 of the other workers, in the memory of their devices.
+    device: OnceLock<Mutex<Box<dyn DeviceReducer>>>,
 }
 
 impl WorkerGroup {
@@ -72,6 +75,7 @@ impl WorkerGroup {
             options,
             requested: Wishes::default(),
             agreed: Wishes::default(),
+            device: OnceLock::new(),
         };
         Ok(Self {
             shared: Arc::new(shared),

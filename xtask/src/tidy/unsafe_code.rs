@@ -36,6 +36,18 @@ const UNSAFE_MODULES: &[(&str, &str)] = &[
         "memory and a stream of somebody else, as a framework has them",
     ),
     (
+        "distribute-collectives/tests/nccl_device.rs",
+        "memory of a GPU under types that the host does not have, and the driver's own count of it",
+    ),
+    (
+        "distribute-core/src/cuda/memory.rs",
+        "NCCL is told where tensors of burn's CUDA backend have their elements",
+    ),
+    (
+        "distribute-core/tests/device_reduce/memory.rs",
+        "memory of the fake driver, handed to NCCL by its address as a GPU's is",
+    ),
+    (
         "distribute-collectives/src/shared_memory/in_place.rs",
         "the ranks of one host reduce buffers in the segment where they lie",
     ),

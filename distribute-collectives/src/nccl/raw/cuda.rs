@@ -4,13 +4,17 @@ use std::ffi::{CStr, c_int};
 use std::sync::Arc;
 
 use super::library::{Cuda, Failed, Handle, RawUuid};
-use crate::nccl::devices::DeviceInfo;
+use crate::nccl::devices::{DeviceInfo, PeerLink};
 use crate::nccl::unavailable::NcclUnavailable;
 
 /// `CU_STREAM_NON_BLOCKING`: no implicit order with the default stream.
 const STREAM_NON_BLOCKING: u32 = 1;
 /// `CU_EVENT_DISABLE_TIMING`.
 const EVENT_DISABLE_TIMING: u32 = 2;
+/// `CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK`.
+const P2P_PERFORMANCE_RANK: c_int = 1;
+/// `CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED`.
+const P2P_NATIVE_ATOMICS: c_int = 3;
 /// `CUDA_ERROR_NOT_READY`.
 const NOT_READY: c_int = 600;
 
@@ -60,24 +64,42 @@ impl Cuda {
             let code = (functions.cuDeviceTotalMem_v2)(&raw mut memory_bytes, device);
             self.check("cuDeviceTotalMem", code)?;
         }
-        let mut peers = Vec::new();
-        for other in (0..self.count()?).filter(|other| *other != ordinal) {
-            let (mut can, other_device) = (0, self.device(other)?);
-            // SAFETY: `can` outlives the call.
-            let code =
-                unsafe { (functions.cuDeviceCanAccessPeer)(&raw mut can, device, other_device) };
-            self.check("cuDeviceCanAccessPeer", code)?;
-            if can != 0 {
-                peers.push(other);
-            }
-        }
+        let others = (0..self.count()?).filter(|other| *other != ordinal);
+        let links: Vec<PeerLink> = others
+            .map(|other| self.link(device, other))
+            .collect::<Result<_, _>>()?;
+        let reached = links.iter().filter(|link| link.access);
         Ok(DeviceInfo {
             ordinal,
             name: text(bytemuck::cast_slice(&name)),
             uuid: uuid.0,
             pci_bus_id: text(bytemuck::cast_slice(&bus)),
             memory_bytes,
-            peers,
+            peers: reached.map(|link| link.device).collect(),
+            links,
+        })
+    }
+
+    /// How a device reaches another one.
+    fn link(&self, device: c_int, ordinal: usize) -> Result<PeerLink, NcclUnavailable> {
+        let (mut can, other) = (0, self.device(ordinal)?);
+        // SAFETY: `can` outlives the call.
+        let code = unsafe { (self.functions.cuDeviceCanAccessPeer)(&raw mut can, device, other) };
+        self.check("cuDeviceCanAccessPeer", code)?;
+        let attribute = |attribute: c_int| {
+            let mut value = 0;
+            let get = self.functions.cuDeviceGetP2PAttribute;
+            // SAFETY: `value` outlives the call; both devices exist.
+            let code = unsafe { get(&raw mut value, attribute, device, other) };
+            // A driver that does not know it says nothing about the link.
+            (code == 0).then_some(value)
+        };
+        let access = can != 0;
+        Ok(PeerLink {
+            device: ordinal,
+            access,
+            native_atomics: access && attribute(P2P_NATIVE_ATOMICS) == Some(1),
+            performance_rank: attribute(P2P_PERFORMANCE_RANK).filter(|_| access),
         })
     }
 }

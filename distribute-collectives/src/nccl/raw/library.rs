@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use libloading::Library;
 
-use crate::nccl::unavailable::{NcclUnavailable, Searched};
+use crate::error::Searched;
+use crate::nccl::unavailable::NcclUnavailable;
 use crate::nccl::version::Version;
 
 /// A result of a function of the CUDA driver; 0 is success.
@@ -67,6 +68,7 @@ functions! {
         cuDeviceGetPCIBusId(*mut c_char, c_int, c_int) -> CudaResult;
         cuDeviceTotalMem_v2(*mut usize, c_int) -> CudaResult;
         cuDeviceCanAccessPeer(*mut c_int, c_int, c_int) -> CudaResult;
+        cuDeviceGetP2PAttribute(*mut c_int, c_int, c_int, c_int) -> CudaResult;
         cuDevicePrimaryCtxRetain(*mut Handle, c_int) -> CudaResult;
         cuDevicePrimaryCtxRelease_v2(c_int) -> CudaResult;
         cuCtxPushCurrent_v2(Handle) -> CudaResult;

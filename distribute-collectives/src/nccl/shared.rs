@@ -1,0 +1,111 @@
+//! A group of processes with several owners.
+
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+
+use super::control::{ControlGroup, sealed};
+use crate::buffer::{Buffer, DType};
+use crate::communicator::{AbortHandle, Communicator, Description, GatherTarget};
+use crate::error::Result;
+use crate::header::OperationHeader;
+use crate::process_group::ProcessCommunicator;
+use crate::reduce::ReduceOp;
+
+/// A group of processes that several owners call in turn: NCCL is set up beside one handle of it,
+/// and the program goes on using another.
+///
+/// The rule of a group is that of all its handles together: all ranks make the same calls in the
+/// same order, whichever handle they make them on. The group ends with its last handle.
+#[derive(Clone)]
+pub struct SharedGroup {
+    inner: Arc<Mutex<ProcessCommunicator>>,
+    rank: usize,
+    world_size: usize,
+    abort: AbortHandle,
+}
+
+impl SharedGroup {
+    /// The first handle of a group.
+    pub fn new(group: ProcessCommunicator) -> Self {
+        SharedGroup {
+            rank: group.rank(),
+            world_size: group.world_size(),
+            abort: group.abort_handle(),
+            inner: Arc::new(Mutex::new(group)),
+        }
+    }
+
+    /// The group is valid at every moment, also after a panic elsewhere.
+    fn lock(&self) -> MutexGuard<'_, ProcessCommunicator> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Communicator for SharedGroup {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn world_size(&self) -> usize {
+        self.world_size
+    }
+
+    fn all_reduce(&mut self, op: ReduceOp, buffers: &mut [Buffer<'_>]) -> Result<()> {
+        self.lock().all_reduce(op, buffers)
+    }
+
+    fn reduce_scatter(&mut self, op: ReduceOp, buffer: Buffer<'_>) -> Result<Range<usize>> {
+        self.lock().reduce_scatter(op, buffer)
+    }
+
+    fn all_gather_into(
+        &mut self,
+        dtype: DType,
+        input: &[u8],
+        output: &mut dyn GatherTarget,
+    ) -> Result<()> {
+        self.lock().all_gather_into(dtype, input, output)
+    }
+
+    fn broadcast(&mut self, root: usize, buffers: &mut [Buffer<'_>]) -> Result<()> {
+        self.lock().broadcast(root, buffers)
+    }
+
+    fn reduce(&mut self, op: ReduceOp, root: usize, buffers: &mut [Buffer<'_>]) -> Result<()> {
+        self.lock().reduce(op, root, buffers)
+    }
+
+    fn send(&mut self, to: usize, buffer: Buffer<'_>) -> Result<()> {
+        self.lock().send(to, buffer)
+    }
+
+    fn recv(&mut self, from: usize, buffer: Buffer<'_>) -> Result<()> {
+        self.lock().recv(from, buffer)
+    }
+
+    fn barrier(&mut self) -> Result<()> {
+        self.lock().barrier()
+    }
+
+    fn abort_handle(&self) -> AbortHandle {
+        self.abort.clone()
+    }
+
+    fn describe(&self) -> Description {
+        self.lock().describe()
+    }
+}
+
+impl sealed::Sealed for SharedGroup {}
+
+impl ControlGroup for SharedGroup {
+    fn health(&self, header: &OperationHeader, peer: Option<usize>) -> Result<()> {
+        match self.inner.try_lock() {
+            Ok(group) => group.health(header, peer),
+            Err(TryLockError::Poisoned(group)) => group.into_inner().health(header, peer),
+            // Another owner is in an operation, which hears of a failure by itself; then this one
+            // does.
+            Err(TryLockError::WouldBlock) => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! Gradients between workers in the memory of their devices.
+
+use std::sync::Mutex;
+
+use burn::tensor::Tensor;
+use distribute_collectives::{CommunicatorExt, ReduceOp};
+
+use super::WorkerGroup;
+use crate::replica_context::as_buffer;
+use crate::values::lock;
+use crate::{DeviceReducer, Error, Result};
+
+impl WorkerGroup {
+    /// Reduces gradients of this worker's replica 0 with those of the others from now on. All
+    /// workers call it, or none.
+    #[cfg_attr(not(feature = "nccl"), allow(dead_code))]
+    pub(crate) fn set_device_reducer(&self, reducer: Box<dyn DeviceReducer>) {
+        let _first = self.shared.device.set(Mutex::new(reducer));
+    }
+
+    /// Whether gradients are reduced between workers in the memory of their devices.
+    pub(crate) fn has_device_reducer(&self) -> bool {
+        self.shared.device.get().is_some()
+    }
+
+    /// The sum of flattened tensors over the workers; called by replica 0 of each.
+    pub(crate) fn sum_tensors(&self, tensors: Vec<Tensor<1>>) -> Result<Vec<Tensor<1>>> {
+        match self.shared.device.get() {
+            Some(device) => lock(device).all_reduce(ReduceOp::Sum, tensors),
+            None => self.sum_through_host(tensors),
+        }
+    }
+
+    /// Copies the tensors to the host and back.
+    fn sum_through_host(&self, tensors: Vec<Tensor<1>>) -> Result<Vec<Tensor<1>>> {
+        let Some(device) = tensors.first().map(Tensor::device) else {
+            return Ok(tensors);
+        };
+        let copies = tensors
+            .into_iter()
+            .map(|tensor| tensor.try_into_data().map_err(Error::step));
+        let mut copies = copies.collect::<Result<Vec<_>>>()?;
+        let buffers = copies.iter_mut().map(as_buffer);
+        let mut buffers = buffers.collect::<Result<Vec<_>>>()?;
+        let options = &self.shared.options;
+        lock(&self.shared.communicator).batch_all_reduce(ReduceOp::Sum, &mut buffers, options)?;
+        let back = copies.into_iter().map(|data| {
+            let dtype = data.dtype();
+            Tensor::from_data(data, (&device, dtype))
+        });
+        Ok(back.collect())
+    }
+}

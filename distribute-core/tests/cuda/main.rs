@@ -1,0 +1,7 @@
+//! Training on a GPU: needs one, and says SKIPPED without. `scripts/gpu-check` runs it; every
+//! check of `cargo xtask check` reads its types.
+
+mod failures;
+mod model;
+mod processes;
+mod training;
