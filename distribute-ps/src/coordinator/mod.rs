@@ -51,6 +51,7 @@
 
 mod dial;
 mod link;
+mod news;
 mod options;
 mod queue;
 mod remote_value;

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use tokio::sync::{Notify, watch};
 
+use super::news::{LostClosure, News};
 use super::options::CoordinatorOptions;
 use super::queue::{ClosureQueue, Handed, Lost, Refusal};
 use super::remote_value::{RemoteValue, Slot};
@@ -70,34 +71,6 @@ pub(super) struct State {
     news: News,
     /// Whether nobody tells them anything any more.
     is_silent: bool,
-}
-
-/// What the servers should know.
-#[derive(Debug, Default)]
-pub(super) struct News {
-    /// Closures that have ended: nobody should wait for their updates.
-    pub(super) ended: Vec<u64>,
-    /// Closures whose workers were lost. They run again when the servers have been told; a server
-    /// that heard of it later would forget that the next worker has pulled.
-    pub(super) lost: Vec<LostClosure>,
-    /// Closures below this one were cancelled.
-    pub(super) cancelled_below: Option<u64>,
-    /// All closures below this one have ended.
-    pub(super) first_unfinished: u64,
-}
-
-impl News {
-    fn is_urgent(&self) -> bool {
-        !self.ended.is_empty() || !self.lost.is_empty() || self.cancelled_below.is_some()
-    }
-}
-
-/// A closure whose worker was lost.
-#[derive(Debug)]
-pub(super) struct LostClosure {
-    pub(super) closure: u64,
-    worker: usize,
-    reason: String,
 }
 
 #[derive(Debug)]

@@ -26,7 +26,7 @@ fn registry() -> Arc<StepRegistry> {
 
 fn quick() -> CoordinatorOptions {
     let mut options = CoordinatorOptions::default();
-    options.connect_timeout = Duration::from_millis(300);
+    options.connect_timeout = Duration::from_secs(2);
     options.worker_recovery_timeout = Duration::from_millis(500);
     options
 }

@@ -216,13 +216,13 @@ fn a_chief_that_was_killed_and_started_again_finds_workers_and_servers_and_train
 fn a_chief_that_was_stopped_for_a_while_goes_on() {
     let ports = Ports::new();
     let others = ports.others(60_000, 60_000);
-    let chief = ports.start("chief", 0, 0, 0, 3_000);
+    let chief = ports.start("chief", 0, 0, 0, 1_500);
     chief.hears("trains");
     let signal = |signal| kill_process(Pid::from_child(&chief.child), signal).unwrap();
     signal(Signal::STOP);
     std::thread::sleep(Duration::from_secs(6));
     signal(Signal::CONT);
-    assert_eq!(chief.hears("counted"), "3000");
+    assert_eq!(chief.hears("counted"), "1500");
     chief.hears("ended well");
     for task in &others {
         task.hears("ended well");
