@@ -101,7 +101,7 @@ fn deviation_unknown_device() {
     let error = "gpu:0".parse::<LogicalDevice>().unwrap_err();
     insta::assert_snapshot!(
         error,
-        @"unknown device `gpu:0`: this build knows cpu:0, cpu:1, ... (one replica each)"
+        @"gpu:0: this build has no CUDA: build with --features cuda"
     );
 }
 

@@ -1,6 +1,6 @@
 //! What a step sees of its replica: [`ReplicaContext`].
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::{Arc, Mutex};
@@ -193,7 +193,7 @@ pub struct ReplicaContext {
     /// The capture, if the step is called once to be compiled.
     trace: Option<Arc<Trace>>,
     /// Rows of tables whose gradients are asked for beside those of a model.
-    pub(crate) watched: RefCell<Vec<Watched>>,
+    pub(crate) watched: Mutex<Vec<Watched>>,
     /// A context belongs to the thread of its replica.
     not_sync: PhantomData<Cell<()>>,
 }
@@ -210,7 +210,7 @@ impl ReplicaContext {
             link: None,
             backward_failure: Arc::default(),
             trace: None,
-            watched: RefCell::default(),
+            watched: Mutex::default(),
             not_sync: PhantomData,
         }
     }
@@ -243,7 +243,7 @@ impl ReplicaContext {
             link,
             backward_failure: Arc::default(),
             trace: None,
-            watched: RefCell::default(),
+            watched: Mutex::default(),
             not_sync: PhantomData,
         }
     }
@@ -349,7 +349,9 @@ impl ReplicaContext {
     /// If the loss is not one number, or was not computed on this replica's autodiff device.
     pub fn gradient<M: Module>(&self, loss: &Tensor<1>, model: &M) -> Result<Gradients> {
         let on_device = self.reduces_on_device();
-        let gradients = Gradients::compute(loss, model, &self.watched.borrow(), on_device)?;
+        let watched = lock(&self.watched);
+        let gradients = Gradients::compute(loss, model, &watched, on_device)?;
+        drop(watched);
         self.check_backward()?;
         Ok(gradients)
     }

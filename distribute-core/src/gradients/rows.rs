@@ -9,6 +9,7 @@ use burn::tensor::{DType, Gradients as BurnGradients, Tensor, TensorData};
 
 use super::Gradients;
 use crate::remote::{Pushed, RemoteVersion};
+use crate::values::lock;
 use crate::{Applied, Error, ReplicaContext, Result, scope};
 
 /// Some rows of a table in a [`RemoteStore`](crate::remote::RemoteStore), as they were looked up.
@@ -181,7 +182,7 @@ impl ReplicaContext {
         let device = self.device();
         let options = (&device.clone().without_autodiff(), DType::F32);
         let leaf = Tensor::from_inner(Tensor::<2>::from_data(values, options)).require_grad();
-        self.watched.borrow_mut().push(Watched {
+        lock(&self.watched).push(Watched {
             rows,
             leaf: leaf.clone(),
         });
