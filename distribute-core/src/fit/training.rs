@@ -97,8 +97,9 @@ impl<'a, S: Strategy + ?Sized> Fit<'a, S> {
     ///
     /// # Errors
     /// Those of the data sources, the objective, the replicas and the callbacks; training ends
-    /// with the first. [`FitError::Resume`] if the checkpoint is not from a run like this one,
-    /// [`FitError::NoExamples`] for an empty epoch.
+    /// with the first. [`FitError::Resume`](super::FitError::Resume) if the checkpoint is not from
+    /// a run like this one, [`FitError::NoExamples`](super::FitError::NoExamples) for an empty
+    /// epoch.
     pub fn run<M, D, F>(
         self,
         state: &mut Mirrored<TrainState<M>>,

@@ -1,4 +1,4 @@
-//! [`Fit`](distribute_core::fit::Fit) with the steps on workers: epochs, metrics, callbacks and
+//! [`Fit`] with the steps on workers: epochs, metrics, callbacks and
 //! checkpoints on the coordinator (Keras: `Model.fit` with a `ParameterServerStrategy`).
 //!
 //! The program registers state, data and objective together; the coordinator trains. Which batch
