@@ -43,7 +43,7 @@ struct Step {
     run: fn(&Path) -> Result<String, String>,
 }
 
-const STEPS: [Step; 9] = [
+const STEPS: [Step; 8] = [
     Step {
         name: "tidy",
         advice: "fix the places above; xtask/README.md explains each rule",
@@ -64,18 +64,6 @@ const STEPS: [Step; 9] = [
         advice: "fix the warnings above; \
                  `cargo clippy --workspace --all-targets -- -D warnings` shows them again",
         run: |root| cargo(root, "clippy --workspace --all-targets -- -D warnings"),
-    },
-    Step {
-        name: "nccl",
-        advice: "fix the warnings above; `cargo clippy -p distribute-collectives --features nccl \
-                 --all-targets -- -D warnings` shows them again",
-        run: |root| {
-            let crates = "-p distribute-collectives --features nccl";
-            cargo(
-                root,
-                &format!("clippy {crates} --all-targets -- -D warnings"),
-            )
-        },
     },
     Step {
         name: "gpu",
@@ -174,8 +162,9 @@ fn edges_step(root: &Path) -> Result<String, String> {
 /// features and beside the checks of the step `clippy`, so that only burn's CUDA backend comes on
 /// top; its compiler for the other kind of kernels is not downloaded (`DOCS_RS`).
 fn gpu_step(root: &Path) -> Result<String, String> {
-    // The crate that has code of its own for it, with all that is not in a default build.
-    let targets = "--test device_reduce --test cuda --example gpu_bench";
+    // The crates that have code of their own for it, with all that is not in a default build.
+    let targets = "--test nccl --test nccl_device --test device_reduce --test cuda --example \
+                   gpu_bench";
     let features = "--features distribute-core/cuda";
     let mut command = cargo_command(
         root,
@@ -232,10 +221,10 @@ pub fn finish(command: &mut Command) -> Result<String, String> {
 
 /// What `cargo test` is run with: all tests of the default features, then those of the feature
 /// `nccl`, which need no GPU or say that they are skipped.
-const TESTS: [&str; 3] = [
+const TESTS: [&str; 2] = [
     "test --workspace",
-    "test -p distribute-collectives --features nccl --test nccl --test nccl_device",
-    "test --workspace --features distribute-cli/nccl --test device_reduce --test gpu",
+    "test --workspace --features distribute-cli/nccl --test nccl --test nccl_device --test \
+     device_reduce --test gpu",
 ];
 
 /// Runs the tests and counts the results.

@@ -15,7 +15,7 @@ usage: cargo xtask check [--skip-tests] [--only STEP]
        cargo xtask fuzz TARGET SECONDS
 
   --skip-tests   every step but `fuzz` and `test`
-  --only STEP    one step: tidy, edges, fmt, clippy, nccl, gpu, doc, fuzz or test
+  --only STEP    one step: tidy, edges, fmt, clippy, gpu, doc, fuzz or test
   TARGET         a fuzz target: operation_header, data_frames, flight_record, control_message or
                  shared_memory_welcome";
 

@@ -25,7 +25,9 @@ pub fn library(collectives: &Path) -> &'static Path {
         let mut command = Command::new(cargo);
         command
             .current_dir(collectives)
-            .args(["build", "--features", "nccl", "--example", "fake_nccl"])
+            // With what the whole workspace was built of.
+            .args(["build", "--workspace", "--example", "fake_nccl"])
+            .args(["--features", "distribute-collectives/nccl"])
             .args(["--profile", profile, "--target-dir"])
             .arg(target.parent().expect("target"));
         for (name, _) in std::env::vars_os() {
