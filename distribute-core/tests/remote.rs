@@ -6,16 +6,17 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Tensor, TensorData};
-use distribute_core::fit::{restore, snapshot};
+use distribute_core::fit::callbacks::LearningRateScheduler;
+use distribute_core::fit::{BatchSource, Batches, Fit, Objective, StepContext, restore, snapshot};
 use distribute_core::optim::{Coefficient, Optimizer};
 use distribute_core::remote::{
     Pushed, RemoteChange, RemoteSpec, RemoteState, RemoteStore, RemoteTensor, RemoteValues,
     RemoteVariable, RemoteVersion, RowGradients, no_tables,
 };
 use distribute_core::{
-    Adam, Applied, InputContext, Mirrored, OneDeviceStrategy, Replica, ReplicaStep, Replicate,
-    Result, Same, Sgd, Strategy, StrategyExt, StrategyId, TrainState, VariableAggregation,
-    VariableOptions, run_alone,
+    Adam, Applied, InputContext, Mirrored, OneDeviceStrategy, PerReplica, Replica, ReplicaStep,
+    Replicate, Result, Same, Sgd, Strategy, StrategyExt, StrategyId, TrainState,
+    VariableAggregation, VariableOptions, run_alone,
 };
 
 /// A store in memory. Several strategies may share it, as processes do.
@@ -39,6 +40,8 @@ struct Inside {
     slots: Vec<Vec<Tensor<1>>>,
     step: u64,
     learning_rate: Option<f64>,
+    /// How often it was told one.
+    told: usize,
 }
 
 fn flat(data: &TensorData) -> Tensor<1> {
@@ -76,6 +79,7 @@ impl RemoteStore for Store {
                 tensors: spec.tensors,
                 step: 0,
                 learning_rate: None,
+                told: 0,
             }),
         };
         let mut states = self.states.lock().expect("no panics");
@@ -147,7 +151,9 @@ impl RemoteState for State {
     }
 
     fn set_learning_rate(&self, learning_rate: f64) -> Result<()> {
-        self.inside().learning_rate = Some(learning_rate);
+        let mut inside = self.inside();
+        inside.learning_rate = Some(learning_rate);
+        inside.told += 1;
         Ok(())
     }
 
@@ -442,4 +448,49 @@ fn variables_are_read_and_changed_in_the_store() {
         variable.update(&strategy, |_| Ok(scalar(9.0))).unwrap();
         assert_eq!(variable.local_values(), [scalar(9.0)]);
     }
+}
+
+/// Four batches of one example.
+struct Ones;
+
+impl BatchSource for Ones {
+    type Batch = Tensor<2>;
+
+    fn batches_per_epoch(&self) -> Option<usize> {
+        Some(4)
+    }
+
+    fn global_batch_size(&self) -> Option<usize> {
+        Some(1)
+    }
+
+    fn epoch(&self, _: usize, skip_batches: usize) -> Result<Batches<'_, Tensor<2>>> {
+        let one = |_| {
+            Ok(PerReplica::new(vec![Tensor::ones(
+                [1, 3],
+                &Device::default(),
+            )]))
+        };
+        Ok(Box::new((skip_batches..4).map(one)))
+    }
+}
+
+#[test]
+fn fit_tells_the_store_a_learning_rate_when_it_changes_and_not_before_every_step() {
+    let store = Arc::new(Store::default());
+    let strategy = Remotely::new(&store);
+    let mut state = strategy
+        .scope(|device| TrainState::new(layer(device, 0.5), Sgd::new(0.1)))
+        .unwrap();
+    let objective = |_: &StepContext<'_>, model: &Linear, x: Tensor<2>| {
+        Ok(Objective::new(model.forward(x).square().sum()).examples(1))
+    };
+    let schedule = |epoch, rate: f64| if epoch == 1 { rate / 2.0 } else { rate };
+    let fit = Fit::new(&strategy).epochs(3);
+    let fit = fit.callback(LearningRateScheduler::per_epoch(schedule));
+    fit.run(&mut state, &Ones, None, objective).unwrap();
+    let state = store.states.lock().unwrap()[""].clone();
+    let inside = state.inside();
+    assert_eq!((inside.step, inside.learning_rate), (12, Some(0.05)));
+    assert_eq!(inside.told, 1);
 }

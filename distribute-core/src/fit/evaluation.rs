@@ -6,7 +6,7 @@ use burn::module::Module;
 use burn::tensor::TensorData;
 
 use super::meter::Meter;
-use super::objective::Pass;
+use super::objective::{Pass, evaluate_on};
 use super::{BatchSource, FitError, Logs, Mode, Objective, StepContext, together};
 use crate::step_args::Lent;
 use crate::{
@@ -282,8 +282,7 @@ impl<M: Module + Sync + 'static> Evaluator<M> {
     {
         let pass = self.pass;
         let forward = |replica: &ReplicaContext, model: &M, batch| {
-            let given = objective(&StepContext { replica, pass }, model, batch)?;
-            Ok(given.into_sums(pass.global_batch_size))
+            evaluate_on(replica, pass, (model, batch), objective)
         };
         let sums = run_on_models(strategy, state, self.models.as_ref(), batch, forward)?;
         self.pass.batch += 1;

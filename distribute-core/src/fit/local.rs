@@ -4,7 +4,7 @@ use burn::module::Module;
 
 use super::control::AnyState;
 use super::evaluation::Evaluator;
-use super::objective::Pass;
+use super::objective::{Pass, train_on};
 use super::session::{Engine, Part, Session, Validated};
 use super::{BatchSource, Mode, Objective, StepContext};
 use crate::workers::Wish;
@@ -100,14 +100,12 @@ impl<S: Strategy + ?Sized, M: Module + Sync + 'static> Session<'_, S, M> {
         let sums = self
             .strategy
             .run((&mut *self.state, batch), |replica, (state, batch)| {
-                if !compiled {
-                    // Set from outside, every change would copy the mirrored state.
+                // Set from outside, every change would copy the mirrored state; parameter servers
+                // are told of each.
+                if !compiled && state.learning_rate().to_bits() != rate.to_bits() {
                     state.set_learning_rate(rate);
                 }
-                let given = objective(&StepContext { replica, pass }, &state.model, batch)?;
-                let gradients = replica.gradient(&given.total(), &state.model)?;
-                state.apply_gradients(replica, gradients)?;
-                Ok(given.into_sums(pass.global_batch_size))
+                Ok(train_on(replica, pass, (state, batch), objective)?.1)
             })?;
         run.progress.position.batches += 1;
         run.step_before = run.progress.step;

@@ -3,12 +3,13 @@
 use std::borrow::Cow;
 use std::ops::Deref;
 
+use burn::module::Module;
 use burn::tensor::{Int, Tensor, TensorData};
 use rand_chacha::ChaCha8Rng;
 use serde::{Deserialize, Serialize};
 
 use crate::nest::Leaf;
-use crate::{Error, Nest, ReplicaContext, Result, trace};
+use crate::{Applied, Error, Nest, ReplicaContext, Result, TrainState, trace};
 
 /// What a forward pass is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -227,6 +228,37 @@ impl Objective {
             numbers: TensorData::new(numbers, [count]),
         }
     }
+}
+
+/// What one replica does with a batch to train: forward, backward, update.
+pub(super) fn train_on<M, B, F>(
+    replica: &ReplicaContext,
+    pass: Pass,
+    (state, batch): (&mut TrainState<M>, B),
+    objective: &F,
+) -> Result<(Applied, StepSums)>
+where
+    M: Module + 'static,
+    F: Fn(&StepContext<'_>, &M, B) -> Result<Objective>,
+{
+    let given = objective(&StepContext { replica, pass }, &state.model, batch)?;
+    let gradients = replica.gradient(&given.total(), &state.model)?;
+    let applied = state.apply_gradients(replica, gradients)?;
+    Ok((applied, given.into_sums(pass.global_batch_size)))
+}
+
+/// The same without gradients.
+pub(super) fn evaluate_on<M, B, F>(
+    replica: &ReplicaContext,
+    pass: Pass,
+    (model, batch): (&M, B),
+    objective: &F,
+) -> Result<StepSums>
+where
+    F: Fn(&StepContext<'_>, &M, B) -> Result<Objective>,
+{
+    let given = objective(&StepContext { replica, pass }, model, batch)?;
+    Ok(given.into_sums(pass.global_batch_size))
 }
 
 /// One replica's sums of one batch, still on its device; summed over the replicas as a [`Nest`].

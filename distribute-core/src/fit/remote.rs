@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::evaluation::{run_on_models, validation_models};
 use super::meter::Meter;
-use super::objective::{BatchSums, Pass};
+use super::objective::{BatchSums, Pass, evaluate_on, train_on};
 use super::session::{Engine, Part, Session, Validated};
 use super::{FitError, Mode, Objective, StepContext};
 use crate::{
@@ -175,12 +175,10 @@ where
     F: Fn(&StepContext<'_>, &M, B) -> Result<Objective> + Sync,
 {
     let sums = strategy.run((state, batch), |replica, (state, batch)| {
-        let given = objective(&StepContext { replica, pass }, &state.model, batch)?;
-        let gradients = replica.gradient(&given.total(), &state.model)?;
-        if state.apply_gradients(replica, gradients)? == Applied::Accumulated {
-            return Err(accumulates());
+        match train_on(replica, pass, (state, batch), objective)? {
+            (Applied::Accumulated, _) => Err(accumulates()),
+            (_, sums) => Ok(sums),
         }
-        Ok(given.into_sums(pass.global_batch_size))
     })?;
     Meter::sums_of(strategy, sums)
 }
@@ -201,8 +199,7 @@ where
     state.refresh()?;
     let models = validation_models(strategy, state);
     let forward = |replica: &ReplicaContext, model: &M, batch| {
-        let given = objective(&StepContext { replica, pass }, model, batch)?;
-        Ok(given.into_sums(pass.global_batch_size))
+        evaluate_on(replica, pass, (model, batch), objective)
     };
     let sums = run_on_models(strategy, state, models.as_ref(), batch, forward)?;
     Meter::sums_of(strategy, sums)
