@@ -13,6 +13,7 @@ use distribute_ps::{
     Staleness, StalenessPolicy, StepRegistry, WorkerContext, WorkerOptions, WorkerStatus,
 };
 
+use crate::falling::{fall, falling};
 use crate::in_process::{Cluster, NO_SERVERS, Worker, eventually, failed};
 
 fn add(registry: &mut StepRegistry) {
@@ -223,19 +224,11 @@ fn impatient_about_workers() -> CoordinatorOptions {
 
 /// A step that trains, and one that has pulled and fails when it may.
 fn waiting(registry: &mut StepRegistry, holds: &Arc<AtomicBool>, may_fail: &Arc<AtomicBool>) {
-    let build = |device: &distribute_core::Device| {
-        let linear = LinearConfig::new(1, 1).with_bias(false);
-        let linear = linear.with_initializer(Initializer::Zeros).init(device);
-        TrainState::new(linear, Sgd::new(1.0))
-    };
-    let state = registry.state("model", build).unwrap();
+    let state = registry.state("model", falling).unwrap();
     let of_step = state.clone();
     let train = move |worker: &WorkerContext, (): ()| {
         worker.run(&of_step, (), |ctx, (state, ())| {
-            let x = Tensor::<2>::ones([1, 1], ctx.device());
-            let loss = state.model.forward(x).sum();
-            let gradients = ctx.gradient(&loss, &state.model)?;
-            state.apply_gradients(ctx, gradients)?;
+            fall(ctx, state)?;
             Ok(0.0_f32)
         })
     };

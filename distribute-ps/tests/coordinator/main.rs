@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod datasets;
+mod falling;
 mod faults;
 mod generated;
 mod in_process;

@@ -5,12 +5,9 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use burn::nn::{Initializer, Linear, LinearConfig};
-use burn::tensor::Tensor;
+use burn::nn::Linear;
 use distribute_core::fit::{restore, snapshot};
-use distribute_core::{
-    DistributedVariable, Mirrored, Sgd, StrategyExt, TrainState, VariableOptions,
-};
+use distribute_core::{DistributedVariable, Mirrored, StrategyExt, TrainState, VariableOptions};
 use distribute_ps::{
     ClusterCoordinator, CoordinatorOptions, ParameterServer, PsError, RemoteValue, Result,
     ServerOptions, Shared, Staleness, StalenessPolicy, State, StepRegistry, WorkerContext,
@@ -18,6 +15,7 @@ use distribute_ps::{
 };
 use rustix::process::{Pid, Signal, kill_process};
 
+use crate::falling::{fall, falling};
 use crate::in_process::{LIMIT, NO_SERVERS, eventually};
 
 /// The variables by which a process knows what it is, and where it listens.
@@ -74,13 +72,7 @@ impl Registered {
                 Ok(strategy.variable(0_i64, VariableOptions::default())?)
             })
             .unwrap();
-        let state = registry
-            .state("model", |device| {
-                let linear = LinearConfig::new(1, 1).with_bias(false);
-                let linear = linear.with_initializer(Initializer::Zeros).init(device);
-                TrainState::new(linear, Sgd::new(1.0))
-            })
-            .unwrap();
+        let state = registry.state("model", falling).unwrap();
         let (of_step, model) = (counter.clone(), state.clone());
         let step = move |worker: &WorkerContext, (number,): (u64,)| {
             work(3);
@@ -89,12 +81,7 @@ impl Registered {
             strategy.run((), |ctx, ()| counter.assign_add(ctx, 1_i64))?;
             work(3);
             worker.run(&model, (), |ctx, (state, ())| {
-                let loss = state
-                    .model
-                    .forward(Tensor::<2>::ones([1, 1], ctx.device()))
-                    .sum();
-                let gradients = ctx.gradient(&loss, &state.model)?;
-                state.apply_gradients(ctx, gradients)?;
+                fall(ctx, state)?;
                 Ok(0.0_f32)
             })?;
             work(3);

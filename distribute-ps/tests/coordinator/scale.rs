@@ -28,6 +28,20 @@ fn resident_mib() -> u64 {
 /// One at a time: they measure.
 static ALONE: Mutex<()> = Mutex::new(());
 
+/// Workers with these steps and two servers.
+fn with_two_servers(steps: fn(&mut StepRegistry)) -> ([ParameterServer; 2], Cluster) {
+    let servers =
+        [(); 2].map(|()| ParameterServer::bind("127.0.0.1:0", ServerOptions::default()).unwrap());
+    let addresses = servers
+        .each_ref()
+        .map(|server| server.address().to_string());
+    let mut options = CoordinatorOptions::default();
+    // A full queue takes a while here.
+    options.max_queued = 8;
+    let cluster = Cluster::with_servers(workers(), &addresses, steps, options);
+    (servers, cluster)
+}
+
 /// The long form: `DISTRIBUTE_PS_SECONDS=60`.
 fn seconds() -> Option<Duration> {
     let text = std::env::var("DISTRIBUTE_PS_SECONDS").ok()?;
@@ -121,14 +135,7 @@ fn exchange(registry: &mut StepRegistry) {
 #[test]
 fn sixty_four_workers_exchange_a_thousand_variables_steadily_in_bounded_memory() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let servers =
-        [(); 2].map(|()| ParameterServer::bind("127.0.0.1:0", ServerOptions::default()).unwrap());
-    let addresses = servers
-        .each_ref()
-        .map(|server| server.address().to_string());
-    let mut options = CoordinatorOptions::default();
-    options.max_queued = 8;
-    let cluster = Cluster::with_servers(workers(), &addresses, exchange, options);
+    let (servers, cluster) = with_two_servers(exchange);
     let coordinator = &cluster.coordinator;
     let client = coordinator.variables().unwrap();
     let mut places = RoundRobin::new(servers.len()).unwrap();
@@ -194,15 +201,7 @@ fn train(registry: &mut StepRegistry) {
 #[test]
 fn sixty_four_workers_train_a_thousand_variables_steadily_in_bounded_memory() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let servers =
-        [(); 2].map(|()| ParameterServer::bind("127.0.0.1:0", ServerOptions::default()).unwrap());
-    let addresses = servers
-        .each_ref()
-        .map(|server| server.address().to_string());
-    let mut options = CoordinatorOptions::default();
-    // A full queue takes a while here.
-    options.max_queued = 8;
-    let cluster = Cluster::with_servers(workers(), &addresses, train, options);
+    let (_servers, cluster) = with_two_servers(train);
     let coordinator = &cluster.coordinator;
     assert_eq!(
         coordinator.variables().unwrap().variables().unwrap().len(),

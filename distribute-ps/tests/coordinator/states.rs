@@ -12,6 +12,7 @@ use distribute_ps::{
     ServerOptions, State, StepRegistry, WorkerContext,
 };
 
+use crate::falling::{fall, falling};
 use crate::in_process::{Cluster, eventually, failed};
 
 /// Two states whose weights fall by 1 with every update, and a step that updates one of them and
@@ -20,24 +21,12 @@ fn register(
     registry: &mut StepRegistry,
     waits: &Arc<AtomicBool>,
 ) -> [State<TrainState<Linear>>; 2] {
-    let mut state = |name| {
-        let build = |device: &distribute_core::Device| {
-            let linear = LinearConfig::new(1, 1).with_bias(false);
-            let linear = linear.with_initializer(Initializer::Zeros).init(device);
-            TrainState::new(linear, Sgd::new(1.0))
-        };
-        registry.state(name, build).unwrap()
-    };
+    let mut state = |name| registry.state(name, falling).unwrap();
     let states = [state("first"), state("second")];
     let (of_step, waits) = (states.clone(), waits.clone());
     let step = move |worker: &WorkerContext, (which, how): (usize, String)| {
         worker.run(&of_step[which], (), |ctx, (state, ())| {
-            let loss = state
-                .model
-                .forward(Tensor::<2>::ones([1, 1], ctx.device()))
-                .sum();
-            let gradients = ctx.gradient(&loss, &state.model)?;
-            state.apply_gradients(ctx, gradients)?;
+            fall(ctx, state)?;
             match how.as_str() {
                 "fail" => return Err(Error::step("no luck")),
                 "panic" => panic!("no luck"),
@@ -115,19 +104,11 @@ fn a_state_is_usable_after_a_failure_a_panic_and_a_cancellation_in_the_middle_of
 /// A state, a step that updates it, and one that tells what its worker sees of it: the number of
 /// updates, the learning rate, and the weight.
 fn observed(registry: &mut StepRegistry) -> State<TrainState<Linear>> {
-    let build = |device: &distribute_core::Device| {
-        let linear = LinearConfig::new(1, 1).with_bias(false);
-        let linear = linear.with_initializer(Initializer::Zeros).init(device);
-        TrainState::new(linear, Sgd::new(1.0))
-    };
-    let state = registry.state("model", build).unwrap();
+    let state = registry.state("model", falling).unwrap();
     let of_step = state.clone();
     let train = move |worker: &WorkerContext, (): ()| {
         worker.run(&of_step, (), |ctx, (state, ())| {
-            let x = Tensor::<2>::ones([1, 1], ctx.device());
-            let loss = state.model.forward(x).sum();
-            let gradients = ctx.gradient(&loss, &state.model)?;
-            state.apply_gradients(ctx, gradients)?;
+            fall(ctx, state)?;
             Ok(state.step() as i64)
         })
     };
