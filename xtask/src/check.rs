@@ -1,12 +1,11 @@
 //! Runs the steps one after the other and says how long each took.
 
-use std::io::{self, BufRead, BufReader, Write};
 use std::path::Path;
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
 use crate::tree::Tree;
-use crate::{edges, fuzz, tidy};
+use crate::{edges, fuzz, suite, tidy};
 
 /// Which steps to run.
 #[derive(Debug, PartialEq, Eq)]
@@ -87,7 +86,7 @@ const STEPS: [Step; 8] = [
     Step {
         name: "test",
         advice: "fix the failure above; `cargo test -p CRATE NAME` runs one test",
-        run: test_step,
+        run: suite::run,
     },
 ];
 
@@ -219,126 +218,9 @@ pub fn finish(command: &mut Command) -> Result<String, String> {
     }
 }
 
-/// What `cargo test` is run with: all tests of the default features, then those of the feature
-/// `nccl`, which need no GPU or say that they are skipped.
-const TESTS: [&str; 2] = [
-    "test --workspace",
-    "test --workspace --features distribute-cli/nccl --test nccl --test nccl_device --test \
-     device_reduce --test gpu",
-];
-
-/// Runs the tests and counts the results.
-fn test_step(root: &Path) -> Result<String, String> {
-    let mut counts = Counts::default();
-    for arguments in TESTS {
-        run_tests(root, arguments, &mut counts)?;
-    }
-    counts.verdict()
-}
-
-/// Runs tests, shows their output as it comes and counts the results. A test that passes keeps
-/// what it prints to itself, so that is asked for, and of it only what was skipped is shown.
-fn run_tests(root: &Path, arguments: &str, counts: &mut Counts) -> Result<(), String> {
-    let failed = |error: io::Error| format!("cannot run `cargo {arguments}`: {error}");
-    let mut command = cargo_command(root, &format!("{arguments} -- --show-output"));
-    let mut child = command.stdout(Stdio::piped()).spawn().map_err(failed)?;
-    let mut filter = Filter::default();
-    if let Some(output) = child.stdout.take() {
-        let mut shown = io::stdout().lock();
-        for line in BufReader::new(output).split(b'\n') {
-            let line = line.map_err(failed)?;
-            let text = String::from_utf8_lossy(&line);
-            counts.read(&text);
-            if !filter.shows(&text) {
-                continue;
-            }
-            shown
-                .write_all(&line)
-                .and_then(|()| shown.write_all(b"\n"))
-                .map_err(failed)?;
-        }
-    }
-    let status = child.wait().map_err(failed)?;
-    let note = counts.verdict()?;
-    match status.success() {
-        true => Ok(()),
-        false => Err(format!("cargo {arguments}: {status}; {note}")),
-    }
-}
-
-/// Leaves out what tests that passed have printed, but for the reasons why they were skipped.
-#[derive(Debug, Default)]
-struct Filter {
-    of_passed: bool,
-}
-
-impl Filter {
-    fn shows(&mut self, line: &str) -> bool {
-        match line {
-            "successes:" => self.of_passed = true,
-            "failures:" => self.of_passed = false,
-            _ if line.starts_with("test result: ") => self.of_passed = false,
-            _ => {}
-        }
-        !self.of_passed || line.starts_with("SKIPPED")
-    }
-}
-
-/// What the closing lines of all test programs add up to.
-#[derive(Debug, Default, PartialEq, Eq)]
-struct Counts {
-    passed: usize,
-    failed: usize,
-    ignored: usize,
-    /// Tests that passed, but said that something they need is missing on this machine.
-    skipped: usize,
-}
-
-impl Counts {
-    fn read(&mut self, line: &str) {
-        if line.starts_with("SKIPPED") {
-            self.skipped += 1;
-        }
-        let Some(results) = line.strip_prefix("test result: ") else {
-            return;
-        };
-        for part in results.split(['.', ';']) {
-            let mut words = part.split_whitespace();
-            let (Some(count), Some(kind)) = (words.next(), words.next()) else {
-                continue;
-            };
-            let count = count.parse().unwrap_or(0);
-            match kind {
-                "passed" => self.passed += count,
-                "failed" => self.failed += count,
-                "ignored" => self.ignored += count,
-                _ => {}
-            }
-        }
-    }
-
-    fn verdict(&self) -> Result<String, String> {
-        let Self {
-            passed,
-            failed,
-            ignored,
-            skipped,
-        } = self;
-        let note = format!(
-            "{passed} passed, {failed} failed, {ignored} ignored, {skipped} skipped with a reason"
-        );
-        // Nothing ran: the output changed its form, or the build failed.
-        if passed + failed == 0 {
-            Err("no test ran".to_owned())
-        } else {
-            Ok(note)
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{Counts, Filter, STEPS, Selection, summary_line, verdict};
+    use super::{STEPS, Selection, summary_line, verdict};
     use std::time::Duration;
 
     fn names(selection: &Selection) -> Vec<&'static str> {
@@ -357,60 +239,6 @@ mod tests {
         assert_eq!(names(&Selection::All), all);
         assert_eq!(names(&Selection::AllButTests), all[..6]);
         assert_eq!(names(&Selection::only("doc").expect("a step")), ["doc"]);
-    }
-
-    #[test]
-    fn results_of_all_test_programs_are_added() {
-        let mut counts = Counts::default();
-        for line in [
-            "running 3 tests",
-            "test result: ok. 3 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; \
-             finished in 0.01s",
-            "SKIPPED: no plugin found",
-            "test result: FAILED. 1 passed; 2 failed; 1 ignored; 0 measured; 0 filtered out",
-        ] {
-            counts.read(line);
-        }
-        assert_eq!(
-            counts,
-            Counts {
-                passed: 4,
-                failed: 2,
-                ignored: 1,
-                skipped: 1
-            }
-        );
-        let note = "4 passed, 2 failed, 1 ignored, 1 skipped with a reason";
-        assert_eq!(counts.verdict(), Ok(note.to_owned()));
-    }
-
-    #[test]
-    fn of_what_passed_tests_print_only_the_skipped_is_shown() {
-        let mut filter = Filter::default();
-        let lines = [
-            "test a ... ok",
-            "successes:",
-            "---- a stdout ----",
-            "a detail",
-            "SKIPPED: no plugin found",
-            "successes:",
-            "    a",
-            "failures:",
-            "---- b stdout ----",
-            "test result: FAILED. 1 passed; 1 failed; 0 ignored",
-            "running 2 tests",
-        ];
-        let shown: Vec<_> = lines
-            .into_iter()
-            .filter(|line| filter.shows(line))
-            .collect();
-        let expected = [0, 4, 7, 8, 9, 10].map(|index| lines[index]);
-        assert_eq!(shown, expected);
-    }
-
-    #[test]
-    fn no_test_at_all_is_a_failure() {
-        assert_eq!(Counts::default().verdict(), Err("no test ran".to_owned()));
     }
 
     #[test]

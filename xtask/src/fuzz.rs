@@ -4,7 +4,7 @@
 //! which need a nightly compiler, are left out: a panic, an arithmetic overflow, memory beyond the
 //! limit or a hang is what a target can fail with.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use crate::check::{cargo_command, finish};
@@ -29,7 +29,8 @@ const FLAGS: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-leve
 /// A target may not use more memory than this.
 const MEMORY_LIMIT_MIB: u64 = 512;
 
-/// Builds all targets and runs these for some seconds each.
+/// Builds all targets and runs these for some seconds each, as many at a time as there are
+/// processors.
 pub fn run(root: &Path, targets: &[&str], seconds: u64) -> Result<String, String> {
     if !has_cpp_compiler() {
         return Ok("SKIPPED: libFuzzer needs a C++ compiler (g++ or clang++)".to_owned());
@@ -45,14 +46,27 @@ pub fn run(root: &Path, targets: &[&str], seconds: u64) -> Result<String, String
         .env("RUSTFLAGS", FLAGS)
         .env("CARGO_TARGET_DIR", &directory);
     finish(&mut build)?;
-    for target in targets {
-        let program = directory.join(&host).join("release").join(target);
-        run_target(root, target, &program, seconds)?;
+    let programs = directory.join(&host).join("release");
+    let at_once = std::thread::available_parallelism().map_or(1, usize::from);
+    for some in targets.chunks(at_once) {
+        run_at_once(root, some, &programs, seconds)?;
     }
     Ok(format!("{} targets, {seconds} s each", targets.len()))
 }
 
-fn run_target(root: &Path, target: &str, program: &PathBuf, seconds: u64) -> Result<(), String> {
+/// Runs targets beside each other; the error is that of the first that failed.
+fn run_at_once(root: &Path, targets: &[&str], programs: &Path, seconds: u64) -> Result<(), String> {
+    std::thread::scope(|scope| {
+        let start = |target| scope.spawn(move || run_target(root, target, programs, seconds));
+        let running: Vec<_> = targets.iter().map(|target| start(*target)).collect();
+        let ended = running.into_iter().map(|one| one.join());
+        ended.fold(Ok(()), |all, one| {
+            all.and(one.unwrap_or_else(|_| Err("a fuzz target panicked".to_owned())))
+        })
+    })
+}
+
+fn run_target(root: &Path, target: &str, programs: &Path, seconds: u64) -> Result<(), String> {
     // New inputs go to the first directory, those of the repository are only read.
     let found = root.join("target/fuzz/corpus").join(target);
     let findings = root.join("target/fuzz/findings").join(target);
@@ -60,7 +74,8 @@ fn run_target(root: &Path, target: &str, program: &PathBuf, seconds: u64) -> Res
         std::fs::create_dir_all(directory)
             .map_err(|error| format!("{}: {error}", directory.display()))?;
     }
-    let output = Command::new(program)
+    let program = programs.join(target);
+    let output = Command::new(&program)
         .arg(format!("-max_total_time={seconds}"))
         .arg(format!("-rss_limit_mb={MEMORY_LIMIT_MIB}"))
         .arg("-timeout=10")

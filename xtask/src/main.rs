@@ -4,6 +4,7 @@
 mod check;
 mod edges;
 mod fuzz;
+mod suite;
 mod tidy;
 mod tree;
 

@@ -10,14 +10,15 @@ use crate::error::{CollectiveError, Searched};
 pub enum NcclUnavailable {
     /// A library is not there.
     #[error(
-        "{library} was not found; searched: {}; install it, or name the file with the options or \
-         with {} (see the module `nccl`)",
-        list(searched),
-        super::options::NCCL_LIBRARY
+        "{library} was not found; searched: {}; install it, or name its file with {variable} (see \
+         the module `nccl`)",
+        list(searched)
     )]
     Absent {
         /// The CUDA driver or NCCL.
         library: String,
+        /// The environment variable that names its file.
+        variable: &'static str,
         /// Where it was looked for.
         searched: Vec<Searched>,
     },
@@ -66,9 +67,18 @@ pub enum NcclUnavailable {
     },
 }
 
+/// The places, and the reason once where it is the same for all of them.
 fn list(searched: &[Searched]) -> String {
-    let all: Vec<String> = searched.iter().map(ToString::to_string).collect();
-    all.join(", ")
+    let shown = |show: fn(&Searched) -> String| {
+        let all: Vec<String> = searched.iter().map(show).collect();
+        all.join(", ")
+    };
+    match searched {
+        [first, rest @ ..] if rest.iter().all(|other| other.reason == first.reason) => {
+            format!("{} ({})", shown(|one| one.path.clone()), first.reason)
+        }
+        _ => shown(ToString::to_string),
+    }
 }
 
 impl NcclUnavailable {

@@ -46,17 +46,30 @@ fn an_absent_library_says_where_it_was_searched() {
         let fake = Fake::new("");
         let missing = Path::new("/nowhere/libnccl.so.2");
         let error = probe(&fake.options(0).nccl_library(missing)).unwrap_err();
-        let NcclUnavailable::Absent { library, searched } = &error else {
+        let NcclUnavailable::Absent {
+            library,
+            variable,
+            searched,
+            ..
+        } = &error
+        else {
             panic!("{error}");
         };
         assert_eq!((library.as_str(), searched.len()), ("NCCL", 1));
+        assert_eq!(*variable, "DISTRIBUTE_NCCL_LIBRARY");
         assert_eq!(searched[0].path, "/nowhere/libnccl.so.2");
         assert!(searched[0].reason.contains("No such file"), "{error}");
+        assert_eq!(
+            error.to_string().matches("libnccl.so.2").count(),
+            1,
+            "{error}"
+        );
         let error = probe(&fake.options(0).cuda_library("/nowhere/libcuda.so.1")).unwrap_err();
+        let error = error.to_string();
         assert!(
-            error
-                .to_string()
-                .contains("the CUDA driver was not found; searched: /nowhere/")
+            error.contains("the CUDA driver was not found; searched: /nowhere/")
+                && error.contains("DISTRIBUTE_CUDA_LIBRARY"),
+            "{error}"
         );
         // On one rank only: the other one has it, and hears of it.
         let options = |rank: usize| match rank {

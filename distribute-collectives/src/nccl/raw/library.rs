@@ -7,6 +7,7 @@ use std::sync::Arc;
 use libloading::Library;
 
 use crate::error::Searched;
+use crate::nccl::options::{CUDA_LIBRARY, NCCL_LIBRARY};
 use crate::nccl::unavailable::NcclUnavailable;
 use crate::nccl::version::Version;
 
@@ -155,7 +156,7 @@ impl Cuda {
             "libcuda.so",
             "/usr/lib/wsl/lib/libcuda.so.1",
         ];
-        let (library, path) = open("the CUDA driver", wanted, &names)?;
+        let (library, path) = open("the CUDA driver", CUDA_LIBRARY, wanted, &names)?;
         // SAFETY: `CUresult cuInit(unsigned)` and `CUresult cuDriverGetVersion(int *)`.
         let (init, get_version) = unsafe {
             (
@@ -216,7 +217,12 @@ impl Cuda {
 impl Nccl {
     /// Loads NCCL and checks that it is new enough.
     pub(crate) fn load(wanted: Option<&Path>) -> Result<Arc<Nccl>, NcclUnavailable> {
-        let (library, path) = open("NCCL", wanted, &["libnccl.so.2", "libnccl.so"])?;
+        let (library, path) = open(
+            "NCCL",
+            NCCL_LIBRARY,
+            wanted,
+            &["libnccl.so.2", "libnccl.so"],
+        )?;
         type GetVersion = unsafe extern "C" fn(*mut c_int) -> NcclResult;
         // SAFETY: `ncclResult_t ncclGetVersion(int *)`.
         let get_version: GetVersion = unsafe { symbol(&library, &path, "ncclGetVersion") }?;
@@ -277,6 +283,7 @@ unsafe fn text_of(text: *const c_char) -> String {
 /// Opens the library at `wanted`, else the first of `names` that the loader finds.
 fn open(
     what: &str,
+    variable: &'static str,
     wanted: Option<&Path>,
     names: &[&str],
 ) -> Result<(Library, String), NcclUnavailable> {
@@ -292,23 +299,28 @@ fn open(
         match unsafe { Library::new(path) } {
             Ok(library) => return Ok((library, name)),
             Err(error) => searched.push(Searched {
+                reason: reason(&error, &name),
                 path: name,
-                reason: innermost(&error),
             }),
         }
     }
     Err(NcclUnavailable::Absent {
         library: what.to_string(),
+        variable,
         searched,
     })
 }
 
-/// What the system said, without what this crate's loader adds.
-fn innermost(error: &dyn std::error::Error) -> String {
-    match error.source() {
-        Some(source) => innermost(source),
-        None => error.to_string(),
+/// What the system said, without the file's name and what this crate's loader adds.
+fn reason(error: &dyn std::error::Error, name: &str) -> String {
+    if let Some(source) = error.source() {
+        return reason(source, name);
     }
+    let said = error.to_string();
+    let rest = said
+        .strip_prefix(name)
+        .and_then(|rest| rest.strip_prefix(": "));
+    rest.map_or(said.clone(), str::to_owned)
 }
 
 /// Finds one function.
