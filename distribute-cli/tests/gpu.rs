@@ -113,6 +113,13 @@ fn doctor_tells_what_the_driver_and_nccl_say() {
     ] {
         assert!(out.contains(part), "no {part} in {out}");
     }
+    // The files that the variables name are found, too.
+    for missing in [
+        "not found (NVIDIA GPUs)",
+        "not found (collectives between GPUs)",
+    ] {
+        assert!(!out.contains(missing), "{out}");
+    }
     let (_, out, _) = run_faked("devices=3", "doctor --output json");
     let report: Value = serde_json::from_str(out.lines().last().unwrap()).unwrap();
     let devices = report["gpus"]["probe"]["devices"].as_array().unwrap();

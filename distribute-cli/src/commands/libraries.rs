@@ -33,13 +33,13 @@ const WANTED: [Wanted; 4] = [
         "CUDA driver",
         "NVIDIA GPUs",
         &["libcuda.so.1", "libcuda.so"],
-        &[],
+        &["DISTRIBUTE_CUDA_LIBRARY"],
     ),
     (
         "NCCL",
         "collectives between GPUs",
         &["libnccl.so.2", "libnccl.so"],
-        &[],
+        &["DISTRIBUTE_NCCL_LIBRARY"],
     ),
     (
         "MPI",
@@ -166,5 +166,14 @@ mod tests {
         assert_eq!(nccl.version.as_deref(), Some("2.21.5"));
         assert_eq!(nccl.searched[0], folder.path());
         assert_eq!(by_name("PJRT plugin").path.as_deref(), Some(&*plugin));
+        for (library, variable) in [
+            ("NCCL", "DISTRIBUTE_NCCL_LIBRARY"),
+            ("CUDA driver", "DISTRIBUTE_CUDA_LIBRARY"),
+        ] {
+            let named = |name: &str| (name == variable).then(|| plugin.as_os_str().to_owned());
+            let all = find_all(&named);
+            let found = all.iter().find(|one| one.name == library).unwrap();
+            assert_eq!(found.path.as_deref(), Some(&*plugin), "{variable}");
+        }
     }
 }

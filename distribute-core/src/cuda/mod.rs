@@ -93,17 +93,25 @@ fn check_headers() -> Result<()> {
             .map(String::from)
             .to_vec(),
     };
-    let headers = roots.iter().map(|root| format!("{root}/include/mma.h"));
-    if headers.clone().any(|header| Path::new(&header).is_file()) {
+    // The second is what the first includes; the Python packages have them in two.
+    let needed = ["mma.h", "crt/mma.h"];
+    let headers = |root: &String| needed.map(|header| format!("{root}/include/{header}"));
+    let is_there = |path: &String| Path::new(path).is_file();
+    if roots.iter().any(|root| headers(root).iter().all(is_there)) {
         return Ok(());
     }
-    let searched = headers.map(|path| Searched {
+    let missing = roots
+        .iter()
+        .flat_map(headers)
+        .filter(|path| !is_there(path));
+    let searched = missing.map(|path| Searched {
         path,
         reason: "No such file".to_string(),
     });
     Err(unavailable(
         "CUDA's headers are not there, and kernels are compiled at run time; install the CUDA \
-         toolkit, or set CUDA_PATH to a folder with include/mma.h (docs/gpu.md)"
+         toolkit, or set CUDA_PATH to a folder with include/mma.h and include/crt/mma.h \
+         (docs/gpu.md)"
             .to_string(),
         searched.collect(),
     ))
