@@ -59,9 +59,10 @@ fn run_at_once(root: &Path, targets: &[&str], programs: &Path, seconds: u64) -> 
     std::thread::scope(|scope| {
         let start = |target| scope.spawn(move || run_target(root, target, programs, seconds));
         let running: Vec<_> = targets.iter().map(|target| start(*target)).collect();
-        let ended = running.into_iter().map(|one| one.join());
-        ended.fold(Ok(()), |all, one| {
-            all.and(one.unwrap_or_else(|_| Err("a fuzz target panicked".to_owned())))
+        // The scope waits for all of them, also after a failure.
+        running.into_iter().try_for_each(|one| {
+            let panicked = |_| Err("a fuzz target panicked".to_owned());
+            one.join().unwrap_or_else(panicked)
         })
     })
 }
