@@ -41,7 +41,6 @@ fn by_hand<'a>(device: &Device, batches: &'a [Batch], size: usize) -> Run<'a> {
 
 fn under<'a>(strategy: impl Strategy + 'a, batches: &'a [Batch], size: usize) -> Result<Run<'a>> {
     let mut state: Mirrored<TrainState<Cnn>> = model::state(&strategy)?;
-    let device = strategy.replicas()[0].device.clone();
     Ok(Box::new(move |steps| {
         for step in 0..steps {
             let input = PerReplica::new(vec![batches[step % BATCHES].clone()]);
@@ -52,7 +51,11 @@ fn under<'a>(strategy: impl Strategy + 'a, batches: &'a [Batch], size: usize) ->
                 Ok(())
             })?;
         }
-        device.sync().map_err(distribute_core::Error::step)
+        // On the replica's thread: `sync` waits for the stream of the thread that calls it.
+        strategy.run((), |ctx, ()| {
+            ctx.device().sync().map_err(distribute_core::Error::step)
+        })?;
+        Ok(())
     }))
 }
 

@@ -19,6 +19,7 @@ use crate::{Error, ReplicaContext, Result, WorkerGroup};
 use elements::{add, scale, sum_of_squares};
 pub(crate) use nest::GradientPlace;
 use on_device::OnDevice;
+pub(crate) use on_device::check_weights;
 pub(crate) use rows::Watched;
 pub use rows::{RemoteRows, RowGradients};
 

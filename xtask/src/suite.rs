@@ -116,7 +116,10 @@ fn programs_of(metadata: &Value) -> BTreeSet<String> {
 fn run_lane(root: &Path, commands: &[String], gives_way: bool) -> Result<Counts, String> {
     let mut counts = Counts::default();
     for arguments in commands {
-        let mut command = cargo_command(root, &format!("{arguments} -- --show-output"));
+        let mut command = cargo_command(
+            root,
+            &format!("{arguments} --no-fail-fast -- --show-output"),
+        );
         if gives_way {
             command = niced(command);
         }
@@ -131,7 +134,7 @@ fn niced(command: Command) -> Command {
         return command;
     }
     let mut nice = Command::new("nice");
-    nice.args(["-n", "5"])
+    nice.args(["-n", "19"])
         .arg(command.get_program())
         .args(command.get_args());
     for (name, value) in command.get_envs() {

@@ -22,6 +22,12 @@ pub(super) fn has_compiler() -> bool {
     unsafe { cudarc::nvrtc::sys::is_culib_present() }
 }
 
+/// Whether burn's bindings find NCCL.
+pub(super) fn has_nccl() -> bool {
+    // SAFETY: as above.
+    unsafe { cudarc::nccl::sys::is_culib_present() }
+}
+
 /// The memory of one GPU. Tensors of a build with burn's `fusion` are refused: what they hold is
 /// not computed yet.
 #[derive(Debug, Clone, Copy)]
@@ -46,14 +52,16 @@ impl TensorMemory for CudaMemory {
             let is_own = tensor.can_mut() && tensor.is_contiguous();
             owned.push(if is_own { tensor } else { tensor.copy() });
         }
-        // burn's streams are its own: what they do with the elements must be done before NCCL's
-        // stream begins. NCCL's part is done when `work` returns.
-        device.sync().map_err(Error::step)?;
+        // With a lease, this thread's stream of burn's waits for those of other threads that have
+        // made the elements, so all leases come before the wait for this stream.
         let mut leases = Vec::with_capacity(owned.len());
         for tensor in &owned {
             let lease = tensor.client.get_resource::<Server>(tensor.handle.clone());
-            leases.push(lease.map_err(|error| Error::invalid(format!("{error:?}")))?);
+            leases.push(lease.map_err(Error::step)?);
         }
+        // burn's streams are its own: what they do with the elements must be done before NCCL's
+        // stream begins. NCCL's part is done when `work` returns.
+        device.sync().map_err(Error::step)?;
         let mut buffers = Vec::with_capacity(owned.len());
         for (tensor, lease) in owned.iter().zip(&leases) {
             let (element, count) = (element(tensor.dtype)?, tensor.meta.shape().num_elements());

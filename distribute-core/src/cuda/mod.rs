@@ -77,43 +77,58 @@ fn not_loaded(library: &str) -> Error {
     });
     unavailable(
         format!(
-            "lib{library} cannot be loaded by burn; install CUDA, or put the folder of the library \
-             (of the Python package nvidia-cuda-nvrtc: nvidia/cu13/lib) into LD_LIBRARY_PATH"
+            "burn does not find lib{library} by the names that it looks for; install CUDA, or put a \
+             folder where the library has one of them into LD_LIBRARY_PATH (docs/gpu.md)"
         ),
         searched.collect(),
     )
 }
 
+/// burn's collective needs an NCCL that its bindings find, which look for other names than this
+/// library does: never for `libnccl.so.2`.
+///
+/// # Errors
+/// They do not find it.
+fn check_burn_nccl() -> Result<()> {
+    match memory::has_nccl() {
+        true => Ok(()),
+        false => Err(not_loaded("nccl")),
+    }
+}
+
 /// The compiler reads CUDA's headers at run time. Without them kernels fail on a thread of burn's,
 /// and reading a result gives zeros.
 fn check_headers() -> Result<()> {
-    let roots = match std::env::var("CUDA_PATH") {
-        Ok(path) => vec![path],
-        Err(_) => ["/usr/local/cuda", "/opt/cuda", "/usr"]
-            .map(String::from)
-            .to_vec(),
-    };
+    // As burn chooses: one folder, whatever is in it. It panics when it finds none.
+    let root = std::env::var("CUDA_PATH").unwrap_or_else(|_| {
+        let mut kits = [
+            ("/usr/local/cuda", "/usr/local/cuda"),
+            ("/opt/cuda", "/opt/cuda"),
+            ("/usr/bin/nvcc", "/usr"),
+        ]
+        .into_iter();
+        let found = kits.find(|(mark, _)| Path::new(mark).exists());
+        found.map_or("/usr/local/cuda", |(_, kit)| kit).to_string()
+    });
     // The second is what the first includes; the Python packages have them in two.
-    let needed = ["mma.h", "crt/mma.h"];
-    let headers = |root: &String| needed.map(|header| format!("{root}/include/{header}"));
-    let is_there = |path: &String| Path::new(path).is_file();
-    if roots.iter().any(|root| headers(root).iter().all(is_there)) {
+    let headers = ["mma.h", "crt/mma.h"].map(|header| format!("{root}/include/{header}"));
+    let missing: Vec<Searched> = headers
+        .into_iter()
+        .filter(|header| !Path::new(header).is_file())
+        .map(|path| Searched {
+            path,
+            reason: "No such file".to_string(),
+        })
+        .collect();
+    if missing.is_empty() {
         return Ok(());
     }
-    let missing = roots
-        .iter()
-        .flat_map(headers)
-        .filter(|path| !is_there(path));
-    let searched = missing.map(|path| Searched {
-        path,
-        reason: "No such file".to_string(),
-    });
     Err(unavailable(
         "CUDA's headers are not there, and kernels are compiled at run time; install the CUDA \
          toolkit, or set CUDA_PATH to a folder with include/mma.h and include/crt/mma.h \
          (docs/gpu.md)"
             .to_string(),
-        searched.collect(),
+        missing,
     ))
 }
 

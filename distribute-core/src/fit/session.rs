@@ -206,6 +206,16 @@ impl<S: Strategy + ?Sized, M: Module + Sync + 'static> Session<'_, S, M> {
         })
     }
 
+    /// Whether the steps were computed at all: a kernel that fails on a GPU is told to nobody who
+    /// does not read its result. Compiled steps report failures by themselves.
+    fn check_weights(&self) -> Result<()> {
+        if self.strategy.tracer().is_some() {
+            return Ok(());
+        }
+        let mut states = self.state.values().iter();
+        states.try_for_each(|state| crate::gradients::check_weights(&state.model))
+    }
+
     /// One epoch with its validation; `None` if it was cut short.
     fn epoch(&mut self, engine: &mut impl Engine<S, M>) -> Result<Option<EpochRecord>> {
         let Position { epoch, batches } = self.run.progress.position;
@@ -223,6 +233,7 @@ impl<S: Strategy + ?Sized, M: Module + Sync + 'static> Session<'_, S, M> {
         if part == Part::CutShort {
             return Ok(None);
         }
+        self.check_weights()?;
         let examples = self.run.meter.read(&*strategy)?.examples();
         let training_time = started.elapsed();
         if examples == 0.0 {

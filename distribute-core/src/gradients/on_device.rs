@@ -2,6 +2,7 @@
 
 use std::sync::OnceLock;
 
+use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, Shape, Tensor, TensorData};
 use distribute_collectives::ReduceOp;
 
@@ -48,6 +49,30 @@ fn fetch(tensor: Tensor<1>, shape: &Shape) -> Result<TensorData> {
 /// Whether tensors there are not in the memory of the host already.
 pub(super) fn is_apart(device: &Device) -> bool {
     *device != Device::flex()
+}
+
+/// Tells whether the weights of a model on a GPU were computed at all: reads an element of each.
+///
+/// A kernel that failed (no memory, not compiled) leaves its results without values, and so do the
+/// kernels after it; burn tells that when one is read. Sums are the exception: in cubecl 0.11.3
+/// `Tensor::sum` of what was never computed reads as 0, so a loss alone does not show it.
+pub(crate) fn check_weights<M: Module>(model: &M) -> Result<()> {
+    let mut check = CheckWeights(Ok(()));
+    model.visit(&mut check);
+    check.0
+}
+
+struct CheckWeights(Result<()>);
+
+impl ModuleVisitor for CheckWeights {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let value = param.val();
+        let count = value.shape().num_elements();
+        if self.0.is_ok() && count > 0 && value.is_require_grad() && is_apart(&value.device()) {
+            let first = value.inner().reshape([count]).narrow(0, 0, 1);
+            self.0 = first.try_into_data().map(drop).map_err(Error::step);
+        }
+    }
 }
 
 impl Gradients {

@@ -107,12 +107,12 @@ impl TraceError {
 
     /// The meaning of a message of burn's capture backend, from an error or a panic.
     pub(crate) fn of_message(message: &str) -> Option<Self> {
-        const READS: [&str; 5] = [
+        // Nothing that an error of a real device may say as well ("An error happened during
+        // execution" is what burn says of every one).
+        const READS: [&str; 3] = [
             "has no concrete value",
             "has no initialized value",
-            "Error while reading data",
             "Cannot move a tensor from a capture device",
-            "An error happened during execution",
         ];
         if READS.iter().any(|part| message.contains(part)) {
             return Some(Self::host_read("a tensor"));
@@ -153,5 +153,27 @@ impl TraceError {
     /// A panic inside a captured step.
     pub(crate) fn of_panic(message: String) -> Self {
         Self::of_message(&message).unwrap_or(Self::Panicked { message })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::TraceError;
+
+    #[test]
+    fn what_a_real_device_says_of_itself_is_no_read_in_a_captured_step() {
+        let read = "Error while reading data: use `try_into_data` instead";
+        for cause in [
+            "An error happened during execution\nCaused by:\n  out of memory",
+            &format!("{read}: An error happened during execution\nCaused by:\n  not compiled"),
+        ] {
+            assert_eq!(
+                TraceError::of_message(cause).map(|error| error.to_string()),
+                None
+            );
+        }
+        let captured = format!("{read}: tensor 7 has no concrete value");
+        let error = TraceError::of_message(&captured).map(|error| error.to_string());
+        assert!(error.is_some_and(|error| error.contains("on the host")));
     }
 }

@@ -2,6 +2,7 @@
 //! check of `cargo xtask check` reads its types.
 
 mod failures;
+mod gradients;
 mod model;
 mod processes;
 mod training;

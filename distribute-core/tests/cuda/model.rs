@@ -121,7 +121,7 @@ pub fn train<S: Strategy>(
 }
 
 /// All weights, flattened, in the order of their names.
-pub fn weights(state: &TrainState<Cnn>) -> Result<Vec<f32>> {
+pub fn weights<M: Module>(state: &TrainState<M>) -> Result<Vec<f32>> {
     let tensors = state.to_tensors()?;
     let values = tensors.values();
     Ok(values
