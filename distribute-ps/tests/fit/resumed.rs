@@ -66,11 +66,13 @@ fn with_one_worker_a_resumed_run_has_the_bits_of_one_that_was_never_interrupted(
 fn with_several_workers_it_goes_on_at_the_first_batch_that_was_not_done() {
     within_limit(|| {
         let directory = tempfile::tempdir().unwrap();
-        let (first, saved) = run(directory.path(), 3, BATCHES + 4);
+        // What the workers have been given by then is done as well: some batches each, and never
+        // all that the epoch has left.
+        let (first, saved) = run(directory.path(), 3, BATCHES + 1);
         assert_eq!(first.outcome, Outcome::Interrupted);
         let Position { epoch, batches } = first.position;
         assert_eq!(epoch, 1);
-        assert!((4..BATCHES).contains(&batches), "{batches}");
+        assert!((1..BATCHES).contains(&batches), "{batches}");
         assert_eq!(saved.metadata.step, (BATCHES + batches) as u64);
         let (rest, trained) = run(directory.path(), 2, usize::MAX);
         assert_eq!(rest.outcome, Outcome::Completed);
