@@ -170,11 +170,16 @@ fn run_tests(mut command: Command, arguments: &str) -> Result<Counts, String> {
         let line = line.map_err(failed)?;
         let text = String::from_utf8_lossy(&line);
         counts.read(&text);
+        if let Some(program) = text.strip_prefix("     Running ") {
+            // At once: a reader wants to know it when the program hangs. The line is told again
+            // above the program's results, which the other lane's may come before.
+            println!("check: started {program}");
+        }
         if filter.shows(&text) {
             block.extend_from_slice(&line);
             block.push(b'\n');
         }
-        if Filter::ends_block(&text) {
+        if text.starts_with("test result: ") {
             print(&mut block).map_err(failed)?;
         }
     }
@@ -210,12 +215,6 @@ impl Filter {
             _ => {}
         }
         !self.of_passed || line.starts_with("SKIPPED")
-    }
-
-    /// Whether a line is shown at once: it ends what a program prints, or names the program, which
-    /// a reader wants to know when it hangs.
-    fn ends_block(line: &str) -> bool {
-        line.starts_with("test result: ") || line.starts_with("     Running ")
     }
 }
 
