@@ -10,6 +10,8 @@ use crate::options::{Algorithm, Order};
 pub struct Selection {
     /// The algorithm that runs; never [`Algorithm::Auto`].
     pub algorithm: Algorithm,
+    /// The order in which it combines what the ranks contribute.
+    pub order: Order,
     /// Why.
     pub reason: &'static str,
 }
@@ -37,6 +39,12 @@ pub struct Topology {
 /// The order is kept by the algorithm that runs: in canonical order, ring and halving_doubling
 /// exchange chunks in rank order instead, and hierarchical runs the chain, which crosses each
 /// border between hosts once in each direction.
+///
+/// What [`Algorithm::Auto`] decides from measured costs never shows in the bits of a result, so that
+/// a rerun gives the same ones on a machine that is busier: between direct_exchange and the ring in
+/// rank order, which both sum in canonical order. Whether [`Order::Fast`] means an algorithm with
+/// another order (halving_doubling, hierarchical) follows from the numbers of ranks, hosts and bytes
+/// alone, with the costs of [`LinkCost::default`].
 pub fn select(
     wanted: Algorithm,
     order: Order,
@@ -47,38 +55,67 @@ pub fn select(
     if wanted != Algorithm::Auto {
         return Selection {
             algorithm: wanted,
+            order,
             reason: "asked for by name",
         };
     }
-    let cheapest = match topology.cost.cheapest(world_size, bytes) {
-        // In canonical order both exchange chunks in rank order; the ring says so.
-        Algorithm::HalvingDoubling if order == Order::Canonical => Algorithm::Ring,
-        algorithm => algorithm,
+    let of_another_order = match order {
+        Order::Fast => not_in_rank_order(world_size, bytes, topology.ranks_per_host),
+        Order::Canonical => None,
     };
-    let ranks_per_host = topology.ranks_per_host.filter(|ranks| *ranks > 0);
-    let (algorithm, reason) = match (cheapest, ranks_per_host) {
-        (Algorithm::DirectExchange, _) => (
-            Algorithm::DirectExchange,
-            "one step matters most for so few bytes",
-        ),
-        (Algorithm::HalvingDoubling, _) => (
+    of_another_order.unwrap_or_else(|| in_rank_order(world_size, bytes, &topology.cost))
+}
+
+/// The algorithm that sums in an order of its own, where one is worth it.
+fn not_in_rank_order(
+    world_size: usize,
+    bytes: usize,
+    ranks_per_host: Option<usize>,
+) -> Option<Selection> {
+    let ranks_per_host = ranks_per_host.filter(|ranks| *ranks > 0);
+    let (algorithm, reason) = match LinkCost::default().cheapest(world_size, bytes) {
+        Algorithm::HalvingDoubling => (
             Algorithm::HalvingDoubling,
             "few steps matter most for so few bytes",
         ),
-        (_, Some(ranks_per_host)) if order == Order::Fast => (
-            Algorithm::Hierarchical { ranks_per_host },
+        Algorithm::Ring => (
+            Algorithm::Hierarchical {
+                ranks_per_host: ranks_per_host?,
+            },
             "the fewest bytes between hosts",
         ),
-        _ => (Algorithm::Ring, "the fewest bytes per rank"),
+        _ => return None,
     };
-    Selection { algorithm, reason }
+    Some(Selection {
+        algorithm,
+        order: Order::Fast,
+        reason,
+    })
+}
+
+/// The cheaper one of the algorithms that sum in rank order.
+fn in_rank_order(world_size: usize, bytes: usize, cost: &LinkCost) -> Selection {
+    let expected = |algorithm| cost.expected(algorithm, world_size, bytes);
+    let (algorithm, reason) = if expected(Algorithm::DirectExchange) < expected(Algorithm::Ring) {
+        (
+            Algorithm::DirectExchange,
+            "one step matters most for so few bytes",
+        )
+    } else {
+        (Algorithm::Ring, "the fewest bytes per rank")
+    };
+    Selection {
+        algorithm,
+        order: Order::Canonical,
+        reason,
+    }
 }
 
 /// What [`Algorithm::Auto`] does in a group, in words.
 pub(crate) fn explain(order: Order, world_size: usize, topology: &Topology) -> String {
     let mut steps: Vec<(usize, Algorithm)> = Vec::new();
-    for (bytes, _) in topology.cost.crossovers(world_size) {
-        let selection = select(Algorithm::Auto, order, world_size, bytes, topology);
+    for bytes in sizes() {
+        let selection = select(Algorithm::Auto, order, world_size, bytes.max(1), topology);
         if steps
             .last()
             .is_none_or(|(_, last)| *last != selection.algorithm)
@@ -101,6 +138,11 @@ pub(crate) fn explain(order: Order, world_size: usize, topology: &Topology) -> S
     format!("{} ({source}: {})", words.join(", "), topology.cost)
 }
 
+/// The sizes at which a choice may change, in bytes: nothing, and powers of two.
+fn sizes() -> impl Iterator<Item = usize> {
+    std::iter::once(0).chain((3..32).map(|shift| 1_usize << shift))
+}
+
 fn size(bytes: usize) -> String {
     match bytes {
         ..1024 => format!("{bytes} B"),
@@ -112,6 +154,8 @@ fn size(bytes: usize) -> String {
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
+
+    use proptest::prelude::*;
 
     use super::*;
 
@@ -127,7 +171,11 @@ mod tests {
             assert_eq!(pick(order, 64, 1 << 30), Algorithm::Ring);
         }
         assert_eq!(pick(Order::Fast, 64, 4096), Algorithm::HalvingDoubling);
-        assert_eq!(pick(Order::Canonical, 64, 4096), Algorithm::Ring);
+        assert_eq!(
+            pick(Order::Canonical, 64, 4096),
+            Algorithm::DirectExchange,
+            "fewer steps than the ring's 126"
+        );
         let named = select(Algorithm::Chain, Order::Fast, 2, 4, &topology);
         assert_eq!(named.to_string(), "chain: asked for by name");
     }
@@ -156,6 +204,57 @@ mod tests {
     }
 
     #[test]
+    fn a_slow_link_prefers_one_step_for_longer() {
+        let pick = |latency| {
+            let cost = LinkCost {
+                latency,
+                ..LinkCost::default()
+            };
+            let topology = Topology {
+                cost,
+                ..Topology::default()
+            };
+            select(Algorithm::Auto, Order::Canonical, 8, 1 << 20, &topology).algorithm
+        };
+        assert_eq!(pick(Duration::from_micros(20)), Algorithm::Ring);
+        assert_eq!(pick(Duration::from_millis(10)), Algorithm::DirectExchange);
+    }
+
+    /// In which order a choice sums: all that the bits of a result depend on.
+    fn order_of(selection: &Selection) -> Option<Algorithm> {
+        let canonical = [Algorithm::DirectExchange, Algorithm::Chain];
+        let is_canonical =
+            selection.order == Order::Canonical || canonical.contains(&selection.algorithm);
+        (!is_canonical).then_some(selection.algorithm)
+    }
+
+    proptest! {
+        #[test]
+        fn the_order_does_not_depend_on_what_was_measured(
+            world_size in 1..200_usize,
+            bytes in 0..1_usize << 32,
+            shift in 0..32_u32,
+            ranks_per_host in prop::option::of(0..9_usize),
+            measured in prop::array::uniform2((0..10_000_000_u64, 1e3..1e12_f64, 1e3..1e12_f64)),
+            fast: bool,
+        ) {
+            let order = if fast { Order::Fast } else { Order::Canonical };
+            let orders = measured.map(|(nanoseconds, ring, direct)| {
+                let cost = LinkCost {
+                    latency: Duration::from_nanos(nanoseconds),
+                    ring_bytes_per_second: ring,
+                    direct_exchange_bytes_per_second: direct,
+                };
+                let topology = Topology { cost, is_measured: true, ranks_per_host };
+                let bytes = bytes >> shift;
+                order_of(&select(Algorithm::Auto, order, world_size, bytes, &topology))
+            });
+            prop_assert_eq!(orders[0], orders[1]);
+            prop_assert!(fast || orders[0].is_none());
+        }
+    }
+
+    #[test]
     fn the_explanation_names_sizes_and_costs() {
         let topology = Topology {
             cost: LinkCost {
@@ -167,7 +266,7 @@ mod tests {
         };
         assert_eq!(
             explain(Order::Fast, 4, &topology),
-            "direct_exchange, halving_doubling from 64 KiB, ring from 1 MiB \
+            "direct_exchange, halving_doubling from 64 KiB, ring from 512 KiB \
              (measured: 25 us a step, 2.00 GB/s each way)"
         );
     }

@@ -3,7 +3,9 @@
 //! The model is the usual one (Hockney): a step costs a latency, a byte costs the inverse of the
 //! bandwidth. The latency and the bandwidth that each algorithm gets out of the links (it includes
 //! what the algorithm computes) are measured when a group is made, by all ranks together, so that
-//! every rank chooses the same algorithm for the same size.
+//! every rank chooses the same algorithm for the same size. Measured are the two algorithms that sum
+//! in rank order, because only between them does what was measured decide: see
+//! [`select`](crate::auto::select).
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -21,12 +23,17 @@ const BANDWIDTH_BYTES: usize = 1 << 20;
 /// Everything that takes longer is equally hopeless.
 const LONGEST_SECONDS: f64 = 1e6;
 
-/// The algorithms that [`Algorithm::Auto`] chooses from by their cost.
+/// The algorithms whose cost the model tells apart.
 const CANDIDATES: [Algorithm; 3] = [
     Algorithm::Ring,
     Algorithm::HalvingDoubling,
     Algorithm::DirectExchange,
 ];
+/// Those whose bandwidth is measured, each in rank order.
+const MEASURED: [Algorithm; 2] = [Algorithm::Ring, Algorithm::DirectExchange];
+/// What halving_doubling gets out of a link that gives 1 to the ring (measured on loopback): its
+/// partners change with every step.
+const HALVING_DOUBLING_SHARE: f64 = 0.9;
 
 /// The measured constants of the links of a group.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -35,8 +42,6 @@ pub struct LinkCost {
     pub latency: Duration,
     /// What a rank sends while it receives as much, in bytes per second, with ring.
     pub ring_bytes_per_second: f64,
-    /// The same with halving_doubling.
-    pub halving_doubling_bytes_per_second: f64,
     /// The same with direct_exchange.
     pub direct_exchange_bytes_per_second: f64,
 }
@@ -47,7 +52,6 @@ impl Default for LinkCost {
         LinkCost {
             latency: Duration::from_micros(20),
             ring_bytes_per_second: 2e9,
-            halving_doubling_bytes_per_second: 1.8e9,
             direct_exchange_bytes_per_second: 1.6e9,
         }
     }
@@ -86,7 +90,7 @@ impl LinkCost {
     fn bytes_per_second(&self, algorithm: Algorithm) -> f64 {
         match algorithm {
             Algorithm::DirectExchange => self.direct_exchange_bytes_per_second,
-            Algorithm::HalvingDoubling => self.halving_doubling_bytes_per_second,
+            Algorithm::HalvingDoubling => HALVING_DOUBLING_SHARE * self.ring_bytes_per_second,
             _ => self.ring_bytes_per_second,
         }
     }
@@ -123,35 +127,19 @@ impl LinkCost {
             .unwrap_or(Algorithm::Ring)
     }
 
-    /// The sizes in bytes, as powers of two, from which on the cheapest algorithm changes, smallest
-    /// first, with the algorithm that starts there. The first one starts at 0.
-    pub fn crossovers(&self, world_size: usize) -> Vec<(usize, Algorithm)> {
-        let mut crossovers: Vec<(usize, Algorithm)> = Vec::new();
-        let powers = (3..32).map(|shift| 1_usize << shift);
-        for bytes in std::iter::once(0).chain(powers) {
-            let algorithm = self.cheapest(world_size, bytes.max(1));
-            if crossovers.last().is_none_or(|(_, last)| *last != algorithm) {
-                crossovers.push((bytes, algorithm));
-            }
-        }
-        crossovers
-    }
-
-    fn numbers(&self) -> [f64; 4] {
+    fn numbers(&self) -> [f64; 3] {
         [
             self.latency.as_secs_f64(),
             self.ring_bytes_per_second,
-            self.halving_doubling_bytes_per_second,
             self.direct_exchange_bytes_per_second,
         ]
     }
 
-    fn from_numbers(numbers: [f64; 4]) -> Self {
+    fn from_numbers(numbers: [f64; 3]) -> Self {
         LinkCost {
             latency: Duration::from_secs_f64(numbers[0].clamp(0.0, LONGEST_SECONDS)),
             ring_bytes_per_second: numbers[1],
-            halving_doubling_bytes_per_second: numbers[2],
-            direct_exchange_bytes_per_second: numbers[3],
+            direct_exchange_bytes_per_second: numbers[2],
         }
     }
 
@@ -162,7 +150,7 @@ impl LinkCost {
 
     /// What [`to_bytes`](Self::to_bytes) wrote; `None` when it is something else.
     pub(crate) fn from_bytes(bytes: &[u8]) -> Option<LinkCost> {
-        let mut numbers = [0.0; 4];
+        let mut numbers = [0.0; 3];
         if bytes.len() != 8 * numbers.len() {
             return None;
         }
@@ -184,7 +172,7 @@ impl LinkCost {
     /// The higher latency and the lower bandwidths of two.
     pub(crate) fn worst(&self, other: &LinkCost) -> LinkCost {
         let (a, b) = (self.numbers(), other.numbers());
-        let mut worst = [a[0].max(b[0]), 0.0, 0.0, 0.0];
+        let mut worst = [a[0].max(b[0]), 0.0, 0.0];
         for index in 1..worst.len() {
             worst[index] = a[index].min(b[index]);
         }
@@ -207,10 +195,10 @@ impl LinkCost {
         let (steps, _) = steps_and_traffic(smallest, world_size);
         let least = time(communicator, smallest, LATENCY_SAMPLES, &mut [0.0])?;
         let latency = least.as_secs_f64() / steps.max(1.0);
-        // The latency, then what a byte costs with each of the candidates, in seconds.
-        let mut own = [latency; 1 + CANDIDATES.len()];
+        // The latency, then what a byte costs with each of the algorithms, in seconds.
+        let mut own = [latency; 1 + MEASURED.len()];
         let mut vector = vec![0.0_f32; BANDWIDTH_BYTES / size_of::<f32>()];
-        for (cost, algorithm) in own[1..].iter_mut().zip(CANDIDATES) {
+        for (cost, algorithm) in own[1..].iter_mut().zip(MEASURED) {
             let least = time(communicator, algorithm, BANDWIDTH_SAMPLES, &mut vector)?;
             let (steps, traffic) = steps_and_traffic(algorithm, world_size);
             let sending = (least.as_secs_f64() - steps * latency).max(1e-6);
@@ -220,17 +208,12 @@ impl LinkCost {
         let worst = |index: usize| all.iter().map(|one| one[index]).fold(0.0, f64::max);
         // A byte a second is slow enough, whatever a peer says.
         let bandwidth = |index: usize| 1.0 / worst(index).min(1.0);
-        Ok(Self::from_numbers([
-            worst(0),
-            bandwidth(1),
-            bandwidth(2),
-            bandwidth(3),
-        ]))
+        Ok(Self::from_numbers([worst(0), bandwidth(1), bandwidth(2)]))
     }
 }
 
 /// Whether a latency and bandwidths can be those of a link.
-fn valid(numbers: &[f64; 4]) -> bool {
+fn valid(numbers: &[f64; 3]) -> bool {
     let finite = numbers.iter().all(|number| number.is_finite());
     finite && numbers[0] >= 0.0 && numbers[1..].iter().all(|bandwidth| *bandwidth > 0.0)
 }
@@ -255,12 +238,8 @@ mod tests {
     fn few_steps_win_for_small_buffers_and_few_bytes_for_big_ones() {
         let cost = LinkCost::default();
         for world_size in [2, 3, 4, 8, 9] {
-            let crossovers = cost.crossovers(world_size);
-            assert_eq!(
-                crossovers[0],
-                (0, Algorithm::DirectExchange),
-                "{world_size}"
-            );
+            let smallest = cost.cheapest(world_size, 1);
+            assert_eq!(smallest, Algorithm::DirectExchange, "{world_size}");
             assert_eq!(cost.cheapest(world_size, 1 << 30), Algorithm::Ring);
         }
         assert_eq!(cost.cheapest(64, 1000), Algorithm::HalvingDoubling);
@@ -273,17 +252,18 @@ mod tests {
             latency: Duration::from_millis(10),
             ..near
         };
-        let until = |cost: LinkCost| cost.crossovers(8)[1].0;
-        assert!(until(far) > until(near));
+        let bytes = 1 << 20;
+        assert_ne!(near.cheapest(8, bytes), Algorithm::DirectExchange);
+        assert_eq!(far.cheapest(8, bytes), Algorithm::DirectExchange);
     }
 
     #[test]
     fn costs_travel_as_bytes() {
         let cost = LinkCost::default();
         assert_eq!(LinkCost::from_bytes(&cost.to_bytes()), Some(cost));
-        assert_eq!(LinkCost::from_bytes(&[0; 31]), None);
-        assert_eq!(LinkCost::from_bytes(&[0xff; 32]), None, "NaN is no cost");
-        assert_eq!(LinkCost::from_bytes(&[0; 32]), None, "no bandwidth");
+        assert_eq!(LinkCost::from_bytes(&[0; 23]), None);
+        assert_eq!(LinkCost::from_bytes(&[0xff; 24]), None, "NaN is no cost");
+        assert_eq!(LinkCost::from_bytes(&[0; 24]), None, "no bandwidth");
         let slower = LinkCost {
             ring_bytes_per_second: 1e8,
             ..cost
@@ -295,7 +275,7 @@ mod tests {
     fn links_that_carry_nothing_are_refused_and_never_cheap() {
         let latency = Duration::from_micros(10);
         for wrong in [0.0, -0.0, -1.0, f64::NAN, f64::INFINITY] {
-            for index in 0..3 {
+            for index in 0..2 {
                 let mut cost = LinkCost {
                     latency,
                     ..LinkCost::default()
@@ -303,7 +283,6 @@ mod tests {
                 assert_eq!(cost.check(), Ok(()));
                 let bandwidths = [
                     &mut cost.ring_bytes_per_second,
-                    &mut cost.halving_doubling_bytes_per_second,
                     &mut cost.direct_exchange_bytes_per_second,
                 ];
                 *bandwidths.into_iter().nth(index).unwrap() = wrong;

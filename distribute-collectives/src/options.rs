@@ -10,7 +10,9 @@ use crate::error::{CollectiveError, Result};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Order {
     /// The order that is cheapest for the algorithm; its documentation says which one. The same
-    /// bits on all ranks and in every rerun, but other algorithms may round differently.
+    /// bits on all ranks and in every rerun with as many ranks on as many hosts (also with
+    /// [`Algorithm::Auto`], whatever the links are measured to cost), but other algorithms and
+    /// other transports may round differently.
     #[default]
     Fast,
     /// Rank 0, then rank 1, then rank 2 and so on, from left to right: the same bits for every
@@ -31,7 +33,9 @@ impl fmt::Display for Order {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum Algorithm {
-    /// The library picks one from the transport, the world size and the size of the buffers.
+    /// The library picks one from the transport, the world size, the size of the buffers and what
+    /// the links were measured to cost. What was measured decides only between algorithms that sum
+    /// in the same order, so it never shows in the bits.
     #[default]
     Auto,
     /// Shared memory only: every rank reduces its share of all ranks' buffers where they lie.
@@ -88,6 +92,8 @@ impl fmt::Display for Algorithm {
 /// | halving_doubling | `⌊log₂ P⌋ + 1`, one more when `P` is not a power of two |
 /// | hierarchical, `H` hosts | `H + 1` |
 /// | direct_exchange, reduce_scatter, everything in [`Order::Canonical`] | 2 |
+///
+/// ([`Algorithm::Auto`] runs the ring in canonical order.)
 ///
 /// A mean has the bound of the sum divided by `P`; partial results are sums. The minimum and the
 /// maximum are the rounded ones (`R = 1`). A product is off by at most

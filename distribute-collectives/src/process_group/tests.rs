@@ -8,6 +8,7 @@ use crate::communicator::{Communicator, CommunicatorExt, chunk_range};
 use crate::control::security::Security;
 use crate::control::{Announcement, ControlPlane, JoinOptions, Listener};
 use crate::error::CollectiveError;
+use crate::link_cost::LinkCost;
 use crate::options::{Algorithm, GroupOptions, Order};
 use crate::process_group::{ProcessCommunicator, ProcessGroupOptions};
 use crate::reduce::{self, ReduceOp};
@@ -29,25 +30,24 @@ fn on_hosts<R: Send>(
     group: &GroupOptions,
     f: impl Fn(ProcessCommunicator) -> R + Sync,
 ) -> Vec<R> {
-    on_hosts_with(hosts, group, 4 << 20, f)
+    on_hosts_with(hosts, group, |options| options, f)
 }
 
-/// The same with another limit of messages.
+/// The same with other options.
 fn on_hosts_with<R: Send>(
     hosts: &[usize],
     group: &GroupOptions,
-    max_message_bytes: usize,
+    adjust: impl Fn(ProcessGroupOptions) -> ProcessGroupOptions,
     f: impl Fn(ProcessCommunicator) -> R + Sync,
 ) -> Vec<R> {
     let bound = (0..hosts.len()).map(|rank| {
         let addresses = vec!["127.0.0.1:0"; hosts.len()];
         let mut options = ProcessGroupOptions::new(rank, addresses)
             .group(group.clone())
-            .max_message_bytes(max_message_bytes)
             .heartbeat(Duration::from_millis(100), 30)
             .rendezvous_timeout(Duration::from_secs(20));
         options.hosts = Some(hosts.to_vec());
-        options.bind().unwrap()
+        adjust(options).bind().unwrap()
     });
     let bound: Vec<_> = bound.collect();
     let addresses: Vec<_> = bound.iter().map(|it| it.address().to_string()).collect();
@@ -192,7 +192,8 @@ fn segments_between_hosts_fit_small_messages() {
     within_limit(|| {
         for algorithm in algorithms() {
             let group = GroupOptions::default().algorithm(algorithm);
-            on_hosts_with(&[0, 0, 1], &group, 5000, |mut endpoint| {
+            let small = |options: ProcessGroupOptions| options.max_message_bytes(5000);
+            on_hosts_with(&[0, 0, 1], &group, small, |mut endpoint| {
                 all_operations(&mut endpoint, 10_000);
                 let mut halves = vec![half::bf16::ONE; 10_000];
                 let buffers = &mut [(&mut halves[..]).into()];
@@ -233,6 +234,45 @@ fn canonical_order_gives_the_bits_of_a_plain_loop_across_hosts() {
                     assert_eq!(bits(&result), expected, "{algorithm} {hosts:?}");
                 }
             }
+        });
+    }
+}
+
+/// A rerun measures its links again, on a machine that may be busier.
+#[test]
+fn what_the_links_cost_does_not_show_in_the_bits() {
+    const COUNTS: [usize; 3] = [1000, 20_000, 300_000];
+    let slow_steps = LinkCost {
+        latency: Duration::from_secs(1),
+        ..LinkCost::default()
+    };
+    let slow_bytes = LinkCost {
+        latency: Duration::ZERO,
+        direct_exchange_bytes_per_second: 1.0,
+        ..LinkCost::default()
+    };
+    for hosts in [
+        &[0, 0, 1][..],
+        &[0, 1, 0, 1],
+        &[0, 0, 1, 1],
+        &[0, 0, 1, 1, 1],
+    ] {
+        within_limit(move || {
+            let results = [slow_steps, slow_bytes].map(|cost| {
+                let known = |options: ProcessGroupOptions| options.link_cost(Some(cost));
+                on_hosts_with(hosts, &GroupOptions::default(), known, |mut endpoint| {
+                    assert_eq!(endpoint.link_cost(), Some(cost));
+                    COUNTS.map(|count| {
+                        let mut vector: Vec<f32> = (0..count)
+                            .map(|index| rounded(endpoint.rank(), index))
+                            .collect();
+                        let buffers = &mut [(&mut vector[..]).into()];
+                        endpoint.all_reduce(ReduceOp::Sum, buffers).unwrap();
+                        vector
+                    })
+                })
+            });
+            assert!(results[0] == results[1], "other bits on {hosts:?}");
         });
     }
 }
