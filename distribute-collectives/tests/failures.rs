@@ -365,6 +365,36 @@ fn send_and_recv(#[values(Algorithm::Direct, Algorithm::Ring)] algorithm: Algori
     });
 }
 
+/// Also where the receiver learns that the sender has left before it has looked for the message
+/// again, and where it hears of another rank's leaving while it waits.
+#[rstest]
+#[case(Carrier::Threads, 500)]
+#[case(Carrier::SharedMemory, 100)]
+#[case(Carrier::Grpc, 100)]
+fn what_a_rank_sent_before_it_left_arrives(#[case] carrier: Carrier, #[case] groups: usize) {
+    within_limit(move || {
+        for group in 0..groups {
+            on_ranks_over(carrier, 3, options(Algorithm::Ring), |mut endpoint| {
+                let mut message = [group as i64];
+                match endpoint.rank() {
+                    0 => {
+                        for _ in 0..group % 4 {
+                            std::thread::yield_now();
+                        }
+                        endpoint.send(1, Buffer::from(&mut message[..])).unwrap();
+                    }
+                    1 => {
+                        let mut received = [i64::MAX];
+                        let result = endpoint.recv(0, Buffer::from(&mut received[..]));
+                        assert_eq!((result, received), (Ok(()), message), "group {group}");
+                    }
+                    _ => {}
+                }
+            });
+        }
+    });
+}
+
 #[test]
 fn a_receiver_with_another_type_is_a_mismatch_on_both_ranks() {
     within_limit(|| {

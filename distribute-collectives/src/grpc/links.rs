@@ -391,8 +391,8 @@ impl Links {
             {
                 return Err(self.ended(peer, header, end));
             }
-            if !moved && !self.poll(goal) {
-                self.block(header, goal)?;
+            if !moved && !self.poll(goal) && self.block(header, goal)? {
+                self.note_failure(header, goal, &mut done)?;
             }
         }
     }
@@ -425,8 +425,32 @@ impl Links {
         self.drive_once() || moved
     }
 
+    /// What to do when a failure was noted while this rank was blocked. A rank leaves when the
+    /// kernels of the others have all that it sent, so that is read first: it counts.
+    fn note_failure(
+        &mut self,
+        header: &OperationHeader,
+        goal: Goal,
+        done: &mut impl FnMut(&mut Links) -> bool,
+    ) -> Result<()> {
+        loop {
+            let noted = self.status.check_peer(header, goal.peer());
+            if self.drive_for(goal) || done(self) {
+                return Ok(());
+            }
+            noted?;
+            // It concerns later operations only; the next one asks the status itself.
+            let _ = rustix::io::read(&*self.wake, &mut [0; 8]);
+            // One that was noted after the look has rung the same bell.
+            if self.status.check_peer(header, goal.peer()).is_ok() {
+                return Ok(());
+            }
+        }
+    }
+
     /// Blocks until a lane that matters can move, a failure is noted or the deadline has passed.
-    fn block(&mut self, header: &OperationHeader, goal: Goal) -> Result<()> {
+    /// Returns whether a failure was noted.
+    fn block(&mut self, header: &OperationHeader, goal: Goal) -> Result<bool> {
         let now = Instant::now();
         let left = self
             .running
@@ -452,12 +476,7 @@ impl Links {
         let waited = wait(&mut fds, left);
         let rung = fds.first().is_some_and(|fd| !fd.revents().is_empty());
         waited.map_err(|error| self.invalid(header, format!("cannot wait: {error}")))?;
-        if rung {
-            self.status.check_peer(header, goal.peer())?;
-            // It concerns later operations only; the next one asks the status itself.
-            let _ = rustix::io::read(&*self.wake, &mut [0; 8]);
-        }
-        Ok(())
+        Ok(rung)
     }
 
     fn timed_out(&self, header: &OperationHeader, goal: Goal) -> CollectiveError {

@@ -326,15 +326,21 @@ impl Group {
         }
     }
 
-    /// As `check`, for a rank that waits for a segment. In a point-to-point call only the peer
-    /// matters, however many operations it had finished before it left.
+    /// As `check`, for a rank that waits for a segment until `is_ready`. In a point-to-point call
+    /// only the peer matters, however many operations it had finished before it left.
     pub(crate) fn check_waiting(
         &self,
         op: OperationKind,
         sequence: u64,
         peer: usize,
+        is_ready: impl Fn() -> bool,
     ) -> Result<()> {
         let mut state = self.lock();
+        // Under the lock: what those that have left by now did before that is seen. It counts, also
+        // when it was done after the caller had last looked.
+        if is_ready() {
+            return Ok(());
+        }
         let result = if op.is_point_to_point() && state.failure.is_none() {
             match state.lost.iter().find(|lost| lost.rank == peer) {
                 Some(lost) => {

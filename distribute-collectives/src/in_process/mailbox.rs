@@ -108,7 +108,8 @@ impl InProcessTransport {
         let group = &*self.endpoint.group;
         let running = self.endpoint.operations.running(self.endpoint.rank)?;
         let header = &running.header;
-        group.poll(|| ready(mailbox.filled.load(Ordering::Acquire)));
+        let is_ready = || ready(mailbox.filled.load(Ordering::Acquire));
+        group.poll(is_ready);
         let mut slots = mailbox.lock();
         loop {
             if ready(slots.filled) {
@@ -118,7 +119,7 @@ impl InProcessTransport {
             if troubles > 0 {
                 // Not under the mailbox's lock: a failure wakes the mailboxes.
                 drop(slots);
-                group.check_waiting(header.kind, header.sequence, peer)?;
+                group.check_waiting(header.kind, header.sequence, peer, is_ready)?;
                 slots = mailbox.lock();
                 if ready(slots.filled) || group.troubles() != troubles {
                     continue;

@@ -114,7 +114,11 @@ impl MixedTransport {
         while !done(self)? && self.links.has_pending_output() {
             self.links.drive_within(LOOK);
             let running = self.operations.running(self.rank)?;
-            self.status.check_peer(&running.header, Some(peer))?;
+            let noted = self.status.check_peer(&running.header, Some(peer));
+            // What is there counts, also when the rank that brought it about has left since.
+            if noted.is_err() && !done(self)? {
+                return noted;
+            }
         }
         Ok(())
     }
