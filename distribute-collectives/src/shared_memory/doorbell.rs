@@ -119,15 +119,23 @@ impl Shared {
     /// Publishes that this member has begun operation `sequence`. Only the last one to do so rings,
     /// so that everybody wakes once.
     pub(crate) fn announce_arrival(&self, sequence: u64) {
+        let is_last = self.count_arrival(sequence);
+        // After the count, which lets the others go on: a member that is stopped between the two is
+        // the only one that looks late. Before it, nobody would, and all would stand still.
         let at = self.layout.counter(self.me, Counter::Arrived);
         self.segment.long(at).store(sequence + 1, Ordering::Release);
-        // Release: the last one, and who sees its count, sees what all others wrote before.
-        let arrivals = self.segment.long(Layout::ARRIVALS);
-        let before = arrivals.fetch_add(1, Ordering::AcqRel);
-        if before.wrapping_add(1) == self.all_arrived(sequence) {
+        if is_last {
             fence(Ordering::SeqCst);
             self.ring_all(Shared::reason(LAST, Counter::Arrived));
         }
+    }
+
+    /// Counts this member's arrival; whether it is the last one.
+    pub(super) fn count_arrival(&self, sequence: u64) -> bool {
+        // Release: the last one, and who sees its count, sees what all others wrote before.
+        let arrivals = self.segment.long(Layout::ARRIVALS);
+        let before = arrivals.fetch_add(1, Ordering::AcqRel);
+        before.wrapping_add(1) == self.all_arrived(sequence)
     }
 
     /// The number of arrivals when all members have begun operation `sequence`. Nobody begins the

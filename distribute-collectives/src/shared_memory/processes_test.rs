@@ -143,7 +143,7 @@ fn die(rank: usize, world_size: usize) {
 
 /// Rank 1 is stopped from outside, wherever it is; the others time out and name it.
 fn stop(rank: usize, world_size: usize) {
-    let options = GroupOptions::default().timeout(Duration::from_secs(6));
+    let options = GroupOptions::default().timeout(Duration::from_secs(3));
     let mut endpoint = join(rank, world_size, &options);
     let mut values = vec![1.0_f32; 1_000_000];
     for round in 0.. {

@@ -553,6 +553,37 @@ fn a_counter_published_without_a_ring_is_seen_all_the_same() {
     });
 }
 
+/// As a process does that is stopped between the two steps of its arrival: it is named, and nobody
+/// who waits for it.
+#[test]
+fn a_member_that_stops_while_it_arrives_is_the_one_that_is_late() {
+    within_limit(|| {
+        let done = std::sync::Barrier::new(3);
+        join_all(3, &tiny(64, 0), |rank, group, _| {
+            let group = group.unwrap();
+            let shared = &group.shared;
+            if rank == 1 {
+                shared.count_arrival(0);
+                done.wait();
+                return;
+            }
+            let header = OperationHeader::new(OperationKind::Barrier, 0, 0);
+            let running = Running::new(&header, Duration::from_secs(2));
+            let operation = Operation::of(&group.status, &running);
+            shared.announce_arrival(0);
+            let waited = shared.wait_for_arrivals(&operation).and_then(|()| {
+                shared.announce(Counter::Published, 1);
+                shared.wait_all(&operation, Counter::Published, 1)
+            });
+            done.wait();
+            let Err(CollectiveError::Timeout { missing, .. }) = waited else {
+                panic!("{waited:?}");
+            };
+            assert_eq!(missing, [1]);
+        });
+    });
+}
+
 /// A rank that lies about the size of its input.
 #[test]
 fn sizes_that_cannot_be_end_an_all_gather() {
