@@ -1,110 +1,17 @@
 //! Gradients of several GPUs that are views, shared, expanded, made by another thread, or on some
 //! replicas only: every way of reducing them gives the weights of CPU replicas.
 
-use burn::module::{Module, Param};
-use burn::nn::{Linear, LinearConfig};
 use burn::optim::GradientsParams;
-use burn::tensor::activation::relu;
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::Tensor;
 use distribute_core::{
     Adam, Error, Gradients, HierarchicalCopy, LogicalDevice, Mirrored, MirroredStrategy,
-    NcclAllReduce, PerReplica, ReduceOp, ReplicaContext, Result, Strategy, StrategyExt, TrainState,
+    NcclAllReduce, ReduceOp, ReplicaContext, Result, Strategy, StrategyExt, TrainState,
 };
 
-use crate::model::{difference, has_gpu, weights};
-
-#[derive(Module, Debug)]
-struct Odd {
-    hidden: Linear,
-    output: Linear,
-    left: Param<Tensor<1>>,
-    right: Param<Tensor<1>>,
-    wide: Param<Tensor<1>>,
-    table: Param<Tensor<2>>,
-    cut: Param<Tensor<1>>,
-    one: Param<Tensor<1>>,
-    first: Param<Tensor<1>>,
-    unused: Param<Tensor<1>>,
-}
-
-fn numbers(count: usize, seed: f32) -> Vec<f32> {
-    (0..count)
-        .map(|i| ((i as f32 + seed) * 12.9898).sin() * 0.5)
-        .collect()
-}
-
-impl Odd {
-    fn new(device: &Device) -> Self {
-        let fill = |mut linear: Linear, seed: f32| {
-            linear.weight = linear.weight.map(|weight| {
-                let shape = weight.shape();
-                let values = numbers(shape.num_elements(), seed);
-                Tensor::from_data(TensorData::new(values, shape), device).require_grad()
-            });
-            linear.bias = linear
-                .bias
-                .map(|bias| bias.map(|bias| Tensor::zeros(bias.shape(), device).require_grad()));
-            linear
-        };
-        let param = |count: usize, seed| {
-            let data = TensorData::new(numbers(count, seed), [count]);
-            Param::from_tensor(Tensor::from_data(data, device).require_grad())
-        };
-        let table = TensorData::new(numbers(12, 9.0), [3, 4]);
-        Self {
-            hidden: fill(LinearConfig::new(3, 8).init(device), 1.0),
-            output: fill(LinearConfig::new(8, 1).init(device), 2.0),
-            left: param(5, 3.0),
-            right: param(5, 4.0),
-            wide: param(7, 7.0),
-            table: Param::from_tensor(Tensor::from_data(table, device).require_grad()),
-            cut: param(11, 8.0),
-            one: param(1, 10.0),
-            first: param(4, 5.0),
-            unused: param(3, 6.0),
-        }
-    }
-
-    fn loss(&self, replica: usize, x: Tensor<2>, y: Tensor<2>) -> Tensor<1> {
-        let device = x.device();
-        let error = self.output.forward(relu(self.hidden.forward(x))) - y;
-        let mut loss = (error.clone() * error).sum();
-        let both = self.left.val() + self.right.val();
-        loss = loss + (both.clone() * both).sum();
-        // Expanded: a gradient with stride 0.
-        loss = loss + self.wide.val().sum() * (replica as f32 + 1.0);
-        // A transposed gradient.
-        let other = Tensor::<2>::from_data(TensorData::new(numbers(12, 2.5), [4, 3]), &device);
-        loss = loss + (self.table.val().transpose() * other).sum();
-        // Pieces of one tensor.
-        let cut = self.cut.val();
-        loss = loss + (cut.clone().narrow(0, 2, 3) * 3.0).sum();
-        loss = loss + cut.narrow(0, 4, 6).powi_scalar(2).sum() * (replica as f32 - 0.5);
-        loss = loss + self.one.val();
-        if replica == 0 {
-            loss = loss + self.first.val().powi_scalar(2).sum();
-        }
-        loss.div_scalar(12.0)
-    }
-}
+use crate::model::{difference, has_gpu};
+use crate::odd_gradients::{Batch, Odd, batches, weights};
 
 const STEPS: usize = 30;
-
-type Batch = (Tensor<2>, Tensor<2>);
-
-fn examples(step: usize, replica: usize, device: &Device) -> Batch {
-    let (mut inputs, mut targets) = (Vec::new(), Vec::new());
-    for row in 0..6 {
-        let base = (step * 12 + replica * 6 + row) as f32;
-        let x: Vec<f32> = (0..3).map(|k| ((base + k as f32) * 78.233).sin()).collect();
-        targets.push(x[0] * 2.0 - x[1] + 0.5 * x[2]);
-        inputs.extend(x);
-    }
-    (
-        Tensor::from_data(TensorData::new(inputs, [6, 3]), device),
-        Tensor::from_data(TensorData::new(targets, [6, 1]), device),
-    )
-}
 
 type How = fn(&ReplicaContext, &mut TrainState<Odd>, Batch) -> Result<()>;
 type Configure = fn(TrainState<Odd>) -> TrainState<Odd>;
@@ -189,13 +96,11 @@ fn train(strategy: &MirroredStrategy, configure: Configure, how: How) -> Vec<f32
         .scope(|device| configure(TrainState::new(Odd::new(device), Adam::new(0.01))))
         .expect("a state");
     for step in 0..STEPS {
-        let batches = strategy.replicas().iter();
-        let batches = batches.map(|replica| examples(step, replica.id, &replica.device));
-        let batches = PerReplica::new(batches.collect());
         strategy
-            .run((&mut state, batches), |ctx, (state, batch)| {
-                how(ctx, state, batch)
-            })
+            .run(
+                (&mut state, batches(strategy, step)),
+                |ctx, (state, batch)| how(ctx, state, batch),
+            )
             .expect("a step");
     }
     let primary = weights(state.primary()).expect("weights");

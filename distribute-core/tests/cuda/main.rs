@@ -4,5 +4,7 @@
 mod failures;
 mod gradients;
 mod model;
+#[path = "../odd_gradients/mod.rs"]
+mod odd_gradients;
 mod processes;
 mod training;

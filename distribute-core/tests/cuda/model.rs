@@ -120,15 +120,6 @@ pub fn train<S: Strategy>(
     Ok(losses)
 }
 
-/// All weights, flattened, in the order of their names.
-pub fn weights<M: Module>(state: &TrainState<M>) -> Result<Vec<f32>> {
-    let tensors = state.to_tensors()?;
-    let values = tensors.values();
-    Ok(values
-        .flat_map(|data| data.iter::<f32>().collect::<Vec<_>>())
-        .collect())
-}
-
 /// The largest difference of two lists.
 pub fn difference(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());

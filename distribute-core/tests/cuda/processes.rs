@@ -7,7 +7,8 @@ use std::process::{Child, Command, Stdio};
 use distribute_core::cluster::{Cluster, ClusterSpec, SimpleResolver};
 use distribute_core::{LogicalDevice, MirroredStrategy, MultiWorkerMirroredStrategy, Strategy};
 
-use crate::model::{difference, has_gpu, state, train, weights};
+use crate::model::{difference, has_gpu, state, train};
+use crate::odd_gradients::weights;
 
 const RANK: &str = "CUDA_TEST_RANK";
 const ADDRESSES: &str = "CUDA_TEST_ADDRESSES";

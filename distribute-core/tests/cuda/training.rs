@@ -4,7 +4,8 @@ use distribute_core::{
     LogicalDevice, MirroredStrategy, NcclAllReduce, OneDeviceStrategy, Strategy, TrainState,
 };
 
-use crate::model::{Cnn, difference, has_gpu, state, train, weights};
+use crate::model::{Cnn, difference, has_gpu, state, train};
+use crate::odd_gradients::weights;
 
 /// f32 kernels of tensor cores round to tf32, so results differ from the CPU's.
 const TOLERANCE: f32 = 1e-3;

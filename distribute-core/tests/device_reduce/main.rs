@@ -9,4 +9,6 @@ mod failures;
 mod fake;
 mod memory;
 mod mirrored;
+#[path = "../odd_gradients/mod.rs"]
+mod odd_gradients;
 mod workers;

@@ -6,9 +6,10 @@ use distribute_core::{
 };
 use rstest::rstest;
 
-use crate::common::{Between, Net, close, nothing, train, within_limit};
+use crate::common::{Between, close, nothing, train, within_limit};
 use crate::fake::Fake;
 use crate::memory::HostMemory;
+use crate::odd_gradients::Odd;
 
 fn on_host(replicas: usize) -> MirroredStrategy {
     MirroredStrategy::builder()
@@ -25,7 +26,7 @@ fn with(memory: &HostMemory, fake: &Fake, replicas: usize) -> MirroredStrategy {
         .unwrap()
 }
 
-type Configure = fn(TrainState<Net>) -> TrainState<Net>;
+type Configure = fn(TrainState<Odd>) -> TrainState<Odd>;
 
 /// Trains with gradients on the devices and through the host.
 fn compare(replicas: usize, configure: Configure, between: Between) {
@@ -110,8 +111,9 @@ fn gradients_that_nobody_has_are_not_reduced() {
     within_limit(|| {
         let (fake, memory) = (Fake::new(""), HostMemory::default());
         train(&with(&memory, &fake, 2), |state| state, nothing).unwrap();
-        // hidden 3 x 8 + 8, output 8 + 1, left 5, right 5, first 4; 6 steps of 2 replicas.
-        assert_eq!(memory.elements(), (32 + 9 + 14) * 6 * 2);
+        // hidden 3 x 8 + 8, output 8 + 1, left 5, right 5, wide 7, table 12, cut 11, one 1, first 4;
+        // 6 steps of 2 replicas.
+        assert_eq!(memory.elements(), (32 + 9 + 45) * 6 * 2);
         assert_eq!(memory.calls(), 12);
     });
 }
