@@ -12,8 +12,9 @@ use serde_json::Value;
 
 use crate::check::{cargo_command, finish};
 
-/// Test programs that compute and have no deadlines of their own. They give way to the others,
-/// which have.
+/// Test programs that compute for most of their time. They give way to the others, whose deadlines
+/// are shorter, but not without limit: `conformance` and `other_inputs` make groups whose ranks have
+/// to be heard of every 3 seconds.
 const COMPUTING: [&str; 9] = [
     "conformance",
     "lower",
@@ -128,13 +129,14 @@ fn run_lane(root: &Path, commands: &[String], gives_way: bool) -> Result<Counts,
     Ok(counts)
 }
 
-/// The same command with a lower priority, where there is a `nice`.
+/// The same command with a third of the weight when processors are wanted by more than there are,
+/// where there is a `nice`. (With the lowest priority it would have a hundredth.)
 fn niced(command: Command) -> Command {
     if !starts("nice") {
         return command;
     }
     let mut nice = Command::new("nice");
-    nice.args(["-n", "19"])
+    nice.args(["-n", "5"])
         .arg(command.get_program())
         .args(command.get_args());
     for (name, value) in command.get_envs() {
