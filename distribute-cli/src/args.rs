@@ -54,6 +54,9 @@ pub(crate) struct LaunchArgs {
     /// How many workers to start on this host; without --ps worker 0 is the chief
     #[arg(long, value_name = "N", value_parser = positive, allow_negative_numbers = true)]
     pub(crate) workers: usize,
+    /// How many GPUs of this host each worker gets alone, as cuda:0 on [default: all see all]
+    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
+    pub(crate) gpus_per_worker: usize,
     /// How many parameter servers to start; with them also a chief, whose end is that of the job
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) ps: usize,

@@ -65,6 +65,50 @@ fn launch(folder: &Path, options: &str, command: &str) -> Finished {
     Launcher::start(folder, options, command).0.finish()
 }
 
+/// A job that prints the GPUs that its processes may see, under a launcher that sees these.
+fn gpus(folder: &Path, visible: Option<&str>, options: &str) -> Finished {
+    let mut launch = common::plain(folder);
+    launch.env_remove("CUDA_VISIBLE_DEVICES");
+    launch.envs(visible.map(|visible| ("CUDA_VISIBLE_DEVICES", visible)));
+    launch.arg("launch").args(options.split_whitespace());
+    launch.args(["--log-dir", "logs", "--", "sh", "-c"]);
+    launch.arg(r#"echo "sees ${CUDA_VISIBLE_DEVICES-all}""#);
+    Process::start(&mut launch, &[]).finish()
+}
+
+#[rstest]
+#[case::all(None, "", ["all", "all", "all"])]
+#[case::numbers(None, "--gpus-per-worker 2", ["0,1", "2,3", ""])]
+#[case::some(Some("7,GPU-1f,2"), "--gpus-per-worker 1", ["7", "GPU-1f", ""])]
+#[case::inherited(Some("5"), "", ["5", "5", "5"])]
+fn workers_get_gpus_of_their_own(
+    #[case] visible: Option<&str>,
+    #[case] options: &str,
+    #[case] expected: [&str; 3],
+) {
+    let folder = tempfile::tempdir().unwrap();
+    let options = format!("--workers 2 --evaluator {options}");
+    let finished = gpus(folder.path(), visible, &options);
+    assert_eq!(finished.code, Some(0), "{}", finished.stderr);
+    for (process, expected) in ["worker-0", "worker-1", "evaluator-0"].iter().zip(expected) {
+        let log = fs::read_to_string(folder.path().join(format!("logs/{process}.log"))).unwrap();
+        assert_eq!(log, format!("sees {expected}\n"), "{process}");
+    }
+}
+
+#[test]
+fn too_few_gpus_are_wrong_usage() {
+    let folder = tempfile::tempdir().unwrap();
+    let finished = gpus(
+        folder.path(),
+        Some("0,1,2"),
+        "--workers 2 --gpus-per-worker 2",
+    );
+    assert_eq!(finished.code, Some(2), "{}", finished.stderr);
+    let expected = "2 workers with 2 GPUs each need 4, but CUDA_VISIBLE_DEVICES names 3";
+    assert!(finished.stderr.contains(expected), "{}", finished.stderr);
+}
+
 /// What a job says of its end: hash, and the epochs without what depends on time.
 fn end(finished: &Finished) -> (String, Vec<String>) {
     assert_eq!(finished.code, Some(0), "{}", finished.stderr);

@@ -40,11 +40,11 @@ pub struct Topology {
 /// exchange chunks in rank order instead, and hierarchical runs the chain, which crosses each
 /// border between hosts once in each direction.
 ///
-/// What [`Algorithm::Auto`] decides from measured costs never shows in the bits of a result, so that
-/// a rerun gives the same ones on a machine that is busier: between direct_exchange and the ring in
-/// rank order, which both sum in canonical order. Whether [`Order::Fast`] means an algorithm with
-/// another order (halving_doubling, hierarchical) follows from the numbers of ranks, hosts and bytes
-/// alone, with the costs of [`LinkCost::default`].
+/// What [`Algorithm::Auto`] decides from measured costs never shows in the bits of a result, so
+/// that a rerun gives the same ones on a machine that is busier: between direct_exchange and the
+/// ring in rank order, which both sum in canonical order. Whether [`Order::Fast`] means an algorithm
+/// with another order (halving_doubling, hierarchical) follows from the numbers of ranks, hosts and
+/// bytes alone, with the costs of [`LinkCost::default`].
 pub fn select(
     wanted: Algorithm,
     order: Order,

@@ -3,8 +3,8 @@
 //! The model is the usual one (Hockney): a step costs a latency, a byte costs the inverse of the
 //! bandwidth. The latency and the bandwidth that each algorithm gets out of the links (it includes
 //! what the algorithm computes) are measured when a group is made, by all ranks together, so that
-//! every rank chooses the same algorithm for the same size. Measured are the two algorithms that sum
-//! in rank order, because only between them does what was measured decide: see
+//! every rank chooses the same algorithm for the same size. Measured are the two algorithms that
+//! sum in rank order, because only between them does what was measured decide: see
 //! [`select`](crate::auto::select).
 
 use std::fmt;

@@ -13,6 +13,20 @@ pub enum LaunchError {
     /// The job has no command.
     #[error("there is no command to start: name one, after `--` on a command line")]
     NoCommand,
+    /// The launcher was given fewer GPUs than the workers of this host are to get.
+    #[error(
+        "{workers} workers with {per_worker} GPUs each need {}, but CUDA_VISIBLE_DEVICES names \
+         {visible}: name more, or start fewer workers on this host",
+        .workers.saturating_mul(*.per_worker)
+    )]
+    TooFewGpus {
+        /// Workers of this host.
+        workers: usize,
+        /// GPUs that each is to get.
+        per_worker: usize,
+        /// GPUs that the launcher was given.
+        visible: usize,
+    },
     /// No file has the command's name.
     #[error(
         "the command `{}` was not found: check the spelling, give a path, or put its directory \

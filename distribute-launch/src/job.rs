@@ -2,6 +2,7 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use crate::gpus::Gpus;
 use crate::{Hosts, LaunchError, Result, Role, Task};
 
 const GRACE: Duration = Duration::from_secs(10);
@@ -11,6 +12,7 @@ const GRACE: Duration = Duration::from_secs(10);
 pub struct Job {
     pub(crate) command: Vec<OsString>,
     pub(crate) workers: usize,
+    pub(crate) gpus_per_worker: usize,
     pub(crate) parameter_servers: usize,
     pub(crate) has_evaluator: bool,
     pub(crate) restarts_max: u32,
@@ -33,6 +35,7 @@ impl Job {
         Job {
             command: arguments(command),
             workers: 1,
+            gpus_per_worker: 0,
             parameter_servers: 0,
             has_evaluator: false,
             restarts_max: 0,
@@ -48,6 +51,15 @@ impl Job {
     /// How many workers to start. Worker 0 is the chief of a job without parameter servers.
     pub fn workers(mut self, workers: usize) -> Job {
         self.workers = workers;
+        self
+    }
+
+    /// How many GPUs of this host each worker gets for itself: it sees no others, so `cuda:0` is
+    /// its own first one, and the other processes of the job see none. They are taken in order from
+    /// what `CUDA_VISIBLE_DEVICES` names for this process, else from all of the host. Default: 0,
+    /// every process sees what this one sees.
+    pub fn gpus_per_worker(mut self, gpus: usize) -> Job {
+        self.gpus_per_worker = gpus;
         self
     }
 
@@ -135,6 +147,9 @@ impl Job {
         match self.command.first() {
             Some(program) if !program.is_empty() => {}
             _ => return Err(LaunchError::NoCommand),
+        }
+        if let Some(gpus) = Gpus::of_this_process(self.gpus_per_worker) {
+            gpus.check(self.workers)?;
         }
         self.hosts.as_ref().map_or(Ok(()), Hosts::check)
     }

@@ -80,6 +80,7 @@ mod console;
 mod crew;
 mod error;
 mod events;
+mod gpus;
 mod group;
 mod guard;
 mod hosts;

@@ -8,6 +8,7 @@ use crate::cluster::Token;
 use crate::collapse::{self, Line};
 use crate::crew::Crew;
 use crate::events::Event;
+use crate::gpus::{GPUS_VARIABLE, Gpus};
 use crate::group::Place;
 use crate::output::{Output, View};
 use crate::process::{
@@ -61,6 +62,14 @@ impl<'c, 'scope, 'env> Starter<'c, 'scope, 'env> {
         tasks.filter(|task| task.role == Role::Worker).count()
     }
 
+    /// Which of this host's workers the task with this number is, from 0.
+    fn worker_of_this_host(&self, index: usize) -> Option<usize> {
+        let is_worker = |task: &Task| task.role == Role::Worker;
+        let before = self.place.tasks[..index].iter().copied();
+        let worker = before.filter(is_worker).count();
+        is_worker(&self.place.tasks[index]).then_some(worker)
+    }
+
     /// Starts the process of the task with this number, and its two threads. `again` counts how
     /// often it alone was started again.
     pub fn start<'a: 'env, 's: 'env>(
@@ -73,12 +82,15 @@ impl<'c, 'scope, 'env> Starter<'c, 'scope, 'env> {
         let (path, log) = session.logs.file(task, self.restart, again)?;
         let config = self.place.cluster.tf_config(task)?;
         let restart = self.restart.to_string();
-        let variables = [
+        let mut variables = vec![
             (CONFIG_VARIABLE, config.as_str()),
             (RESTART_VARIABLE, restart.as_str()),
             (TOKEN_VARIABLE, self.place.token.secret()),
             (MARK_VARIABLE, self.mark.secret()),
         ];
+        let gpus = Gpus::of_this_process(session.job.gpus_per_worker);
+        let gpus = gpus.map(|gpus| gpus.share(self.worker_of_this_host(index)));
+        variables.extend(gpus.iter().map(|gpus| (GPUS_VARIABLE, gpus.as_str())));
         let guard = session.guard.pipe();
         let (process, pipes) = Process::start(session.job, task, &variables, path, guard)?;
         let pid = process.pid;

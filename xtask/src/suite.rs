@@ -13,8 +13,8 @@ use serde_json::Value;
 use crate::check::{cargo_command, finish};
 
 /// Test programs that compute for most of their time. They give way to the others, whose deadlines
-/// are shorter, but not without limit: `conformance` and `other_inputs` make groups whose ranks have
-/// to be heard of every 3 seconds.
+/// are shorter, but not without limit: `conformance` and `other_inputs` make groups whose ranks
+/// have to be heard of every 3 seconds.
 const COMPUTING: [&str; 9] = [
     "conformance",
     "lower",

@@ -27,6 +27,7 @@ fn job(args: LaunchArgs) -> Result<Job, Failure> {
         .map_err(|error| Failure::failed(format!("this program cannot find itself: {error}")))?;
     let mut job = Job::new(args.command)
         .workers(args.workers)
+        .gpus_per_worker(args.gpus_per_worker)
         .parameter_servers(args.ps)
         .evaluator(args.evaluator)
         .max_restarts(args.max_restarts)
@@ -65,6 +66,7 @@ fn failure(error: LaunchError) -> Failure {
     match error {
         LaunchError::NoWorkers
         | LaunchError::NoCommand
+        | LaunchError::TooFewGpus { .. }
         | LaunchError::CommandNotFound { .. }
         | LaunchError::NotExecutable { .. }
         | LaunchError::InvalidHosts { .. } => Failure::usage(error),

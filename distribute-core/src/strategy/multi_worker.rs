@@ -398,8 +398,8 @@ impl MultiWorkerMirroredStrategyBuilder {
             communication.implementation = CommunicationImplementation::Auto;
         }
         let group = match communication.implementation {
-            // After a restart the workers may be on other hosts, which another transport or algorithm
-            // connects best: all have to give the same bits.
+            // After a restart the workers may be on other hosts, which another transport or
+            // algorithm connects best: all have to give the same bits.
             CommunicationImplementation::Auto => group.order(Order::Canonical),
             _ => group,
         };

@@ -111,8 +111,8 @@ fn gradients_that_nobody_has_are_not_reduced() {
     within_limit(|| {
         let (fake, memory) = (Fake::new(""), HostMemory::default());
         train(&with(&memory, &fake, 2), |state| state, nothing).unwrap();
-        // hidden 3 x 8 + 8, output 8 + 1, left 5, right 5, wide 7, table 12, cut 11, one 1, first 4;
-        // 6 steps of 2 replicas.
+        // hidden 3 x 8 + 8, output 8 + 1, left 5, right 5, wide 7, table 12, cut 11, one 1, first
+        // 4; 6 steps of 2 replicas.
         assert_eq!(memory.elements(), (32 + 9 + 45) * 6 * 2);
         assert_eq!(memory.calls(), 12);
     });

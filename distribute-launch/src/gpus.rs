@@ -1,0 +1,98 @@
+//! Which GPUs of this host each process sees, by the variable that CUDA itself reads.
+
+use crate::{LaunchError, Result};
+
+/// The numbers or names of the GPUs that CUDA shows to a process, with commas in between.
+pub const GPUS_VARIABLE: &str = "CUDA_VISIBLE_DEVICES";
+
+/// The GPUs that the launcher sees, shared out to the workers of this host in order.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Gpus {
+    per_worker: usize,
+    /// `None` where the launcher was given no list: all there are, by their numbers.
+    visible: Option<Vec<String>>,
+}
+
+impl Gpus {
+    /// The share of each worker out of the list that this process was given. None for 0: then
+    /// everybody sees what this process sees.
+    pub fn of_this_process(per_worker: usize) -> Option<Gpus> {
+        let visible = std::env::var(GPUS_VARIABLE).ok();
+        (per_worker > 0).then(|| Gpus::new(per_worker, visible.as_deref()))
+    }
+
+    fn new(per_worker: usize, visible: Option<&str>) -> Gpus {
+        // CUDA ends the list at the first entry that is none.
+        let is_gpu = |entry: &&str| !entry.is_empty() && *entry != "-1";
+        let entries = |list: &str| {
+            let entries = list.split(',').map(str::trim).take_while(is_gpu);
+            entries.map(str::to_owned).collect()
+        };
+        Gpus {
+            per_worker,
+            visible: visible.map(entries),
+        }
+    }
+
+    /// Whether there are enough, as far as this process was told.
+    pub fn check(&self, workers: usize) -> Result<()> {
+        match &self.visible {
+            Some(visible) if visible.len() / self.per_worker < workers => {
+                Err(LaunchError::TooFewGpus {
+                    workers,
+                    per_worker: self.per_worker,
+                    visible: visible.len(),
+                })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The value of the variable for the worker with this number on this host; nothing for a
+    /// process that is no worker.
+    pub fn share(&self, worker: Option<usize>) -> String {
+        let Some(worker) = worker else {
+            return String::new();
+        };
+        let of_worker = (worker * self.per_worker..).take(self.per_worker);
+        let name = |gpu: usize| match &self.visible {
+            Some(visible) => visible.get(gpu).cloned(),
+            None => Some(gpu.to_string()),
+        };
+        of_worker.filter_map(name).collect::<Vec<_>>().join(",")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shares(gpus: &Gpus, workers: usize) -> Vec<String> {
+        (0..workers)
+            .map(|worker| gpus.share(Some(worker)))
+            .collect()
+    }
+
+    #[test]
+    fn every_worker_gets_its_own_and_the_others_none() {
+        let all = Gpus::new(2, None);
+        assert_eq!(shares(&all, 3), ["0,1", "2,3", "4,5"]);
+        assert_eq!(all.share(None), "");
+        let named = Gpus::new(1, Some("3, GPU-8f,MIG-1"));
+        assert_eq!(shares(&named, 3), ["3", "GPU-8f", "MIG-1"]);
+    }
+
+    #[test]
+    fn too_few_are_refused_where_the_number_is_known() {
+        let check = |per_worker, visible, workers| Gpus::new(per_worker, visible).check(workers);
+        assert!(check(4, None, 100).is_ok());
+        assert!(check(2, Some("0,1,2,3"), 2).is_ok());
+        for (visible, found) in [("0,1,2", 3), ("", 0), ("0,-1,2,3", 1), ("0,1,,3,4", 2)] {
+            let refused = check(2, Some(visible), 2);
+            let Err(LaunchError::TooFewGpus { visible, .. }) = refused else {
+                panic!("{refused:?}");
+            };
+            assert_eq!(visible, found);
+        }
+    }
+}
