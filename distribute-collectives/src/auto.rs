@@ -42,9 +42,9 @@ pub struct Topology {
 ///
 /// What [`Algorithm::Auto`] decides from measured costs never shows in the bits of a result, so
 /// that a rerun gives the same ones on a machine that is busier: between direct_exchange and the
-/// ring in rank order, which both sum in canonical order. Whether [`Order::Fast`] means an algorithm
-/// with another order (halving_doubling, hierarchical) follows from the numbers of ranks, hosts and
-/// bytes alone, with the costs of [`LinkCost::default`].
+/// ring in rank order, which both sum in canonical order. Whether [`Order::Fast`] means an
+/// algorithm with another order (halving_doubling, hierarchical) follows from the numbers of ranks,
+/// hosts and bytes alone, with the costs of [`LinkCost::default`].
 pub fn select(
     wanted: Algorithm,
     order: Order,
