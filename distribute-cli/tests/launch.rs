@@ -105,7 +105,7 @@ fn too_few_gpus_are_wrong_usage() {
         "--workers 2 --gpus-per-worker 2",
     );
     assert_eq!(finished.code, Some(2), "{}", finished.stderr);
-    let expected = "2 workers with 2 GPUs each need 4, but CUDA_VISIBLE_DEVICES names 3";
+    let expected = "2 workers with 2 GPUs each need 4, but there are 3 (named by";
     assert!(finished.stderr.contains(expected), "{}", finished.stderr);
 }
 

@@ -15,8 +15,8 @@ pub enum LaunchError {
     NoCommand,
     /// The launcher was given fewer GPUs than the workers of this host are to get.
     #[error(
-        "{workers} workers with {per_worker} GPUs each need {}, but CUDA_VISIBLE_DEVICES names \
-         {visible}: name more, or start fewer workers on this host",
+        "{workers} workers with {per_worker} GPUs each need {}, but there are {visible} (named by \
+         CUDA_VISIBLE_DEVICES, else at most 1024): name more, or start fewer workers on this host",
         .workers.saturating_mul(*.per_worker)
     )]
     TooFewGpus {
@@ -24,7 +24,7 @@ pub enum LaunchError {
         workers: usize,
         /// GPUs that each is to get.
         per_worker: usize,
-        /// GPUs that the launcher was given.
+        /// GPUs that the launcher was given; 1024 where nobody says how many there are.
         visible: usize,
     },
     /// No file has the command's name.

@@ -5,12 +5,14 @@ use crate::{LaunchError, Result};
 /// The numbers or names of the GPUs that CUDA shows to a process, with commas in between.
 pub const GPUS_VARIABLE: &str = "CUDA_VISIBLE_DEVICES";
 
+/// More than any host has: what is shared out where nobody says how many there are.
+const GPUS_MAX: usize = 1024;
+
 /// The GPUs that the launcher sees, shared out to the workers of this host in order.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Gpus {
     per_worker: usize,
-    /// `None` where the launcher was given no list: all there are, by their numbers.
-    visible: Option<Vec<String>>,
+    visible: Vec<String>,
 }
 
 impl Gpus {
@@ -28,24 +30,23 @@ impl Gpus {
             let entries = list.split(',').map(str::trim).take_while(is_gpu);
             entries.map(str::to_owned).collect()
         };
+        let all = || (0..GPUS_MAX).map(|gpu| gpu.to_string()).collect();
         Gpus {
             per_worker,
-            visible: visible.map(entries),
+            visible: visible.map_or_else(all, entries),
         }
     }
 
     /// Whether there are enough, as far as this process was told.
     pub fn check(&self, workers: usize) -> Result<()> {
-        match &self.visible {
-            Some(visible) if visible.len() / self.per_worker < workers => {
-                Err(LaunchError::TooFewGpus {
-                    workers,
-                    per_worker: self.per_worker,
-                    visible: visible.len(),
-                })
-            }
-            _ => Ok(()),
+        if self.visible.len() / self.per_worker >= workers {
+            return Ok(());
         }
+        Err(LaunchError::TooFewGpus {
+            workers,
+            per_worker: self.per_worker,
+            visible: self.visible.len(),
+        })
     }
 
     /// The value of the variable for the worker with this number on this host; nothing for a
@@ -54,12 +55,8 @@ impl Gpus {
         let Some(worker) = worker else {
             return String::new();
         };
-        let of_worker = (worker * self.per_worker..).take(self.per_worker);
-        let name = |gpu: usize| match &self.visible {
-            Some(visible) => visible.get(gpu).cloned(),
-            None => Some(gpu.to_string()),
-        };
-        of_worker.filter_map(name).collect::<Vec<_>>().join(",")
+        let mut shares = self.visible.chunks(self.per_worker);
+        shares.nth(worker).unwrap_or_default().join(",")
     }
 }
 
@@ -86,6 +83,8 @@ mod tests {
     fn too_few_are_refused_where_the_number_is_known() {
         let check = |per_worker, visible, workers| Gpus::new(per_worker, visible).check(workers);
         assert!(check(4, None, 100).is_ok());
+        assert!(check(usize::MAX, None, 1).is_err());
+        assert!(check(1, None, usize::MAX).is_err());
         assert!(check(2, Some("0,1,2,3"), 2).is_ok());
         for (visible, found) in [("0,1,2", 3), ("", 0), ("0,-1,2,3", 1), ("0,1,,3,4", 2)] {
             let refused = check(2, Some(visible), 2);

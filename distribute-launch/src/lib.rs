@@ -24,6 +24,7 @@
 //! | `DISTRIBUTE_RESTART` | how often the job was restarted before: 0 at first |
 //! | `DISTRIBUTE_JOB_TOKEN` | a secret of this attempt of the job: 64 hexadecimal digits |
 //! | `DISTRIBUTE_LAUNCH_MARK` | by which the launcher finds its processes: leave it there |
+//! | `CUDA_VISIBLE_DEVICES` | with [`Job::gpus_per_worker`]: a worker's GPUs, else nothing |
 //!
 //! Its standard input is empty, and it leads a process group of its own.
 //!

@@ -12,8 +12,8 @@ pub struct Odd {
     hidden: Linear,
     output: Linear,
     /// Two whose gradients are one tensor.
-    left: Param<Tensor<1>>,
-    right: Param<Tensor<1>>,
+    pub left: Param<Tensor<1>>,
+    pub right: Param<Tensor<1>>,
     wide: Param<Tensor<1>>,
     table: Param<Tensor<2>>,
     cut: Param<Tensor<1>>,
