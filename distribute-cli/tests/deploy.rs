@@ -217,7 +217,7 @@ fn slurm_trains_and_goes_back_into_the_queue_when_it_is_told_to_stop() {
         );
         check_accepted("slurm.sbatch", &arguments);
         assert_eq!(after(&arguments, "--certs"), "certs/node7");
-        assert_eq!(after(&arguments, "--port"), "10064");
+        assert_eq!(after(&arguments, "--port"), "13264");
         assert_eq!(after(&arguments, "--model"), "mlp");
         assert!(arguments.contains(&"--restartable".to_string()));
     }

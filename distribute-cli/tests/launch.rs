@@ -309,15 +309,12 @@ fn two_launchers_make_one_job() {
     let folder = tempfile::tempdir().unwrap();
     let one = tempfile::tempdir().unwrap();
     let (expected, _) = end(&launch(one.path(), "--workers 3", &format!("{TRAIN} 60")));
-    // A port that was free a moment ago; the first launcher says so if it is not any more.
-    let port = std::net::TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap()
-        .port();
+    let loopback = std::net::Ipv4Addr::LOCALHOST.into();
+    let ports = distribute_launch::ReservedPorts::new(1, loopback).unwrap();
+    let address = ports.addresses()[0];
     let host = |index: usize, workers: usize| {
         let options =
-            format!("--workers {workers} --rendezvous 127.0.0.1:{port} --hosts 2 --host {index}");
+            format!("--workers {workers} --rendezvous {address} --hosts 2 --host {index}");
         let mut command = Launcher::command(folder.path(), &options, &format!("{TRAIN} 60"));
         let secret = (
             "DISTRIBUTE_JOB_TOKEN",

@@ -26,7 +26,7 @@ use crate::start::{LastLines, Starter};
 use crate::survival::{Death, Deaths};
 use crate::verdict::{Verdict, root_cause};
 use crate::wire::{Item, Post};
-use crate::{Ending, Job, LaunchError, Result, Role, Task};
+use crate::{Ending, Job, LaunchError, ReservedPorts, Result, Role, Task};
 
 /// After a failure the others are left alone this long, because the system may tell of the death
 /// that made them fail a little later than of their own.
@@ -85,11 +85,21 @@ struct Attempt<'a, 's> {
 }
 
 impl Session<'_, '_> {
-    /// Finds ports for the processes of this host, and what the other hosts have.
-    fn place(&mut self, restart: u32) -> Result<Waited<Place>> {
+    /// Ports for the processes of this host.
+    fn ports(&self) -> Result<ReservedPorts> {
         let loopback = Ipv4Addr::LOCALHOST.into();
         let address = self.group.as_ref().map_or(loopback, Group::own_address);
-        let cluster = Cluster::reserve(&self.tasks, address)?;
+        let needed = self.tasks.len();
+        ReservedPorts::new(needed, address).map_err(|source| LaunchError::NoFreePort {
+            address,
+            needed,
+            source,
+        })
+    }
+
+    /// Gives the processes of this host these ports, and finds what the other hosts have.
+    fn place(&mut self, restart: u32, ports: &ReservedPorts) -> Result<Waited<Place>> {
+        let cluster = Cluster::at(ports, &self.tasks);
         if let Some(group) = &mut self.group {
             return group.meet(restart, cluster, &self.received);
         }
@@ -109,7 +119,9 @@ impl Session<'_, '_> {
 
 /// Runs the job's processes once.
 pub fn run(session: &mut Session<'_, '_>, restart: u32) -> Result<Waited<Ended>> {
-    let place = match session.place(restart)? {
+    // Until the attempt is over: a worker that starts again alone keeps its port.
+    let ports = session.ports()?;
+    let place = match session.place(restart, &ports)? {
         Waited::Done(place) => place,
         Waited::Stopped(signal) => return Ok(Waited::Stopped(signal)),
     };

@@ -1,11 +1,11 @@
 //! What an attempt to run the job has of its own: ports, `TF_CONFIG` and a token.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{LaunchError, Result, Role, Task};
+use crate::{LaunchError, ReservedPorts, Result, Role, Task};
 
 /// The addresses of all tasks, by job. The fields' order is the order in `TF_CONFIG`.
 #[derive(Clone, Default, Serialize, Deserialize)]
@@ -34,25 +34,19 @@ struct TfTask {
 }
 
 impl Cluster {
-    /// Gives each task a port of this address that is free now.
-    pub fn reserve(tasks: &[Task], address: IpAddr) -> Result<Cluster> {
-        let mut ports = free_ports(tasks.len(), address)
-            .map_err(|source| LaunchError::NoFreePort {
-                address,
-                needed: tasks.len(),
-                source,
-            })?
-            .into_iter();
+    /// Gives each task one of these ports.
+    pub fn at(ports: &ReservedPorts, tasks: &[Task]) -> Cluster {
+        let mut ports = ports.addresses().iter().map(SocketAddr::to_string);
         let mut of_role = |role| {
             let count = tasks.iter().filter(|task| task.role == role).count();
             ports.by_ref().take(count).collect()
         };
-        Ok(Cluster {
+        Cluster {
             chief: of_role(Role::Chief),
             worker: of_role(Role::Worker),
             ps: of_role(Role::ParameterServer),
             evaluator: of_role(Role::Evaluator),
-        })
+        }
     }
 
     /// Adds the tasks of another host behind those of the same roles, and says which they became.
@@ -121,16 +115,6 @@ impl Cluster {
     }
 }
 
-/// Addresses that nobody listens on. All are bound at once, so that they differ; they are free
-/// again when this returns, right before the processes start.
-fn free_ports(count: usize, address: IpAddr) -> io::Result<Vec<String>> {
-    let any = SocketAddr::from((address, 0));
-    let listeners = (0..count).map(|_| TcpListener::bind(any));
-    let listeners = listeners.collect::<io::Result<Vec<_>>>()?;
-    let address = |listener: &TcpListener| Ok(listener.local_addr()?.to_string());
-    listeners.iter().map(address).collect()
-}
-
 /// A secret of one attempt, or another random text; it shows in no output.
 #[derive(Clone)]
 pub struct Token(String);
@@ -166,13 +150,14 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::{Cluster, Token};
-    use crate::Job;
+    use crate::{Job, ReservedPorts};
 
     #[test]
     fn tf_config_has_all_jobs_and_distinct_ports() {
         let job = Job::new(["true"]).workers(20).parameter_servers(2);
         let tasks = job.evaluator(true).tasks();
-        let cluster = Cluster::reserve(&tasks, std::net::Ipv4Addr::LOCALHOST.into()).unwrap();
+        let ports = ReservedPorts::new(tasks.len(), std::net::Ipv4Addr::LOCALHOST.into()).unwrap();
+        let cluster = Cluster::at(&ports, &tasks);
         let mut addresses = BTreeSet::new();
         for (job, count) in [("chief", 1), ("worker", 20), ("ps", 2), ("evaluator", 1)] {
             let text = cluster.tf_config(tasks[22]).unwrap();

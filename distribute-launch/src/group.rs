@@ -2,7 +2,8 @@
 //! posts so far mean. Decisions follow from posts alone, so they are the same on all hosts.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Shutdown, TcpStream};
+use std::io;
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
@@ -273,7 +274,7 @@ impl Group {
 fn connect(hosts: &Hosts, until: Instant, received: &Receiver<Event>) -> Result<Waited<TcpStream>> {
     let address = hosts.address;
     loop {
-        let source = match TcpStream::connect_timeout(&address, HANDSHAKE) {
+        let source = match dial(&address) {
             Ok(stream) => return Ok(Waited::Done(stream)),
             Err(source) => source,
         };
@@ -284,6 +285,19 @@ fn connect(hosts: &Hosts, until: Instant, received: &Receiver<Event>) -> Result<
             return Ok(Waited::Stopped(signal));
         }
     }
+}
+
+/// Connects to somebody who listens there.
+fn dial(address: &SocketAddr) -> io::Result<TcpStream> {
+    let stream = TcpStream::connect_timeout(address, HANDSHAKE)?;
+    if stream.local_addr()? == stream.peer_addr()? {
+        // The system drew this very port for the attempt, which makes TCP answer itself.
+        return Err(io::Error::new(
+            io::ErrorKind::ConnectionRefused,
+            "nobody listens there",
+        ));
+    }
+    Ok(stream)
 }
 
 /// Proves to the relay that this launcher knows the secret, and makes sure that the relay does.
@@ -345,5 +359,29 @@ fn write(stream: &TcpStream, frames: &Receiver<Frame>) {
         if send(stream, &frame).is_err() {
             return close(stream, Shutdown::Both);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    /// Two ports next to each other: Linux gives connections those of one parity first.
+    #[test]
+    fn a_socket_connected_to_itself_is_no_relay() {
+        let free = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = free.local_addr().unwrap().port() & !1;
+        drop(free);
+        let pair = [port, port + 1].map(|port| SocketAddr::from(([127, 0, 0, 1], port)));
+        let is_drawn = pair.iter().cycle().take(300_000).any(|at| match dial(at) {
+            Ok(stream) => {
+                assert_ne!(stream.local_addr().unwrap(), stream.peer_addr().unwrap());
+                false
+            }
+            Err(error) => error.to_string() == "nobody listens there",
+        });
+        assert!(is_drawn, "chance never drew the port");
     }
 }

@@ -28,6 +28,10 @@
 //!
 //! Its standard input is empty, and it leads a process group of its own.
 //!
+//! Every process gets a port of its own for as long as the attempt lasts, also when it is started
+//! again alone: one between 20,000 and 32,767 that no other launcher on this host has, and that the
+//! system gives to no connection ([`ReservedPorts`]).
+//!
 //! # Where output goes
 //!
 //! The two output streams of the first process (the chief, else worker 0) pass through unchanged.
@@ -92,6 +96,7 @@ mod outcome;
 mod output;
 #[allow(unsafe_code)]
 mod parent_death;
+mod ports;
 mod process;
 mod relay;
 mod report;
@@ -107,6 +112,7 @@ pub use guard::guard_main;
 pub use hosts::Hosts;
 pub use job::Job;
 pub use outcome::{Ending, Outcome, Role, RootCause, Task};
+pub use ports::ReservedPorts;
 pub use run::run;
 
 /// What a process exits with after it was asked to stop and has saved a checkpoint.

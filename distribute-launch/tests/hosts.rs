@@ -4,20 +4,19 @@ mod common;
 
 use std::collections::BTreeSet;
 use std::io::Write;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use common::{Seen, read, script, see};
-use distribute_launch::{Hosts, Job, LaunchError, Outcome};
+use distribute_launch::{Hosts, Job, LaunchError, Outcome, ReservedPorts};
 use serde_json::Value;
 
 const SECRET: &str = "a secret of more than 16 bytes";
 
-fn free_address() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap()
+/// A port that stays free until this is dropped.
+fn meeting_point() -> (SocketAddr, ReservedPorts) {
+    let ports = ReservedPorts::new(1, Ipv4Addr::LOCALHOST.into()).unwrap();
+    (ports.addresses()[0], ports)
 }
 
 fn host(address: SocketAddr, count: usize, index: usize) -> Hosts {
@@ -26,7 +25,7 @@ fn host(address: SocketAddr, count: usize, index: usize) -> Hosts {
 
 /// Runs these jobs, one per host, at once.
 fn see_all(jobs: Vec<Job>) -> Vec<Seen> {
-    let address = free_address();
+    let (address, _ports) = meeting_point();
     let count = jobs.len();
     let jobs = jobs.into_iter().enumerate();
     let jobs = jobs.map(|(index, job)| job.hosts(host(address, count, index)));
@@ -141,10 +140,11 @@ fn workers_that_saved_are_resumed_on_all_hosts() {
 #[test]
 fn a_host_that_never_comes_is_named() {
     let timeout = Duration::from_millis(300);
-    let missing = host(free_address(), 3, 0).join_timeout(timeout);
+    let (address, _ports) = meeting_point();
+    let missing = host(address, 3, 0).join_timeout(timeout);
     let error = see(script("true").hosts(missing)).result.unwrap_err();
     assert!(matches!(&error, LaunchError::HostsMissing { missing } if *missing == [1, 2]));
-    let nobody = host(free_address(), 2, 1).join_timeout(timeout);
+    let nobody = host(address, 2, 1).join_timeout(timeout);
     let error = see(script("true").hosts(nobody)).result.unwrap_err();
     assert!(matches!(error, LaunchError::Rendezvous { .. }), "{error}");
 }
@@ -153,7 +153,7 @@ fn a_host_that_never_comes_is_named() {
 fn launchers_that_do_not_fit_are_refused() {
     let timeout = Duration::from_secs(2);
     let why = |change: fn(Job, SocketAddr) -> Job| {
-        let address = free_address();
+        let (address, _ports) = meeting_point();
         let first = script("true").hosts(host(address, 2, 0).join_timeout(timeout));
         let other = change(script("true").hosts(host(address, 2, 1)), address);
         let results = see_jobs(vec![first, other])
@@ -217,7 +217,7 @@ fn options_that_do_not_fit_say_what_to_do() {
         assert!(matches!(error, LaunchError::InvalidHosts { .. }), "{error}");
         error.to_string()
     };
-    let loopback = free_address();
+    let (loopback, _ports) = meeting_point();
     assert!(message(host(loopback, 2, 2)).contains("count hosts from 0"));
     assert!(message(Hosts::new(loopback, 1, 0, "short")).contains("at least 16"));
     let anywhere = SocketAddr::from(([192, 0, 2, 1], 7));
@@ -227,7 +227,7 @@ fn options_that_do_not_fit_say_what_to_do() {
 
 #[test]
 fn strangers_at_the_meeting_point_change_nothing() {
-    let address = free_address();
+    let (address, _ports) = meeting_point();
     let job = |index| script("sleep 0.3").hosts(host(address, 2, index));
     let first = std::thread::spawn({
         let job = job(0);

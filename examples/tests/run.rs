@@ -1,12 +1,14 @@
 //! Runs every example and checks what it prints.
 
 use std::io::Read;
-use std::net::TcpListener;
+use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
+
+use distribute_launch::ReservedPorts;
 
 /// No example with compiled steps comes close to it, even on a machine that does much else.
 const LIMIT: Duration = Duration::from_secs(240);
@@ -101,16 +103,8 @@ fn end(mut child: Child) -> Output {
 /// Runs an example as a chief, so many parameter servers and two workers; what the chief printed.
 /// The others print nothing, and all of them succeed.
 fn output_of_chief(path: &str, servers: usize) -> String {
-    let listen = |count: usize| {
-        let listeners = (0..count).map(|_| TcpListener::bind("127.0.0.1:0").unwrap());
-        // All at once, so that the ports differ.
-        let listeners: Vec<TcpListener> = listeners.collect();
-        let addresses = listeners
-            .iter()
-            .map(|one| one.local_addr().unwrap().to_string());
-        addresses.collect::<Vec<String>>()
-    };
-    let addresses = listen(servers + 3);
+    let ports = ReservedPorts::new(servers + 3, Ipv4Addr::LOCALHOST.into()).unwrap();
+    let addresses: Vec<String> = ports.addresses().iter().map(|at| at.to_string()).collect();
     let (servers_at, others) = addresses.split_at(servers);
     let (workers, chief) = others.split_at(2);
     let cluster = format!(r#"{{"chief": {chief:?}, "ps": {servers_at:?}, "worker": {workers:?}}}"#);

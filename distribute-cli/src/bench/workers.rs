@@ -2,11 +2,12 @@
 //! hand-written loops that share nothing.
 
 use std::io::{BufRead, BufReader, Write};
-use std::net::TcpListener;
+use std::net::Ipv4Addr;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use distribute_core::{Error, MultiWorkerMirroredStrategy, Result};
+use distribute_launch::ReservedPorts;
 use serde_json::{Value, json};
 
 use super::contenders::{Contender, Steps, Trained, UnderStrategy};
@@ -37,17 +38,11 @@ impl Workers {
     /// # Errors
     /// [`Error::Step`] if the processes cannot be started.
     pub(crate) fn new(count: usize, batch_size: usize) -> Result<Self> {
-        // Held together, so that the ports differ.
-        let ports = (0..count).map(|_| TcpListener::bind("127.0.0.1:0"));
-        let ports = ports.collect::<Result<Vec<_>, _>>().map_err(Error::step)?;
-        let addresses = ports.iter().map(TcpListener::local_addr);
-        let addresses = addresses
-            .collect::<Result<Vec<_>, _>>()
-            .map_err(Error::step)?;
-        drop(ports);
+        // Until all are ready, and so listen.
+        let ports = ReservedPorts::new(count, Ipv4Addr::LOCALHOST.into()).map_err(Error::step)?;
         let members = (0..count).map(|index| {
             let config = json!({
-                "cluster": { "worker": addresses },
+                "cluster": { "worker": ports.addresses() },
                 "task": { "type": "worker", "index": index },
             });
             Member::start(&["bench", "train", "--worker"], Some(&config), batch_size)

@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
-use std::net::TcpListener;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::process::{Child, ChildStdin, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use distribute_launch::ReservedPorts;
 use serde_json::{Value, json};
 
 use super::program::WorkerProgram;
@@ -58,6 +59,8 @@ impl Jobs {
 #[derive(Debug)]
 pub(super) struct Job {
     members: BTreeMap<String, Member>,
+    /// Kept from other jobs while the members run.
+    _ports: ReservedPorts,
 }
 
 #[derive(Debug)]
@@ -71,7 +74,9 @@ struct Member {
 impl Job {
     /// Starts all tasks.
     pub(super) fn start(program: &WorkerProgram, setting: &Setting) -> Result<Self, Failure> {
-        let cluster = cluster(&setting.roles)?;
+        let tasks = setting.roles.iter().map(|(_, count)| count).sum();
+        let ports = ReservedPorts::new(tasks, Ipv4Addr::LOCALHOST.into())?;
+        let cluster = cluster(&setting.roles, ports.addresses());
         let mut members = BTreeMap::new();
         for (role, count) in &setting.roles {
             for index in 0..*count {
@@ -83,7 +88,10 @@ impl Job {
                 members.insert(format!("{role}:{index}"), member);
             }
         }
-        Ok(Self { members })
+        Ok(Self {
+            members,
+            _ports: ports,
+        })
     }
 
     /// Lets these tasks do the operation, all at once, and compares what each of them sees.
@@ -218,21 +226,17 @@ impl Drop for Member {
     }
 }
 
-/// Free loopback addresses for all tasks.
-fn cluster(roles: &[(String, usize)]) -> Result<BTreeMap<&str, Vec<String>>, Failure> {
-    // Held together, so that they differ.
-    let mut held = Vec::new();
-    let mut cluster = BTreeMap::new();
-    for (role, count) in roles {
-        let mut addresses = Vec::new();
-        for _ in 0..*count {
-            let listener = TcpListener::bind("127.0.0.1:0")?;
-            addresses.push(listener.local_addr()?.to_string());
-            held.push(listener);
-        }
-        cluster.insert(&**role, addresses);
-    }
-    Ok(cluster)
+/// Gives each task one of these addresses.
+fn cluster<'a>(
+    roles: &'a [(String, usize)],
+    addresses: &[SocketAddr],
+) -> BTreeMap<&'a str, Vec<String>> {
+    let mut addresses = addresses.iter().map(SocketAddr::to_string);
+    let of_role = |(role, count): &'a (String, usize)| {
+        let taken = addresses.by_ref().take(*count);
+        (&**role, taken.collect())
+    };
+    roles.iter().map(of_role).collect()
 }
 
 /// What a worker says became of its part.

@@ -1,0 +1,183 @@
+//! Ports for processes that do not listen yet.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpListener, UdpSocket};
+use std::ops::Range;
+
+/// Where ports are drawn from, unless the system hands some of these out by itself. Linux hands out
+/// those from 32768 on, other systems from 49152 on.
+const DRAWN: Range<u16> = 20_000..32_768;
+
+/// What IANA calls dynamic ports: those that a system hands out if it does not say otherwise.
+const DYNAMIC: Range<u16> = 49_152..65_535;
+
+/// How many ports are tried for each that is needed.
+const DRAWS: usize = 1000;
+
+/// TCP ports of this host, for processes that are about to start and listen there.
+///
+/// A port that is merely free may be taken by anybody before the process listens, since the system
+/// gives free ports to every connection and to everybody who asks for any port. These are not such
+/// ports (but on a system that hands out all from 20,000 to 32,767 as well), and until this is
+/// dropped no other `ReservedPorts` has them, of whatever process: each is claimed by a UDP socket
+/// of the same number, which is of no hindrance to TCP. What names such a port by itself can still
+/// take it.
+///
+/// ```
+/// use std::net::{Ipv4Addr, TcpListener};
+///
+/// let ports = distribute_launch::ReservedPorts::new(2, Ipv4Addr::LOCALHOST.into())?;
+/// assert_ne!(ports.addresses()[0], ports.addresses()[1]);
+/// let listener = TcpListener::bind(ports.addresses()[0])?;
+/// # Ok::<(), std::io::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct ReservedPorts {
+    addresses: Vec<SocketAddr>,
+    /// Closed when this is dropped, also when the process is killed.
+    _claims: Vec<UdpSocket>,
+}
+
+impl ReservedPorts {
+    /// So many ports at an address of this host. Does not block.
+    ///
+    /// # Errors
+    /// What the system says when it has no port for anybody: no address of this host, too many open
+    /// files (one is used for each port).
+    pub fn new(count: usize, address: IpAddr) -> io::Result<Self> {
+        let drawn = drawn(handed_out());
+        let reserve = |_| (0..DRAWS).find_map(|_| draw(&drawn, address).transpose());
+        let reserved = (0..count)
+            .map(|index| reserve(index).unwrap_or_else(|| any(address)))
+            .collect::<io::Result<Vec<_>>>()?;
+        let (addresses, claims) = reserved.into_iter().unzip();
+        Ok(Self {
+            addresses,
+            _claims: claims,
+        })
+    }
+
+    /// Where the processes are to listen: different ones, in no order.
+    #[must_use]
+    pub fn addresses(&self) -> &[SocketAddr] {
+        &self.addresses
+    }
+}
+
+/// The ports that no connection and nobody who asks for any port gets.
+fn drawn(handed_out: Range<u16>) -> Vec<u16> {
+    DRAWN.filter(|port| !handed_out.contains(port)).collect()
+}
+
+/// The ports that this system hands out.
+fn handed_out() -> Range<u16> {
+    let setting = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range");
+    let bounds = setting.ok().and_then(|text| {
+        let mut words = text.split_whitespace().map(str::parse);
+        match (words.next(), words.next()) {
+            // Both are handed out.
+            (Some(Ok(first)), Some(Ok(last))) => Some(first..u16::saturating_add(last, 1)),
+            _ => None,
+        }
+    });
+    bounds.unwrap_or(DYNAMIC)
+}
+
+/// A port that is free and not claimed, if chance has one.
+fn draw(drawn: &[u16], address: IpAddr) -> io::Result<Option<(SocketAddr, UdpSocket)>> {
+    let chance = getrandom::u32().map_err(io::Error::other)? as usize;
+    let Some(port) = chance
+        .checked_rem(drawn.len())
+        .and_then(|index| drawn.get(index))
+    else {
+        return unless_taken(any(address));
+    };
+    let at = SocketAddr::from((address, *port));
+    let claimed = UdpSocket::bind(at).and_then(|claim| {
+        TcpListener::bind(at)?;
+        Ok((at, claim))
+    });
+    unless_taken(claimed)
+}
+
+/// Nothing for a port that somebody has, or that the system keeps for itself.
+fn unless_taken<T>(claimed: io::Result<T>) -> io::Result<Option<T>> {
+    let taken = [io::ErrorKind::AddrInUse, io::ErrorKind::PermissionDenied];
+    match claimed {
+        Err(error) if taken.contains(&error.kind()) => Ok(None),
+        claimed => claimed.map(Some),
+    }
+}
+
+/// A port that the system hands out, for where it hands out all.
+fn any(address: IpAddr) -> io::Result<(SocketAddr, UdpSocket)> {
+    let listener = TcpListener::bind((address, 0))?;
+    let at = listener.local_addr()?;
+    Ok((at, UdpSocket::bind(at)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::net::Ipv4Addr;
+    use std::sync::Barrier;
+
+    use super::*;
+
+    const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+    #[test]
+    fn no_two_have_the_same_port_and_the_system_hands_out_none() {
+        let all_are_there = Barrier::new(50);
+        let ports: Vec<SocketAddr> = std::thread::scope(|scope| {
+            let one = || {
+                let ports = ReservedPorts::new(4, HERE);
+                all_are_there.wait();
+                ports.unwrap().addresses().to_vec()
+            };
+            let threads: Vec<_> = (0..50).map(|_| scope.spawn(one)).collect();
+            let ports = threads.into_iter().map(|thread| thread.join().unwrap());
+            ports.flatten().collect()
+        });
+        assert_eq!(ports.iter().collect::<BTreeSet<_>>().len(), 200);
+        let handed_out = handed_out();
+        if drawn(handed_out.clone()).len() > 1000 {
+            assert!(ports.iter().all(|at| !handed_out.contains(&at.port())));
+        }
+    }
+
+    #[test]
+    fn a_port_is_claimed_until_its_owner_is_gone() {
+        let (at, claim) = (0..DRAWS)
+            .find_map(|_| draw(&drawn(handed_out()), HERE).unwrap())
+            .unwrap();
+        let only = [at.port()];
+        assert!(draw(&only, HERE).unwrap().is_none(), "claimed");
+        let listener = TcpListener::bind(at).expect("the claim is of no hindrance");
+        drop(claim);
+        assert!(draw(&only, HERE).unwrap().is_none(), "somebody listens");
+        drop(listener);
+        assert_eq!(draw(&only, HERE).unwrap().unwrap().0, at);
+    }
+
+    #[test]
+    fn where_the_system_hands_out_all_it_chooses() {
+        assert!(drawn(1024..65_535).is_empty());
+        assert_eq!(drawn(32_000..61_000), (20_000..32_000).collect::<Vec<_>>());
+        let (at, _claim) = (0..DRAWS).find_map(|_| draw(&[], HERE).unwrap()).unwrap();
+        assert!(handed_out().contains(&at.port()), "{at}");
+    }
+
+    #[test]
+    fn an_address_of_another_host_is_the_systems_error() {
+        let elsewhere = Ipv4Addr::new(192, 0, 2, 1).into();
+        let error = ReservedPorts::new(1, elsewhere).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::AddrNotAvailable);
+        assert!(
+            ReservedPorts::new(0, elsewhere)
+                .unwrap()
+                .addresses()
+                .is_empty()
+        );
+    }
+}
