@@ -82,7 +82,7 @@ fn main() -> Result<()> {
         }
 
         let mut correct = 0;
-        for batch in test.epoch(0) {
+        for batch in &test {
             let counts = strategy.run((&state, batch?), |_, (state, (images, labels))| {
                 let predicted = state.model.forward(images).argmax(1).flatten::<1>(0, 1);
                 Ok(predicted.equal(labels).int().sum().into_scalar::<i64>())

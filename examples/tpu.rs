@@ -1,7 +1,7 @@
 //! The TPU loop of TensorFlow's documents: resolver, connect, initialize, strategy, train, test.
 //! A step is captured once, compiled, and run on all cores. This needs a PJRT plugin: libtpu on a
-//! TPU VM, or elsewhere the CPU plugin that `distribute-tpu-xla/pjrt-cpu/build` makes, named by
-//! `PJRT_PLUGIN_LIBRARY_PATH`; see docs/tpu.md.
+//! TPU VM, or elsewhere the CPU plugin that `distribute-tpu-xla/pjrt-cpu/build` puts where it is
+//! found; see docs/tpu.md.
 #![forbid(unsafe_code)]
 
 use burn::nn::{Linear, LinearConfig};
@@ -84,7 +84,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             let sum = strategy.reduce(ReduceOp::Sum, losses)?;
             loss += sum.into_scalar::<f32>() * train.global_batch_size() as f32;
         }
-        for batch in test.epoch(0) {
+        for batch in &test {
             let counts = strategy.run((&state, batch?), test_step)?;
             let sum = strategy.reduce(ReduceOp::Sum, counts)?;
             right += sum.into_scalar::<f32>();

@@ -169,6 +169,21 @@ impl Case {
         })
     }
 
+    /// A case of a family that is not checked: it has a name, and that of its file.
+    pub(crate) fn unchecked(family: &str, value: &Value) -> Self {
+        let name = value["name"].as_str().unwrap_or("(without a name)");
+        Self {
+            name: format!("{family}/{name}"),
+            strategy: StrategySpec {
+                kind: StrategyKind::None,
+                replicas: 1,
+            },
+            roles: Vec::new(),
+            inputs: value["inputs"].clone(),
+            expected: Expected::Value(value["expect"].clone()),
+        }
+    }
+
     /// What was called.
     pub fn op(&self) -> &str {
         self.inputs["op"].as_str().unwrap_or_default()

@@ -12,28 +12,42 @@ use crate::case::Case;
 use crate::compare::Tolerance;
 
 macro_rules! families {
-    ($($(#[$doc:meta])* $variant:ident $name:literal,)*) => {
+    (
+        { $($(#[$doc:meta])* $variant:ident $name:literal,)* }
+        later: { $($(#[$later_doc:meta])* $later:ident $later_name:literal,)* }
+    ) => {
         /// What a golden file is about; the file is called `<name>.json`.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[non_exhaustive]
         pub enum FamilyName {
             $($(#[$doc])* $variant,)*
+            $($(#[$later_doc])* $later,)*
+            /// The cases of files that are called like no family; all of them fail.
+            Unknown,
         }
 
         impl FamilyName {
-            /// All families, in the order of the report.
+            /// All families that are checked, in the order of the report.
             pub const ALL: &[FamilyName] = &[$(Self::$variant),*];
+
+            /// Families that this library does not have yet: their cases are counted, shown and
+            /// skipped by [`Rule::LaterFamily`](crate::Rule::LaterFamily).
+            pub const LATER: &[FamilyName] = &[$(Self::$later),*];
 
             /// The name on the command line and of the file.
             pub fn name(self) -> &'static str {
                 match self {
                     $(Self::$variant => $name,)*
+                    $(Self::$later => $later_name,)*
+                    Self::Unknown => "unknown",
                 }
             }
 
-            fn embedded(self) -> &'static str {
+            /// The file of the crate, where it ships one.
+            fn embedded(self) -> Option<&'static str> {
                 match self {
-                    $(Self::$variant => include_str!(concat!("../golden/", $name, ".json")),)*
+                    $(Self::$variant => Some(include_str!(concat!("../golden/", $name, ".json"))),)*
+                    _ => None,
                 }
             }
         }
@@ -41,28 +55,40 @@ macro_rules! families {
 }
 
 families! {
-    /// How losses are scaled.
-    Loss "loss",
-    /// `reduce`, `gather`, `all_reduce`, `merge_call` and `run`.
-    Reduce "reduce",
-    /// Variables: synchronization x aggregation x update x context.
-    Variables "variables",
-    /// How datasets are cut over replicas and workers.
-    Datasets "datasets",
-    /// Strategies' properties, scopes, placement and partitioners.
-    Properties "properties",
-    /// Cross-device ops, packing and communication options.
-    CrossDevice "cross_device",
-    /// Training runs: losses, gradients and weights of every step.
-    Training "training",
-    /// Cluster resolvers.
-    Cluster "cluster",
-    /// Checkpoints across strategies.
-    Checkpoint "checkpoint",
-    /// Runs of several processes.
-    MultiWorker "multi_worker",
-    /// Parameter servers and their coordinator.
-    ParameterServer "parameter_server",
+    {
+        /// How losses are scaled.
+        Loss "loss",
+        /// `reduce`, `gather`, `all_reduce`, `merge_call` and `run`.
+        Reduce "reduce",
+        /// Variables: synchronization x aggregation x update x context.
+        Variables "variables",
+        /// How datasets are cut over replicas and workers.
+        Datasets "datasets",
+        /// Strategies' properties, scopes, placement and partitioners.
+        Properties "properties",
+        /// Cross-device ops, packing and communication options.
+        CrossDevice "cross_device",
+        /// Training runs: losses, gradients and weights of every step.
+        Training "training",
+        /// Cluster resolvers.
+        Cluster "cluster",
+        /// Checkpoints across strategies.
+        Checkpoint "checkpoint",
+        /// Runs of several processes.
+        MultiWorker "multi_worker",
+        /// Parameter servers and their coordinator.
+        ParameterServer "parameter_server",
+        /// What TensorFlow's documents print, count and say.
+        Documents "documents",
+    }
+    later: {
+        /// Batch and other normalization, alone and between replicas.
+        Normalization "normalization",
+        /// Learning rate schedules.
+        Schedules "schedules",
+        /// `fit` with what Keras' training loop does besides the step.
+        TrainingLoop "training_loop",
+    }
 }
 
 impl fmt::Display for FamilyName {
@@ -75,7 +101,8 @@ impl FromStr for FamilyName {
     type Err = GoldenError;
 
     fn from_str(name: &str) -> Result<Self, GoldenError> {
-        let found = Self::ALL.iter().find(|family| family.name() == name);
+        let mut all = Self::ALL.iter().chain(Self::LATER);
+        let found = all.find(|family| family.name() == name);
         found.copied().ok_or_else(|| GoldenError::UnknownFamily {
             name: name.to_string(),
         })
@@ -83,7 +110,7 @@ impl FromStr for FamilyName {
 }
 
 /// Why golden files cannot be used.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum GoldenError {
     /// A file cannot be read.
@@ -102,7 +129,7 @@ pub enum GoldenError {
         /// What is wrong.
         what: String,
     },
-    /// The directory has no file that a family is made of.
+    /// The directory has no JSON file.
     #[error("{} holds no golden file: expected loss.json, reduce.json, ...", path.display())]
     Empty {
         /// The directory.
@@ -114,6 +141,14 @@ pub enum GoldenError {
         /// What was asked for.
         name: String,
     },
+}
+
+distribute_core::debug_as_message!(GoldenError);
+
+impl From<GoldenError> for distribute_core::Error {
+    fn from(error: GoldenError) -> Self {
+        Self::input(error)
+    }
 }
 
 fn names() -> String {
@@ -142,16 +177,29 @@ impl GoldenFile {
             file: file.to_string(),
             what,
         };
-        let mut root: Value =
-            serde_json::from_str(text).map_err(|error| schema(error.to_string()))?;
+        Self::parse_with(text, Case::parse).map_err(schema)
+    }
+
+    /// Reads a file of a family that is not checked: its cases are only counted and named.
+    fn parse_unchecked(family: &str, file: &str, text: &str) -> Result<Self, GoldenError> {
+        let found = Self::parse_with(text, |case| Ok(Case::unchecked(family, &case)));
+        found.map_err(|what| GoldenError::Schema {
+            file: file.to_string(),
+            what,
+        })
+    }
+
+    fn parse_with(
+        text: &str,
+        case: impl Fn(Value) -> Result<Case, String>,
+    ) -> Result<Self, String> {
+        let mut root: Value = serde_json::from_str(text).map_err(|error| error.to_string())?;
         let cases = match root.get_mut("cases").map(Value::take) {
             Some(Value::Array(cases)) => cases,
-            _ => return Err(schema("there is no list `cases`".to_string())),
+            _ => return Err("there is no list `cases`".to_string()),
         };
-        let cases = cases.into_iter().map(Case::parse);
-        let cases = cases.collect::<Result<Vec<_>, _>>().map_err(schema)?;
         Ok(Self {
-            cases,
+            cases: cases.into_iter().map(case).collect::<Result<_, _>>()?,
             tolerance: Tolerance::parse(&root["tolerance"]),
             root,
         })
@@ -174,8 +222,8 @@ impl Golden {
     /// None, unless the crate was built with damaged files.
     pub fn embedded() -> Result<Self, GoldenError> {
         let parse = |family: &FamilyName| {
-            let file = GoldenFile::parse(family.name(), family.embedded())?;
-            Ok((*family, file))
+            let text = family.embedded().unwrap_or_default();
+            Ok((*family, GoldenFile::parse(family.name(), text)?))
         };
         Ok(Self {
             source: "the embedded golden files".to_string(),
@@ -186,23 +234,34 @@ impl Golden {
         })
     }
 
-    /// Reads a directory with golden files; families may be absent.
+    /// Reads all `*.json` of a directory; families may be absent. Cases of a file that is called
+    /// like no family are those of [`FamilyName::Unknown`], so that none is left out in silence.
     ///
     /// # Errors
-    /// [`GoldenError::Read`], [`GoldenError::Schema`], and [`GoldenError::Empty`] if no family is
+    /// [`GoldenError::Read`], [`GoldenError::Schema`], and [`GoldenError::Empty`] if no file is
     /// there.
     pub fn load(directory: impl AsRef<Path>) -> Result<Self, GoldenError> {
         let directory = directory.as_ref();
-        let mut files = BTreeMap::new();
-        for family in FamilyName::ALL {
-            let path = directory.join(format!("{family}.json"));
-            match std::fs::read_to_string(&path) {
-                Ok(text) => {
-                    let file = GoldenFile::parse(&path.display().to_string(), &text)?;
-                    files.insert(*family, file);
+        let mut files: BTreeMap<FamilyName, GoldenFile> = BTreeMap::new();
+        for path in json_files(directory)? {
+            let read = std::fs::read_to_string(&path);
+            let text = read.map_err(|source| GoldenError::Read {
+                path: path.clone(),
+                source,
+            })?;
+            let file = path.display().to_string();
+            let name = path.file_stem().unwrap_or_default().to_string_lossy();
+            match name.parse().unwrap_or(FamilyName::Unknown) {
+                family if FamilyName::ALL.contains(&family) => {
+                    files.insert(family, GoldenFile::parse(&file, &text)?);
                 }
-                Err(source) if source.kind() == io::ErrorKind::NotFound => {}
-                Err(source) => return Err(GoldenError::Read { path, source }),
+                family => {
+                    let found = GoldenFile::parse_unchecked(&name, &file, &text)?;
+                    match files.get_mut(&family) {
+                        Some(all) => all.cases.extend(found.cases),
+                        None => drop(files.insert(family, found)),
+                    }
+                }
             }
         }
         if files.is_empty() {
@@ -215,4 +274,27 @@ impl Golden {
             files,
         })
     }
+
+    /// How many cases the files hold.
+    pub fn cases(&self) -> usize {
+        self.files.values().map(|file| file.cases.len()).sum()
+    }
+}
+
+/// The JSON files of a directory, in the order of their names.
+fn json_files(directory: &Path) -> Result<Vec<PathBuf>, GoldenError> {
+    let unreadable = |source| GoldenError::Read {
+        path: directory.to_path_buf(),
+        source,
+    };
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(directory).map_err(unreadable)? {
+        let path = entry.map_err(unreadable)?.path();
+        let extension = path.extension().unwrap_or_default();
+        if extension.eq_ignore_ascii_case("json") && path.is_file() {
+            files.push(path);
+        }
+    }
+    files.sort();
+    Ok(files)
 }

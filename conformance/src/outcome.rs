@@ -59,6 +59,10 @@ reasons! {
         "NCCL needs GPUs, which the machine that made the file did not have.",
     NoDestination "no-destination"
         "Every replica gets the result; there is no destination device to name.",
+    NoWorkers "no-workers"
+        "No program was named that worker processes could run.",
+    LaterFamily "later-family"
+        "Normalization, schedules and Keras' whole training loop: not in this library yet.",
     HostInStep "host-in-step"
         "In a compiled step nothing is read or assigned on the host, nor are replicas told apart.",
     WholeInStep "whole-in-step"

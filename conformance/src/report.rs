@@ -6,7 +6,7 @@ use std::fmt;
 use serde_json::{Value, json};
 
 use crate::case::{Case, Expected};
-use crate::golden::FamilyName;
+use crate::golden::{FamilyName, Golden};
 use crate::outcome::{Deviation, Failure, Outcome, Rule};
 
 /// What became of a case.
@@ -75,6 +75,8 @@ pub struct FailedCase {
 #[derive(Debug, Clone)]
 pub struct Report {
     source: String,
+    /// How many cases the files hold.
+    cases: usize,
     strategies: Vec<String>,
     communicators: Vec<String>,
     families: BTreeMap<FamilyName, FamilyCounts>,
@@ -87,10 +89,11 @@ pub struct Report {
 }
 
 impl Report {
-    pub(crate) fn of(source: &str, (strategies, communicators): (Vec<&str>, Vec<&str>)) -> Self {
+    pub(crate) fn of(golden: &Golden, (strategies, communicators): (Vec<&str>, Vec<&str>)) -> Self {
         let owned = |names: Vec<&str>| names.into_iter().map(str::to_string).collect();
         Self {
-            source: source.to_string(),
+            source: golden.source.clone(),
+            cases: golden.cases(),
             strategies: owned(strategies),
             communicators: owned(communicators),
             families: BTreeMap::new(),
@@ -105,6 +108,11 @@ impl Report {
 
     pub(crate) fn not_run(&mut self, family: FamilyName, cases: usize) {
         self.not_run.insert(family, cases);
+        self.not_selected += cases;
+    }
+
+    pub(crate) fn not_selected(&mut self, cases: usize) {
+        self.not_selected += cases;
     }
 
     pub(crate) fn missing(&mut self, subjects: Vec<String>) {
@@ -141,7 +149,20 @@ impl Report {
 
     /// Whether nothing failed, and something was checked.
     pub fn is_success(&self) -> bool {
-        self.failures.is_empty() && self.total().cases() > 0
+        let is_later = |family: &FamilyName| FamilyName::LATER.contains(family);
+        let checked = self.families.keys().any(|family| !is_later(family));
+        self.failures.is_empty() && checked
+    }
+
+    /// How many cases the files hold: those of [`total`](Self::total) and those that have nothing
+    /// to do with what was selected.
+    pub fn cases_in_files(&self) -> usize {
+        self.cases
+    }
+
+    /// How many cases have nothing to do with what was selected.
+    pub fn cases_not_selected(&self) -> usize {
+        self.not_selected
     }
 
     /// The counts of all families together.
@@ -170,7 +191,7 @@ impl Report {
         &self.failures
     }
 
-    /// Families with cases that this runner does not run yet, and how many cases.
+    /// Families that need processes which were not selected, and how many cases they have.
     pub fn families_not_run(&self) -> &BTreeMap<FamilyName, usize> {
         &self.not_run
     }
@@ -208,6 +229,7 @@ impl Report {
         let not_run: BTreeMap<_, _> = self.not_run.iter().map(|(f, n)| (f.name(), n)).collect();
         json!({
             "golden": self.source,
+            "cases_in_files": self.cases,
             "strategies": self.strategies,
             "communicators": self.communicators,
             "families": families,
@@ -263,12 +285,12 @@ fn shortened(text: String) -> String {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "golden files:  {}", self.source)?;
+        writeln!(f, "golden files:  {} ({} cases)", self.source, self.cases)?;
         writeln!(f, "strategies:    {}", list(&self.strategies))?;
         writeln!(f, "communicators: {}\n", list(&self.communicators))?;
         writeln!(
             f,
-            "{:14} cases  passed  deviations  failed  not applicable",
+            "{:16} cases  passed  deviations  failed  not applicable",
             "family"
         )?;
         let total = ("total".to_string(), self.total());
@@ -286,7 +308,7 @@ impl fmt::Display for Report {
             let (cases, skipped) = (counts.cases(), counts.skipped());
             writeln!(
                 f,
-                "{name:14} {cases:5}  {passed:6}  {deviations:10}  {failed:6}  {skipped:14}"
+                "{name:16} {cases:5}  {passed:6}  {deviations:10}  {failed:6}  {skipped:14}"
             )?;
         }
         section(
@@ -310,7 +332,7 @@ impl fmt::Display for Report {
         if self.not_selected > 0 {
             writeln!(
                 f,
-                "\nnot selected: {} cases of other subjects",
+                "\nnot selected: {} cases of other subjects and families",
                 self.not_selected
             )?;
         }

@@ -30,7 +30,7 @@ pub struct Selection {
 }
 
 /// Why a selection cannot be run.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum SelectionError {
     /// The golden files cannot be used.
@@ -49,6 +49,14 @@ pub enum SelectionError {
         /// The names there are.
         known: String,
     },
+}
+
+distribute_core::debug_as_message!(SelectionError);
+
+impl From<SelectionError> for distribute_core::Error {
+    fn from(error: SelectionError) -> Self {
+        Self::step(error)
+    }
 }
 
 impl Selection {

@@ -35,6 +35,8 @@ pub struct Suite {
     families: BTreeSet<FamilyName>,
     with_functions: bool,
     with_servers: bool,
+    /// Whether nothing was left out by choice: then each case has to be run.
+    is_everything: bool,
     /// What is not here to be checked, and why.
     missing: Vec<String>,
     workers: Option<WorkerProgram>,
@@ -51,6 +53,7 @@ impl Suite {
             families: BTreeSet::new(),
             with_functions: false,
             with_servers: false,
+            is_everything: false,
             missing: Vec::new(),
             workers: None,
             jobs: Jobs::default(),
@@ -63,6 +66,7 @@ impl Suite {
         let mut suite = Self::new(golden).functions().parameter_servers();
         suite.backends = Backend::built_in();
         suite.communicators = group::built_in();
+        suite.is_everything = true;
         suite
     }
 
@@ -77,10 +81,9 @@ impl Suite {
         self
     }
 
-    /// Also checks `TpuStrategy` with the cases that it gets (see the README), under a PJRT plugin:
-    /// the one that `PJRT_CPU_PLUGIN` or `PJRT_PLUGIN_LIBRARY_PATH` names, else XLA's CPU client
-    /// where `distribute-tpu-xla/pjrt-cpu/build` puts it. Without one, the report says that it was
-    /// skipped.
+    /// Also checks `TpuStrategy` with the cases that it gets (see the README), under the PJRT
+    /// plugin that a [`PluginSearch`](distribute_tpu_xla::pjrt::PluginSearch) finds. Without one,
+    /// the report says that it was skipped, and where it was looked for.
     ///
     /// # Errors
     /// If there is a plugin, and it cannot be loaded or has no devices.
@@ -141,14 +144,15 @@ impl Suite {
 
     /// Runs all cases, one after the other.
     pub fn run(&self) -> Report {
-        let mut report = Report::of(&self.golden.source, self.subjects());
+        let mut report = Report::of(&self.golden, self.subjects());
         report.missing(self.missing.clone());
         for (family, file) in &self.golden.files {
             if !self.families.is_empty() && !self.families.contains(family) {
+                report.not_selected(file.cases.len());
                 continue;
             }
             let is_selected = match family {
-                FamilyName::MultiWorker => self.workers.is_some(),
+                FamilyName::MultiWorker => self.workers.is_some() || self.is_everything,
                 FamilyName::ParameterServer => self.with_servers,
                 _ => true,
             };
@@ -156,13 +160,35 @@ impl Suite {
                 report.not_run(*family, file.cases.len());
                 continue;
             }
-            let check = families::adapter(*family);
             for case in &file.cases {
-                let result = self.run_case(*family, file, case, check);
-                report.add(*family, case, result);
+                report.add(*family, case, self.result(*family, file, case));
             }
         }
         report
+    }
+
+    /// What becomes of a case. None is dropped: where everything is checked, one that nothing runs
+    /// has failed.
+    fn result(&self, family: FamilyName, file: &GoldenFile, case: &Case) -> CaseResult {
+        let Some(check) = families::adapter(family) else {
+            return match FamilyName::LATER.contains(&family) {
+                true => CaseResult::Checked(Outcome::NotApplicable(Rule::LaterFamily)),
+                false => nobody("its file is called like no family, so nothing can run it"),
+            };
+        };
+        if family == FamilyName::MultiWorker && self.workers.is_none() {
+            return CaseResult::Checked(Outcome::NotApplicable(Rule::NoWorkers));
+        }
+        match (self.run_case(family, file, case, check), &case.expected) {
+            (CaseResult::NotSelected, Expected::Unavailable(_)) if self.is_everything => {
+                CaseResult::Checked(Outcome::NotApplicable(Rule::Crash))
+            }
+            (CaseResult::NotSelected, _) if self.is_everything => nobody(&format!(
+                "nothing that is checked runs a case of the strategy `{}`",
+                case.strategy.kind
+            )),
+            (result, _) => result,
+        }
     }
 
     fn env<'a>(&'a self, file: &'a GoldenFile, backend: Option<&'a Backend>) -> Env<'a> {
@@ -199,16 +225,15 @@ impl Suite {
         };
         let result = (|| {
             if !families::needs_strategy(family, case) {
-                if family == FamilyName::ParameterServer {
-                    let checked = guarded(|| check(case, &self.env(file, None)));
-                    note(PARAMETER_SERVER, checked)?;
-                } else if family == FamilyName::MultiWorker {
-                    note(MULTI_WORKER, guarded(|| check(case, &self.env(file, None))))?;
-                } else if self.with_functions {
-                    note(
-                        "the library",
-                        guarded(|| check(case, &self.env(file, None))),
-                    )?;
+                let of_servers = case.strategy.kind == StrategyKind::ParameterServer;
+                let subject = match family {
+                    FamilyName::ParameterServer => Some(PARAMETER_SERVER),
+                    FamilyName::MultiWorker => Some(MULTI_WORKER),
+                    _ if of_servers => self.with_servers.then_some(PARAMETER_SERVER),
+                    _ => self.with_functions.then_some("the library"),
+                };
+                if let Some(subject) = subject {
+                    note(subject, guarded(|| check(case, &self.env(file, None))))?;
                 }
                 return Ok(());
             }
@@ -243,6 +268,12 @@ impl Suite {
             Ok(()) => outcome.map_or(CaseResult::NotSelected, CaseResult::Checked),
         }
     }
+}
+
+/// A case that was not run, which is a failure.
+fn nobody(why: &str) -> CaseResult {
+    let failure = Failure::new("a case that is run", why);
+    CaseResult::Failed("nothing".to_string(), failure)
 }
 
 /// A case that does not apply is refused by the strategy, as a compiled step says it; else it is

@@ -1,11 +1,11 @@
 //! `TpuStrategy` as a subject: which plugin runs its programs, and which cases it gets.
 
 use std::collections::BTreeMap;
-use std::env;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use distribute_core::{LogicalDevice, ReduceOp, Result, Strategy};
+use distribute_tpu_xla::pjrt::Plugin;
 use distribute_tpu_xla::{TpuClusterResolver, TpuError, TpuStrategy, TpuSystem};
 
 use crate::backend::{Backend, StrategyFactory};
@@ -19,7 +19,7 @@ use crate::tensors::is_int;
 pub(crate) const TPU: &str = "tpu";
 
 /// The families that it gets cases of.
-pub(crate) const FAMILIES: [FamilyName; 8] = [
+pub(crate) const FAMILIES: [FamilyName; 9] = [
     FamilyName::Loss,
     FamilyName::Reduce,
     FamilyName::Variables,
@@ -28,11 +28,8 @@ pub(crate) const FAMILIES: [FamilyName; 8] = [
     FamilyName::CrossDevice,
     FamilyName::Training,
     FamilyName::Checkpoint,
+    FamilyName::Documents,
 ];
-
-/// Why the strategy is not among what is checked, with what to do.
-const NO_PLUGIN: &str = "no plugin; build it with distribute-tpu-xla/pjrt-cpu/build, or name one \
-                         with PJRT_PLUGIN_LIBRARY_PATH";
 
 /// A case of one replica runs under every strategy, so any of these asks for `TpuStrategy` too.
 const KINDS: [StrategyKind; 4] = [
@@ -59,22 +56,10 @@ const ON_THE_HOST: [&str; 9] = [
 /// A step of these cases does something with the replicas' whole values, outside of replicas.
 const WHOLE_VALUES: [&str; 3] = ["merge_call", "gather inside", "get_replica_context"];
 
-/// The plugin for `TpuStrategy` on this machine: the one that `PJRT_CPU_PLUGIN` names, else that
-/// of `PJRT_PLUGIN_LIBRARY_PATH`, else XLA's CPU client where `distribute-tpu-xla/pjrt-cpu/build`
-/// puts it.
+/// The plugin for `TpuStrategy` on this machine, by the same search as everywhere; or why there is
+/// none.
 pub(crate) fn plugin() -> std::result::Result<PathBuf, String> {
-    let set = |name| env::var_os(name).filter(|value| !value.is_empty());
-    let named = ["PJRT_CPU_PLUGIN", "PJRT_PLUGIN_LIBRARY_PATH"];
-    if let Some(path) = named.into_iter().find_map(set) {
-        return Ok(path.into());
-    }
-    let home = || Some(PathBuf::from(set("HOME")?).join(".cache"));
-    let cache = set("XDG_CACHE_HOME").map(PathBuf::from).or_else(home);
-    let built = cache.map(|cache| cache.join("distribute/pjrt-cpu/2.21.0"));
-    let built = built.map(|folder| folder.join("pjrt_c_api_cpu_plugin.so"));
-    built
-        .filter(|path| path.is_file())
-        .ok_or_else(|| NO_PLUGIN.to_string())
+    Plugin::locate(None).map_err(|error| error.to_string())
 }
 
 /// `TpuStrategy` on the devices of this plugin.
@@ -111,6 +96,8 @@ impl StrategyFactory for Tpu {
             FamilyName::Loss => {
                 is_any && (kind, case.op()) != (StrategyKind::Default, "loss_class")
             }
+            // Its validation loss is a number that the case gives for each epoch: a literal.
+            FamilyName::Documents => kind == StrategyKind::Mirrored && case.op() != "EarlyStopping",
             // Central storage leaves a partial last step out.
             FamilyName::Datasets => is_any && kind != StrategyKind::CentralStorage,
             family => FAMILIES.contains(&family) && kind == StrategyKind::Mirrored,

@@ -368,7 +368,8 @@ fn wrong_expectations_fail(
         FamilyName::Cluster,
         FamilyName::Checkpoint,
         FamilyName::MultiWorker,
-        FamilyName::ParameterServer
+        FamilyName::ParameterServer,
+        FamilyName::Documents
     )]
     family: FamilyName,
 ) {
@@ -407,7 +408,7 @@ fn no_family_is_left_out() {
     assert!(not_run.is_empty(), "without a runner: {not_run:?}");
     assert_eq!(
         report.families().len(),
-        11,
+        12,
         "add the family to `wrong_expectations_fail`"
     );
 }

@@ -121,3 +121,9 @@ fn training_runs() {
     });
     assert!(uneven.count() > 0);
 }
+
+/// The documents' statements, compiled where they are about replicas of one machine.
+#[test]
+fn the_documents_pass_under_tpu_strategy() {
+    within(LIMIT, || few_skipped(FamilyName::Documents, 80, 10));
+}

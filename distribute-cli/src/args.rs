@@ -14,8 +14,8 @@ use crate::tpu::TpuArgs;
 #[derive(Debug, Parser)]
 #[command(name = "distribute-cli", version)]
 #[command(
-    after_help = "Exit codes: 0 done, 1 failed, 2 wrong usage, 42 interrupted after a \
-                        checkpoint was saved."
+    after_help = "Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 42 interrupted \
+                        after a checkpoint was saved."
 )]
 pub(crate) struct Cli {
     #[command(subcommand)]
@@ -102,6 +102,15 @@ pub(crate) struct LaunchArgs {
         requires = "rendezvous"
     )]
     pub(crate) host_address: Option<std::net::IpAddr>,
+    /// How long to wait for the launchers of the other hosts [default: 300]
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        help_heading = "Several hosts",
+        requires = "rendezvous",
+        value_parser = clap::value_parser!(u64).range(1..=10_000_000)
+    )]
+    pub(crate) rendezvous_timeout: Option<u64>,
     /// Allow addresses beyond this machine: launchers prove the secret, but do not encrypt
     #[arg(long, help_heading = "Several hosts", requires = "rendezvous")]
     pub(crate) insecure: bool,
@@ -285,6 +294,9 @@ pub(crate) struct DataArgs {
     /// Where mnist, fashion-mnist [default: data/NAME] or images (a folder per class) are
     #[arg(long, value_name = "DIR")]
     pub(crate) data_dir: Option<PathBuf>,
+    /// Whether the first line of csv:FILE names the columns [default: auto]
+    #[arg(long, value_name = "WHETHER")]
+    pub(crate) csv_header: Option<CsvHeaderName>,
     /// Examples of one step of one replica [default: up to 64, at least 20 steps an epoch]
     #[arg(long, value_name = "N", value_parser = positive, allow_negative_numbers = true)]
     pub(crate) batch_size: Option<usize>,
@@ -337,12 +349,12 @@ pub(crate) struct FileArgs {
     /// Save when the last save is so long ago, instead of every epoch
     #[arg(long, value_name = "SECONDS", value_parser = positive_u64, allow_negative_numbers = true)]
     pub(crate) checkpoint_seconds: Option<u64>,
-    /// Continue with the newest checkpoint in --checkpoint-dir
-    #[arg(long)]
-    pub(crate) resume: bool,
-    /// Continue if --checkpoint-dir holds a checkpoint, else begin: for jobs that are restarted
+    /// Continue if --checkpoint-dir holds a checkpoint, else begin: one command line for both
     #[arg(long, conflicts_with = "resume")]
     pub(crate) restartable: bool,
+    /// As --restartable, but refuse to begin: there must be a checkpoint
+    #[arg(long)]
+    pub(crate) resume: bool,
     /// Write history.jsonl, history.csv and TensorBoard files here
     #[arg(long, value_name = "DIR")]
     pub(crate) log_dir: Option<PathBuf>,
@@ -357,9 +369,9 @@ pub(crate) struct RestoreArgs {
     /// A directory that `train` saved into, or one checkpoint in it
     #[arg(long, value_name = "DIR")]
     pub(crate) checkpoint_dir: Option<PathBuf>,
-    /// The examples to use
-    #[arg(long, value_name = "NAME", default_value = "test")]
-    pub(crate) split: SplitName,
+    /// The examples to use [default: test; all of data that the checkpoint was not trained on]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) split: Option<SplitName>,
     /// How the work is distributed
     #[arg(
         long,
@@ -403,8 +415,30 @@ pub(crate) enum OutputFormat {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum SplitName {
+    /// What was trained on
     Train,
+    /// What was held out, or the data set's own test examples
     Test,
+    /// Both
+    All,
+}
+
+impl SplitName {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Train => "train",
+            Self::Test => "test",
+            Self::All => "all",
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum CsvHeaderName {
+    /// If none of its fields is a number; where that cannot decide it is an error
+    Auto,
+    Yes,
+    No,
 }
 
 /// The program's arguments. Commands that train nothing say what the flags they share with

@@ -9,7 +9,7 @@ use distribute_core::cluster::{
 };
 use distribute_core::collectives::control::security::{Security, TlsIdentity, Token};
 use distribute_core::collectives::{
-    CommunicationImplementation, CommunicationOptions, ProcessTransport,
+    CommunicationImplementation, CommunicationOptions, Interruption, ProcessTransport,
 };
 use distribute_core::{Error, LogicalDevice, MultiWorkerMirroredStrategy};
 
@@ -232,6 +232,7 @@ impl ClusterArgs {
         &self,
         devices: Vec<LogicalDevice>,
         cluster: Option<Cluster>,
+        interruption: Interruption,
     ) -> Result<MultiWorkerMirroredStrategy, Failure> {
         let timeout = Duration::from_secs(self.timeout.unwrap_or(300));
         let rendezvous = Duration::from_secs(self.rendezvous_timeout.unwrap_or(60));
@@ -249,6 +250,7 @@ impl ClusterArgs {
             .security(self.security()?)
             .generation(restarts()?)
             .rendezvous_timeout(rendezvous)
+            .interruption(interruption)
             .heartbeat_timeout(Duration::from_secs(self.heartbeat_timeout.unwrap_or(3)))
             .timeout(timeout);
         if let Some(directory) = &self.flight_records {

@@ -6,18 +6,13 @@ use std::str::FromStr;
 
 use burn::tensor::Int;
 use distribute_core::{Device, Error, Result, Tensor, TensorData};
-use distribute_data::readers::{self, CsvOptions, Examples, ImageColor, TrainTest};
+use distribute_data::readers::{self, CsvHeader, CsvOptions, Examples, ImageColor, TrainTest};
 use distribute_data::{Dataset, Weighted};
 
-use crate::args::SplitName;
+use crate::args::CsvHeaderName;
 use crate::failure::Failure;
+use crate::split::Parts;
 
-/// Held out of a data set that comes without test examples.
-const TEST_FRACTION: f64 = 0.2;
-/// Fewer examples cannot be split that way.
-const MIN_EXAMPLES: usize = 3;
-/// The seed of that split: fixed, so that a model is never tested on what it was trained on.
-const SPLIT_SEED: u64 = 1998;
 /// Classes of MNIST and Fashion-MNIST.
 const MNIST_CLASSES: usize = 10;
 
@@ -29,7 +24,7 @@ pub(crate) enum DatasetName {
     FashionMnist,
     Images,
     Idx(PathBuf),
-    Csv(PathBuf),
+    Csv(PathBuf, CsvHeader),
     Npz(PathBuf),
 }
 
@@ -49,7 +44,7 @@ impl FromStr for DatasetName {
             let path = PathBuf::from((!path.is_empty()).then_some(path)?);
             match kind {
                 "idx" => Some(Self::Idx(path)),
-                "csv" => Some(Self::Csv(path)),
+                "csv" => Some(Self::Csv(path, CsvHeader::Detect)),
                 "npz" => Some(Self::Npz(path)),
                 _ => None,
             }
@@ -57,6 +52,16 @@ impl FromStr for DatasetName {
         named.or_else(from_file).ok_or_else(|| {
             "use digits, mnist, fashion-mnist, images, idx:DIR, csv:FILE or npz:FILE".to_string()
         })
+    }
+}
+
+impl From<CsvHeaderName> for CsvHeader {
+    fn from(name: CsvHeaderName) -> Self {
+        match name {
+            CsvHeaderName::Auto => Self::Detect,
+            CsvHeaderName::Yes => Self::Present,
+            CsvHeaderName::No => Self::Absent,
+        }
     }
 }
 
@@ -68,7 +73,7 @@ impl fmt::Display for DatasetName {
             Self::FashionMnist => f.write_str("fashion-mnist"),
             Self::Images => f.write_str("images"),
             Self::Idx(path) => write!(f, "idx:{}", path.display()),
-            Self::Csv(path) => write!(f, "csv:{}", path.display()),
+            Self::Csv(path, _) => write!(f, "csv:{}", path.display()),
             Self::Npz(path) => write!(f, "npz:{}", path.display()),
         }
     }
@@ -80,16 +85,61 @@ impl DatasetName {
         match self {
             Self::Digits => "digits-cnn",
             Self::Mnist | Self::FashionMnist | Self::Images | Self::Idx(_) => "mnist-cnn",
-            Self::Csv(_) | Self::Npz(_) => "mlp",
+            Self::Csv(..) | Self::Npz(_) => "mlp",
+        }
+    }
+
+    /// The same with what is known of a table's first line.
+    ///
+    /// # Errors
+    /// If it is said of something else than a table.
+    pub(crate) fn with_header(self, header: Option<CsvHeaderName>) -> Result<Self, Failure> {
+        match (self, header) {
+            (data, None) => Ok(data),
+            (Self::Csv(path, _), Some(header)) => Ok(Self::Csv(path, header.into())),
+            (other, Some(_)) => Err(Failure::usage(format!(
+                "--csv-header is for csv:FILE, {other} has no header"
+            ))),
+        }
+    }
+
+    /// Whether the number of its classes is known without its labels.
+    pub(crate) fn knows_classes(&self) -> bool {
+        matches!(self, Self::Digits | Self::Mnist | Self::FashionMnist)
+    }
+
+    /// What was said of a table's first line, for a checkpoint.
+    pub(crate) fn header(&self) -> Option<&'static str> {
+        match self {
+            Self::Csv(_, CsvHeader::Present) => Some("yes"),
+            Self::Csv(_, CsvHeader::Absent) => Some("no"),
+            _ => None,
+        }
+    }
+
+    /// What it is, without where its files are.
+    pub(crate) fn kind(&self) -> &'static str {
+        match self {
+            Self::Digits => "digits",
+            Self::Mnist => "mnist",
+            Self::FashionMnist => "fashion-mnist",
+            Self::Images => "images",
+            Self::Idx(_) => "idx:DIR",
+            Self::Csv(..) => "csv:FILE",
+            Self::Npz(_) => "npz:FILE",
+        }
+    }
+
+    /// How often `train` goes through it unless it is told.
+    pub(crate) fn default_epochs(&self) -> usize {
+        match self {
+            Self::Digits => 30,
+            _ => 10,
         }
     }
 
     /// Reads it. `as_text` reads a CSV file as texts with labels.
-    pub(crate) fn read(
-        &self,
-        data_dir: Option<&Path>,
-        as_text: bool,
-    ) -> Result<TrainTest, Failure> {
+    pub(crate) fn read(&self, data_dir: Option<&Path>, as_text: bool) -> Result<Parts, Failure> {
         let in_folder = matches!(self, Self::Mnist | Self::FashionMnist | Self::Images);
         if data_dir.is_some() && !in_folder {
             return Err(Failure::usage(format!(
@@ -97,8 +147,8 @@ impl DatasetName {
             )));
         }
         let data = match self {
-            Self::Digits => readers::digits_split()?,
-            Self::Mnist | Self::FashionMnist => self.read_mnist(data_dir)?,
+            Self::Digits => Parts::Whole(readers::digits()?),
+            Self::Mnist | Self::FashionMnist => Parts::Given(self.read_mnist(data_dir)?),
             Self::Images => {
                 let folder = data_dir.ok_or_else(|| {
                     Failure::usage(
@@ -106,23 +156,35 @@ impl DatasetName {
                          JPEG images per class",
                     )
                 })?;
-                self.hold_out(&readers::read_image_folder(folder, ImageColor::AsStored)?)?
+                Parts::Whole(readers::read_image_folder(folder, ImageColor::AsStored)?)
             }
-            Self::Idx(folder) => readers::read_mnist_folder(folder, None)?,
-            Self::Csv(path) if as_text => self.hold_out(&readers::read_text_csv(path)?)?,
-            Self::Csv(path) => self.hold_out(&readers::read_csv(path, &CsvOptions::default())?)?,
+            Self::Idx(folder) => Parts::Given(readers::read_mnist_folder(folder, None)?),
+            Self::Csv(_, CsvHeader::Absent) if as_text => {
+                return Err(Failure::usage(
+                    "the model `text` finds its columns by their names; --csv-header no is for \
+                     tables of numbers",
+                ));
+            }
+            Self::Csv(path, _) if as_text => Parts::Whole(readers::read_text_csv(path)?),
+            Self::Csv(path, header) => {
+                let options = CsvOptions {
+                    header: *header,
+                    ..CsvOptions::default()
+                };
+                Parts::Whole(readers::read_csv(path, &options)?)
+            }
             Self::Npz(path) => match readers::read_npz(path)? {
-                (train, Some(test)) => TrainTest { train, test },
-                (all, None) => self.hold_out(&all)?,
+                (train, Some(test)) => Parts::Given(TrainTest { train, test }),
+                (all, None) => Parts::Whole(all),
             },
         };
-        if data.train.classes().is_none() {
+        if data.first().classes().is_none() {
             return Err(Failure::failed(format!(
                 "{self}: the labels are not classes; this program trains classifiers, use the \
                  library for other losses"
             )));
         }
-        if as_text && !data.train.is_text() {
+        if as_text && !data.first().is_text() {
             return Err(Failure::usage(format!(
                 "the model `text` needs texts, {self} has numbers; use csv:FILE with the columns \
                  text and label"
@@ -150,26 +212,6 @@ impl DatasetName {
             )));
         }
         Ok(readers::read_mnist_folder(folder, Some(MNIST_CLASSES))?)
-    }
-
-    /// Splits data that comes without test examples.
-    fn hold_out(&self, all: &Examples) -> Result<TrainTest, Failure> {
-        if all.len() < MIN_EXAMPLES {
-            return Err(Failure::failed(format!(
-                "{self} has {} examples, too few to hold a fifth out for testing; at least \
-                 {MIN_EXAMPLES} are needed",
-                all.len()
-            )));
-        }
-        Ok(all.train_test(TEST_FRACTION, SPLIT_SEED)?)
-    }
-}
-
-/// The part of the data that was asked for.
-pub(crate) fn choose(data: TrainTest, split: SplitName) -> Examples {
-    match split {
-        SplitName::Train => data.train,
-        SplitName::Test => data.test,
     }
 }
 

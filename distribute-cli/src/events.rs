@@ -1,6 +1,8 @@
 //! What goes to standard output: JSON lines, or text.
 
+use std::fs;
 use std::io::{self, Write};
+use std::path::Path;
 
 use distribute_core::fit::{Callback, Control, EpochRecord};
 use distribute_core::{Error, Result};
@@ -50,6 +52,41 @@ impl Write for Notes {
     }
 }
 
+/// Removes the curves that an earlier run has left in a log directory: a new run replaces its
+/// history files, so they would belong to nothing. Where no run of this program has left a history
+/// nothing is touched.
+pub(crate) fn remove_curves(directory: &Path) -> Result<(), Failure> {
+    if !directory.join("history.jsonl").exists() {
+        return Ok(());
+    }
+    for part in ["train", "validation"] {
+        for entry in fs::read_dir(directory.join(part))
+            .into_iter()
+            .flatten()
+            .flatten()
+        {
+            let is_ours = entry
+                .file_name()
+                .to_string_lossy()
+                .starts_with("events.out.tfevents.");
+            if !is_ours {
+                continue;
+            }
+            match fs::remove_file(entry.path()) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    return Err(Failure::failed(format!(
+                        "cannot remove {}, a curve of an earlier run ({error}); choose another \
+                         --log-dir",
+                        entry.path().display()
+                    )));
+                }
+                _ => {}
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Prints one JSON object per epoch:
 /// `{"event":"epoch","epoch":1,"loss":..,"accuracy":..,"val_loss":..,"val_accuracy":..,
 /// "examples_per_second":..}`.
@@ -72,6 +109,8 @@ impl Callback for JsonEpochs {
 /// `{"event":"step","step":20,"epoch":1,"loss":..,"accuracy":..}`.
 #[derive(Debug)]
 pub(crate) struct StepLines {
+    /// All workers have the same, which they have compared: one that takes no part would let the
+    /// others wait for it.
     pub(crate) every: Option<u64>,
     /// Of several workers one prints; all take part in the averages.
     pub(crate) reports: bool,
@@ -79,23 +118,6 @@ pub(crate) struct StepLines {
 }
 
 impl Callback for StepLines {
-    fn on_train_begin(&mut self, run: &mut Control<'_>) -> Result<()> {
-        let Some(workers) = run.strategy().workers() else {
-            return Ok(());
-        };
-        // A worker that takes no part would let the others wait for it.
-        let own = self.every.map_or("none".to_string(), |n| n.to_string());
-        let all = workers.gather_text(&own)?;
-        match all.iter().position(|other| *other != all[0]) {
-            None => Ok(()),
-            Some(worker) => Err(Error::step(format!(
-                "--log-steps is {} on worker 0 and {} on worker {worker}: give all workers the \
-                 same",
-                all[0], all[worker]
-            ))),
-        }
-    }
-
     fn on_batch_end(&mut self, run: &mut Control<'_>) -> Result<()> {
         let progress = run.progress();
         if !self

@@ -6,6 +6,10 @@ use std::fmt;
 use std::path::Path;
 use std::process::ExitCode;
 
+use distribute_core::Error;
+use distribute_core::fit::FitError;
+use distribute_ps::PsError;
+
 /// What is printed, and what the program ends with.
 #[derive(Debug)]
 pub(crate) struct Failure {
@@ -62,12 +66,24 @@ impl Failure {
         self
     }
 
+    /// The end of a wait by a signal: what a shell reports for that.
+    pub(crate) fn by_signal(mut self, signal: i32) -> Self {
+        self.code = u8::try_from(128 + signal).unwrap_or(FAILED);
+        if !self.message.contains("interrupted") {
+            self.message = format!("interrupted: {}", self.message);
+        }
+        self
+    }
+
     fn caused_by(source: impl StdError + Send + Sync + 'static) -> Self {
         Self {
             message: source.to_string(),
+            code: match is_configuration(&source) {
+                true => USAGE,
+                false => FAILED,
+            },
             source: Some(Box::new(source)),
             details: Vec::new(),
-            code: FAILED,
         }
     }
 
@@ -94,7 +110,6 @@ impl Failure {
             for detail in &self.details {
                 note(&format!("  {detail}"));
             }
-            note(&format!("  {cause:?}"));
             while let Some(error) = cause.and_then(StdError::source) {
                 note(&format!("  caused by: {error}"));
                 cause = Some(error);
@@ -102,6 +117,26 @@ impl Failure {
         }
         ExitCode::from(self.code)
     }
+}
+
+/// Whether an error is that of flags, models or data that do not fit those of another process or
+/// of a checkpoint: starting them again does not mend it.
+fn is_configuration(error: &(dyn StdError + 'static)) -> bool {
+    let is_it = |error: &Error| match error {
+        Error::DifferentConfigurations { .. } | Error::DifferentModels { .. } => true,
+        Error::Fit(error) => matches!(**error, FitError::Resume { .. }),
+        _ => false,
+    };
+    let of_servers = |error: &PsError| matches!(error, PsError::Core(core) if is_it(core));
+    let mut next = Some(error);
+    while let Some(error) = next {
+        let own = error.downcast_ref::<Error>().is_some_and(is_it);
+        if own || error.downcast_ref::<PsError>().is_some_and(of_servers) {
+            return true;
+        }
+        next = error.source();
+    }
+    false
 }
 
 macro_rules! failure_from {

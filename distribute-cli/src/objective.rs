@@ -1,7 +1,7 @@
 //! The one forward pass that training, validation and evaluation share.
 
-use burn::tensor::Int;
-use distribute_cli::model::{Mode, Sequential};
+use burn::tensor::{Bool, Int};
+use distribute_cli::model::{Loss, Mode, Sequential};
 use distribute_core::fit::{Objective, StepContext};
 use distribute_core::{Result, Tensor};
 use distribute_data::{
@@ -14,8 +14,8 @@ use crate::data::Batch;
 /// Loss and accuracy of one replica's batch.
 ///
 /// The loss is divided by the constant global batch size, so what is learned does not depend on
-/// the number of replicas, nor on what fills a batch up: that weighs nothing. A model with one
-/// output says yes or no; others choose a class.
+/// the number of replicas, nor on what fills a batch up: that weighs nothing. What the
+/// model ends with decides the loss, see [`Loss`].
 pub(crate) fn objective(
     ctx: &StepContext<'_>,
     model: &Sequential,
@@ -30,7 +30,8 @@ pub(crate) fn objective(
         false => Mode::Inference,
     };
     let logits = model.logits(input, &mut mode);
-    let (per_example, predicted) = losses(logits, labels.clone());
+    let loss = model.head().loss(logits.dims()[1]);
+    let (per_example, predicted) = losses(loss, logits, labels.clone());
     let correct = (predicted.equal(labels).float() * weights.clone()).sum();
     let examples = weights.clone().sum();
     let global_batch = ctx.global_batch_size();
@@ -41,15 +42,27 @@ pub(crate) fn objective(
 }
 
 /// The loss and the predicted class of every example.
-fn losses(logits: Tensor<2>, labels: Tensor<1, Int>) -> (Tensor<1>, Tensor<1, Int>) {
+fn losses(loss: Loss, logits: Tensor<2>, labels: Tensor<1, Int>) -> (Tensor<1>, Tensor<1, Int>) {
     let [examples, outputs] = logits.dims();
-    if outputs == 1 {
-        let predicted = logits.clone().greater_elem(0.0).int().reshape([examples]);
-        let targets = labels.reshape([examples, 1]);
-        return (binary_crossentropy(logits, targets), predicted);
-    }
-    let predicted = logits.clone().argmax(1).reshape([examples]);
-    (sparse_categorical_crossentropy(logits, labels), predicted)
+    let predicted = match loss {
+        Loss::Binary => logits.clone().greater_elem(0.0).int(),
+        Loss::BinaryPerClass | Loss::Categorical => logits.clone().argmax(1),
+    };
+    let column = labels.clone().reshape([examples, 1]);
+    let per_example = match loss {
+        Loss::Binary => binary_crossentropy(logits, column),
+        Loss::BinaryPerClass => binary_crossentropy(logits, one_hot(column, outputs)),
+        Loss::Categorical => sparse_categorical_crossentropy(logits, labels),
+    };
+    (per_example, predicted.reshape([examples]))
+}
+
+/// Whether each class is the one of the example: `[n, classes]` of `[n, 1]`.
+fn one_hot(labels: Tensor<2, Int>, classes: usize) -> Tensor<2, Bool> {
+    let shape = [labels.dims()[0], classes];
+    let all = Tensor::<1, Int>::arange(0..classes as i64, &labels.device());
+    let all = all.cast(labels.dtype()).reshape([1, classes]);
+    labels.expand(shape).equal(all.expand(shape))
 }
 
 fn regularized(
@@ -70,4 +83,33 @@ fn empty(ctx: &StepContext<'_>, model: &Sequential, input: Tensor<2>) -> Result<
     let objective = Objective::new(zero.clone()).examples(zero.clone());
     let objective = objective.metric("accuracy", zero.clone(), zero);
     regularized(ctx, model, objective)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burn::tensor::Device;
+
+    /// Keras: `binary_crossentropy(one_hot(labels), logits, from_logits=True)`.
+    #[test]
+    fn a_sigmoid_per_class_is_as_many_yes_no_questions() {
+        let device = Device::flex();
+        let logits = Tensor::<2>::from_data([[2.0_f32, -1.0, 0.5], [0.0, 3.0, -2.0]], &device);
+        let labels = Tensor::<1, Int>::from_data([0_i64, 2], &device);
+        let (loss, predicted) = losses(Loss::BinaryPerClass, logits, labels);
+        let term = |x: f64, yes: bool| if yes { -x } else { x }.exp().ln_1p();
+        let expected = [
+            (term(2.0, true) + term(-1.0, false) + term(0.5, false)) / 3.0,
+            (term(0.0, false) + term(3.0, false) + term(-2.0, true)) / 3.0,
+        ];
+        let loss = loss.into_data().try_to_vec::<f32>().unwrap();
+        for (found, expected) in loss.iter().zip(expected) {
+            assert!(
+                (f64::from(*found) - expected).abs() < 1e-6,
+                "{found} {expected}"
+            );
+        }
+        let data = predicted.into_data().convert::<i64>();
+        assert_eq!(data.try_to_vec::<i64>().unwrap(), [0, 1]);
+    }
 }

@@ -1,23 +1,27 @@
 //! What is trained on what: the model, its data, and how both are kept in a checkpoint.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use distribute_cli::model::{
     BUILT_IN, LayerSpec, ModelError, ModelSpec, Plan, Sequential, Shape, built_in, parse_keras_json,
 };
 use distribute_core::checkpoint::{CheckpointError, Metadata};
-use distribute_core::{Adam, AdamW, Device, Sgd, TrainState, optim::Optimizer};
+use distribute_core::optim::Optimizer;
+use distribute_core::{Adam, AdamW, Configuration, Device, Difference, Sgd, TrainState};
 use distribute_data::readers::{Examples, TrainTest};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-use crate::args::{OptimizerName, TrainArgs, TrainingArgs};
+use crate::args::{CsvHeaderName, OptimizerName, TrainArgs, TrainingArgs};
+use crate::configuration::listed;
 use crate::data::DatasetName;
 use crate::failure::Failure;
+use crate::split::SplitRecord;
 use crate::text::Vocabulary;
 
 /// Where a checkpoint's metadata keeps what is in here.
-const EXTRA_KEY: &str = "distribute-cli";
+pub(crate) const EXTRA_KEY: &str = "distribute-cli";
 
 /// A model and what it is made for.
 #[derive(Debug)]
@@ -31,6 +35,10 @@ pub(crate) struct Task {
     features: Vec<usize>,
     vocabulary: Option<Vocabulary>,
     l2: Option<f64>,
+    /// The data set that the checkpoint names.
+    pub(crate) trained_on: String,
+    /// What the split into training and test examples was made of.
+    pub(crate) split: Option<SplitRecord>,
 }
 
 /// Where the model comes from.
@@ -45,6 +53,7 @@ impl Task {
     /// The task that `train` is asked for, and its data, ready for the model.
     pub(crate) fn asked(args: &TrainArgs) -> Result<(Self, TrainTest), Failure> {
         let dataset = args.data.dataset.clone().unwrap_or(DatasetName::Digits);
+        let dataset = dataset.with_header(args.data.csv_header)?;
         Self::new(
             dataset,
             args.data.data_dir.as_deref(),
@@ -63,7 +72,10 @@ impl Task {
         let model = model.unwrap_or(dataset.default_model());
         // Before the data: a wrong name is found at once.
         let file = model_file(model)?;
-        let mut data = dataset.read(data_dir, model == "text")?;
+        let parts = dataset.read(data_dir, model == "text")?;
+        let split = parts.record()?;
+        let mut data = parts.train_test(&dataset)?;
+        check_classes(&data, &dataset)?;
         let vocabulary = match data.train.is_text() {
             true => Some(Vocabulary::of(&data.train)?),
             false => None,
@@ -86,12 +98,14 @@ impl Task {
             l2,
         )?;
         for examples in [&data.train, &data.test] {
+            task.check_labels(examples)?;
             task.check_tokens(examples)?;
         }
         let class_names = data.train.class_names().to_vec();
         Ok((
             Self {
                 class_names,
+                split,
                 ..task
             },
             data,
@@ -114,8 +128,9 @@ impl Task {
             None => spec,
         };
         let plan = spec.plan(features)?;
-        check_outputs(&plan, classes, &dataset)?;
+        check_outputs(&plan)?;
         Ok(Self {
+            trained_on: dataset.to_string(),
             dataset,
             plan,
             class_names: Vec::new(),
@@ -125,6 +140,7 @@ impl Task {
             features: features.to_vec(),
             vocabulary,
             l2,
+            split: None,
         })
     }
 
@@ -158,9 +174,31 @@ impl Task {
                 found: plan.input.to_string(),
             }));
         }
-        check_outputs(&plan, examples.classes().unwrap_or(1), &self.dataset)?;
+        self.check_labels(&examples)?;
         self.check_tokens(&examples)?;
         Ok(examples)
+    }
+
+    /// One output is for two classes, more outputs are for as many classes.
+    fn check_labels(&self, examples: &Examples) -> Result<(), Failure> {
+        let outputs = self.plan.output().elements();
+        let classes = if outputs == 1 { 2 } else { outputs };
+        let all: Vec<usize> = (0..examples.len()).collect();
+        let labels = examples.labels_i64(&all)?;
+        let known = |label: &i64| usize::try_from(*label).is_ok_and(|label| label < classes);
+        match labels.iter().position(|label| !known(label)) {
+            None => Ok(()),
+            Some(index) => Err(Failure::failed(format!(
+                "{} ({}): example {} (counted from 0) has the label {}, but {} tells {classes} classes \
+                 apart, 0 to {}; correct the label, or choose another model or data set",
+                self.dataset,
+                examples.name(),
+                examples.rows()[index],
+                labels[index],
+                self.spec.name,
+                classes - 1
+            ))),
+        }
     }
 
     /// What a model that begins with an embedding reads must be token numbers that it has.
@@ -204,8 +242,55 @@ impl Task {
             "features": self.features,
             "vocabulary": self.vocabulary.as_ref().map(Vocabulary::to_json),
             "l2": self.l2,
+            "csv_header": self.dataset.header(),
+            "split": self.split.as_ref().map(SplitRecord::to_json),
         });
         (EXTRA_KEY, value)
+    }
+
+    /// The model, for the comparison with other processes: a built-in one is its name, a file what
+    /// it says.
+    pub(crate) fn model_settings(&self) -> Configuration {
+        let settings = Configuration::new();
+        match &self.source {
+            Source::BuiltIn => settings.with("--model", Some(&self.spec.name)),
+            Source::Keras(text) => {
+                let mut settings = settings.with("--model", Some("a model file"));
+                settings.extend(&model_file_settings(text));
+                settings
+            }
+        }
+    }
+
+    /// What is different in the model file of a checkpoint.
+    pub(crate) fn model_file_difference(&self, stored: &str) -> Option<Difference> {
+        match &self.source {
+            Source::BuiltIn => None,
+            Source::Keras(text) => {
+                model_file_settings(text).difference(&model_file_settings(stored))
+            }
+        }
+    }
+
+    /// What the classes mean, and the words of texts.
+    pub(crate) fn class_settings(&self) -> Configuration {
+        let (_, extra) = self.to_extra();
+        Self::stored_class_settings(&extra)
+    }
+
+    /// That of a checkpoint.
+    pub(crate) fn stored_class_settings(extra: &Value) -> Configuration {
+        let texts = |list: &Value| -> Option<Vec<String>> {
+            let texts = list.as_array()?.iter().filter_map(Value::as_str);
+            Some(texts.map(str::to_string).collect())
+        };
+        let names = texts(&extra["class_names"]).filter(|names| !names.is_empty());
+        let words = texts(&extra["vocabulary"]["words"]);
+        Configuration::new()
+            .with("the list of classes", names.map(|names| listed(&names)))
+            .with("the number of classes", extra["classes"].as_u64())
+            .with("the vocabulary", words.map(|words| listed(&words)))
+            .with("the words of a text", extra["vocabulary"]["steps"].as_u64())
     }
 
     /// The task of a checkpoint; `dataset` and `model` replace what it says.
@@ -245,6 +330,13 @@ impl Task {
             (None, Some(file)) => (stored_model, Source::Keras(file.to_string())),
             (None, None) => (stored_model, Source::BuiltIn),
         };
+        let header = match text("csv_header") {
+            Some("yes") => Some(CsvHeaderName::Yes),
+            Some("no") => Some(CsvHeaderName::No),
+            _ => None,
+        };
+        let stored = stored.with_header(header)?;
+        let trained_on = stored.to_string();
         let dataset = dataset.unwrap_or(stored);
         let l2 = stored_l2(metadata);
         let mut task = Self::build(
@@ -253,6 +345,8 @@ impl Task {
             vocabulary,
             l2,
         )?;
+        task.trained_on = trained_on;
+        task.split = SplitRecord::from_json(&extra["split"]);
         let names = extra["class_names"].as_array().into_iter().flatten();
         task.class_names = names
             .filter_map(|name| Some(name.as_str()?.to_string()))
@@ -264,6 +358,38 @@ impl Task {
 /// The `--l2` that a checkpoint was trained with; nothing if the model decided.
 pub(crate) fn stored_l2(metadata: &Metadata) -> Option<f64> {
     metadata.extra.get(EXTRA_KEY)?["l2"].as_f64()
+}
+
+/// Every number and text of a model file with its place in it, however it is laid out.
+fn model_file_settings(text: &str) -> Configuration {
+    let mut settings = Configuration::new();
+    match serde_json::from_str(text) {
+        Ok(value) => add_leaves("", &value, &mut settings),
+        // It has been read before, so this is what a checkpoint was damaged to.
+        Err(_) => settings.set("the model file", Some(text)),
+    }
+    settings
+}
+
+fn add_leaves(place: &str, value: &Value, settings: &mut Configuration) {
+    let named = |key: &str| match place {
+        "" => format!("the model file's {key}"),
+        place => format!("{place}.{key}"),
+    };
+    match value {
+        Value::Object(entries) if !entries.is_empty() => {
+            for (key, value) in entries {
+                add_leaves(&named(key), value, settings);
+            }
+        }
+        Value::Array(items) if !items.is_empty() => {
+            for (index, value) in items.iter().enumerate() {
+                add_leaves(&format!("{place}[{index}]"), value, settings);
+            }
+        }
+        Value::String(text) => settings.set(place, Some(text)),
+        other => settings.set(place, Some(other)),
+    }
 }
 
 /// The text of a model file; nothing for the name of a built-in model.
@@ -292,21 +418,50 @@ fn unknown(model: &str) -> Failure {
     ))
 }
 
-/// One output is for two classes, more outputs are for as many classes.
-fn check_outputs(plan: &Plan, classes: usize, dataset: &DatasetName) -> Result<(), Failure> {
-    let Shape::Flat(outputs) = plan.output() else {
+/// How many times as many classes there may be as labels that occur.
+const CLASSES_PER_LABEL: usize = 16;
+
+/// Refuses a number of classes that one wrong label has made: it is the largest label plus one
+/// where nothing else says it.
+fn check_classes(data: &TrainTest, dataset: &DatasetName) -> Result<(), Failure> {
+    let classes = data.train.classes().unwrap_or(1);
+    let sets = [&data.train, &data.test];
+    if dataset.knows_classes() || !data.train.class_names().is_empty() {
+        return Ok(());
+    }
+    let mut largest = (-1, 0, &data.train);
+    let mut used = BTreeSet::new();
+    for examples in sets {
+        let all: Vec<usize> = (0..examples.len()).collect();
+        for (index, label) in examples.labels_i64(&all)?.into_iter().enumerate() {
+            used.insert(label);
+            if label > largest.0 {
+                largest = (label, index, examples);
+            }
+        }
+    }
+    let examples = data.train.len() + data.test.len();
+    if classes <= examples && classes <= CLASSES_PER_LABEL * used.len() {
+        return Ok(());
+    }
+    let (label, index, set) = largest;
+    Err(Failure::failed(format!(
+        "{dataset} ({}): the label {label} of example {} (counted from 0) makes {classes} classes, but only \
+         {} labels occur in {examples} examples; correct it, or number the classes from 0 on \
+         without gaps",
+        set.name(),
+        set.rows()[index],
+        used.len()
+    )))
+}
+
+fn check_outputs(plan: &Plan) -> Result<(), Failure> {
+    plan.check_head()?;
+    if !matches!(plan.output(), Shape::Flat(_)) {
         return Err(Failure::failed(format!(
             "{}: the output has the shape {}, a classifier needs one axis; end with Dense",
             plan.name,
             plan.output()
-        )));
-    };
-    let enough = if outputs == 1 { 2 } else { outputs };
-    if classes > enough {
-        return Err(Failure::failed(format!(
-            "{} tells {enough} classes apart, {dataset} has {classes}; choose another model or \
-             data set",
-            plan.name
         )));
     }
     if plan.parameters() == 0 {

@@ -3,17 +3,19 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
+use clap::{Args, ValueEnum};
 use distribute_core::{Error, Strategy};
-use distribute_tpu_xla::pjrt::{Device, ErrorCode, PjrtError, Plugin, Topology};
+use distribute_tpu_xla::pjrt::{Device, ErrorCode, PjrtError, Plugin, PluginSearch, Topology};
+use distribute_tpu_xla::stablehlo::Precision;
 use distribute_tpu_xla::{
     CompileReport, TpuClusterResolver, TpuCompiler, TpuConnection, TpuError, TpuStrategy,
 };
 use serde_json::{Value, json};
 
 use crate::args::{DeviceArgs, OutputFormat};
-use crate::events::{line, object};
+use crate::compile_watch::{CompileWatch, compiler_bytes};
+use crate::events::{line, note, object};
 use crate::failure::Failure;
 use crate::libtpu::in_own_process;
 use crate::strategies::device_names;
@@ -24,7 +26,7 @@ pub(crate) struct TpuArgs {
     /// Name or address of the TPU [default: COLAB_TPU_ADDR, TPU_NAME, or that of this machine]
     #[arg(long, value_name = "NAME")]
     pub(crate) tpu: Option<String>,
-    /// The PJRT plugin [default: PJRT_PLUGIN_LIBRARY_PATH, TPU_LIBRARY_PATH, an installed libtpu]
+    /// The PJRT plugin [default: the one that `doctor` shows; docs/tpu.md has the search]
     #[arg(long, value_name = "FILE")]
     pub(crate) pjrt_plugin: Option<PathBuf>,
     /// Compile the step of this job, say what it costs and whether it fits, and end
@@ -38,15 +40,48 @@ pub(crate) struct TpuArgs {
         value_parser = NonEmptyStringValueParser::new()
     )]
     pub(crate) topology: Option<String>,
+    /// Write the StableHLO program that the compiler gets to this file
+    #[arg(long, value_name = "FILE", requires = "compile_only")]
+    pub(crate) dump_stablehlo: Option<PathBuf>,
+    /// How exactly a TPU multiplies matrices of f32 [default: highest]
+    #[arg(long, value_name = "PRECISION")]
+    pub(crate) precision_of_matmul: Option<PrecisionName>,
+}
+
+/// The precisions of a TPU's matrix products, by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum PrecisionName {
+    /// One bf16 product, TensorFlow's and JAX's default: 8 bits of mantissa
+    Default,
+    /// Three bf16 products: about 16 bits
+    High,
+    /// Six bf16 products: f32 as on a CPU
+    Highest,
+}
+
+impl PrecisionName {
+    fn precision(self) -> Precision {
+        match self {
+            Self::Default => Precision::Default,
+            Self::High => Precision::High,
+            Self::Highest => Precision::Highest,
+        }
+    }
 }
 
 impl TpuArgs {
+    fn precision(&self) -> Precision {
+        let given = self.precision_of_matmul;
+        given.map_or(Precision::Highest, PrecisionName::precision)
+    }
+
     /// Names a flag that means nothing to another strategy.
     pub(crate) fn refuse_without_tpu(&self) -> Result<(), Failure> {
         let given = [
             ("--tpu", self.tpu.is_some()),
             ("--pjrt-plugin", self.pjrt_plugin.is_some()),
             ("--compile-only", self.compile_only),
+            ("--precision-of-matmul", self.precision_of_matmul.is_some()),
         ];
         match given.iter().find(|(_, given)| *given) {
             Some((flag, _)) => Err(Failure::usage(format!("{flag} is for --strategy tpu"))),
@@ -86,7 +121,7 @@ impl Tpu {
             format!("Running on TPU {:?}", resolver.addresses()),
             format!("Number of accelerators: {}", system.num_accelerators()),
         ];
-        let mut builder = TpuStrategy::builder(&system);
+        let mut builder = TpuStrategy::builder(&system).precision_of_matmul(args.precision());
         if let Some(replicas) = replicas {
             builder = builder.replicas(replicas);
         }
@@ -99,12 +134,23 @@ impl Tpu {
         replicas: Option<usize>,
         verbose: bool,
     ) -> Result<Self, Failure> {
-        let path = Plugin::locate(args.pjrt_plugin.as_deref()).map_err(not_found)?;
+        let search = PluginSearch::new(args.pjrt_plugin.as_deref()).topology(name);
+        let path = search.find().map_err(not_found)?;
         in_own_process(&path, verbose)?;
+        let watch = CompileWatch::new(name, args.dump_stablehlo.as_deref())?;
         let plugin = Plugin::load(&path).map_err(TpuError::from)?;
         let topology = plugin.topology(name, &[]).map_err(TpuError::from)?;
         let compiler = TpuCompiler::new(topology.clone(), replicas)?;
-        Ok(Self::Topology(Ahead { compiler, topology }))
+        let compiler = compiler.precision_of_matmul(args.precision());
+        note(&format!("capturing the step for {name}"));
+        let watch = Arc::new(watch);
+        let told = Arc::clone(&watch);
+        compiler.observe(move |progress| told.tell(progress));
+        Ok(Self::Topology(Ahead {
+            compiler,
+            topology,
+            watch,
+        }))
     }
 
     pub(crate) fn strategy(&self) -> Arc<dyn Strategy> {
@@ -173,11 +219,13 @@ fn not_found(error: PjrtError) -> Failure {
 pub(crate) struct Ahead {
     compiler: TpuCompiler,
     topology: Topology,
+    watch: Arc<CompileWatch>,
 }
 
 impl Ahead {
     /// What the compiler says of the first step; `None` if there was none.
     pub(crate) fn report(&self) -> Result<Option<CompileReport>, Failure> {
+        self.watch.check()?;
         let programs = self.compiler.programs();
         let report = programs.first();
         let report = report.map(|program| CompileReport::new(program, &self.topology));
@@ -225,6 +273,15 @@ pub(crate) fn print(report: &CompileReport, output: OutputFormat) -> Result<(), 
         mib(memory.temp_bytes),
         mib(memory.generated_code_bytes)
     ))?;
+    line(&format!("at most at a time: {}", mib(report.peak_bytes())))?;
+    let compiler = compiler_bytes().map_or(String::new(), |bytes| {
+        format!(", with at most {} of memory", mib(bytes))
+    });
+    line(&format!(
+        "compiled in {:.1} s{compiler}",
+        report.compile_time.as_secs_f64()
+    ))?;
+    line(&estimates(report))?;
     line(&format!("collectives: {}", collectives(report)))?;
     line(&match (report.fits(), report.memory_limit_bytes) {
         (Some(true), Some(limit)) => {
@@ -240,6 +297,21 @@ pub(crate) fn print(report: &CompileReport, output: OutputFormat) -> Result<(), 
             mib(report.memory_bytes())
         ),
     })
+}
+
+/// What the compiler thinks of a step.
+fn estimates(report: &CompileReport) -> String {
+    let time = report
+        .estimated_time
+        .map(|time| format!("{:.1} us", time.as_secs_f64() * 1e6));
+    let cycles = report
+        .estimated_cycles
+        .map(|cycles| format!("{cycles} cycles in all operations"));
+    let both: Vec<String> = time.into_iter().chain(cycles).collect();
+    match both.is_empty() {
+        true => "the compiler's estimate of a step: none".to_string(),
+        false => format!("the compiler's estimate of a step: {}", both.join(", ")),
+    }
 }
 
 fn collectives(report: &CompileReport) -> String {
@@ -272,6 +344,14 @@ fn json_report(report: &CompileReport) -> String {
         ("temp_bytes", json!(memory.temp_bytes)),
         ("generated_code_bytes", json!(memory.generated_code_bytes)),
         ("memory_bytes", json!(report.memory_bytes())),
+        ("peak_bytes", json!(report.peak_bytes())),
+        ("compile_seconds", json!(report.compile_time.as_secs_f64())),
+        ("compiler_peak_bytes", json!(compiler_bytes())),
+        (
+            "estimated_seconds",
+            json!(report.estimated_time.map(|time| time.as_secs_f64())),
+        ),
+        ("estimated_cycles", json!(report.estimated_cycles)),
         ("memory_limit_bytes", json!(report.memory_limit_bytes)),
         ("fits", json!(report.fits())),
         ("collectives", Value::Object(collectives)),

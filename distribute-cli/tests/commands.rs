@@ -170,6 +170,31 @@ fn a_checkpoint_is_evaluated_without_and_with_a_strategy() {
 }
 
 #[test]
+fn a_new_run_replaces_all_logs_and_a_continued_one_adds_to_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let curves = |part: &str| {
+        let files = fs::read_dir(folder.path().join("logs").join(part)).unwrap();
+        files.map(|file| file.unwrap().path()).collect::<Vec<_>>()
+    };
+    let train = "train --model mlp --replicas 2 --log-dir logs --output json";
+    succeed(folder.path(), &format!("{train} --epochs 1"));
+    let first = curves("validation");
+    succeed(
+        folder.path(),
+        &format!("{train} --epochs 2 --checkpoint-dir saved"),
+    );
+    for part in ["train", "validation"] {
+        assert_eq!(curves(part).len(), 1, "{part}");
+    }
+    assert_ne!(curves("validation"), first);
+    let more = "--epochs 3 --checkpoint-dir saved --resume";
+    succeed(folder.path(), &format!("{train} {more}"));
+    assert_eq!(curves("train").len(), 2);
+    let history = fs::read_to_string(folder.path().join("logs/history.jsonl")).unwrap();
+    assert_eq!(history.lines().count(), 3);
+}
+
+#[test]
 fn predictions_are_a_csv_that_fits_the_accuracy() {
     let folder = tempfile::tempdir().unwrap();
     let train = "train --model mlp --replicas 2 --steps 100 --checkpoint-dir saved --output json";
@@ -189,9 +214,10 @@ fn predictions_are_a_csv_that_fits_the_accuracy() {
     let mut lines = csv.lines();
     assert_eq!(lines.next(), Some("index,label,probability"));
     let mut correct = 0;
+    let rows = test.rows();
     for (row, line) in lines.enumerate() {
         let fields: Vec<&str> = line.split(',').collect();
-        assert_eq!(fields[0], row.to_string());
+        assert_eq!(fields[0], rows[row].to_string(), "the row among all digits");
         correct += usize::from(fields[1] == labels[row].to_string());
         let probability: f64 = fields[2].parse().unwrap();
         assert!((0.1..=1.0).contains(&probability), "{line}");

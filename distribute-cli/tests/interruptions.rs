@@ -227,6 +227,30 @@ fn a_full_disk_ends_the_run_and_keeps_older_checkpoints() {
 }
 
 #[test]
+fn a_full_disk_leaves_the_predictions_that_were_there() {
+    let folder = tempfile::tempdir().unwrap();
+    succeed(folder.path(), &format!("{QUICK} --checkpoint-dir saved"));
+    let disk = folder.path().join("disk");
+    fs::create_dir(&disk).unwrap();
+    let Some(_disk) = SmallDisk::mount(&disk, "size=16k", "predictions on a full disk") else {
+        return;
+    };
+    fs::write(disk.join("filler"), vec![0; 12 << 10]).unwrap();
+    let predict = "predict --checkpoint-dir saved --split all --predictions disk";
+    for (name, before) in [("new.csv", None), ("old.csv", Some("precious\n"))] {
+        if let Some(before) = before {
+            fs::write(disk.join(name), before).unwrap();
+        }
+        let finished = run(folder.path(), &format!("{predict}/{name}"));
+        assert_eq!(finished.code, Some(1), "{}", finished.stderr);
+        assert!(finished.stderr.contains(name), "{}", finished.stderr);
+        assert_eq!(fs::read_to_string(disk.join(name)).ok().as_deref(), before);
+    }
+    let files = fs::read_dir(&disk).unwrap().count();
+    assert_eq!(files, 2, "nothing half-written is left");
+}
+
+#[test]
 fn a_read_only_checkpoint_directory_is_found_before_training() {
     let folder = tempfile::tempdir().unwrap();
     let saved = folder.path().join("saved");

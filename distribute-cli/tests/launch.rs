@@ -218,6 +218,18 @@ fn a_job_whose_worker_is_killed_ends_with_the_bits_of_one_that_was_not(
     }
 }
 
+#[rstest]
+fn the_headline_names_a_worker_that_was_stopped(#[values(0, 1, 2)] stopped: usize) {
+    let folder = tempfile::tempdir().unwrap();
+    let options = "--workers 3 --grace 1";
+    let mut job = Launcher::start(folder.path(), options, &format!("{TRAIN} 1000000"));
+    job.0.wait_for(r#""epoch":2"#);
+    common::signal(job.worker(stopped), "STOP");
+    let finished = job.0.finish();
+    let headline = format!("the job failed because of rank {stopped}: the others lost it");
+    assert!(finished.stderr.contains(&headline), "{}", finished.stderr);
+}
+
 #[test]
 fn a_signal_to_the_launcher_saves_and_ends_with_42() {
     let folder = tempfile::tempdir().unwrap();

@@ -274,7 +274,7 @@ fn what_the_workers_do_not_read_in_the_checkpoint_must_be_a_flag() {
             options,
             &format!("{asked} 8 --resume {flags}"),
         );
-        assert_eq!(again.code, Some(1), "{}", again.stderr);
+        assert_eq!(again.code, Some(2), "{}", again.stderr);
         assert!(again.stderr.contains(said), "{}", again.stderr);
     }
     let asked = format!("{asked} 8 --resume --l2 0.01");
@@ -345,4 +345,64 @@ fn an_evaluator_measures_the_checkpoints() {
     let measured: Value = serde_json::from_str(measured.expect("an evaluation")).unwrap();
     assert_eq!(measured["step"], done["steps"]);
     assert_eq!(measured["accuracy"], done["val_accuracy"]);
+}
+
+/// Chief, server and worker with flags of their own for chief and worker; all end by themselves.
+fn apart(folder: &Path, of_chief: &str, of_worker: &str) -> [Finished; 3] {
+    let addresses = job::addresses(3);
+    let cluster = format!(
+        r#"{{"chief": ["{}"], "ps": ["{}"], "worker": ["{}"]}}"#,
+        addresses[0], addresses[1], addresses[2]
+    );
+    let start = |role: &str, flags: &str| {
+        let config = job::tf_config(&cluster, role, 0);
+        let arguments = format!("{TRAIN} --rendezvous-timeout 60 {flags}");
+        job::Member::start(folder, &arguments, &[("TF_CONFIG", &config)])
+    };
+    let all = [("ps", of_chief), ("worker", of_worker), ("chief", of_chief)];
+    let [server, worker, chief] = all.map(|(role, flags)| start(role, flags));
+    [chief.finish(), server.finish(), worker.finish()]
+}
+
+#[rstest]
+#[case(
+    "",
+    "--batch-size 2",
+    "--batch-size is 2 on worker 0 and 64 on the chief"
+)]
+#[case("--l2 0", "--l2 0.01", "--l2 is 0.01 on worker 0 and 0 on the chief")]
+#[case(
+    "",
+    "--learning-rate 0.5",
+    "--learning-rate is 0.5 on worker 0 and 0.001 on the chief"
+)]
+#[case(
+    "",
+    "--wire bf16",
+    "--wire is bf16 on worker 0 and not given on the chief"
+)]
+#[case(
+    "--dataset csv:all.csv",
+    "--dataset csv:half.csv",
+    "the number of examples is 40 on worker 0 and 80 on the chief"
+)]
+fn a_worker_with_other_flags_or_data_ends_the_job(
+    #[case] of_chief: &str,
+    #[case] of_worker: &str,
+    #[case] said: &str,
+) {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, rows) in [("all", 80), ("half", 40)] {
+        let rows: String = (0..rows).map(|i| format!("{i},{}\n", i % 2)).collect();
+        let path = folder.path().join(format!("{name}.csv"));
+        fs::write(path, format!("a,label\n{rows}")).unwrap();
+    }
+    let [of_chief, of_worker] = [of_chief, of_worker].map(|it| format!("--model mlp {it}"));
+    let [chief, server, worker] = apart(folder.path(), &of_chief, &of_worker);
+    for (role, ended) in [("chief", &chief), ("worker", &worker)] {
+        assert_eq!(ended.code, Some(2), "{role}: {}", ended.stderr);
+        assert!(ended.stderr.contains(said), "{role}: {}", ended.stderr);
+    }
+    assert_eq!(server.code, Some(0), "{}", server.stderr);
+    assert_eq!(chief.stdout, "", "nothing was trained");
 }

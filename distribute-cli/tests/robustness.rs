@@ -131,7 +131,7 @@ fn a_model_file_is_known_by_what_it_says_not_by_its_path() {
         folder.path(),
         &format!("train --model net.json {flags} --resume"),
     );
-    assert_eq!(other.code, Some(1), "{}", other.stderr);
+    assert_eq!(other.code, Some(2), "{}", other.stderr);
     assert!(
         other.stderr.contains("another version of the model"),
         "{}",
@@ -164,9 +164,11 @@ fn another_learning_rate_is_refused_on_resume_not_ignored() {
         folder.path(),
         &format!("train {flags} --resume --learning-rate 0.02"),
     );
-    assert_eq!(other.code, Some(1), "{}", other.stderr);
+    assert_eq!(other.code, Some(2), "{}", other.stderr);
     assert!(
-        other.stderr.contains("--learning-rate 0.01, not 0.02"),
+        other
+            .stderr
+            .contains("--learning-rate is 0.02 in this run and 0.01 in"),
         "{}",
         other.stderr
     );
@@ -184,7 +186,7 @@ fn another_l2_is_refused_on_resume_and_the_own_one_is_kept() {
     let part = format!("{train} --l2 0.01 --steps 3 --checkpoint-dir saved");
     succeed(folder.path(), &part);
     let other = run(folder.path(), &format!("{resume} --l2 0.02"));
-    assert_eq!(other.code, Some(1), "{}", other.stderr);
+    assert_eq!(other.code, Some(2), "{}", other.stderr);
     insta::assert_snapshot!("another_l2", other.stderr);
     assert_eq!(other.stdout, "", "refused before it begins");
     let hash = |out: &str| common::last_event(out)["weights_sha256"].clone();
@@ -198,7 +200,7 @@ fn another_l2_is_refused_on_resume_and_the_own_one_is_kept() {
     let plain = format!("{train} --steps 3 --checkpoint-dir plain");
     succeed(folder.path(), &plain);
     let other = run(folder.path(), &format!("{plain} --resume --l2 0.01"));
-    assert_eq!(other.code, Some(1), "{}", other.stderr);
+    assert_eq!(other.code, Some(2), "{}", other.stderr);
     insta::assert_snapshot!("another_l2_than_the_models", other.stderr);
 }
 

@@ -4,8 +4,10 @@
 mod common;
 
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use rstest::rstest;
 use serde_json::Value;
@@ -363,6 +365,13 @@ fn without_a_plugin_there_are_two_lines_and_verbose_has_the_rest() {
         for name in ["PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX", "PYENV_ROOT"] {
             program.env_remove(name);
         }
+        for name in [
+            "XDG_CACHE_HOME",
+            "PJRT_CPU_PLUGIN",
+            "PJRT_PLUGIN_LIBRARY_PATH",
+        ] {
+            program.env_remove(name);
+        }
         program
             .env("HOME", folder.path())
             .env("PATH", folder.path());
@@ -370,27 +379,172 @@ fn without_a_plugin_there_are_two_lines_and_verbose_has_the_rest() {
         assert_eq!(output.status.code(), Some(1));
         String::from_utf8(output.stderr).unwrap()
     };
-    for command in ["train --strategy tpu", "bench tpu"] {
+    for command in [
+        "train --strategy tpu",
+        "bench tpu",
+        "conformance --strategy tpu",
+    ] {
         let said = run(command);
         if !said.contains("no PJRT plugin was found") {
             println!("SKIPPED: the system's own Python has a plugin: {said}");
             return;
         }
         assert_eq!(said.lines().count(), 1, "{said}");
+        let begin = match command.starts_with("conformance") {
+            true => "error: nothing was checked: skipped tpu: no PJRT plugin was found; name one",
+            false => "error: TPU failed to initialize: no PJRT plugin was found; name one",
+        };
+        assert!(said.starts_with(begin), "{said}");
         assert!(
-            said.starts_with("error: TPU failed to initialize: no PJRT plugin"),
+            said.contains("pjrt_c_api_cpu_plugin.so (not there)"),
             "{said}"
         );
-        assert!(said.len() < 500, "{said}");
+        assert!(said.len() < 800, "{said}");
     }
     let said = run("train --strategy tpu --verbose");
+    // The places, and nothing that only Rust can read.
+    assert!(!said.contains("NotFound {"), "{said}");
     let places = [
+        "PJRT_CPU_PLUGIN (not set)",
         "PJRT_PLUGIN_LIBRARY_PATH (not set)",
         "TPU_LIBRARY_PATH (not set)",
     ];
     for place in places {
         assert!(said.contains(&format!("\n  {place}\n")), "{said}");
     }
+}
+
+/// One search for all commands, by variable or in the cache.
+#[test]
+fn the_cpu_client_is_found_by_every_command_alike() {
+    let Some(plugin) = plugin() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let cache = folder.path().join("cache/distribute/pjrt-cpu/2.21.0");
+    fs::create_dir_all(&cache).unwrap();
+    std::os::unix::fs::symlink(&plugin, cache.join("pjrt_c_api_cpu_plugin.so")).unwrap();
+    let cached = folder.path().join("cache").display().to_string();
+    let run = |arguments: &str, (name, value): (&str, &str)| {
+        let mut program = common::program(folder.path());
+        let others = ["PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX", "PYENV_ROOT"];
+        let variables = [
+            "XDG_CACHE_HOME",
+            "PJRT_CPU_PLUGIN",
+            "PJRT_PLUGIN_LIBRARY_PATH",
+        ];
+        for other in others.into_iter().chain(variables) {
+            program.env_remove(other);
+        }
+        program
+            .env("HOME", folder.path())
+            .env("PATH", folder.path());
+        program.env(name, value).args(arguments.split_whitespace());
+        program.output().unwrap()
+    };
+    let commands = [
+        "doctor",
+        "train --strategy tpu --model mlp --steps 2 --replicas 2",
+        "train --strategy tpu --compile-only --topology cpu:2 --model mlp",
+        "bench tpu --model mlp --rounds 1 --seconds 0.05",
+        "conformance --strategy tpu --family reduce",
+    ];
+    for named in [("XDG_CACHE_HOME", &*cached), ("PJRT_CPU_PLUGIN", &*plugin)] {
+        for command in commands {
+            let output = run(command, named);
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(
+                output.status.code(),
+                Some(0),
+                "{command}, {named:?}: {said}"
+            );
+        }
+        let doctor = String::from_utf8(run("doctor", named).stdout).unwrap();
+        let line = doctor.lines().find(|line| line.starts_with("PJRT plugin"));
+        assert!(
+            line.unwrap().contains("pjrt_c_api_cpu_plugin.so"),
+            "{doctor}"
+        );
+    }
+}
+
+/// Nothing is saved and nothing runs, so a signal ends the program while a compiler works.
+#[test]
+fn a_signal_ends_compiling_within_a_second() {
+    let Some(libtpu) = libtpu() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    for (signal, ended) in [("TERM", 143), ("INT", 130)] {
+        let mut program = common::plain(folder.path());
+        let arguments = format!(
+            "train --strategy tpu --pjrt-plugin {libtpu} --compile-only --topology v5e:2x4 \
+             --model digits-cnn --dump-stablehlo step.mlir"
+        );
+        program.args(arguments.split_whitespace());
+        let mut child = program.stderr(Stdio::piped()).spawn().unwrap();
+        let _watchdog = common::watchdog(child.id());
+        let mut said = BufReader::new(child.stderr.take().unwrap()).lines();
+        let begun = said.find(|line| line.as_ref().unwrap().contains("compiling for v5e"));
+        assert!(begun.is_some());
+        let asked = Instant::now();
+        common::signal(child.id(), signal);
+        let code = child.wait().unwrap().code();
+        // A second on a machine with nothing else to do.
+        assert!(
+            asked.elapsed() < Duration::from_secs(5),
+            "{:?}",
+            asked.elapsed()
+        );
+        assert_eq!(code, Some(ended));
+        let rest: Vec<String> = said.map(Result::unwrap).collect();
+        assert!(
+            rest.concat().contains("interrupted before training began"),
+            "{rest:?}"
+        );
+        let program = fs::read_to_string(folder.path().join("step.mlir")).unwrap();
+        assert!(program.starts_with("module @step"), "{program}");
+    }
+}
+
+#[test]
+fn a_report_says_what_compiling_took_and_what_a_step_will() {
+    let Some(plugin) = plugin() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let compile = format!(
+        "train --strategy tpu --pjrt-plugin {plugin} --compile-only --topology cpu:2 --model mlp"
+    );
+    let json = format!("{compile} --dump-stablehlo step.mlir --output json");
+    let report: Value = serde_json::from_str(&common::succeed(folder.path(), &json)).unwrap();
+    assert!(
+        report["compile_seconds"].as_f64().unwrap() > 0.0,
+        "{report}"
+    );
+    assert!(
+        report["compiler_peak_bytes"].as_i64().unwrap() > 1 << 20,
+        "{report}"
+    );
+    assert!(report["peak_bytes"].as_i64().unwrap() > 0, "{report}");
+    assert!(report.get("estimated_seconds").is_some(), "{report}");
+    assert!(report.get("estimated_cycles").is_some(), "{report}");
+    let program = fs::read_to_string(folder.path().join("step.mlir")).unwrap();
+    assert!(program.starts_with("module @step"), "{program}");
+    let text = common::run(folder.path(), &compile);
+    for part in ["at most at a time:", "compiled in ", "estimate of a step:"] {
+        assert!(text.stdout.contains(part), "{}", text.stdout);
+    }
+    assert!(
+        text.stderr.contains("capturing the step for cpu:2\n"),
+        "{}",
+        text.stderr
+    );
+    assert!(
+        text.stderr.contains("compiling for cpu:2: "),
+        "{}",
+        text.stderr
+    );
+    let refused = common::run(
+        folder.path(),
+        &format!("{compile} --dump-stablehlo no/a.mlir"),
+    );
+    assert_eq!(refused.code, Some(2), "{}", refused.stderr);
+    assert!(refused.stderr.contains("no/a.mlir"), "{}", refused.stderr);
 }
 
 /// libtpu, or a line that says how to get it.
@@ -411,10 +565,17 @@ fn libtpu() -> Option<String> {
     found.map(|path| path.display().to_string())
 }
 
+/// What is said beside what the compiler works at, which is said as often as it takes long.
+fn beside_progress(stderr: &str) -> impl Iterator<Item = &str> {
+    let works = ["capturing the step", "compiling for", "still compiling"];
+    let is_progress = move |line: &&str| works.iter().any(|begin| line.starts_with(begin));
+    stderr.lines().filter(move |line| !is_progress(line))
+}
+
 /// A convolution whose feature maps no core of a v5e holds.
 const TOO_LARGE: &str = r#"{"class_name": "Sequential", "config": {"layers": [
     {"class_name": "InputLayer", "config": {"batch_input_shape": [null, 8, 8, 1]}},
-    {"class_name": "Conv2D", "config": {"filters": 12000, "kernel_size": [3, 3],
+    {"class_name": "Conv2D", "config": {"filters": 60000, "kernel_size": [3, 3],
         "strides": [1, 1], "padding": "same", "activation": "relu", "use_bias": true}},
     {"class_name": "MaxPooling2D", "config": {"pool_size": [2, 2], "strides": [2, 2],
         "padding": "valid"}},
@@ -433,7 +594,9 @@ fn what_no_tpu_holds_or_is_is_said_in_the_words_of_libtpu() {
         let finished = common::run(folder.path(), &format!("{compile} {arguments}"));
         assert_eq!(finished.code, Some(1), "{arguments}: {}", finished.stderr);
         assert_eq!(finished.stdout, "");
-        said += &format!("{arguments}\n  {}", finished.stderr);
+        let lines = beside_progress(&finished.stderr);
+        let lines: Vec<String> = lines.map(|line| format!("  {line}\n")).collect();
+        said += &format!("{arguments}\n{}", lines.concat());
     };
     refuse("v9:2x4");
     refuse("v5e");
@@ -458,15 +621,16 @@ fn a_job_is_compiled_for_a_tpu_that_is_not_there(
     let finished = common::run(folder.path(), &run);
     assert_eq!(finished.code, Some(0), "{}", finished.stderr);
     // Nothing of libtpu's own log.
-    assert_eq!(finished.stderr, "");
+    assert_eq!(beside_progress(&finished.stderr).next(), None);
     let lines: Vec<&str> = finished.stdout.lines().collect();
     assert!(
         lines[0].starts_with(&format!("{topology} (TPU v")),
         "{}",
         lines[0]
     );
-    assert_eq!(lines[3], "collectives: 1 all-reduce");
-    assert!(lines[4].starts_with("fits: "), "{}", lines[4]);
+    assert!(lines.contains(&"collectives: 1 all-reduce"), "{lines:?}");
+    let fits = lines.iter().any(|line| line.starts_with("fits: "));
+    assert!(fits, "{lines:?}");
     let verbose = common::run(folder.path(), &format!("{run} --verbose --output json"));
     let report: Value = serde_json::from_str(&verbose.stdout).unwrap();
     let bytes = |name: &str| report[name].as_u64().unwrap();

@@ -16,7 +16,7 @@ pub type Result<T, E = CollectiveError> = std::result::Result<T, E>;
 /// [`Poisoned`](Self::Poisoned): drop the endpoints, make a new group (a new generation) and
 /// repeat the step.
 #[non_exhaustive]
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[derive(Clone, PartialEq, thiserror::Error)]
 pub enum CollectiveError {
     /// Two ranks called different operations. This is a bug of the calling program: all ranks
     /// must call the same operations in the same order with the same types and sizes.
@@ -118,6 +118,21 @@ pub enum CollectiveError {
         elapsed: Duration,
     },
 
+    /// An [`Interruption`](crate::Interruption) ended the wait for the other ranks.
+    #[error(
+        "rank {rank} was interrupted after {elapsed:.1?} of waiting for the other ranks; missing: \
+         {}",
+        missing_ranks(missing)
+    )]
+    Interrupted {
+        /// The rank that waited.
+        rank: usize,
+        /// The ranks that were still missing, with their addresses and what happened last.
+        missing: Vec<MissingRank>,
+        /// How long the rank had waited.
+        elapsed: Duration,
+    },
+
     /// An address cannot be used: it does not resolve, is not local or is in use.
     #[error("rank {rank}: cannot use the address {address}: {reason}")]
     Address {
@@ -170,6 +185,28 @@ pub enum CollectiveError {
     },
 }
 
+/// The variant's name and the message: what an error prints that `main` returns.
+impl fmt::Debug for CollectiveError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let variant = match self {
+            Self::Mismatch { .. } => "Mismatch",
+            Self::PeerLost { .. } => "PeerLost",
+            Self::Timeout { .. } => "Timeout",
+            Self::Aborted { .. } => "Aborted",
+            Self::Poisoned { .. } => "Poisoned",
+            Self::InvalidArgument { .. } => "InvalidArgument",
+            Self::InvalidOption { .. } => "InvalidOption",
+            Self::Rendezvous { .. } => "Rendezvous",
+            Self::Interrupted { .. } => "Interrupted",
+            Self::Address { .. } => "Address",
+            Self::Refused { .. } => "Refused",
+            Self::Protocol { .. } => "Protocol",
+            Self::BackendUnavailable { .. } => "BackendUnavailable",
+        };
+        write!(f, "{variant} ({self})")
+    }
+}
+
 /// A place where a library was looked for.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Searched {
@@ -219,6 +256,7 @@ impl CollectiveError {
                 | CollectiveError::InvalidOption { .. }
                 | CollectiveError::BackendUnavailable { .. }
                 | CollectiveError::Rendezvous { .. }
+                | CollectiveError::Interrupted { .. }
                 | CollectiveError::Address { .. }
                 | CollectiveError::Refused { .. }
         )

@@ -52,6 +52,7 @@ mod gathering;
 mod grpc;
 mod header;
 mod in_process;
+mod interruption;
 mod link_cost;
 mod messages;
 #[cfg(feature = "mpi")]
@@ -83,6 +84,7 @@ pub use header::{OperationHeader, OperationKind};
 pub use in_process::{
     InProcessCommunicator, InProcessTransport, in_process, in_process_transports,
 };
+pub use interruption::{Interruption, Listening};
 pub use link_cost::LinkCost;
 pub use messages::TransportCommunicator;
 pub use options::{Algorithm, GroupOptions, Order, WireType};

@@ -1,13 +1,15 @@
 //! burn's own optimizers under our strategies: [`BurnTrainState`].
 //!
-//! They keep private state and the step number in host counters, so they work under the eager
-//! strategies only, cannot be captured for a TPU, and are not part of our checkpoints.
+//! They keep their state and the step number to themselves, so they work under the eager strategies
+//! only and cannot be captured for a TPU. burn can write their state
+//! (`ModuleOptimizer::to_record`); [`BurnTrainState`] does not hand it to our checkpoints yet.
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::{Device, Tensor};
 use distribute_collectives::ReduceOp;
 
+use crate::train_state::check_running_statistics;
 use crate::{Gradients, ReplicaContext, Replicate, Result, WorkerGroup};
 
 /// A model with one of burn's optimizers; used like [`TrainState`](crate::TrainState).
@@ -94,6 +96,10 @@ impl<M: Module> Replicate for BurnTrainState<M> {
 
     fn take_from_chief(&mut self, workers: &WorkerGroup) -> Result<()> {
         workers.take_state(&mut self.model, self.step)
+    }
+
+    fn check_replicas(&self, replicas: usize) -> Result<()> {
+        check_running_statistics(&self.model, replicas)
     }
 
     fn version(&self) -> Option<u64> {

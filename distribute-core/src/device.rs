@@ -125,6 +125,8 @@ impl fmt::Display for LogicalDevice {
 impl FromStr for LogicalDevice {
     type Err = Error;
 
+    /// Reads `cpu:0`, and TensorFlow's spellings of it: `CPU:0`, `/cpu:0`, `/device:CPU:0`,
+    /// `/job:localhost/replica:0/task:0/device:CPU:0`. `gpu:0` is `cuda:0`.
     fn from_str(text: &str) -> Result<Self> {
         let unknown = || {
             let gpus = match cfg!(feature = "cuda") {
@@ -133,17 +135,109 @@ impl FromStr for LogicalDevice {
             };
             Error::invalid(format!(
                 "unknown device `{text}`: this build knows cpu:0, cpu:1, ...{gpus} (one replica \
-                 each)"
+                 each), also as /cpu:0 or /device:CPU:0"
             ))
         };
-        let (kind, index) = text.split_once(':').ok_or_else(unknown)?;
-        match (kind.to_ascii_lowercase().as_str(), index.parse()) {
-            ("cpu", Ok(index)) => Ok(Self::Cpu(index)),
+        let (kind, index) = kind_and_index(text)?.ok_or_else(unknown)?;
+        match kind.as_str() {
+            "cpu" => Ok(Self::Cpu(index)),
             #[cfg(feature = "cuda")]
-            ("cuda" | "gpu", Ok(index)) => Ok(Self::Cuda(index)),
+            "cuda" | "gpu" => Ok(Self::Cuda(index)),
             #[cfg(not(feature = "cuda"))]
-            ("cuda" | "gpu", Ok(_)) => Err(Error::invalid(format!("{text}: {WITHOUT_CUDA}"))),
+            "cuda" | "gpu" => Err(Error::invalid(format!("{text}: {WITHOUT_CUDA}"))),
+            "tpu" => Err(Error::invalid(format!(
+                "{text}: TPU cores are replicas of `TpuStrategy` (train --strategy tpu)"
+            ))),
             _ => Err(unknown()),
+        }
+    }
+}
+
+/// The parts of a device's name in this process; nothing if it is not a name of one.
+fn kind_and_index(text: &str) -> Result<Option<(String, usize)>> {
+    let (path, device) = match text.strip_prefix('/') {
+        None => ("", text),
+        Some(path) => path.rsplit_once('/').unwrap_or(("", path)),
+    };
+    for part in path.split('/').filter(|part| !part.is_empty()) {
+        let part = part.to_ascii_lowercase();
+        if ["job:localhost", "replica:0", "task:0"].contains(&part.as_str()) {
+            continue;
+        }
+        return match part.split_once(':') {
+            Some(("job" | "replica" | "task", _)) => Err(Error::invalid(format!(
+                "{text}: `{part}` is another process; a strategy is given the devices of its own, \
+                 such as cpu:0 or /job:localhost/replica:0/task:0/device:CPU:0"
+            ))),
+            _ => Ok(None),
+        };
+    }
+    let device = device.to_ascii_lowercase();
+    let device = device.strip_prefix("device:").unwrap_or(&device);
+    let Some((kind, index)) = device.split_once(':') else {
+        return Ok(None);
+    };
+    let digits = !index.is_empty() && index.bytes().all(|byte| byte.is_ascii_digit());
+    let index = index.parse().ok().filter(|_| digits);
+    Ok(index.map(|index| (kind.to_string(), index)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tensorflows_spellings_of_a_device_are_known() {
+        for text in [
+            "cpu:3",
+            "CPU:3",
+            "/cpu:3",
+            "/CPU:3",
+            "/device:CPU:3",
+            "device:cpu:3",
+            "/job:localhost/device:CPU:3",
+            "/job:localhost/replica:0/task:0/device:CPU:3",
+            "/job:localhost/replica:0/task:0/cpu:3",
+        ] {
+            let device: LogicalDevice = text.parse().unwrap();
+            assert_eq!(device, LogicalDevice::cpu(3), "{text}");
+        }
+    }
+
+    #[test]
+    fn other_names_are_refused_with_the_ones_that_are_known() {
+        for text in [
+            "",
+            "/",
+            "cpu",
+            "/cpu",
+            "cpu:",
+            "cpu:-1",
+            "cpu:+1",
+            "cpu:1:2",
+            "xpu:0",
+            "//cpu:0:",
+            "/device:CPU:0/",
+            "/device:0",
+            "/cpu:0/cpu:1",
+            "/cpu:0/device:CPU:0",
+        ] {
+            let error = text.parse::<LogicalDevice>().unwrap_err().to_string();
+            assert!(error.contains("cpu:0, cpu:1, ..."), "{text}: {error}");
+        }
+        let of = |text: &str| text.parse::<LogicalDevice>().unwrap_err().to_string();
+        let other = of("/job:worker/replica:0/task:1/device:CPU:0");
+        assert!(other.contains("`job:worker` is another process"), "{other}");
+        assert!(of("/device:TPU:0").contains("TpuStrategy"));
+    }
+
+    #[test]
+    fn gpus_have_tensorflows_names_too() {
+        for text in ["cuda:1", "gpu:1", "/gpu:1", "/GPU:1", "/device:GPU:1"] {
+            match text.parse::<LogicalDevice>() {
+                Ok(device) => assert_eq!(device.gpu_index(), Some(1), "{text}"),
+                Err(error) => assert!(error.to_string().contains("no CUDA"), "{error}"),
+            }
         }
     }
 }

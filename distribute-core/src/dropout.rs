@@ -14,7 +14,9 @@ use crate::trace::Trace;
 /// [`ReplicaContext::rng`](crate::ReplicaContext::rng).
 ///
 /// In a step that is compiled the numbers come from the program, with a key that changes with every
-/// update: they are others than those of an eager strategy.
+/// update: they are others than those of an eager strategy. One number of `rng` makes them those of
+/// this dropout; take it from [`ReplicaContext::rng`](crate::ReplicaContext::rng), as a generator
+/// that goes on from call to call would make another program of every step.
 ///
 /// ```
 /// use distribute_core::{DefaultStrategy, StrategyExt, Tensor, dropout};
@@ -27,13 +29,18 @@ use crate::trace::Trace;
 /// assert!((mean - 1.0).abs() < 0.15);
 /// # Ok::<(), distribute_core::Error>(())
 /// ```
-pub fn dropout<const D: usize>(x: Tensor<D>, rate: f64, rng: &mut impl Rng) -> Tensor<D> {
+pub fn dropout<const D: usize>(
+    x: Tensor<D>,
+    rate: f64,
+    rng: &mut (impl Rng + ?Sized),
+) -> Tensor<D> {
     if let Some(trace) = scope::trace() {
         return captured_dropout(&trace, x, rate.clamp(0.0, 1.0), rng);
     }
     let mask = dropout_mask(&x.dims(), rate, rng);
     let device = x.device().without_autodiff();
-    x * Tensor::from_data(mask, &device)
+    let dtype = x.dtype();
+    x * Tensor::from_data(mask, (&device, dtype))
 }
 
 /// Dropout in a step that is compiled: the program makes the numbers.
@@ -41,12 +48,12 @@ fn captured_dropout<const D: usize>(
     trace: &Trace,
     x: Tensor<D>,
     rate: f64,
-    rng: &mut impl Rng,
+    rng: &mut (impl Rng + ?Sized),
 ) -> Tensor<D> {
     if rate >= 1.0 {
         return x.mul_scalar(0);
     }
-    trace.seed(rng.next_u64());
+    trace.seed_from(rng);
     let device = x.device().without_autodiff();
     let kept = Distribution::Bernoulli(1.0 - rate);
     let kept = Tensor::<D>::random(x.dims(), kept, (&device, x.dtype()));
@@ -55,9 +62,10 @@ fn captured_dropout<const D: usize>(
 
 /// What [`dropout`] multiplies with: 0 with probability `rate`, else `1 / (1 - rate)`, in f32.
 ///
-/// A rate of 1 or more drops everything, one of 0 or less nothing.
+/// A rate of 1 or more drops everything, one of 0 or less nothing. In a step that is compiled the
+/// mask would be a constant: use [`dropout`] there.
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-pub fn dropout_mask(dims: &[usize], rate: f64, rng: &mut impl Rng) -> TensorData {
+pub fn dropout_mask(dims: &[usize], rate: f64, rng: &mut (impl Rng + ?Sized)) -> TensorData {
     let rate = rate.clamp(0.0, 1.0);
     let threshold = (rate * (f64::from(u32::MAX) + 1.0)) as u64;
     let kept = if rate < 1.0 {

@@ -4,9 +4,13 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use distribute_collectives::flight_record::FlightRecordError;
 use distribute_collectives::{CollectiveError, ReduceOp};
 
 use crate::VariableError;
+use crate::checkpoint::CheckpointError;
+use crate::fit::FitError;
+use crate::tensorboard::TensorBoardError;
 
 /// The result of everything in this crate that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -15,7 +19,11 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 ///
 /// Cloning is cheap. Errors name the replica they come from; [`Error::root_cause`] takes the
 /// wrapping off.
-#[derive(Debug, Clone, thiserror::Error)]
+///
+/// `?` makes one of every error of the crates that know this one: checkpoints, readers of data,
+/// callbacks, collectives, clusters, parameter servers, TPUs. `Debug`, which `main` prints, is the
+/// message with its causes.
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A strategy, optimizer or dataset was configured with something that cannot work.
@@ -148,6 +156,17 @@ pub enum Error {
         /// The first parameter that differs.
         what: String,
     },
+    /// A worker has another configuration than the chief, so they would not train the same.
+    #[error(
+        "{}; run all workers with the same",
+        difference.between(&format!("on worker {worker}"), "on the chief")
+    )]
+    DifferentConfigurations {
+        /// The worker, from 0; the chief of workers that train together is worker 0.
+        worker: usize,
+        /// What differs: the worker's value is the own one, the chief's the other.
+        difference: Box<crate::Difference>,
+    },
     /// A directory that all workers need is another one on a worker than on the chief.
     #[error(
         "worker {worker} does not see the directory {} that the chief writes to: the workers do \
@@ -189,6 +208,26 @@ pub enum Error {
     /// An error of the caller's own step.
     #[error("{0}")]
     Step(Arc<dyn std::error::Error + Send + Sync>),
+}
+
+crate::debug_as_message!(Error);
+
+impl From<CheckpointError> for Error {
+    fn from(error: CheckpointError) -> Self {
+        Self::Checkpoint(Arc::new(error))
+    }
+}
+
+impl From<TensorBoardError> for Error {
+    fn from(error: TensorBoardError) -> Self {
+        FitError::from(error).into()
+    }
+}
+
+impl From<FlightRecordError> for Error {
+    fn from(error: FlightRecordError) -> Self {
+        Self::input(error)
+    }
 }
 
 impl Error {

@@ -338,6 +338,26 @@ impl Gradients {
         Self::collect(&mut NoSource, model, false)
     }
 
+    /// Gradients of this model with these values on the host.
+    ///
+    /// # Errors
+    /// If they are not of this model.
+    pub(crate) fn of_values<M: Module>(model: &M, values: Vec<Option<TensorData>>) -> Result<Self> {
+        let mut gradients = Self::none(model)?;
+        let fits = |(entry, value): (&Entry, &Option<TensorData>)| match value {
+            Some(value) => *value.shape() == entry.shape && value.dtype() == entry.dtype,
+            None => true,
+        };
+        let mut pairs = gradients.entries.iter().zip(&values);
+        if gradients.entries.len() != values.len() || !pairs.all(fits) {
+            return Err(Error::invalid("the gradients are of another model"));
+        }
+        for (entry, value) in gradients.entries.iter_mut().zip(values) {
+            entry.data = value;
+        }
+        Ok(gradients)
+    }
+
     /// The gradients' places, for those that are captured or on a device.
     pub(crate) fn places(&mut self) -> impl Iterator<Item = (Vec<usize>, DType, Place<'_>)> {
         self.entries
@@ -420,8 +440,13 @@ impl Gradients {
     /// Scales all gradients so that their global norm is at most `clip_norm`
     /// (TensorFlow: `tf.clip_by_global_norm`). Returns the norm before.
     ///
+    /// If the norm is not finite, because a gradient holds NaN or infinity, all gradients become
+    /// NaN, as in TensorFlow and in a compiled step: the weights show at once that the training has
+    /// failed ([`TerminateOnNan`](crate::fit::callbacks::TerminateOnNan) ends it), and the norm
+    /// that is returned says so before the update.
+    ///
     /// # Errors
-    /// If the norm is not finite: the gradients hold NaN or infinity.
+    /// If `clip_norm` is not a positive number.
     pub fn clip_by_global_norm(&mut self, clip_norm: f64) -> Result<f64> {
         if !(clip_norm.is_finite() && clip_norm > 0.0) {
             return Err(Error::invalid(format!(
@@ -429,14 +454,11 @@ impl Gradients {
             )));
         }
         let norm = self.global_norm()?;
-        if !norm.is_finite() {
-            return Err(Error::invalid(format!(
-                "clip_by_global_norm: the gradients' norm is {norm}; lower the learning rate or \
-                 look for a division by zero in the loss"
-            )));
-        }
-        if norm > clip_norm {
-            let factor = clip_norm / norm;
+        if norm > clip_norm || !norm.is_finite() {
+            let factor = match norm.is_finite() {
+                true => clip_norm / norm,
+                false => f64::NAN,
+            };
             let dense = self.entries.iter_mut();
             let dense = dense.filter_map(|entry| entry.data.as_mut());
             let rows = self.rows.iter_mut().map(|rows| &mut rows.values);

@@ -20,11 +20,17 @@ extern crate self as distribute_core;
 #[doc = include_str!("../../docs/many-machines.md")]
 mod many_machines {}
 
+/// Compiles and runs the program of the document.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/from-keras.md")]
+mod from_keras {}
+
 mod all_reduce_tensor;
 mod board;
 mod burn_optimizer;
 pub mod checkpoint;
 pub mod cluster;
+mod configuration;
 mod cross_device;
 #[cfg(feature = "cuda")]
 mod cuda;
@@ -33,12 +39,14 @@ mod device_reduce;
 mod distributed_value;
 mod dropout;
 mod error;
+mod error_text;
 pub mod fit;
 mod gradients;
 mod host_reduce;
 mod indexed_slices;
 #[cfg(feature = "burn-train")]
 mod learner;
+pub mod loss;
 pub mod metric;
 mod module_tensors;
 mod nest;
@@ -47,7 +55,9 @@ mod packs;
 pub mod partitioners;
 pub mod remote;
 mod replica_context;
+mod replica_rng;
 mod scope;
+mod shown;
 mod step_args;
 mod strategy;
 pub mod tensorboard;
@@ -59,6 +69,7 @@ mod workers;
 
 pub use burn::tensor::{Device, Tensor, TensorData};
 pub use burn_optimizer::BurnTrainState;
+pub use configuration::{Configuration, Difference};
 pub use cross_device::{
     CrossDeviceOps, DirectAllReduce, HierarchicalCopy, NcclAllReduce, ReductionToOneDevice,
 };
@@ -71,6 +82,8 @@ pub use distribute_core_derive::{Nest, Replicate};
 pub use distributed_value::{Components, DistributedValue};
 pub use dropout::{dropout, dropout_mask};
 pub use error::{Error, Result};
+#[doc(hidden)]
+pub use error_text::fmt_error;
 pub use gradients::Gradients;
 pub use indexed_slices::IndexedSlices;
 #[cfg(feature = "burn-train")]
@@ -78,6 +91,7 @@ pub use learner::LearnerStrategy;
 pub use nest::{Leaf, Nest};
 pub use optim::{Adam, AdamW, Sgd};
 pub use replica_context::ReplicaContext;
+pub use replica_rng::ReplicaRng;
 pub use scope::{current_strategy, has_strategy, in_step};
 pub use step_args::{Item, Lend, Same, StepArgs};
 pub use strategy::{

@@ -1,47 +1,79 @@
 //! All tensors of a burn module by path, and the way back: trained or not, floats, integers and
-//! bools.
+//! bools. Checkpoints, parameter servers and the chief's values go through here, so that none of
+//! them knows fewer kinds of parameters than another.
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
-use burn::tensor::{Bool, Int, Tensor, TensorData};
+use burn::tensor::{Bool, BoolStore, DType, Int, Tensor, TensorData};
 
 use crate::nest::different_structure;
 use crate::{Error, Leaf, Result};
 
-/// The paths of a module's tensors and their values, in visit order.
-pub(crate) fn take<M: Module>(module: &M) -> Result<(Vec<String>, Vec<TensorData>)> {
-    let mut take = Take::default();
-    module.visit(&mut take);
-    match take.error {
-        Some(error) => Err(error),
-        None => Ok((take.names, take.tensors)),
-    }
+/// One tensor of a module.
+#[derive(Debug, Clone)]
+pub(crate) struct ModuleTensor {
+    /// The path, `conv1.weight` for example.
+    pub(crate) path: String,
+    /// The value; bools have the type of the host, whatever the device keeps them as.
+    pub(crate) value: TensorData,
+    /// Whether it has a gradient.
+    pub(crate) is_trained: bool,
 }
 
-/// The module with these values in visit order, which have the shapes of its own.
-pub(crate) fn put<M: Module>(module: M, tensors: Vec<TensorData>) -> Result<M> {
+/// A module's tensors in visit order.
+pub(crate) fn take<M: Module>(module: &M) -> Result<Vec<ModuleTensor>> {
+    let mut take = Take::default();
+    module.visit(&mut take);
+    take.error.map_or(Ok(take.tensors), Err)
+}
+
+/// The module with these values, which have the shapes and kinds of its own, in visit order;
+/// `None` leaves one as it is.
+pub(crate) fn put<M: Module>(
+    module: M,
+    tensors: impl IntoIterator<Item = Option<TensorData>>,
+) -> Result<M> {
+    let tensors: Vec<Option<TensorData>> = tensors.into_iter().collect();
     let mut put = Put {
         tensors: tensors.into_iter(),
         error: None,
     };
     let module = module.map(&mut put);
+    if put.tensors.next().is_some() {
+        put.error.get_or_insert(different_structure());
+    }
     put.error.map_or(Ok(module), Err)
+}
+
+/// Whether values of the type `found` can stand in a tensor of the type `expected`. Bools are
+/// stored as bytes where a device keeps them so.
+pub(crate) fn is_same_kind(expected: DType, found: DType) -> bool {
+    if expected.is_bool() {
+        return matches!(found, DType::Bool(_) | DType::U8 | DType::U32);
+    }
+    expected.is_float() == found.is_float() && !found.is_bool()
 }
 
 #[derive(Default)]
 struct Take {
     path: Vec<String>,
-    names: Vec<String>,
-    tensors: Vec<TensorData>,
+    tensors: Vec<ModuleTensor>,
     error: Option<Error>,
 }
 
 impl Take {
-    fn add(&mut self, mut value: impl Leaf) {
-        match value.take() {
-            Ok(data) => {
-                self.names.push(self.path.join("."));
-                self.tensors.push(data);
-            }
+    fn add(&mut self, mut tensor: impl Leaf, is_trained: bool) {
+        let value = tensor.take().and_then(|value| match value.dtype() {
+            DType::Bool(store) if store != BoolStore::Native => value
+                .try_cast(DType::Bool(BoolStore::Native))
+                .map_err(Error::step),
+            _ => Ok(value),
+        });
+        match value {
+            Ok(value) => self.tensors.push(ModuleTensor {
+                path: self.path.join("."),
+                value,
+                is_trained,
+            }),
             Err(error) => {
                 self.error.get_or_insert(error);
             }
@@ -59,57 +91,84 @@ impl ModuleVisitor for Take {
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        self.add(param.val());
+        let tensor = param.val();
+        let is_trained = tensor.is_require_grad();
+        self.add(tensor, is_trained);
     }
 
     fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
-        self.add(param.val());
+        self.add(param.val(), false);
     }
 
     fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
-        self.add(param.val());
+        self.add(param.val(), false);
     }
 }
 
 struct Put {
-    tensors: std::vec::IntoIter<TensorData>,
+    tensors: std::vec::IntoIter<Option<TensorData>>,
     error: Option<Error>,
 }
 
 impl Put {
-    /// The next value in place of `like`.
-    fn next<T: Leaf + Clone>(&mut self, like: &T) -> T {
-        let mut value = like.clone();
-        let put = match self.tensors.next() {
-            Some(data) => value.put(data),
+    /// The next value, for a tensor of this shape and type.
+    fn next(&mut self, shape: &[usize], dtype: DType) -> Option<TensorData> {
+        let next = self.tensors.next();
+        let checked = match next {
             None => Err(different_structure()),
+            Some(None) => return None,
+            Some(Some(data)) if data.shape().as_slice() != shape => Err(Error::Shape {
+                op: "a parameter of a model",
+                expected: shape.to_vec(),
+                found: data.shape().to_vec(),
+            }),
+            Some(Some(data)) if !is_same_kind(dtype, data.dtype()) => Err(Error::DType {
+                op: "a parameter of another kind in the model",
+                dtype: data.dtype().name().to_string(),
+            }),
+            Some(Some(data)) => data.try_cast(dtype).map_err(Error::step),
         };
-        if let Err(error) = put {
-            self.error.get_or_insert(error);
+        match checked {
+            Ok(data) => Some(data),
+            Err(error) => {
+                self.error.get_or_insert(error);
+                None
+            }
         }
-        value
     }
+}
+
+/// The parameter with the next value; the device and what autodiff knows of it stay.
+macro_rules! replaced {
+    ($put:expr, $param:expr) => {{
+        let (id, tensor, mapper) = $param.consume();
+        let value = match $put.next(tensor.shape().as_slice(), tensor.dtype()) {
+            None => tensor.clone(),
+            Some(data) => {
+                let options = (&tensor.device().without_autodiff(), tensor.dtype());
+                let value = Tensor::from_data(data, options);
+                match tensor.is_autodiff() && !value.is_autodiff() {
+                    true => Tensor::from_inner(value),
+                    false => value,
+                }
+            }
+        };
+        (id, tensor, value, mapper)
+    }};
 }
 
 impl ModuleMapper for Put {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let (id, tensor, mapper) = param.consume();
-        let mut value = self.next(&tensor);
-        if tensor.is_autodiff() && !value.is_autodiff() {
-            value = Tensor::from_inner(value);
-        }
-        if tensor.is_require_grad() {
-            value = value.require_grad();
-        }
+        let (id, tensor, value, mapper) = replaced!(self, param);
+        let value = match tensor.is_require_grad() {
+            true => value.require_grad(),
+            false => value,
+        };
         Param::from_mapped_value(id, value, mapper)
     }
 
     fn map_int<const D: usize>(&mut self, param: Param<Tensor<D, Int>>) -> Param<Tensor<D, Int>> {
-        let (id, tensor, mapper) = param.consume();
-        let mut value = self.next(&tensor);
-        if tensor.is_autodiff() && !value.is_autodiff() {
-            value = Tensor::from_inner(value);
-        }
+        let (id, _, value, mapper) = replaced!(self, param);
         Param::from_mapped_value(id, value, mapper)
     }
 
@@ -117,11 +176,7 @@ impl ModuleMapper for Put {
         &mut self,
         param: Param<Tensor<D, Bool>>,
     ) -> Param<Tensor<D, Bool>> {
-        let (id, tensor, mapper) = param.consume();
-        let mut value = self.next(&tensor);
-        if tensor.is_autodiff() && !value.is_autodiff() {
-            value = Tensor::from_inner(value);
-        }
+        let (id, _, value, mapper) = replaced!(self, param);
         Param::from_mapped_value(id, value, mapper)
     }
 }

@@ -10,12 +10,12 @@ use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::sync::Arc;
 
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
-use burn::tensor::{Tensor, TensorData};
+use burn::module::Module;
+use burn::tensor::TensorData;
 
 pub use crate::gradients::{RemoteRows, RowGradients};
 use crate::optim::Optimizer;
-use crate::{Error, Result};
+use crate::{Error, Result, module_tensors};
 
 /// Where a strategy keeps what its scope builds, if that is not this process.
 pub trait RemoteStore: Send + Sync + Debug {
@@ -132,10 +132,11 @@ pub trait RemoteState: Send + Sync + Debug {
     /// The store's own.
     fn save(&self) -> Result<(u64, BTreeMap<String, TensorData>)>;
 
-    /// Puts a checkpoint's tensors and slots back; slots that it does not hold start at zero.
+    /// Puts a checkpoint's tensors and slots back; where it holds no slots they start at zero.
     ///
     /// # Errors
-    /// The store's own.
+    /// The store's own, and slots of another optimizer
+    /// ([`check_slots`](crate::checkpoint::check_slots)).
     fn restore(&self, tensors: &BTreeMap<String, TensorData>, step: u64) -> Result<()>;
 }
 
@@ -175,23 +176,27 @@ pub fn join(path: &str, field: &str) -> String {
 
 /// The tensors of a model in visit order.
 pub(crate) fn tensors_of(model: &impl Module) -> Result<Vec<RemoteTensor>> {
-    let mut collect = Collect::default();
-    model.visit(&mut collect);
-    collect.error.map_or(Ok(collect.found), Err)
+    let tensors = module_tensors::take(model)?.into_iter();
+    let tensors = tensors.map(|tensor| RemoteTensor {
+        name: format!("model/{}", tensor.path),
+        value: tensor.value,
+        is_trained: tensor.is_trained,
+    });
+    Ok(tensors.collect())
 }
 
-/// The model with these values in place of some of its own, by index in visit order.
+/// The model with these values in place of some of its `count` own, by index in visit order.
 pub(crate) fn with_values<M: Module>(
     model: M,
+    count: usize,
     values: impl IntoIterator<Item = (usize, TensorData)>,
 ) -> Result<M> {
-    let mut put = Put {
-        values: values.into_iter().collect(),
-        next: 0,
-        error: None,
-    };
-    let model = model.map(&mut put);
-    put.error.map_or(Ok(model), Err)
+    let mut all = vec![None; count];
+    for (index, value) in values {
+        let missing = || Error::invalid("pull: the store has more tensors than the model");
+        *all.get_mut(index).ok_or_else(missing)? = Some(value);
+    }
+    module_tensors::put(model, all)
 }
 
 /// A model that is not trained, with the values that the store has of it.
@@ -204,67 +209,6 @@ pub(crate) fn shared<M: Module>(model: M, store: &dyn RemoteStore, path: &str) -
         optimizer: None,
     })?;
     let changed = state.pull(&known)?.changed.into_iter();
-    with_values(model, changed.map(|(index, _, value)| (index, value)))
-}
-
-#[derive(Default)]
-struct Collect {
-    path: Vec<String>,
-    found: Vec<RemoteTensor>,
-    error: Option<Error>,
-}
-
-impl ModuleVisitor for Collect {
-    fn enter_module(&mut self, name: &str, _: &str) {
-        self.path.push(name.to_string());
-    }
-
-    fn exit_module(&mut self, _: &str, _: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let tensor = param.val();
-        let is_trained = tensor.is_require_grad();
-        match tensor.inner().try_into_data() {
-            Ok(value) => self.found.push(RemoteTensor {
-                name: format!("model/{}", self.path.join(".")),
-                value,
-                is_trained,
-            }),
-            Err(error) => self.error = Some(Error::step(error)),
-        }
-    }
-}
-
-struct Put {
-    values: BTreeMap<usize, TensorData>,
-    next: usize,
-    error: Option<Error>,
-}
-
-impl ModuleMapper for Put {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let value = self.values.remove(&self.next);
-        self.next += 1;
-        let Some(value) = value else {
-            return param;
-        };
-        let (id, tensor, mapper) = param.consume();
-        if *value.shape() != tensor.shape() {
-            self.error.get_or_insert(Error::Shape {
-                op: "pull",
-                expected: tensor.shape().to_vec(),
-                found: value.shape().to_vec(),
-            });
-            return Param::from_mapped_value(id, tensor, mapper);
-        }
-        let options = (&tensor.device().without_autodiff(), tensor.dtype());
-        let newer = Tensor::from_inner(Tensor::from_data(value, options));
-        let newer = match tensor.is_require_grad() {
-            true => newer.require_grad(),
-            false => newer,
-        };
-        Param::from_mapped_value(id, newer, mapper)
-    }
+    let changed = changed.map(|(index, _, value)| (index, value));
+    with_values(model, known.len(), changed)
 }

@@ -3,14 +3,13 @@
 use std::cell::Cell;
 use std::fmt;
 use std::marker::PhantomData;
+use std::panic::Location;
 use std::sync::{Arc, Mutex};
 
 use burn::module::Module;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData, bf16, f16};
 use burn_capture::CaptureBackend;
 use distribute_collectives::{Buffer, CollectiveError, Communicator, CommunicatorExt, ReduceOp};
-use rand::SeedableRng;
-use rand_chacha::ChaCha8Rng;
 
 use crate::all_reduce_tensor::all_reduce_tensor;
 use crate::board::Board;
@@ -24,7 +23,7 @@ use crate::values::lock;
 use crate::variable::Owner;
 use crate::{
     DeviceReducer, DistributedVariable, Error, Gradients, Leaf, LogicalDevice, Nest, PerReplica,
-    Result, VariableOptions, WorkerGroup, host_reduce, scope,
+    ReplicaRng, Result, VariableOptions, WorkerGroup, host_reduce, scope,
 };
 
 /// How a replica reaches the others: those of its process, and through replica 0 of its process
@@ -318,24 +317,20 @@ impl ReplicaContext {
     ///
     /// The stream depends on `seed`, `step` and the replica id alone: the same in every run and
     /// after a restart, and different on every replica. In a step that is compiled only
-    /// [`dropout`](crate::dropout) can use it: the program makes the numbers, others in every step.
-    /// (burn's own generator is one per
+    /// [`dropout`](crate::dropout) can use it: the program makes the numbers, others in every step;
+    /// what is drawn from it on the host is an error of that step. (burn's own generator is one per
     /// process, so replica threads would race for its numbers.)
-    pub fn rng(&self, seed: u64, step: u64) -> ChaCha8Rng {
-        let (step, replica) = match &self.trace {
+    #[track_caller]
+    pub fn rng(&self, seed: u64, step: u64) -> ReplicaRng {
+        match &self.trace {
             // The program's random numbers are others in every step and on every replica; the
             // program itself is not.
             Some(trace) => {
                 trace.use_step_for_random_numbers();
-                (0, 0)
+                ReplicaRng::captured(seed, trace, Location::caller())
             }
-            None => (step, self.replica.id as u64),
-        };
-        let mut key = [0; 32];
-        key[..8].copy_from_slice(&seed.to_le_bytes());
-        key[8..16].copy_from_slice(&step.to_le_bytes());
-        key[16..24].copy_from_slice(&replica.to_le_bytes());
-        ChaCha8Rng::from_seed(key)
+            None => ReplicaRng::new(seed, step, self.replica.id as u64),
+        }
     }
 
     /// The gradients of `loss` with respect to the model's trainable parameters

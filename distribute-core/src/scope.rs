@@ -1,13 +1,15 @@
 //! Which strategy is current on this thread (TensorFlow: `tf.distribute.get_strategy`).
 //!
 //! This is the only thread-local state of the library. It is set for the duration of
-//! [`scope`](crate::StrategyExt::scope), [`within`](crate::StrategyExt::within) and a step, and
-//! read by [`current_strategy`] alone, so that library code can adapt to the strategy it is
-//! called under without having it passed in.
+//! [`scope`](crate::StrategyExt::scope), [`within`](crate::StrategyExt::within) and a step. It is
+//! read by [`current_strategy`], so that library code can adapt to the strategy it is called under
+//! without having it passed in, and by [`loss`](crate::loss), where functions that average losses
+//! say what they divided by.
 
 use std::cell::RefCell;
 use std::sync::Arc;
 
+use crate::loss::LossDivisor;
 use crate::strategy::StrategyId;
 use crate::trace::Trace;
 use crate::{DefaultStrategy, Error, Result, Strategy};
@@ -21,6 +23,35 @@ struct Entry {
     in_step: bool,
     /// The capture that the step is part of.
     trace: Option<Arc<Trace>>,
+    notes: StepNotes,
+}
+
+impl Entry {
+    fn new(strategy: Arc<dyn Strategy>, in_step: bool) -> Self {
+        Self {
+            strategy,
+            in_step,
+            trace: None,
+            notes: StepNotes::default(),
+        }
+    }
+}
+
+/// What is known of a step of one replica beside its arguments.
+#[derive(Debug, Default)]
+pub(crate) struct StepNotes {
+    /// The extents of the first axes of the per-replica tensors that the step was handed.
+    pub(crate) rows: Vec<usize>,
+    /// What losses were divided by.
+    pub(crate) divisors: Vec<LossDivisor>,
+}
+
+/// Reads or changes the notes of the step that runs on this thread; `None` outside of one.
+pub(crate) fn with_step<R>(visit: impl FnOnce(&mut StepNotes) -> R) -> Option<R> {
+    STACK.with_borrow_mut(|stack| {
+        let step = stack.iter_mut().rev().find(|entry| entry.in_step)?;
+        Some(visit(&mut step.notes))
+    })
 }
 
 /// The strategy whose scope or step is running on this thread, else the default strategy.
@@ -89,11 +120,7 @@ pub(crate) fn enter_scope(strategy: Arc<dyn Strategy>) -> Result<Entered> {
                 });
             }
         }
-        stack.push(Entry {
-            strategy,
-            in_step: false,
-            trace: None,
-        });
+        stack.push(Entry::new(strategy, false));
         Ok(Entered(()))
     })
 }
@@ -143,24 +170,14 @@ pub(crate) fn step_strategy() -> Option<StrategyId> {
 pub(crate) fn enter_merge() -> Option<Entered> {
     STACK.with_borrow_mut(|stack| {
         let strategy = Arc::clone(&stack.last()?.strategy);
-        stack.push(Entry {
-            strategy,
-            in_step: false,
-            trace: None,
-        });
+        stack.push(Entry::new(strategy, false));
         Some(Entered(()))
     })
 }
 
 /// Makes a strategy current for one replica's step on this thread.
 pub(crate) fn enter_step(strategy: Arc<dyn Strategy>) -> Entered {
-    STACK.with_borrow_mut(|stack| {
-        stack.push(Entry {
-            strategy,
-            in_step: true,
-            trace: None,
-        })
-    });
+    STACK.with_borrow_mut(|stack| stack.push(Entry::new(strategy, true)));
     Entered(())
 }
 
@@ -168,9 +185,8 @@ pub(crate) fn enter_step(strategy: Arc<dyn Strategy>) -> Entered {
 pub(crate) fn enter_capture(strategy: Arc<dyn Strategy>, trace: Arc<Trace>) -> Entered {
     STACK.with_borrow_mut(|stack| {
         stack.push(Entry {
-            strategy,
-            in_step: true,
             trace: Some(trace),
+            ..Entry::new(strategy, true)
         });
     });
     Entered(())

@@ -71,15 +71,44 @@ pub trait StepArgs: for<'x> Lend<'x> + Sized {
 #[derive(Debug, Default)]
 pub struct Watch {
     flags: Vec<Arc<Mutex<Option<String>>>>,
+    /// For every replica the rows of the tensors of its batch.
+    rows: Vec<Vec<usize>>,
 }
 
 impl Watch {
+    /// Notes the rows of the tensors that the replicas are handed.
+    fn note_rows<T: Nest>(&mut self, parts: &mut [T]) -> Result<()> {
+        self.rows.resize(parts.len(), Vec::new());
+        for (part, rows) in parts.iter_mut().zip(&mut self.rows) {
+            note_rows(part, rows)?;
+        }
+        Ok(())
+    }
+
+    /// For every replica the rows of the tensors that it is handed.
+    pub(crate) fn take_rows(&mut self) -> Vec<Vec<usize>> {
+        std::mem::take(&mut self.rows)
+    }
+
     /// Marks every watched value as possibly different between replicas.
     pub(crate) fn poison(&self, cause: &Error) {
         for flag in &self.flags {
             *lock(flag) = Some(cause.to_string());
         }
     }
+}
+
+/// Adds the extents of the first axes of all tensors in a value.
+pub(crate) fn note_rows(part: &mut impl Nest, rows: &mut Vec<usize>) -> Result<()> {
+    part.walk(&mut |leaf| {
+        let tensor = leaf.traced().map(|tensor| tensor.spec());
+        if let Some(first) = tensor.and_then(|spec| spec.shape.first().copied())
+            && !rows.contains(&first)
+        {
+            rows.push(first);
+        }
+        Ok(())
+    })
 }
 
 impl<'x, T: Replicate + Send> Lend<'x> for &mut Mirrored<T> {
@@ -173,8 +202,9 @@ impl<'x, T: Nest + Send> Lend<'x> for PerReplica<T> {
 impl<T: Nest + Send> StepArgs for PerReplica<T> {
     type Captured = Option<T>;
 
-    fn split(&mut self, _: &StrategyId, replicas: usize, _: &mut Watch) -> Result<Vec<T>> {
+    fn split(&mut self, _: &StrategyId, replicas: usize, watch: &mut Watch) -> Result<Vec<T>> {
         count("a per-replica argument", replicas, self.values.len())?;
+        watch.note_rows(&mut self.values)?;
         Ok(std::mem::take(&mut self.values))
     }
 
@@ -206,8 +236,9 @@ impl<'x, T: Nest + Clone + Sync> Lend<'x> for &PerReplica<T> {
 impl<T: Nest + Clone + Sync> StepArgs for &PerReplica<T> {
     type Captured = T;
 
-    fn split(&mut self, _: &StrategyId, replicas: usize, _: &mut Watch) -> Result<Vec<&T>> {
+    fn split(&mut self, _: &StrategyId, replicas: usize, watch: &mut Watch) -> Result<Vec<&T>> {
         count("a per-replica argument", replicas, self.values.len())?;
+        watch.note_rows(&mut self.values.clone())?;
         Ok(self.values.iter().collect())
     }
 
@@ -219,7 +250,7 @@ impl<T: Nest + Clone + Sync> StepArgs for &PerReplica<T> {
     fn capture(&mut self, capture: &mut Capture) -> Result<T> {
         let first = self.values.first().ok_or_else(different_structure)?;
         let mut part = first.clone();
-        capture.bind(&mut part)?;
+        capture.bind_batch(&mut part)?;
         Ok(part)
     }
 

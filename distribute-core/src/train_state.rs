@@ -3,20 +3,26 @@
 mod remote;
 mod traced;
 mod update;
+mod waiting;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
-use burn::tensor::{Device, Shape, Tensor, TensorData};
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::tensor::{Device, Tensor, TensorData};
 use distribute_collectives::ReduceOp;
 use update::Update;
+pub(crate) use waiting::Sums as WaitingSums;
 
+use crate::checkpoint::{TensorSpec, check_slots, saved_kinds};
 use crate::optim::Optimizer;
 use crate::remote::RemoteStore;
 use crate::trace::StateVisitor;
-use crate::{Error, Gradients, ReplicaContext, Replicate, Result, VariablePlacement, WorkerGroup};
+use crate::{
+    Error, Gradients, ReplicaContext, Replicate, Result, VariablePlacement, WorkerGroup,
+    module_tensors,
+};
 
 /// A model, its optimizer's state and the step counter.
 ///
@@ -99,7 +105,8 @@ impl<M: Module + 'static> TrainState<M> {
         }
     }
 
-    /// Clips the summed gradients to this global norm before every update.
+    /// Clips the summed gradients to this global norm before every update. A norm that is not
+    /// finite makes all gradients NaN, see [`Gradients::clip_by_global_norm`].
     pub fn clip_by_global_norm(mut self, clip_norm: f64) -> Self {
         self.clip_norm = Some(clip_norm);
         self
@@ -360,6 +367,10 @@ impl<M: Module> Replicate for TrainState<M> {
         self.visit_captured(visitor)
     }
 
+    fn check_replicas(&self, replicas: usize) -> Result<()> {
+        refuse_batch_norm(self.batch_norm.as_deref(), replicas)
+    }
+
     /// Counts updates and the micro-batches since the last one.
     fn version(&self) -> Option<u64> {
         let waiting = self
@@ -375,14 +386,14 @@ fn refuse_batch_norm(path: Option<&str>, replicas: usize) -> Result<()> {
         Some(path) if replicas > 1 => Err(Error::invalid(format!(
             "the layer `{path}` is a batch normalization: burn 0.22.1 shares its running \
              statistics between replica threads, so the result would depend on their timing; \
-             use a layer or group normalization, or one replica"
+             use a layer or group normalization, or one replica (to evaluate only, build the \
+             model without a training state)"
         ))),
         _ => Ok(()),
     }
 }
 
 /// Refuses a model whose replicas would share running statistics.
-#[cfg(feature = "burn-train")]
 pub(crate) fn check_running_statistics(model: &impl Module, replicas: usize) -> Result<()> {
     let mut names = Names::default();
     model.visit(&mut names);
@@ -419,7 +430,8 @@ impl ModuleVisitor for Names {
 
 impl<M: Module> TrainState<M> {
     /// All tensors of the state by name, for a checkpoint: `model/<path>` for every parameter
-    /// (also those that are not trained) and `optimizer/<slot>/<path>` for every slot.
+    /// (also those that are not trained, and integers and bools) and `optimizer/<slot>/<path>` for
+    /// every slot.
     ///
     /// Waits for the device, or for the parameter servers if the state lives there.
     pub fn to_tensors(&self) -> Result<BTreeMap<String, TensorData>> {
@@ -435,16 +447,11 @@ impl<M: Module> TrainState<M> {
     }
 
     fn local_tensors(&self) -> Result<BTreeMap<String, TensorData>> {
-        let mut save = Save::default();
         if self.batch_norm.is_some() {
             // Making the validation copy brings the running statistics up to date.
             drop(self.model.valid());
         }
-        self.model.visit(&mut save);
-        if let Some(error) = save.error {
-            return Err(error);
-        }
-        let mut tensors = save.tensors;
+        let mut tensors = self.model_tensors()?;
         for (name, slots) in self.names.iter().zip(&self.slots) {
             for (slot, tensor) in self.optimizer.slots().iter().zip(slots) {
                 let data = tensor.clone().try_into_data().map_err(Error::step)?;
@@ -454,36 +461,41 @@ impl<M: Module> TrainState<M> {
         Ok(tensors)
     }
 
+    /// The model's tensors, of every kind, by their names in checkpoints.
+    fn model_tensors(&self) -> Result<BTreeMap<String, TensorData>> {
+        let tensors = module_tensors::take(&self.model)?.into_iter();
+        let named = tensors.map(|tensor| (format!("model/{}", tensor.path), tensor.value));
+        Ok(named.collect())
+    }
+
     /// Puts a checkpoint's tensors back, in place.
     ///
-    /// Slots that the checkpoint does not hold start at zero (a model trained with another
-    /// optimizer).
+    /// Without any slots the optimizer's start at zero. Checkpoints that hold none of the model's
+    /// integers and bools were written when those were not saved; they stay as they are then.
     ///
     /// # Errors
-    /// If a parameter is missing or has another shape; the state is unchanged then.
+    /// If a parameter is missing or has another shape or kind, or the slots are those of another
+    /// optimizer
+    /// ([`CheckpointError::WrongOptimizer`](crate::checkpoint::CheckpointError::WrongOptimizer));
+    /// the state is unchanged then. Tensors do not say which optimizer they are of but by the names
+    /// of its slots; [`fit::restore`](crate::fit::restore) also compares the optimizer's name.
     pub fn load_tensors(
         &mut self,
         tensors: &BTreeMap<String, TensorData>,
         step: u64,
     ) -> Result<()> {
-        self.check_tensors(tensors)?;
+        let model = self.fitting_tensors(tensors)?;
+        self.check_slots(tensors)?;
         if self.is_remote() {
-            return self.load_remotely(tensors, step);
+            let mut all = tensors.clone();
+            let paths = model.into_iter();
+            all.extend(paths.map(|(path, value)| (format!("model/{path}"), value)));
+            return self.load_remotely(&all, step);
         }
-        let mut load = Load {
-            path: Vec::new(),
-            tensors,
-            error: None,
-        };
-        let model = self.model.clone().map(&mut load);
-        if let Some(error) = load.error {
-            return Err(error);
-        }
-        let device = self
-            .model
-            .devices()
-            .first()
-            .map(|device| device.clone().without_autodiff());
+        let values = model.into_iter().map(|(_, value)| Some(value));
+        let model = module_tensors::put(self.model.clone(), values)?;
+        let device = self.model.devices().into_iter().next();
+        let device = device.map(|device| device.without_autodiff());
         let mut slots = Vec::with_capacity(self.names.len());
         for name in self.names.iter() {
             let stored = self.optimizer.slots().iter().map_while(|slot| {
@@ -491,9 +503,7 @@ impl<M: Module> TrainState<M> {
                 let dtype = data.dtype();
                 Some(Tensor::<1>::from_data(data, (device.as_ref()?, dtype)))
             });
-            let stored: Vec<_> = stored.collect();
-            let complete = stored.len() == self.optimizer.slots().len();
-            slots.push(if complete { stored } else { Vec::new() });
+            slots.push(stored.collect());
         }
         self.model = model;
         self.slots = slots;
@@ -503,101 +513,103 @@ impl<M: Module> TrainState<M> {
         Ok(())
     }
 
-    /// Whether the checkpoint has every parameter in its shape; checked before any is changed,
-    /// because a running statistic is changed in place.
-    fn check_tensors(&self, tensors: &BTreeMap<String, TensorData>) -> Result<()> {
-        let mut expected = Save::default();
-        self.model.visit(&mut expected);
-        if let Some(error) = expected.error {
-            return Err(error);
-        }
-        let mut wanted = expected.tensors.iter();
-        wanted.try_for_each(|(name, data)| fitting(tensors, name, data.shape()).map(drop))
-    }
-}
-
-#[derive(Default)]
-struct Save {
-    path: Vec<String>,
-    tensors: BTreeMap<String, TensorData>,
-    error: Option<Error>,
-}
-
-impl ModuleVisitor for Save {
-    fn enter_module(&mut self, name: &str, _: &str) {
-        self.path.push(name.to_string());
-    }
-
-    fn exit_module(&mut self, _: &str, _: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        match param.val().inner().try_into_data() {
-            Ok(data) => {
-                self.tensors
-                    .insert(format!("model/{}", self.path.join(".")), data);
+    /// The values of the model's tensors, by path and in visit order: the checkpoint's, or the own
+    /// ones of kinds that it does not know. Looked at before any is changed, because a running
+    /// statistic is changed in place.
+    fn fitting_tensors(
+        &self,
+        tensors: &BTreeMap<String, TensorData>,
+    ) -> Result<Vec<(String, TensorData)>> {
+        let own = module_tensors::take(&self.model)?;
+        let named = |path: &str| format!("model/{path}");
+        let specs = own
+            .iter()
+            .map(|tensor| TensorSpec::of(named(&tensor.path), &tensor.value));
+        let saved: BTreeSet<String> = saved_kinds(specs, tensors).map(|spec| spec.name).collect();
+        let values = own.into_iter().map(|tensor| {
+            let name = named(&tensor.path);
+            match saved.contains(&name) {
+                true => Ok((tensor.path, fitting(tensors, &name, &tensor.value)?.clone())),
+                false => Ok((tensor.path, tensor.value)),
             }
-            Err(error) => self.error = Some(Error::step(error)),
+        });
+        values.collect()
+    }
+
+    /// Whether the checkpoint's slots are those of this optimizer, or there are none.
+    fn check_slots(&self, tensors: &BTreeMap<String, TensorData>) -> Result<()> {
+        let of_parameter = |path: &str| self.names.iter().any(|name| name == path);
+        check_slots(&*self.optimizer, None, tensors, of_parameter)
+            .map_err(|error| Error::Checkpoint(Arc::new(error)))?;
+        let mut sizes = Sizes::default();
+        self.model.visit(&mut sizes);
+        for (name, count) in self.names.iter().zip(sizes.0) {
+            let slots = self.optimizer.slots().iter();
+            let slots: Vec<String> = slots
+                .map(|slot| format!("optimizer/{slot}/{name}"))
+                .collect();
+            let found: Vec<_> = slots.iter().filter_map(|slot| tensors.get(slot)).collect();
+            if let (false, Some(missing)) = (
+                found.is_empty(),
+                slots.iter().find(|slot| !tensors.contains_key(*slot)),
+            ) {
+                return Err(Error::invalid(format!(
+                    "the checkpoint has no `{missing}`, only other slots of that parameter: it \
+                     is not whole"
+                )));
+            }
+            for (slot, data) in slots.iter().zip(found) {
+                if data.num_elements() != count || !data.dtype().is_float() {
+                    return Err(Error::invalid(format!(
+                        "`{slot}` has shape {:?} and type {} in the checkpoint, and the parameter \
+                         `model/{name}` has {count} elements: it is from another model",
+                        data.shape().to_vec(),
+                        data.dtype().name(),
+                    )));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The numbers of elements of the trainable parameters.
+#[derive(Default)]
+struct Sizes(Vec<usize>);
+
+impl ModuleVisitor for Sizes {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let value = param.val();
+        if value.is_require_grad() {
+            self.0.push(value.shape().num_elements());
         }
     }
 }
 
-/// The stored tensor of this name, if it has this shape.
+/// The stored tensor of this name, if it has the shape and the kind of elements of `like`.
 fn fitting<'a>(
     tensors: &'a BTreeMap<String, TensorData>,
     name: &str,
-    shape: &Shape,
+    like: &TensorData,
 ) -> Result<&'a TensorData> {
     match tensors.get(name) {
         None => Err(Error::invalid(format!(
             "the checkpoint has no parameter `{name}`"
         ))),
-        Some(data) if data.shape() != shape => Err(Error::invalid(format!(
+        Some(data) if data.shape() != like.shape() => Err(Error::invalid(format!(
             "parameter `{name}` has shape {:?} in the checkpoint and {:?} in the model: it is \
              from another model",
             data.shape().to_vec(),
-            shape.to_vec()
+            like.shape().to_vec()
         ))),
-        Some(data) => Ok(data),
-    }
-}
-
-struct Load<'a> {
-    path: Vec<String>,
-    tensors: &'a BTreeMap<String, TensorData>,
-    error: Option<Error>,
-}
-
-impl ModuleMapper for Load<'_> {
-    fn enter_module(&mut self, name: &str, _: &str) {
-        self.path.push(name.to_string());
-    }
-
-    fn exit_module(&mut self, _: &str, _: &str) {
-        self.path.pop();
-    }
-
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let (id, tensor, mapper) = param.consume();
-        let name = format!("model/{}", self.path.join("."));
-        let loaded = fitting(self.tensors, &name, &tensor.shape()).cloned();
-        match loaded {
-            Ok(data) => {
-                let trained = tensor.is_require_grad();
-                let device = tensor.device().without_autodiff();
-                let loaded = Tensor::from_inner(Tensor::from_data(data, (&device, tensor.dtype())));
-                let loaded = if trained {
-                    loaded.require_grad()
-                } else {
-                    loaded
-                };
-                Param::from_mapped_value(id, loaded, mapper)
-            }
-            Err(error) => {
-                self.error.get_or_insert(error);
-                Param::from_mapped_value(id, tensor, mapper)
-            }
+        Some(data) if !module_tensors::is_same_kind(like.dtype(), data.dtype()) => {
+            Err(Error::invalid(format!(
+                "parameter `{name}` has elements of type {} in the checkpoint and {} in the \
+                 model: it is from another model",
+                data.dtype().name(),
+                like.dtype().name()
+            )))
         }
+        Some(data) => Ok(data),
     }
 }

@@ -1,11 +1,13 @@
 //! Values with one component per replica: [`PerReplica`] and [`Mirrored`].
 
+use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use burn::module::Module;
 use burn::tensor::Device;
 
 use crate::remote::{self, RemoteStore};
+use crate::shown::Shown;
 use crate::strategy::StrategyId;
 use crate::trace::{self, OnDevice, StateVisitor, TraceError};
 use crate::{Error, Result, WorkerGroup, module_tensors};
@@ -14,9 +16,19 @@ use crate::{Error, Result, WorkerGroup, module_tensors};
 /// (TensorFlow: `tf.distribute.DistributedValues`, `PerReplica`).
 ///
 /// [`StrategyExt::run`](crate::StrategyExt::run) returns one; datasets yield them.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Clone, PartialEq)]
 pub struct PerReplica<T> {
     pub(crate) values: Vec<T>,
+}
+
+/// The components; tensors with their values (large ones: the first hundred).
+impl<T: fmt::Debug + 'static> fmt::Debug for PerReplica<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("PerReplica ")?;
+        f.debug_list()
+            .entries(self.values.iter().map(Shown))
+            .finish()
+    }
 }
 
 impl<T> PerReplica<T> {
@@ -106,6 +118,16 @@ pub trait Replicate: Sized {
         Ok(())
     }
 
+    /// Looks whether so many replicas can train copies of the value, when a strategy's scope has
+    /// built it.
+    ///
+    /// # Errors
+    /// If they would share what each must have of its own.
+    fn check_replicas(&self, replicas: usize) -> Result<()> {
+        let _ = replicas;
+        Ok(())
+    }
+
     /// A number that changes with every update, if the value counts them. When a run fails and
     /// all replicas report the same number, the copies are known to be equal still.
     fn version(&self) -> Option<u64> {
@@ -131,9 +153,11 @@ impl<M: Module> Replicate for M {
     }
 
     fn take_from_chief(&mut self, workers: &WorkerGroup) -> Result<()> {
-        let (names, mut tensors) = module_tensors::take(self)?;
-        workers.take_from_chief(&names, &mut tensors)?;
-        *self = module_tensors::put(self.clone(), tensors)?;
+        let found = module_tensors::take(self)?.into_iter();
+        let found = found.map(|tensor| (tensor.path, tensor.value));
+        let (paths, mut tensors): (Vec<_>, Vec<_>) = found.unzip();
+        workers.take_from_chief(&paths, &mut tensors)?;
+        *self = module_tensors::put(self.clone(), tensors.into_iter().map(Some))?;
         Ok(())
     }
 
@@ -156,7 +180,6 @@ impl<M: Module> Replicate for M {
 ///
 /// Under a strategy that compiles steps the newest value is on the device after a step. It is
 /// copied to the host when somebody asks for it ([`primary`](Self::primary)), and not before.
-#[derive(Debug)]
 pub struct Mirrored<T> {
     pub(crate) values: Vec<T>,
     pub(crate) devices: Vec<Device>,
@@ -168,6 +191,15 @@ pub struct Mirrored<T> {
     pub(crate) on_device: Mutex<Option<OnDevice>>,
     /// The host's copies of a newer value on the device, once somebody has asked for them.
     fetched: OnceLock<Vec<T>>,
+}
+
+/// The host's part of each copy; tensors with their values (large ones: the first hundred).
+impl<T: fmt::Debug + 'static> fmt::Debug for Mirrored<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Mirrored ")?;
+        let copies = self.fetched.get().unwrap_or(&self.values);
+        f.debug_list().entries(copies.iter().map(Shown)).finish()
+    }
 }
 
 impl<T: Replicate> Mirrored<T> {
@@ -260,12 +292,16 @@ impl<T: Replicate> Mirrored<T> {
     /// Host copies of what is on the device.
     fn fetch(&self, newer: &OnDevice) -> Result<Vec<T>> {
         let mut value = self.values[0].replicate(&self.devices[0]);
-        value.visit_state(&mut trace::Fetch {
-            tensors: newer.tensors.iter(),
-        })?;
+        let mut fetch = trace::Fetch::new(&newer.tensors, 0);
+        value.visit_state(&mut fetch)?;
         let mut all: Vec<T> = Vec::with_capacity(self.devices.len());
-        let others = self.devices.iter().skip(1);
-        all.extend(others.map(|device| value.replicate(device)));
+        for (replica, device) in self.devices.iter().enumerate().skip(1) {
+            let mut copy = value.replicate(device);
+            if fetch.has_own {
+                copy.visit_state(&mut trace::Fetch::new(&newer.tensors, replica))?;
+            }
+            all.push(copy);
+        }
         all.insert(0, value);
         Ok(all)
     }
@@ -278,6 +314,12 @@ impl<T: Replicate> Mirrored<T> {
         if let Some(fetched) = self.fetched.take() {
             self.values = fetched;
         }
+    }
+
+    /// All copies in replica order, to be changed.
+    pub(crate) fn host_values_mut(&mut self) -> &mut [T] {
+        self.bring_home();
+        &mut self.values
     }
 
     /// Forgets copies of a value that a step has changed.

@@ -5,10 +5,12 @@ use std::time::{Duration, Instant};
 
 use burn::module::{Module, Param};
 use burn::nn::{BatchNorm, BatchNormConfig};
+use burn::optim::AdamConfig;
 use burn::tensor::{Device, Tensor};
 use distribute_core::{
-    CentralStorageStrategy, DefaultStrategy, Error, MirroredStrategy, PerReplica, ReduceOp,
-    ReplicaContext, Result, Sgd, Strategy, StrategyExt, TrainState,
+    BurnTrainState, CentralStorageStrategy, DefaultStrategy, Error, LogicalDevice,
+    MirroredStrategy, PerReplica, ReduceOp, ReplicaContext, Replicate, Result, Sgd, Strategy,
+    StrategyExt, TrainState,
 };
 
 /// Runs a step on two replicas that must fail long before its deadline of a minute.
@@ -249,11 +251,36 @@ fn running_statistics_are_saved_up_to_date_and_refused_where_they_would_race() {
     let saved = train(&DefaultStrategy::new()).unwrap();
     let mean = saved["model/norm.running_mean"].as_slice::<f32>().unwrap()[0];
     assert!((mean - 0.2).abs() < 1e-6, "0.9 x 0 + 0.1 x 2, got {mean}");
-    let error = train(&MirroredStrategy::builder().replicas(2).build().unwrap()).unwrap_err();
-    assert!(
-        error
-            .to_string()
-            .contains("`norm` is a batch normalization"),
-        "{error}"
-    );
+    let refused = |outcome: Result<()>| {
+        let text = outcome.unwrap_err().to_string();
+        assert!(text.contains("norm` is a batch normalization"), "{text}");
+    };
+    let several: [Box<dyn Strategy>; 2] = [
+        Box::new(MirroredStrategy::builder().replicas(2).build().unwrap()),
+        Box::new(CentralStorageStrategy::new([0, 1].map(LogicalDevice::cpu)).unwrap()),
+    ];
+    for strategy in &several {
+        // Before anything has run, in whatever the state is part of.
+        refused(strategy.scope(build).map(drop));
+        let inside = |device: &Device| Inside {
+            states: Nested::Trained(build(device)),
+        };
+        refused(strategy.scope(inside).map(drop));
+        let of_burn = |device: &Device| {
+            BurnTrainState::new(build(device).model, AdamConfig::new().init(), 0.1)
+        };
+        refused(strategy.scope(of_burn).map(drop));
+        // A model alone is only evaluated.
+        strategy.scope(|device| build(device).model).unwrap();
+    }
+}
+
+#[derive(Replicate)]
+struct Inside {
+    states: Nested,
+}
+
+#[derive(Replicate)]
+enum Nested {
+    Trained(TrainState<Normalized>),
 }

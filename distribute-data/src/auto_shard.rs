@@ -61,7 +61,7 @@ pub struct Worker {
 }
 
 /// Why a dataset cannot be divided between workers.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ShardError {
     /// The policy FILE for a dataset that is not read from files (TensorFlow: `NotFoundError`).
@@ -91,7 +91,16 @@ pub enum ShardError {
     },
 }
 
-/// The batches that one worker sees, one after the other. Its replicas take one each per step.
+distribute_core::debug_as_message!(ShardError);
+
+impl From<ShardError> for distribute_core::Error {
+    fn from(error: ShardError) -> Self {
+        Self::input(error)
+    }
+}
+
+/// The batches that one worker sees, one after the other. Its replicas take one each per step;
+/// [`steps_of_worker`] adds the empty batches that it gets while others still have some.
 ///
 /// Under AUTO as DATA and DATA every global batch is cut over all replicas of all workers with
 /// [`per_replica_sizes`], and worker `i` of `n` keeps the parts `i`, `i + n`, ... Under the other
@@ -209,6 +218,28 @@ fn cut<T: Clone>(batches: &[Vec<T>], sizes: &[usize]) -> Vec<Vec<T>> {
         out.push(stream.by_ref().take(size).collect());
     }
     out
+}
+
+/// What the replicas of one worker get, step by step: its batches of [`auto_shard`], and empty ones
+/// until the worker with most is through.
+///
+/// # Errors
+/// As [`auto_shard`] for this worker.
+pub fn steps_of_worker<T: Clone>(
+    policy: AutoShardPolicy,
+    dataset: &BatchedSource<T>,
+    worker: Worker,
+) -> Result<Vec<Vec<Vec<T>>>, ShardError> {
+    let replicas = worker.replicas_per_worker.max(1);
+    let own = auto_shard(policy, dataset, worker)?;
+    let others = (0..worker.workers).filter_map(|index| {
+        let batches = auto_shard(policy, dataset, Worker { index, ..worker }).ok()?;
+        Some(batches.len().div_ceil(replicas))
+    });
+    let most = others.max().unwrap_or(0);
+    let mut own = steps(&[own], replicas);
+    own.resize(most, vec![Vec::new(); replicas]);
+    Ok(own)
 }
 
 /// The steps of a training over all workers: `steps[s][r]` is what replica `r` gets at step `s`,

@@ -1,9 +1,9 @@
 //! Distributed data sets as what `fit`, `evaluate` and `predict` of `distribute-core` read from.
 
 use distribute_core::fit::BatchSource;
-use distribute_core::{Nest, PerReplica, Result};
+use distribute_core::{InputContext, Nest, PerReplica, Result};
 
-use crate::{Dataset, DistributedDataset, Position};
+use crate::{Dataset, DistributedDataset, DistributedFunction, Position};
 
 impl<D: Dataset<Batch: Nest>> BatchSource for DistributedDataset<D> {
     type Batch = D::Batch;
@@ -36,5 +36,39 @@ impl<D: Dataset<Batch: Nest>> BatchSource for DistributedDataset<D> {
 
     fn batch(&self, epoch: usize, batch: usize) -> Result<Option<PerReplica<D::Batch>>> {
         self.batch_at(Position { epoch, batch })
+    }
+}
+
+/// The function is called for every epoch and must make the same batches each time, or the epochs
+/// of a run that is resumed are not those of the one that was interrupted. Batches have no fixed
+/// size: divide losses by the examples of all replicas, or by a constant of your own.
+impl<F, I, B> BatchSource for DistributedFunction<F>
+where
+    F: Fn(InputContext) -> Result<I>,
+    I: Iterator<Item = Result<B>> + Send + 'static,
+    B: Nest + Clone + Send + 'static,
+{
+    type Batch = B;
+
+    fn batches_per_epoch(&self) -> Option<usize> {
+        None
+    }
+
+    fn global_batch_size(&self) -> Option<usize> {
+        None
+    }
+
+    fn epoch(
+        &self,
+        _epoch: usize,
+        skip_batches: usize,
+    ) -> Result<Box<dyn Iterator<Item = Result<PerReplica<B>>> + '_>> {
+        let mut steps = DistributedFunction::epoch(self)?;
+        for _ in 0..skip_batches {
+            if steps.next().transpose()?.is_none() {
+                break;
+            }
+        }
+        Ok(Box::new(steps))
     }
 }

@@ -3,10 +3,12 @@
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use distribute_core::{Device, Error, InputContext, Result, Strategy};
+use distribute_core::{Device, Error, InputContext, PerReplica, Result, Strategy};
 use serde::{Deserialize, Serialize};
 
+use crate::agreed::{Agreed, agree};
 use crate::auto_shard::AutoShardPolicy;
 use crate::dataset::no_weights;
 use crate::distribute_epoch::LastOrder;
@@ -68,7 +70,8 @@ impl Batching {
         self
     }
 
-    /// Leaves out the last global batch of an epoch if it is short (not by default).
+    /// Leaves out the last global batch of an epoch if it is short (not by default). With
+    /// [`shuffle`](Self::shuffle) that are other examples in every epoch.
     pub fn drop_remainder(mut self, drop: bool) -> Self {
         self.drop_remainder = drop;
         self
@@ -113,8 +116,10 @@ impl Batching {
     /// - AUTO, the default: FILE for datasets that say which files they are read from (none of
     ///   this crate's readers does: they hold everything in memory), else DATA.
     ///
-    /// Under FILE and OFF a worker shuffles its own stream, and one that has fewer examples ends
-    /// with empty batches: all workers make the same number of steps.
+    /// Under FILE and OFF a worker shuffles its own stream. All workers make the same number of
+    /// steps, under every policy: one that has fewer examples, because of its files or because it
+    /// was given a shorter dataset, ends with empty batches. Losses and gradients of empty batches
+    /// are zeros.
     pub fn auto_shard(mut self, policy: AutoShardPolicy) -> Self {
         self.auto_shard = policy;
         self
@@ -122,6 +127,23 @@ impl Batching {
 
     pub(crate) fn drops_remainder(&self) -> bool {
         self.drop_remainder
+    }
+
+    /// What all workers must set alike, by name. Streams of their own may be shuffled as they like.
+    fn settings(&self, global_batch_size: usize, is_shared: bool) -> Vec<(String, String)> {
+        let seed = match (is_shared, self.seed) {
+            (false, _) => "its own".to_string(),
+            (true, None) => "none".to_string(),
+            (true, Some(seed)) => seed.to_string(),
+        };
+        let settings = [
+            ("the global batch size", global_batch_size.to_string()),
+            ("the auto-shard policy", format!("{:?}", self.auto_shard)),
+            ("the seed of the shuffle", seed),
+            ("drop_remainder", self.drop_remainder.to_string()),
+            ("pad_remainder", self.pad_remainder.to_string()),
+        ];
+        settings.map(|(name, value)| (name.into(), value)).into()
     }
 
     fn global_size(&self, replicas: usize) -> Result<usize> {
@@ -167,7 +189,10 @@ pub struct DistributedDataset<D> {
     pub(crate) batching: Batching,
     /// What this worker reads, where the workers do not share the global batches.
     pub(crate) own: Option<Arc<OwnStream>>,
+    agreed: Agreed,
     pub(crate) last_order: Arc<LastOrder>,
+    /// The epoch that the next iteration reads.
+    next_epoch: Arc<AtomicUsize>,
 }
 
 impl<D: Dataset> DistributedDataset<D> {
@@ -177,28 +202,31 @@ impl<D: Dataset> DistributedDataset<D> {
         batching: Batching,
     ) -> Result<Self> {
         let num_replicas = strategy.num_replicas_in_sync();
-        let global_batch_size = batching.global_size(num_replicas)?;
-        if dataset.is_empty() && !batching.allow_empty {
-            return Err(Error::invalid(
-                "the dataset is empty: there is nothing to distribute; check where it comes from, \
-                 or pass `.allow_empty(true)`",
-            ));
-        }
-        if batching.pad_remainder && !dataset.is_weighted() {
-            return Err(no_weights());
-        }
-        let context = strategy.input_context();
-        let place = Place {
-            worker: context.input_pipeline_id,
-            workers: context.num_input_pipelines,
-            local_replicas: strategy.replicas().len(),
-            is_equal: has_equal_workers(strategy),
-            global_batch: global_batch_size,
+        let prepared = prepare(strategy, &dataset, &batching);
+        let workers = strategy.workers();
+        let (settings, own) = match prepared {
+            Ok((own, global_batch_size)) => {
+                let settings = batching.settings(global_batch_size, own.is_none());
+                (settings, Ok((own, global_batch_size)))
+            }
+            Err(error) => (Vec::new(), Err(error)),
         };
-        let own = OwnStream::new(batching.auto_shard, &dataset, &batching, place)?;
+        let numbers = match &own {
+            Ok((own, size)) => Ok(own_numbers(
+                own.as_ref(),
+                &batching,
+                dataset.len(),
+                (*size, num_replicas),
+            )),
+            Err(error) => Err(error.clone()),
+        };
+        let agreed = agree(workers, numbers, settings)?;
+        let (own, global_batch_size) = own?;
         Ok(Self {
             own: own.map(Arc::new),
+            agreed,
             last_order: Arc::default(),
+            next_epoch: Arc::default(),
             dataset: Arc::new(dataset),
             replicas: parts_of_replicas(strategy),
             num_replicas,
@@ -228,27 +256,15 @@ impl<D: Dataset> DistributedDataset<D> {
         self.global_batch_size
     }
 
-    /// The steps of one epoch.
+    /// The steps of one epoch, the same on all workers.
     pub fn batches_per_epoch(&self) -> usize {
-        if let Some(own) = &self.own {
-            return own.steps();
-        }
-        if self.batching.drop_remainder {
-            self.len() / self.global_batch_size
-        } else {
-            self.len().div_ceil(self.global_batch_size)
-        }
+        self.agreed.steps
     }
 
     /// The examples of each replica's batch where all have equally many
     /// ([`Batching::pad_remainder`]).
     pub(crate) fn rows(&self) -> Option<usize> {
-        let replicas = self.num_replicas.max(1);
-        let rows = match &self.own {
-            None => self.global_batch_size.min(self.len()).div_ceil(replicas),
-            Some(own) => own.most().min(self.global_batch_size.div_ceil(replicas)),
-        };
-        self.batching.pad_remainder.then_some(rows)
+        self.batching.pad_remainder.then_some(self.agreed.rows)
     }
 
     /// Where in the order of an epoch the examples of each local replica lie.
@@ -268,6 +284,10 @@ impl<D: Dataset> DistributedDataset<D> {
 
     /// The batches of one epoch, made on a background thread that ends with the iterator.
     ///
+    /// The same number gives the same batches in the same order each time, so that a run can be
+    /// repeated and resumed: count up, or iterate over the dataset itself (`for batch in &train`),
+    /// which reads another epoch each time.
+    ///
     /// An error or a panic in [`Dataset::batch`] comes out as the last item.
     pub fn epoch(&self, epoch: usize) -> Epoch<D::Batch> {
         self.epoch_from(epoch, 0)
@@ -279,8 +299,11 @@ impl<D: Dataset> DistributedDataset<D> {
         Epoch::start(self, epoch, batches_to_skip)
     }
 
-    /// Goes on where [`Epoch::position`] was taken.
+    /// Goes on where [`Epoch::position`] was taken. The next iteration over the dataset itself
+    /// reads the epoch after that one.
     pub fn resume(&self, position: Position) -> Epoch<D::Batch> {
+        let next = position.epoch.saturating_add(1);
+        self.next_epoch.store(next, Ordering::Relaxed);
         self.epoch_from(position.epoch, position.batch)
     }
 
@@ -290,6 +313,35 @@ impl<D: Dataset> DistributedDataset<D> {
 
     pub(crate) fn prefetch(&self) -> usize {
         self.batching.prefetch
+    }
+}
+
+/// The next epoch: 0 the first time, then 1, and so on, so that a shuffled dataset comes in another
+/// order each time (TensorFlow: every iteration over a dataset shuffles anew). Clones count
+/// together.
+///
+/// ```
+/// use distribute_core::{Device, DefaultStrategy};
+/// use distribute_data::{Batching, FnDataset, StrategyDataExt};
+///
+/// let numbers = FnDataset::new(6, |indices: &[usize], _: &Device| Ok(indices.to_vec()));
+/// let batching = Batching::global(6).shuffle(1);
+/// let train = DefaultStrategy::new().distribute_dataset(numbers, batching)?;
+/// let mut orders = Vec::new();
+/// for _epoch in 0..2 {
+///     for batch in &train {
+///         orders.push(batch?.into_values());
+///     }
+/// }
+/// assert_ne!(orders[0], orders[1]);
+/// # Ok::<(), distribute_core::Error>(())
+/// ```
+impl<D: Dataset> IntoIterator for &DistributedDataset<D> {
+    type Item = Result<PerReplica<D::Batch>>;
+    type IntoIter = Epoch<D::Batch>;
+
+    fn into_iter(self) -> Epoch<D::Batch> {
+        self.epoch(self.next_epoch.fetch_add(1, Ordering::Relaxed))
     }
 }
 
@@ -303,7 +355,9 @@ impl<D> Clone for DistributedDataset<D> {
             global_batch_size: self.global_batch_size,
             batching: self.batching,
             own: self.own.clone(),
+            agreed: self.agreed,
             last_order: Arc::clone(&self.last_order),
+            next_epoch: Arc::clone(&self.next_epoch),
         }
     }
 }
@@ -315,6 +369,64 @@ impl<D> fmt::Debug for DistributedDataset<D> {
             .field("global_batch_size", &self.global_batch_size)
             .field("batching", &self.batching)
             .finish_non_exhaustive()
+    }
+}
+
+/// What this worker reads, if the workers do not share the global batches, and the size of those.
+fn prepare<S: Strategy + ?Sized, D: Dataset>(
+    strategy: &S,
+    dataset: &D,
+    batching: &Batching,
+) -> Result<(Option<OwnStream>, usize)> {
+    let global_batch = batching.global_size(strategy.num_replicas_in_sync())?;
+    if dataset.is_empty() && !batching.allow_empty {
+        return Err(Error::invalid(
+            "the dataset is empty: there is nothing to distribute; check where it comes from, \
+             or pass `.allow_empty(true)`",
+        ));
+    }
+    if batching.pad_remainder && !dataset.is_weighted() {
+        return Err(no_weights());
+    }
+    let context = strategy.input_context();
+    if batching.pad_remainder && dataset.is_empty() && context.num_input_pipelines > 1 {
+        return Err(Error::invalid(
+            "pad_remainder: this worker has no example to fill batches up with; give every worker \
+             at least one",
+        ));
+    }
+    let place = Place {
+        worker: context.input_pipeline_id,
+        workers: context.num_input_pipelines,
+        local_replicas: strategy.replicas().len(),
+        is_equal: has_equal_workers(strategy),
+        global_batch,
+    };
+    let own = OwnStream::new(batching.auto_shard, dataset, batching, place)?;
+    Ok((own, global_batch))
+}
+
+/// The steps of an epoch and the rows of padded batches, as far as this worker knows; `sizes` are
+/// the global batch size and the number of replicas.
+fn own_numbers(
+    own: Option<&OwnStream>,
+    batching: &Batching,
+    examples: usize,
+    (global_batch, replicas): (usize, usize),
+) -> Agreed {
+    let share = |examples: usize| examples.div_ceil(replicas.max(1));
+    match own {
+        Some(own) => Agreed {
+            steps: own.steps(),
+            rows: own.most().min(share(global_batch)),
+        },
+        None => Agreed {
+            steps: match batching.drop_remainder {
+                true => examples / global_batch,
+                false => examples.div_ceil(global_batch),
+            },
+            rows: share(global_batch.min(examples)),
+        },
     }
 }
 
@@ -352,13 +464,15 @@ pub trait StrategyDataExt: Strategy {
     /// Distributes a dataset over the replicas
     /// (TensorFlow: `experimental_distribute_dataset`).
     ///
-    /// Over several workers every process passes the same dataset and reads its replicas' parts
-    /// of each global batch alone, or what [`Batching::auto_shard`] says; all workers make the same
-    /// number of steps.
+    /// Over several workers every process calls this, and reads its replicas' parts of each global
+    /// batch alone, or what [`Batching::auto_shard`] says. The workers tell each other how many
+    /// steps they have, and all make as many as the one with most: a worker whose dataset is
+    /// shorter gets empty batches at the end. Blocks until all workers have called it.
     ///
     /// # Errors
     /// For a batch size of 0, for an empty dataset, for a policy that the dataset does not allow,
-    /// and for padding without weights.
+    /// and for padding without weights, on all workers if it happens on one; for workers that cut
+    /// their data in different ways.
     fn distribute_dataset<D: Dataset>(
         &self,
         dataset: D,

@@ -25,6 +25,7 @@
 
 #![forbid(unsafe_code)]
 
+mod agreed;
 pub mod auto_shard;
 mod batch_source;
 mod dataset;

@@ -11,6 +11,8 @@ use crate::{Batching, Dataset};
 #[derive(Debug, Clone)]
 pub(crate) struct OwnStream {
     examples: Vec<usize>,
+    /// How many of them an epoch reads, in its order: all but a remainder that is dropped.
+    read: usize,
     /// The sizes of batches, one after the other and again from the start.
     sizes: Vec<usize>,
     local_replicas: usize,
@@ -62,26 +64,28 @@ impl OwnStream {
             return Err(Error::input(ShardError::TooFewFiles { files, workers }));
         }
         let examples_of = |worker: usize| -> Vec<usize> {
-            let mut own: Vec<usize> = match &files {
+            match &files {
                 None => (0..dataset.len()).collect(),
                 Some(files) => {
                     let own = files.iter().skip(worker).step_by(place.workers);
                     own.cloned().flatten().collect()
                 }
-            };
-            if batching.drops_remainder() {
-                own.truncate(own.len() / place.global_batch * place.global_batch);
             }
-            own
+        };
+        let read = |examples: usize| match batching.drops_remainder() {
+            true => examples / place.global_batch * place.global_batch,
+            false => examples,
         };
         let (mut steps, mut most) = (0, 0);
         for worker in 0..place.workers {
-            let (sizes, own) = (place.sizes(worker)?, examples_of(worker).len());
+            let (sizes, own) = (place.sizes(worker)?, read(examples_of(worker).len()));
             steps = steps.max(count(own, &sizes, place.local_replicas));
             most = most.max(own);
         }
+        let examples = examples_of(place.worker);
         Ok(Some(Self {
-            examples: examples_of(place.worker),
+            read: read(examples.len()),
+            examples,
             sizes: place.sizes(place.worker)?,
             local_replicas: place.local_replicas,
             steps,
@@ -99,7 +103,8 @@ impl OwnStream {
         self.most
     }
 
-    /// The examples in the order of an epoch.
+    /// The examples in the order of an epoch. What the epoch does not read is at the end, so that
+    /// with a shuffle it is another remainder each time.
     pub(crate) fn order(&self, shuffle: Option<u64>, epoch: u64) -> Vec<usize> {
         match shuffle {
             None => self.examples.clone(),
@@ -123,7 +128,7 @@ impl OwnStream {
             .cycle()
             .skip(place)
             .take(self.local_replicas);
-        let end = self.examples.len();
+        let end = self.read;
         sizes
             .map(|size| {
                 let range = start.min(end)..(start + size).min(end);

@@ -10,7 +10,7 @@ use distribute_core::{Error, Result};
 /// What can go wrong in an input pipeline beside the reading itself.
 ///
 /// Arrives inside `Error::Input`.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum DataError {
     /// The code that makes the batches panicked.
@@ -31,6 +31,14 @@ pub enum DataError {
         /// What is wrong with it.
         what: String,
     },
+}
+
+distribute_core::debug_as_message!(DataError);
+
+impl From<DataError> for distribute_core::Error {
+    fn from(error: DataError) -> Self {
+        Self::input(error)
+    }
 }
 
 /// Items of another iterator, produced ahead of time; it ends after the first error.

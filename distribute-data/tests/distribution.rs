@@ -348,19 +348,50 @@ proptest! {
         };
         let own = |index| {
             let worker = Worker { index, workers, replicas_per_worker: replicas };
-            let batches = auto_shard(policy, &dataset, worker).unwrap();
-            auto_shard::steps(&[batches], replicas)
+            auto_shard::steps_of_worker(policy, &dataset, worker).unwrap()
         };
-        let mut expected: Vec<_> = (0..workers).map(own).collect();
-        let most = expected.iter().map(Vec::len).max().unwrap();
-        for steps in &mut expected {
-            // All workers make as many steps as the one with most.
-            steps.resize(most, vec![Vec::new(); replicas]);
+        let expected: Vec<_> = (0..workers).map(own).collect();
+        let whole = (0..workers).map(|index| {
+            let worker = Worker { index, workers, replicas_per_worker: replicas };
+            auto_shard(policy, &dataset, worker).unwrap()
+        });
+        // All workers make as many steps as the one with most.
+        let whole = auto_shard::steps(&whole.collect::<Vec<_>>(), replicas);
+        for (worker, steps) in expected.iter().enumerate() {
+            let own = whole.iter().map(|step| &step[worker * replicas..(worker + 1) * replicas]);
+            prop_assert!(own.eq(steps.iter().map(Vec::as_slice)));
         }
         let batching = Batching::global(batch).drop_remainder(drop).auto_shard(policy);
         let batching = batching.allow_empty(true);
         prop_assert_eq!(of_workers((workers, replicas), &files, batching), expected);
     }
+}
+
+#[test]
+fn every_iteration_is_the_next_epoch() {
+    let dataset = FnDataset::new(20, indices);
+    let batching = Batching::global(4).shuffle(9);
+    let train = mirrored(2).distribute_dataset(dataset, batching).unwrap();
+    let rows = |batches: distribute_data::Epoch<Vec<usize>>| -> Vec<Vec<usize>> {
+        batches
+            .flat_map(|step| step.unwrap().into_values())
+            .collect()
+    };
+    let mut orders: Vec<_> = (0..3).map(|_| rows((&train).into_iter())).collect();
+    for (epoch, order) in orders.iter().enumerate() {
+        assert_eq!(
+            *order,
+            rows(train.epoch(epoch)),
+            "asking for an epoch counts none"
+        );
+    }
+    orders.dedup();
+    assert_eq!(orders.len(), 3);
+    // One that is left early counts, and one that is gone on with is followed by the next.
+    assert!((&train).into_iter().next().is_some());
+    assert_eq!(rows((&train.clone()).into_iter()), rows(train.epoch(4)));
+    drop(train.resume(Position { epoch: 7, batch: 2 }));
+    assert_eq!(rows((&train).into_iter()), rows(train.epoch(8)));
 }
 
 #[test]
@@ -385,6 +416,67 @@ fn streams_of_their_own_are_shuffled_and_resumed() {
         .epoch_from(0, 2)
         .map(|step| step.unwrap().into_values());
     assert_eq!(rest.collect::<Vec<_>>(), found[1][2..]);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn what_is_dropped_is_drawn_anew_in_every_epoch(
+        workers in 1_usize..4,
+        replicas in 1_usize..3,
+        policy in prop::sample::select(vec![
+            AutoShardPolicy::Auto,
+            AutoShardPolicy::File,
+            AutoShardPolicy::Off,
+            AutoShardPolicy::Data,
+        ]),
+        pads: bool,
+    ) {
+        // Six files for any number of workers up to three.
+        let files = Files(vec![5, 3, 4, 6, 2, 7]);
+        let batching = Batching::global(4).shuffle(1).drop_remainder(true).auto_shard(policy);
+        let mut of_all = 0;
+        for index in 0..workers {
+            let strategy = OneWorker::new(index, workers, replicas);
+            let all = match policy {
+                // Those of all workers together, see below.
+                AutoShardPolicy::Data => Vec::new(),
+                AutoShardPolicy::Off => (0..files.len()).collect(),
+                _ => {
+                    let own = files.files().unwrap().into_iter().skip(index).step_by(workers);
+                    own.flatten().collect::<Vec<usize>>()
+                }
+            };
+            let mut seen = vec![0; files.len()];
+            if pads {
+                let weighted = distribute_data::Weighted::new(files.clone());
+                let batching = batching.pad_remainder(true);
+                let data = strategy.distribute_dataset(weighted, batching).unwrap();
+                for step in (0..200).flat_map(|epoch| data.epoch(epoch)) {
+                    for (rows, weights) in step.unwrap().into_values() {
+                        let weights: Vec<f32> = weights.into_data().iter::<f32>().collect();
+                        let counted = rows.iter().zip(weights).filter(|(_, weight)| *weight > 0.0);
+                        counted.for_each(|(row, _)| seen[*row] += 1);
+                    }
+                }
+            } else {
+                let data = strategy.distribute_dataset(files.clone(), batching).unwrap();
+                for step in (0..200).flat_map(|epoch| data.epoch(epoch)) {
+                    step.unwrap().values().iter().flatten().for_each(|row| seen[*row] += 1);
+                }
+            }
+            prop_assert!(all.iter().all(|row| seen[*row] > 0), "never seen: {seen:?}");
+            let total: usize = seen.iter().sum();
+            of_all += total;
+            if policy != AutoShardPolicy::Data {
+                prop_assert_eq!(total, 200 * (all.len() / 4 * 4));
+            }
+        }
+        if policy == AutoShardPolicy::Data {
+            prop_assert_eq!(of_all, 200 * (files.len() / 4 * 4));
+        }
+    }
 }
 
 #[test]

@@ -43,6 +43,35 @@ fn alone(step: impl Fn(&ReplicaContext) -> Result<Tensor<1>> + Sync) -> Tensor<1
 }
 
 #[test]
+fn a_label_that_is_no_class_is_named_with_its_example() {
+    let loss = |labels: [[i64; 2]; 3]| {
+        alone(|_| {
+            let logits = Tensor::<3>::zeros([3, 2, 10], &device());
+            let labels = Tensor::<2, Int>::from_data(labels, &device());
+            Ok(sparse_categorical_crossentropy(logits, labels).sum())
+        })
+    };
+    assert_eq!(loss([[0, 9], [1, 2], [3, 4]]).dims(), [1]);
+    for wrong in [11, 10, -1] {
+        let step = |_: &ReplicaContext, ()| {
+            let logits = Tensor::<3>::zeros([3, 2, 10], &device());
+            let labels = [[0_i64, 9], [1, 2], [3, wrong]];
+            let labels = Tensor::<2, Int>::from_data(labels, &device());
+            Ok(sparse_categorical_crossentropy(logits, labels).sum())
+        };
+        let error = MirroredStrategy::builder()
+            .replicas(2)
+            .build()
+            .unwrap()
+            .run((), step)
+            .unwrap_err();
+        let said = format!("label {wrong} of example 2 of the batch is out of range");
+        assert!(error.to_string().contains(&said), "{error}");
+        assert!(error.to_string().contains("10 classes, 0 to 9"), "{error}");
+    }
+}
+
+#[test]
 fn sparse_and_dense_labels_give_the_same_loss() {
     let logits = || Tensor::<2>::from_floats([[1.0, 2.0, 0.5], [0.0, 0.0, 3.0]], &device());
     let sparse =

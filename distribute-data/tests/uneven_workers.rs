@@ -4,14 +4,17 @@
 use std::sync::mpsc;
 use std::time::Duration;
 
-use burn::nn::LinearConfig;
+use burn::nn::{Linear, LinearConfig};
 use distribute_core::collectives::{GroupOptions, in_process};
-use distribute_core::fit::predict;
+use distribute_core::fit::{Fit, Objective, StepContext, predict};
 use distribute_core::{
     Device, Error, InputContext, MultiWorkerMirroredStrategy, Nest, ReduceOp, Result, Sgd,
     Strategy, StrategyExt, Tensor, TensorData, TrainState,
 };
-use distribute_data::{Batching, FnDataset, ReplicationMode, StrategyDataExt};
+use distribute_data::auto_shard::AutoShardPolicy;
+use distribute_data::{
+    Batching, Dataset, FnDataset, ReplicationMode, StrategyDataExt, Weighted, compute_average_loss,
+};
 use rstest::rstest;
 
 /// A hang fails, and is not waited for.
@@ -200,4 +203,240 @@ fn a_pipeline_that_fails_ends_the_others_with_its_error() {
         "the input pipeline of worker 1 failed: the tape is torn"
     );
     assert_eq!(texts[1], "the tape is torn");
+}
+
+/// Rows of ones, in files.
+#[derive(Debug, Clone)]
+struct Rows {
+    files: Vec<usize>,
+    in_files: bool,
+}
+
+impl Dataset for Rows {
+    type Batch = Batch;
+
+    fn len(&self) -> usize {
+        self.files.iter().sum()
+    }
+
+    fn files(&self) -> Option<Vec<std::ops::Range<usize>>> {
+        let mut start = 0;
+        let ranges = self.files.iter().map(|length| {
+            start += length;
+            start - length..start
+        });
+        self.in_files.then(|| ranges.collect())
+    }
+
+    fn batch(&self, indices: &[usize], _: &Device) -> Result<Batch> {
+        Ok(batch(indices.len()))
+    }
+}
+
+/// The rows that all workers together have in every step of a loop of one's own, as each worker
+/// sees it, over two epochs.
+fn rows_of_steps(
+    policy: AutoShardPolicy,
+    drop: bool,
+    lengths: Vec<Vec<usize>>,
+    in_files: bool,
+) -> Vec<Vec<i64>> {
+    workers(&vec![1; lengths.len()], move |strategy| {
+        let files = lengths[strategy.workers().unwrap().index()].clone();
+        let batching = Batching::global(4).shuffle(3).drop_remainder(drop);
+        let batching = batching.auto_shard(policy).allow_empty(true);
+        let data = strategy
+            .distribute_dataset(Rows { files, in_files }, batching)
+            .unwrap();
+        let mut rows = Vec::new();
+        for epoch in 0..2 {
+            let mut steps = 0;
+            for step in data.epoch(epoch) {
+                let sums = strategy.run((step.unwrap(),), |ctx, (batch,)| {
+                    let rows = batch.labels.shape()[0] as i64;
+                    let x = batch.x.sum().into_scalar::<f32>();
+                    let (x, rows) = ctx.all_reduce(ReduceOp::Sum, (x, rows))?;
+                    assert_eq!(x, 3.0 * rows as f32);
+                    Ok(rows)
+                });
+                rows.push(sums.unwrap().into_values()[0]);
+                steps += 1;
+            }
+            assert_eq!(steps, data.batches_per_epoch());
+        }
+        rows
+    })
+}
+
+#[rstest]
+// Of batches of 4 each worker has a half, and the first one all of the last batch of 1.
+#[case(AutoShardPolicy::Data, false, &[13, 5], &[4, 2, 2, 1])]
+#[case(AutoShardPolicy::Auto, false, &[5, 13], &[4, 3, 2, 0])]
+#[case(AutoShardPolicy::Data, true, &[13, 5], &[4, 2, 2])]
+#[case(AutoShardPolicy::Off, false, &[5, 9], &[4, 4, 3, 2, 1])]
+#[case(AutoShardPolicy::Off, true, &[5, 9], &[4, 4, 2, 2])]
+#[case(AutoShardPolicy::Off, false, &[0, 3], &[2, 1])]
+// 4 over 3 are 2, 2 and 0.
+#[case(AutoShardPolicy::Auto, false, &[0, 3, 9], &[1, 0, 0])]
+#[case(AutoShardPolicy::Data, false, &[0, 0], &[])]
+fn arrays_of_unequal_lengths_end_together(
+    #[case] policy: AutoShardPolicy,
+    #[case] drop: bool,
+    #[case] lengths: &'static [usize],
+    #[case] expected: &'static [i64],
+) {
+    let lengths = lengths.iter().map(|length| vec![*length]).collect();
+    for rows in rows_of_steps(policy, drop, lengths, false) {
+        assert_eq!(rows, [expected, expected].concat());
+    }
+}
+
+#[rstest]
+#[case(AutoShardPolicy::File, 2, 3, false, &[4, 3, 2])]
+#[case(AutoShardPolicy::Auto, 2, 3, false, &[4, 3, 2])]
+#[case(AutoShardPolicy::File, 2, 3, true, &[2, 2])]
+#[case(AutoShardPolicy::File, 2, 5, false, &[4, 4, 4, 2, 1])]
+#[case(AutoShardPolicy::File, 3, 4, false, &[4, 4, 2, 2])]
+#[case(AutoShardPolicy::Off, 2, 3, false, &[4, 4, 4, 4, 2])]
+fn workers_with_other_numbers_of_files_end_together(
+    #[case] policy: AutoShardPolicy,
+    #[case] count: usize,
+    #[case] files: usize,
+    #[case] drop: bool,
+    #[case] expected: &'static [i64],
+) {
+    let found = rows_of_steps(policy, drop, vec![vec![3; files]; count], true);
+    for rows in found {
+        assert_eq!(rows, [expected, expected].concat());
+    }
+}
+
+/// Trains two epochs with [`Fit`]; the updates and the weights of every worker.
+fn fitted(lengths: &'static [usize], from_function: bool) -> Vec<(u64, Vec<f32>)> {
+    workers(&vec![1; lengths.len()], move |strategy| {
+        let index = strategy.workers().unwrap().index();
+        let mut state = strategy
+            .scope(|device| TrainState::new(LinearConfig::new(3, 1).init(device), Sgd::new(0.1)))
+            .unwrap();
+        let objective = |ctx: &StepContext<'_>, model: &Linear, batch: Batch| {
+            let examples = batch.x.dims()[0];
+            let wrong = model.forward(batch.x) - 1.0;
+            let losses = wrong.powi_scalar(2).reshape([examples]);
+            let loss = compute_average_loss(ctx, losses, None, Some(4))?;
+            Ok(Objective::new(loss).examples(examples))
+        };
+        let fit = Fit::new(&strategy).epochs(2);
+        let history = if from_function {
+            let rows = lengths[index];
+            let input = strategy.distribute_datasets_from_function(move |_| {
+                let sizes = (0..rows.div_ceil(2)).map(move |at| 2.min(rows - 2 * at));
+                Ok(sizes.map(|size| Ok(batch(size))))
+            });
+            fit.run(&mut state, &input, None, objective)
+        } else {
+            let rows = Rows {
+                files: vec![lengths[index]],
+                in_files: false,
+            };
+            let batching = Batching::global(4).allow_empty(true).shuffle(1);
+            let data = strategy.distribute_dataset(rows, batching).unwrap();
+            fit.run(&mut state, &data, Some(&data), objective)
+        };
+        for record in history.unwrap().epochs {
+            assert!(record.logs.loss().is_finite(), "{record:?}");
+        }
+        let tensors = state.primary().to_tensors().unwrap();
+        let weights = tensors
+            .values()
+            .flat_map(|data| data.iter::<f32>().collect::<Vec<_>>());
+        (state.primary().step(), weights.collect())
+    })
+}
+
+#[rstest]
+#[case(&[13, 5], 4)]
+#[case(&[3, 17, 6], 5)]
+#[case(&[0, 5], 2)]
+fn fit_goes_on_until_the_last_worker_is_through(
+    #[case] lengths: &'static [usize],
+    #[case] steps_of_arrays: u64,
+) {
+    for from_function in [false, true] {
+        let steps = match from_function {
+            true => lengths.iter().max().unwrap().div_ceil(2) as u64,
+            false => steps_of_arrays,
+        };
+        let found = fitted(lengths, from_function);
+        for (updates, weights) in &found {
+            assert_eq!(*updates, 2 * steps, "from a function: {from_function}");
+            assert!(weights.iter().all(|weight| weight.is_finite()));
+            assert_eq!(*weights, found[0].1);
+        }
+    }
+}
+
+#[rstest]
+#[case(Batching::global(8), "the global batch size", "8", "4")]
+#[case(Batching::global(4).shuffle(1), "the seed of the shuffle", "1", "none")]
+#[case(Batching::global(4).drop_remainder(true), "drop_remainder", "true", "false")]
+fn workers_that_cut_their_data_in_other_ways_are_told(
+    #[case] other: Batching,
+    #[case] what: &str,
+    #[case] found: &str,
+    #[case] expected: &str,
+) {
+    let texts: Vec<String> = workers(&[1, 1], move |strategy| {
+        let batching = [Batching::global(4), other][strategy.workers().unwrap().index()];
+        let in_files = false;
+        let rows = Rows {
+            files: vec![9],
+            in_files,
+        };
+        let distributed = strategy.distribute_dataset(rows, batching);
+        distributed.unwrap_err().to_string()
+    });
+    let text = format!("{what} of a distributed dataset is {found} on worker 1 and {expected} on");
+    assert!(texts[0].starts_with(&text), "{}", texts[0]);
+    assert_eq!(texts[0], texts[1]);
+}
+
+#[test]
+fn a_worker_that_cannot_distribute_its_data_ends_the_others_with_its_error() {
+    let outcomes: Vec<Result<usize>> = workers(&[1, 1], |strategy| {
+        let index = strategy.workers().unwrap().index();
+        let files = vec![7 * index];
+        let in_files = false;
+        let data = strategy.distribute_dataset(Rows { files, in_files }, Batching::global(4))?;
+        Ok(data.batches_per_epoch())
+    });
+    let texts: Vec<_> = outcomes
+        .into_iter()
+        .map(|outcome| outcome.unwrap_err().to_string())
+        .collect();
+    assert!(texts[0].starts_with("the dataset is empty"), "{}", texts[0]);
+    assert!(texts[1].contains("worker 0"), "{}", texts[1]);
+    assert!(texts[1].contains("the dataset is empty"), "{}", texts[1]);
+}
+
+#[test]
+fn padded_batches_of_unequal_workers_are_of_one_size() {
+    let found = workers(&[1, 1], |strategy| {
+        let index = strategy.workers().unwrap().index();
+        let rows = Rows {
+            files: vec![[1, 3][index]],
+            in_files: false,
+        };
+        let batching = Batching::global(8).pad_remainder(true);
+        let data = strategy
+            .distribute_dataset(Weighted::new(rows), batching)
+            .unwrap();
+        let steps = data.epoch(0).map(|step| {
+            let (batch, weights) = step.unwrap().into_values().remove(0);
+            let weights: Vec<f32> = weights.into_data().iter::<f32>().collect();
+            (batch.x.dims()[0], weights)
+        });
+        steps.collect::<Vec<_>>()
+    });
+    assert_eq!(found[0], [(2, vec![1.0, 0.0])]);
+    assert_eq!(found[1], [(2, vec![1.0, 0.0])]);
 }

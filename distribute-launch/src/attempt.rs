@@ -32,6 +32,9 @@ use crate::{Ending, Job, LaunchError, ReservedPorts, Result, Role, Task};
 /// that made them fail a little later than of their own.
 const SETTLE: Duration = Duration::from_millis(100);
 
+/// How often it is looked whether the guard is there.
+const GUARD_LOOK: Duration = Duration::from_secs(1);
+
 /// What the attempts of a job share.
 pub struct Session<'a, 's> {
     pub job: &'a Job,
@@ -101,13 +104,21 @@ impl Session<'_, '_> {
     fn place(&mut self, restart: u32, ports: &ReservedPorts) -> Result<Waited<Place>> {
         let cluster = Cluster::at(ports, &self.tasks);
         if let Some(group) = &mut self.group {
-            return group.meet(restart, cluster, &self.received);
+            return group.meet(restart, cluster, (&self.received, self.screen));
         }
         Ok(Waited::Done(Place {
             cluster,
             tasks: self.tasks.clone(),
             token: Token::random()?,
         }))
+    }
+
+    /// Has a guard that has ended followed by another one.
+    fn look_after_guard(&mut self) -> Result<()> {
+        match self.guard.look() {
+            Some(said) => self.screen.say(&said),
+            None => Ok(()),
+        }
     }
 
     fn post(&self, restart: u32, item: Item) {
@@ -126,7 +137,8 @@ pub fn run(session: &mut Session<'_, '_>, restart: u32) -> Result<Waited<Ended>>
         Waited::Stopped(signal) => return Ok(Waited::Stopped(signal)),
     };
     let mark = Token::random()?;
-    session.guard.attempt(&mark)?;
+    session.look_after_guard()?;
+    session.guard.attempt(&mark);
     let (stop, stopper) = pipe_with(PipeFlags::CLOEXEC).map_err(LaunchError::system("no pipe"))?;
     Crew::work(|crew| {
         // Dropped at the end of the work, whatever the way to it: then all processes are dead, the
@@ -176,11 +188,12 @@ pub fn run(session: &mut Session<'_, '_>, restart: u32) -> Result<Waited<Ended>>
 impl Attempt<'_, '_> {
     fn start<'a: 'env, 's: 'env, 'env>(
         &mut self,
-        session: &Session<'a, 's>,
+        session: &mut Session<'a, 's>,
         starter: &Starter<'_, '_, 'env>,
     ) -> Result<()> {
         for index in 0..starter.tasks().len() {
             let (process, output) = starter.start(session, index, 0)?;
+            session.guard.started(process.pid);
             self.processes.push(process);
             self.outputs.push(output);
         }
@@ -200,7 +213,10 @@ impl Attempt<'_, '_> {
         let is_running = |process: &Process| process.ending.is_none();
         // On a host without the chief, those that died may be all that it had.
         while self.processes.iter().any(is_running) || self.deaths.due().is_some() {
-            let until = self.until.into_iter().chain(self.deaths.due()).min();
+            let looks = session.guard.is_there();
+            let look = looks.then(|| Instant::now() + GUARD_LOOK);
+            let until = self.until.into_iter().chain(self.deaths.due());
+            let until = until.chain(look).min();
             let event = match until {
                 Some(until) => {
                     let left = until.saturating_duration_since(Instant::now());
@@ -217,6 +233,9 @@ impl Attempt<'_, '_> {
                 Ok(Event::Post(post)) => self.posted(*post, session, starter.workers()),
                 Ok(Event::Broken(error)) => self.break_off(error),
                 Err(_) => self.time_is_over(),
+            }
+            if let Err(error) = session.look_after_guard() {
+                self.break_off(error);
             }
             while let Some(death) = self.deaths.pop() {
                 self.replace(death, session, starter);
@@ -283,6 +302,7 @@ impl Attempt<'_, '_> {
         self.processes[index].send(Signal::KILL);
         match starter.start(session, index, again) {
             Ok((process, output)) => {
+                session.guard.started(process.pid);
                 self.processes[index] = process;
                 self.outputs[index] = output;
                 session.guard.gone(old);

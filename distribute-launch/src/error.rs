@@ -1,10 +1,11 @@
 use std::ffi::OsString;
+use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
 /// What keeps a job from being started or watched. A process of it that fails is no such error but
 /// [`Outcome::Failed`](crate::Outcome::Failed).
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum LaunchError {
     /// The job has no worker.
@@ -98,7 +99,8 @@ pub enum LaunchError {
         /// What the system said.
         source: io::Error,
     },
-    /// The guard that ends processes after a killed launcher cannot be started or has ended.
+    /// The guard that ends processes after a killed launcher cannot be started. One that ends later
+    /// is replaced.
     #[error("the guard `{}` does not run: {source}; start the job again", .program.display())]
     Guard {
         /// The guard's program.
@@ -151,6 +153,24 @@ pub enum LaunchError {
         /// What the system said.
         source: io::Error,
     },
+}
+
+/// The message and each cause that it does not tell: what an error prints that `main` returns.
+impl fmt::Debug for LaunchError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut told = self.to_string();
+        f.write_str(&told)?;
+        let mut cause = std::error::Error::source(self);
+        while let Some(error) = cause {
+            let text = error.to_string();
+            if !told.contains(&text) {
+                write!(f, ": {text}")?;
+                told.push_str(&text);
+            }
+            cause = error.source();
+        }
+        Ok(())
+    }
 }
 
 /// The result of what can fail in this crate.

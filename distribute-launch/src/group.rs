@@ -5,21 +5,30 @@ use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::cluster::{Cluster, Token};
+use crate::console::Screen;
 use crate::crew::Crew;
 use crate::events::{Event, Events};
 use crate::report::Ended;
 use crate::verdict::{Verdict, root_cause};
 use crate::wire::{
-    Answer, BEAT, Challenge, Frame, HANDSHAKE, Hello, Item, Post, Side, VERSION, close, derive,
-    prepare, proof, random, receive_frame, receive_greeting, send, verify,
+    Answer, BEAT, Challenge, Frame, Hello, Item, Post, Side, VERSION, close, derive, prepare,
+    proof, random, receive_frame, receive_greeting, send, verify,
 };
 use crate::{Ending, Hosts, LaunchError, Result, Role, Task};
 
 /// How long to wait before connecting again to a host that does not listen yet.
 const RETRY: Duration = Duration::from_millis(200);
+/// How long one attempt to connect takes: a signal is heard after it at the latest.
+const DIAL: Duration = Duration::from_secs(1);
+/// How often it is looked for a signal while an attempt is under way.
+const LOOK: Duration = Duration::from_millis(50);
+/// When it is said what is waited for, and how often after that.
+const FIRST_REPORT: Duration = Duration::from_secs(2);
+const NEXT_REPORT: Duration = Duration::from_secs(20);
 const OUTBOX_MAX: usize = 1024;
 
 /// This launcher among those of the other hosts.
@@ -47,22 +56,20 @@ pub enum Waited<T> {
 }
 
 impl Group {
-    /// Connects to the relay, which may not be there yet.
+    /// Connects to the relay, which may not be there yet, and says what it waits for.
     pub fn join(
         crew: &Crew<'_, '_>,
         hosts: &Hosts,
         restarts_max: u32,
         events: &Events,
-        received: &Receiver<Event>,
+        (received, screen): (&Receiver<Event>, &Screen<'_>),
     ) -> Result<Waited<Group>> {
-        let until = Instant::now() + hosts.join_timeout;
-        let stream = match connect(hosts, until, received)? {
+        let address = hosts.address;
+        let failed = |source| LaunchError::Rendezvous { address, source };
+        let stream = match connect(crew, hosts, restarts_max, (received, screen))? {
             Waited::Done(stream) => stream,
             Waited::Stopped(signal) => return Ok(Waited::Stopped(signal)),
         };
-        let address = hosts.address;
-        let failed = |source| LaunchError::Rendezvous { address, source };
-        handshake(hosts, restarts_max, &stream)?;
         let local = stream.local_addr().map_err(failed)?.ip();
         let (outbox, frames) = sync_channel(OUTBOX_MAX);
         let reader = stream.try_clone().map_err(failed)?;
@@ -115,13 +122,13 @@ impl Group {
         &mut self,
         restart: u32,
         cluster: Cluster,
-        received: &Receiver<Event>,
+        (received, screen): (&Receiver<Event>, &Screen<'_>),
     ) -> Result<Waited<Place>> {
         let is_stop = |post: &Post| matches!(post.item, Item::Stop(_));
         self.posts
             .retain(|post| post.restart >= restart || is_stop(post));
         self.post(restart, Item::Ready(self.nonce.clone(), cluster));
-        let until = Instant::now() + self.hosts.join_timeout;
+        let mut report = Report::new(self.hosts.join_timeout);
         loop {
             let is_stop = |post: &Post| match post.item {
                 Item::Stop(signal) => Some(signal),
@@ -136,15 +143,31 @@ impl Group {
             }
             let missing = (0..self.hosts.count).filter(|host| !ready.contains_key(host));
             let missing: Vec<usize> = missing.collect();
-            let left = until.saturating_duration_since(Instant::now());
-            match received.recv_timeout(left) {
+            if report.is_over() {
+                return Err(LaunchError::HostsMissing { missing });
+            }
+            let here: Vec<usize> = ready.keys().copied().collect();
+            report.say(screen, || self.describe(&here, &missing))?;
+            match received.recv_timeout(report.left()) {
                 Ok(Event::Post(post)) => self.take(*post)?,
                 Ok(Event::Signal(signal)) => self.post(restart, Item::Stop(signal)),
                 Ok(Event::Broken(error)) => return Err(error),
-                Ok(Event::Ended { .. }) => {}
-                Err(_) => return Err(LaunchError::HostsMissing { missing }),
+                Ok(Event::Ended { .. }) | Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(LaunchError::HostsMissing { missing });
+                }
             }
         }
+    }
+
+    /// Who is there and who is not.
+    fn describe(&self, here: &[usize], missing: &[usize]) -> String {
+        let Hosts { index, address, .. } = self.hosts;
+        format!(
+            "host {index} waits for the launchers of the hosts {missing:?} to come to {address}; \
+             here are {here:?} of {}",
+            self.hosts.count
+        )
     }
 
     fn ready(&self, restart: u32) -> BTreeMap<usize, (&String, &Cluster)> {
@@ -271,25 +294,137 @@ impl Group {
     }
 }
 
-fn connect(hosts: &Hosts, until: Instant, received: &Receiver<Event>) -> Result<Waited<TcpStream>> {
+/// When to say again what is waited for.
+struct Report {
+    next: Instant,
+    begun: Instant,
+    until: Instant,
+}
+
+impl Report {
+    fn new(patience: Duration) -> Report {
+        let begun = Instant::now();
+        Report {
+            next: begun + FIRST_REPORT,
+            begun,
+            until: begun + patience,
+        }
+    }
+
+    /// Says it, if it is time. `what` is what is waited for.
+    fn say(&mut self, screen: &Screen<'_>, what: impl FnOnce() -> String) -> Result<()> {
+        let now = Instant::now();
+        if now < self.next {
+            return Ok(());
+        }
+        self.next = now + NEXT_REPORT;
+        let waited = self.begun.elapsed().as_secs();
+        let left = self.until.saturating_duration_since(now).as_secs();
+        screen.say(&format!(
+            "{} (for {waited} s, at most {left} s more)",
+            what()
+        ))
+    }
+
+    fn is_over(&self) -> bool {
+        Instant::now() >= self.until
+    }
+
+    /// Until something is to be said, or the wait is over.
+    fn left(&self) -> Duration {
+        let wake = self.until.min(self.next);
+        wake.saturating_duration_since(Instant::now())
+    }
+}
+
+/// Connects and proves itself, again and again until the deadline: a connection that breaks says
+/// nothing about whether this launcher is welcome.
+fn connect(
+    crew: &Crew<'_, '_>,
+    hosts: &Hosts,
+    restarts_max: u32,
+    (received, screen): (&Receiver<Event>, &Screen<'_>),
+) -> Result<Waited<TcpStream>> {
     let address = hosts.address;
+    let mut report = Report::new(hosts.join_timeout);
+    let index = hosts.index;
+    let mut last = "it has not answered".to_owned();
     loop {
-        let source = match dial(&address) {
-            Ok(stream) => return Ok(Waited::Done(stream)),
-            Err(source) => source,
+        let attempt = Attempt::start(crew, hosts, restarts_max)?;
+        let source = loop {
+            match attempt.outcome.recv_timeout(LOOK) {
+                Ok(Ok(stream)) => return Ok(Waited::Done(stream)),
+                Ok(Err(LaunchError::Rendezvous { source, .. })) => break source,
+                Ok(Err(refused)) => return Err(refused),
+                Err(RecvTimeoutError::Disconnected) => break io::ErrorKind::Other.into(),
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            match received.try_recv() {
+                Ok(Event::Signal(signal)) => return Ok(Waited::Stopped(signal)),
+                Ok(Event::Broken(error)) => return Err(error),
+                _ => {}
+            }
+            report.say(screen, || {
+                format!("host {index} waits for the launcher of host 0 at {address}: {last}")
+            })?;
         };
-        if Instant::now() >= until {
+        if report.is_over() {
             return Err(LaunchError::Rendezvous { address, source });
         }
-        if let Ok(Event::Signal(signal)) = received.recv_timeout(RETRY) {
-            return Ok(Waited::Stopped(signal));
+        last = source.to_string();
+        match received.recv_timeout(RETRY) {
+            Ok(Event::Signal(signal)) => return Ok(Waited::Stopped(signal)),
+            Ok(Event::Broken(error)) => return Err(error),
+            _ => {}
         }
     }
 }
 
+/// One attempt to become a member, on a thread of its own so that a signal is heard meanwhile.
+/// Dropping it ends it.
+struct Attempt {
+    outcome: Receiver<Result<TcpStream>>,
+    stream: Arc<Mutex<Option<TcpStream>>>,
+}
+
+impl Attempt {
+    fn start(crew: &Crew<'_, '_>, hosts: &Hosts, restarts_max: u32) -> Result<Attempt> {
+        let (sender, outcome) = sync_channel(1);
+        let stream = Arc::new(Mutex::new(None));
+        let (place, hosts) = (stream.clone(), hosts.clone());
+        crew.spawn("join the group", move || {
+            let _gone = sender.send(attempt(&hosts, restarts_max, &place));
+        })?;
+        Ok(Attempt { outcome, stream })
+    }
+}
+
+impl Drop for Attempt {
+    fn drop(&mut self) {
+        let place = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(stream) = &*place {
+            close(stream, Shutdown::Both);
+        }
+    }
+}
+
+/// Where an attempt keeps its connection until it has succeeded.
+type InProgress = Mutex<Option<TcpStream>>;
+
+fn attempt(hosts: &Hosts, restarts_max: u32, place: &InProgress) -> Result<TcpStream> {
+    let address = hosts.address;
+    let failed = |source| LaunchError::Rendezvous { address, source };
+    let stream = dial(&address).map_err(failed)?;
+    let keep = |stream| *place.lock().unwrap_or_else(PoisonError::into_inner) = stream;
+    keep(Some(stream.try_clone().map_err(failed)?));
+    handshake(hosts, restarts_max, &stream)?;
+    keep(None);
+    Ok(stream)
+}
+
 /// Connects to somebody who listens there.
 fn dial(address: &SocketAddr) -> io::Result<TcpStream> {
-    let stream = TcpStream::connect_timeout(address, HANDSHAKE)?;
+    let stream = TcpStream::connect_timeout(address, DIAL)?;
     if stream.local_addr()? == stream.peer_addr()? {
         // The system drew this very port for the attempt, which makes TCP answer itself.
         return Err(io::Error::new(

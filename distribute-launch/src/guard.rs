@@ -15,16 +15,18 @@
 //! that it is ready first, so that the launcher notices if the program is not a guard at all.
 
 use std::ffi::OsString;
+use std::fs::File;
 use std::io::{self, BufRead, Read, Write};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
-use std::process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio};
+use std::process::{Child, ChildStdout, Command, ExitCode, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::Pid;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
@@ -38,6 +40,8 @@ const READY: &str = "distribute-launch: the guard is ready";
 const GREETING_BYTES_MAX: usize = 4096;
 /// How long the guard may take to say that it is ready, and to end.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// How many guards may follow each other: one that always ends is of no use.
+const REPLACED_MAX: u32 = 16;
 
 /// What the program of [`Job::guard`](crate::Job::guard) does, and nothing else: it waits until
 /// its standard input ends, and then ends the processes it was told of. It ignores SIGTERM, SIGINT
@@ -88,81 +92,157 @@ fn follow(line: &str, marks: &mut Option<Marks>) {
 }
 
 /// The launcher's side; without a guard everything succeeds and does nothing.
-pub struct Guard(Option<Running>);
+///
+/// A guard that has ended, because something killed it, is replaced by another one, which is told
+/// what there is to end. If none can be had any more the job goes on without.
+pub struct Guard {
+    command: Vec<OsString>,
+    running: Option<Running>,
+    /// The attempt that is under way.
+    current: Option<Marks>,
+    replaced: u32,
+}
 
 struct Running {
-    program: OsString,
     child: Child,
-    stdin: Option<ChildStdin>,
+    input: Option<Input>,
     stdout: ChildStdout,
+}
+
+/// The pipe to the guard. Its other end is open here as well, so that writing to a guard that has
+/// ended is no signal to whoever writes.
+struct Input {
+    writer: File,
+    _reader: OwnedFd,
 }
 
 impl Guard {
     /// Starts the guard and waits until it is ready.
     pub fn start(command: Option<&[OsString]>) -> Result<Guard> {
-        let Some([program, arguments @ ..]) = command else {
-            return Ok(Guard(None));
+        let command = command.unwrap_or_default().to_vec();
+        let running = match command.first() {
+            None => None,
+            Some(program) => {
+                Some(
+                    Running::start(&command).map_err(|source| LaunchError::Guard {
+                        program: program.clone(),
+                        source,
+                    })?,
+                )
+            }
         };
-        let error = |source| LaunchError::Guard {
-            program: program.clone(),
-            source,
+        Ok(Guard {
+            command,
+            running,
+            current: None,
+            replaced: 0,
+        })
+    }
+
+    /// An attempt begins.
+    pub fn attempt(&mut self, mark: &Token) {
+        self.current = Some(Marks {
+            mark: mark.clone(),
+            groups: Vec::new(),
+        });
+        self.tell(&format!("attempt {}\n", mark.secret()));
+    }
+
+    /// Where a process says which group it leads, before its command runs.
+    pub fn pipe(&self) -> Option<BorrowedFd<'_>> {
+        let input = self.running.as_ref()?.input.as_ref()?;
+        Some(input.writer.as_fd())
+    }
+
+    /// A process was started that has said so itself.
+    pub fn started(&mut self, group: Pid) {
+        if let Some(current) = &mut self.current {
+            current.groups.push(group);
+        }
+    }
+
+    pub fn gone(&mut self, group: Pid) {
+        if let Some(current) = &mut self.current {
+            current.groups.retain(|other| *other != group);
+        }
+        self.tell(&format!("gone {}\n", group.as_raw_nonzero()));
+    }
+
+    pub fn over(&mut self) {
+        self.current = None;
+        self.tell("over\n");
+    }
+
+    /// Whether there is a guard to look after.
+    pub fn is_there(&self) -> bool {
+        self.running.is_some()
+    }
+
+    /// Replaces a guard that has ended, and says what was done.
+    pub fn look(&mut self) -> Option<String> {
+        let status = self.running.as_mut()?.child.try_wait().ok()??;
+        self.running = None;
+        let ended = format!("the guard has ended ({status})");
+        let without = |why: String| {
+            let rest = "the job goes on without: should the launcher be killed, what its processes \
+                        have started goes on";
+            Some(format!("{ended}, {why}; {rest}"))
         };
+        if self.replaced == REPLACED_MAX {
+            return without("as those before it".to_owned());
+        }
+        self.replaced += 1;
+        match Running::start(&self.command) {
+            Ok(running) => self.running = Some(running),
+            Err(error) => return without(format!("and another one cannot be started ({error})")),
+        }
+        if let Some(Marks { mark, groups }) = self.current.clone() {
+            self.tell(&format!("attempt {}\n", mark.secret()));
+            for group in groups {
+                self.tell(&format!("group {}\n", group.as_raw_nonzero()));
+            }
+        }
+        Some(format!("{ended}; another one does its work"))
+    }
+
+    fn tell(&mut self, line: &str) {
+        let running = self.running.as_mut();
+        if let Some(input) = running.and_then(|running| running.input.as_mut()) {
+            // A guard that has ended is noticed by looking, and its successor is told all.
+            let _ended = input.writer.write_all(line.as_bytes());
+        }
+    }
+}
+
+impl Running {
+    fn start(command: &[OsString]) -> io::Result<Running> {
+        let [program, arguments @ ..] = command else {
+            return Err(io::ErrorKind::InvalidInput.into());
+        };
+        let (reader, writer) = pipe_with(PipeFlags::CLOEXEC)?;
         // A group of its own and no mark of an outer job: what ends this launcher, a signal to its
         // group or the guard of an outer launcher, does not end its guard.
         let mut child = Command::new(program)
             .args(arguments)
             .env_remove(MARK_VARIABLE)
             .process_group(0)
-            .stdin(Stdio::piped())
+            .stdin(reader.try_clone()?)
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
-            .spawn()
-            .map_err(error)?;
-        let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
-        let Some(stdout) = stdout else {
-            return Err(error(io::ErrorKind::BrokenPipe.into()));
+            .spawn()?;
+        let Some(stdout) = child.stdout.take() else {
+            return Err(io::ErrorKind::BrokenPipe.into());
         };
         let mut running = Running {
-            program: program.clone(),
             child,
-            stdin,
+            input: Some(Input {
+                writer: writer.into(),
+                _reader: reader,
+            }),
             stdout,
         };
-        running.await_ready().map_err(error)?;
-        Ok(Guard(Some(running)))
-    }
-
-    pub fn attempt(&mut self, mark: &Token) -> Result<()> {
-        self.tell(&format!("attempt {}\n", mark.secret()))
-    }
-
-    /// Where a process says which group it leads, before its command runs.
-    pub fn pipe(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.0.as_ref()?.stdin.as_ref()?.as_fd())
-    }
-
-    pub fn gone(&mut self, group: Pid) {
-        // As below: a guard that is gone has nothing to forget.
-        let _gone = self.tell(&format!("gone {}\n", group.as_raw_nonzero()));
-    }
-
-    pub fn over(&mut self) {
-        // A guard that is gone has nothing to forget; the next attempt finds out.
-        let _gone = self.tell("over\n");
-    }
-
-    fn tell(&mut self, line: &str) -> Result<()> {
-        let Some(running) = &mut self.0 else {
-            return Ok(());
-        };
-        let written = match &mut running.stdin {
-            Some(stdin) => stdin.write_all(line.as_bytes()),
-            None => Ok(()),
-        };
-        written.map_err(|source| LaunchError::Guard {
-            program: running.program.clone(),
-            source,
-        })
+        running.await_ready()?;
+        Ok(running)
     }
 }
 
@@ -205,7 +285,7 @@ impl Running {
 /// Ends the guard: it goes by itself when its input ends.
 impl Drop for Running {
     fn drop(&mut self) {
-        self.stdin = None;
+        self.input = None;
         let until = Instant::now() + PATIENCE;
         while matches!(self.read_until(until, &mut [0; 64]), Ok(1..)) {}
         // Its output has ended, or it is no guard: either way there is nothing to wait for.

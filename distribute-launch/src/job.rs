@@ -120,7 +120,8 @@ impl Job {
     /// The command line of a program that calls [`guard_main`](crate::guard_main), usually the
     /// launcher's own with a hidden argument (default: none). It runs beside the job and ends all
     /// its processes when the launcher is killed. Without it only the processes that the launcher
-    /// itself started die with it (on Linux), not those that they have started.
+    /// itself started die with it (on Linux), not those that they have started. A guard that is
+    /// killed is followed by another one.
     pub fn guard<I>(mut self, command: I) -> Job
     where
         I: IntoIterator,

@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 
@@ -22,8 +22,14 @@ use crate::{Hosts, LaunchError, Result};
 
 /// How many posts wait for one launcher before it counts as lost.
 const POSTS_MAX: usize = 1024;
-/// How many connections there may be that have not proven anything yet.
+/// How many connections there may be that have not proven anything yet; a new one ends the oldest
+/// of those that have said nothing, if there is one, else the oldest.
 const STRANGERS_MAX: usize = 64;
+/// The pause after a connection could not be accepted, as without descriptors.
+const ACCEPT_PAUSE: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 50_000_000,
+};
 
 /// Runs until it is dropped.
 pub struct Relay {
@@ -40,10 +46,26 @@ struct State {
     members: Vec<Member>,
     /// All posts until every host has been there, for those that come later.
     posts: Vec<Post>,
-    /// All connections, by a number of their own.
-    streams: Vec<(u64, TcpStream)>,
+    /// All connections, the oldest first.
+    streams: Vec<Connection>,
     next_stream: u64,
     is_over: bool,
+}
+
+struct Connection {
+    number: u64,
+    stream: TcpStream,
+    known: Known,
+}
+
+/// What is known of who is at the other end of a connection.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Known {
+    Nothing,
+    /// It talks as launchers do.
+    Talks,
+    /// It knows the secret.
+    Proven,
 }
 
 enum Member {
@@ -91,8 +113,16 @@ fn accept(crew: &Crew<'_, '_>, board: &Arc<Board>, listener: &TcpListener, stop:
         if !polled[0].revents().is_empty() {
             break;
         }
-        let Ok((stream, _)) = listener.accept() else {
-            continue;
+        let stream = match listener.accept() {
+            Ok((stream, _)) => stream,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
+            Err(_) => {
+                // Whoever waits is still there afterwards, and finds room.
+                board.lock().end_a_stranger();
+                let mut polled = [PollFd::from_borrowed_fd(stop.as_fd(), PollFlags::IN)];
+                let _woken = poll(&mut polled, Some(&ACCEPT_PAUSE));
+                continue;
+            }
         };
         let (board, threads) = (Arc::clone(board), crew.clone());
         // A connection that gets no thread is closed.
@@ -105,8 +135,8 @@ fn accept(crew: &Crew<'_, '_>, board: &Arc<Board>, listener: &TcpListener, stop:
     for member in &mut state.members {
         *member = Member::Gone;
     }
-    for (_, stream) in &state.streams {
-        close(stream, Shutdown::Read);
+    for connection in &state.streams {
+        close(&connection.stream, Shutdown::Read);
     }
 }
 
@@ -115,12 +145,31 @@ fn serve(crew: &Crew<'_, '_>, board: &Arc<Board>, stream: TcpStream) -> io::Resu
     let Some(number) = board.register(&stream)? else {
         return Ok(());
     };
-    let served = board.handshake(crew, &stream).map(|host| {
+    let served = board.handshake(crew, (number, &stream)).map(|host| {
         let is_clean = board.read(host, &stream);
         board.leave(host, is_clean);
     });
-    board.lock().streams.retain(|(other, _)| *other != number);
+    board.lock().streams.retain(|other| other.number != number);
     served
+}
+
+impl State {
+    /// Ends the connection that is the least likely to be a launcher's. Those that have proven
+    /// themselves stay.
+    fn end_a_stranger(&mut self) {
+        let of = |known| self.streams.iter().position(|one| one.known == known);
+        if let Some(index) = of(Known::Nothing).or_else(|| of(Known::Talks)) {
+            close(&self.streams.remove(index).stream, Shutdown::Both);
+        }
+    }
+
+    /// Notes what a connection has shown; an error if it had to make room before.
+    fn know(&mut self, number: u64, known: Known) -> io::Result<()> {
+        let mut streams = self.streams.iter_mut();
+        let found = streams.find(|one| one.number == number);
+        found.ok_or(io::ErrorKind::ConnectionAborted)?.known = known;
+        Ok(())
+    }
 }
 
 impl Board {
@@ -128,25 +177,38 @@ impl Board {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes the connection one that ends with the relay; nothing if there are too many.
+    /// Makes the connection one that ends with the relay; nothing if that has ended.
     fn register(&self, stream: &TcpStream) -> io::Result<Option<u64>> {
         stream.set_nonblocking(false)?;
         prepare(stream)?;
         let clone = stream.try_clone()?;
         let mut state = self.lock();
-        if state.is_over || state.streams.len() >= self.hosts.count + STRANGERS_MAX {
+        if state.is_over {
             return Ok(None);
+        }
+        let is_stranger = |other: &&Connection| other.known != Known::Proven;
+        if state.streams.iter().filter(is_stranger).count() >= STRANGERS_MAX {
+            state.end_a_stranger();
         }
         let number = state.next_stream;
         state.next_stream += 1;
-        state.streams.push((number, clone));
+        state.streams.push(Connection {
+            number,
+            stream: clone,
+            known: Known::Nothing,
+        });
         Ok(Some(number))
     }
 
     /// Both sides prove that they know the secret. Returns who it is, with its posts on their way.
-    fn handshake(self: &Arc<Self>, crew: &Crew<'_, '_>, stream: &TcpStream) -> io::Result<usize> {
+    fn handshake(
+        self: &Arc<Self>,
+        crew: &Crew<'_, '_>,
+        (number, stream): (u64, &TcpStream),
+    ) -> io::Result<usize> {
         let secret = &self.hosts.secret;
         let hello: Hello = receive_greeting(stream)?;
+        self.lock().know(number, Known::Talks)?;
         let nonce = random().map_err(io::Error::other)?;
         let own = proof(secret, Side::Relay, &hello, &nonce);
         let proof = own.ok_or(io::ErrorKind::InvalidInput)?;
@@ -156,6 +218,7 @@ impl Board {
         if !verify(secret, Side::Launcher, &hello, &challenge.nonce, &received) {
             return refuse(stream, "the secrets differ".to_owned());
         }
+        self.lock().know(number, Known::Proven)?;
         if let Some(why) = self.objection(&hello) {
             return refuse(stream, why);
         }
@@ -163,11 +226,16 @@ impl Board {
             Ok(posts) => posts,
             Err(why) => return refuse(stream, why),
         };
-        send(stream, &Answer::Welcome)?;
-        let writer = stream.try_clone()?;
-        crew.spawn("relay posts", move || write(&writer, &posts))
-            .map_err(io::Error::other)?;
-        Ok(hello.host)
+        let welcomed = send(stream, &Answer::Welcome).and_then(|()| {
+            let writer = stream.try_clone()?;
+            crew.spawn("relay posts", move || write(&writer, &posts))
+                .map_err(io::Error::other)
+        });
+        if welcomed.is_err() {
+            // It has not heard that it is a member, and comes again.
+            self.lock().members[hello.host] = Member::Awaited;
+        }
+        welcomed.map(|()| hello.host)
     }
 
     fn objection(&self, hello: &Hello) -> Option<String> {

@@ -1,12 +1,14 @@
 //! What people read about a job that failed.
 
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
 use serde::{Deserialize, Serialize};
 
 use crate::process::Process;
 use crate::verdict::Verdict;
-use crate::{Ending, RootCause, Task};
+use crate::{Ending, Role, RootCause, Task};
 
 /// An attempt that is over, on this host or on all.
 #[derive(Clone, Serialize, Deserialize)]
@@ -72,6 +74,26 @@ impl Ended {
         })
     }
 
+    /// The rank that most of those name that failed by themselves, the one with this number among
+    /// them; none if it failed by itself as well, which is told of it instead.
+    fn blamed(&self, index: usize) -> Option<usize> {
+        let failed = |member: &Member| !member.is_asked && member.ending.is_failure();
+        let mut votes: BTreeMap<usize, usize> = BTreeMap::new();
+        for member in self.members.iter().filter(|member| failed(member)) {
+            for rank in named(&member.last_lines) {
+                *votes.entry(rank).or_default() += 1;
+            }
+        }
+        let own = named(&self.members.get(index)?.last_lines);
+        let (rank, _) = votes
+            .into_iter()
+            .filter(|(rank, _)| own.contains(rank))
+            .max_by_key(|(rank, votes)| (*votes, Reverse(*rank)))?;
+        let role = Role::Worker;
+        let blamed = self.number(Task { role, index: rank })?;
+        (blamed != index && !failed(&self.members[blamed])).then_some(blamed)
+    }
+
     /// The block about the root cause, with one line for each of the others.
     pub fn describe(&self, index: usize, cause: &RootCause) -> String {
         let RootCause {
@@ -81,8 +103,18 @@ impl Ended {
             ending,
             ..
         } = cause;
-        let mut text = format!("the job failed because of {task}: {ending}\n");
-        text += &format!("  host {host}, pid {pid}");
+        let mut text = match self.blamed(index) {
+            None => format!("the job failed because of {task}: {ending}\n  "),
+            Some(blamed) => {
+                let blamed = &self.members[blamed];
+                format!(
+                    "the job failed because of {}: the others lost it, as {task} says \
+                     ({ending})\n  {0}: host {}, pid {}, log {}\n  {task}: ",
+                    blamed.task, blamed.host, blamed.pid, blamed.log
+                )
+            }
+        };
+        text += &format!("host {host}, pid {pid}");
         if let Some(member) = self.members.get(index) {
             text += &format!(", log {}", member.log);
         }
@@ -104,5 +136,60 @@ impl Ended {
             let _ok = write!(text, "\n  {}: {}{how}", other.task, other.ending);
         }
         text
+    }
+}
+
+/// The ranks that lines of a process say were lost or did not take part: `rank 1 was lost in` and
+/// `rank(s) [1, 3] did not take part`, as errors of the collectives have it.
+fn named(lines: &[String]) -> BTreeSet<usize> {
+    let mut found = BTreeSet::new();
+    for line in lines {
+        for (at, _) in line.match_indices("rank ") {
+            let (number, rest) = number(&line[at + 5..]);
+            if rest.starts_with(" was lost in ") {
+                found.extend(number);
+            }
+        }
+        for (at, _) in line.match_indices("rank(s) [") {
+            let Some((list, rest)) = line[at + 9..].split_once(']') else {
+                continue;
+            };
+            if rest.starts_with(" did not take part") {
+                found.extend(
+                    list.split(", ")
+                        .filter_map(|rank| rank.parse::<usize>().ok()),
+                );
+            }
+        }
+    }
+    found
+}
+
+/// The number that a text begins with, and what follows.
+fn number(text: &str) -> (Option<usize>, &str) {
+    let end = text.find(|c: char| !c.is_ascii_digit());
+    let (digits, rest) = text.split_at(end.unwrap_or(text.len()));
+    (digits.parse().ok(), rest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::named;
+
+    #[test]
+    fn ranks_are_named_by_the_errors_of_the_collectives_only() {
+        let of = |line: &str| named(&[line.to_owned()]).into_iter().collect::<Vec<_>>();
+        let lost = "error: replica 0: rank 12 was lost in operation 7 (all_reduce): gone";
+        assert_eq!(of(lost), [12]);
+        let late = "operation 3 (barrier) timed out after 3.0s: rank(s) [1, 4] did not take part";
+        assert_eq!(of(late), [1, 4]);
+        for other in [
+            "rank was lost in",
+            "rank 3 is fine",
+            "rank(s) [] did not take part",
+            "rank ",
+        ] {
+            assert!(of(other).is_empty(), "{other}");
+        }
     }
 }

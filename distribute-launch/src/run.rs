@@ -61,7 +61,10 @@ fn run_with_logs(job: &Job, screen: &Screen<'_>, logs: &LogDirectory) -> Result<
         let joined = job
             .hosts
             .as_ref()
-            .map(|hosts| Group::join(crew, hosts, job.restarts_max, &events, &received))
+            .map(|hosts| {
+                let waiting = (&received, screen);
+                Group::join(crew, hosts, job.restarts_max, &events, waiting)
+            })
             .transpose()?;
         let group = match joined {
             Some(Waited::Done(group)) => Some(group),

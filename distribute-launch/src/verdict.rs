@@ -5,6 +5,7 @@ use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 
 use crate::Ending;
+use crate::run::WRONG_USAGE;
 
 /// How an attempt ended, its processes named by their numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,12 +25,15 @@ pub enum Verdict {
 /// A process that a signal has ended goes before one that exited: nothing that its peers do sends
 /// it a signal, while they fail because it is gone, and the order in which the system tells of
 /// both is chance. SIGABRT and SIGPIPE are a process's own ways of failing, also because of a
-/// peer, so they count as exits.
+/// peer, so they count as exits. Of those, one that says that its command line or configuration is
+/// refused goes before others: no peer makes it say so, and starting again does not mend it.
 pub fn root_cause(failures: &[(usize, Ending)]) -> Option<usize> {
     let own = [Signal::ABORT, Signal::PIPE].map(Signal::as_raw);
     let is_foreign = |ending| matches!(ending, Ending::Signal(signal) if !own.contains(&signal));
     let foreign = failures.iter().find(|(_, ending)| is_foreign(*ending));
-    foreign.or(failures.first()).map(|(index, _)| *index)
+    let refused = failures.iter().find(|(_, ending)| *ending == WRONG_USAGE);
+    let cause = foreign.or(refused).or(failures.first());
+    cause.map(|(index, _)| *index)
 }
 
 #[cfg(test)]
@@ -42,6 +46,14 @@ mod tests {
         assert_eq!(root_cause(&[]), None);
         assert_eq!(root_cause(&[(2, Exit(1)), (0, Exit(3))]), Some(2));
         assert_eq!(root_cause(&[(1, Signal(11)), (0, Signal(9))]), Some(1));
+    }
+
+    #[test]
+    fn a_refused_configuration_goes_before_failures_that_follow_from_it() {
+        assert_eq!(
+            root_cause(&[(0, Exit(1)), (1, Exit(2)), (2, Exit(1))]),
+            Some(1)
+        );
     }
 
     #[test]

@@ -259,3 +259,54 @@ fn strangers_at_the_meeting_point_change_nothing() {
         "a stranger held up the end"
     );
 }
+
+/// So many connections that nobody uses.
+fn idle(address: SocketAddr, count: usize) -> Vec<TcpStream> {
+    let until = Instant::now() + Duration::from_secs(20);
+    let mut open = Vec::new();
+    while open.len() < count {
+        match TcpStream::connect(address) {
+            Ok(stream) => open.push(stream),
+            Err(error) => assert!(Instant::now() < until, "{error}"),
+        }
+    }
+    open
+}
+
+#[test]
+fn a_flood_at_the_meeting_point_delays_nobody_who_knows_the_secret() {
+    for count in [70, 300] {
+        let (address, _ports) = meeting_point();
+        let job = move |index| script("true").hosts(host(address, 2, index));
+        let first = std::thread::spawn(move || see(job(0)));
+        let _idle = idle(address, count);
+        let start = Instant::now();
+        let second = see(job(1));
+        assert_eq!(*second.outcome(), Outcome::Succeeded { restarts: 0 });
+        let first = first.join().unwrap();
+        assert_eq!(*first.outcome(), Outcome::Succeeded { restarts: 0 });
+        assert!(
+            start.elapsed() < Duration::from_secs(4),
+            "{count}: {:?}",
+            start.elapsed()
+        );
+    }
+}
+
+#[test]
+fn a_joining_host_tries_again_when_its_connection_breaks() {
+    let (address, ports) = meeting_point();
+    let timeout = Duration::from_millis(1500);
+    let listener = TcpListener::bind(address).unwrap();
+    let closing = std::thread::spawn(move || {
+        for _ in 0..3 {
+            drop(listener.accept().unwrap());
+        }
+    });
+    let job = script("true").hosts(host(address, 2, 1).join_timeout(timeout));
+    let joining = std::thread::spawn(move || see(job));
+    closing.join().unwrap();
+    let error = joining.join().unwrap().result.unwrap_err();
+    assert!(matches!(error, LaunchError::Rendezvous { .. }), "{error}");
+    drop(ports);
+}

@@ -444,3 +444,32 @@ fn a_job_ends_when_nobody_reads_its_output() {
         "{result:?}"
     );
 }
+
+#[test]
+fn the_headline_names_the_rank_that_the_survivors_name() {
+    let lost = "error: replica 0: rank 1 was lost in operation 5 (all_reduce): no sign of life";
+    let late = "operation 5 (barrier) timed out after 3.0s: rank(s) [1] did not take part; look";
+    for said in [lost, late] {
+        let text = format!("if [ $i = 1 ]; then exec sleep 1000; fi; echo '{said}' >&2; exit 1");
+        let seen = see(script(&text).workers(3));
+        let headline = "the job failed because of rank 1: the others lost it, as rank ";
+        assert!(seen.stderr.contains(headline), "{}", seen.stderr);
+        assert_eq!(seen.outcome().exit_code(), 1);
+    }
+    // One that failed by itself is told of itself.
+    let text = format!("if [ $i = 1 ]; then exit 7; fi; echo '{lost}' >&2; exec sleep 1000");
+    let seen = see(script(&text).workers(3));
+    let headline = "the job failed because of rank 1: exit code 7";
+    assert!(seen.stderr.contains(headline), "{}", seen.stderr);
+}
+
+#[test]
+fn a_job_is_not_restarted_when_one_process_was_refused() {
+    // The others see that it has gone, and may be first.
+    let text = "echo run; if [ $i = 1 ]; then sleep 0.03; exit 2; fi; exit 1";
+    let seen = see(script(text).workers(3).max_restarts(3));
+    let Outcome::Failed { cause, restarts: 0 } = seen.outcome() else {
+        panic!("{:?}: {}", seen.result, seen.stderr);
+    };
+    assert_eq!((cause.task.index, cause.ending), (1, Ending::Exit(2)));
+}

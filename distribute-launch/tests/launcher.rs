@@ -357,6 +357,118 @@ fn with_a_guard_a_killed_launcher_takes_their_children_too() {
     });
 }
 
+/// The guard of a launcher: the child that plays one.
+fn guard_of(launcher: &Launcher, other_than: Option<Pid>) -> Pid {
+    let id = launcher.child.id();
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let tasks = std::fs::read_dir(format!("/proc/{id}/task")).into_iter();
+        let children = tasks.flatten().flatten().flat_map(|task| {
+            let children = std::fs::read_to_string(task.path().join("children"));
+            let children = children.unwrap_or_default();
+            let ids = children.split_whitespace().map(pid);
+            ids.collect::<Vec<Pid>>()
+        });
+        let is_guard = |child: &Pid| {
+            let path = format!("/proc/{}/cmdline", child.as_raw_nonzero());
+            let command = std::fs::read(path).unwrap_or_default();
+            String::from_utf8_lossy(&command).contains("as_guard")
+        };
+        let mut guards = children.filter(is_guard);
+        if let Some(guard) = guards.find(|guard| Some(*guard) != other_than) {
+            return guard;
+        }
+        assert!(Instant::now() < until, "there is no guard");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_killed_guard_is_followed_by_another_and_restarts_still_work() {
+    within_limit(|| {
+        let text = "
+            (trap '' TERM; exec setsid sleep 1000) & echo up $i $! >&2
+            echo run $DISTRIBUTE_RESTART $i $$ >&2; exec sleep 1000";
+        let mut launcher = Launcher::start(text, 3, true);
+        let lines = launcher.lines_with("run 0 ", 2);
+        let first = guard_of(&launcher, None);
+        kill_process(first, Signal::KILL).expect("it runs");
+        guard_of(&launcher, Some(first));
+        launcher.lines_with("another one does its work", 1);
+        kill_process(pid(&lines[0]), Signal::KILL).expect("it runs");
+        let mut ups = launcher.lines_with("run 1 ", 2);
+        ups.extend(
+            launcher
+                .seen
+                .iter()
+                .filter(|line| line.contains("up "))
+                .cloned(),
+        );
+        // Those of the first run have ended; what runs now dies with the launcher.
+        let alive = ups.iter().map(|line| pid(line));
+        let alive = alive.filter(|pid| {
+            std::path::Path::new(&format!("/proc/{}", pid.as_raw_nonzero())).exists()
+        });
+        let watched = Watched::new(alive);
+        launcher.send(Signal::KILL);
+        watched.assert_ended();
+        launcher.end();
+    });
+}
+
+#[test]
+fn a_guard_that_is_killed_just_before_a_worker_takes_no_restart_away() {
+    within_limit(|| {
+        let text = "echo run $DISTRIBUTE_RESTART $i $$ >&2; exec sleep 1000";
+        let mut launcher = Launcher::start(text, 3, true);
+        let lines = launcher.lines_with("run 0 ", 2);
+        let guard = guard_of(&launcher, None);
+        kill_process(guard, Signal::KILL).expect("it runs");
+        kill_process(pid(&lines[0]), Signal::KILL).expect("it runs");
+        launcher.lines_with("run 1 ", 2);
+        launcher.send(Signal::TERM);
+        launcher.end();
+    });
+}
+
+/// A launcher on one of two hosts, at this address.
+fn on_host(address: std::net::SocketAddr, index: usize) -> Launcher {
+    let mut command = Command::new(std::env::current_exe().expect("this program"));
+    command.env(HOST, format!("{address} {index}"));
+    Launcher::start_by(command, "exec sleep 1000", 0, false)
+}
+
+#[test]
+fn a_launcher_that_waits_for_another_host_says_so_and_ends_at_a_signal() {
+    within_limit(|| {
+        for (index, signal) in [(0, Signal::TERM), (1, Signal::TERM), (1, Signal::INT)] {
+            let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+            let address = listener.local_addr().expect("bound");
+            // Whoever listens for host 1 takes connections and says nothing.
+            let _silent = (index == 1).then_some(listener);
+            let mut launcher = on_host(address, index);
+            if index == 0 {
+                let said = launcher.lines_with("waits for", 1);
+                assert!(
+                    said[0].contains("[1]") && said[0].contains("here are [0]"),
+                    "{said:?}"
+                );
+            } else {
+                launcher.lines_with("waits for the launcher of host 0", 1);
+            }
+            let begun = Instant::now();
+            launcher.send(signal);
+            let (status, lines) = launcher.end();
+            assert_eq!(status.code(), Some(128 + signal.as_raw()), "{lines:#?}");
+            assert!(
+                begun.elapsed() < Duration::from_secs(3),
+                "{:?}",
+                begun.elapsed()
+            );
+        }
+    });
+}
+
 /// Whether a process runs whose arguments hold `mark`, other than launchers.
 fn is_running(mark: &str) -> bool {
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();

@@ -8,7 +8,7 @@ use std::time::Duration;
 pub type Result<T, E = PsError> = std::result::Result<T, E>;
 
 /// Everything that can go wrong between coordinator, workers and servers. Cloning is cheap.
-#[derive(Debug, Clone, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum PsError {
     /// A parameter server cannot be reached: its process ended, it hangs, or the network is cut
@@ -296,6 +296,16 @@ pub enum PsError {
         /// What is known of a process that tried and was turned away; empty if none did.
         refused: String,
     },
+    /// An [`Interruption`](distribute_core::collectives::Interruption) ended a wait.
+    #[error("interrupted after {waited:.1?}: {task} waited for {what}")]
+    Interrupted {
+        /// Who waited: `worker 1`, `parameter server 0`, `the coordinator`.
+        task: String,
+        /// Whom or what it waited for, and what is known of it.
+        what: String,
+        /// How long.
+        waited: Duration,
+    },
     /// The coordinator has ended, so nothing can be scheduled.
     #[error("the coordinator has ended")]
     Stopped,
@@ -357,6 +367,8 @@ pub enum PsError {
     #[error("{0}")]
     Core(Arc<distribute_core::Error>),
 }
+
+distribute_core::debug_as_message!(PsError);
 
 impl PsError {
     /// [`InvalidArgument`](Self::InvalidArgument) with this text.

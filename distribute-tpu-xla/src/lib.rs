@@ -8,6 +8,7 @@ mod strategy;
 pub mod trace;
 
 pub use strategy::{
-    CompileReport, CompiledProgram, TpuClusterResolver, TpuCompiler, TpuConnection, TpuError,
-    TpuSource, TpuStrategy, TpuStrategyBuilder, TpuSystem, lower_step,
+    CompileProgress, CompileReport, CompiledProgram, TpuClusterResolver, TpuCompiler,
+    TpuConnection, TpuError, TpuSource, TpuStrategy, TpuStrategyBuilder, TpuSystem, lower_step,
+    lower_step_for,
 };

@@ -10,7 +10,7 @@ use crate::tensors::{number, reshaped, tensor};
 
 type CoreResult<T> = distribute_core::Result<T>;
 
-/// A tensor of any rank and kind: its elements in a row, and its shape.
+/// A tensor of any rank and kind: its elements as rows along its first axis, and its shape.
 #[derive(Debug, Clone, Nest)]
 pub(super) struct Given {
     elements: Elements,
@@ -19,11 +19,18 @@ pub(super) struct Given {
 
 #[derive(Debug, Clone, Nest)]
 enum Elements {
-    Float(Tensor<1>),
-    Int(Tensor<1, Int>),
-    Bool(Tensor<1, Bool>),
+    Float(Tensor<2>),
+    Int(Tensor<2, Int>),
+    Bool(Tensor<2, Bool>),
     /// A bare number: not a tensor.
     Number(f64),
+}
+
+/// The extent of the first axis, and the elements of each of its rows. The first axis is kept
+/// because it counts the examples of a batch.
+fn rows(shape: &[usize]) -> [usize; 2] {
+    let (first, others) = shape.split_first().unwrap_or((&1, &[]));
+    [*first, others.iter().product()]
 }
 
 impl Given {
@@ -41,7 +48,7 @@ impl Given {
     /// Data of the host on a device.
     pub(super) fn of(data: &TensorData, device: &Device) -> Self {
         let (shape, dtype) = (data.shape().to_vec(), data.dtype());
-        let row = reshaped(data, &[data.num_elements()]);
+        let row = reshaped(data, &rows(&shape));
         let options = (device, dtype);
         let elements = if dtype.is_float() {
             Elements::Float(Tensor::from_data(row, options))
@@ -56,9 +63,8 @@ impl Given {
     /// What a step has computed.
     pub(super) fn computed<const D: usize>(tensor: Tensor<D>) -> Self {
         let shape: Vec<usize> = tensor.dims().to_vec();
-        let count = shape.iter().product::<usize>();
         Self {
-            elements: Elements::Float(tensor.reshape([count])),
+            elements: Elements::Float(tensor.reshape(rows(&shape))),
             shape,
         }
     }
@@ -143,8 +149,7 @@ impl Given {
                         ($rank, true) => {
                             let found = ctx.all_gather(self.int::<$rank>()?, axis)?;
                             let shape: Vec<usize> = found.dims().to_vec();
-                            let count = shape.iter().product::<usize>();
-                            let elements = Elements::Int(found.reshape([count]));
+                            let elements = Elements::Int(found.reshape(rows(&shape)));
                             Ok(Self { elements, shape })
                         }
                     )*

@@ -6,6 +6,7 @@ pub(crate) mod communicator;
 mod compiled;
 mod cross_device;
 mod datasets;
+mod documents;
 mod given;
 mod loss;
 mod models;
@@ -26,9 +27,9 @@ use crate::suite::Env;
 /// Checks one case.
 pub(crate) type Adapter = fn(&Case, &Env<'_>) -> Checked;
 
-/// The adapter of a family.
-pub(crate) fn adapter(family: FamilyName) -> Adapter {
-    match family {
+/// The adapter of a family, if its cases are checked.
+pub(crate) fn adapter(family: FamilyName) -> Option<Adapter> {
+    Some(match family {
         FamilyName::Loss => loss::check,
         FamilyName::Reduce => reduce::check,
         FamilyName::Variables => variables::check,
@@ -40,7 +41,12 @@ pub(crate) fn adapter(family: FamilyName) -> Adapter {
         FamilyName::Checkpoint => checkpoint::check,
         FamilyName::MultiWorker => multi_worker::check,
         FamilyName::ParameterServer => parameter_server::check,
-    }
+        FamilyName::Documents => documents::check,
+        FamilyName::Normalization
+        | FamilyName::Schedules
+        | FamilyName::TrainingLoop
+        | FamilyName::Unknown => return None,
+    })
 }
 
 /// Whether a case runs under a strategy, or is a function of the library. Auto-sharding is
@@ -54,5 +60,10 @@ pub(crate) fn needs_strategy(family: FamilyName, case: &Case) -> bool {
         family,
         FamilyName::MultiWorker | FamilyName::ParameterServer
     );
-    !is_function && !is_sharding && !has_own
+    let has_cluster = family == FamilyName::Documents
+        && matches!(
+            case.strategy.kind,
+            StrategyKind::MultiWorkerMirrored | StrategyKind::ParameterServer
+        );
+    !is_function && !is_sharding && !has_own && !has_cluster
 }

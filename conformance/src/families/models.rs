@@ -68,6 +68,13 @@ pub(super) struct Linear {
     b: Param<Tensor<1>>,
 }
 
+impl Linear {
+    /// The one weight times each number.
+    pub(super) fn products(&self, x: Tensor<1>) -> Tensor<1> {
+        x * self.w.val().reshape([1])
+    }
+}
+
 impl Model for Linear {
     type Features = Tensor<2>;
     type Labels = Tensor<2>;

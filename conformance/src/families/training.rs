@@ -23,6 +23,12 @@ use crate::suite::Env;
 use crate::tensors::{as_scalar, tensor};
 
 pub(super) fn check(case: &Case, env: &Env<'_>) -> Checked {
+    if case.op() != "train" {
+        return Err(Failure::schema(format!(
+            "unknown operation `{}`",
+            case.op()
+        )));
+    }
     let name = case.inputs.text("model")?;
     let model = env.file.root.field("models")?.field(name)?;
     // A model is known by its weights.

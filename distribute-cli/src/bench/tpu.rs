@@ -24,7 +24,7 @@ pub(crate) struct TpuArgs {
     /// Name or address of the TPU [default: COLAB_TPU_ADDR, TPU_NAME, or that of this machine]
     #[arg(long, value_name = "NAME")]
     tpu: Option<String>,
-    /// The PJRT plugin [default: PJRT_PLUGIN_LIBRARY_PATH, TPU_LIBRARY_PATH, an installed libtpu]
+    /// The PJRT plugin [default: the one that `doctor` shows; docs/tpu.md has the search]
     #[arg(long, value_name = "FILE")]
     pjrt_plugin: Option<PathBuf>,
     /// The model

@@ -42,9 +42,16 @@ pub(crate) fn run(args: ConformanceArgs) -> Result<(), Failure> {
         )));
     }
     if !report.is_success() {
-        return Err(Failure::failed(
-            "nothing was checked: no case has to do with what was selected",
-        ));
+        return Err(Failure::failed(nothing_checked(report.skipped_subjects())));
     }
     Ok(())
+}
+
+/// Why a report without a failure is no success. What was selected may not be there.
+fn nothing_checked(skipped: &[String]) -> String {
+    let why = match skipped {
+        [] => "no case has to do with what was selected".to_string(),
+        skipped => format!("skipped {}", skipped.join("; ")),
+    };
+    format!("nothing was checked: {why}")
 }

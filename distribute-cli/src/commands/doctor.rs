@@ -179,7 +179,7 @@ impl Report {
             let found = match &library.path {
                 Some(path) => format!("found{} at {}", version.unwrap_or_default(), path.display()),
                 None => format!(
-                    "not found ({}); searched {} folders, --output json lists them",
+                    "not found ({}); searched {} places, --output json lists them",
                     library.purpose,
                     library.searched.len()
                 ),

@@ -28,6 +28,7 @@ pub(crate) fn run(args: EvaluateArgs) -> Result<(), Failure> {
             ("step", json!(restored.step)),
             ("model", json!(restored.task.model_name())),
             ("dataset", json!(restored.task.dataset.to_string())),
+            ("split", json!(restored.split.name())),
             ("examples", json!(result.examples)),
             ("loss", json!(result.logs.loss())),
             ("accuracy", json!(accuracy)),
@@ -35,11 +36,12 @@ pub(crate) fn run(args: EvaluateArgs) -> Result<(), Failure> {
         return events::line(&event);
     }
     events::line(&format!(
-        "{} of step {} on {}: accuracy {accuracy:.4}, loss {:.4} over {} examples",
+        "{} of step {} on {}: accuracy {accuracy:.4}, loss {:.4} over {} examples ({})",
         restored.task.model_name(),
         restored.step,
         restored.task.dataset,
         result.logs.loss(),
-        result.examples
+        result.examples,
+        restored.split.name()
     ))
 }

@@ -3,22 +3,25 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 use distribute_core::checkpoint::{self, Checkpoint, CheckpointError};
-use distribute_core::fit::{Evaluation, FitError, evaluate, restore};
+use distribute_core::fit::{Evaluation, FitError, evaluate, restore_weights};
 use distribute_core::tensorboard::EventWriter;
-use distribute_core::{DefaultStrategy, Error, Mirrored, Sgd, StrategyExt, TrainState};
+use distribute_core::{
+    Configuration, DefaultStrategy, Error, Mirrored, Sgd, StrategyExt, TrainState,
+};
 use distribute_data::{Batching, DistributedDataset, StrategyDataExt};
 use serde_json::json;
 
 use super::restore::same_model;
 use crate::args::{OutputFormat, TrainArgs};
+use crate::configuration::{data_settings, same_as_stored};
 use crate::data::{Classified, Data};
 use crate::events;
 use crate::failure::Failure;
 use crate::objective::objective;
+use crate::signals::Signals;
 use crate::task::Task;
 use distribute_cli::model::Sequential;
 
@@ -30,7 +33,7 @@ const BATCH_SIZE: usize = 128;
 
 /// Follows the directory until it is told to end (SIGTERM, Ctrl-C), then measures what is newest,
 /// so that the last checkpoint is never left out.
-pub(super) fn run(args: &TrainArgs, ended: &AtomicBool) -> Result<(), Failure> {
+pub(super) fn run(args: &TrainArgs, signals: &Signals) -> Result<(), Failure> {
     let Some(directory) = &args.files.checkpoint_dir else {
         return Err(Failure::usage(
             "this process is the evaluator of its cluster: it needs --checkpoint-dir, the \
@@ -38,9 +41,10 @@ pub(super) fn run(args: &TrainArgs, ended: &AtomicBool) -> Result<(), Failure> {
         ));
     };
     let mut evaluator = Evaluator::new(args)?;
+    signals.serve();
     events::note(&format!("evaluator: following {}", directory.display()));
     loop {
-        let last = ended.load(Ordering::Relaxed);
+        let last = signals.came_already();
         if let Some(checkpoint) = newer(directory, evaluator.seen)? {
             evaluator.measure(&checkpoint, directory)?;
         } else if !last {
@@ -63,8 +67,11 @@ pub(super) fn run(args: &TrainArgs, ended: &AtomicBool) -> Result<(), Failure> {
 fn newer(directory: &Path, seen: Option<u64>) -> Result<Option<Checkpoint>, Failure> {
     let newest = match checkpoint::latest(directory) {
         Ok(newest) => newest.found,
-        // The chief has not made it yet.
-        Err(CheckpointError::Missing { .. }) => return Ok(None),
+        // The chief has not made it yet, or saves faster than this process reads: there is another
+        // look.
+        Err(CheckpointError::Missing { .. } | CheckpointError::Changing { .. }) => {
+            return Ok(None);
+        }
         Err(error) => return Err(error.into()),
     };
     let Some(entry) = newest.filter(|entry| seen.is_none_or(|seen| entry.step > seen)) else {
@@ -81,6 +88,8 @@ fn newer(directory: &Path, seen: Option<u64>) -> Result<Option<Checkpoint>, Fail
 struct Evaluator {
     strategy: DefaultStrategy,
     task: Task,
+    /// What its data is; that of the checkpoints must be the same.
+    configuration: Configuration,
     state: Mirrored<TrainState<Sequential>>,
     data: DistributedDataset<Data>,
     log: Option<EventWriter>,
@@ -98,6 +107,7 @@ impl Evaluator {
             let state = task.state(Arc::new(Sgd::new(0.0)), args.training.seed, device);
             state.map_err(Error::step)
         })?;
+        let configuration = data_settings(&task, &data)?;
         let examples = Classified::weighted(data.test);
         let data = strategy.distribute_dataset(examples, Batching::per_replica(BATCH_SIZE))?;
         let log = match &args.files.log_dir {
@@ -111,6 +121,7 @@ impl Evaluator {
         Ok(Self {
             strategy,
             task,
+            configuration,
             state,
             data,
             log,
@@ -121,7 +132,13 @@ impl Evaluator {
 
     fn measure(&mut self, checkpoint: &Checkpoint, directory: &Path) -> Result<(), Failure> {
         same_model(checkpoint, directory, &self.task)?;
-        restore(&mut self.state, checkpoint)?;
+        same_as_stored(
+            &self.configuration,
+            &checkpoint.metadata,
+            directory,
+            &self.task,
+        )?;
+        restore_weights(&mut self.state, checkpoint)?;
         let found = evaluate(&self.strategy, &self.state, &self.data, objective)?;
         let step = checkpoint.metadata.step;
         self.seen = Some(step);

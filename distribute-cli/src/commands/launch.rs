@@ -55,6 +55,9 @@ fn hosts(args: &LaunchArgs) -> Result<Option<Hosts>, Failure> {
         ))
     })?;
     let mut hosts = Hosts::new(address, count, index, secret).insecure(args.insecure);
+    if let Some(seconds) = args.rendezvous_timeout {
+        hosts = hosts.join_timeout(Duration::from_secs(seconds));
+    }
     if let Some(own) = args.host_address {
         hosts = hosts.own_address(own);
     }

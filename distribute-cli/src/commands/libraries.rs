@@ -5,6 +5,8 @@ use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
+use distribute_tpu_xla::pjrt::{PjrtError, PluginSearch};
+
 /// A library that some strategy or communicator can use.
 #[derive(Debug)]
 pub(crate) struct Library {
@@ -17,7 +19,7 @@ pub(crate) struct Library {
     /// Its version, as far as the file's name tells.
     pub(crate) version: Option<String>,
     /// Where it was looked for.
-    pub(crate) searched: Vec<PathBuf>,
+    pub(crate) searched: Vec<String>,
 }
 
 /// Name, purpose, file names, environment variables that may hold its path.
@@ -28,7 +30,7 @@ type Wanted = (
     &'static [&'static str],
 );
 
-const WANTED: [Wanted; 4] = [
+const WANTED: [Wanted; 3] = [
     (
         "CUDA driver",
         "NVIDIA GPUs",
@@ -47,16 +49,6 @@ const WANTED: [Wanted; 4] = [
         &["libmpi.so.40", "libmpi.so.12", "libmpi.so"],
         &[],
     ),
-    (
-        "PJRT plugin",
-        "TPUs and other XLA devices",
-        &[
-            "libtpu.so",
-            "xla_cuda_plugin.so",
-            "pjrt_c_api_cpu_plugin.so",
-        ],
-        &["PJRT_PLUGIN_LIBRARY_PATH", "TPU_LIBRARY_PATH"],
-    ),
 ];
 
 const FOLDERS: [&str; 9] = [
@@ -74,10 +66,25 @@ const FOLDERS: [&str; 9] = [
 /// Looks for all of them. `variable` reads the environment.
 pub(crate) fn find_all(variable: &dyn Fn(&str) -> Option<OsString>) -> Vec<Library> {
     let folders = folders(variable);
-    WANTED
-        .iter()
-        .map(|wanted| find(wanted, &folders, variable))
-        .collect()
+    let found = WANTED.iter().map(|wanted| find(wanted, &folders, variable));
+    found.chain([pjrt_plugin(variable)]).collect()
+}
+
+/// By the search that `--strategy tpu` makes.
+fn pjrt_plugin(variable: &dyn Fn(&str) -> Option<OsString>) -> Library {
+    let found = PluginSearch::new(None).environment(variable).find();
+    let searched = match &found {
+        Err(PjrtError::NotFound { searched }) => searched.clone(),
+        _ => Vec::new(),
+    };
+    let path = found.ok();
+    Library {
+        name: "PJRT plugin",
+        purpose: "TPUs and other XLA devices",
+        version: path.as_deref().and_then(version),
+        path,
+        searched,
+    }
 }
 
 /// `LD_LIBRARY_PATH` first, then what `ld.so.conf` names, then the usual places.
@@ -129,7 +136,11 @@ fn find(
         purpose,
         version: path.as_deref().and_then(version),
         path,
-        searched: named.into_iter().chain(folders.iter().cloned()).collect(),
+        searched: named
+            .iter()
+            .chain(folders)
+            .map(|path| path.display().to_string())
+            .collect(),
     }
 }
 
@@ -164,7 +175,7 @@ mod tests {
         let nccl = by_name("NCCL");
         assert_eq!(nccl.path.as_deref(), Some(&*link));
         assert_eq!(nccl.version.as_deref(), Some("2.21.5"));
-        assert_eq!(nccl.searched[0], folder.path());
+        assert_eq!(nccl.searched[0], folder.path().display().to_string());
         assert_eq!(by_name("PJRT plugin").path.as_deref(), Some(&*plugin));
         for (library, variable) in [
             ("NCCL", "DISTRIBUTE_NCCL_LIBRARY"),

@@ -9,6 +9,7 @@ mod evaluator;
 mod gpus;
 mod launch;
 mod libraries;
+mod output_file;
 mod parameter_server;
 mod predict;
 mod restore;

@@ -2,34 +2,34 @@
 //! evaluator of its cluster, and all of them get the same flags.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use distribute_cli::model::Sequential;
 use distribute_core::cluster::{Cluster, ClusterResolver, TaskType};
 use distribute_core::fit::RunInfo;
-use distribute_core::fit::callbacks::Interrupt;
 use distribute_core::{Error, Strategy, StrategyExt, TrainState};
 use distribute_data::readers::TrainTest;
 use distribute_data::{Batching, StrategyDataExt};
 use distribute_ps::{
-    ClusterCoordinator, CoordinatorOptions, Program, PsError, State, Training, TrainingData,
+    ClusterCoordinator, Program, PsError, ServerOptions, State, Training, TrainingData,
 };
 
 use super::restore::same_model;
 use super::start::Start;
 use super::train::{GlobalBatch, Run, check_sizes, epochs};
 use crate::args::TrainArgs;
+use crate::configuration;
 use crate::data::{Batch, Classified};
 use crate::failure::Failure;
 use crate::objective::objective;
+use crate::signals::Signals;
 use crate::task::{Task, optimizer};
 
 /// What all processes of the job register under.
 const NAME: &str = "train";
 
 /// Does what this process' role is, and blocks until the job is done.
-pub(super) fn run(args: TrainArgs, interrupted: &Arc<AtomicBool>) -> Result<(), Failure> {
+pub(super) fn run(args: TrainArgs, signals: &Signals) -> Result<(), Failure> {
     args.tpu.refuse_without_tpu()?;
     args.cluster.refuse_collectives()?;
     if args.devices.replicas.is_some_and(|count| count > 1) || args.devices.devices.len() > 1 {
@@ -40,37 +40,44 @@ pub(super) fn run(args: TrainArgs, interrupted: &Arc<AtomicBool>) -> Result<(), 
     let (detected, cluster) = args.cluster.resolve()?;
     let resolver = &*detected.resolver;
     match cluster.as_ref().map(Cluster::task_type) {
-        Some(TaskType::Evaluator) => super::evaluator::run(&args, interrupted),
+        Some(TaskType::Evaluator) => super::evaluator::run(&args, signals),
         Some(TaskType::Chief) => {
             let found = detected.to_string();
-            chief(args, resolver, &found, interrupted)
+            chief(args, resolver, &found, signals)
         }
-        Some(TaskType::Worker) => worker(&args, resolver, interrupted),
+        Some(TaskType::Worker) => worker(&args, resolver, signals),
         // Without a cluster the program says what is missing.
         Some(TaskType::ParameterServer) | None => {
-            let program = empty(&args)?;
-            ended(program.run_in(resolver, |_| Ok(())), interrupted)
+            let program = empty(&args, signals)?;
+            signals.serve();
+            ended(program.run_in(resolver, |_| Ok(())), signals)
         }
     }
 }
 
 /// A program that knows what to trust and to expect, and nothing to train.
-fn empty(args: &TrainArgs) -> Result<Program, Failure> {
+fn empty(args: &TrainArgs, signals: &Signals) -> Result<Program, Failure> {
+    let mut coordinator = args.servers.coordinator_options()?;
+    let mut worker = args.servers.worker_options();
+    let mut server = ServerOptions::default();
+    coordinator.interruption = signals.interruption();
+    worker.interruption = signals.interruption();
+    server.interruption = signals.interruption();
+    if let Some(seconds) = args.cluster.rendezvous_timeout {
+        let limit = Duration::from_secs(seconds);
+        coordinator.connect_timeout = limit;
+        coordinator.client.connect_timeout = limit;
+        worker.coordinator_timeout = limit;
+        worker.client.connect_timeout = limit;
+        server.coordinator_timeout = limit;
+    }
     let mut program = Program::new();
     program
         .security(args.cluster.security()?)
-        .coordinator_options(coordinator_options(args)?)
-        .worker_options(args.servers.worker_options());
+        .coordinator_options(coordinator)
+        .worker_options(worker)
+        .server_options(server);
     Ok(program)
-}
-
-fn coordinator_options(args: &TrainArgs) -> Result<CoordinatorOptions, Failure> {
-    let mut options = args.servers.coordinator_options()?;
-    if let Some(seconds) = args.cluster.rendezvous_timeout {
-        options.connect_timeout = Duration::from_secs(seconds);
-        options.client.connect_timeout = options.connect_timeout;
-    }
-    Ok(options)
 }
 
 /// What is trained, as all processes register it.
@@ -111,22 +118,25 @@ fn register(
 fn worker(
     args: &TrainArgs,
     resolver: &dyn ClusterResolver,
-    interrupted: &AtomicBool,
+    signals: &Signals,
 ) -> Result<(), Failure> {
     let (task, data) = Task::asked(args)?;
     check_sizes(&task, &data, 1)?;
     let batch = GlobalBatch::new(args.data.batch_size, 1, data.train.len(), &Start::default())?;
-    let mut program = empty(args)?;
+    let mut program = empty(args, signals)?;
+    program.configuration(&configuration::flags(args));
+    program.configuration(&configuration::contents(&task, &data, batch.share)?);
     register(&mut program, args, &task, &data, batch.examples);
-    ended(program.run_in(resolver, |_| Ok(())), interrupted)
+    signals.serve();
+    ended(program.run_in(resolver, |_| Ok(())), signals)
 }
 
 /// How a process ends that serves the chief.
-fn ended(outcome: distribute_ps::Result<()>, interrupted: &AtomicBool) -> Result<(), Failure> {
+fn ended(outcome: distribute_ps::Result<()>, signals: &Signals) -> Result<(), Failure> {
     match outcome {
         Err(error @ PsError::Role { .. }) => Err(Failure::usage(error)),
         // The chief says what becomes of the job that all were asked to end.
-        Err(PsError::CoordinatorFailed { .. }) if interrupted.load(Ordering::Relaxed) => Ok(()),
+        Err(PsError::CoordinatorFailed { .. }) if signals.came_already() => Ok(()),
         other => Ok(other?),
     }
 }
@@ -135,22 +145,25 @@ fn chief(
     mut args: TrainArgs,
     resolver: &dyn ClusterResolver,
     found: &str,
-    interrupted: &Arc<AtomicBool>,
+    signals: &Signals,
 ) -> Result<(), Failure> {
+    // As they were asked for: the workers do not read the checkpoint.
+    let flags = configuration::flags(&args);
     let start = Start::new(&args.files)?;
     refuse_other_numbers(&start, &args)?;
     let (task, data) = Task::asked(&args)?;
     if let Some((path, checkpoint)) = &start.checkpoint {
         same_model(checkpoint, path, &task)?;
-        start.same_numbers(&args.training)?;
     }
     start.complete(&mut args.training);
     check_sizes(&task, &data, 1)?;
     let batch = GlobalBatch::new(args.data.batch_size, 1, data.train.len(), &Start::default())?;
     refuse_other_batch(&start, batch.examples)?;
-    let mut program = empty(&args)?;
+    let own = start.configuration(&args, &task, &data, batch.examples)?;
+    let mut program = empty(&args, signals)?;
+    program.configuration(&flags);
+    program.configuration(&configuration::contents(&task, &data, batch.share)?);
     let job = register(&mut program, &args, &task, &data, batch.examples);
-    let interrupt = Interrupt::new(Arc::clone(interrupted));
     let mut failure = None;
     let outcome = program.run_in(resolver, |coordinator| {
         let trained = coordinator.strategy().map_err(Failure::from);
@@ -158,6 +171,7 @@ fn chief(
             let strategy: Arc<dyn Strategy> = Arc::new(strategy.undivided());
             let run = Run {
                 global_batch: batch.examples,
+                configuration: own,
                 cluster: described(coordinator, found),
                 epochs: epochs(&args, &task),
                 args,
@@ -169,7 +183,7 @@ fn chief(
                 workers: Some(coordinator.num_workers()),
                 strategy,
             };
-            train(&run, coordinator, &job, start, interrupt)
+            train(&run, coordinator, &job, start, signals)
         });
         trained.map_err(|failed| {
             let text = failed.to_string();
@@ -179,7 +193,7 @@ fn chief(
     });
     match failure {
         Some(failure) => Err(failure),
-        None => ended(outcome, interrupted),
+        None => ended(outcome, signals),
     }
 }
 
@@ -188,9 +202,9 @@ fn train(
     coordinator: &ClusterCoordinator,
     job: &Job,
     start: Start,
-    interrupt: Interrupt,
+    signals: &Signals,
 ) -> Result<(), Failure> {
-    let (history, saved) = run.supervise(start, interrupt, |fit| {
+    let (history, saved) = run.supervise(start, signals, |fit| {
         Ok(coordinator.fit(&job.training, fit)?)
     })?;
     let test = run.test_data()?;
@@ -213,7 +227,7 @@ fn refuse_other_numbers(start: &Start, args: &TrainArgs) -> Result<(), Failure> 
         return Ok(());
     };
     match crate::task::stored_l2(&checkpoint.metadata) {
-        Some(l2) if args.training.l2.is_none() => Err(Failure::failed(format!(
+        Some(l2) if args.training.l2.is_none() => Err(Failure::usage(format!(
             "{} was trained with --l2 {l2}; give all processes the same flag",
             path.display()
         ))),
@@ -226,7 +240,7 @@ fn refuse_other_batch(start: &Start, examples: usize) -> Result<(), Failure> {
         return Ok(());
     };
     match RunInfo::of(checkpoint)?.global_batch_size {
-        Some(before) if before != examples => Err(Failure::failed(format!(
+        Some(before) if before != examples => Err(Failure::usage(format!(
             "{} is of a run with {before} examples a step, this one has {examples}; give all \
              processes --batch-size {before}",
             path.display()

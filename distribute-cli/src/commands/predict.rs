@@ -1,13 +1,13 @@
 //! `predict`: a CSV of classes and their probabilities.
 
-use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
-use distribute_cli::model::{Head, Mode};
+use distribute_cli::model::Mode;
 use distribute_core::Tensor;
 use distribute_core::fit::predict;
 
+use super::output_file::OutputFile;
 use super::restore::{Restored, restored};
 use crate::args::PredictArgs;
 use crate::failure::Failure;
@@ -15,14 +15,19 @@ use crate::failure::Failure;
 pub(crate) fn run(args: PredictArgs) -> Result<(), Failure> {
     let restored = restored(&args.restore, &args.data, &args.devices)?;
     let probabilities = probabilities(&restored)?;
-    let names = &restored.task.class_names;
     match &args.predictions {
         Some(path) => {
-            let file = File::create(path).map_err(|error| cannot_write(path, &error))?;
-            write(BufWriter::new(file), &probabilities, names)
-                .map_err(|error| cannot_write(path, &error))
+            let written = OutputFile::create(path).and_then(|mut file| {
+                write(BufWriter::new(&mut file), &probabilities, &restored)?;
+                file.finish()
+            });
+            written.map_err(|error| cannot_write(path, &error))
         }
-        None => match write(BufWriter::new(io::stdout().lock()), &probabilities, names) {
+        None => match write(
+            BufWriter::new(io::stdout().lock()),
+            &probabilities,
+            &restored,
+        ) {
             // Whoever read the output has seen enough.
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
             result => result.map_err(|error| cannot_write(Path::new("standard output"), &error)),
@@ -47,10 +52,7 @@ fn probabilities(restored: &Restored) -> Result<Vec<(usize, f32)>, Failure> {
             return Ok(Tensor::<2>::zeros([0, outputs], &input.device()));
         }
         let logits = model.logits(input, &mut Mode::Inference);
-        Ok(match (model.head(), outputs) {
-            (Head::Sigmoid, _) | (_, 1) => burn::tensor::activation::sigmoid(logits),
-            _ => burn::tensor::activation::softmax(logits, 1),
-        })
+        Ok(model.probabilities(logits))
     };
     let rows = predict(
         &*restored.strategy,
@@ -76,15 +78,35 @@ fn most_likely(row: &[f32]) -> (usize, f32) {
     }
 }
 
-fn write(out: impl Write, rows: &[(usize, f32)], names: &[String]) -> io::Result<()> {
+/// One line per example; the index is its row in the file or set that it is from. Where the
+/// examples of two sets follow each other, a last column says which.
+fn write(out: impl Write, rows: &[(usize, f32)], restored: &Restored) -> io::Result<()> {
     let mut writer = csv::Writer::from_writer(out);
-    writer.write_record(["index", "label", "probability"])?;
-    for (index, (class, probability)) in rows.iter().enumerate() {
+    let names = &restored.task.class_names;
+    let set = |name| restored.both.map(|_| name);
+    let mut record =
+        |fields: [&str; 3], set: Option<&str>| writer.write_record(fields.into_iter().chain(set));
+    record(["index", "label", "probability"], set("set")).map_err(io_error)?;
+    for (position, (class, probability)) in rows.iter().enumerate() {
         let label = names
             .get(*class)
             .cloned()
             .unwrap_or_else(|| class.to_string());
-        writer.write_record([index.to_string(), label, format!("{probability:.6}")])?;
+        let from = match restored.both.is_some_and(|train| position >= train) {
+            true => "test",
+            false => "train",
+        };
+        let index = restored.rows[position].to_string();
+        let fields = [&index, &label, &format!("{probability:.6}")[..]];
+        record(fields, set(from)).map_err(io_error)?;
     }
     writer.flush()
+}
+
+/// The operating system's error, whose kind says that nobody reads any more.
+fn io_error(error: csv::Error) -> io::Error {
+    match error.into_kind() {
+        csv::ErrorKind::Io(error) => error,
+        other => io::Error::other(format!("{other:?}")),
+    }
 }

@@ -5,12 +5,15 @@ use std::sync::Arc;
 
 use distribute_cli::model::Sequential;
 use distribute_core::checkpoint::{self, Checkpoint, CheckpointError, Entry, Newest};
-use distribute_core::fit::restore;
+use distribute_core::fit::restore_weights;
 use distribute_core::{Error, Mirrored, Sgd, Strategy, StrategyExt, TrainState};
+use distribute_data::readers::Examples;
 use distribute_data::{Batching, DistributedDataset, StrategyDataExt};
+use serde_json::Value;
 
-use crate::args::{DataArgs, DeviceArgs, RestoreArgs};
-use crate::data::{Classified, Data, choose};
+use crate::args::{DataArgs, DeviceArgs, RestoreArgs, SplitName};
+use crate::configuration::listed;
+use crate::data::{Classified, Data};
 use crate::events::note;
 use crate::failure::Failure;
 use crate::strategies::strategy;
@@ -25,6 +28,11 @@ pub(crate) struct Restored {
     pub(crate) strategy: Arc<dyn Strategy>,
     pub(crate) state: Mirrored<TrainState<Sequential>>,
     pub(crate) data: DistributedDataset<Data>,
+    /// The row of each example in its file or set, counted from 0.
+    pub(crate) rows: Vec<usize>,
+    /// Where the training examples end, if those of two sets were asked for.
+    pub(crate) both: Option<usize>,
+    pub(crate) split: SplitName,
     pub(crate) checkpoint: PathBuf,
     pub(crate) step: u64,
 }
@@ -42,23 +50,31 @@ pub(crate) fn restored(
     };
     let strategy = strategy(args.strategy, devices)?;
     let (path, checkpoint) = find(directory)?;
-    let task = Task::from_checkpoint(
+    let mut task = Task::from_checkpoint(
         &checkpoint.metadata,
         &path,
         data.dataset.clone(),
         data.model.as_deref(),
     )?;
+    let trained_on = task.trained_on.clone();
     same_model(&checkpoint, &path, &task)?;
     let mut state = strategy.try_scope(|device| {
         // The optimizer is never asked; a checkpoint of any one can be used.
         let state = task.state(Arc::new(Sgd::new(0.0)), checkpoint.metadata.seed, device);
         state.map_err(Error::step)
     })?;
-    restore(&mut state, &checkpoint)?;
-    let both = task
+    restore_weights(&mut state, &checkpoint)?;
+    task.dataset = task.dataset.with_header(data.csv_header)?;
+    let parts = task
         .dataset
         .read(data.data_dir.as_deref(), task.is_text())?;
-    let examples = task.prepare(choose(both, args.split))?;
+    same_classes(parts.first(), &path, &task)?;
+    let name = (&task.dataset, task.dataset.to_string() == trained_on);
+    let chosen = parts.choose(args.split, task.split.as_ref(), name)?;
+    let examples = task.prepare(chosen.examples)?;
+    if let Some(text) = &chosen.note {
+        note(text);
+    }
     let size = data.batch_size.unwrap_or(DEFAULT_BATCH_SIZE);
     let batches = Batching::per_replica(size);
     let data = strategy.distribute_dataset(Classified::weighted(examples), batches)?;
@@ -67,6 +83,9 @@ pub(crate) fn restored(
         strategy,
         state,
         data,
+        rows: chosen.rows,
+        both: chosen.both,
+        split: chosen.split,
         checkpoint: path,
         step: checkpoint.metadata.step,
     })
@@ -87,21 +106,42 @@ pub(crate) fn same_model(checkpoint: &Checkpoint, path: &Path, task: &Task) -> R
         (Some(stored), false) => stored == file,
         _ => saved == task.model_name(),
     };
-    if same {
+    let stored_file = stored.and_then(Value::as_str).filter(|_| !file.is_null());
+    let difference = stored_file.map(|stored| task.model_file_difference(stored));
+    // A file that was laid out anew says the same.
+    if same || difference == Some(None) {
         return Ok(());
     }
     let (saved, path) = (saved.to_string(), path.display());
-    Err(Failure::failed(match saved == task.model_name() {
-        true => format!(
-            "{path} holds another version of the model {saved}; use the file it was trained with \
-             or another --checkpoint-dir"
+    let in_file = difference.flatten().map(|it| it.between("here", "there"));
+    Err(Failure::usage(match in_file {
+        Some(what) => format!(
+            "{path} holds another version of the model {saved}: {what}; use the file it was \
+             trained with or another --checkpoint-dir"
         ),
-        false => format!(
+        None => format!(
             "{path} holds the model {saved}, not {}; use --model {saved} or another \
              --checkpoint-dir",
             task.model_name()
         ),
     }))
+}
+
+/// Refuses data whose classes are others than those that the model tells apart, though they have
+/// the same numbers.
+fn same_classes(data: &Examples, path: &Path, task: &Task) -> Result<(), Failure> {
+    let (found, trained) = (data.class_names(), &task.class_names);
+    if found.is_empty() || trained.is_empty() || found == &trained[..] {
+        return Ok(());
+    }
+    Err(Failure::usage(format!(
+        "the classes of {} are {}, and those of the checkpoint {} are {}, so that a label means \
+         another class; use data with the same classes, all of them",
+        task.dataset,
+        listed(found),
+        path.display(),
+        listed(trained)
+    )))
 }
 
 /// A directory that is a checkpoint itself is taken; else the newest usable one in it.
@@ -128,9 +168,26 @@ pub(crate) fn usable(
         });
     };
     for skipped in newest.skipped {
-        note(&format!("warning: passed over {}", skipped.reason));
+        note(&format!(
+            "warning: {}; it was passed over for the older checkpoint {}",
+            damage(&skipped.reason),
+            entry.path.display()
+        ));
     }
     Ok((entry.path, checkpoint))
+}
+
+/// What is wrong with a checkpoint, without what to do.
+fn damage(reason: &CheckpointError) -> String {
+    match reason {
+        CheckpointError::Corrupt { path, what } => {
+            format!("the checkpoint file {} is corrupt ({what})", path.display())
+        }
+        CheckpointError::Incomplete { path, what } => {
+            format!("the checkpoint {} is incomplete ({what})", path.display())
+        }
+        other => other.to_string(),
+    }
 }
 
 /// There is no older checkpoint to go back to.

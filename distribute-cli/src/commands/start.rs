@@ -2,15 +2,17 @@
 
 use std::path::{Path, PathBuf};
 
-use distribute_core::Strategy;
-use distribute_core::checkpoint::{self, Checkpoint, CheckpointError};
+use distribute_core::checkpoint::{self, Checkpoint};
 use distribute_core::fit::callbacks::ModelCheckpoint;
+use distribute_core::{Configuration, Strategy};
+use distribute_data::readers::TrainTest;
 
 use super::restore::usable;
-use crate::args::{FileArgs, TrainingArgs};
+use crate::args::{FileArgs, TrainArgs, TrainingArgs};
 use crate::cluster::restarts;
+use crate::configuration::{of_checkpoint, same_as_stored};
 use crate::failure::Failure;
-use crate::task::stored_l2;
+use crate::task::{Task, stored_l2};
 
 /// What the flags about files say.
 #[derive(Debug, Default)]
@@ -39,10 +41,7 @@ impl Start {
                 )));
             }
             return match files.resume {
-                true => Err(CheckpointError::Missing {
-                    path: directory.to_path_buf(),
-                }
-                .into()),
+                true => Err(nothing_to_resume(directory)),
                 false => Ok(Self::default()),
             };
         }
@@ -80,35 +79,23 @@ impl Start {
         }
     }
 
-    /// A resumed run goes on with its own numbers, so others are refused, not ignored.
-    pub(super) fn same_numbers(&self, asked: &TrainingArgs) -> Result<(), Failure> {
-        let Some((path, checkpoint)) = &self.checkpoint else {
-            return Ok(());
-        };
-        let differ = |stored: String, asked: String| {
-            Failure::failed(format!(
-                "{} was trained with {stored}, not {asked}; leave the flag out to continue \
-                 with it",
-                path.display()
-            ))
-        };
-        let same = |a: f64, b: f64| a.to_bits() == b.to_bits();
-        if let (Some(asked), Some(stored)) = (asked.learning_rate, learning_rate(checkpoint))
-            && !same(asked, stored)
-        {
-            let stored = format!("--learning-rate {stored}");
-            return Err(differ(stored, asked.to_string()));
+    /// What decides the result of the run, if anything is to be saved: that of the checkpoint that
+    /// it goes on with is compared with it. `global_batch` examples make a step.
+    pub(super) fn configuration(
+        &self,
+        args: &TrainArgs,
+        task: &Task,
+        data: &TrainTest,
+        global_batch: usize,
+    ) -> Result<Configuration, Failure> {
+        if args.files.checkpoint_dir.is_none() {
+            return Ok(Configuration::new());
         }
-        match (asked.l2, stored_l2(&checkpoint.metadata)) {
-            (Some(asked), Some(stored)) if !same(asked, stored) => {
-                Err(differ(format!("--l2 {stored}"), asked.to_string()))
-            }
-            (Some(asked), None) => {
-                let stored = "the L2 factors of the model itself".to_string();
-                Err(differ(stored, format!("--l2 {asked}")))
-            }
-            _ => Ok(()),
+        let own = of_checkpoint(args, task, data, global_batch)?;
+        if let Some((path, checkpoint)) = &self.checkpoint {
+            same_as_stored(&own, &checkpoint.metadata, path, task)?;
         }
+        Ok(own)
     }
 }
 
@@ -143,7 +130,19 @@ fn find(files: &FileArgs, directory: &Path) -> Result<Option<(PathBuf, Checkpoin
         return Ok(None);
     }
     let newest = checkpoint::load_latest(directory)?;
+    if newest.found.is_none() && newest.skipped.is_empty() {
+        return Err(nothing_to_resume(directory));
+    }
     usable(newest, directory).map(Some)
+}
+
+/// `--resume` insists, so that a wrong path is not a new run.
+fn nothing_to_resume(directory: &Path) -> Failure {
+    Failure::usage(format!(
+        "{} holds no checkpoint to resume; give --restartable in place of --resume, which goes on \
+         where there is a checkpoint and begins where there is none, or correct the path",
+        directory.display()
+    ))
 }
 
 fn learning_rate(checkpoint: &Checkpoint) -> Option<f64> {
@@ -153,7 +152,7 @@ fn learning_rate(checkpoint: &Checkpoint) -> Option<f64> {
 fn refuse_checkpoints(directory: &Path) -> Result<(), Failure> {
     match checkpoint::list(directory)?.last() {
         Some(entry) => Err(Failure::usage(format!(
-            "{} holds checkpoints up to step {}; add --resume to continue, or choose another \
+            "{} holds checkpoints up to step {}; add --restartable to continue, or choose another \
              directory",
             directory.display(),
             entry.step

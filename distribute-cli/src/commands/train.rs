@@ -12,7 +12,9 @@ use distribute_core::fit::callbacks::{
     HistoryFile, Interrupt, ModelCheckpoint, ProgressBar, TensorBoard, TerminateOnNan,
 };
 use distribute_core::fit::{Callback, Control, Fit, History, Outcome, RunInfo, evaluate};
-use distribute_core::{Error, Mirrored, Strategy, StrategyExt, TrainState, WorkerGroup};
+use distribute_core::{
+    Configuration, Error, Mirrored, Strategy, StrategyExt, TrainState, WorkerGroup,
+};
 use distribute_data::readers::{Examples, TrainTest};
 use distribute_data::{Batching, DistributedDataset, StrategyDataExt};
 use serde_json::json;
@@ -20,11 +22,12 @@ use serde_json::json;
 use super::restore::same_model;
 use super::start::Start;
 use crate::args::{OutputFormat, StrategyName, TrainArgs};
-use crate::data::{Classified, Data, DatasetName};
+use crate::configuration;
+use crate::data::{Classified, Data};
 use crate::events::{self, JsonEpochs, StepLines};
 use crate::failure::Failure;
 use crate::objective::objective;
-use crate::signals::interrupt_flag;
+use crate::signals::Signals;
 use crate::strategies::{device_names, replica_count, strategy, worker_devices};
 use crate::task::{Task, optimizer};
 use crate::tpu::{self, Ahead, Tpu};
@@ -51,6 +54,8 @@ pub(super) struct Run {
     pub(super) devices: Vec<String>,
     /// Examples of a step, over all replicas.
     pub(super) global_batch: usize,
+    /// What decides the result, for the checkpoints; empty without them.
+    pub(super) configuration: Configuration,
     pub(super) epochs: usize,
     /// What there is to say about the cluster.
     pub(super) cluster: Vec<String>,
@@ -61,17 +66,28 @@ pub(super) struct Run {
 pub(super) type Batches = DistributedDataset<Data>;
 type State = Mirrored<TrainState<Sequential>>;
 
-pub(crate) fn run(mut args: TrainArgs) -> Result<(), Failure> {
-    let interrupted = interrupt_flag()?;
+pub(crate) fn run(args: TrainArgs) -> Result<(), Failure> {
+    let signals = Signals::catch()?;
+    let done = train(args, &signals);
+    signals.outcome(done)
+}
+
+fn train(mut args: TrainArgs, signals: &Signals) -> Result<(), Failure> {
     if args.strategy == StrategyName::ParameterServer {
-        return super::parameter_server::run(args, &interrupted);
+        return super::parameter_server::run(args, signals);
     }
     args.servers.refuse_without_servers()?;
     let worker = Worker::of(&args)?;
     if worker.as_ref().is_some_and(Worker::is_evaluator) {
-        return super::evaluator::run(&args, &interrupted);
+        return super::evaluator::run(&args, signals);
     }
-    let worker = worker.map(|worker| worker.meet(&args)).transpose()?;
+    let worker = worker.map(|worker| worker.meet(&args, signals));
+    let worker = worker.transpose()?;
+    let group = worker.as_ref().and_then(|(strategy, _)| strategy.workers());
+    let group = group.cloned();
+    if let Some(group) = &group {
+        group.agree_on(&configuration::flags(&args))?;
+    }
     let start = match &worker {
         Some((strategy, _)) => Start::of_worker(&args.files, &**strategy)?,
         None => Start::new(&args.files)?,
@@ -80,7 +96,6 @@ pub(crate) fn run(mut args: TrainArgs) -> Result<(), Failure> {
     let (task, data) = Task::asked(&args)?;
     if let Some((path, checkpoint)) = &start.checkpoint {
         same_model(checkpoint, path, &task)?;
-        start.same_numbers(&args.training)?;
     }
     let tpu = match args.strategy {
         StrategyName::Tpu => Some(Tpu::open(&args.tpu, &args.devices, args.general.verbose)?),
@@ -99,8 +114,14 @@ pub(crate) fn run(mut args: TrainArgs) -> Result<(), Failure> {
     };
     let batch = GlobalBatch::new(args.data.batch_size, replicas, data.train.len(), &start)?;
     cluster.extend(batch.note);
+    if let Some(group) = &group {
+        let contents = configuration::contents(&task, &data, batch.share)?;
+        group.agree_on(&contents)?;
+    }
+    let configuration = start.configuration(&args, &task, &data, batch.examples)?;
     let run = Run {
         global_batch: batch.examples,
+        configuration,
         cluster,
         workers: None,
         epochs: epochs(&args, &task),
@@ -115,16 +136,13 @@ pub(crate) fn run(mut args: TrainArgs) -> Result<(), Failure> {
     };
     match tpu {
         Some(Tpu::Topology(ahead)) => run.compile(&ahead),
-        _ => run.train(start, Interrupt::new(interrupted)),
+        _ => run.train(start, signals),
     }
 }
 
 /// The epochs that were asked for, or the data set's default.
 pub(super) fn epochs(args: &TrainArgs, task: &Task) -> usize {
-    let default = match task.dataset {
-        DatasetName::Digits => 30,
-        _ => 10,
-    };
+    let default = task.dataset.default_epochs();
     args.training.epochs.unwrap_or(default)
 }
 
@@ -165,10 +183,10 @@ fn default_batch_size(examples: usize, replicas: usize) -> usize {
 }
 
 impl Run {
-    fn train(&self, start: Start, interrupt: Interrupt) -> Result<(), Failure> {
+    fn train(&self, start: Start, signals: &Signals) -> Result<(), Failure> {
         let mut state = self.state()?;
         let (train, test) = (self.train_data()?, self.test_data()?);
-        let (history, saved) = self.supervise(start, interrupt, |fit| {
+        let (history, saved) = self.supervise(start, signals, |fit| {
             fit.run(&mut state, &train, Some(&test), objective)
         })?;
         self.finish(&history, &state, &test, saved)
@@ -179,7 +197,7 @@ impl Run {
     pub(super) fn supervise(
         &self,
         mut start: Start,
-        interrupt: Interrupt,
+        signals: &Signals,
         train: impl FnOnce(Fitting<'_>) -> distribute_core::Result<History>,
     ) -> Result<(History, Option<PathBuf>), Failure> {
         start.hold(&self.args.files)?;
@@ -191,7 +209,8 @@ impl Run {
             .max_steps(self.args.training.steps)
             .seed(self.args.training.seed)
             .resume_from(checkpoint)
-            .callback(interrupt)
+            .callback(Interrupt::new(signals.flag()))
+            .callback(signals.training(self.needs_others()))
             .callback(TerminateOnNan::every_batches(NAN_CHECK_STEPS))
             .callback(StepLines {
                 every: self.args.files.log_steps,
@@ -199,17 +218,27 @@ impl Run {
                 output: self.args.general.output,
             });
         if self.reports() {
-            fit = self.reporting(fit.callback(self.announcement(continued)))?;
+            fit = self.reporting(
+                fit.callback(self.announcement(continued)),
+                continued.is_none(),
+            )?;
         }
         if let Some(saver) = &mut saver {
             fit = fit.callback(saver);
         }
         let history = train(fit)?;
+        signals.trained();
         let saved = saver.as_ref().and_then(ModelCheckpoint::last_saved);
         // Nothing newer than what the run began with.
         let began_with = path.filter(|_| self.reports());
         let saved = saved.map(|saved| saved.entry.path.clone()).or(began_with);
         Ok((history, saved))
+    }
+
+    /// Whether the first step waits for others, or for a compiler.
+    fn needs_others(&self) -> bool {
+        let strategy = &self.strategy;
+        self.workers.is_some() || strategy.workers().is_some() || strategy.tracer().is_some()
     }
 
     /// Whether this process says how training goes: of several workers the chief does.
@@ -218,8 +247,9 @@ impl Run {
         workers.is_none_or(WorkerGroup::is_chief)
     }
 
-    /// The callbacks that show and write how training goes.
-    fn reporting<'a>(&self, fit: Fitting<'a>) -> Result<Fitting<'a>, Failure> {
+    /// The callbacks that show and write how training goes. A run that begins replaces the logs of
+    /// one before.
+    fn reporting<'a>(&self, fit: Fitting<'a>, begins: bool) -> Result<Fitting<'a>, Failure> {
         let fit = match self.args.general.output {
             OutputFormat::Text if io::stderr().is_terminal() => fit.callback(ProgressBar::new()),
             OutputFormat::Text => fit.callback(ProgressBar::plain(events::Notes)),
@@ -228,6 +258,9 @@ impl Run {
         let Some(directory) = &self.args.files.log_dir else {
             return Ok(fit);
         };
+        if begins {
+            events::remove_curves(directory)?;
+        }
         Ok(fit
             .callback(TensorBoard::new(directory)?)
             .callback(HistoryFile::json_lines(directory.join("history.jsonl")))
@@ -275,7 +308,9 @@ impl Run {
 
     /// Every checkpoint says what it is of.
     fn describe(&self, saver: ModelCheckpoint) -> ModelCheckpoint {
-        let (key, extra) = self.task.to_extra();
+        let (key, mut extra) = self.task.to_extra();
+        let (name, configuration) = configuration::to_extra(&self.configuration);
+        extra[name] = configuration;
         let files = &self.args.files;
         let saver = match (files.checkpoint_steps, files.checkpoint_seconds) {
             (Some(steps), _) => saver.every_steps(steps),
@@ -408,6 +443,9 @@ impl Run {
                 false,
             ),
         };
+        if !trained && self.reports() {
+            events::note(&self.nothing_left(&history.outcome, step));
+        }
         let value = |names: [&str; 2]| names.iter().find_map(|name| logs.get(name));
         let (loss, accuracy) = (
             value(["val_loss", "loss"]),
@@ -450,14 +488,25 @@ impl Run {
 }
 
 impl Run {
+    /// Why a run that continues ends at once, and how to go on.
+    fn nothing_left(&self, outcome: &Outcome, step: u64) -> String {
+        let (done, flag) = match outcome {
+            Outcome::MaxSteps => (format!("all {step} steps"), "--steps"),
+            _ => (format!("all {} epochs", self.epochs), "--epochs"),
+        };
+        format!(
+            "nothing was left to train: {done} were done before; give a larger {flag} to train on"
+        )
+    }
+
     fn interrupted(&self, step: u64, saved: Option<&Path>) -> Failure {
         match (saved, &self.args.files.checkpoint_dir) {
             (Some(path), _) => Failure::preempted(format!(
                 "interrupted after step {step}, saved {}; continue with {}",
                 path.display(),
-                match self.args.files.restartable {
+                match self.args.files.restartable || self.args.files.resume {
                     true => "the same command",
-                    false => "--resume",
+                    false => "--restartable",
                 }
             )),
             (None, Some(_)) if step == 0 => Failure::preempted(
@@ -510,9 +559,15 @@ impl Worker {
     }
 
     /// The strategy, once the other workers are there, and what to say about it.
-    fn meet(self, args: &TrainArgs) -> Result<(Arc<dyn Strategy>, Vec<String>), Failure> {
+    fn meet(
+        self,
+        args: &TrainArgs,
+        signals: &Signals,
+    ) -> Result<(Arc<dyn Strategy>, Vec<String>), Failure> {
         let devices = worker_devices(&args.devices)?;
-        let strategy = args.cluster.strategy(devices, self.cluster)?;
+        let strategy = args
+            .cluster
+            .strategy(devices, self.cluster, signals.interruption())?;
         let mut notes: Vec<String> = self.found.lines().map(str::to_string).collect();
         if let Some(workers) = strategy.workers() {
             notes.push(workers.describe().to_string());
@@ -524,6 +579,8 @@ impl Worker {
 /// How many examples a step has.
 pub(super) struct GlobalBatch {
     pub(super) examples: usize,
+    /// Of one replica, as it was asked for or follows from the data.
+    pub(super) share: usize,
     note: Option<String>,
 }
 
@@ -537,25 +594,20 @@ impl GlobalBatch {
         start: &Start,
     ) -> Result<Self, Failure> {
         let share = asked.unwrap_or_else(|| default_batch_size(examples, replicas));
-        let new = share.saturating_mul(replicas);
+        let new = Self {
+            examples: share.saturating_mul(replicas),
+            share,
+            note: None,
+        };
         let Some((_, checkpoint)) = &start.checkpoint else {
-            return Ok(Self {
-                examples: new,
-                note: None,
-            });
+            return Ok(new);
         };
         let run = RunInfo::of(checkpoint)?;
         let (Some(global), Some(before)) = (run.global_batch_size, run.replicas) else {
-            return Ok(Self {
-                examples: new,
-                note: None,
-            });
+            return Ok(new);
         };
         if asked.is_some_and(|asked| asked.saturating_mul(before) != global) {
-            return Ok(Self {
-                examples: new,
-                note: None,
-            });
+            return Ok(new);
         }
         let note = (before != replicas).then(|| {
             format!(
@@ -566,6 +618,7 @@ impl GlobalBatch {
         });
         Ok(Self {
             examples: global,
+            share,
             note,
         })
     }

@@ -49,6 +49,18 @@ pub enum ModelError {
         /// What does not fit, and what to change.
         what: String,
     },
+    /// No loss belongs to what the model ends with.
+    #[error("{model}: layer {index} ({class}): {what}")]
+    Head {
+        /// The model's name.
+        model: String,
+        /// The layer's position, counted from 0.
+        index: usize,
+        /// Keras' name of the layer.
+        class: &'static str,
+        /// Why there is none, and what to change.
+        what: String,
+    },
     /// The data has another shape than the model was made for.
     #[error(
         "{model} is made for inputs of shape {expected}, the data has {found}; \

@@ -1,23 +1,33 @@
 //! The layers as burn modules.
 
+use std::fmt;
+
 use burn::module::{Module, Param};
+use burn::tensor::Tensor;
 use burn::tensor::module::{avg_pool2d, conv2d, embedding, linear, max_pool2d};
 use burn::tensor::ops::{AvgPoolOptions, ConvOptions, MaxPoolOptions};
-use burn::tensor::{Tensor, TensorData};
-use distribute_core::dropout_mask;
-use rand_chacha::ChaCha8Rng;
+use distribute_core::dropout;
+use rand::Rng;
 
 use super::plan::padding_pairs;
 use super::{Activation, Padding, Regularizer};
 
 /// Whether a forward pass is part of training.
-#[derive(Debug)]
 pub enum Mode<'a> {
     /// Evaluation and prediction: `Dropout` does nothing.
     Inference,
     /// Training: `Dropout` draws its masks from this stream, see
     /// [`ReplicaContext::rng`](distribute_core::ReplicaContext::rng).
-    Training(&'a mut ChaCha8Rng),
+    Training(&'a mut dyn Rng),
+}
+
+impl fmt::Debug for Mode<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Inference => "Inference",
+            Self::Training(_) => "Training",
+        })
+    }
 }
 
 /// What flows between the layers. Images are `[batch, channels, height, width]`.
@@ -38,23 +48,12 @@ impl Flow {
         }
     }
 
-    fn times(self, mask: TensorData) -> Self {
-        fn times<const D: usize>(x: Tensor<D>, mask: TensorData) -> Tensor<D> {
-            let mask = Tensor::from_data(mask, &x.device());
-            x * mask
-        }
+    /// With a mask of `rng`; in a compiled step the program draws it.
+    fn dropout(self, rate: f64, rng: &mut dyn Rng) -> Self {
         match self {
-            Self::Flat(x) => Self::Flat(times(x, mask)),
-            Self::Sequence(x) => Self::Sequence(times(x, mask)),
-            Self::Image(x) => Self::Image(times(x, mask)),
-        }
-    }
-
-    fn dims(&self) -> Vec<usize> {
-        match self {
-            Self::Flat(x) => x.dims().to_vec(),
-            Self::Sequence(x) => x.dims().to_vec(),
-            Self::Image(x) => x.dims().to_vec(),
+            Self::Flat(x) => Self::Flat(dropout(x, rate, rng)),
+            Self::Sequence(x) => Self::Sequence(dropout(x, rate, rng)),
+            Self::Image(x) => Self::Image(dropout(x, rate, rng)),
         }
     }
 }
@@ -266,10 +265,7 @@ impl PlainKind {
                 Flow::Flat(flatten(x, channels_last))
             }
             (Self::Dropout { rate }, x) => match pass.mode {
-                Mode::Training(rng) if rate > 0.0 => {
-                    let mask = dropout_mask(&x.dims(), rate, rng);
-                    x.times(mask)
-                }
+                Mode::Training(rng) if rate > 0.0 => x.dropout(rate, *rng),
                 _ => x,
             },
             (Self::Activation(activation), x) => x.activate(activation),

@@ -3,23 +3,10 @@
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor, TensorData, activation};
 
+use super::head::Loss;
 use super::layers::{Conv2d, Dense, Embedding, Flow, Layer, Pass, Plain, PlainKind, WindowOptions};
 use super::plan::PlannedLayer;
-use super::{Activation, LayerSpec, Mode, ModelError, Plan, Shape, Weight};
-
-/// What turns the last layer's numbers into what Keras' model returns.
-///
-/// A loss is computed from the numbers before it (the logits), which is exact where a
-/// probability is rounded to 0 or 1. Keras does the same when it can.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Head {
-    /// Nothing: the model returns logits (or values).
-    Linear,
-    /// A softmax over the classes.
-    Softmax,
-    /// A sigmoid: each output is a probability of its own.
-    Sigmoid,
-}
+use super::{Activation, Head, LayerSpec, Mode, ModelError, Plan, Shape, Weight};
 
 /// A list of layers that feed each other (`keras.Sequential`).
 ///
@@ -63,7 +50,8 @@ impl Sequential {
     /// [`ModelError::Weights`] if the number of weights or a shape differs.
     pub fn new(plan: &Plan, weights: Vec<Weight>, device: &Device) -> Result<Self, ModelError> {
         check_weights(plan, &weights)?;
-        let (head, strip) = head(plan);
+        // Without a loss the activations stay where they are: `forward` gives what Keras gives.
+        let (head, strip) = plan.ending().unwrap_or((Head::Linear, None));
         let mut weights = weights.into_iter();
         let mut layers = Vec::with_capacity(plan.layers.len());
         for (index, layer) in plan.layers.iter().enumerate() {
@@ -86,6 +74,16 @@ impl Sequential {
             Head::Linear => logits,
             Head::Softmax => activation::softmax(logits, 1),
             Head::Sigmoid => activation::sigmoid(logits),
+        }
+    }
+
+    /// What the logits say of every class: `[batch, outputs]`, between 0 and 1. One output is the
+    /// probability of class 1; behind a sigmoid each class has a probability of its own; else they
+    /// add up to 1. This is what [`Head::loss`] compares with the labels.
+    pub fn probabilities(&self, logits: Tensor<2>) -> Tensor<2> {
+        match self.head.loss(logits.dims()[1]) {
+            Loss::Binary | Loss::BinaryPerClass => activation::sigmoid(logits),
+            Loss::Categorical => activation::softmax(logits, 1),
         }
     }
 
@@ -168,25 +166,6 @@ fn check_weights(plan: &Plan, weights: &[Weight]) -> Result<(), ModelError> {
         }
     }
     Ok(())
-}
-
-/// The final activation, and the index of the layer that it is taken out of.
-fn head(plan: &Plan) -> (Head, Option<usize>) {
-    // A dropout at the end would come between the logits and the probabilities.
-    let last = plan.layers.len().wrapping_sub(1);
-    let activation = match plan.layers.last() {
-        Some(PlannedLayer {
-            spec: LayerSpec::Dense { activation, .. } | LayerSpec::Activation(activation),
-            output: Shape::Flat(_),
-            ..
-        }) => *activation,
-        _ => Activation::Linear,
-    };
-    match activation {
-        Activation::Softmax => (Head::Softmax, Some(last)),
-        Activation::Sigmoid => (Head::Sigmoid, Some(last)),
-        _ => (Head::Linear, None),
-    }
 }
 
 fn build(layer: &PlannedLayer, weights: Vec<Weight>, strip: bool, device: &Device) -> Layer {

@@ -2,7 +2,9 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod configuration;
 mod job;
 mod refused;
 mod stopped;
 mod trained;
+mod waits;

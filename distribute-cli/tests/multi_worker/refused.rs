@@ -160,9 +160,14 @@ fn an_error_of_one_worker_is_the_news_of_the_others() {
     let folder = tempfile::tempdir().unwrap();
     let mut members = start(folder.path(), 1, MULTI, &[]);
     drop(members.pop());
+    let rows = "1,0\n2,1\n".repeat(20);
+    std::fs::write(folder.path().join("there.csv"), format!("a,label\n{rows}")).unwrap();
     let ended = two(
         folder.path(),
-        ["--dataset csv:missing.csv", "--rendezvous-timeout 5"],
+        [
+            "--dataset csv:missing.csv",
+            "--dataset csv:there.csv --rendezvous-timeout 5",
+        ],
     );
     assert_eq!(ended[0].code, Some(1));
     assert!(

@@ -2,6 +2,7 @@
 //! and compiled for TPUs that are not there.
 
 mod ahead;
+mod layers;
 mod support;
 mod task;
 #[path = "../../../distribute-tpu-xla/tests/strategy/tiles.rs"]

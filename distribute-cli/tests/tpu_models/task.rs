@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use distribute_cli::model::{Mode, Plan, Sequential, built_in};
+use distribute_cli::model::{Mode, Plan, Sequential, built_in, parse_keras_json};
 use distribute_core::optim::Optimizer;
 use distribute_core::{Device, PerReplica, ReplicaContext, Result, Tensor, TensorData, TrainState};
 use distribute_data::readers::{Examples, digits};
@@ -57,6 +57,26 @@ impl Task {
                 ("mnist-cnn", FloatDType::F64) => 16,
                 _ => 64,
             },
+        }
+    }
+
+    /// Layers as Keras writes them, for the digits or for texts, and 16 examples a step.
+    pub fn of_layers(layers: &str, texts_of_words: bool, precision: FloatDType) -> Self {
+        let mut rng = ChaCha8Rng::seed_from_u64(1);
+        let (features, inputs, labels) = match texts_of_words {
+            true => texts(&mut rng),
+            false => images(<[f32]>::to_vec),
+        };
+        let json = format!(r#"{{"class_name": "Sequential", "config": {{"layers": [{layers}]}}}}"#);
+        let spec = parse_keras_json(&json, "a test").unwrap();
+        Self {
+            plan: spec.plan(&features).unwrap(),
+            inputs,
+            labels,
+            rng,
+            seed: 1,
+            precision,
+            global_batch: 16,
         }
     }
 

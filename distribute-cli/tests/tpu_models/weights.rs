@@ -24,7 +24,7 @@ fn seed() -> u64 {
 }
 
 /// The largest difference of an element, relative to at least 1, and where it is.
-fn distance(
+pub fn distance(
     found: &BTreeMap<String, TensorData>,
     expected: &BTreeMap<String, TensorData>,
 ) -> (f64, String) {

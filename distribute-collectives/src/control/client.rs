@@ -15,6 +15,7 @@ use tonic::codegen::Service;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Status, Streaming};
 
+use crate::control::address;
 use crate::control::connection::Connection;
 use crate::control::generated::Envelope;
 use crate::control::generated::control_client::ControlClient;
@@ -24,6 +25,8 @@ use crate::control::shared::{Phase, QUEUE, Sender, Shared, envelope};
 
 /// The largest message, in both directions.
 pub(super) const MESSAGE_MAX_BYTES: usize = 64 << 10;
+/// When the names of ranks that have not come are looked up.
+const LOOK_UP_AFTER: Duration = Duration::from_millis(500);
 const PAUSE_MIN: Duration = Duration::from_millis(10);
 const PAUSE_MAX: Duration = Duration::from_millis(250);
 
@@ -69,6 +72,31 @@ pub(super) async fn keep(shared: Arc<Shared>, rank: usize) {
         }
         tokio::time::sleep(pause).await;
         pause = (pause * 3 / 2).min(PAUSE_MAX);
+    }
+}
+
+/// Nobody connects to a higher rank here, so an address that is wrong in the list would show in no
+/// message of this one: after a while its name is looked up, if it is one.
+pub(super) async fn look_up(shared: Arc<Shared>, rank: usize) {
+    tokio::time::sleep(LOOK_UP_AFTER).await;
+    let is_missing = || {
+        let state = shared.state();
+        state.phase == Phase::Joining && state.links[rank].is_none()
+    };
+    let Ok((host, port)) = address::split(&shared.addresses[rank]) else {
+        return;
+    };
+    if !is_missing() || host.parse::<IpAddr>().is_ok() {
+        return;
+    }
+    if let Err(error) = tokio::net::lookup_host((host, port)).await
+        && is_missing()
+    {
+        let reason = format!(
+            "it has not connected, and its address does not resolve here either: {error}; check \
+             the list of addresses"
+        );
+        shared.note(rank, reason);
     }
 }
 
@@ -164,7 +192,8 @@ async fn channel(address: &str, connection: Connection) -> Result<Channel, Faile
     match tokio::time::timeout(PATIENCE, connecting).await {
         Err(_) => Err(Failed::later("it is connected but does not answer")),
         Ok(Err(error)) => Err(Failed::later(format!(
-            "what answers there is no rank, or one with TLS ({error})"
+            "what answers there is no rank, or one that uses TLS while this one does not: give \
+             both a certificate, or none ({error})"
         ))),
         Ok(Ok(channel)) => Ok(channel),
     }

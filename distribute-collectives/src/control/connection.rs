@@ -18,13 +18,23 @@ use crate::control::tls::{DataTls, certificate_refusal, is_no_tls};
 
 /// How long a connection may live without a member of the group at its other end.
 const STRANGER_LIFETIME: Duration = Duration::from_secs(10);
-/// How many such connections there may be; a new one ends the oldest.
+/// How many such connections there may be; a new one ends the oldest of those that have said
+/// nothing, if there is one, else the oldest.
 const STRANGERS_MAX: usize = 64;
+
+/// Who hears of connections that come to nothing: the address, and why, if that is known.
+pub(super) type Refused = Arc<dyn Fn(String, Option<String>) + Send + Sync>;
+
+/// What the side with TLS says of the one without.
+const NO_TLS: &str = "it does not use TLS, this process does: give both a certificate, or none";
 
 #[derive(Default)]
 struct Watched {
     admitted: bool,
     closed: bool,
+    /// Something has come from it.
+    spoke: bool,
+    refused: Option<Refused>,
     waker: Option<Waker>,
     certificate: Option<String>,
 }
@@ -92,8 +102,28 @@ impl Guard {
         // A TLS record with an alert or a handshake; HTTP/2 never begins like this.
         if let [0x15 | 0x16, 0x03, ..] = first {
             let what = "it uses TLS, this process does not: give both a certificate, or none";
-            self.lock().certificate = Some(what.to_string());
+            let refused = {
+                let mut watched = self.lock();
+                watched.certificate = Some(what.to_string());
+                watched.refused.take()
+            };
+            if let Some(refused) = refused {
+                refused(self.remote.to_string(), Some(what.to_string()));
+            }
         }
+    }
+
+    fn has_spoken(&self) -> bool {
+        self.lock().spoke
+    }
+
+    fn note_speech(&self) {
+        self.lock().spoke = true;
+    }
+
+    /// Who is to hear of what [`look`](Self::look) finds.
+    pub(super) fn tell(&self, refused: Refused) {
+        self.lock().refused = Some(refused);
     }
 
     fn poll(&self, context: &Context<'_>) -> io::Result<()> {
@@ -118,12 +148,21 @@ impl Strangers {
     /// Watches a new connection.
     pub(super) fn add(&mut self, guard: &Arc<Guard>) {
         self.expire();
-        if self.guards.len() >= STRANGERS_MAX
-            && let Some(oldest) = self.guards.remove(0).upgrade()
-        {
-            oldest.close();
+        if self.guards.len() >= STRANGERS_MAX {
+            self.end_one();
         }
         self.guards.push(Arc::downgrade(guard));
+    }
+
+    /// Ends the one that is the least likely to be a member of the group.
+    pub(super) fn end_one(&mut self) {
+        let silent = |guard: &Weak<Guard>| guard.upgrade().is_none_or(|it| !it.has_spoken());
+        let index = self.guards.iter().position(silent).unwrap_or(0);
+        if index < self.guards.len()
+            && let Some(guard) = self.guards.remove(index).upgrade()
+        {
+            guard.close();
+        }
     }
 
     /// Ends those that have lived for too long, and forgets those that have been admitted.
@@ -143,6 +182,7 @@ impl Strangers {
 pub(super) struct Guarded {
     tcp: TcpStream,
     guard: Arc<Guard>,
+    has_spoken: bool,
 }
 
 impl AsyncRead for Guarded {
@@ -152,7 +192,13 @@ impl AsyncRead for Guarded {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         self.guard.poll(context)?;
-        Pin::new(&mut self.tcp).poll_read(context, buffer)
+        let before = buffer.filled().len();
+        let read = Pin::new(&mut self.tcp).poll_read(context, buffer);
+        if buffer.filled().len() > before && !self.has_spoken {
+            self.has_spoken = true;
+            self.guard.note_speech();
+        }
+        read
     }
 }
 
@@ -219,7 +265,9 @@ impl Connection {
             None => Stream::Plain(guarded),
             Some(tls) => {
                 let accepted = TlsAcceptor::from(tls.server.clone()).accept(guarded);
-                let stream = accepted.await.map_err(|e| certificate_refusal(&e))?;
+                let stream = accepted.await.map_err(|e| {
+                    certificate_refusal(&e).or_else(|| is_no_tls(&e).then(|| NO_TLS.to_string()))
+                })?;
                 Stream::Tls(Box::new(stream.into()))
             }
         };
@@ -253,11 +301,7 @@ impl Connection {
                 let connected = TlsConnector::from(tls.client.clone()).connect(name, guarded);
                 let stream = connected.await.map_err(|e| match certificate_refusal(&e) {
                     Some(reason) => (reason, true),
-                    None if is_no_tls(&e) => (
-                        "it does not use TLS, this process does: give both a certificate, or none"
-                            .to_string(),
-                        true,
-                    ),
+                    None if is_no_tls(&e) => (NO_TLS.to_string(), true),
                     None => later(format!("the TLS handshake failed ({e}); does it use TLS?")),
                 })?;
                 Stream::Tls(Box::new(stream.into()))
@@ -278,6 +322,7 @@ pub(super) fn guard(tcp: TcpStream, remote: SocketAddr) -> Guarded {
     Guarded {
         tcp,
         guard: Guard::new(remote),
+        has_spoken: false,
     }
 }
 

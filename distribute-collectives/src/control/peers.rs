@@ -15,7 +15,7 @@ use tokio_stream::wrappers::ReceiverStream;
 
 use crate::control::address::Listener;
 pub use crate::control::connection::{Connection, Guard};
-use crate::control::connection::{Guarded, Strangers, guard};
+use crate::control::connection::{Guarded, Refused, Strangers, guard};
 use crate::control::security::Security;
 use crate::control::tls::DataTls;
 use crate::error::Result;
@@ -109,7 +109,7 @@ pub(super) fn accept(
     let (ready, receiver) = mpsc::channel(QUEUE);
     let preparation = Arc::new(Preparation {
         tls,
-        refused: Box::new(refused),
+        refused: Arc::new(refused),
     });
     tokio::spawn(run(listener, preparation, ready));
     Ok(ReceiverStream::new(receiver))
@@ -118,7 +118,7 @@ pub(super) fn accept(
 /// What turns an accepted socket into a connection.
 struct Preparation {
     tls: Option<DataTls>,
-    refused: Box<dyn Fn(String, Option<String>) + Send + Sync>,
+    refused: Refused,
 }
 
 async fn run(
@@ -136,10 +136,13 @@ async fn run(
             Err(_) => strangers.expire(),
             Ok(Err(error)) => {
                 tracing::warn!(%error, "cannot accept a connection");
+                // Perhaps there are no descriptors left: a stranger's is the first to go.
+                strangers.end_one();
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
             Ok(Ok((tcp, remote))) => {
                 let guarded = guard(tcp, remote);
+                guarded.guard().tell(preparation.refused.clone());
                 strangers.add(guarded.guard());
                 tokio::spawn(prepare(preparation.clone(), guarded, ready.clone()));
             }

@@ -22,6 +22,7 @@ use crate::control::shared::{Absence, Doubt, Link, Parts, Phase, Refusal, Shared
 use crate::control::{Listener, address, client, random, watch};
 use crate::error::{CollectiveError, MissingRank, Result};
 use crate::header::{OperationHeader, OperationKind};
+use crate::interruption::Interruption;
 use crate::status::{GroupStatus, Trouble};
 
 /// Without a token of its own: how long a rank waits for the right one of a rank that has one.
@@ -82,6 +83,7 @@ pub(crate) struct JoinOptions {
     pub(crate) heartbeat_misses: u32,
     pub(crate) security: Security,
     pub(crate) announcement: Announcement,
+    pub(crate) interruption: Interruption,
 }
 
 /// Another rank of the group.
@@ -114,7 +116,8 @@ impl ControlPlane {
     /// # Errors
     /// [`CollectiveError::Rendezvous`] names the ranks that did not come before the deadline,
     /// [`CollectiveError::Refused`] a rank that does not fit, [`CollectiveError::PeerLost`] one
-    /// that was lost at the last moment.
+    /// that was lost at the last moment, [`CollectiveError::Interrupted`] that the interruption was
+    /// raised.
     pub(crate) fn join(options: JoinOptions, status: Arc<GroupStatus>) -> Result<ControlPlane> {
         check(&options)?;
         let hello = hello(&options)?;
@@ -136,8 +139,11 @@ impl ControlPlane {
             interval: options.heartbeat_interval,
             misses: options.heartbeat_misses,
             rendezvous_timeout: options.rendezvous_timeout,
+            interruption: options.interruption.clone(),
         };
         let shared = Arc::new(Shared::new(parts, hello, tls, status));
+        let waiting = shared.clone();
+        let _listening = (options.interruption).on_raise(move || waiting.changed.notify_one());
         let (leave, left) = oneshot::channel();
         let (joined, outcome) = mpsc::channel();
         let (rank, own) = (shared.rank, shared.clone());
@@ -303,6 +309,9 @@ async fn live(
     for rank in 0..shared.rank {
         tokio::spawn(client::keep(shared.clone(), rank));
     }
+    for rank in shared.rank + 1..shared.world_size() {
+        tokio::spawn(client::look_up(shared.clone(), rank));
+    }
     tokio::spawn(watch::beat(shared.clone()));
     tokio::spawn(watch::spread(shared.clone(), reporter.clone()));
     match meet(shared).await {
@@ -367,6 +376,9 @@ fn look(shared: &Shared, state: &mut State) -> Result<Look> {
     if let Some(peers) = peers(shared, state) {
         return Ok(Look::Met(peers));
     }
+    if shared.interruption.is_raised() {
+        return Err(interrupted(gave_up(shared, state)));
+    }
     if state.phase == Phase::Formed && state.links.iter().flatten().any(Link::gave_up) {
         return Err(gave_up(shared, state));
     }
@@ -428,6 +440,22 @@ fn refused(shared: &Shared, refusal: Refusal) -> CollectiveError {
         rank: shared.rank,
         address: refusal.address,
         reason: refusal.reason,
+    }
+}
+
+/// The same as an interruption, if the deadline had been the reason.
+fn interrupted(error: CollectiveError) -> CollectiveError {
+    match error {
+        CollectiveError::Rendezvous {
+            rank,
+            missing,
+            elapsed,
+        } => CollectiveError::Interrupted {
+            rank,
+            missing,
+            elapsed,
+        },
+        other => other,
     }
 }
 

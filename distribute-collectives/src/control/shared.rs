@@ -17,6 +17,7 @@ use crate::control::tls::DataTls;
 use crate::control::{Announcement, convert};
 use crate::error::CollectiveError;
 use crate::header::OperationHeader;
+use crate::interruption::Interruption;
 use crate::status::{Failure, GroupStatus, Trouble};
 
 /// How many reasons for which certificates were not accepted are kept.
@@ -171,6 +172,7 @@ pub(super) struct Shared {
     pub(super) deadline: Instant,
     pub(super) gather_timeout: Duration,
     pub(super) status: Arc<GroupStatus>,
+    pub(super) interruption: Interruption,
     state: Mutex<State>,
     /// Wakes the task that joins or leaves.
     pub(super) changed: Notify,
@@ -257,6 +259,7 @@ impl Shared {
             deadline: started + timeout,
             gather_timeout: timeout,
             status,
+            interruption: parts.interruption,
             changed: Notify::new(),
             failed,
             gathered: Condvar::new(),
@@ -489,4 +492,5 @@ pub(super) struct Parts {
     pub(super) interval: Duration,
     pub(super) misses: u32,
     pub(super) rendezvous_timeout: Duration,
+    pub(super) interruption: Interruption,
 }

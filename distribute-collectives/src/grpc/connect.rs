@@ -28,8 +28,12 @@ const ATTEMPT: Duration = Duration::from_secs(5);
 /// How long to wait after a failed attempt.
 const RETRY: Duration = Duration::from_millis(50);
 
-/// Connections without a valid hello that are kept at the same time; the oldest one has to go.
+/// Connections without a valid hello that are kept at the same time; the oldest one of those that
+/// have said nothing has to go, if there is one, else the oldest.
 const MAX_GUESTS: usize = 64;
+
+/// The pause after a connection could not be accepted, as without descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// The smallest limit of a message that makes sense.
 pub(crate) const MESSAGE_BYTES_MIN: usize = HEADER_BYTES + 1024;
@@ -123,6 +127,8 @@ pub(super) struct Connect<'a> {
     listener: DataListener,
     dials: Vec<Dial>,
     visitors: Vec<Visitor>,
+    /// Until when no connection is accepted.
+    pause: Option<Instant>,
     lanes: Vec<Vec<Option<Lane>>>,
     /// What happened last with each rank.
     reasons: Vec<String>,
@@ -186,6 +192,7 @@ impl<'a> Connect<'a> {
                 .flat_map(|rank| (0..config.lanes).map(move |lane| dial(rank, lane)))
                 .collect(),
             visitors: Vec::new(),
+            pause: None,
             lanes: addresses.iter().map(|_| empty()).collect(),
             reasons: vec!["no answer yet".to_string(); config.world_size],
             answered: vec![false; config.world_size],
@@ -261,14 +268,27 @@ impl<'a> Connect<'a> {
     /// Takes new connections; returns whether there were any.
     fn accept(&mut self) -> bool {
         let mut any = false;
-        // An error concerns the connection that was to be accepted, or will come again.
-        while let Ok((stream, _)) = self.listener.0.accept() {
+        if self.pause.is_some_and(|until| Instant::now() < until) {
+            return false;
+        }
+        self.pause = None;
+        loop {
+            let stream = match self.listener.0.accept() {
+                Ok((stream, _)) => stream,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(_) => {
+                    // Perhaps there are no descriptors left: a stranger's is the first to go.
+                    self.end_a_visitor();
+                    self.pause = Some(Instant::now() + ACCEPT_PAUSE);
+                    break;
+                }
+            };
             any = true;
             let Ok(socket) = SocketState::new(stream) else {
                 continue;
             };
             if self.visitors.len() >= MAX_GUESTS {
-                self.visitors.remove(0);
+                self.end_a_visitor();
             }
             let tls = self.config.tls.as_ref().map(|tls| tls.server.clone());
             self.visitors.push(Visitor {
@@ -278,6 +298,15 @@ impl<'a> Connect<'a> {
             });
         }
         any
+    }
+
+    /// Ends the connection that is the least likely to become a lane.
+    fn end_a_visitor(&mut self) {
+        let is_silent = |visitor: &Visitor| visitor.socket.moved() == 0;
+        let index = self.visitors.iter().position(is_silent).unwrap_or(0);
+        if index < self.visitors.len() {
+            self.visitors.remove(index);
+        }
     }
 
     /// Begins and continues attempts; returns whether one ended.
@@ -470,12 +499,13 @@ impl<'a> Connect<'a> {
         now: Instant,
         wake: std::os::fd::BorrowedFd<'_>,
     ) -> Result<()> {
-        let mut fds = vec![
-            PollFd::from_borrowed_fd(wake, PollFlags::IN),
-            PollFd::new(&self.listener.0, PollFlags::IN),
-        ];
+        let mut fds = vec![PollFd::from_borrowed_fd(wake, PollFlags::IN)];
         let mut until = deadline;
         let mut earlier = |at: Instant| until = Some(until.map_or(at, |until| until.min(at)));
+        match self.pause {
+            Some(pause) => earlier(pause),
+            None => fds.push(PollFd::new(&self.listener.0, PollFlags::IN)),
+        }
         for dial in &self.dials {
             earlier(dial.at);
             if let Some((socket, _)) = &dial.attempt {

@@ -164,7 +164,8 @@ impl BoundProcessGroup {
     ///
     /// # Errors
     /// [`CollectiveError::Rendezvous`] lists who is missing, [`CollectiveError::Refused`] says
-    /// which property of a peer does not fit.
+    /// which property of a peer does not fit, [`CollectiveError::Interrupted`] that the
+    /// [interruption](ProcessGroupOptions::interruption) was raised.
     pub fn join(
         mut self,
         addresses: impl IntoIterator<Item = impl Into<String>>,
@@ -201,8 +202,14 @@ impl BoundProcessGroup {
             heartbeat_misses: self.options.heartbeat_misses,
             security: self.options.security.clone(),
             announcement,
+            interruption: self.options.interruption.clone(),
         };
         let control = ControlPlane::join(join, status.clone())?;
+        let (abort, rank) = (control.abort_target(), self.options.rank);
+        // All have met: an abort ends what is left to wait for, here and on the others.
+        let _listening = self.options.interruption.on_raise(move || {
+            abort.abort(rank, "it was interrupted while the ranks connected");
+        });
         let joining = Joining {
             options: self.options,
             abort: control.abort_target(),

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::control::security::Security;
+use crate::interruption::Interruption;
 use crate::link_cost::LinkCost;
 use crate::options::GroupOptions;
 
@@ -37,6 +38,7 @@ pub struct ProcessGroupOptions {
     pub(crate) link_cost: Option<LinkCost>,
     pub(crate) shared_buffer_bytes: usize,
     pub(crate) flight_records: Option<PathBuf>,
+    pub(crate) interruption: Interruption,
     /// The host of each rank, as if ranks of one machine were on several.
     #[cfg(test)]
     pub(crate) hosts: Option<Vec<usize>>,
@@ -62,6 +64,7 @@ impl ProcessGroupOptions {
             link_cost: None,
             shared_buffer_bytes: 0,
             flight_records: None,
+            interruption: Interruption::default(),
             #[cfg(test)]
             hosts: None,
         }
@@ -127,6 +130,14 @@ impl ProcessGroupOptions {
     /// (default: nowhere). All ranks should name the same directory, or copy the files together.
     pub fn flight_records(mut self, directory: impl Into<PathBuf>) -> Self {
         self.flight_records = Some(directory.into());
+        self
+    }
+
+    /// What ends joining before its deadline (default: nothing does). The error is
+    /// [`Interrupted`](crate::CollectiveError::Interrupted), and the other ranks are told. Once the
+    /// group has formed it has no effect.
+    pub fn interruption(mut self, interruption: Interruption) -> Self {
+        self.interruption = interruption;
         self
     }
 

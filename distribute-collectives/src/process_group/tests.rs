@@ -407,6 +407,7 @@ fn a_rank_that_leaves_before_the_memory_is_shared_is_named_at_once() {
                 data_port: Some(1),
                 shared_memory: vec![7; 16],
             },
+            interruption: Default::default(),
         };
         let begin = Instant::now();
         std::thread::scope(|scope| {

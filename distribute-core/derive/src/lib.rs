@@ -99,6 +99,11 @@ pub fn derive_replicate(input: TokenStream) -> TokenStream {
             #(::distribute_core::Replicate::take_from_chief(#bindings, workers)?;)*
         })
     });
+    let checking = variants(&input).map(|(pattern, bindings, _)| {
+        quote!(#pattern => {
+            #(::distribute_core::Replicate::check_replicas(#bindings, replicas)?;)*
+        })
+    });
     let remote = remote_methods(&input);
     quote! {
         impl #impl_generics ::distribute_core::Replicate for #name #type_generics #where_clause {
@@ -115,6 +120,12 @@ pub fn derive_replicate(input: TokenStream) -> TokenStream {
             }
 
             #remote
+
+            fn check_replicas(&self, replicas: usize) -> ::distribute_core::Result<()> {
+                let _ = replicas;
+                match self { #(#checking)* }
+                Ok(())
+            }
 
             fn visit_state(
                 &mut self,

@@ -55,6 +55,69 @@ fn save_small(directory: &Path) -> (Checkpoint, PathBuf) {
     (checkpoint, saved.entry.path)
 }
 
+/// Readers beside a run that keeps the newest checkpoints only.
+mod rotation {
+    use std::cell::Cell;
+    use std::io;
+
+    use super::*;
+    use crate::checkpoint::filesystem::{FileSystem, OsFileSystem};
+    use crate::checkpoint::reader::{load_in, newest_in};
+
+    fn save(manager: &CheckpointManager, step: u64) {
+        manager.save(&Checkpoint::new(Metadata::new(step))).unwrap();
+    }
+
+    /// What the newest checkpoint is if `rotate` happens while the first one is read.
+    fn found_while(
+        rotate: impl Fn(&CheckpointManager),
+        failure: impl Fn(&Path) -> CheckpointError,
+    ) -> (u64, usize) {
+        let parent = tempfile::tempdir().unwrap();
+        let directory = parent.path().join("checkpoints");
+        let manager = manager(&directory).with_max_to_keep(NonZeroUsize::new(2));
+        save(&manager, 5);
+        save(&manager, 10);
+        let first = Cell::new(true);
+        let read = |fs: &dyn FileSystem, path: &Path| {
+            if first.replace(false) {
+                rotate(&manager);
+                return Err(failure(path));
+            }
+            load_in(fs, path)
+        };
+        let newest = newest_in(&OsFileSystem, &directory, read).unwrap();
+        (newest.found.unwrap().0.step, newest.skipped.len())
+    }
+
+    #[test]
+    fn a_checkpoint_that_is_replaced_while_it_is_read_is_read_anew() {
+        let incomplete = |path: &Path| CheckpointError::corrupt(path, "the file does not exist");
+        let again = |manager: &CheckpointManager| save(manager, 10);
+        assert_eq!(found_while(again, incomplete), (10, 0));
+        let newer = |manager: &CheckpointManager| {
+            save(manager, 15);
+            save(manager, 20);
+        };
+        assert_eq!(found_while(newer, incomplete), (20, 0));
+    }
+
+    #[test]
+    fn any_error_of_a_checkpoint_that_is_gone_is_none() {
+        // What a file server says of a file that was removed (ESTALE).
+        let stale = |path: &Path| CheckpointError::Io {
+            path: path.to_path_buf(),
+            operation: "read",
+            source: io::Error::from(io::ErrorKind::StaleNetworkFileHandle),
+        };
+        let newer = |manager: &CheckpointManager| {
+            save(manager, 15);
+            save(manager, 20);
+        };
+        assert_eq!(found_while(newer, stale), (20, 0));
+    }
+}
+
 fn tensor() -> impl Strategy<Value = TensorData> {
     let shape = prop::collection::vec(0_usize..5, 0..5);
     (prop::sample::select(&DTYPES[..]), shape, any::<u64>()).prop_map(|(dtype, shape, seed)| {

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 ///
 /// [`is_damage`](Self::is_damage) separates a damaged checkpoint (an older one can be used) from
 /// everything else (the user has to act).
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckpointError {
     /// There is no checkpoint at this path. Give another path, or start without one.
@@ -71,6 +71,23 @@ pub enum CheckpointError {
         missing: usize,
         /// Tensors that the checkpoint has and the model lacks.
         extra: usize,
+    },
+    /// The slots in the checkpoint belong to another optimizer: with this one they would mean
+    /// something else.
+    #[error(
+        "the checkpoint is of {saved_by} ({found}) and cannot be restored into {optimizer} \
+         ({expected}): build the state with the optimizer that was saved, or take the weights \
+         alone with `fit::restore_weights` (the tensors whose names do not begin with `optimizer/`)"
+    )]
+    WrongOptimizer {
+        /// The optimizer that the checkpoint names, or what its slots look like.
+        saved_by: String,
+        /// The checkpoint's slots.
+        found: String,
+        /// The optimizer of the state.
+        optimizer: String,
+        /// Its slots.
+        expected: String,
     },
     /// The directory is read-only or belongs to somebody else. Older checkpoints are untouched.
     #[error(
@@ -147,6 +164,8 @@ pub enum CheckpointError {
         what: String,
     },
 }
+
+crate::debug_as_message!(CheckpointError);
 
 impl CheckpointError {
     /// Whether this checkpoint is damaged, so that an older one should be tried.

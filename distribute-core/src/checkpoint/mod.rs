@@ -63,7 +63,8 @@ use serde_json::{Map, Value};
 pub use error::CheckpointError;
 pub use manager::{CheckpointManager, Saved};
 pub use reader::{Entry, Newest, Skipped, latest, list, load, load_latest, verify};
-pub use restore::{TensorSpec, model_signature, weights_sha256};
+pub(crate) use restore::saved_kinds;
+pub use restore::{TensorSpec, check_slot_names, check_slots, model_signature, weights_sha256};
 pub use saver::SaveHandle;
 
 /// The version of the format that this library writes, and the newest that it reads.

@@ -163,11 +163,18 @@ pub(super) fn newest_in<T>(
     let mut entries = list_in(fs, directory)?;
     for _ in 0..MAX_LISTINGS {
         let mut skipped = Vec::new();
+        let mut rotated = false;
         for entry in entries.iter().rev() {
             match read(fs, &entry.path) {
                 Ok(value) => {
                     let found = Some((entry.clone(), value));
                     return Ok(Newest { found, skipped });
+                }
+                // Whatever the error was (of a file on another host it can be any): somebody who
+                // saves has removed it meanwhile, and has written a newer one before.
+                Err(_) if !list_in(fs, directory)?.contains(entry) => {
+                    rotated = true;
+                    break;
                 }
                 Err(reason) if reason.is_damage() => {
                     let path = entry.path.clone();
@@ -176,9 +183,9 @@ pub(super) fn newest_in<T>(
                 Err(error) => return Err(error),
             }
         }
-        // A running save may have removed what was listed after writing something newer.
+        // Even without any that is gone: one may have come.
         let listed_again = list_in(fs, directory)?;
-        if listed_again == entries {
+        if !rotated && listed_again == entries {
             return Ok(Newest {
                 found: None,
                 skipped,

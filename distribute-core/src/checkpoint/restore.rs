@@ -1,7 +1,7 @@
-//! Comparing a checkpoint with the model that is to be restored, and the hashes that identify
-//! models and weights.
+//! Comparing a checkpoint with the model and the optimizer that are to be restored, and the hashes
+//! that identify models and weights.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use burn::tensor::{DType, TensorData};
 use sha2::{Digest, Sha256};
@@ -10,6 +10,7 @@ use super::Checkpoint;
 use super::error::CheckpointError;
 use super::marker::hex;
 use super::tensor_file::little_endian;
+use crate::optim::Optimizer;
 
 /// Name, shape and dtype of a tensor that a model (or an optimizer) has.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -116,6 +117,90 @@ impl Checkpoint {
             }
         }
         Ok(())
+    }
+}
+
+/// What of a model's tensors a checkpoint must hold. Those that were written before integers and
+/// bools were saved hold none of these.
+pub(crate) fn saved_kinds(
+    model: impl IntoIterator<Item = TensorSpec>,
+    stored: &BTreeMap<String, TensorData>,
+) -> impl Iterator<Item = TensorSpec> {
+    let model: Vec<TensorSpec> = model.into_iter().collect();
+    let others = model.iter().filter(|spec| !spec.dtype.is_float());
+    let has_all_kinds = others
+        .into_iter()
+        .any(|spec| stored.contains_key(&spec.name));
+    let saved = model.into_iter();
+    saved.filter(move |spec| has_all_kinds || spec.dtype.is_float())
+}
+
+/// Checks that slots in a checkpoint (`optimizer/<slot>/<path>`) are those of `optimizer`, or that
+/// there are none. `saved_by` is the optimizer that the checkpoint names, if it names one; slots
+/// alone tell it by the names that they have. Only paths for which `is_own` are looked at.
+///
+/// # Errors
+/// [`CheckpointError::WrongOptimizer`], which names both.
+pub fn check_slots(
+    optimizer: &dyn Optimizer,
+    saved_by: Option<&str>,
+    tensors: &BTreeMap<String, TensorData>,
+    is_own: impl Fn(&str) -> bool,
+) -> Result<(), CheckpointError> {
+    let slots = tensors
+        .range("optimizer/".to_string()..)
+        .map_while(|(name, _)| {
+            let rest = name.strip_prefix("optimizer/")?;
+            // A slot's name has no slash.
+            Some(rest.split_once('/').unwrap_or((rest, "")))
+        });
+    let found = slots.filter(|(_, path)| is_own(path)).map(|(slot, _)| slot);
+    check_slot_names((optimizer.name(), optimizer.slots()), saved_by, found)
+}
+
+/// [`check_slots`] of an optimizer that is known by its name and its slots.
+///
+/// # Errors
+/// [`CheckpointError::WrongOptimizer`], which names both.
+pub fn check_slot_names<'a>(
+    (name, own): (&str, &[&str]),
+    saved_by: Option<&str>,
+    found: impl IntoIterator<Item = &'a str>,
+) -> Result<(), CheckpointError> {
+    let found: BTreeSet<&str> = found.into_iter().collect();
+    let own: BTreeSet<&str> = own.iter().copied().collect();
+    let saved_by = saved_by.filter(|name| !name.is_empty());
+    let is_other = saved_by.is_some_and(|saved| saved != name);
+    if !is_other && (found.is_empty() || found == own) {
+        return Ok(());
+    }
+    let saved_by = saved_by.map_or_else(|| guess(&found), str::to_string);
+    Err(CheckpointError::WrongOptimizer {
+        saved_by,
+        found: listed(&found),
+        optimizer: name.to_string(),
+        expected: listed(&own),
+    })
+}
+
+/// Whose slots these may be.
+fn guess(slots: &BTreeSet<&str>) -> String {
+    let names: Vec<&str> = slots.iter().copied().collect();
+    match names[..] {
+        ["momentum"] => "sgd with momentum".to_string(),
+        ["momentum", "velocity"] => "adam or adamw".to_string(),
+        _ => "another optimizer".to_string(),
+    }
+}
+
+fn listed(slots: &BTreeSet<&str>) -> String {
+    match slots.len() {
+        0 => "no slots".to_string(),
+        1 => format!("the slot {}", slots.iter().copied().collect::<String>()),
+        _ => {
+            let names: Vec<&str> = slots.iter().copied().collect();
+            format!("the slots {}", names.join(" and "))
+        }
     }
 }
 
@@ -294,6 +379,13 @@ mod tests {
             weights_sha256([("x/a", &narrow), ("x/b", &b)]).unwrap(),
             expected
         );
+        let kinds = [
+            TensorData::from([1_i64, -2]),
+            TensorData::from([true, false]),
+        ];
+        let floats = [[1.0_f32, -2.0], [1.0, 0.0]].map(TensorData::from);
+        let hash = |pair: &[TensorData; 2]| weights_sha256([("a", &pair[0]), ("b", &pair[1])]);
+        assert_eq!(hash(&kinds).unwrap(), hash(&floats).unwrap());
         let other = TensorData::from([1.0_f32, -2.25]);
         assert_ne!(
             weights_sha256([("x/b", &b), ("x/a", &other)]).unwrap(),

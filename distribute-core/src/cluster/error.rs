@@ -4,7 +4,7 @@
 ///
 /// Variants name what TensorFlow refuses, in its sense; the class of TensorFlow's exception is
 /// given where it has one.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClusterError {
     /// Text is not JSON (TensorFlow: `JSONDecodeError`, at each access).
@@ -292,6 +292,8 @@ pub enum ClusterError {
         limit: usize,
     },
 }
+
+crate::debug_as_message!(ClusterError);
 
 fn name(job: Option<&str>) -> String {
     job.map_or_else(|| "(unknown)".to_string(), |job| format!("'{job}'"))

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::meter::Meter;
-use super::snapshot::{self, RunMetadata};
+use super::snapshot::{self, RunMetadata, Waiting};
 use super::{EpochRecord, Logs};
 use crate::checkpoint::Checkpoint;
 use crate::{Mirrored, Result, Strategy, TrainState};
@@ -59,7 +59,7 @@ pub enum Outcome {
         /// The epoch with the best one, from 0.
         best_epoch: usize,
         /// The best one.
-        #[serde(with = "bits")]
+        #[serde(with = "super::exact")]
         best: f64,
     },
     /// [`TerminateOnNan`](super::callbacks::TerminateOnNan): the loss is NaN or infinite. The
@@ -76,19 +76,6 @@ pub enum Outcome {
         /// Its reason.
         why: String,
     },
-}
-
-/// Numbers between workers as bits: JSON has no NaN.
-mod bits {
-    use serde::{Deserialize, Deserializer, Serializer};
-
-    pub(super) fn serialize<S: Serializer>(value: &f64, to: S) -> Result<S::Ok, S::Error> {
-        to.serialize_u64(value.to_bits())
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
-        u64::deserialize(from).map(f64::from_bits)
-    }
 }
 
 impl fmt::Display for Outcome {
@@ -277,6 +264,13 @@ impl<C: Callback + ?Sized> Callback for &mut C {
 pub(super) trait AnyState {
     fn step(&self) -> u64;
     fn is_accumulating(&self) -> bool;
+    /// The micro-batches of an update.
+    fn micro_batches(&self) -> usize;
+    fn parameter_names(&self) -> &[String];
+    /// The gradients of micro-batches that wait on the replicas of this process.
+    fn waiting(&self) -> Result<Waiting>;
+    /// Puts those of all replicas back; the replicas of this process have these ids.
+    fn put_waiting(&mut self, waiting: Waiting, ids: &[usize], same: bool) -> Result<()>;
     fn tensors(&self) -> Result<BTreeMap<String, TensorData>>;
     fn load(&mut self, tensors: &BTreeMap<String, TensorData>, step: u64) -> Result<()>;
     fn snapshot(&self) -> Result<Checkpoint>;
@@ -289,6 +283,33 @@ impl<M: Module + 'static> AnyState for Mirrored<TrainState<M>> {
 
     fn is_accumulating(&self) -> bool {
         self.host_part().is_accumulating()
+    }
+
+    fn micro_batches(&self) -> usize {
+        self.host_part().accumulation().1
+    }
+
+    fn parameter_names(&self) -> &[String] {
+        self.host_part().parameter_names()
+    }
+
+    fn waiting(&self) -> Result<Waiting> {
+        Ok(Waiting {
+            count: self.host_part().accumulation().0,
+            replicas: self.waiting()?.unwrap_or_default(),
+        })
+    }
+
+    fn put_waiting(&mut self, waiting: Waiting, ids: &[usize], same: bool) -> Result<()> {
+        let Waiting { count, replicas } = waiting;
+        let own = match same {
+            true => {
+                let own = ids.iter().filter_map(|id| replicas.get(*id).cloned());
+                own.collect()
+            }
+            false => self.redistributed(replicas, ids)?,
+        };
+        self.put_waiting(count, own)
     }
 
     fn tensors(&self) -> Result<BTreeMap<String, TensorData>> {
@@ -312,6 +333,8 @@ pub(super) struct Run {
     pub(super) step_before: u64,
     pub(super) meter: Meter,
     pub(super) learning_rate: f64,
+    /// The learning rate of the last update.
+    pub(super) last_learning_rate: f64,
     pub(super) seed: u64,
     pub(super) global_batch_size: Option<usize>,
     pub(super) stop: Option<Outcome>,
@@ -372,7 +395,24 @@ impl Control<'_> {
     /// Puts the averages of all workers together. A callback that saves checkpoints calls it on
     /// the workers that do not: all of them take part in one.
     pub(super) fn take_part_in_checkpoint(&mut self) -> Result<()> {
-        self.run.meter.read(&*self.run.strategy).map(drop)
+        self.run.meter.read(&*self.run.strategy)?;
+        self.waiting().map(drop)
+    }
+
+    /// The gradients of micro-batches of all replicas.
+    fn waiting(&self) -> Result<Waiting> {
+        let own = self.state.waiting()?;
+        own.gathered(self.run.strategy.workers())
+    }
+
+    /// Whether what was trained is useless on one of the workers, all of which call it.
+    pub(super) fn is_useless(&self) -> Result<bool> {
+        let own = matches!(self.run.stop, Some(Outcome::NotFinite { .. }));
+        let Some(workers) = self.run.strategy.workers() else {
+            return Ok(own);
+        };
+        let all = workers.hear_all("whether the loss is finite", &own)?;
+        Ok(all.into_iter().any(|useless| useless))
     }
 
     /// The run's strategy.
@@ -381,10 +421,14 @@ impl Control<'_> {
     }
 
     /// Ends training after the running batch (or epoch, from `on_epoch_end`). The first reason
-    /// stays. With several workers one that asks is enough, and all end after the same update,
-    /// one later than the running one.
+    /// stays, unless a later one is [`Outcome::NotFinite`]: then nothing may be saved. With several
+    /// workers one that asks is enough, and all end after the same update, one later than the
+    /// running one.
     pub fn stop(&mut self, outcome: Outcome) {
-        self.run.stop.get_or_insert(outcome);
+        match outcome {
+            Outcome::NotFinite { .. } => self.run.stop = Some(outcome),
+            _ => _ = self.run.stop.get_or_insert(outcome),
+        }
     }
 
     /// Why training is going to end, if somebody asked for it.
@@ -405,8 +449,8 @@ impl Control<'_> {
     }
 
     /// Whether gradients of some micro-batches wait for the rest of their update
-    /// ([`TrainState::accumulate`]). They are not part of a checkpoint, so save when this is
-    /// false.
+    /// ([`TrainState::accumulate`]). They are part of a [`checkpoint`](Self::checkpoint): as many
+    /// more tensors of the model's sizes as there are replicas.
     pub fn is_accumulating(&self) -> bool {
         self.state.is_accumulating()
     }
@@ -451,6 +495,9 @@ impl Control<'_> {
         checkpoint.metadata.batches_into_epoch = position.batches as u64;
         checkpoint.metadata.seed = self.run.seed;
         let sums = self.run.meter.read(&*self.run.strategy)?.clone();
+        let waiting = self.waiting()?;
+        let waiting_count = waiting.count;
+        waiting.store(self.state.parameter_names(), &mut checkpoint);
         let mut states = BTreeMap::new();
         for (key, state) in self.callbacks.states(self.caller, own) {
             for (name, data) in state.tensors {
@@ -461,6 +508,9 @@ impl Control<'_> {
         }
         let metadata = RunMetadata {
             learning_rate: self.run.learning_rate,
+            last_learning_rate: Some(self.run.last_learning_rate),
+            micro_batches: self.state.micro_batches(),
+            waiting: waiting_count,
             global_batch_size: self.run.global_batch_size,
             replicas: self.run.strategy.num_replicas_in_sync(),
             sums,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::tensorboard::TensorBoardError;
 
 /// Why the training loop or one of its callbacks gave up; inside [`Error::Fit`](crate::Error::Fit).
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum FitError {
     /// A file of a callback could not be read or written.
@@ -66,6 +66,8 @@ pub enum FitError {
         what: &'static str,
     },
 }
+
+crate::debug_as_message!(FitError);
 
 impl From<FitError> for crate::Error {
     fn from(error: FitError) -> Self {

@@ -14,7 +14,8 @@ pub struct EpochRecord {
     pub complete: bool,
     /// Optimizer steps at its end, over all epochs.
     pub step: u64,
-    /// The learning rate of its last step.
+    /// The learning rate of its last step; that of the last step before, if it made none (all its
+    /// micro-batches wait for their update).
     pub learning_rate: f64,
     /// Averages over its examples; validation values start with `val_`.
     pub logs: Logs,

@@ -49,7 +49,7 @@ where
                 // All callbacks have seen it.
                 workers.forget(Wish::Save);
             }
-            if session.stopping_after_batch()? && !session.state.is_accumulating() {
+            if session.stopping_after_batch()? {
                 return Ok(Part::CutShort);
             }
         }
@@ -110,6 +110,9 @@ impl<S: Strategy + ?Sized, M: Module + Sync + 'static> Session<'_, S, M> {
         run.progress.position.batches += 1;
         run.step_before = run.progress.step;
         run.progress.step = self.state.step();
+        if run.progress.step > run.step_before {
+            run.last_learning_rate = rate;
+        }
         run.meter.add(&*run.strategy, sums)
     }
 }

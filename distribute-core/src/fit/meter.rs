@@ -5,6 +5,7 @@ use std::fmt;
 use distribute_collectives::ReduceOp;
 use serde::{Deserialize, Serialize};
 
+use super::exact;
 use super::objective::{BatchSums, StepSums};
 use crate::{Error, PerReplica, Result, Strategy, StrategyExt};
 
@@ -90,11 +91,15 @@ pub(super) struct Meter {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Sums {
     /// Each batch's loss times what it was divided by.
+    #[serde(with = "exact")]
     loss: f64,
     /// Each batch's regularization times its examples.
+    #[serde(with = "exact")]
     regularization: f64,
+    #[serde(with = "exact")]
     examples: f64,
     /// Name, sum, count.
+    #[serde(with = "exact::named")]
     metrics: Vec<(String, f64, f64)>,
 }
 
@@ -185,7 +190,7 @@ impl Meter {
 impl Sums {
     /// Adds one batch.
     fn add(&mut self, batch: BatchSums) -> Result<()> {
-        self.loss += batch.loss * batch.averaged_over;
+        self.loss += batch.sum_of_losses();
         self.regularization += batch.regularization * batch.examples;
         self.examples += batch.examples;
         if self.metrics.is_empty() {

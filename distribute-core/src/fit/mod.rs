@@ -70,6 +70,7 @@ pub mod callbacks;
 mod control;
 mod error;
 mod evaluation;
+mod exact;
 mod history;
 mod local;
 mod meter;
@@ -87,7 +88,7 @@ pub use history::{EpochRecord, History};
 pub use meter::Logs;
 pub use objective::{Mode, Objective, Quantity, StepContext};
 pub use remote::{RemotePass, RemoteStep, RemoteSteps, RemoteTask, StepReport};
-pub use snapshot::{RunInfo, restore, snapshot};
+pub use snapshot::{RunInfo, restore, restore_weights, snapshot};
 pub use training::Fit;
 
 use crate::{Nest, PerReplica, Result};

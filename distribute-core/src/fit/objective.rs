@@ -4,12 +4,11 @@ use std::borrow::Cow;
 use std::ops::Deref;
 
 use burn::module::Module;
-use burn::tensor::{Int, Tensor, TensorData};
-use rand_chacha::ChaCha8Rng;
+use burn::tensor::{DType, FloatDType, Int, Tensor, TensorData};
 use serde::{Deserialize, Serialize};
 
 use crate::nest::Leaf;
-use crate::{Applied, Error, Nest, ReplicaContext, Result, TrainState, trace};
+use crate::{Applied, Error, Nest, ReplicaContext, ReplicaRng, Result, TrainState, loss, trace};
 
 /// What a forward pass is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,7 +70,8 @@ impl StepContext<'_> {
 
     /// A random stream of this replica's own for this batch, see [`ReplicaContext::rng`]. It
     /// follows from the seed of the run, the epoch and the batch, also after resuming.
-    pub fn rng(&self) -> ChaCha8Rng {
+    #[track_caller]
+    pub fn rng(&self) -> ReplicaRng {
         let stream = ((self.pass.epoch as u64) << 32) ^ self.pass.batch as u64;
         self.replica.rng(self.pass.seed, stream)
     }
@@ -123,9 +123,16 @@ host_quantity!(f32, f64, u32, u64, usize, i32, i64);
 /// for metrics.
 ///
 /// The loss is scaled as for a hand-written step: the sum over the replica's examples divided by
-/// the GLOBAL batch size (what `compute_average_loss` gives), so that the sum over the replicas is
-/// the loss of the global batch. On every replica and for every batch, also an empty one, the same
-/// metrics must be given in the same order.
+/// the GLOBAL batch size, so that the sum over the replicas is the loss of the global batch.
+///
+/// A loss carries its divisor: `compute_average_loss`, with a size or without, and its relatives
+/// say what they divided by (see [`loss`](crate::loss)), and every replica's loss is multiplied by
+/// it before it is averaged over the examples. A loss that was scaled in another way counts as
+/// divided by the source's global batch size, unless [`averaged_over`](Self::averaged_over) says
+/// what it was divided by.
+///
+/// On every replica and for every batch, also an empty one, the same metrics must be given in the
+/// same order.
 #[derive(Debug, Clone)]
 pub struct Objective {
     pub(super) loss: Tensor<1>,
@@ -168,8 +175,8 @@ impl Objective {
         self
     }
 
-    /// The number that the sum over the examples was divided by, if it is not the source's global
-    /// batch size (gradient accumulation: the examples of all micro-batches of one update).
+    /// The number that the sum over this replica's examples was divided by, if nobody else says so
+    /// and it is not the source's global batch size. Replicas may say different numbers.
     #[must_use]
     pub fn averaged_over(mut self, examples: usize) -> Self {
         self.averaged_over = Some(examples);
@@ -197,8 +204,29 @@ impl Objective {
         }
     }
 
-    /// The sums to report, without the graph.
-    pub(super) fn into_sums(self, global_batch_size: Option<usize>) -> StepSums {
+    /// What the loss was divided by, if somebody says so.
+    fn divisor(&self) -> Result<Option<f64>> {
+        let noted = loss::take_divisor();
+        match self.averaged_over {
+            #[allow(clippy::cast_precision_loss)]
+            Some(count) => Ok(Some(count as f64)),
+            None => noted,
+        }
+    }
+
+    /// The sums to report, without the graph. `own` is what the loss was divided by.
+    fn into_sums(self, global_batch_size: Option<usize>, own: Option<f64>) -> StepSums {
+        // All replicas give their loss in one unit: divided by the global batch size, or not at
+        // all. Only if neither is known they cannot.
+        #[allow(clippy::cast_precision_loss)]
+        let common = global_batch_size.map(|size| size as f64);
+        let common = common.filter(|size| *size > 0.0);
+        let unit = common.or(own.map(|_| 1.0));
+        let loss = with_f32(trace::without_autodiff(self.loss));
+        let loss = match (own, unit) {
+            (Some(own), Some(unit)) if own != unit => loss.mul_scalar(own / unit),
+            _ => loss,
+        };
         let mut numbers = Vec::with_capacity(1 + 2 * self.metrics.len());
         let mut names = Vec::with_capacity(self.metrics.len());
         let mut tensors = Vec::new();
@@ -213,6 +241,7 @@ impl Objective {
             });
         };
         add(self.examples);
+        add(Quantity::Host(if own.is_some() { 1.0 } else { 0.0 }));
         for (name, sum, count) in self.metrics {
             names.push(name);
             add(sum);
@@ -220,13 +249,21 @@ impl Objective {
         }
         let count = numbers.len();
         StepSums {
-            averaged_over: self.averaged_over.or(global_batch_size),
+            common,
             names,
-            loss: trace::without_autodiff(self.loss),
+            loss,
             regularization: self.regularization.map(trace::without_autodiff),
             tensors,
             numbers: TensorData::new(numbers, [count]),
         }
+    }
+}
+
+/// A loss of fewer bits as f32, so that multiplying and adding it up costs no digits.
+fn with_f32(loss: Tensor<1>) -> Tensor<1> {
+    match loss.dtype() {
+        DType::F64 | DType::F32 => loss,
+        _ => loss.cast(FloatDType::F32),
     }
 }
 
@@ -242,9 +279,10 @@ where
     F: Fn(&StepContext<'_>, &M, B) -> Result<Objective>,
 {
     let given = objective(&StepContext { replica, pass }, &state.model, batch)?;
+    let divisor = given.divisor()?;
     let gradients = replica.gradient(&given.total(), &state.model)?;
     let applied = state.apply_gradients(replica, gradients)?;
-    Ok((applied, given.into_sums(pass.global_batch_size)))
+    Ok((applied, given.into_sums(pass.global_batch_size, divisor)))
 }
 
 /// The same without gradients.
@@ -258,13 +296,15 @@ where
     F: Fn(&StepContext<'_>, &M, B) -> Result<Objective>,
 {
     let given = objective(&StepContext { replica, pass }, model, batch)?;
-    Ok(given.into_sums(pass.global_batch_size))
+    let divisor = given.divisor()?;
+    Ok(given.into_sums(pass.global_batch_size, divisor))
 }
 
 /// One replica's sums of one batch, still on its device; summed over the replicas as a [`Nest`].
 #[derive(Debug, Clone)]
 pub(super) struct StepSums {
-    averaged_over: Option<usize>,
+    /// What all replicas' losses are divided by.
+    common: Option<f64>,
     names: Vec<Cow<'static, str>>,
     loss: Tensor<1>,
     regularization: Option<Tensor<1>>,
@@ -278,16 +318,26 @@ pub(super) struct BatchSums {
     pub(super) loss: f64,
     pub(super) regularization: f64,
     pub(super) examples: f64,
-    /// What the loss was divided by.
-    pub(super) averaged_over: f64,
+    /// What the loss was divided by; its examples if nobody knows.
+    pub(super) averaged_over: Option<f64>,
     /// Name, sum, count.
     pub(super) metrics: Vec<(Cow<'static, str>, f64, f64)>,
 }
 
 impl BatchSums {
+    /// The sum of the examples' losses.
+    pub(super) fn sum_of_losses(&self) -> f64 {
+        self.loss * self.averaged_over.unwrap_or(self.examples)
+    }
+
     /// Adds what another replica of this process has of the same batch.
     pub(super) fn merge(&mut self, other: &Self) -> Result<()> {
-        self.loss += other.loss;
+        if self.averaged_over == other.averaged_over {
+            self.loss += other.loss;
+        } else {
+            self.loss = self.sum_of_losses() + other.sum_of_losses();
+            self.averaged_over = Some(1.0);
+        }
         self.regularization += other.regularization;
         self.examples += other.examples;
         if self.metrics.len() != other.metrics.len() {
@@ -317,7 +367,7 @@ impl Nest for StepSums {
         let empty = <Tensor<1> as Nest>::placeholder;
         let tensors = self.tensors.iter().map(|(at, _)| Some((*at, empty()?)));
         Some(Self {
-            averaged_over: self.averaged_over,
+            common: self.common,
             names: self.names.clone(),
             loss: empty()?,
             regularization: self.regularization.as_ref().and_then(|_| empty()),
@@ -351,8 +401,8 @@ impl StepSums {
         for (place, tensor) in self.tensors {
             numbers[place] = number("a metric", tensor)?;
         }
-        let examples = numbers[0];
-        let pairs = numbers[1..].chunks_exact(2);
+        let (examples, knows) = (numbers[0], numbers[1] > 0.0);
+        let pairs = numbers[2..].chunks_exact(2);
         let metrics = self.names.into_iter().zip(pairs);
         Ok(BatchSums {
             loss: number("the loss", self.loss)?,
@@ -361,7 +411,7 @@ impl StepSums {
                 None => 0.0,
             },
             examples,
-            averaged_over: self.averaged_over.map_or(examples, |count| count as f64),
+            averaged_over: self.common.or(knows.then_some(1.0)),
             metrics: metrics
                 .map(|(name, pair)| (name, pair[0], pair[1]))
                 .collect(),

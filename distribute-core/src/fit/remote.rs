@@ -277,6 +277,7 @@ impl<'r> Remote<'r> {
             run.progress.position.batches += 1;
             run.step_before = run.progress.step;
             run.progress.step = run.progress.step.max(report.step);
+            run.last_learning_rate = run.learning_rate;
             session.run.meter.add_read(report.sums)?;
             session.notify(|callback, run| callback.on_batch_end(run))?;
             self.send_learning_rate(session)?;

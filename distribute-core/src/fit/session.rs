@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::control::{AnyState, Callbacks, Run};
 use super::meter::Meter;
-use super::snapshot::{self, RunMetadata, refuse};
+use super::snapshot::{self, RunMetadata, Waiting, refuse};
 use super::{Callback, EpochRecord, FitError, History, Logs, Mode, Outcome, Position, together};
 use crate::checkpoint::Checkpoint;
 use crate::workers::Wish;
@@ -85,8 +85,13 @@ impl<S: Strategy + ?Sized, M: Module + Sync + 'static> Session<'_, S, M> {
                 "the number of validation batches",
                 json!(progress.validation_batches_in_all),
             ),
-            ("the learning rate", json!(run.learning_rate.to_bits())),
-            ("the optimizer", json!(format!("{:?}", state.optimizer()))),
+            ("the optimizer", json!(state.optimizer().name())),
+            // As text: it comes back as it was, and is what people read.
+            ("the learning rate", json!(run.learning_rate.to_string())),
+            (
+                "the optimizer with its numbers",
+                json!(format!("{:?}", state.optimizer())),
+            ),
             (
                 "the number of checkpoint callbacks",
                 json!(self.callbacks.savers()),
@@ -149,7 +154,16 @@ impl<S: Strategy + ?Sized, M: Module + Sync + 'static> Session<'_, S, M> {
                 size(self.run.global_batch_size)
             )));
         }
+        let own = self.state.micro_batches();
+        if stored.micro_batches > 0 && stored.micro_batches != own {
+            return Err(refuse(format!(
+                "its run made an update of {} micro-batches and this one makes one of {own}: \
+                 accumulate the same number",
+                stored.micro_batches
+            )));
+        }
         snapshot::restore(self.state, checkpoint)?;
+        self.put_waiting(checkpoint, &stored)?;
         let too_large = |_| refuse("its position is out of range");
         self.run.progress.position = Position {
             epoch: usize::try_from(metadata.epoch).map_err(too_large)?,
@@ -158,8 +172,25 @@ impl<S: Strategy + ?Sized, M: Module + Sync + 'static> Session<'_, S, M> {
         self.run.progress.step = self.state.step();
         self.run.step_before = self.run.progress.step;
         self.run.learning_rate = stored.learning_rate;
+        let last = stored.last_learning_rate;
+        self.run.last_learning_rate = last.unwrap_or(stored.learning_rate);
         self.run.meter = Meter::with_sums(stored.sums);
         self.callbacks.restore(checkpoint, &stored.callbacks)
+    }
+
+    /// Restores the gradients of micro-batches that wait for the rest of their update.
+    fn put_waiting(&mut self, checkpoint: &Checkpoint, stored: &RunMetadata) -> Result<()> {
+        let waiting = Waiting::load(stored, self.state.parameter_names(), checkpoint);
+        if waiting.replicas.is_empty() {
+            return Ok(());
+        }
+        let replicas = self.strategy.replicas().iter();
+        let ids: Vec<usize> = replicas.map(|replica| replica.id).collect();
+        let same = stored.replicas == self.strategy.num_replicas_in_sync();
+        let state: &mut dyn AnyState = self.state;
+        state
+            .put_waiting(waiting, &ids, same)
+            .map_err(|error| refuse(format!("its micro-batches do not fit: {error}")))
     }
 
     /// Calls a method of all callbacks.
@@ -252,7 +283,7 @@ impl<S: Strategy + ?Sized, M: Module + Sync + 'static> Session<'_, S, M> {
             }
         }
         match part {
-            Part::Limited => self.run.stop = Some(Outcome::MaxSteps),
+            Part::Limited => _ = self.run.stop.get_or_insert(Outcome::MaxSteps),
             _ => {
                 self.run.meter = Meter::default();
                 self.run.progress.position = Position {
@@ -265,7 +296,7 @@ impl<S: Strategy + ?Sized, M: Module + Sync + 'static> Session<'_, S, M> {
             epoch,
             complete: part == Part::Complete,
             step: self.run.progress.step,
-            learning_rate: self.run.learning_rate,
+            learning_rate: self.run.last_learning_rate,
             logs,
             examples: (examples - before) as u64,
             training_time,
@@ -277,7 +308,7 @@ impl<S: Strategy + ?Sized, M: Module + Sync + 'static> Session<'_, S, M> {
     /// update, and no other has told.
     pub(super) fn ended(&mut self, part: Part) -> Result<Part> {
         let has_workers = self.strategy.workers().is_some();
-        let stops = has_workers && !self.state.is_accumulating() && self.stopping()?;
+        let stops = has_workers && self.stopping()?;
         Ok(if stops { Part::CutShort } else { part })
     }
 }

@@ -9,9 +9,14 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::FitError;
+use super::exact;
 use super::meter::Sums;
-use crate::checkpoint::{Checkpoint, Metadata, TensorSpec, model_signature};
-use crate::{Error, Mirrored, Result, TrainState};
+use crate::checkpoint::{
+    Checkpoint, Metadata, TensorSpec, check_slots, model_signature, saved_kinds,
+};
+use crate::nest::different_structure;
+use crate::train_state::WaitingSums;
+use crate::{Error, Mirrored, Result, TrainState, WorkerGroup};
 
 /// Where [`Metadata::extra`] keeps what only [`Fit`](super::Fit) needs.
 const EXTRA_KEY: &str = "fit";
@@ -19,7 +24,17 @@ const EXTRA_KEY: &str = "fit";
 /// What the loop needs beyond the training state.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct RunMetadata {
+    #[serde(with = "exact")]
     pub(super) learning_rate: f64,
+    /// That of the last update; `None` in checkpoints that do not say.
+    #[serde(default, with = "exact::option")]
+    pub(super) last_learning_rate: Option<f64>,
+    /// How many micro-batches make an update; 0 in checkpoints that do not say.
+    #[serde(default)]
+    pub(super) micro_batches: usize,
+    /// How many of them wait for the rest, see [`Waiting`].
+    #[serde(default)]
+    pub(super) waiting: usize,
     pub(super) global_batch_size: Option<usize>,
     /// Replicas in sync of the run; 0 in checkpoints that do not say.
     #[serde(default)]
@@ -48,6 +63,85 @@ impl RunMetadata {
         serde_json::from_value(value.clone())
             .map_err(|error| refuse(format!("its `extra.{EXTRA_KEY}` is not readable ({error})")))
     }
+}
+
+/// The gradients of micro-batches that wait for the rest of their update, of all replicas. Each
+/// replica has its own; they are added up over the replicas when the update is made.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Waiting {
+    pub(super) count: usize,
+    pub(super) replicas: Vec<WaitingSums>,
+}
+
+impl Waiting {
+    /// Those of all workers, from what each has; all workers call it together.
+    pub(super) fn gathered(self, workers: Option<&WorkerGroup>) -> Result<Self> {
+        let Some(workers) = workers.filter(|_| self.count > 0) else {
+            return Ok(self);
+        };
+        let lists: Vec<_> = self.replicas.into_iter().map(with_flags).collect();
+        let all = workers.gather("the gradients of micro-batches", &lists)?;
+        Ok(Self {
+            count: self.count,
+            replicas: all.into_iter().map(without_flags).collect::<Result<_>>()?,
+        })
+    }
+
+    /// Puts them into a checkpoint.
+    pub(super) fn store(self, names: &[String], checkpoint: &mut Checkpoint) {
+        for (replica, sums) in self.replicas.into_iter().enumerate() {
+            for (name, data) in names.iter().zip(sums) {
+                if let Some(data) = data {
+                    let name = waiting_name(replica, name);
+                    checkpoint.tensors.insert(name, data);
+                }
+            }
+        }
+    }
+
+    /// Those of a checkpoint.
+    pub(super) fn load(run: &RunMetadata, names: &[String], checkpoint: &Checkpoint) -> Self {
+        let of = |replica: usize| {
+            let stored = names.iter().map(|name| {
+                let name = waiting_name(replica, name);
+                checkpoint.tensors.get(&name).cloned()
+            });
+            stored.collect()
+        };
+        let replicas = if run.waiting == 0 { 0 } else { run.replicas };
+        Self {
+            count: run.waiting,
+            replicas: (0..replicas).map(of).collect(),
+        }
+    }
+}
+
+fn waiting_name(replica: usize, parameter: &str) -> String {
+    format!("accumulated/{replica}/{parameter}")
+}
+
+/// The gradients that there are, behind flags that say which.
+fn with_flags(sums: WaitingSums) -> Vec<TensorData> {
+    let flags: Vec<u8> = sums.iter().map(|data| u8::from(data.is_some())).collect();
+    let count = flags.len();
+    let flags = TensorData::new(flags, [count]);
+    std::iter::once(flags)
+        .chain(sums.into_iter().flatten())
+        .collect()
+}
+
+fn without_flags(list: Vec<TensorData>) -> Result<WaitingSums> {
+    let mut list = list.into_iter();
+    let flags = list.next().ok_or_else(different_structure)?;
+    let flags = flags.try_into_vec::<u8>().map_err(Error::step)?;
+    let mut sums = Vec::with_capacity(flags.len());
+    for flag in flags {
+        sums.push(match flag {
+            0 => None,
+            _ => Some(list.next().ok_or_else(different_structure)?),
+        });
+    }
+    Ok(sums)
 }
 
 /// What a run that continues from a checkpoint wants to know before it starts.
@@ -95,26 +189,58 @@ pub fn snapshot<M: Module + 'static>(state: &TrainState<M>) -> Result<Checkpoint
     Ok(checkpoint)
 }
 
-/// Puts a checkpoint's parameters, slots and step into a training state, on all replicas. Slots of
-/// another optimizer are left out and start at zero. To continue an interrupted run use
-/// [`Fit::resume_from`](super::Fit::resume_from).
+/// Puts a checkpoint's parameters, slots and step into a training state, on all replicas. To
+/// continue an interrupted run use [`Fit::resume_from`](super::Fit::resume_from).
 ///
 /// # Errors
 /// [`Error::Checkpoint`] with
 /// [`CheckpointError::WrongModel`](crate::checkpoint::CheckpointError::WrongModel) if the
-/// parameters are not those of this model; the state is unchanged then.
+/// parameters are not those of this model, and with
+/// [`CheckpointError::WrongOptimizer`](crate::checkpoint::CheckpointError::WrongOptimizer) if the
+/// checkpoint is of another optimizer (use [`restore_weights`]); the state is unchanged then.
 pub fn restore<M: Module + 'static>(
     state: &mut Mirrored<TrainState<M>>,
     checkpoint: &Checkpoint,
 ) -> Result<()> {
-    let tensors = state.try_primary()?.to_tensors()?;
-    let expected = model_specs(&tensors);
-    checkpoint
-        .expect("model/", expected)
+    expect_model(state, checkpoint)?;
+    let saved_by = Some(checkpoint.metadata.optimizer.name.as_str());
+    let names = state.host_part().parameter_names();
+    let is_own = |path: &str| names.iter().any(|name| name == path);
+    let optimizer = state.host_part().optimizer();
+    check_slots(optimizer, saved_by, &checkpoint.tensors, is_own)
         .map_err(|error| Error::Checkpoint(Arc::new(error)))?;
-    check_slots(&checkpoint.tensors)?;
+    check_sizes_of_slots(&checkpoint.tensors)?;
     let step = checkpoint.metadata.step;
     state.update(|state| state.load_tensors(&checkpoint.tensors, step))
+}
+
+/// As [`restore`], without the optimizer's slots, which start at zero: for evaluating a checkpoint,
+/// or for going on with another optimizer.
+///
+/// # Errors
+/// As [`restore`] if the parameters are not those of this model.
+pub fn restore_weights<M: Module + 'static>(
+    state: &mut Mirrored<TrainState<M>>,
+    checkpoint: &Checkpoint,
+) -> Result<()> {
+    expect_model(state, checkpoint)?;
+    let step = checkpoint.metadata.step;
+    let tensors = checkpoint.tensors.iter();
+    let tensors = tensors.filter(|(name, _)| !name.starts_with("optimizer/"));
+    let tensors = tensors.map(|(name, data)| (name.clone(), data.clone()));
+    let tensors: BTreeMap<String, TensorData> = tensors.collect();
+    state.update(|state| state.load_tensors(&tensors, step))
+}
+
+fn expect_model<M: Module + 'static>(
+    state: &Mirrored<TrainState<M>>,
+    checkpoint: &Checkpoint,
+) -> Result<()> {
+    let tensors = state.try_primary()?.to_tensors()?;
+    let expected = saved_kinds(model_specs(&tensors), &checkpoint.tensors);
+    checkpoint
+        .expect("model/", expected)
+        .map_err(|error| Error::Checkpoint(Arc::new(error)))
 }
 
 fn model_specs(tensors: &BTreeMap<String, TensorData>) -> Vec<TensorSpec> {
@@ -128,7 +254,7 @@ fn model_specs(tensors: &BTreeMap<String, TensorData>) -> Vec<TensorSpec> {
 
 /// A slot has one element per element of its parameter; anything else would fail in the middle of
 /// a step.
-fn check_slots(tensors: &BTreeMap<String, TensorData>) -> Result<()> {
+fn check_sizes_of_slots(tensors: &BTreeMap<String, TensorData>) -> Result<()> {
     for (name, slot) in tensors {
         let parts = name
             .strip_prefix("optimizer/")

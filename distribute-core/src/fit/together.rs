@@ -40,7 +40,12 @@ pub(super) fn agree(
             rates[worker], rates[0]
         )));
     }
-    Ok(all.into_iter().find_map(|said| said.stop))
+    let reasons = all.into_iter().filter_map(|said| said.stop);
+    // Nothing is saved then, by nobody.
+    let useless = |reason: &Outcome| matches!(reason, Outcome::NotFinite { .. });
+    let reasons: Vec<Outcome> = reasons.collect();
+    let chosen = reasons.iter().position(useless).unwrap_or(0);
+    Ok(reasons.into_iter().nth(chosen))
 }
 
 /// What tells checkpoints apart.

@@ -165,6 +165,7 @@ impl<'a, S: Strategy + ?Sized> Fit<'a, S> {
             step_before: state.step(),
             meter: Meter::default(),
             learning_rate: state.host_part().learning_rate(),
+            last_learning_rate: state.host_part().learning_rate(),
             seed: self.seed,
             global_batch_size: engine.global_batch_size(),
             stop: None,

@@ -3,7 +3,7 @@
 use std::sync::OnceLock;
 
 use burn::module::{Module, ModuleVisitor, Param};
-use burn::tensor::{Device, Shape, Tensor, TensorData};
+use burn::tensor::{DType, Device, Shape, Tensor, TensorData};
 use distribute_collectives::ReduceOp;
 
 use super::Gradients;
@@ -166,7 +166,14 @@ impl Gradients {
             .entries
             .iter()
             .filter_map(|entry| entry.device.as_ref());
-        let sums = found.map(|found| found.tensor.clone().powi_scalar(2).sum());
+        let sums = found.map(|found| {
+            // Squares of 16 bits are soon infinite, and their sums inexact.
+            let wide = match found.tensor.dtype() {
+                DType::F16 | DType::BF16 => found.tensor.clone().cast(DType::F32),
+                _ => found.tensor.clone(),
+            };
+            wide.powi_scalar(2).sum()
+        });
         let sums: Vec<Tensor<1>> = sums.collect();
         if sums.is_empty() {
             return Ok(0.0);

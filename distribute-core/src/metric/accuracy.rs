@@ -133,7 +133,8 @@ impl BinaryAccuracy {
         }
     }
 
-    /// Scores above this count as 1: 0.5 for probabilities, 0 for logits.
+    /// Scores above this count as 1: 0.5 for probabilities, 0 for logits. It is rounded to the type
+    /// of the scores, so that a score of 0.1 is not above a threshold of 0.1.
     pub fn threshold(mut self, threshold: f64) -> Self {
         self.threshold = threshold;
         self
@@ -180,10 +181,19 @@ impl BinaryAccuracy {
 
 fn side_matches(threshold: f64, labels: &TensorData, scores: &TensorData) -> Result<TensorData> {
     same_shape(labels.shape(), scores.shape())?;
+    // Keras compares in the scores' type: 0.1 as `f32` is above 0.1 as `f64`.
+    let threshold = as_type_of(scores, TensorData::from([threshold]))?;
+    let threshold = threshold.iter::<f64>().next().unwrap_or(f64::NAN);
+    let labels = as_type_of(scores, labels.clone())?;
     let pairs = labels.iter::<f64>().zip(scores.iter::<f64>());
     let side = |score: f64| if score > threshold { 1.0 } else { 0.0 };
     let matches = pairs.map(|(label, score)| label == side(score));
     Ok(as_numbers(matches, scores.shape()))
+}
+
+/// The values, rounded to the type of the scores.
+fn as_type_of(scores: &TensorData, values: TensorData) -> Result<TensorData> {
+    values.try_cast(scores.dtype()).map_err(Error::step)
 }
 
 fn sparse_matches(labels: &TensorData, scores: &TensorData) -> Result<TensorData> {

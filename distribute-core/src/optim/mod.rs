@@ -1,9 +1,10 @@
 //! Optimizers with Keras' arithmetic, written as tensor functions.
 //!
 //! An optimizer's state is tensors (its *slots*), and what changes from step to step (learning
-//! rate, bias corrections) enters as [`Coefficient`]s. burn's own optimizers keep private state
-//! and bake the step number into a captured graph, so they cannot be checkpointed by name or run
-//! on a TPU; ours can. Defaults are Keras', not burn's (Adam's epsilon is 1e-7 here).
+//! rate, bias corrections) enters as [`Coefficient`]s. burn's own optimizers bake the step number
+//! into a captured graph, so they cannot run on a TPU; ours can. burn writes their state as a
+//! record of its own (`ModuleOptimizer::to_record`), ours are slots by name, which our checkpoints,
+//! servers and workers share. Defaults are Keras', not burn's (Adam's epsilon is 1e-7 here).
 
 mod adam;
 mod sgd;

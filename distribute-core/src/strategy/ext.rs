@@ -26,7 +26,9 @@ pub trait StrategyExt: Strategy {
     ///
     /// # Errors
     /// [`Error::MixedStrategies`] inside another strategy's scope, [`Error::InsideStep`] inside a
-    /// step, [`Error::DifferentModels`] if the workers built different models.
+    /// step, [`Error::DifferentModels`] if the workers built different models,
+    /// [`Error::InvalidArgument`] for a training state with a batch normalization under several
+    /// replicas, which burn 0.22.1 lets share its running statistics.
     fn scope<T: Replicate>(&self, build: impl FnOnce(&Device) -> T) -> Result<Mirrored<T>> {
         self.try_scope(|device| Ok(build(device)))
     }
@@ -45,6 +47,12 @@ pub trait StrategyExt: Strategy {
             .map(|replica| replica.device.clone())
             .collect();
         let built = self.within(|| build(&devices[0])).flatten();
+        let replicas = self.num_replicas_in_sync();
+        // A compiled step can evaluate what it cannot train, and says so itself.
+        let built = built.and_then(|value| match self.tracer() {
+            None => value.check_replicas(replicas).map(|()| value),
+            Some(_) => Ok(value),
+        });
         let mut value = match self.workers() {
             None => built?,
             Some(workers) => {
@@ -123,6 +131,7 @@ pub trait StrategyExt: Strategy {
         let replicas = self.replicas().len();
         let mut watch = Watch::default();
         let items = args.split(&id, replicas, &mut watch)?;
+        let rows = watch.take_rows();
         let items: Vec<_> = items
             .into_iter()
             .map(|item| Mutex::new(Some(item)))
@@ -131,6 +140,9 @@ pub trait StrategyExt: Strategy {
         let outcome = self.run_replicas(&|ctx| {
             let item = lock(&items[ctx.local_id()]).take();
             let item = item.ok_or_else(|| Error::invalid("a strategy ran a replica twice"))?;
+            if let Some(rows) = rows.get(ctx.local_id()) {
+                scope::with_step(|notes| notes.rows.clone_from(rows));
+            }
             let result = step(ctx, item)?;
             *lock(&results[ctx.local_id()]) = Some(result);
             Ok(())

@@ -8,8 +8,8 @@ use distribute_collectives::control::security::Security;
 #[cfg(feature = "nccl")]
 use distribute_collectives::nccl::SharedGroup;
 use distribute_collectives::{
-    CommunicationImplementation, CommunicationOptions, Communicator, GroupOptions, Order,
-    ProcessCommunicator, ProcessGroupOptions, ProcessTransport,
+    CommunicationImplementation, CommunicationOptions, Communicator, GroupOptions, Interruption,
+    Order, ProcessCommunicator, ProcessGroupOptions, ProcessTransport,
 };
 
 use super::mirrored::{distinct_or_all, no_replicas};
@@ -103,6 +103,7 @@ pub struct MultiWorkerMirroredStrategyBuilder {
     generation: u64,
     flight_records: Option<std::path::PathBuf>,
     rendezvous_timeout: Duration,
+    interruption: Interruption,
     silence: Duration,
     timeout: Duration,
     #[cfg(feature = "nccl")]
@@ -136,6 +137,7 @@ impl Default for MultiWorkerMirroredStrategyBuilder {
             generation: 0,
             flight_records: None,
             rendezvous_timeout: Duration::from_secs(60),
+            interruption: Interruption::default(),
             silence: Duration::from_secs(3),
             timeout: Duration::from_secs(300),
             #[cfg(feature = "nccl")]
@@ -218,6 +220,13 @@ impl MultiWorkerMirroredStrategyBuilder {
     /// How long to wait for the other workers at the start; 1 minute by default.
     pub fn rendezvous_timeout(mut self, timeout: Duration) -> Self {
         self.rendezvous_timeout = timeout;
+        self
+    }
+
+    /// What ends the wait for the other workers at the start before its time, such as a signal;
+    /// nothing by default. Once the workers have met it has no effect.
+    pub fn interruption(mut self, interruption: Interruption) -> Self {
+        self.interruption = interruption;
         self
     }
 
@@ -409,7 +418,8 @@ impl MultiWorkerMirroredStrategyBuilder {
             .transport(self.transport)
             .security(std::mem::take(&mut self.security))
             .heartbeat(self.silence / HEARTBEATS, HEARTBEATS)
-            .rendezvous_timeout(self.rendezvous_timeout);
+            .rendezvous_timeout(self.rendezvous_timeout)
+            .interruption(self.interruption.clone());
         if let Some(directory) = self.flight_records.take() {
             options = options.flight_records(directory);
         }

@@ -41,7 +41,7 @@ const BUFFER_BYTES: usize = 128 * 1024;
 const MAX_TAG_BYTES: usize = 4096;
 
 /// Why an event could not be written.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum TensorBoardError {
     /// The file system refused.
@@ -82,6 +82,8 @@ pub enum TensorBoardError {
         count: usize,
     },
 }
+
+crate::debug_as_message!(TensorBoardError);
 
 /// Writes one event file. Calls block only for the copy into a buffer, and for the disk when the
 /// buffer is full; dropping the writer writes what is left (and logs an error).

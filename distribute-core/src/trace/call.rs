@@ -9,8 +9,11 @@ use burn_capture::TensorId;
 
 use super::capture::{Source, Trace};
 use super::program::{NewTensor, StateChange};
-use super::state::{Bind, Coefficients, Collect, OnDevice, ReadHosts, ReadTensors, Replay};
+use super::state::{
+    Bind, Coefficients, Collect, OnDevice, ReadHosts, ReadOwn, ReadTensors, Replay,
+};
 use super::{CapturedTensor, DeviceTensor, Fingerprint, StepKey, TensorSpec, TraceError, Tracer};
+use crate::step_args::note_rows;
 use crate::strategy::StrategyId;
 use crate::values::{count, lock};
 use crate::{Mirrored, Nest, Replicate, Result};
@@ -39,6 +42,8 @@ pub struct Call<'t> {
     pub(crate) leaves: Vec<LeafValue>,
     pub(crate) specs: Vec<TensorSpec>,
     pub(crate) coefficients: Vec<Arc<dyn Coefficients>>,
+    /// Whether the arguments can be captured twice.
+    pub(crate) can_repeat: bool,
 }
 
 impl<'t> Call<'t> {
@@ -56,6 +61,7 @@ impl<'t> Call<'t> {
             leaves: Vec::new(),
             specs: Vec::new(),
             coefficients: Vec::new(),
+            can_repeat: true,
         }
     }
 
@@ -94,8 +100,13 @@ impl<'t> Call<'t> {
             let mut tensors = Vec::new();
             let mut host = state.values[0].replicate(&state.devices[0]);
             host.visit_state(&mut ReadTensors {
-                each: &mut |data| {
-                    tensors.push(self.tracer.upload(data)?);
+                others: own_tensors_of_others(state)?,
+                each: &mut |mut data| {
+                    let only = if data.len() == 1 { data.pop() } else { None };
+                    tensors.push(match only {
+                        Some(data) => self.tracer.upload(data)?,
+                        None => self.tracer.upload_each(data)?,
+                    });
                     Ok(())
                 },
             })?;
@@ -155,6 +166,8 @@ impl<'t> Call<'t> {
             "batch {}",
             expected.unwrap_or_default().join(" ")
         ));
+        let first = parts.first_mut();
+        self.can_repeat &= first.is_none_or(|part| copy(part).is_some());
         for column in columns {
             let spec = TensorSpec::of(&column[0]);
             self.leaf(spec, LeafValue::PerReplica(Arc::new(column)));
@@ -167,6 +180,19 @@ impl Fingerprint for Call<'_> {
     fn fixed(&mut self, value: fmt::Arguments<'_>) {
         self.key.fixed(value);
     }
+}
+
+/// What each replica but the first has its own of.
+fn own_tensors_of_others<T: Replicate>(
+    state: &Mirrored<T>,
+) -> Result<Vec<std::vec::IntoIter<TensorData>>> {
+    let others = state.values.iter().zip(&state.devices).skip(1);
+    let read = others.map(|(value, device)| {
+        let mut own = ReadOwn::default();
+        value.replicate(device).visit_state(&mut own)?;
+        Ok(own.tensors.into_iter())
+    });
+    read.collect()
 }
 
 /// Moves the tensors out of one replica's part. Everything else stays, and is named together with
@@ -193,6 +219,47 @@ fn take<T: Nest>(part: &mut T) -> Result<(Vec<String>, Vec<TensorData>)> {
     Ok((structure, tensors))
 }
 
+/// A value like a part that has lost its tensors, where there can be one.
+fn copy<T: Nest>(part: &mut T) -> Option<T> {
+    let mut copy = part.skeleton()?;
+    if structure(&mut copy)? != structure(part)? {
+        return None;
+    }
+    let mut tracking = Vec::new();
+    let walked = part.walk(&mut |leaf| {
+        tracking.extend(leaf.traced().map(|tensor| tensor.tracking()));
+        Ok(())
+    });
+    walked.ok()?;
+    let mut tracking = tracking.into_iter();
+    let walked = copy.walk(&mut |leaf| {
+        // A number has no entry in the list.
+        if let Some(tensor) = leaf.traced()
+            && let Some(tracking) = tracking.next()
+        {
+            tensor.empty(tracking);
+        }
+        Ok(())
+    });
+    walked.ok().filter(|()| tracking.next().is_none())?;
+    Some(copy)
+}
+
+/// All of a value but its tensors.
+fn structure<T: Nest>(value: &mut T) -> Option<Vec<String>> {
+    let mut structure = Vec::new();
+    value.fingerprint(&mut structure);
+    let read = value.walk(&mut |leaf| {
+        if leaf.traced().is_none() {
+            let number = leaf.take()?;
+            structure.push(format!("{:?}{:?}", number.dtype(), number.as_bytes()));
+            leaf.put(number)?;
+        }
+        Ok(())
+    });
+    read.ok().map(|()| structure)
+}
+
 /// A mirrored value in a captured step.
 #[derive(Debug)]
 pub struct CapturedState<T> {
@@ -212,6 +279,10 @@ pub struct Capture {
     pub(crate) names: HashMap<TensorId, String>,
     hosts: usize,
     pub(crate) states: Vec<CapturedChange>,
+    /// The rows of the tensors of the batch.
+    pub(crate) rows: Vec<usize>,
+    /// Whether they are captured once more.
+    keeps_arguments: bool,
 }
 
 /// What a captured step has made of one mutable mirrored value.
@@ -222,14 +293,16 @@ pub(crate) struct CapturedChange {
 }
 
 impl Capture {
-    pub(crate) fn new(trace: Arc<Trace>, specs: Vec<TensorSpec>) -> Self {
+    pub(crate) fn new(trace: Arc<Trace>, specs: Vec<TensorSpec>, keeps_arguments: bool) -> Self {
         Self {
+            keeps_arguments,
             trace,
             specs,
             leaves: Vec::new(),
             names: HashMap::new(),
             hosts: 0,
             states: Vec::new(),
+            rows: Vec::new(),
         }
     }
 
@@ -283,9 +356,20 @@ impl Capture {
 
     /// Replica 0's part of a batch, with inputs in place of its tensors.
     pub(crate) fn batch<T: Nest>(&mut self, parts: &mut Vec<T>) -> Result<T> {
-        let mut part = parts.swap_remove(0);
-        self.bind(&mut part)?;
+        let copy = match (self.keeps_arguments, parts.first_mut()) {
+            (_, None) => return Err(crate::nest::different_structure()),
+            (true, Some(part)) => copy(part),
+            (false, _) => None,
+        };
+        let mut part = copy.unwrap_or_else(|| parts.swap_remove(0));
+        self.bind_batch(&mut part)?;
         Ok(part)
+    }
+
+    /// [`bind`](Self::bind) for a part of a batch.
+    pub(crate) fn bind_batch<T: Nest>(&mut self, part: &mut T) -> Result<()> {
+        self.bind(part)?;
+        note_rows(part, &mut self.rows)
     }
 
     /// Puts inputs in place of a value's tensors.

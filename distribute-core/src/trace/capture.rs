@@ -1,6 +1,7 @@
 //! One capture: the inputs it has declared so far and the operations of ours that it records.
 
 use std::fmt;
+use std::panic::Location;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -10,10 +11,11 @@ use burn_capture::{CaptureBackend, CaptureChannel, CaptureClient, CaptureDevice,
 use burn_ir::{CustomOpIr, FloatOperationIr, NumericOperationIr, OperationIr, TensorIr};
 use burn_router::{RouterClient, RouterTensor};
 use distribute_collectives::ReduceOp;
+use rand::Rng;
 
 use super::effect::{Apply, Deferred, Given, HostVariable, Target};
 use super::tensor::shape_of;
-use super::{CapturedTensor, TensorSpec};
+use super::{CapturedTensor, TensorSpec, TraceError};
 use crate::values::lock;
 use crate::{Error, Result};
 
@@ -103,6 +105,10 @@ pub struct Trace {
     replica_id_used: AtomicBool,
     /// How often the number of updates was read and not used for random numbers.
     steps_read: AtomicUsize,
+    /// Whether numbers that the host draws are for the program's own seed.
+    is_seeding: AtomicBool,
+    /// Where the stream was asked for from which the step has drawn on the host.
+    drawn_on_host: Mutex<Option<&'static Location<'static>>>,
     /// What the step has handed to metrics.
     deferred: Mutex<Vec<Deferred>>,
     variables: Mutex<Vec<TracedVariable>>,
@@ -134,6 +140,8 @@ impl Trace {
             seed: AtomicU64::new(0),
             replica_id_used: AtomicBool::new(false),
             steps_read: AtomicUsize::new(0),
+            is_seeding: AtomicBool::new(false),
+            drawn_on_host: Mutex::default(),
             deferred: Mutex::default(),
             variables: Mutex::default(),
         }
@@ -369,12 +377,33 @@ impl Trace {
     }
 
     /// Makes other random numbers of the same operations, for steps that have a seed of their own.
-    pub(crate) fn seed(&self, seed: u64) {
+    pub(crate) fn seed_from(&self, rng: &mut (impl Rng + ?Sized)) {
+        self.is_seeding.store(true, Ordering::Relaxed);
+        let seed = rng.next_u64();
+        self.is_seeding.store(false, Ordering::Relaxed);
         let mixed = self.seed.load(Ordering::Relaxed).rotate_left(17) ^ seed;
         self.seed.store(mixed, Ordering::Relaxed);
     }
 
-    /// All that was [mixed in](Self::seed).
+    /// Notes that the step has drawn a number from a stream of its replica.
+    pub(crate) fn drawn_on_host(&self, stream: &'static Location<'static>) {
+        if !self.is_seeding.load(Ordering::Relaxed) {
+            lock(&self.drawn_on_host).get_or_insert(stream);
+        }
+    }
+
+    /// # Errors
+    /// [`TraceError::Random`] if the step has drawn numbers from a stream of its replica.
+    pub(crate) fn refuse_draws_on_host(&self) -> Result<(), TraceError> {
+        match *lock(&self.drawn_on_host) {
+            None => Ok(()),
+            Some(place) => Err(TraceError::Random {
+                what: format!("numbers of the stream that it has asked for with `rng` at {place}"),
+            }),
+        }
+    }
+
+    /// All that was [mixed in](Self::seed_from).
     pub(crate) fn mixed_seed(&self) -> u64 {
         self.seed.load(Ordering::Relaxed)
     }

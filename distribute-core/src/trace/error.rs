@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 /// Everything that can go wrong with a step that is captured and compiled.
-#[derive(Debug, Clone, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum TraceError {
     /// The step reads a tensor on the host, which has no value while the step is captured.
@@ -36,6 +36,17 @@ pub enum TraceError {
         what: &'static str,
         /// The calls since the program was last compared with the step.
         calls: u64,
+    },
+    /// The step draws random numbers on the host, or is another one each time for another reason.
+    #[error(
+        "the step draws random numbers on the host while it is captured: {what}; they would be \
+         constants of the program, the same in every step and on every replica; use \
+         `distribute_core::dropout` or `Tensor::random` on `ctx.device()`, which the program draws \
+         anew in every step, or draw before the step and pass the values to `run` as an argument"
+    )]
+    Random {
+        /// What is drawn, and where.
+        what: String,
     },
     /// The step panicked while it was captured.
     #[error("the step panicked while it was captured: {message}")]
@@ -85,6 +96,8 @@ pub enum TraceError {
     #[error("{0}")]
     Backend(Arc<dyn std::error::Error + Send + Sync>),
 }
+
+crate::debug_as_message!(TraceError);
 
 impl TraceError {
     /// An error of the layer that compiles and runs programs.

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 use burn_autodiff::checkpoint::base::Checkpointer;
 use burn_autodiff::checkpoint::strategy::NoCheckpointing;
 use burn_autodiff::grads::Gradients as TapeGradients;
@@ -14,7 +14,7 @@ use distribute_collectives::ReduceOp;
 use std::sync::Arc;
 
 use super::tensor::tracked;
-use super::{CapturedTensor, Trace, TraceError, Tracked, TrackedGradients, captured};
+use super::{CapturedTensor, TensorSpec, Trace, TraceError, Tracked, TrackedGradients, captured};
 use crate::optim::{Coefficient, Optimizer};
 use crate::{Error, Nest, Result, host_reduce, scope};
 
@@ -76,16 +76,22 @@ impl CapturedGradients {
         }
     }
 
-    /// The global norm, of shape `[1]`.
+    /// The global norm, of shape `[1]`, in `f32`, or in `f64` if all gradients are.
     fn norm(&self) -> Option<Tensor<1>> {
-        let squares = self.tensors.iter().flatten().map(|gradient| {
-            let flat = flat(gradient.clone());
+        let present = || self.tensors.iter().flatten();
+        let dtype = match present().all(|gradient| gradient.spec().dtype == DType::F64) {
+            true => DType::F64,
+            false => DType::F32,
+        };
+        let squares = present().map(|gradient| {
+            let flat = of_type(flat(gradient.clone()), dtype);
             (flat.clone() * flat).sum()
         });
         squares.reduce(|sum, square| sum + square).map(Tensor::sqrt)
     }
 
-    /// Scales all gradients so that their global norm is at most `clip_norm`.
+    /// Scales all gradients so that their global norm is at most `clip_norm`; all become NaN if
+    /// their norm is not finite.
     pub(crate) fn clip_by_global_norm(&mut self, clip_norm: f64) -> Result<()> {
         if !(clip_norm.is_finite() && clip_norm > 0.0) {
             return Err(Error::invalid(format!(
@@ -95,13 +101,14 @@ impl CapturedGradients {
         let Some(norm) = self.norm() else {
             return Ok(());
         };
-        let factor = norm.clamp_min(clip_norm).recip().mul_scalar(clip_norm);
+        // 0, or NaN if the norm is not finite.
+        let blemish = norm.clone() - norm.clone();
+        let factor = norm.clamp_min(clip_norm).recip().mul_scalar(clip_norm) + blemish;
         for slot in self.tensors.iter_mut().flatten() {
-            let shape = slot.spec().shape;
-            let scaled = flat(slot.clone()) * factor.clone();
+            let TensorSpec { shape, dtype } = slot.spec();
+            let scaled = flat(slot.clone()) * of_type(factor.clone(), dtype);
             if let Some(scaled) = captured(&scaled) {
-                let shape = burn::tensor::Shape::from(shape);
-                *slot = CapturedTensor(CaptureBackend::float_reshape(scaled.0, shape));
+                *slot = scaled.reshaped(&shape);
             }
         }
         Ok(())
@@ -110,11 +117,18 @@ impl CapturedGradients {
 
 use burn_backend::ops::FloatTensorOps;
 
+/// The tensor with elements of this type.
+fn of_type(tensor: Tensor<1>, dtype: DType) -> Tensor<1> {
+    match tensor.dtype() == dtype {
+        true => tensor,
+        false => tensor.cast(dtype),
+    }
+}
+
 /// A captured tensor with one dimension.
 fn flat(tensor: CapturedTensor) -> Tensor<1> {
     let count: usize = tensor.spec().shape.iter().product();
-    let shape = burn::tensor::Shape::from(vec![count]);
-    CapturedTensor(CaptureBackend::float_reshape(tensor.0, shape)).float()
+    tensor.reshaped(&[count]).float()
 }
 
 struct Take {
@@ -177,11 +191,7 @@ impl Update<'_> {
         let coefficients: Vec<_> = self
             .coefficients
             .iter()
-            .map(|value| match value.dtype() == dtype {
-                true => value.clone(),
-                false => value.clone().cast(dtype),
-            })
-            .map(Coefficient::Tensor)
+            .map(|value| Coefficient::Tensor(of_type(value.clone(), dtype)))
             .collect();
         let (parameter, new) = self.optimizer.update(
             &coefficients,

@@ -41,6 +41,9 @@
 //! stay the same. A few calls capture the step again and compare the graphs: one that differs is
 //! another program, or [`TraceError::Changed`] if calls before may have used the old value.
 //!
+//! A new step is captured twice at once. A literal that differs between the two was drawn on the
+//! host and would be the same in every step: [`TraceError::Random`].
+//!
 //! # What replicas share
 //!
 //! One program serves all replicas. [`all_reduce`](crate::ReplicaContext::all_reduce) and the sum
@@ -60,6 +63,7 @@ mod program;
 mod run;
 mod state;
 mod tensor;
+mod twice;
 
 pub use call::{Call, Capture, CapturedState, Changes};
 pub use capture::{Trace, TraceDevice, ops};

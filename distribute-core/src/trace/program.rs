@@ -11,8 +11,8 @@ use super::capture::Source;
 use super::check::Check;
 use super::effect::HostSide;
 use super::{StepKey, TensorSpec, TraceDevice};
-use crate::Result;
 use crate::values::lock;
+use crate::{Error, Result};
 
 /// How a strategy runs captured steps: what [`Strategy::tracer`](crate::Strategy::tracer) returns.
 ///
@@ -53,6 +53,20 @@ pub trait Tracer: Send + Sync + Debug {
     /// # Errors
     /// If the devices have no memory left or do not know the element type.
     fn upload(&self, data: TensorData) -> Result<Arc<dyn DeviceTensor>>;
+
+    /// Copies one tensor to the device of each local replica: values of their own, of one shape and
+    /// element type.
+    ///
+    /// # Errors
+    /// As [`upload`](Self::upload); by default if there are several.
+    fn upload_each(&self, mut data: Vec<TensorData>) -> Result<Arc<dyn DeviceTensor>> {
+        match (data.pop(), data.is_empty()) {
+            (Some(only), true) => self.upload(only),
+            _ => Err(Error::invalid(
+                "this strategy cannot continue between two micro-batches with several replicas",
+            )),
+        }
+    }
 }
 
 /// A tensor in the memory of all replicas' devices: one buffer per replica, with equal values or
@@ -154,8 +168,8 @@ pub struct StepProgram {
     pub(crate) arguments: Vec<Source>,
     /// The mutable mirrored arguments after the step, in argument order.
     pub(crate) states: Vec<StateChange>,
-    /// The leaves of the step's result.
-    pub(crate) results: Vec<ResultLeaf>,
+    /// The leaves of the step's result. Numbers of the host among them may be others in each call.
+    pub(crate) results: Mutex<Arc<Vec<ResultLeaf>>>,
     /// A result whose leaves are missing.
     pub(crate) skeleton: Mutex<Box<dyn Any + Send>>,
     /// Makes the random numbers of this step others than those of another.
@@ -165,9 +179,33 @@ pub struct StepProgram {
     /// Tells what the step computes.
     pub(crate) digest: u64,
     pub(crate) check: Check,
+    pub(crate) draws: Draws,
+}
+
+/// Which random numbers a program draws next.
+#[derive(Debug, Default)]
+pub(crate) struct Draws(Mutex<(Vec<u64>, u64)>);
+
+impl Draws {
+    /// How many calls there were before with the same positions, which a training state leaves
+    /// behind with every update and micro-batch.
+    pub(crate) fn repeated(&self, positions: &[u64]) -> u64 {
+        let mut last = lock(&self.0);
+        let (known, calls) = &mut *last;
+        if *calls == 0 || known.as_slice() != positions {
+            *known = positions.to_vec();
+            *calls = 0;
+        }
+        *calls += 1;
+        *calls - 1
+    }
 }
 
 impl StepProgram {
+    pub(crate) fn results(&self) -> Arc<Vec<ResultLeaf>> {
+        Arc::clone(&lock(&self.results))
+    }
+
     pub(crate) fn host_side(&self) -> Arc<HostSide> {
         Arc::clone(&lock(&self.host))
     }
@@ -198,7 +236,7 @@ impl NewTensor {
 }
 
 /// One leaf of a step's result, or of what it hands to a metric.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub(crate) enum ResultLeaf {
     /// An output of the program.
     Output(usize),

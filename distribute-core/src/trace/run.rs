@@ -14,10 +14,10 @@ use super::capture::{Input, Source, Trace, is_random, is_touch};
 use super::check::{Check, Due, digest};
 use super::effect::{Given, HostSide};
 use super::program::{
-    Argument, CapturedStep, InputRole, NewTensor, ResultLeaf, StateChange, StepInput, StepOutput,
-    StepProgram,
+    Argument, CapturedStep, Draws, InputRole, NewTensor, ResultLeaf, StateChange, StepInput,
+    StepOutput, StepProgram,
 };
-use super::{CapturedTensor, DeviceTensor, StepKey, TensorSpec, TraceError, Tracer};
+use super::{CapturedTensor, DeviceTensor, StepKey, TensorSpec, TraceError, Tracer, twice};
 use crate::step_args::Item;
 use crate::strategy::StrategyId;
 use crate::values::lock;
@@ -69,7 +69,12 @@ where
     let generation = tracer.device().generation();
     let Some(found) = tracer.find(&call.key) else {
         tracer.admit(&call.key)?;
-        let (captured, program) = capture(strategy, tracer, args, call, step)?;
+        let keeps = call.can_repeat;
+        let (captured, program) = capture(strategy, tracer, args, call, step, keeps)?;
+        if keeps {
+            let again = capture(strategy, tracer, args, call, step, false)?;
+            twice::compare((&captured, &program), (&again.0, &again.1))?;
+        }
         return finish(tracer, call.key.clone(), captured, program);
     };
     let addresses = found.host_side().addresses();
@@ -80,7 +85,7 @@ where
         _ => return Ok(found),
     };
     let started = Instant::now();
-    let (captured, program) = capture(strategy, tracer, args, call, step)?;
+    let (captured, program) = capture(strategy, tracer, args, call, step, false)?;
     found.check.done(started, generation);
     let variant = call.key.variant(program.digest);
     let program = if program.digest == found.digest {
@@ -89,7 +94,12 @@ where
             changed_step("a metric or a variable", due)?;
             found.check.always();
         }
+        if found.results() != program.results() {
+            changed_step("a number that the step returns", due)?;
+            found.check.always();
+        }
         *lock(&found.host) = program.host_side();
+        *lock(&found.results) = program.results();
         return Ok(found);
     } else {
         changed_step("a number, a tensor or a choice between operations", due)?;
@@ -98,6 +108,7 @@ where
     found.check.always();
     if let Some(known) = tracer.find(&variant) {
         *lock(&known.host) = program.host_side();
+        *lock(&known.results) = program.results();
         return Ok(known);
     }
     tracer.admit(&call.key)?;
@@ -189,18 +200,22 @@ fn arguments(program: &StepProgram, call: &Call<'_>) -> Result<Vec<Argument>> {
             let value = value as f32;
             Some(Argument::Same(TensorData::new(vec![value], [1])))
         }
-        Source::RandomKey => Some(Argument::Same(random_key(call, program.seed))),
+        Source::RandomKey => Some(Argument::Same(random_key(call, program))),
     };
     let arguments: Option<Vec<_>> = program.arguments.iter().map(&mut argument).collect();
     arguments.ok_or_else(crate::nest::different_structure)
 }
 
 /// A key for the random numbers of one call: of the step's own seed and the numbers of updates so
-/// far of all training states, so that a run that is resumed goes on with the same numbers.
-fn random_key(call: &Call<'_>, seed: u64) -> TensorData {
+/// far of all training states, so that a run that is resumed goes on with the same numbers. Calls
+/// that follow each other without an update are counted as well.
+fn random_key(call: &Call<'_>, program: &StepProgram) -> TensorData {
     let positions = call.coefficients.iter().map(|numbers| numbers.position());
+    let positions: Vec<u64> = positions.collect();
+    let repeated = program.draws.repeated(&positions);
     let mut hash: u64 = 0xcbf2_9ce4_8422_2325;
-    for number in std::iter::once(seed).chain(positions) {
+    let numbers = std::iter::once(program.seed).chain(positions);
+    for number in numbers.chain((repeated > 0).then_some(repeated)) {
         for byte in number.to_le_bytes() {
             hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
         }
@@ -220,7 +235,8 @@ fn result<R: Nest + 'static>(
     let skeleton = lock(&program.skeleton);
     let skeleton = skeleton.downcast_ref::<R>().and_then(Nest::skeleton);
     let mut result = skeleton.ok_or_else(unknown_structure::<R>)?;
-    let leaves = program.results.iter();
+    let leaves = program.results();
+    let leaves = leaves.iter();
     let leaves = leaves.map(|leaf| value_of(leaf, call, outputs, replica));
     result.put_leaves(leaves.collect::<Result<Vec<_>>>()?)?;
     Ok(result)
@@ -262,13 +278,14 @@ struct Recorded<R> {
     result: R,
 }
 
-/// Captures a step.
+/// Captures a step, which may be done once more if it `keeps` the arguments.
 fn capture<S, A, R, F>(
     strategy: &S,
     tracer: &dyn Tracer,
     args: &mut A,
     call: &Call<'_>,
     step: &F,
+    keeps: bool,
 ) -> Result<(CapturedStep, StepProgram)>
 where
     S: Strategy + ?Sized,
@@ -281,7 +298,11 @@ where
     let graph = device.capture_scope(|capture_scope| {
         let replicas = strategy.num_replicas_in_sync();
         let trace = Arc::new(Trace::new(*device, replicas));
-        let body = || record(strategy, &trace, args, call, step);
+        let mut capture = Capture::new(Arc::clone(&trace), call.specs.clone(), keeps);
+        let body = || {
+            let captured = args.capture(&mut capture)?;
+            record::<S, A, R, F>(strategy, capture, captured, step)
+        };
         outcome = catch_unwind(AssertUnwindSafe(body))
             .unwrap_or_else(|payload| Err(TraceError::of_panic(panic_message(&*payload)).into()));
         // Without a graph nothing is declared.
@@ -306,9 +327,8 @@ fn panic_message(payload: &(dyn Any + Send)) -> String {
 /// Runs the closure on captured arguments.
 fn record<S, A, R, F>(
     strategy: &S,
-    trace: &Arc<Trace>,
-    args: &mut A,
-    call: &Call<'_>,
+    mut capture: Capture,
+    mut captured: A::Captured,
     step: &F,
 ) -> Result<Plan>
 where
@@ -317,11 +337,11 @@ where
     R: Nest + Send + 'static,
     F: for<'x> Fn(&ReplicaContext, Item<'x, A>) -> Result<R>,
 {
-    let mut capture = Capture::new(Arc::clone(trace), call.specs.clone());
-    let mut captured = args.capture(&mut capture)?;
-    let ctx = ReplicaContext::captured(&strategy.replicas()[0], Arc::clone(trace));
+    let trace = Arc::clone(&capture.trace);
+    let ctx = ReplicaContext::captured(&strategy.replicas()[0], Arc::clone(&trace));
     let result = {
-        let _entered = scope::enter_capture(strategy.handle(), Arc::clone(trace));
+        let _entered = scope::enter_capture(strategy.handle(), Arc::clone(&trace));
+        scope::with_step(|notes| notes.rows.clone_from(&capture.rows));
         step(&ctx, A::captured_item(&mut captured)?).map_err(translated)?
     };
     if trace.replica_id_used() && trace.num_replicas() > 1 {
@@ -329,6 +349,7 @@ where
                        as a tensor";
         return Err(TraceError::unsupported("`ctx.replica_id()`", instead).into());
     }
+    trace.refuse_draws_on_host()?;
     if trace.step_was_read() {
         tracing::warn!(
             "the step reads the number of updates while it is captured: the compiled program \
@@ -472,7 +493,8 @@ impl Plan {
             executable: None,
             arguments: inputs.iter().map(|input| input.source).collect(),
             states: self.states,
-            results: self.results,
+            results: Mutex::new(Arc::new(self.results)),
+            draws: Draws::default(),
             skeleton: Mutex::new(self.skeleton),
             seed: self.capture.trace.mixed_seed(),
         };

@@ -26,6 +26,14 @@ pub trait StateVisitor {
     /// What the visitor does not accept.
     fn tensor(&mut self, name: &str, tensor: &mut dyn TracedTensor) -> Result<()>;
 
+    /// One tensor of which every replica has its own: the gradients of micro-batches.
+    ///
+    /// # Errors
+    /// What the visitor does not accept.
+    fn own_tensor(&mut self, name: &str, tensor: &mut dyn TracedTensor) -> Result<()> {
+        self.tensor(name, tensor)
+    }
+
     /// Whether tensors are wanted; walking them can be left out otherwise.
     fn wants_tensors(&self) -> bool {
         true
@@ -258,6 +266,21 @@ impl ModuleMapper for Plain {
         let tensor = super::captured(&tensor).map_or(tensor, CapturedTensor::float);
         Param::from_mapped_value(id, tensor, mapper)
     }
+
+    fn map_int<const D: usize>(&mut self, param: Param<Tensor<D, Int>>) -> Param<Tensor<D, Int>> {
+        let (id, tensor, mapper) = param.consume();
+        let plain = tensor.captured().map(CapturedTensor::int);
+        Param::from_mapped_value(id, plain.unwrap_or(tensor), mapper)
+    }
+
+    fn map_bool<const D: usize>(
+        &mut self,
+        param: Param<Tensor<D, Bool>>,
+    ) -> Param<Tensor<D, Bool>> {
+        let (id, tensor, mapper) = param.consume();
+        let plain = tensor.captured().map(CapturedTensor::bool);
+        Param::from_mapped_value(id, plain.unwrap_or(tensor), mapper)
+    }
 }
 
 /// Collects what the host knows of a value.
@@ -287,7 +310,10 @@ impl StateVisitor for ReadHosts {
 
 /// Prepares the training states and copies all tensors.
 pub(crate) struct ReadTensors<'a> {
-    pub(crate) each: &'a mut dyn FnMut(TensorData) -> Result<()>,
+    /// Of the other replicas, what they have their own of.
+    pub(crate) others: Vec<std::vec::IntoIter<TensorData>>,
+    /// Called with one value, or with that of each replica.
+    pub(crate) each: &'a mut dyn FnMut(Vec<TensorData>) -> Result<()>,
 }
 
 impl StateVisitor for ReadTensors<'_> {
@@ -297,13 +323,66 @@ impl StateVisitor for ReadTensors<'_> {
     }
 
     fn tensor(&mut self, _: &str, tensor: &mut dyn TracedTensor) -> Result<()> {
-        (self.each)(tensor.data()?)
+        (self.each)(vec![tensor.data()?])
+    }
+
+    fn own_tensor(&mut self, _: &str, tensor: &mut dyn TracedTensor) -> Result<()> {
+        let mut all = vec![tensor.data()?];
+        for other in &mut self.others {
+            all.push(other.next().ok_or_else(other_structure)?);
+        }
+        (self.each)(all)
+    }
+}
+
+fn other_structure() -> Error {
+    Error::invalid("the replicas' copies of a mirrored value differ in structure")
+}
+
+/// Copies the tensors that a replica has its own of.
+#[derive(Default)]
+pub(crate) struct ReadOwn {
+    pub(crate) tensors: Vec<TensorData>,
+}
+
+impl StateVisitor for ReadOwn {
+    fn host(&mut self, _: &mut dyn HostState) -> Result<()> {
+        Ok(())
+    }
+
+    fn tensor(&mut self, _: &str, _: &mut dyn TracedTensor) -> Result<()> {
+        Ok(())
+    }
+
+    fn own_tensor(&mut self, _: &str, tensor: &mut dyn TracedTensor) -> Result<()> {
+        self.tensors.push(tensor.data()?);
+        Ok(())
     }
 }
 
 /// Puts the devices' values into a host copy.
 pub(crate) struct Fetch<'a> {
-    pub(crate) tensors: std::slice::Iter<'a, Arc<dyn DeviceTensor>>,
+    tensors: std::slice::Iter<'a, Arc<dyn DeviceTensor>>,
+    replica: usize,
+    /// Whether the replicas have tensors of their own.
+    pub(crate) has_own: bool,
+}
+
+impl<'a> Fetch<'a> {
+    /// Of all tensors for the first replica, and for others of those that they have their own of:
+    /// the rest is in their copy already.
+    pub(crate) fn new(tensors: &'a [Arc<dyn DeviceTensor>], replica: usize) -> Self {
+        Self {
+            tensors: tensors.iter(),
+            replica,
+            has_own: false,
+        }
+    }
+
+    fn next(&mut self) -> Result<&'a Arc<dyn DeviceTensor>> {
+        let missing = || Error::invalid("a mirrored value changed its structure on the device");
+        self.tensors.next().ok_or_else(missing)
+    }
 }
 
 impl StateVisitor for Fetch<'_> {
@@ -313,9 +392,17 @@ impl StateVisitor for Fetch<'_> {
     }
 
     fn tensor(&mut self, _: &str, tensor: &mut dyn TracedTensor) -> Result<()> {
-        let missing = || Error::invalid("a mirrored value changed its structure on the device");
-        let source = self.tensors.next().ok_or_else(missing)?;
-        tensor.set_data(source.read(0)?)
+        let source = self.next()?;
+        match self.replica {
+            0 => tensor.set_data(source.read(0)?),
+            _ => Ok(()),
+        }
+    }
+
+    fn own_tensor(&mut self, _: &str, tensor: &mut dyn TracedTensor) -> Result<()> {
+        self.has_own = true;
+        let source = self.next()?;
+        tensor.set_data(source.read(self.replica)?)
     }
 }
 

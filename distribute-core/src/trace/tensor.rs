@@ -5,8 +5,9 @@
 
 use std::fmt;
 
-use burn::tensor::{Bool, DType, Int, Shape, Tensor, TensorData};
+use burn::tensor::{Bool, DType, Device, Int, Shape, Tensor, TensorData};
 use burn_autodiff::Autodiff;
+use burn_backend::ops::FloatTensorOps;
 use burn_backend::{AutodiffBackend, TensorMetadata};
 use burn_capture::{CaptureBackend, CaptureClient};
 use burn_router::RouterTensor;
@@ -37,8 +38,24 @@ impl CapturedTensor {
         }
     }
 
+    /// The same float elements in other dimensions.
+    pub(crate) fn reshaped(&self, shape: &[usize]) -> Self {
+        let shape = Shape::from(shape.to_vec());
+        Self(CaptureBackend::float_reshape(self.0.clone(), shape))
+    }
+
     /// As a float tensor without autodiff.
     pub(crate) fn float<const D: usize>(self) -> Tensor<D> {
+        Tensor::from_primitive::<CaptureBackend>(self.0)
+    }
+
+    /// As an integer tensor without autodiff.
+    pub(crate) fn int<const D: usize>(self) -> Tensor<D, Int> {
+        Tensor::from_primitive::<CaptureBackend>(self.0)
+    }
+
+    /// As a tensor of bools without autodiff.
+    pub(crate) fn bool<const D: usize>(self) -> Tensor<D, Bool> {
         Tensor::from_primitive::<CaptureBackend>(self.0)
     }
 
@@ -106,6 +123,14 @@ pub trait TracedTensor {
 
     /// The captured tensor, if it is one.
     fn captured(&self) -> Option<CapturedTensor>;
+
+    /// Whether it has autodiff, and whether it keeps its gradient.
+    fn tracking(&self) -> (bool, bool) {
+        (false, false)
+    }
+
+    /// Becomes an empty tensor that is [tracked](Self::tracking) so.
+    fn empty(&mut self, _tracking: (bool, bool)) {}
 }
 
 /// The captured tensor behind a float tensor.
@@ -173,6 +198,14 @@ macro_rules! plain_kind {
                 let tracked = || self.clone().try_into_primitive::<Tracked>();
                 plain.or_else(|_| tracked()).ok().map(CapturedTensor)
             }
+
+            fn tracking(&self) -> (bool, bool) {
+                (self.is_autodiff(), false)
+            }
+
+            fn empty(&mut self, (has_autodiff, _): (bool, bool)) {
+                *self = Tensor::empty([0; D], &empty_device(has_autodiff));
+            }
         }
     )*};
 }
@@ -226,6 +259,22 @@ impl<const D: usize> TracedTensor for Tensor<D> {
 
     fn captured(&self) -> Option<CapturedTensor> {
         captured(self)
+    }
+
+    fn tracking(&self) -> (bool, bool) {
+        (self.is_autodiff(), self.is_require_grad())
+    }
+
+    fn empty(&mut self, (has_autodiff, keeps_gradient): (bool, bool)) {
+        let empty = Tensor::empty([0; D], &empty_device(has_autodiff));
+        *self = empty.set_require_grad(has_autodiff && keeps_gradient);
+    }
+}
+
+fn empty_device(has_autodiff: bool) -> Device {
+    match has_autodiff {
+        true => Device::flex().autodiff(),
+        false => Device::flex(),
     }
 }
 

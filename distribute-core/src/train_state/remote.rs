@@ -108,7 +108,7 @@ impl<M: Module> TrainState<M> {
             values.push((index, value));
         }
         if !values.is_empty() {
-            self.model = with_values(self.model.clone(), values)?;
+            self.model = with_values(self.model.clone(), remote.known.len(), values)?;
         }
         for (index, version) in versions {
             if let Some(known) = remote.known.get_mut(index) {

@@ -1,18 +1,20 @@
 //! A training state in a step that is captured: its tensors are those of a graph, its numbers stay
 //! on the host.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use burn::module::Module;
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Shape, Tensor, TensorData};
+use burn_capture::TensorId;
 use distribute_collectives::ReduceOp;
 
 use super::{Applied, TrainState};
 use crate::gradients::GradientPlace;
 use crate::optim::Optimizer;
 use crate::trace::{
-    self, CapturedGradients, Coefficients, Fingerprint, HostState, StateVisitor, TensorSpec, Trace,
-    TraceError,
+    self, CapturedGradients, CapturedTensor, Coefficients, Fingerprint, HostState, StateVisitor,
+    TensorSpec, Trace, TraceError, TracedTensor,
 };
 use crate::{Error, Gradients, Mirrored, Result};
 
@@ -26,6 +28,61 @@ pub(super) struct Captured {
     first_step: u64,
     /// The learning rate that the step itself has set.
     pub(super) learning_rate: Option<f64>,
+    /// Slots as they came in, in the dimensions of their parameters, by their flat views.
+    slots: HashMap<TensorId, CapturedTensor>,
+}
+
+/// Parameters of at least this many dimensions have slots of the same dimensions on the device: on
+/// a TPU a flat one has another layout, and every update would move all its numbers.
+const SHAPED_SLOTS: usize = 3;
+
+/// A slot on its way to the device and back. On the host, in checkpoints and in the optimizer it is
+/// flat; on the device it has the dimensions of its parameter.
+struct ShapedSlot<'a> {
+    slot: &'a mut Tensor<1>,
+    shape: &'a [usize],
+    arrived: Option<&'a mut HashMap<TensorId, CapturedTensor>>,
+}
+
+impl TracedTensor for ShapedSlot<'_> {
+    fn spec(&self) -> TensorSpec {
+        TensorSpec {
+            shape: self.shape.to_vec(),
+            dtype: self.slot.dtype(),
+        }
+    }
+
+    fn data(&self) -> Result<TensorData> {
+        let data = self.slot.data()?;
+        with_shape(data, self.shape)
+    }
+
+    fn set_data(&mut self, data: TensorData) -> Result<()> {
+        let count = data.num_elements();
+        self.slot.set_data(with_shape(data, &[count])?)
+    }
+
+    fn bind(&mut self, tensor: CapturedTensor) {
+        let flat = tensor.reshaped(&[self.shape.iter().product()]);
+        if let Some(arrived) = &mut self.arrived {
+            arrived.insert(flat.id(), tensor);
+        }
+        *self.slot = flat.float();
+    }
+
+    /// A slot that no update has changed is the very input that it was.
+    fn captured(&self) -> Option<CapturedTensor> {
+        let flat = self.slot.captured()?;
+        let arrived = self.arrived.as_ref();
+        let unchanged = arrived.and_then(|arrived| arrived.get(&flat.id()));
+        Some(unchanged.map_or_else(|| flat.reshaped(self.shape), Clone::clone))
+    }
+}
+
+fn with_shape(data: TensorData, shape: &[usize]) -> Result<TensorData> {
+    let dtype = data.dtype();
+    TensorData::try_from_bytes(data.into_bytes(), Shape::from(shape.to_vec()), dtype)
+        .map_err(Error::step)
 }
 
 impl<M: Module + 'static> TrainState<M> {
@@ -79,13 +136,36 @@ impl<M: Module> TrainState<M> {
             return Ok(());
         }
         trace::visit_module(&mut self.model, visitor)?;
+        self.visit_slots(visitor)?;
+        self.visit_accumulated(visitor)
+    }
+
+    fn visit_slots(&mut self, visitor: &mut dyn StateVisitor) -> Result<()> {
         let names = self.optimizer.slots();
-        for (parameter, slots) in self.names.iter().zip(&mut self.slots) {
+        let mut parameters = Parameters::default();
+        self.model.visit(&mut parameters);
+        let mut arrived = self.capture.as_mut().map(|capture| &mut capture.slots);
+        let slots = self.slots.iter_mut().zip(parameters.shapes);
+        for (parameter, (slots, (shape, _))) in self.names.iter().zip(slots) {
             for (name, slot) in names.iter().zip(slots) {
-                visitor.tensor(&format!("{parameter} ({name})"), slot)?;
+                let name = format!("{parameter} ({name})");
+                if shape.len() < SHAPED_SLOTS {
+                    visitor.tensor(&name, slot)?;
+                    continue;
+                }
+                let arrived = arrived.as_deref_mut();
+                let shape = &shape;
+                visitor.tensor(
+                    &name,
+                    &mut ShapedSlot {
+                        slot,
+                        shape,
+                        arrived,
+                    },
+                )?;
             }
         }
-        self.visit_accumulated(visitor)
+        Ok(())
     }
 
     /// The gradients of micro-batches that wait for the rest of their update.
@@ -107,7 +187,7 @@ impl<M: Module> TrainState<M> {
                 data,
                 captured,
             };
-            visitor.tensor("a gradient of micro-batches", &mut place)?;
+            visitor.own_tensor("a gradient of micro-batches", &mut place)?;
         }
         if captured.iter().any(Option::is_some) {
             gradients.captured = Some(CapturedGradients { tensors: captured });
@@ -124,8 +204,9 @@ impl<M: Module> HostState for TrainState<M> {
             self.model.visit(&mut parameters);
         }
         let device = parameters.device;
-        for (slots, (count, dtype)) in self.slots.iter_mut().zip(parameters.sizes) {
+        for (slots, (shape, dtype)) in self.slots.iter_mut().zip(parameters.shapes) {
             if let (true, Some(device)) = (slots.len() != names.len(), &device) {
+                let count: usize = shape.iter().product();
                 let zeros = || Tensor::zeros([count], (device, dtype));
                 *slots = names.iter().map(|_| zeros()).collect();
             }
@@ -170,6 +251,7 @@ impl<M: Module> HostState for TrainState<M> {
             index,
             first_step: self.step,
             learning_rate: None,
+            slots: HashMap::new(),
         });
         Ok(())
     }
@@ -210,10 +292,10 @@ impl<M: Module> HostState for TrainState<M> {
     }
 }
 
-/// The sizes of the trainable parameters, and where they are.
+/// The shapes of the trainable parameters, and where they are.
 #[derive(Default)]
 struct Parameters {
-    sizes: Vec<(usize, DType)>,
+    shapes: Vec<(Vec<usize>, DType)>,
     device: Option<burn::tensor::Device>,
 }
 
@@ -221,8 +303,7 @@ impl burn::module::ModuleVisitor for Parameters {
     fn visit_float<const D: usize>(&mut self, param: &burn::module::Param<Tensor<D>>) {
         let value = param.val();
         if value.is_require_grad() {
-            self.sizes
-                .push((value.shape().num_elements(), value.dtype()));
+            self.shapes.push((value.shape().to_vec(), value.dtype()));
             self.device = Some(value.device().without_autodiff());
         }
     }

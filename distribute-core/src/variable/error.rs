@@ -1,7 +1,7 @@
 //! What a variable refuses to do.
 
 /// A use of a variable that its options do not allow; the text says which option to change.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum VariableError {
     /// Synchronization NONE under a strategy that distributes variables.
@@ -62,3 +62,5 @@ pub enum VariableError {
         op: &'static str,
     },
 }
+
+crate::debug_as_message!(VariableError);

@@ -27,6 +27,7 @@ use std::sync::{Arc, Mutex};
 use burn::tensor::{DType, Shape, Tensor, TensorData};
 
 use crate::remote::{RemoteChange, RemoteVariable};
+use crate::shown::Shown;
 use crate::strategy::StrategyId;
 use crate::values::lock;
 use crate::{Error, Leaf, ReduceOp, ReplicaContext, Result, Strategy, VariablePlacement};
@@ -556,6 +557,10 @@ impl fmt::Debug for DistributedVariable {
             .field("shape", &self.shape())
             .field("dtype", &self.dtype())
             .field("options", &self.shared.options)
+            .field(
+                "values",
+                &self.local_values().iter().map(Shown).collect::<Vec<_>>(),
+            )
             .finish_non_exhaustive()
     }
 }

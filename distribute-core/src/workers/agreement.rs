@@ -7,6 +7,7 @@ use burn::tensor::{DType, TensorData};
 
 use super::WorkerGroup;
 use crate::trace::{CapturedTensor, Given, HostVariable, Target, TensorSpec, Trace};
+use crate::{Configuration, Error, Result};
 
 /// What one worker can wish and all do together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,6 +36,27 @@ impl Wishes {
 }
 
 impl WorkerGroup {
+    /// Compares the configuration of all workers with the chief's, by name: before they train, a
+    /// program hands in everything that decides the result or that all must do together.
+    ///
+    /// Blocks until all workers have called it.
+    ///
+    /// # Errors
+    /// [`Error::DifferentConfigurations`] on all workers, of the first one that differs. A worker
+    /// that was lost, ended the group or does not come before the deadline.
+    pub fn agree_on(&self, configuration: &Configuration) -> Result<()> {
+        let all: Vec<Configuration> = self.hear_all("configuration", configuration)?;
+        for (worker, found) in all.iter().enumerate().skip(1) {
+            if let Some(difference) = found.difference(&all[0]) {
+                return Err(Error::DifferentConfigurations {
+                    worker,
+                    difference: Box::new(difference),
+                });
+            }
+        }
+        Ok(())
+    }
+
     /// Asks all workers to stop, from any thread: because this one was told to end, for example
     /// (TensorFlow: `PreemptionCheckpointHandler`).
     ///

@@ -65,7 +65,12 @@ impl WorkerGroup {
         };
         let differs = |index: &usize| all[worker][*index] != all[0][*index];
         let index = (0..own.len()).find(differs).unwrap_or(0);
-        let (name, found, expected) = (own[index].0, &all[worker][index], &all[0][index]);
+        let shown = |worker: usize| match &all[worker][index] {
+            Value::Null => "not set".to_string(),
+            Value::String(text) => text.clone(),
+            value => value.to_string(),
+        };
+        let (name, found, expected) = (own[index].0, shown(worker), shown(0));
         Err(Error::invalid(format!(
             "{what}: {name} is {found} on worker {worker} and {expected} on the chief; run all \
              workers with the same settings"

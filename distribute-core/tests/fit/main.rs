@@ -1,6 +1,7 @@
 //! `fit`, `evaluate` and `predict` with their callbacks, on a small classification problem that is
 //! the same in every run.
 
+mod anywhere;
 mod callbacks;
 mod common;
 mod files;

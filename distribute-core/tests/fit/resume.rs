@@ -12,9 +12,7 @@ use distribute_core::fit::callbacks::{
 use distribute_core::fit::{
     Callback, Control, EpochRecord, Fit, History, Outcome, Position, restore, snapshot,
 };
-use distribute_core::{
-    DefaultStrategy, Error, Mirrored, MirroredStrategy, Result, Sgd, StrategyExt, TrainState,
-};
+use distribute_core::{DefaultStrategy, Error, Mirrored, MirroredStrategy, Result, TrainState};
 
 use crate::common::{BATCHES, Mlp, Points, everything, new_state, objective};
 
@@ -232,51 +230,6 @@ fn best_only_saves_when_it_got_better() {
         [BATCHES as u64],
         "the loss was largest after the first epoch"
     );
-}
-
-#[test]
-fn a_checkpoint_is_not_taken_between_micro_batches() {
-    let directory = tempfile::tempdir().unwrap();
-    let strategy = MirroredStrategy::builder().replicas(2).build().unwrap();
-    let data = Points::new(&strategy);
-    let new = || {
-        strategy
-            .scope(|device| TrainState::new(Mlp::new(device), Sgd::new(0.1)).accumulate(4))
-            .unwrap()
-    };
-    let mut expected = new();
-    let fit = Fit::new(&strategy).epochs(4);
-    fit.run(&mut expected, &data, None, objective).unwrap();
-    // 6 batches are one update and a half: the end of the first epoch is no place to save.
-    let mut state = new();
-    let checkpoints = ModelCheckpoint::new(directory.path()).unwrap();
-    let interrupt = Interrupt::default();
-    let after = After {
-        events: 10,
-        flag: interrupt.flag(),
-    };
-    let fit = Fit::new(&strategy)
-        .epochs(4)
-        .callback(checkpoints)
-        .callback(after);
-    let history = fit
-        .callback(interrupt)
-        .run(&mut state, &data, None, objective)
-        .unwrap();
-    assert_eq!(history.outcome, Outcome::Interrupted);
-    assert_eq!(
-        history.position,
-        Position {
-            epoch: 1,
-            batches: 6
-        }
-    );
-    let checkpoint = newest(directory.path());
-    assert_eq!(checkpoint.metadata.step, 3);
-    let mut state = new();
-    let fit = Fit::new(&strategy).epochs(4).resume_from(checkpoint);
-    fit.run(&mut state, &data, None, objective).unwrap();
-    assert_eq!(everything(state.primary()), everything(expected.primary()));
 }
 
 #[test]

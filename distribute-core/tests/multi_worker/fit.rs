@@ -9,8 +9,8 @@ use distribute_core::checkpoint::{Checkpoint, list, load_latest};
 use distribute_core::fit::callbacks::{Interrupt, ModelCheckpoint};
 use distribute_core::fit::{Callback, Control, EpochRecord, Fit, History, Outcome};
 use distribute_core::{
-    Adam, Error, MirroredStrategy, MultiWorkerMirroredStrategy, Result, Strategy, StrategyExt,
-    TrainState,
+    Adam, Configuration, Error, MirroredStrategy, MultiWorkerMirroredStrategy, Result, Sgd,
+    Strategy, StrategyExt, TrainState,
 };
 use rstest::rstest;
 use tempfile::TempDir;
@@ -183,6 +183,57 @@ fn one_interrupted_worker_stops_and_saves_all_after_the_same_step(#[case] betwee
 }
 
 #[test]
+fn interrupted_between_micro_batches_the_rest_is_the_same() {
+    let run = |strategy: &MultiWorkerMirroredStrategy, path: PathBuf, resumes: bool, batches| {
+        let data = Points::new(strategy);
+        let build = |device: &_| TrainState::new(Mlp::new(device), Adam::new(0.02)).accumulate(4);
+        let mut state = strategy.scope(build)?;
+        let checkpoint = resumes.then(|| load_latest(&path).unwrap().found.unwrap().1);
+        let act = |run: &mut Control<'_>| {
+            run.stop(Outcome::Interrupted);
+            Ok(())
+        };
+        // One worker is interrupted; the others hear of it at the end of the epoch at the latest.
+        let batches = if index(strategy) == 1 { batches } else { 0 };
+        let fit = Fit::new(strategy)
+            .epochs(EPOCHS)
+            .resume_from(checkpoint)
+            .callback(ModelCheckpoint::with_workers(strategy, path)?.every_epochs(100))
+            .callback(After { batches, act });
+        let history = fit.run(&mut state, &data, None, objective)?;
+        let last = everything(state.primary());
+        Ok((
+            history.outcome.clone(),
+            history.position,
+            curve(&history),
+            last,
+        ))
+    };
+    let whole = TempDir::new().unwrap();
+    let path = whole.path().to_path_buf();
+    let expected = workers(Between::Threads, &[2, 1], move |strategy| {
+        run(&strategy, path.clone(), false, 0)
+    });
+    for batches in [1, 5, BATCHES, 2 * BATCHES - 1] {
+        let directory = TempDir::new().unwrap();
+        let path = directory.path().to_path_buf();
+        let at = path.clone();
+        let parts = workers(Between::Threads, &[2, 1], move |strategy| {
+            run(&strategy, at.clone(), false, batches)
+        });
+        assert_eq!(parts[0].0, Outcome::Interrupted);
+        assert_eq!(parts[0], parts[1]);
+        let resumed = workers(Between::Threads, &[2, 1], move |strategy| {
+            run(&strategy, path.clone(), true, 0)
+        });
+        for (resumed, whole) in resumed.iter().zip(&expected) {
+            let rest = &whole.2[whole.2.len() - resumed.2.len()..];
+            assert_eq!((&resumed.2[..], &resumed.3), (rest, &whole.3), "{batches}");
+        }
+    }
+}
+
+#[test]
 fn a_wish_of_one_worker_at_the_end_of_an_epoch_stops_all_for_its_reason() {
     struct Enough;
     impl Callback for Enough {
@@ -243,7 +294,12 @@ fn settings_that_differ_are_an_error_on_all_workers() {
             0.02,
             "the number of epochs is 9 on worker 1 and 3 on the chief",
         ),
-        (3, EPOCHS, 0.03, "the learning rate"),
+        (
+            3,
+            EPOCHS,
+            0.03,
+            "the learning rate is 0.03 on worker 1 and 0.02 on the chief",
+        ),
     ] {
         let outcomes = try_workers(Between::Threads, &[1, 1], move |strategy| {
             let (seed, epochs, rate) = match strategy.is_chief() {
@@ -260,6 +316,45 @@ fn settings_that_differ_are_an_error_on_all_workers() {
             let text = outcome.unwrap_err().to_string();
             assert!(text.contains(said), "{text}");
         }
+    }
+}
+
+#[test]
+fn another_optimizer_is_named_before_its_learning_rate() {
+    let outcomes = try_workers(Between::Threads, &[1, 1], |strategy| {
+        let data = Points::new(&strategy);
+        let is_chief = strategy.is_chief();
+        let mut state = strategy.scope(|device| match is_chief {
+            true => TrainState::new(Mlp::new(device), Adam::new(0.02)),
+            false => TrainState::new(Mlp::new(device), Sgd::new(0.5)),
+        })?;
+        let fit = Fit::new(&strategy).epochs(EPOCHS).max_steps(Some(1));
+        fit.run(&mut state, &data, None, objective).map(drop)
+    });
+    for outcome in outcomes {
+        let text = outcome.unwrap_err().to_string();
+        let said = "the optimizer is sgd on worker 1 and adam on the chief";
+        assert!(text.contains(said), "{text}");
+    }
+}
+
+#[test]
+fn configurations_are_compared_by_name_on_all_workers() {
+    let outcomes = try_workers(Between::Threads, &[1, 1, 1], |strategy| {
+        let workers = strategy.workers().unwrap();
+        let own = Configuration::new().with("--seed", Some(1));
+        workers.agree_on(&own)?;
+        let l2 = (workers.index() == 2).then_some(0.01);
+        workers.agree_on(&own.with("--l2", l2))
+    });
+    for outcome in outcomes {
+        let error = outcome.unwrap_err();
+        assert!(
+            matches!(&error, Error::DifferentConfigurations { worker: 2, .. }),
+            "{error:?}"
+        );
+        let said = "--l2 is 0.01 on worker 2 and not given on the chief";
+        assert!(error.to_string().contains(said), "{error}");
     }
 }
 

@@ -4,5 +4,6 @@
 
 mod capture;
 mod changes;
+mod random;
 mod refused;
 mod support;

@@ -1,7 +1,7 @@
 //! Per-example losses.
 
 use burn::tensor::activation::log_softmax;
-use burn::tensor::{Bool, Int, Tensor};
+use burn::tensor::{Bool, Device, Int, Tensor};
 use distribute_core::Result;
 
 use super::objects::{LossValue, Reduction, reduce};
@@ -79,6 +79,7 @@ macro_rules! last_axis {
 
             fn sparse_categorical(self, labels: Tensor<$less, Int>) -> Tensor<$less> {
                 let last = $rank - 1;
+                check_labels(&labels, self.dims()[last]);
                 let picked = log_softmax(self, last).gather(last, labels.unsqueeze_dim(last));
                 picked.squeeze_dim::<$less>(last).neg()
             }
@@ -114,6 +115,27 @@ macro_rules! last_axis {
 
 last_axis!(2 to 1, 3 to 2, 4 to 3, 5 to 4, 6 to 5);
 
+/// Refuses a label that is no class, where labels are in the memory of the host. Elsewhere nothing
+/// waits for them; there it is the device that says what becomes of such a label.
+#[track_caller]
+fn check_labels<const L: usize>(labels: &Tensor<L, Int>, classes: usize) {
+    if labels.device().inner() != Device::flex() {
+        return;
+    }
+    let data = labels.clone().into_data().convert::<i64>();
+    let wrong = |label: &i64| !usize::try_from(*label).is_ok_and(|label| label < classes);
+    let labels_of_one: usize = labels.dims()[1..].iter().product();
+    for (position, label) in data.iter::<i64>().enumerate() {
+        assert!(
+            !wrong(&label),
+            "label {label} of example {} of the batch is out of range: the predictions have \
+             {classes} classes, 0 to {}; correct the label or the number of outputs",
+            position / labels_of_one.max(1),
+            classes.saturating_sub(1)
+        );
+    }
+}
+
 fn mean_last<const D: usize, const L: usize>(values: Tensor<D>) -> Tensor<L> {
     values.mean_dim(D - 1).squeeze_dim(D - 1)
 }
@@ -137,8 +159,10 @@ fn sigmoid_crossentropy<const D: usize>(logits: Tensor<D>, labels: Tensor<D>) ->
 /// not of pixels.
 ///
 /// # Panics
-/// If the shapes do not fit or a label is not below the number of classes. Inside a step the
-/// strategy reports it as an error that names the replica.
+/// If the shapes do not fit, or a label is not below the number of classes: the message names the
+/// example, its label and the number of classes. Inside a step the strategy reports it as an error
+/// that names the replica. On GPUs and in compiled steps labels are not looked at: check them when
+/// they are read, as [`Examples::with_classes`](crate::readers::Examples::with_classes) does.
 pub fn sparse_categorical_crossentropy<T: LastAxis>(
     logits: T,
     labels: T::Indices,

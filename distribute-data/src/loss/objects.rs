@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use burn::tensor::Tensor;
+use distribute_core::loss::{LossDivisor, divided_by};
 use distribute_core::{Error, Result, current_strategy, has_strategy};
 
 use super::functions::{
@@ -71,14 +72,14 @@ impl Reduction {
             Self::Sum => Ok(LossValue::Reduced(per_example.sum_all())),
             Self::MeanOverReplicas => {
                 let replicas = current_strategy().num_replicas_in_sync() as f64;
-                let mean = per_example.mean_all();
+                let mean = per_example.mean_over(replicas);
                 Ok(LossValue::Reduced(mean.div_scalar(replicas)))
             }
             Self::Auto | Self::SumOverBatchSize => {
                 if has_strategy() {
                     return Err(self.refused());
                 }
-                Ok(LossValue::Reduced(per_example.mean_all()))
+                Ok(LossValue::Reduced(per_example.mean_over(1.0)))
             }
         }
     }
@@ -160,7 +161,8 @@ impl<T> LossValue<T> {
 /// Tensors of any rank, to be reduced to one number.
 trait LossTensor {
     fn sum_all(self) -> Tensor<1>;
-    fn mean_all(self) -> Tensor<1>;
+    /// The mean, which is going to be divided by the number of replicas.
+    fn mean_over(self, replicas: f64) -> Tensor<1>;
 }
 
 impl<const D: usize> LossTensor for Tensor<D> {
@@ -169,7 +171,9 @@ impl<const D: usize> LossTensor for Tensor<D> {
     }
 
     /// 0 and not NaN for no examples.
-    fn mean_all(self) -> Tensor<1> {
+    fn mean_over(self, replicas: f64) -> Tensor<1> {
+        let examples = self.dims().first().copied().unwrap_or(0) as f64;
+        divided_by(LossDivisor::OwnBatch(examples * replicas));
         let count = self.shape().num_elements().max(1) as f64;
         self.sum().div_scalar(count)
     }

@@ -1,6 +1,7 @@
 //! From per-example losses to the loss of one replica.
 
 use burn::tensor::{Bool, DType, Float, Int, Tensor};
+use distribute_core::loss::{LossDivisor, check_per_example, divided_by};
 use distribute_core::{Error, ReplicaContext, Result};
 
 /// The element kinds a loss can have: floats, and integers, which are averaged in `f64`.
@@ -125,8 +126,15 @@ impl<const D: usize> From<Tensor<D, Bool>> for SampleWeight {
 /// # Ok::<(), distribute_core::Error>(())
 /// ```
 ///
+/// The first axis must be that of the examples: a loss of another number of elements than the batch
+/// that `run` has handed to the replica has rows is refused. burn's `mean()` and `sum()` give one
+/// element, which would count as one example.
+///
+/// [`Objective`](distribute_core::fit::Objective) hears what the loss was divided by.
+///
 /// # Errors
-/// [`Error::Shape`] if the weights do not fit. A loss without axes does not compile.
+/// [`Error::Shape`] if the weights do not fit; [`Error::InvalidArgument`] for a loss that is not
+/// one per example of the batch. A loss without axes does not compile.
 pub fn compute_average_loss<const D: usize, K: LossKind>(
     ctx: &ReplicaContext,
     per_example_loss: Tensor<D, K>,
@@ -134,11 +142,11 @@ pub fn compute_average_loss<const D: usize, K: LossKind>(
     global_batch_size: Option<usize>,
 ) -> Result<Tensor<1>> {
     let sum = WeightedSum::new(per_example_loss, sample_weight)?;
-    let denominator = match global_batch_size {
-        Some(size) => size as f64,
-        None => sum.examples as f64 * ctx.num_replicas_in_sync() as f64,
+    let divisor = match global_batch_size {
+        Some(size) => LossDivisor::Constant(size as f64),
+        None => LossDivisor::OwnBatch(sum.examples as f64 * ctx.num_replicas_in_sync() as f64),
     };
-    Ok(divide_no_nan(sum.sum, denominator))
+    Ok(sum.divided(divisor))
 }
 
 /// [`compute_average_loss`] with the global batch size, which then needs no replica context.
@@ -151,7 +159,7 @@ pub fn average_loss_over<const D: usize, K: LossKind>(
     global_batch_size: usize,
 ) -> Result<Tensor<1>> {
     let sum = WeightedSum::new(per_example_loss, sample_weight)?;
-    Ok(divide_no_nan(sum.sum, global_batch_size as f64))
+    Ok(sum.divided(LossDivisor::Constant(global_batch_size as f64)))
 }
 
 /// A loss that is not per example, such as a penalty on the weights, divided by the number of
@@ -185,6 +193,12 @@ struct WeightedSum {
 }
 
 impl WeightedSum {
+    /// The average, which says what it was divided by.
+    fn divided(self, divisor: LossDivisor) -> Tensor<1> {
+        divided_by(divisor);
+        divide_no_nan(self.sum, divisor.value())
+    }
+
     fn new<const D: usize, K: LossKind>(
         losses: Tensor<D, K>,
         weights: Option<SampleWeight>,
@@ -195,8 +209,9 @@ impl WeightedSum {
                 "the loss has no axis for the examples: pass one per example"
             );
         }
-        let losses = K::into_float(losses);
         let shape = losses.dims();
+        check_per_example("compute_average_loss", shape[0])?;
+        let losses = K::into_float(losses);
         match weights.map(|sample_weight| sample_weight.weights) {
             None => Ok(Self {
                 sum: losses.sum(),

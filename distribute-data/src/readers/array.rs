@@ -1,5 +1,7 @@
 //! A host array: a shape and its values in row-major order.
 
+use std::collections::TryReserveError;
+
 use super::error::ReadError;
 
 /// The values of an [`Array`], row major, in the type in which the file stores them.
@@ -52,6 +54,30 @@ impl Values {
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// The same in memory that has room for `count` values.
+    pub(crate) fn reserved(mut self, count: u64) -> Result<Self, TryReserveError> {
+        let count = usize::try_from(count).unwrap_or(usize::MAX);
+        with_values!(&mut self, v => v.try_reserve_exact(count.saturating_sub(v.len())))?;
+        Ok(self)
+    }
+
+    /// These values and then those of `more`, which are of the same type.
+    pub(crate) fn followed_by(mut self, more: Self) -> Result<Self, TryReserveError> {
+        with_values!(&mut self, v => v.try_reserve(more.len()))?;
+        match (&mut self, more) {
+            (Values::U8(all), Values::U8(more)) => all.extend(more),
+            (Values::I8(all), Values::I8(more)) => all.extend(more),
+            (Values::I16(all), Values::I16(more)) => all.extend(more),
+            (Values::I32(all), Values::I32(more)) => all.extend(more),
+            (Values::I64(all), Values::I64(more)) => all.extend(more),
+            (Values::F32(all), Values::F32(more)) => all.extend(more),
+            (Values::F64(all), Values::F64(more)) => all.extend(more),
+            // One file has one type.
+            _ => {}
+        }
+        Ok(self)
     }
 
     /// Whether the values are integers.

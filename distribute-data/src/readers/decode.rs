@@ -52,6 +52,9 @@ fn convert<const N: usize, T>(raw: &[u8], endian: Endian, from: impl Fn([u8; N])
     chunks.iter().map(value).collect()
 }
 
+/// The values, or the position of one that no type here can hold: see [`decode`].
+pub(crate) type Decoded = Result<Values, usize>;
+
 /// Decodes `raw`; bytes after the last whole value are ignored.
 ///
 /// `Err` holds the position of a `u64` that no `i64` can hold.

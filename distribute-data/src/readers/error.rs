@@ -29,7 +29,7 @@ impl fmt::Display for Place {
 }
 
 /// Why data could not be read or used. Every message names the file, the fault and the way out.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum ReadError {
     /// The operating system refused to open or read the file.
@@ -159,6 +159,63 @@ pub enum ReadError {
         labels_path: PathBuf,
         /// Number of labels there.
         labels: usize,
+    },
+
+    /// Training and test examples have other shapes.
+    #[error(
+        "{}: the examples have the shape {shape:?}, the test examples {other:?} ({}); take two \
+         sets of one kind", .path.display(), .other_path.display()
+    )]
+    ShapesDiffer {
+        /// Where the first examples are from.
+        path: PathBuf,
+        /// The shape of one of them.
+        shape: Vec<usize>,
+        /// Where the others are from.
+        other_path: PathBuf,
+        /// The shape of one of those.
+        other: Vec<usize>,
+    },
+
+    /// The first line of a table may be names or an example.
+    #[error(
+        "{}: line {line} may be a header or an example: {why}; say which it is (`CsvHeader`, on \
+         the command line --csv-header yes or no)", .path.display()
+    )]
+    AmbiguousHeader {
+        /// The file.
+        path: PathBuf,
+        /// Line, counted from 1.
+        line: u64,
+        /// What speaks for the one and the other.
+        why: &'static str,
+    },
+
+    /// Compressed data that is far larger than data usually becomes.
+    #[error(
+        "{}: {compressed_bytes} compressed bytes claim to become {} of them, which data hardly \
+         does; decompress the file yourself, or save it without compression (`numpy.savez`)",
+        .path.display(), claimed(*.claimed_bytes)
+    )]
+    Bomb {
+        /// The file.
+        path: PathBuf,
+        /// Bytes of the file, or of the archive's member.
+        compressed_bytes: u64,
+        /// Bytes after decompression.
+        claimed_bytes: u64,
+    },
+
+    /// The data does not fit into memory.
+    #[error(
+        "{}: there is no memory for {}; read less of it, or use a machine with more memory",
+        .path.display(), more(*.bytes)
+    )]
+    OutOfMemory {
+        /// The file.
+        path: PathBuf,
+        /// Bytes that were asked for; 0 if that is not known.
+        bytes: u64,
     },
 
     /// A class label that is not one of the classes.
@@ -315,6 +372,14 @@ pub enum ReadError {
     },
 }
 
+distribute_core::debug_as_message!(ReadError);
+
+impl From<ReadError> for distribute_core::Error {
+    fn from(error: ReadError) -> Self {
+        Self::input(error)
+    }
+}
+
 impl ReadError {
     pub(crate) fn io(path: &Path, source: io::Error) -> Self {
         ReadError::Io {
@@ -361,6 +426,13 @@ pub(crate) fn excerpt(text: &str) -> String {
     match text.char_indices().nth(TEXT_SHOWN) {
         Some((end, _)) => format!("{}...", &text[..end]),
         None => text.to_owned(),
+    }
+}
+
+fn more(bytes: u64) -> String {
+    match bytes {
+        0 => "it".to_owned(),
+        bytes => format!("{bytes} bytes of it"),
     }
 }
 

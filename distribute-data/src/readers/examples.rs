@@ -227,6 +227,53 @@ impl Examples {
         })
     }
 
+    /// The row of each example in the data that this is a view of, counted from 0: in the file,
+    /// if it was read from one.
+    pub fn rows(&self) -> Vec<usize> {
+        match &self.rows {
+            Some(rows) => rows.to_vec(),
+            None => (0..self.len()).collect(),
+        }
+    }
+
+    /// These examples and behind them those of `other`, in memory of their own.
+    ///
+    /// # Errors
+    /// [`ReadError::ShapesDiffer`] if the examples have other shapes, [`ReadError::WrongKind`] if
+    /// one holds texts and the other numbers, or if the labels are not classes.
+    pub fn joined(&self, other: &Self) -> Result<Self, ReadError> {
+        if self.feature_shape != other.feature_shape {
+            return Err(ReadError::ShapesDiffer {
+                path: self.name.to_string().into(),
+                shape: self.feature_shape.to_vec(),
+                other_path: other.name.to_string().into(),
+                other: other.feature_shape.to_vec(),
+            });
+        }
+        let all = |examples: &Self| (0..examples.len()).collect::<Vec<_>>();
+        let (mine, theirs) = (all(self), all(other));
+        let features = if self.is_text() {
+            let texts = [self.texts(&mine)?, other.texts(&theirs)?].concat();
+            Features::Text(texts.into_iter().map(ToOwned::to_owned).collect())
+        } else {
+            let mut values = self.features_f32(&mine)?;
+            other.extend_features_f32(&theirs, &mut values)?;
+            let mut shape = vec![mine.len() + theirs.len()];
+            shape.extend(self.feature_shape.iter());
+            Features::Numbers(Array::new(shape, Values::F32(values))?)
+        };
+        let (Some(a), Some(b)) = (self.classes, other.classes) else {
+            return Err(self.wrong_kind("classes", "values as labels"));
+        };
+        let labels = [self.labels_i64(&mine)?, other.labels_i64(&theirs)?].concat();
+        let name = Path::new(&*self.name);
+        let names = self.class_names();
+        let labels = (Labels::Classes(labels), name);
+        let joined = Self::from_files(&self.name, (features, name), labels, names)?;
+        let files = [&*self.files, &*other.files].concat();
+        Ok(joined.with_classes(a.max(b))?.with_files(&files))
+    }
+
     /// The number of examples, at least 1.
     #[allow(clippy::len_without_is_empty)] // There is always an example.
     pub fn len(&self) -> usize {

@@ -15,6 +15,11 @@ use super::source::{MAX_BYTES, open_regular, require_directory};
 const MAX_SIDE_PIXELS: u32 = 1 << 14;
 /// No decoder may allocate more for one image.
 const MAX_IMAGE_BYTES: u64 = 512 << 20;
+/// Neither PNG's deflate nor the shortest block of JPEG expands bytes more than 1,032 times; and
+/// one bit of a palette becomes up to three bytes.
+const MAX_RATIO: u64 = 24 * 1032;
+/// Smaller images are not held against the size of their file.
+const SMALL_BYTES: u64 = 1 << 20;
 const EXTENSIONS: [&str; 3] = ["png", "jpg", "jpeg"];
 
 /// What the images of a folder become.
@@ -62,14 +67,21 @@ pub fn read_image_folder(
         pixels: Vec::new(),
         labels: Vec::new(),
     };
+    let mut images = Vec::new();
     for (label, class) in classes.iter().enumerate() {
-        let images = visible_entries(class)?;
-        if images.is_empty() {
+        let of_class = visible_entries(class)?;
+        if of_class.is_empty() {
             return Err(ReadError::empty(class));
         }
-        for path in images {
-            stack.push(&path, label as i64)?;
-        }
+        images.extend(of_class.into_iter().map(|path| (path, label as i64)));
+    }
+    // All headers are compared before the pixels of one image are decoded.
+    for (path, _) in &images {
+        stack.compare(path)?;
+    }
+    stack.reserve(images.len(), folder)?;
+    for (path, label) in images {
+        stack.push(&path, label)?;
     }
     let class_names: Vec<String> = classes.iter().map(|class| file_name(class)).collect();
     let examples = stack.into_examples(folder, &class_names)?;
@@ -110,7 +122,9 @@ struct Stack {
 }
 
 impl Stack {
-    fn push(&mut self, path: &Path, label: i64) -> Result<(), ReadError> {
+    /// Reads the header of an image, which must be like the first one: the decoder, and whether
+    /// it becomes colour.
+    fn compare(&mut self, path: &Path) -> Result<(impl ImageDecoder + use<>, bool), ReadError> {
         let decoder = open(path)?;
         let (width, height) = decoder.dimensions();
         let is_color = match self.color {
@@ -127,20 +141,38 @@ impl Stack {
         self.kind
             .get_or_insert(kind)
             .check(path, (width, height), is_color)?;
+        Ok((decoder, is_color))
+    }
+
+    /// Memory for the pixels of so many images.
+    fn reserve(&mut self, images: usize, folder: &Path) -> Result<(), ReadError> {
+        let Some(kind) = &self.kind else {
+            return Ok(());
+        };
+        let pixels = u64::from(kind.width) * u64::from(kind.height);
+        let channels = if kind.is_color { 3 } else { 1 };
+        let claimed_bytes = (pixels * channels).saturating_mul(images as u64);
+        let path = folder.into();
+        if claimed_bytes > MAX_BYTES {
+            let limit_bytes = MAX_BYTES;
+            return Err(ReadError::TooLarge {
+                path,
+                claimed_bytes,
+                limit_bytes,
+            });
+        }
+        let bytes = claimed_bytes;
+        let reserved = self.pixels.try_reserve_exact(bytes as usize);
+        reserved.map_err(|_| ReadError::OutOfMemory { path, bytes })
+    }
+
+    fn push(&mut self, path: &Path, label: i64) -> Result<(), ReadError> {
+        let (decoder, is_color) = self.compare(path)?;
         let image = DynamicImage::from_decoder(decoder).map_err(|error| bad_image(path, error))?;
         let pixels = match is_color {
             true => image.into_rgb8().into_raw(),
             false => image.into_luma8().into_raw(),
         };
-        let claimed_bytes = self.pixels.len() as u64 + pixels.len() as u64;
-        if claimed_bytes > MAX_BYTES {
-            let limit_bytes = MAX_BYTES;
-            return Err(ReadError::TooLarge {
-                path: path.into(),
-                claimed_bytes,
-                limit_bytes,
-            });
-        }
         self.pixels.extend_from_slice(&pixels);
         self.labels.push(label);
         Ok(())
@@ -201,7 +233,7 @@ fn open(path: &Path) -> Result<impl ImageDecoder + use<>, ReadError> {
             remedy: "convert it, or move it out of the class folder",
         });
     }
-    let (file, _) = open_regular(path)?;
+    let (file, length) = open_regular(path)?;
     let reader = ImageReader::new(BufReader::new(file)).with_guessed_format();
     let mut reader = reader.map_err(|error| ReadError::io(path, error))?;
     if !matches!(reader.format(), Some(ImageFormat::Png | ImageFormat::Jpeg)) {
@@ -212,9 +244,19 @@ fn open(path: &Path) -> Result<impl ImageDecoder + use<>, ReadError> {
     limits.max_image_height = Some(MAX_SIDE_PIXELS);
     limits.max_alloc = Some(MAX_IMAGE_BYTES);
     reader.limits(limits);
-    reader
+    let decoder = reader
         .into_decoder()
-        .map_err(|error| bad_image(path, error))
+        .map_err(|error| bad_image(path, error))?;
+    let claimed_bytes = decoder.total_bytes();
+    let limit_bytes = length.saturating_mul(MAX_RATIO);
+    if claimed_bytes > limit_bytes.max(SMALL_BYTES) {
+        return Err(ReadError::TooLarge {
+            path: path.into(),
+            claimed_bytes,
+            limit_bytes,
+        });
+    }
+    Ok(decoder)
 }
 
 fn bad_image(path: &Path, why: impl ToString) -> ReadError {

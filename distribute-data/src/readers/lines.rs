@@ -130,6 +130,14 @@ impl<'a> Lines<'a> {
         Ok(value)
     }
 
+    /// The error for memory that cannot hold more than `values` numbers.
+    pub(crate) fn no_memory(&self, values: usize) -> ReadError {
+        ReadError::OutOfMemory {
+            path: self.path.into(),
+            bytes: 2 * 4 * values as u64,
+        }
+    }
+
     pub(crate) fn not_a_number(&self, place: &Column<'_>, field: &[u8]) -> ReadError {
         let remedy = match self.line {
             1 => "correct it, or say that the first line is a header",

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use super::array::{Array, Values, with_values};
 use super::error::{Place, ReadError};
 use super::examples::{Examples, Features, Labels, TrainTest};
-use super::idx::{IdxKind, read_idx_of};
+use super::idx::{IdxKind, Opened};
 use super::source::require_directory;
 
 /// Reads a folder with the four files of MNIST, Fashion-MNIST and their kin:
@@ -31,25 +31,66 @@ pub fn read_mnist_folder(
     // All four are looked for before the first one, which may be large, is read.
     let train = find_pair(folder, "train")?;
     let test = find_pair(folder, "t10k")?;
-    let read = |split, (images, labels): (PathBuf, PathBuf)| {
-        let features = Features::Numbers(read_idx_of(&images, IdxKind::Images)?);
-        let classes_read = class_labels(read_idx_of(&labels, IdxKind::Labels)?, &labels)?;
+    // And all counts are compared before the values of one are read.
+    let train = (open_pair(&train)?, &train);
+    let test = (open_pair(&test)?, &test);
+    let read = |split, ([pixels, classes_of], (images, labels)): ([Opened<'_>; 2], &Pair)| {
+        let features = Features::Numbers(pixels.read()?);
+        let classes_read = class_labels(classes_of.read()?, labels)?;
         let name = format!("{name} {split}");
         let examples =
-            Examples::from_files(&name, (features, &images), (classes_read, &labels), &[])?;
+            Examples::from_files(&name, (features, images), (classes_read, labels), &[])?;
         match classes {
             Some(classes) => examples.with_classes(classes),
             None => Ok(examples),
         }
     };
-    TrainTest {
-        train: read("train", train)?,
-        test: read("test", test)?,
+    let (train_images, test_images) = (train.1.0.clone(), test.1.0.clone());
+    let (train, test) = (read("train", train)?, read("test", test)?);
+    if train.feature_shape() != test.feature_shape() {
+        return Err(ReadError::ShapesDiffer {
+            path: train_images,
+            shape: train.feature_shape().to_vec(),
+            other_path: test_images,
+            other: test.feature_shape().to_vec(),
+        });
     }
-    .with_common_classes()
+    TrainTest { train, test }.with_common_classes()
 }
 
-fn find_pair(folder: &Path, split: &str) -> Result<(PathBuf, PathBuf), ReadError> {
+/// The files of images and of labels.
+type Pair = (PathBuf, PathBuf);
+
+/// Both files up to their values, of which there must be as many.
+fn open_pair((images, labels): &Pair) -> Result<[Opened<'_>; 2], ReadError> {
+    let pixels = Opened::open(images, IdxKind::Images)?;
+    let classes = Opened::open(labels, IdxKind::Labels)?;
+    let rows = |opened: &Opened<'_>| opened.shape().first().copied().unwrap_or(1);
+    let examples = rows(&pixels);
+    same_count((images, examples), (labels, rows(&classes)))?;
+    if examples == 0 {
+        return Err(ReadError::empty(images));
+    }
+    Ok([pixels, classes])
+}
+
+/// Refuses another number of labels than of examples.
+pub(crate) fn same_count(
+    (features_path, examples): (&Path, usize),
+    (labels_path, labels): (&Path, usize),
+) -> Result<(), ReadError> {
+    if examples == labels {
+        return Ok(());
+    }
+    Err(ReadError::CountMismatch {
+        features_path: features_path.into(),
+        examples,
+        labels_path: labels_path.into(),
+        labels,
+    })
+}
+
+fn find_pair(folder: &Path, split: &str) -> Result<Pair, ReadError> {
     Ok((
         find(folder, &format!("{split}-images"), "idx3-ubyte")?,
         find(folder, &format!("{split}-labels"), "idx1-ubyte")?,

@@ -3,14 +3,15 @@
 //! All of them give [`Examples`], plain host arrays that are shared between threads and read in
 //! batches by index; or, for single files, an [`Array`]. A file is recognised by its contents, and
 //! IDX, CSV and `.npy` files may be gzip-compressed whatever their name is. The sizes that a header
-//! claims are held against the size of the file before anything is allocated, and no input makes
-//! a reader panic.
+//! claims are held against the size of the file, and against each other, before anything is
+//! allocated, and no input makes a reader panic.
 
 mod array;
 mod decode;
 mod digits;
 mod error;
 mod examples;
+mod header;
 mod idx;
 mod image_folder;
 mod lines;

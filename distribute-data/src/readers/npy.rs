@@ -7,7 +7,7 @@
 use std::path::Path;
 
 use super::array::{Array, Values, checked_product};
-use super::decode::{Endian, Stored, decode};
+use super::decode::{Endian, Stored};
 use super::error::{ReadError, excerpt};
 use super::source::Source;
 
@@ -26,7 +26,7 @@ const MAX_RANK: usize = 64;
 /// header that promises more than the file can hold, or a type that is not a plain number (objects
 /// are pickles and never read).
 pub fn read_npy(path: impl AsRef<Path>) -> Result<Array, ReadError> {
-    parse_source(Source::open(path.as_ref())?)
+    Opened::new(Source::open(path.as_ref())?)?.read()
 }
 
 /// Reads `.npy` from memory; `origin` names the data in errors.
@@ -34,10 +34,69 @@ pub fn read_npy(path: impl AsRef<Path>) -> Result<Array, ReadError> {
 /// # Errors
 /// As [`read_npy`].
 pub fn parse_npy(bytes: &[u8], origin: impl AsRef<Path>) -> Result<Array, ReadError> {
-    parse_source(Source::from_bytes(bytes, origin.as_ref())?)
+    Opened::new(Source::from_bytes(bytes, origin.as_ref())?)?.read()
 }
 
-pub(crate) fn parse_source(mut source: Source<'_>) -> Result<Array, ReadError> {
+/// An array whose header has been read, and none of its values.
+pub(crate) struct Opened<'a> {
+    source: Source<'a>,
+    header: Header,
+    stored: Stored,
+    endian: Endian,
+}
+
+impl<'a> Opened<'a> {
+    pub(crate) fn new(mut source: Source<'a>) -> Result<Self, ReadError> {
+        let header = read_header(&mut source)?;
+        let Some((stored, endian)) = stored(&header.descr) else {
+            let what = format!(
+                "holds values of the NumPy type {:?}",
+                excerpt(&header.descr)
+            );
+            let remedy = "save it as plain numbers: array.astype('float32')";
+            return Err(ReadError::Unsupported {
+                path: source.origin().into(),
+                what,
+                remedy,
+            });
+        };
+        let opened = Opened {
+            source,
+            header,
+            stored,
+            endian,
+        };
+        opened.source.check_claim(opened.bytes())?;
+        Ok(opened)
+    }
+
+    /// The extent of each axis, as the header says.
+    pub(crate) fn shape(&self) -> &[usize] {
+        &self.header.shape
+    }
+
+    fn bytes(&self) -> Option<u64> {
+        let count = checked_product(&self.header.shape)?;
+        u64::try_from(count).ok()?.checked_mul(self.stored.bytes())
+    }
+
+    pub(crate) fn read(mut self) -> Result<Array, ReadError> {
+        let bytes = self.bytes();
+        let origin = self.source.origin();
+        let values = self.source.values(bytes, self.stored, self.endian)?;
+        let values = values.map_err(|at| {
+            let what = format!("value {at} does not fit a 64-bit signed integer");
+            ReadError::malformed(origin, what)
+        })?;
+        let shape = self.header.shape;
+        match self.header.fortran_order {
+            true => Array::new(shape.clone(), row_major(&shape, values)),
+            false => Array::new(shape, values),
+        }
+    }
+}
+
+fn read_header(source: &mut Source<'_>) -> Result<Header, ReadError> {
     let origin = source.origin();
     let magic = source.head(MAGIC.len())?;
     if magic != MAGIC {
@@ -69,33 +128,9 @@ pub(crate) fn parse_source(mut source: Source<'_>) -> Result<Array, ReadError> {
         return Err(ReadError::malformed(origin, what));
     }
     let text = source.header(length)?;
-    let header = Header::parse(&text).map_err(|what| {
+    Header::parse(&text).map_err(|what| {
         ReadError::malformed(origin, format!("the .npy header is not understood: {what}"))
-    })?;
-    let Some((stored, endian)) = stored(&header.descr) else {
-        let what = format!(
-            "holds values of the NumPy type {:?}",
-            excerpt(&header.descr)
-        );
-        let remedy = "save it as plain numbers: array.astype('float32')";
-        return Err(ReadError::Unsupported {
-            path: origin.into(),
-            what,
-            remedy,
-        });
-    };
-    let count = checked_product(&header.shape).and_then(|n| u64::try_from(n).ok());
-    let raw = source.payload(count.and_then(|count| count.checked_mul(stored.bytes())))?;
-    let values = decode(raw, stored, endian).map_err(|at| {
-        ReadError::malformed(
-            origin,
-            format!("value {at} does not fit a 64-bit signed integer"),
-        )
-    })?;
-    match header.fortran_order {
-        true => Array::new(header.shape.clone(), row_major(&header.shape, values)),
-        false => Array::new(header.shape, values),
-    }
+    })
 }
 
 /// Reorders column-major values.

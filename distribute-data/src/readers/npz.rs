@@ -6,11 +6,10 @@ use std::path::{Path, PathBuf};
 use zip::ZipArchive;
 use zip::result::ZipError;
 
-use super::array::Array;
 use super::error::ReadError;
 use super::examples::{Examples, Features, Labels, TrainTest};
-use super::mnist::class_labels;
-use super::npy;
+use super::mnist::{class_labels, same_count};
+use super::npy::Opened;
 use super::source::{Source, open_regular, stream_error};
 
 const WANTED: &str = "x_train and y_train (with x_test and y_test, or without), or x and y";
@@ -82,6 +81,19 @@ fn parse(
             found,
         });
     }
+    // All sizes are compared before the values of one are read.
+    let shape = npz.compare([x, y])?;
+    if has_test {
+        let other = npz.compare(["x_test", "y_test"])?;
+        if shape != other {
+            return Err(ReadError::ShapesDiffer {
+                path: npz.name("x_train"),
+                shape,
+                other_path: npz.name("x_test"),
+                other,
+            });
+        }
+    }
     let train = npz.examples(&format!("{name} train"), [x, y])?;
     if !has_test {
         return Ok((train, None));
@@ -103,15 +115,44 @@ impl<R: Read + Seek> Npz<'_, R> {
             .collect()
     }
 
-    fn examples(&mut self, name: &str, [x, y]: [&str; 2]) -> Result<Examples, ReadError> {
-        let (features, features_path) = self.array(x)?;
-        let (labels, labels_path) = self.array(y)?;
-        for (array, path) in [(&features, &features_path), (&labels, &labels_path)] {
-            if array.shape().is_empty() {
+    /// How errors name a key: `data.npz[x_train]`.
+    fn name(&self, key: &str) -> PathBuf {
+        PathBuf::from(format!("{}[{key}]", self.path.display()))
+    }
+
+    /// Compares the sizes of a pair, of which only the headers are read: the shape of an example.
+    fn compare(&mut self, [x, y]: [&str; 2]) -> Result<Vec<usize>, ReadError> {
+        let (x_path, y_path) = (self.name(x), self.name(y));
+        let features = self.open(x, &x_path)?.shape().to_vec();
+        let labels = self.open(y, &y_path)?.shape().to_vec();
+        for (shape, path) in [(&features, &x_path), (&labels, &y_path)] {
+            if shape.is_empty() {
                 let what = "is a single number, not an array of examples";
                 return Err(ReadError::malformed(path, what));
             }
         }
+        let (examples, row) = (features[0], &features[1..]);
+        same_count((&x_path, examples), (&y_path, labels[0]))?;
+        if examples == 0 || row.contains(&0) {
+            return Err(ReadError::empty(&x_path));
+        }
+        Ok(row.to_vec())
+    }
+
+    fn open<'b>(&'b mut self, key: &str, path: &'b Path) -> Result<Opened<'b>, ReadError> {
+        let file = self
+            .archive
+            .by_name(&member(key))
+            .map_err(|error| zip_error(path, error))?;
+        // The archive may claim anything; there cannot be more compressed bytes than the file has.
+        let compressed_bytes = file.compressed_size().min(self.length);
+        Opened::new(Source::compressed(Box::new(file), compressed_bytes, path))
+    }
+
+    fn examples(&mut self, name: &str, [x, y]: [&str; 2]) -> Result<Examples, ReadError> {
+        let (features_path, labels_path) = (self.name(x), self.name(y));
+        let features = self.open(x, &features_path)?.read()?;
+        let labels = self.open(y, &labels_path)?.read()?;
         let is_class = labels.values().is_integer() && matches!(labels.shape(), [_] | [_, 1]);
         let labels = match is_class {
             true => class_labels(labels, &labels_path)?,
@@ -125,20 +166,6 @@ impl<R: Read + Seek> Npz<'_, R> {
             &[],
         )?;
         Ok(examples.with_files(&[self.path.into()]))
-    }
-
-    /// The array of one key, and how errors name it: `data.npz[x_train]`.
-    fn array(&mut self, key: &str) -> Result<(Array, PathBuf), ReadError> {
-        let path = PathBuf::from(format!("{}[{key}]", self.path.display()));
-        let file = self
-            .archive
-            .by_name(&member(key))
-            .map_err(|error| zip_error(&path, error))?;
-        // The archive may claim anything; there cannot be more compressed bytes than the file has.
-        let compressed_bytes = file.compressed_size().min(self.length);
-        let source = Source::compressed(Box::new(file), compressed_bytes, &path);
-        let array = npy::parse_source(source)?;
-        Ok((array, path))
     }
 }
 

@@ -7,6 +7,8 @@ use std::path::Path;
 
 use flate2::bufread::MultiGzDecoder;
 
+use super::array::Values;
+use super::decode::{Decoded, Endian, Stored, decode};
 use super::error::ReadError;
 
 /// No file is decoded to more than this: 16 GiB.
@@ -15,6 +17,12 @@ pub(crate) const MAX_BYTES: u64 = 16 << 30;
 const DEFLATE_MAX_RATIO: u64 = 1032;
 /// Compressed data seldom shrinks more than this, so this much is reserved before decoding.
 const DEFLATE_USUAL_RATIO: u64 = 6;
+/// Data that becomes larger than this...
+const BOMB_BYTES: u64 = 256 << 20;
+/// ...and this many times as large as it is stored is not decompressed.
+const BOMB_RATIO: u64 = 200;
+/// How many bytes are decoded at once; a multiple of the size of every value.
+const CHUNK_BYTES: u64 = 1 << 20;
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 
 /// A stream of decoded bytes with an upper bound of how many there can be.
@@ -25,6 +33,8 @@ pub(crate) struct Source<'a> {
     ceiling: u64,
     /// Whether `ceiling` is the true length: the data is not compressed.
     exact: bool,
+    /// Bytes before decompression.
+    stored_bytes: u64,
     /// Bytes that may be reserved before they are read.
     reserve: u64,
     consumed: u64,
@@ -61,6 +71,7 @@ impl<'a> Source<'a> {
                 origin,
                 ceiling,
                 exact: true,
+                stored_bytes: length,
                 reserve: length,
                 consumed: 0,
             })
@@ -84,6 +95,7 @@ impl<'a> Source<'a> {
             origin,
             ceiling,
             exact: false,
+            stored_bytes: compressed_bytes,
             reserve,
             consumed: 0,
         }
@@ -110,10 +122,9 @@ impl<'a> Source<'a> {
         Ok(head)
     }
 
-    /// Reads the `count` bytes of payload that must be all that is left.
-    ///
-    /// The claim is held against the size of the file before anything is allocated.
-    pub(crate) fn payload(&mut self, count: Option<u64>) -> Result<Vec<u8>, ReadError> {
+    /// Holds the claim that `count` bytes follow against the size of the file, before anything is
+    /// allocated: the number of bytes and that of all bytes with those before.
+    pub(crate) fn check_claim(&self, count: Option<u64>) -> Result<(u64, u64), ReadError> {
         let total = count.and_then(|count| count.checked_add(self.consumed));
         let (Some(count), Some(total)) = (count, total) else {
             return Err(self.too_large(u64::MAX));
@@ -124,24 +135,83 @@ impl<'a> Source<'a> {
                 false => self.too_large(total),
             });
         }
+        if self.is_bomb(total) {
+            return Err(ReadError::Bomb {
+                path: self.origin.into(),
+                compressed_bytes: self.stored_bytes,
+                claimed_bytes: total,
+            });
+        }
+        Ok((count, total))
+    }
+
+    fn is_bomb(&self, total: u64) -> bool {
+        !self.exact && total > BOMB_BYTES && total / BOMB_RATIO > self.stored_bytes
+    }
+
+    /// Reads the `count` bytes of values that must be all that is left. The inner error is that of
+    /// [`decode`].
+    pub(crate) fn values(
+        &mut self,
+        count: Option<u64>,
+        stored: Stored,
+        endian: Endian,
+    ) -> Result<Decoded, ReadError> {
+        let (count, total) = self.check_claim(count)?;
+        if stored == Stored::U8 {
+            let bytes = self.bytes(count, total)?;
+            self.expect_end(total)?;
+            return Ok(Ok(Values::U8(bytes)));
+        }
+        // In pieces: the bytes and the values of a large file need not fit side by side.
+        let mut left = count;
+        let mut all = None;
+        while left > 0 || all.is_none() {
+            let bytes = self.bytes(left.min(CHUNK_BYTES), total)?;
+            left -= bytes.len() as u64;
+            let before = all.as_ref().map_or(0, Values::len);
+            let values = match decode(bytes, stored, endian) {
+                Ok(values) => values,
+                Err(at) => return Ok(Err(before + at)),
+            };
+            let reserve = count.min(self.reserve) / stored.bytes();
+            all = match all.take() {
+                None => Some(
+                    values
+                        .reserved(reserve)
+                        .map_err(|_| self.no_memory(count))?,
+                ),
+                Some(all) => Some(all.followed_by(values).map_err(|_| self.no_memory(count))?),
+            };
+        }
+        self.expect_end(total)?;
+        Ok(Ok(all.unwrap_or(Values::U8(Vec::new()))))
+    }
+
+    /// Reads `count` bytes, of a file that has `total` in all.
+    fn bytes(&mut self, count: u64, total: u64) -> Result<Vec<u8>, ReadError> {
         let mut bytes = Vec::new();
         let reserve = usize::try_from(count.min(self.reserve)).unwrap_or(usize::MAX);
         if bytes.try_reserve_exact(reserve).is_err() {
-            return Err(self.too_large(total));
+            return Err(self.no_memory(count));
         }
-        // One byte more than needed: the end of a gzip stream, with its checksum, is only
-        // looked at by a read that finds it.
-        let mut extra = [0u8; 1];
         self.read_up_to(count, &mut bytes)?;
         if (bytes.len() as u64) < count {
             return Err(self.truncated(total));
         }
+        Ok(bytes)
+    }
+
+    /// Nothing follows the `total` bytes that have been read.
+    fn expect_end(&mut self, total: u64) -> Result<(), ReadError> {
+        // The end of a gzip stream, with its checksum, is only looked at by a read that finds it.
+        let mut extra = [0u8; 1];
         match self
             .reader
             .read(&mut extra)
             .map_err(|error| self.read_error(error))?
         {
-            0 => Ok(bytes),
+            0 => Ok(()),
             _ => Err(ReadError::Trailing {
                 path: self.origin.into(),
                 expected_bytes: total,
@@ -154,6 +224,7 @@ impl<'a> Source<'a> {
         self.consumed += bytes.len() as u64;
         match result {
             Ok(_) => Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::OutOfMemory => Err(self.no_memory(count)),
             // A cut gzip stream is a short file like any other: the caller compares lengths.
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(()),
             Err(error) => Err(self.read_error(error)),
@@ -182,6 +253,13 @@ impl<'a> Source<'a> {
         }
     }
 
+    fn no_memory(&self, bytes: u64) -> ReadError {
+        ReadError::OutOfMemory {
+            path: self.origin.into(),
+            bytes,
+        }
+    }
+
     fn read_error(&self, error: io::Error) -> ReadError {
         stream_error(self.origin, error)
     }
@@ -192,8 +270,12 @@ impl Read for Source<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let count = self.reader.read(buffer)?;
         self.consumed += count as u64;
-        if self.consumed > MAX_BYTES {
-            let message = format!("more than {MAX_BYTES} bytes after decompression");
+        if self.consumed > MAX_BYTES || self.is_bomb(self.consumed) {
+            let message = format!(
+                "its {} bytes become more than {} after decompression, which data hardly does",
+                self.stored_bytes,
+                self.consumed - count as u64
+            );
             return Err(io::Error::new(io::ErrorKind::FileTooLarge, message));
         }
         Ok(count)
@@ -206,6 +288,11 @@ pub(crate) fn stream_error(origin: &Path, error: io::Error) -> ReadError {
         io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData => {
             ReadError::malformed(origin, format!("damaged compressed data: {error}"))
         }
+        io::ErrorKind::FileTooLarge => ReadError::malformed(origin, error.to_string()),
+        io::ErrorKind::OutOfMemory => ReadError::OutOfMemory {
+            path: origin.into(),
+            bytes: 0,
+        },
         io::ErrorKind::UnexpectedEof => {
             ReadError::malformed(origin, "the compressed data ends too early")
         }

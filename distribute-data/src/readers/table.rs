@@ -5,6 +5,7 @@ use std::path::Path;
 use super::array::{Array, Values};
 use super::error::ReadError;
 use super::examples::{Examples, Features, Labels};
+use super::header::{self, Doubt};
 use super::lines::{Column, Lines};
 use super::source::Source;
 
@@ -12,8 +13,11 @@ use super::source::Source;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum CsvHeader {
-    /// The first line is a header if none of its fields is a number, or if the label column is
-    /// given by name.
+    /// The first line is a header if the label column is given by name or a field is `label`, or
+    /// if its fields are different names and none is a number. It is an example if all are
+    /// numbers. Where it may be either it is an error: fields that stand for missing values; whole
+    /// numbers that rise or fall from column to column as in no other line; whole numbers above
+    /// columns of fractions.
     #[default]
     Detect,
     /// The first line is a header.
@@ -86,7 +90,8 @@ impl Default for CsvOptions {
 /// # Errors
 /// [`ReadError::RaggedRow`] and [`ReadError::NotANumber`] with the line (and column; NaN and
 /// infinity are refused too), [`ReadError::MissingName`] if there is no such label column,
-/// [`ReadError::LabelOutOfRange`], [`ReadError::Empty`], or a file that cannot be read.
+/// [`ReadError::LabelOutOfRange`], [`ReadError::AmbiguousHeader`], [`ReadError::Empty`], or a file
+/// that cannot be read.
 pub fn read_csv(path: impl AsRef<Path>, options: &CsvOptions) -> Result<Examples, ReadError> {
     parse(Source::open(path.as_ref())?, options)
 }
@@ -117,8 +122,10 @@ fn parse(source: Source<'_>, options: &CsvOptions) -> Result<Examples, ReadError
     let has_header = match (options.header, &options.label) {
         (CsvHeader::Present, _) | (CsvHeader::Detect, LabelColumn::Name(_)) => true,
         (CsvHeader::Absent, _) => false,
-        (CsvHeader::Detect, _) => lines.record.iter().all(|field| number(field).is_none()),
+        (CsvHeader::Detect, _) => header::is_header(&lines.record, lines.line, path)?,
     };
+    let detects = options.header == CsvHeader::Detect && !has_header;
+    let mut doubt = detects.then(|| Doubt::new(&lines.record, lines.line));
     let names = has_header.then(|| lines.names());
     let label = label_column(names.as_deref(), columns, &options.label, path)?;
     let mut table = Table {
@@ -128,8 +135,14 @@ fn parse(source: Source<'_>, options: &CsvOptions) -> Result<Examples, ReadError
     };
     let mut has_line = !has_header || lines.advance()?;
     while has_line {
+        if let Some(doubt) = &mut doubt {
+            doubt.line(&lines.record, label, lines.line);
+        }
         table.push(&lines, label, options.labels, names.as_deref())?;
         has_line = lines.advance()?;
+    }
+    if let Some(why) = doubt.as_ref().and_then(Doubt::why) {
+        return Err(header::ambiguous(path, doubt.map_or(1, |d| d.first), why));
     }
     table.into_examples(columns - 1, options.labels, path)
 }
@@ -170,6 +183,10 @@ impl Table {
         labels: CsvLabels,
         names: Option<&[String]>,
     ) -> Result<(), ReadError> {
+        let room = self.features.try_reserve(line.record.len());
+        room.and_then(|()| self.classes.try_reserve(1))
+            .and_then(|()| self.targets.try_reserve(1))
+            .map_err(|_| line.no_memory(self.features.len()))?;
         for (column, field) in line.record.iter().enumerate() {
             let place = Column {
                 column,
@@ -208,7 +225,7 @@ impl Table {
 }
 
 /// A finite number.
-fn number(field: &[u8]) -> Option<f32> {
+pub(super) fn number(field: &[u8]) -> Option<f32> {
     let text = std::str::from_utf8(field.trim_ascii()).ok()?;
     text.parse().ok().filter(|value: &f32| value.is_finite())
 }

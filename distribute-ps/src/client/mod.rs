@@ -24,6 +24,7 @@ use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use distribute_core::collectives::Interruption;
 use distribute_core::collectives::control::security::Security;
 
 use crate::client::catalog::Catalog;
@@ -47,6 +48,8 @@ pub struct ClientOptions {
     /// How long [`VariableClient::connect`] waits for servers that do not listen yet; 60 s by
     /// default.
     pub connect_timeout: Duration,
+    /// What ends that wait before its time, such as a signal; nothing by default.
+    pub interruption: Interruption,
     /// Sends `f32` values and gradients as bf16; the servers keep `f32`. Off by default.
     pub bf16: bool,
     /// How often a silent connection is asked for a sign of life; 1 s by default.
@@ -61,6 +64,7 @@ impl Default for ClientOptions {
             security: Security::default(),
             timeout: Duration::from_secs(60),
             connect_timeout: Duration::from_secs(60),
+            interruption: Interruption::default(),
             bf16: false,
             keepalive_interval: Duration::from_secs(1),
             keepalive_timeout: Duration::from_secs(3),
@@ -94,7 +98,9 @@ impl VariableClient {
     /// yet, up to [`ClientOptions::connect_timeout`].
     ///
     /// # Errors
-    /// [`PsError::Unavailable`], and [`PsError::Refused`] when token, certificate, version or kind
+    /// [`PsError::Unavailable`], [`PsError::Interrupted`] when the
+    /// [interruption](ClientOptions::interruption) was raised, and [`PsError::Refused`] when
+    /// token, certificate, version or kind
     /// of a process are wrong.
     pub fn connect<A: AsRef<str>>(addresses: &[A], options: ClientOptions) -> Result<Self> {
         if addresses.is_empty() {
@@ -109,7 +115,7 @@ impl VariableClient {
             Arc::new(Server::new(index, address, &options, pool.clone()))
         };
         let servers: Vec<Arc<Server>> = addresses.iter().enumerate().map(server).collect();
-        let limit = options.connect_timeout;
+        let (limit, interruption) = (options.connect_timeout, options.interruption.clone());
         let client = Self {
             inner: Arc::new(Inner {
                 driver,
@@ -120,7 +126,10 @@ impl VariableClient {
                 catalog: Catalog::default(),
             }),
         };
-        client.on_all(move |server| async move { server.connect(limit).await })?;
+        client.on_all(move |server| {
+            let interruption = interruption.clone();
+            async move { server.connect(limit, &interruption).await }
+        })?;
         Ok(client)
     }
 

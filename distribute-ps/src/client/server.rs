@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use distribute_core::collectives::Interruption;
 use hyper::body::Incoming;
 use prost::Message;
 
@@ -94,8 +95,19 @@ impl Server {
     }
 
     /// Waits until the server listens.
-    pub(super) async fn connect(&self, limit: Duration) -> Result<()> {
+    pub(super) async fn connect(&self, limit: Duration, interruption: &Interruption) -> Result<()> {
         let begin = Instant::now();
+        tokio::select! {
+            connected = self.connect_within(limit, begin) => connected,
+            () = interruption.raised() => Err(PsError::Interrupted {
+                task: "this process".to_string(),
+                what: format!("parameter server {} at {}", self.index, self.address),
+                waited: begin.elapsed(),
+            }),
+        }
+    }
+
+    async fn connect_within(&self, limit: Duration, begin: Instant) -> Result<()> {
         loop {
             let left = limit.saturating_sub(begin.elapsed());
             let attempt = Channel::connect(&self.address, &self.rpc, left.min(RECONNECT)).await;

@@ -16,6 +16,7 @@ use crate::worker::generated::worker_client::WorkerClient;
 use crate::worker::generated::{
     Attach, Cancel, Dataset, Execute, Finish, Order, Outcome, Ping, Report, order, outcome, report,
 };
+use crate::worker::settings::{read_settings, same_settings, settings};
 use crate::worker::{CRATE_VERSION, PROTOCOL_VERSION, failure};
 
 const PAUSE_MIN: Duration = Duration::from_millis(10);
@@ -36,6 +37,8 @@ pub(crate) const OVERHEAD: usize = 64 << 10;
 pub(super) enum Failed {
     /// There is no use to try again soon.
     Refused(String),
+    /// It has another configuration.
+    Different(Box<distribute_core::Error>),
     Later(String),
 }
 
@@ -89,6 +92,13 @@ pub(super) async fn keep(shared: Arc<Shared>, worker: usize) {
                 pause
             }
             Err(Failed::Refused(reason)) => {
+                shared.set_status(worker, WorkerStatus::Refused(reason));
+                PAUSE_REFUSED
+            }
+            Err(Failed::Different(error)) => {
+                let reason = error.to_string();
+                // Before the status, which would tell it as one of another job's processes.
+                shared.fail((*error).into());
                 shared.set_status(worker, WorkerStatus::Refused(reason));
                 PAUSE_REFUSED
             }
@@ -146,6 +156,7 @@ async fn attach(shared: &Shared, worker: usize) -> Result<Stream, Failed> {
         workers: u32::try_from(shared.addresses.len()).unwrap_or(u32::MAX),
         parameter_servers: shared.parameter_servers.clone(),
         max_message_bytes: shared.options.max_message_bytes as u64,
+        settings: settings(&shared.configuration),
     };
     // The queue is new: there is room.
     let _ = outbound.try_send(said(order::Order::Attach(attach)));
@@ -169,6 +180,9 @@ async fn attach(shared: &Shared, worker: usize) -> Result<Stream, Failed> {
             "it runs another program: {what}; start the same one everywhere"
         )));
     }
+    let theirs = read_settings(&welcome.settings);
+    same_settings(worker, &theirs, &shared.configuration)
+        .map_err(|error| Failed::Different(Box::new(error)))?;
     Ok(Stream {
         channel,
         outbound,

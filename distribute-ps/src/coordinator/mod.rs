@@ -64,6 +64,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use distribute_core::collectives::Listening;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -97,6 +98,7 @@ pub struct ClusterCoordinator {
     /// Which threads use them right now, or wait for them.
     holders: Mutex<BTreeSet<Holder>>,
     runtime: Runtime,
+    _listening: Listening,
 }
 
 /// A value's name, and a thread.
@@ -142,8 +144,10 @@ impl ClusterCoordinator {
     /// # Errors
     /// [`PsError::NoWorkers`] if none has come within
     /// [`connect_timeout`](CoordinatorOptions::connect_timeout), [`PsError::Refused`] if one is
-    /// there but has another token, version or program, [`PsError::InvalidArgument`] without
-    /// workers, and those of [`VariableClient::connect`].
+    /// there but has another token, version or program, [`PsError::Core`] with
+    /// [`DifferentConfigurations`](distribute_core::Error::DifferentConfigurations) if it has
+    /// another configuration, [`PsError::InvalidArgument`] without workers, and those of
+    /// [`VariableClient::connect`].
     pub fn connect<W: AsRef<str>, S: AsRef<str>>(
         workers: &[W],
         parameter_servers: &[S],
@@ -169,20 +173,42 @@ impl ClusterCoordinator {
         };
         let steps = registry.step_names().map(str::to_string).collect();
         let addresses: (Vec<String>, Vec<String>) = (texts(&workers), texts(&servers));
-        let shared = Arc::new(shared::Shared::new(run, options, addresses, steps));
+        let registered = (steps, registry.settings().clone());
+        let shared = Arc::new(shared::Shared::new(run, options, addresses, registered));
         let variables = strategy
             .as_ref()
             .map(|strategy| strategy.variables().clone());
         let runtime = Runtime::start(&shared, variables)?;
-        shared.wait_for_worker()?;
-        Ok(Self {
+        // For the whole life: workers may all go later.
+        let woken = Arc::downgrade(&shared);
+        let listening = shared.options.interruption.on_raise(move || {
+            if let Some(shared) = woken.upgrade() {
+                shared.wake();
+            }
+        });
+        let coordinator = Self {
             registry,
             shared,
             strategy,
             values,
             holders: Mutex::default(),
             runtime,
-        })
+            _listening: listening,
+        };
+        match coordinator.shared.wait_for_worker() {
+            Ok(()) => Ok(coordinator),
+            Err(error) => Err(coordinator.refused(error)),
+        }
+    }
+
+    /// Without a worker: another coordinator may have more luck, unless the job itself is wrong.
+    fn refused(self, error: PsError) -> PsError {
+        let is_wrong = matches!(&error, PsError::Core(core)
+            if matches!(**core, distribute_core::Error::DifferentConfigurations { .. }));
+        if is_wrong && let Err(at_end) = self.end(error.to_string()) {
+            tracing::warn!(error = %at_end, "the servers were not told that the job ends");
+        }
+        error
     }
 
     /// Schedules a call of a registered step on any worker, and returns at once if there is room
@@ -376,6 +402,7 @@ fn strategy(
 ) -> Result<ParameterServerStrategy> {
     let mut client = options.client.clone();
     client.security = options.security.clone();
+    client.interruption = options.interruption.clone();
     let client = VariableClient::connect(servers, client)?;
     let begun = Instant::now();
     // A coordinator that was cut off or killed with its host is noticed after a while only.
@@ -383,6 +410,13 @@ fn strategy(
     loop {
         match client.attach(run, options.run) {
             Ok(()) => break,
+            Err(PsError::OtherRun { reason, .. }) if options.interruption.is_raised() => {
+                return Err(PsError::Interrupted {
+                    task: "the coordinator".to_string(),
+                    what: format!("its parameter servers ({reason})"),
+                    waited: begun.elapsed(),
+                });
+            }
             Err(PsError::OtherRun { .. }) if begun.elapsed() < gone_after => {
                 std::thread::sleep(PAUSE);
             }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use distribute_core::collectives::Interruption;
 use distribute_core::collectives::control::security::Security;
 use distribute_core::partitioners::Partitioner;
 
@@ -44,6 +45,10 @@ pub struct CoordinatorOptions {
     /// How long a call that surfaces an error waits for running closures to stop, before it gives
     /// them up; 30 s by default.
     pub cancel_timeout: Duration,
+    /// What ends waiting for servers and workers before its time, such as a signal: at the start,
+    /// and later while no worker is connected. Closures that run are not touched. Nothing by
+    /// default. That of `client` is the same.
+    pub interruption: Interruption,
     /// How often a worker is asked for a sign of life; 1 s by default.
     pub keepalive_interval: Duration,
     /// How long the answer may take; 3 s by default. Then the worker is lost, and its closure runs
@@ -67,6 +72,7 @@ impl Default for CoordinatorOptions {
             schedule_timeout: Duration::from_secs(600),
             step_timeout: Duration::from_secs(3600),
             cancel_timeout: Duration::from_secs(30),
+            interruption: Interruption::default(),
             keepalive_interval: Duration::from_secs(1),
             keepalive_timeout: Duration::from_secs(3),
         }

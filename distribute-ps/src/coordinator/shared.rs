@@ -5,6 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use distribute_core::Configuration;
 use tokio::sync::{Notify, watch};
 
 use super::news::{LostClosure, News};
@@ -80,6 +81,7 @@ pub(super) struct Shared {
     pub(super) addresses: Vec<String>,
     pub(super) parameter_servers: Vec<String>,
     pub(super) steps: Vec<String>,
+    pub(super) configuration: Configuration,
     state: Mutex<State>,
     /// Anything that a waiting caller may want to know.
     changed: Condvar,
@@ -95,7 +97,7 @@ impl Shared {
         run: RunId,
         options: CoordinatorOptions,
         (addresses, parameter_servers): (Vec<String>, Vec<String>),
-        steps: Vec<String>,
+        (steps, configuration): (Vec<String>, Configuration),
     ) -> Self {
         let absent = WorkerStatus::Absent("it has not been reached yet".to_string());
         let state = State {
@@ -114,6 +116,7 @@ impl Shared {
             addresses,
             parameter_servers,
             steps,
+            configuration,
             state: Mutex::new(state),
             changed: Condvar::new(),
             newsworthy: Condvar::new(),
@@ -318,6 +321,9 @@ impl Shared {
             }
             if state.workers.contains(&WorkerStatus::Connected) {
                 return Ok(());
+            }
+            if self.options.interruption.is_raised() {
+                return Err(self.interrupted(&state, begun.elapsed()));
             }
             let left = limit.saturating_sub(begun.elapsed());
             if left.is_zero() {
@@ -525,10 +531,14 @@ impl Shared {
             return;
         };
         // Also when an error waits to surface: somebody may wait for a result first.
-        if since.elapsed() < limit || state.queue.is_idle() {
+        let is_raised = self.options.interruption.is_raised();
+        if (since.elapsed() < limit && !is_raised) || state.queue.is_idle() {
             return;
         }
-        let error = self.nobody(&state, since.elapsed());
+        let error = match is_raised {
+            true => self.interrupted(&state, since.elapsed()),
+            false => self.nobody(&state, since.elapsed()),
+        };
         for closure in state.queue.clear() {
             closure.end(Err(error.clone()));
         }
@@ -536,7 +546,29 @@ impl Shared {
         self.changed.notify_all();
     }
 
+    /// Has whoever waits look again.
+    pub(super) fn wake(&self) {
+        // Under the lock, so that nobody misses it between a look and a sleep.
+        let state = self.state();
+        self.changed.notify_all();
+        drop(state);
+    }
+
+    fn interrupted(&self, state: &State, waited: Duration) -> PsError {
+        PsError::Interrupted {
+            task: "the coordinator".to_string(),
+            what: format!("a worker ({})", self.described(state)),
+            waited,
+        }
+    }
+
     fn nobody(&self, state: &State, waited: Duration) -> PsError {
+        let workers = self.described(state);
+        PsError::NoWorkers { waited, workers }
+    }
+
+    /// What is known of each worker.
+    fn described(&self, state: &State) -> String {
         let described = state.workers.iter().zip(&self.addresses).enumerate();
         let described = described.take(8).map(|(worker, (status, address))| {
             let reason = match status {
@@ -545,9 +577,6 @@ impl Shared {
             };
             format!("worker {worker} at {address}: {reason}")
         });
-        PsError::NoWorkers {
-            waited,
-            workers: described.collect::<Vec<_>>().join("; "),
-        }
+        described.collect::<Vec<_>>().join("; ")
     }
 }

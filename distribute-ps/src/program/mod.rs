@@ -35,7 +35,7 @@ use distribute_core::cluster::{
 };
 use distribute_core::collectives::control::security::Security;
 use distribute_core::fit::{Objective, StepContext};
-use distribute_core::{Device, InputContext, Nest, Replicate, TrainState};
+use distribute_core::{Configuration, Device, InputContext, Nest, Replicate, TrainState};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -179,6 +179,13 @@ impl Program {
                 let data = Shared::new(Resource::named(fit::data_name(&name)));
                 Training::new(name, state.clone(), data)
             })
+    }
+
+    /// Adds settings that coordinator and workers must have the same:
+    /// [`StepRegistry::configuration`].
+    pub fn configuration(&mut self, settings: &Configuration) -> &mut Self {
+        self.registry.configuration(settings);
+        self
     }
 
     /// What a process with the role `evaluator` does. It is not waited for.

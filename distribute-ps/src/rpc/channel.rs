@@ -22,7 +22,7 @@ use crate::rpc::{
 };
 
 /// Why there is no connection.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
     /// The process is not one of this job: token, certificate, version or kind. No use to retry.
@@ -31,6 +31,14 @@ pub enum ConnectError {
     /// Nobody answers; perhaps later.
     #[error("unavailable: {0}")]
     Unavailable(String),
+}
+
+distribute_core::debug_as_message!(ConnectError);
+
+impl From<ConnectError> for distribute_core::Error {
+    fn from(error: ConnectError) -> Self {
+        Self::step(error)
+    }
 }
 
 /// One connection to a process of the job; what generated tonic clients run over.

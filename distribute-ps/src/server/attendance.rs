@@ -38,6 +38,11 @@ impl<'a> Attendance<'a> {
             self.is_first = is_awaited;
         }
         let waited = self.since.elapsed();
+        if presence != Presence::Connected && self.options.interruption.is_raised() {
+            let what = format!("{}{}", self.chief(), noted(refused()));
+            let task = self.task();
+            return Err(PsError::Interrupted { task, what, waited });
+        }
         match presence {
             Presence::Awaited if waited >= self.options.coordinator_timeout => {
                 Err(self.nobody(waited, refused()))

@@ -23,6 +23,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use distribute_core::collectives::Interruption;
 use distribute_core::collectives::control::security::Security;
 use distribute_core::optim::Optimizer;
 use tonic::service::Routes;
@@ -67,6 +68,9 @@ pub struct ServerOptions {
     /// How long a coordinator that has gone may stay away before [`ParameterServer::wait`] gives
     /// up; 5 minutes by default. Another coordinator that comes within this time begins a new run.
     pub orphan_timeout: Duration,
+    /// What ends [`ParameterServer::wait`] before its time, such as a signal, while no coordinator
+    /// is connected. Nothing by default.
+    pub interruption: Interruption,
     /// The address of the chief, for messages; not known by default.
     pub chief: Option<String>,
     pub(crate) optimizers: Optimizers,
@@ -86,6 +90,7 @@ impl Default for ServerOptions {
             keepalive_timeout: Duration::from_secs(3),
             coordinator_timeout: Duration::from_secs(1800),
             orphan_timeout: Duration::from_secs(300),
+            interruption: Interruption::default(),
             chief: None,
             optimizers: Optimizers::default(),
         }
@@ -154,7 +159,9 @@ impl ParameterServer {
     ///
     /// # Errors
     /// [`PsError::NoCoordinator`] and [`PsError::CoordinatorLost`] when there was none for as long
-    /// as the options say; [`PsError::System`] when the operating system has no resources to wait
+    /// as the options say; [`PsError::Interrupted`] when there was none and the
+    /// [interruption](ServerOptions::interruption) was raised;
+    /// [`PsError::System`] when the operating system has no resources to wait
     /// with.
     pub fn wait(&self, timeout: Option<Duration>) -> Result<bool> {
         let runtime = tokio::runtime::Builder::new_current_thread()

@@ -48,7 +48,7 @@ use crate::error::{PsError, Result};
 use crate::placement::RoundRobin;
 use crate::update::{RunId, RunOptions};
 use crate::variable::{OptimizerSpec, VariableRef, VariableSpec};
-use state::State;
+use state::{State, on_server};
 pub use updates::UpdateSource;
 pub(crate) use updates::Updates;
 use variable::Variable;
@@ -284,11 +284,11 @@ impl ParameterServerStrategy {
     fn take_tensor(&self, prefix: &str, tensor: &RemoteTensor, spec: &RemoteSpec<'_>) -> Taken {
         let optimizer = spec.optimizer.filter(|_| tensor.is_trained);
         let name = format!("{prefix}{}", tensor.name);
-        self.take(name, &tensor.value, optimizer)
+        Ok(self.take(name, &on_server(&tensor.value)?, optimizer)?)
     }
 }
 
-type Taken = Result<VariableRef>;
+type Taken = distribute_core::Result<VariableRef>;
 
 /// While it is there, updates belong to a closure. See
 /// [`within_closure`](ParameterServerStrategy::within_closure).
@@ -307,7 +307,7 @@ impl RemoteStore for ParameterServerStrategy {
         let prefix = self.prefix(spec.path);
         let tensors = spec.tensors.iter();
         let variables = tensors.map(|tensor| self.take_tensor(&prefix, tensor, &spec));
-        let variables = variables.collect::<Result<Vec<_>>>()?;
+        let variables = variables.collect::<distribute_core::Result<Vec<_>>>()?;
         let (client, updates) = (self.shared.client.clone(), Arc::clone(&self.shared.updates));
         Ok(Arc::new(State::new(
             client, updates, prefix, variables, &spec,

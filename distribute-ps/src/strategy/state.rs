@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use burn::tensor::TensorData;
-use distribute_core::Result;
+use burn::tensor::{DType, TensorData};
+use distribute_core::checkpoint::check_slot_names;
 use distribute_core::remote::{
     Pushed, RemoteSpec, RemoteState, RemoteValues, RemoteVersion, RowGradients,
 };
+use distribute_core::{Error, Result};
 
 use super::tables;
 use super::updates::Updates;
@@ -25,9 +26,13 @@ pub(super) struct State {
     prefix: String,
     /// In visit order.
     variables: Vec<VariableRef>,
+    /// The types of the model's tensors; bools are bytes on the servers.
+    dtypes: Vec<DType>,
     /// Which of them are trained.
     trained: Vec<usize>,
     slots: &'static [&'static str],
+    /// The optimizer's name.
+    optimizer: &'static str,
 }
 
 impl State {
@@ -45,8 +50,14 @@ impl State {
             updates,
             prefix,
             variables,
+            dtypes: spec
+                .tensors
+                .iter()
+                .map(|tensor| tensor.value.dtype())
+                .collect(),
             trained: trained.map(|(index, _)| index).collect(),
             slots: spec.optimizer.map_or(&[], |optimizer| optimizer.slots()),
+            optimizer: spec.optimizer.map_or("", |optimizer| optimizer.name()),
         }
     }
 
@@ -68,6 +79,31 @@ impl State {
         self.prefix.is_empty()
     }
 
+    /// A value of a server in the type that the model has.
+    fn of_model(&self, index: usize, value: TensorData) -> Result<TensorData> {
+        match self.dtypes.get(index) {
+            Some(dtype) if dtype.is_bool() => value.try_cast(*dtype).map_err(Error::step),
+            _ => Ok(value),
+        }
+    }
+
+    /// Refuses slots of another optimizer; without any they start at zero.
+    fn check_slots(
+        &self,
+        variable: &VariableRef,
+        tensors: &BTreeMap<String, TensorData>,
+    ) -> Result<()> {
+        let name = self.plain_name(variable);
+        let path = name.strip_prefix("model/").unwrap_or(name);
+        let found = crate::table::slots_in(tensors, path);
+        // Of what is not trained any longer the slots are of no use.
+        if found.is_empty() || variable.spec().optimizer.is_none() {
+            return Ok(());
+        }
+        check_slot_names((self.optimizer, self.slots), None, found)
+            .map_err(|error| Error::Checkpoint(Arc::new(error)))
+    }
+
     fn slot_name(&self, variable: &VariableRef, slot: &str) -> String {
         let name = self.plain_name(variable);
         let path = name.strip_prefix("model/").unwrap_or(name);
@@ -78,6 +114,14 @@ impl State {
 fn reshaped(value: TensorData, shape: impl Into<burn::tensor::Shape>) -> TensorData {
     let (bytes, _, dtype) = value.into_parts();
     TensorData::from_bytes(bytes, shape, dtype)
+}
+
+/// A value of a model as servers keep it: they know no bools.
+pub(super) fn on_server(value: &TensorData) -> Result<TensorData> {
+    match value.dtype().is_bool() {
+        true => value.clone().try_cast(DType::U8).map_err(Error::step),
+        false => Ok(value.clone()),
+    }
 }
 
 /// Whether no shard took anything.
@@ -94,13 +138,16 @@ impl RemoteState for State {
         let trained = self.trained.iter().filter_map(|index| pulled.get(*index));
         let step = Self::step_of(trained.map(|pulled| &pulled.updates));
         let learning_rate = pulled.iter().find_map(|pulled| pulled.learning_rate);
-        let changed = pulled.into_iter().enumerate();
-        let changed =
-            changed.filter_map(|(index, pulled)| Some((index, pulled.versions.0, pulled.value?)));
+        let mut changed = Vec::new();
+        for (index, pulled) in pulled.into_iter().enumerate() {
+            if let Some(value) = pulled.value {
+                changed.push((index, pulled.versions.0, self.of_model(index, value)?));
+            }
+        }
         Ok(RemoteValues {
             step,
             learning_rate,
-            changed: changed.collect(),
+            changed,
         })
     }
 
@@ -123,11 +170,11 @@ impl RemoteState for State {
         let (rows, bases) = tables::gradients(&self.client, rows)?;
         pushed.extend(rows);
         versions.extend(bases);
-        let id = self.updates.next()?;
+        let drawn = self.updates.next()?;
         if pushed.is_empty() {
             return Ok(Pushed::Applied { step: 0 });
         }
-        match self.client.push(id, pushed, &versions) {
+        match self.client.push(drawn.id(), pushed, &versions) {
             Ok(outcome) if is_dropped(&outcome) => Ok(Pushed::Dropped),
             Ok(outcome) => Ok(Pushed::Applied {
                 step: Self::step_of(outcome.updates.iter().take(own)),
@@ -145,12 +192,13 @@ impl RemoteState for State {
         let mut snapshot = self.client.snapshot()?;
         let mut tensors = BTreeMap::new();
         let mut step = 0;
-        for variable in &self.variables {
+        for (index, variable) in self.variables.iter().enumerate() {
             let name = variable.name();
             let missing = || PsError::Uninitialized {
                 name: name.to_string(),
             };
             let value = snapshot.variables.remove(name).ok_or_else(missing)?;
+            let value = self.of_model(index, value)?;
             tensors.insert(self.plain_name(variable).to_string(), value);
             for slot in self.slots {
                 let key = (name.to_string(), (*slot).to_string());
@@ -178,6 +226,8 @@ impl RemoteState for State {
                 PsError::invalid(format!("the checkpoint has no parameter `{name}`"))
             };
             let value = tensors.get(self.plain_name(variable)).ok_or_else(missing)?;
+            let value = on_server(value)?;
+            self.check_slots(variable, tensors)?;
             let shards = variable.placement().shards.len();
             let updates = Versions(vec![step; shards]);
             let slots = self.slots.iter().map_while(|slot| {
@@ -185,12 +235,8 @@ impl RemoteState for State {
                 let value = reshaped(value, variable.shape().to_vec());
                 Some(((name.clone(), (*slot).to_string()), value))
             });
-            let slots: Vec<_> = slots.collect();
-            // As everywhere: those of another optimizer start at zero.
-            if slots.len() == self.slots.len() {
-                snapshot.slots.extend(slots);
-            }
-            snapshot.variables.insert(name.clone(), value.clone());
+            snapshot.slots.extend(slots);
+            snapshot.variables.insert(name.clone(), value);
             snapshot.updates.insert(name, updates);
         }
         if self.has_tables() {

@@ -83,11 +83,11 @@ pub(super) fn push(
     rows: Vec<RowGradients>,
 ) -> distribute_core::Result<Pushed> {
     let (gradients, versions) = gradients(client, rows)?;
-    let id = updates.next()?;
+    let drawn = updates.next()?;
     if gradients.is_empty() {
         return Ok(Pushed::Applied { step: 0 });
     }
-    match client.push(id, gradients, &versions) {
+    match client.push(drawn.id(), gradients, &versions) {
         Ok(outcome) if is_dropped(&outcome) => Ok(Pushed::Dropped),
         Ok(outcome) => Ok(Pushed::Applied {
             step: State::step_of(&outcome.updates),

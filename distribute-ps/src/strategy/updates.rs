@@ -1,5 +1,6 @@
 //! Where the ids of updates come from.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -61,6 +62,29 @@ impl fmt::Debug for UpdateSource {
     }
 }
 
+/// The id of an update that is being made. Dropped when its outcome is known: until then the
+/// servers are not told that all before a later one have ended.
+#[must_use]
+pub(crate) struct Drawn<'a> {
+    id: UpdateId,
+    updates: &'a Updates,
+}
+
+impl Drawn<'_> {
+    /// The id itself, to be used while this lives.
+    pub(crate) fn id(&self) -> UpdateId {
+        self.id
+    }
+}
+
+impl Drop for Drawn<'_> {
+    fn drop(&mut self) {
+        if let Own::Alone { under_way, .. } = &mut *lock(&self.updates.own) {
+            under_way.remove(&self.id.closure);
+        }
+    }
+}
+
 /// How many updates without closures the servers remember, where nobody else counts closures.
 const REMEMBERED: u64 = 1024;
 
@@ -81,6 +105,8 @@ enum Own {
     Alone {
         closure: u64,
         client: VariableClient,
+        /// What threads have drawn and not made yet.
+        under_way: BTreeSet<u64>,
     },
 }
 
@@ -102,7 +128,12 @@ impl Updates {
 
     /// The only ones of a run.
     pub(super) fn alone(run: RunId, client: VariableClient) -> Self {
-        Self::with(run, Own::Alone { closure: 0, client })
+        let own = Own::Alone {
+            closure: 0,
+            client,
+            under_way: BTreeSet::new(),
+        };
+        Self::with(run, own)
     }
 
     fn with(run: RunId, own: Own) -> Self {
@@ -126,7 +157,12 @@ impl Updates {
         Some(lock(&self.closure).as_ref()?.closure)
     }
 
-    pub(super) fn next(&self) -> Result<UpdateId> {
+    pub(super) fn next(&self) -> Result<Drawn<'_>> {
+        let id = self.next_id()?;
+        Ok(Drawn { id, updates: self })
+    }
+
+    fn next_id(&self) -> Result<UpdateId> {
         if let Some(source) = &*lock(&self.closure) {
             return source.next();
         }
@@ -139,11 +175,16 @@ impl Updates {
                 };
                 id
             }
-            Own::Alone { closure, client } => {
+            Own::Alone {
+                closure,
+                client,
+                under_way,
+            } => {
                 *closure += 1;
                 if closure.is_multiple_of(REMEMBERED) {
-                    client.finished_below(*closure)?;
+                    client.finished_below(under_way.first().copied().unwrap_or(*closure))?;
                 }
+                under_way.insert(*closure);
                 (*closure, 0)
             }
         };
@@ -152,5 +193,60 @@ impl Updates {
             closure,
             sequence,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::{DType, TensorData};
+
+    use super::*;
+    use crate::{ClientOptions, ParameterServer, RoundRobin, RunOptions, ServerOptions};
+    use crate::{VariableRef, VariableSpec};
+
+    fn variable(client: &VariableClient) -> VariableRef {
+        let spec = VariableSpec {
+            name: "w".to_string(),
+            shape: vec![1],
+            dtype: DType::F32,
+            optimizer: None,
+        };
+        let mut round_robin = RoundRobin::new(1).unwrap();
+        let placement = round_robin.place(&spec.shape, 4, None).unwrap();
+        let variable = client.create(&spec, &placement).unwrap();
+        let zero = TensorData::new(vec![0.0_f32], [1]);
+        client.initialize(&variable, zero).unwrap();
+        variable
+    }
+
+    #[test]
+    fn an_update_drawn_long_before_it_is_sent_is_applied_once() {
+        let server = ParameterServer::bind("127.0.0.1:0", ServerOptions::default()).unwrap();
+        let address = server.address().to_string();
+        let client = VariableClient::connect(&[address], ClientOptions::default()).unwrap();
+        let run = RunId::random().unwrap();
+        client.attach(run, RunOptions::default()).unwrap();
+        let variable = variable(&client);
+        let updates = Updates::alone(run, client.clone());
+        let add = |id| {
+            let one = TensorData::new(vec![1.0_f32], [1]);
+            client.assign_add(id, &variable, one).unwrap()
+        };
+        let slow = updates.next().unwrap();
+        // Another thread makes many meanwhile; it is enough to draw them.
+        for _ in 0..2 * REMEMBERED {
+            drop(updates.next().unwrap());
+        }
+        let done = add(slow.id());
+        assert_eq!((done.applied, done.already_applied), (1, 0));
+        // A repetition is still one.
+        assert_eq!(add(slow.id()).already_applied, 1);
+        drop(slow);
+        // What has ended is forgotten all the same.
+        let old = updates.next().unwrap().id();
+        for _ in 0..2 * REMEMBERED {
+            drop(updates.next().unwrap());
+        }
+        assert_eq!(add(old).already_applied, 1);
     }
 }

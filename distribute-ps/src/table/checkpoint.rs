@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use burn::tensor::TensorData;
+use distribute_core::checkpoint::check_slot_names;
 
 use super::PREFIX;
 use crate::error::{PsError, Result};
@@ -62,7 +63,10 @@ pub(crate) fn take_tables(snapshot: &mut Snapshot, tensors: &mut BTreeMap<String
 }
 
 /// Adds the tables among these variables, from a checkpoint of step `step`, to a snapshot that is
-/// to be restored. As everywhere, slots of another optimizer are left out: those start at zero.
+/// to be restored. Where it holds no slots of a table, those start at zero.
+///
+/// # Errors
+/// A table that the checkpoint does not hold; slots of another optimizer.
 pub(crate) fn add_tables(
     snapshot: &mut Snapshot,
     variables: &[VariableRef],
@@ -74,28 +78,32 @@ pub(crate) fn add_tables(
         let name = table.name();
         let missing = || PsError::invalid(format!("the checkpoint has no table `{name}`"));
         let value = tensors.get(name).ok_or_else(missing)?;
+        check_slots(table, tensors)?;
         add(snapshot, name, value, tensors, step);
-        keep_own_slots(snapshot, table);
     }
     Ok(())
 }
 
-/// Of the slots of a table keeps those of its optimizer if all of them are there, otherwise none.
-/// Of an optimizer that only the servers know it keeps all.
-fn keep_own_slots(snapshot: &mut Snapshot, table: &VariableRef) {
-    let Some(own) = table.spec().optimizer.as_ref().and_then(slots_of) else {
-        return;
+/// The names of the slots that a checkpoint holds of the variable at `path`.
+pub(crate) fn slots_in<'a>(tensors: &'a BTreeMap<String, TensorData>, path: &str) -> Vec<&'a str> {
+    let slots = tensors.range(SLOTS.to_string()..).map_while(|(key, _)| {
+        // `momentum/table/words`: a slot's name has no slash.
+        key.strip_prefix(SLOTS)?.split_once('/')
+    });
+    let own = slots.filter(|(_, of)| *of == path);
+    own.map(|(slot, _)| slot).collect()
+}
+
+/// Refuses slots that are not those of the table's optimizer. Those of an optimizer that only the
+/// servers know are compared there.
+fn check_slots(table: &VariableRef, tensors: &BTreeMap<String, TensorData>) -> Result<()> {
+    let optimizer = table.spec().optimizer.as_ref();
+    let Some((optimizer, own)) = optimizer.and_then(|spec| Some((spec, slots_of(spec)?))) else {
+        return Ok(());
     };
-    let name = table.name();
-    let has = |slot: &&str| {
-        let key = (name.to_string(), (*slot).to_string());
-        snapshot.slots.contains_key(&key)
-    };
-    let is_whole = own.iter().all(has);
-    let is_kept = |slot: &String| is_whole && own.contains(&slot.as_str());
-    snapshot
-        .slots
-        .retain(|(of, slot), _| of != name || is_kept(slot));
+    let found = slots_in(tensors, table.name());
+    check_slot_names((&optimizer.name, own), None, found)
+        .map_err(|error| PsError::invalid(format!("`{}`: {error}", table.name())))
 }
 
 /// Adds a variable with its slots and its count.

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use distribute_core::InputContext;
+use distribute_core::collectives::Interruption;
 
 use super::dataset::PerWorkerDataset;
 use super::registry::{Resource, StepRegistry};
@@ -188,6 +189,8 @@ impl WorkerContext {
         let mut options = engagement.client.clone();
         // The coordinator has found them: one that does not listen now is lost, not late.
         options.connect_timeout = options.connect_timeout.min(LATE);
+        // A step that runs is not interrupted.
+        options.interruption = Interruption::default();
         let client = VariableClient::connect(servers, options)?;
         client.join(engagement.run)?;
         Ok(engagement.variables.get_or_init(|| client))

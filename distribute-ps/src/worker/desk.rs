@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use distribute_core::collectives::Interruption;
 use tokio::sync::mpsc;
 use tonic::Status;
 
@@ -35,6 +36,8 @@ pub(super) struct Patience {
     pub(super) first: Duration,
     /// For another one when that has gone.
     pub(super) orphan: Duration,
+    /// Ends both.
+    pub(super) interruption: Interruption,
 }
 
 /// A step that runs, for messages.
@@ -66,6 +69,16 @@ struct State {
     /// What earlier coordinators left. The thread of the steps drops it, which may block.
     retired: Vec<Arc<Engagement>>,
     end: Option<Result<()>>,
+    /// Why this worker does not fit its coordinator: it ends with its stream.
+    refusal: Option<PsError>,
+}
+
+impl State {
+    /// Ends the worker. The first way counts, but that it does not fit counts more.
+    fn end(&mut self, how: Result<()>) {
+        let how = self.refusal.clone().map_or(how, Err);
+        self.end.get_or_insert(how);
+    }
 }
 
 /// See the module.
@@ -74,7 +87,7 @@ pub(super) struct Desk {
     changed: Condvar,
     /// Of arguments and results.
     pub(super) max_message_bytes: usize,
-    patience: Patience,
+    pub(super) patience: Patience,
 }
 
 impl Desk {
@@ -90,6 +103,7 @@ impl Desk {
                 engagement: None,
                 retired: Vec::new(),
                 end: None,
+                refusal: None,
             }),
             changed: Condvar::new(),
             max_message_bytes,
@@ -156,8 +170,17 @@ impl Desk {
             state.stream = None;
             state.jobs.clear();
             state.alone = Instant::now();
+            if state.refusal.is_some() {
+                state.end(Ok(()));
+            }
         }
         self.changed.notify_all();
+    }
+
+    /// The worker does not fit the coordinator whose stream has begun. It ends when the
+    /// coordinator, which has the same reason to, has ended the stream.
+    pub(super) fn refuse(&self, error: PsError) {
+        self.state().refusal.get_or_insert(error);
     }
 
     /// A closure of this stream. It runs when those before it have ended, unless the flag is set
@@ -191,9 +214,17 @@ impl Desk {
         Ok(())
     }
 
+    /// Has the thread of the steps look again.
+    pub(super) fn wake(&self) {
+        // Under the lock, so that it does not miss it between its look and its sleep.
+        let state = self.state();
+        self.changed.notify_all();
+        drop(state);
+    }
+
     /// The worker ends after the closure that runs.
     pub(super) fn end(&self, how: Result<()>) {
-        self.state().end.get_or_insert(how);
+        self.state().end(how);
         self.changed.notify_all();
     }
 
@@ -206,7 +237,7 @@ impl Desk {
                 other.run
             )));
         }
-        state.end.get_or_insert(how);
+        state.end(how);
         self.changed.notify_all();
         Ok(())
     }
@@ -252,6 +283,7 @@ impl Desk {
             chief,
             first,
             orphan,
+            interruption,
         } = &self.patience;
         let task = format!("worker {worker}");
         let waited = state.alone.elapsed();
@@ -259,6 +291,10 @@ impl Desk {
             None => *first,
             Some(_) => *orphan,
         };
+        if interruption.is_raised() {
+            let what = format!("{chief}{}", noted(refused()));
+            return Err(PsError::Interrupted { task, what, waited });
+        }
         match (limit.checked_sub(waited), &state.coordinator) {
             (Some(left), _) if !left.is_zero() => Ok(left),
             (_, None) => Err(PsError::NoCoordinator {

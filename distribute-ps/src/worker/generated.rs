@@ -23,14 +23,14 @@ pub mod order {
     }
 }
 /// From the worker.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Report {
     #[prost(oneof = "report::Report", tags = "1, 2, 3")]
     pub report: ::core::option::Option<report::Report>,
 }
 /// Nested message and enum types in `Report`.
 pub mod report {
-    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    #[derive(Clone, PartialEq, ::prost::Oneof)]
     pub enum Report {
         #[prost(message, tag = "1")]
         Welcome(super::Welcome),
@@ -41,7 +41,7 @@ pub mod report {
     }
 }
 /// Who the coordinator is. The first two fields keep their meaning in every version.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Attach {
     #[prost(uint32, tag = "1")]
     pub protocol_version: u32,
@@ -61,9 +61,21 @@ pub struct Attach {
     /// The most bytes of a result that the coordinator takes.
     #[prost(uint64, tag = "7")]
     pub max_message_bytes: u64,
+    /// What the program says that all processes must have the same, in its order.
+    #[prost(message, repeated, tag = "8")]
+    pub settings: ::prost::alloc::vec::Vec<Setting>,
+}
+/// One entry of the program's configuration.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Setting {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    /// Absent if it was not given.
+    #[prost(string, optional, tag = "2")]
+    pub value: ::core::option::Option<::prost::alloc::string::String>,
 }
 /// Who the worker is.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Welcome {
     #[prost(uint32, tag = "1")]
     pub protocol_version: u32,
@@ -75,6 +87,10 @@ pub struct Welcome {
     /// The most bytes of a closure's arguments that the worker takes.
     #[prost(uint64, tag = "4")]
     pub max_message_bytes: u64,
+    /// As in `Attach`. If they differ, no closure follows: the coordinator fails, and the worker ends
+    /// with the stream.
+    #[prost(message, repeated, tag = "5")]
+    pub settings: ::prost::alloc::vec::Vec<Setting>,
 }
 /// Run a step.
 #[derive(Clone, PartialEq, ::prost::Message)]

@@ -21,6 +21,7 @@ pub(crate) mod generated;
 mod registry;
 mod server;
 mod service;
+pub(crate) mod settings;
 mod shared_state;
 pub(crate) mod value;
 

@@ -6,7 +6,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::sync::{Arc, Mutex};
 
-use distribute_core::InputContext;
+use distribute_core::{Configuration, InputContext};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -53,6 +53,7 @@ pub struct StepRegistry {
     pub(super) shared: Vec<(String, Box<super::shared_state::Make>)>,
     /// How many of these are embedding tables, which have names of their own kind.
     pub(crate) tables: usize,
+    configuration: Configuration,
 }
 
 /// A handle of a value that every worker builds for itself, by
@@ -181,6 +182,19 @@ impl StepRegistry {
             DatasetIterator::new(make.clone(), worker)
         })?;
         Ok(PerWorkerDataset::new(resource))
+    }
+
+    /// Adds settings that coordinator and workers must have the same, such as what decides the
+    /// data, the model and the updates. They are compared by name when a worker is met: if they
+    /// differ, both end with
+    /// [`DifferentConfigurations`](distribute_core::Error::DifferentConfigurations).
+    pub fn configuration(&mut self, settings: &Configuration) {
+        self.configuration.extend(settings);
+    }
+
+    /// What was added with [`configuration`](Self::configuration).
+    pub(crate) fn settings(&self) -> &Configuration {
+        &self.configuration
     }
 
     /// The names of all steps, sorted.

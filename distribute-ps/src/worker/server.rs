@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use distribute_core::collectives::Interruption;
 use distribute_core::collectives::control::security::Security;
 use tonic::service::Routes;
 
@@ -35,6 +36,9 @@ pub struct WorkerOptions {
     /// How long a coordinator that has gone may stay away before the worker gives up; 5 minutes by
     /// default. Another coordinator that comes within this time is served.
     pub orphan_timeout: Duration,
+    /// What ends the wait for a coordinator before its time, such as a signal; while one is
+    /// connected the worker goes on. Nothing by default.
+    pub interruption: Interruption,
     /// The address of the chief, for messages; not known by default.
     pub chief: Option<String>,
 }
@@ -48,6 +52,7 @@ impl Default for WorkerOptions {
             max_message_bytes: 64 << 20,
             coordinator_timeout: Duration::from_secs(1800),
             orphan_timeout: Duration::from_secs(300),
+            interruption: Interruption::default(),
             chief: None,
         }
     }
@@ -96,6 +101,7 @@ impl WorkerServer {
             chief: chief(options.chief.as_deref()),
             first: options.coordinator_timeout,
             orphan: options.orphan_timeout,
+            interruption: options.interruption,
         };
         let desk = Arc::new(Desk::new(options.max_message_bytes, patience));
         let service = Service {
@@ -133,10 +139,18 @@ impl WorkerServer {
     /// up, [`PsError::NoCoordinator`](crate::PsError::NoCoordinator) if none has come within
     /// [`coordinator_timeout`](WorkerOptions::coordinator_timeout),
     /// [`PsError::CoordinatorLost`](crate::PsError::CoordinatorLost) if one has gone and none has
-    /// come within [`orphan_timeout`](WorkerOptions::orphan_timeout). A step that runs is waited
+    /// come within [`orphan_timeout`](WorkerOptions::orphan_timeout),
+    /// [`PsError::Interrupted`](crate::PsError::Interrupted) if there is none and the
+    /// [interruption](WorkerOptions::interruption) was raised. A step that runs is waited
     /// for in each case.
     pub fn serve(self) -> Result<()> {
         let refused = || self.rpc.as_ref().and_then(RpcServer::last_refusal);
+        let desk = Arc::downgrade(&self.desk);
+        let _listening = self.desk.patience.interruption.on_raise(move || {
+            if let Some(desk) = desk.upgrade() {
+                desk.wake();
+            }
+        });
         self.desk.work(refused)
     }
 }

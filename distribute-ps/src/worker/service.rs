@@ -14,6 +14,7 @@ use super::desk::{Desk, REPORTS, Reports};
 use super::generated::worker_server::Worker;
 use super::generated::{Attach, Finish, Order, Ping, Report, Welcome, order, report};
 use super::registry::StepRegistry;
+use super::settings::{read_settings, same_settings, settings};
 use super::{CRATE_VERSION, PROTOCOL_VERSION};
 use crate::client::ClientOptions;
 use crate::error::PsError;
@@ -56,8 +57,13 @@ impl Worker for Service {
             }
             _ => return Err(Status::invalid_argument("the first message is no Attach")),
         };
+        let chief = read_settings(&attach.settings);
+        let worker = attach.worker as usize;
         let stream = self.attach(attach, remote)?;
         let _ = reports.try_send(Ok(said(report::Report::Welcome(self.welcome()))));
+        if let Err(error) = same_settings(worker, self.registry.settings(), &chief) {
+            self.desk.refuse(error.into());
+        }
         tokio::spawn(read(self.desk.clone(), stream, inbound, reports));
         Ok(Response::new(ReceiverStream::new(receiver)))
     }
@@ -92,6 +98,7 @@ impl Service {
             crate_version: CRATE_VERSION.to_string(),
             steps: self.registry.step_names().map(str::to_string).collect(),
             max_message_bytes: self.desk.max_message_bytes as u64,
+            settings: settings(self.registry.settings()),
         }
     }
 }
@@ -240,6 +247,7 @@ mod tests {
             workers: 2,
             parameter_servers: Vec::new(),
             max_message_bytes: 1000,
+            settings: Vec::new(),
         }
     }
 

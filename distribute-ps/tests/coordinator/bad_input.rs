@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use distribute_core::collectives::control::security::{Security, Token};
+use distribute_core::{Configuration, Error};
 use distribute_ps::{
     ClusterCoordinator, CoordinatorOptions, PsError, StepRegistry, WorkerContext, WorkerOptions,
     WorkerServer,
@@ -275,6 +276,43 @@ fn a_worker_with_other_steps_is_refused_by_name() {
         text.contains("another program: it has no step `add`"),
         "{text}"
     );
+}
+
+/// What such an error names.
+fn different(error: &PsError) -> String {
+    let PsError::Core(core) = error else {
+        panic!("{error}");
+    };
+    let is_it = matches!(&**core, Error::DifferentConfigurations { worker: 1, .. });
+    assert!(is_it, "{core}");
+    core.to_string()
+}
+
+#[test]
+fn a_worker_with_another_configuration_ends_with_the_coordinator() {
+    let registered = |batch: usize| {
+        let mut registry = StepRegistry::new();
+        add(&mut registry);
+        registry.configuration(&Configuration::new().with("--batch-size", Some(batch)));
+        Arc::new(registry)
+    };
+    let same = Worker::start(&registered(64));
+    let other = Worker::start(&registered(2));
+    let addresses = [&same.address, &other.address];
+    let connected = ClusterCoordinator::connect(&addresses, &NO_SERVERS, registered(64), quick());
+    let error = match connected {
+        Err(error) => error,
+        // The other worker came first: the next call says so.
+        Ok(coordinator) => loop {
+            if let Err(error) = coordinator.join() {
+                break error;
+            }
+        },
+    };
+    let said = "--batch-size is 2 on worker 1 and 64 on the chief";
+    assert!(different(&error).contains(said), "{error}");
+    let ended = other.end().unwrap_err();
+    assert!(different(&ended).contains(said), "{ended}");
 }
 
 #[test]

@@ -119,7 +119,7 @@ fn snapshots_of_all_variables_are_checkpoints_too() {
 }
 
 #[test]
-fn slots_of_another_optimizer_start_at_zero() {
+fn slots_of_another_optimizer_are_refused_by_both_names() {
     within_limit(|| {
         let servers = Servers::start(2);
         let strategy = servers.strategy(2);
@@ -132,24 +132,44 @@ fn slots_of_another_optimizer_start_at_zero() {
         let mut without = with_adam.clone();
         let is_adams = |name: &str| name.ends_with("velocity/table/words");
         without.tensors.retain(|name, _| !is_adams(name));
-        // SGD without momentum has no slots; of Adam's one is not there.
+        let mut weights = with_adam.clone();
+        let is_slot = |name: &str| name.starts_with("optimizer/");
+        weights.tensors.retain(|name, _| !is_slot(name));
         type Spec = fn() -> distribute_ps::TableSpec;
-        let cases: [(_, Spec); 2] = [
-            (&with_adam, || spec(Sgd::new(0.05))),
-            (&without, || spec(Adam::new(0.05))),
+        let sgd: Spec = || spec(Sgd::new(0.05));
+        let momentum: Spec = || spec(Sgd::new(0.05).momentum(0.9));
+        let adams: Spec = || spec(Adam::new(0.05));
+        let cases = [
+            (&with_adam, sgd, Some(["adam", "sgd"])),
+            // Both have a slot of this name.
+            (&with_adam, momentum, Some(["adam", "sgd"])),
+            (&without, adams, Some(["sgd", "adam"])),
+            (&weights, momentum, None),
+            (&with_adam, adams, None),
         ];
-        for (checkpoint, spec) in cases {
+        for (checkpoint, spec, refused) in cases {
             let servers = Servers::start(2);
             let strategy = servers.strategy(3);
             let table = strategy.table("words", &spec()).unwrap();
             let mut state = strategy.scope(adam).unwrap();
             step(&strategy, &mut state, &table, 7).unwrap();
-            restore(&mut state, checkpoint).unwrap();
+            let before = snapshot(state.primary()).unwrap().tensors;
+            let restored = restore(&mut state, checkpoint);
             let found = snapshot(state.primary()).unwrap().tensors;
-            assert_eq!(found["table/words"], checkpoint.tensors["table/words"]);
-            let slots = found.keys().filter(|name| name.ends_with("/table/words"));
-            let slots: Vec<&String> = slots.collect();
-            assert_eq!(slots, ["updates/table/words"]);
+            let Some([saved, own]) = refused else {
+                restored.unwrap();
+                assert_eq!(found["table/words"], checkpoint.tensors["table/words"]);
+                let slots = |tensors: &std::collections::BTreeMap<String, _>| {
+                    tensors.keys().filter(|name| is_slot(name)).count()
+                };
+                assert_eq!(slots(&found), slots(&checkpoint.tensors));
+                continue;
+            };
+            let error = restored.unwrap_err().to_string();
+            assert!(error.contains("`table/words`"), "{error}");
+            assert!(error.contains(&format!("is of {saved}")), "{error}");
+            assert!(error.contains(&format!("into {own} ")), "{error}");
+            assert_eq!(found, before, "nothing is changed");
         }
     });
 }

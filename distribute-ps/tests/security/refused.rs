@@ -127,7 +127,7 @@ fn processes_with_and_without_tls_do_not_meet_and_say_why() {
         let ca = Authority::new();
         let words = [
             "it uses TLS, this process does not",
-            "began no TLS handshake",
+            "it does not use TLS, this process does",
         ];
         refused(&ca.security(), &token(TOKEN), words);
         let words = ["it does not use TLS, this process does", "it uses TLS"];

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use distribute_core::partitioners::FixedShardsPartitioner;
 use distribute_core::{
     Error, PerReplica, ReduceOp, Strategy, StrategyExt, TensorData, VariableKind, VariableOptions,
 };
@@ -53,6 +54,34 @@ fn variables_change_in_and_outside_of_steps() {
         assert_eq!(read.values(), [scalar(-1.0)]);
         assert!(variable.assign(&strategy, 1_i64).is_err());
         assert_eq!(variable.read(&strategy).unwrap(), scalar(-1.0));
+    });
+}
+
+/// TensorFlow: `InvalidArgumentError`, as for every other strategy.
+#[test]
+fn a_value_of_another_shape_is_refused_with_the_error_of_a_shape() {
+    within_limit(|| {
+        let servers = Servers::start(3);
+        for shards in [1, 3] {
+            let partitioner = FixedShardsPartitioner { num_shards: shards };
+            let strategy = servers.strategy(Some(Arc::new(partitioner)));
+            let values = |shape: [usize; 2]| {
+                let count = shape.iter().product();
+                TensorData::new(vec![1.0_f32; count], shape)
+            };
+            let variable = strategy.variable(values([6, 2]), VariableOptions::default());
+            let variable = variable.unwrap();
+            for shape in [[7, 2], [5, 2], [6, 1], [2, 6]] {
+                for error in [
+                    variable.assign(&strategy, values(shape)).unwrap_err(),
+                    variable.assign_add(&strategy, values(shape)).unwrap_err(),
+                    variable.assign_sub(&strategy, values(shape)).unwrap_err(),
+                ] {
+                    let is_shape = matches!(error.root_cause(), Error::Shape { .. });
+                    assert!(is_shape, "{shards} shards, {shape:?}: {error:?}");
+                }
+            }
+        }
     });
 }
 

@@ -2,11 +2,12 @@
 
 use std::sync::{Arc, Mutex};
 
-use burn::tensor::Device;
-use distribute_core::fit::{restore, snapshot};
+use burn::module::{Module, Param, ParamId};
+use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
+use distribute_core::fit::{restore, restore_weights, snapshot};
 use distribute_core::partitioners::{FixedShardsPartitioner, Partitioner};
 use distribute_core::{
-    Adam, AdamW, Applied, OneDeviceStrategy, Replicate, Sgd, StrategyExt, TrainState,
+    Adam, AdamW, Applied, Mirrored, OneDeviceStrategy, Replicate, Sgd, StrategyExt, TrainState,
 };
 use distribute_ps::{RunOptions, Staleness, StalenessPolicy};
 
@@ -171,6 +172,97 @@ fn checkpoints_are_those_of_other_strategies() {
         step(&local, &mut fresh, 4).unwrap();
         let tensors = |state: &Built| state.primary().to_tensors().unwrap();
         assert_eq!(tensors(&fresh), tensors(&here));
+    });
+}
+
+/// A parameter of every kind.
+#[derive(Module, Debug)]
+struct Kinds {
+    weight: Param<Tensor<1>>,
+    ids: Param<Tensor<2, Int>>,
+    mask: Param<Tensor<1, Bool>>,
+}
+
+fn kinds(device: &Device, seed: i64) -> TrainState<Kinds> {
+    let at = seed as f32;
+    let ids = TensorData::new(vec![seed, 2, i64::from(i32::MIN), 4], [2, 2]);
+    let mask = TensorData::from([seed % 2 == 0, true, false, seed % 2 == 1]);
+    let model = Kinds {
+        weight: Param::from_tensor(Tensor::from_floats([at, at + 1.0], device)),
+        ids: Param::initialized(ParamId::new(), Tensor::from_data(ids, device)),
+        mask: Param::initialized(ParamId::new(), Tensor::from_data(mask, device)),
+    };
+    TrainState::new(model, Adam::new(0.1))
+}
+
+#[test]
+fn parameters_of_every_kind_are_the_coordinators_and_in_checkpoints() {
+    within_limit(|| {
+        let servers = Servers::start(2);
+        let [first, second] = coordinator_and_worker(&servers, RunOptions::default());
+        let mut one = first.scope(|device| kinds(device, 1)).unwrap();
+        let mut other = second.scope(|device| kinds(device, 8)).unwrap();
+        let local = one_device();
+        let same = local.scope(|device| kinds(device, 1)).unwrap();
+        let tensors = |state: &Mirrored<TrainState<Kinds>>| state.primary().to_tensors().unwrap();
+        let expected = tensors(&same);
+        assert_eq!(expected.len(), 3);
+        assert_eq!(tensors(&other), expected);
+        assert_eq!(tensors(&one), expected);
+        let values = |state: &TrainState<Kinds>| {
+            let mask: Vec<bool> = state.model.mask.val().into_data().iter::<bool>().collect();
+            let ids: Vec<i64> = state.model.ids.val().into_data().iter::<i64>().collect();
+            (mask, ids)
+        };
+        // What a worker computes with.
+        let seen = second.run((&mut other,), |_, (state,)| {
+            let (mask, ids) = values(state);
+            Ok(format!("{mask:?} {ids:?}"))
+        });
+        let (mask, ids) = values(same.primary());
+        assert_eq!(seen.unwrap().values()[0], format!("{mask:?} {ids:?}"));
+        // Into them from another strategy's checkpoint, and from one without integers and bools.
+        let third = local.scope(|device| kinds(device, 3)).unwrap();
+        let mut checkpoint = snapshot(third.primary()).unwrap();
+        restore(&mut one, &checkpoint).unwrap();
+        assert_eq!(tensors(&one), checkpoint.tensors);
+        other.refresh().unwrap();
+        assert_eq!(values(other.primary()), values(third.primary()));
+        checkpoint.tensors.retain(|name, _| name == "model/weight");
+        restore(&mut one, &checkpoint).unwrap();
+        assert_eq!(tensors(&one), tensors(&third));
+    });
+}
+
+#[test]
+fn slots_of_another_optimizer_are_refused_by_both_names() {
+    within_limit(|| {
+        let servers = Servers::start(2);
+        let local = one_device();
+        let mut here = local.scope(adam).unwrap();
+        for number in 0..3 {
+            step(&local, &mut here, number).unwrap();
+        }
+        let checkpoint = snapshot(here.primary()).unwrap();
+        let remote = servers.strategy(None);
+        let mut there = remote
+            .scope(|device| TrainState::new(Net::new(device, 1.5), Sgd::new(0.1).momentum(0.9)))
+            .unwrap();
+        step(&remote, &mut there, 0).unwrap();
+        let before = there.primary().to_tensors().unwrap();
+        let mut nameless = checkpoint.clone();
+        nameless.metadata.optimizer = Default::default();
+        for checkpoint in [&checkpoint, &nameless] {
+            let error = restore(&mut there, checkpoint).unwrap_err().to_string();
+            assert!(error.contains("is of adam"), "{error}");
+            assert!(error.contains("into sgd "), "{error}");
+            assert_eq!(there.primary().to_tensors().unwrap(), before);
+        }
+        restore_weights(&mut there, &checkpoint).unwrap();
+        let found = there.primary().to_tensors().unwrap();
+        let name = "model/hidden.weight";
+        assert_eq!(found[name], checkpoint.tensors[name]);
+        assert!(!found.keys().any(|name| name.starts_with("optimizer/")));
     });
 }
 

@@ -1,7 +1,7 @@
 //! Arithmetic, comparisons and choices on each element, of floats and integers alike.
 
 use burn_ir::{
-    BinaryOpIr, ClampOpIr, MaskFillOpIr, MaskWhereOpIr, ScalarIr, ScalarOpIr, UnaryOpIr,
+    BinaryOpIr, ClampOpIr, MaskFillOpIr, MaskWhereOpIr, ScalarIr, ScalarOpIr, TensorIr, UnaryOpIr,
 };
 
 use crate::stablehlo::{Binary, Comparison, ElementType, Scalar, Unary, Value};
@@ -20,30 +20,41 @@ fn binary(cx: &mut Context, op: &BinaryOpIr, how: Binary) -> Result<()> {
     cx.set(&op.out, x)
 }
 
-/// The operands of an operation without broadcasts in the dimensions of a donated argument, if one
-/// of them shows one in other dimensions ([`Context::argument_behind`]).
+/// The operands of an operation without broadcasts, except of single numbers, in the dimensions of
+/// a donated argument, if one of them shows one in other dimensions ([`Context::argument_behind`]).
 fn in_dims_of_argument(cx: &mut Context, op: &BinaryOpIr) -> Result<Option<[Value; 2]>> {
-    if op.lhs.shape != op.out.shape || op.rhs.shape != op.out.shape {
+    let sides = [&op.lhs, &op.rhs];
+    let single = |side: &TensorIr| side.shape.iter().all(|n| *n == 1);
+    if sides
+        .iter()
+        .any(|side| side.shape != op.out.shape && !single(side))
+    {
         return Ok(None);
     }
-    let sides = [&op.lhs, &op.rhs];
     let arguments = sides.map(|side| cx.argument_behind(side));
-    let shown = |value: &&Value| value.dims() != &op.out.shape[..];
-    let Some(dims) = arguments
-        .iter()
-        .flatten()
-        .find(shown)
-        .map(|value| value.dims().to_vec())
-    else {
+    // What is broadcast has not the elements of the result.
+    let shows = |(side, value): &(&TensorIr, &Option<Value>)| {
+        let other = value
+            .as_ref()
+            .is_some_and(|value| value.dims() != &op.out.shape[..]);
+        other && side.shape == op.out.shape
+    };
+    let found = sides.into_iter().zip(&arguments).find(shows);
+    let Some(dims) = found.and_then(|(_, value)| Some(value.as_ref()?.dims().to_vec())) else {
         return Ok(None);
     };
     let mut operands = Vec::with_capacity(2);
     for (side, argument) in sides.into_iter().zip(arguments) {
         operands.push(match argument {
             Some(value) if value.dims() == dims => value,
-            _ => {
+            _ if side.shape == op.out.shape => {
                 let value = cx.get(side)?;
                 cx.b.reshape(&value, &dims)?
+            }
+            _ => {
+                let value = cx.get(side)?;
+                let value = cx.b.reshape(&value, &[])?;
+                cx.b.broadcast_in_dim(&value, &dims, &[])?
             }
         });
     }

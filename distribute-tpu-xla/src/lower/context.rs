@@ -9,18 +9,25 @@ use crate::stablehlo::{
     Binary, Builder, Comparison, ElementType, Scalar, StableHloError, TensorType, Unary, Value,
 };
 
+use super::driver::Target;
 use super::error::{Failure, Result, unsupported};
+use super::pooling::Pooled;
 
 /// What every lowering function gets.
 pub(super) struct Context<'a> {
     pub(super) b: Builder,
+    /// Whose compiler gets the program.
+    pub(super) target: Target,
     recorded: &'a BTreeMap<TensorId, TensorData>,
     values: HashMap<TensorId, Value>,
     /// Arguments whose memory a result takes over.
     donated: HashSet<TensorId>,
-    /// Tensors that are a donated argument, or made of one element by element, in other dimensions:
-    /// the value in the argument's own dimensions, and their dimensions.
+    /// Tensors that are a donated argument or one that was flattened, or made of one element by
+    /// element, in other dimensions: the value in the argument's own dimensions, and their
+    /// dimensions.
     views: HashMap<TensorId, (Value, Vec<usize>)>,
+    /// Of which pooling the positions of largest elements come, by the tensor of positions.
+    pub(super) pools: HashMap<TensorId, Pooled>,
     /// The key of random operations, two scalars of `ui32`.
     pub(super) key: Option<[Value; 2]>,
     /// Positions of all operations that draw random numbers, and their keys once one is needed.
@@ -35,13 +42,19 @@ pub(super) struct Context<'a> {
 }
 
 impl<'a> Context<'a> {
-    pub(super) fn new(b: Builder, recorded: &'a BTreeMap<TensorId, TensorData>) -> Self {
+    pub(super) fn new(
+        b: Builder,
+        recorded: &'a BTreeMap<TensorId, TensorData>,
+        target: Target,
+    ) -> Self {
         Self {
             b,
+            target,
             recorded,
             values: HashMap::new(),
             donated: HashSet::new(),
             views: HashMap::new(),
+            pools: HashMap::new(),
             key: None,
             random_positions: Vec::new(),
             random_keys: None,
@@ -62,11 +75,13 @@ impl<'a> Context<'a> {
         self.define(tensor, value);
     }
 
-    /// The donated argument that `tensor` is or shows in other dimensions, in its own ones.
+    /// The donated argument that `tensor` is or shows in other dimensions, in its own ones; also a
+    /// tensor that was flattened.
     ///
-    /// Optimizers see parameters in one dimension. XLA updates a donated argument in place only
-    /// where the last operation has the argument's own dimensions; otherwise it adds a copy of the
-    /// whole parameter.
+    /// Optimizers see parameters, gradients and slots in one dimension. XLA updates a donated
+    /// argument in place only where the last operation has the argument's own dimensions; otherwise
+    /// it adds a copy of the whole parameter. And on a TPU a flat array has another layout, so that
+    /// one operation in one dimension moves all numbers twice.
     pub(super) fn argument_behind(&self, tensor: &TensorIr) -> Option<Value> {
         match self.views.get(&tensor.id) {
             Some((value, _)) => Some(value.clone()),
@@ -75,8 +90,14 @@ impl<'a> Context<'a> {
         }
     }
 
+    /// The value of a tensor whose dimensions do not matter: all elements of it are combined.
+    pub(super) fn in_any_dims(&mut self, tensor: &TensorIr) -> Result<Value> {
+        let shown = self.argument_behind(tensor);
+        shown.map_or_else(|| self.get(tensor), Ok)
+    }
+
     /// Makes `out` the elements of `value` in the dimensions that the graph says, where `value` has
-    /// those of a donated argument.
+    /// those of a donated argument or of a tensor that was flattened.
     pub(super) fn set_view(&mut self, out: &TensorIr, value: Value) -> Result<()> {
         if value.dims() == &out.shape[..] {
             return self.set(out, value);
@@ -97,6 +118,11 @@ impl<'a> Context<'a> {
         }
         if let Some((value, dims)) = self.views.get(&tensor).cloned() {
             let value = self.b.reshape(&value, &dims)?;
+            self.values.insert(tensor, value.clone());
+            return Ok(value);
+        }
+        if let Some(pooled) = self.pools.get(&tensor).cloned() {
+            let value = pooled.positions(self)?;
             self.values.insert(tensor, value.clone());
             return Ok(value);
         }

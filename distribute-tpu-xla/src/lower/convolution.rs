@@ -14,10 +14,14 @@ use burn_ir::{
     ConvTranspose3dOpIr, ConvTranspose3dOptionsIr, ConvTranspose3dWeightBackwardOpIr, TensorIr,
 };
 
-use crate::stablehlo::{Binary, Convolution, Value};
+use crate::stablehlo::{
+    Binary, Comparison, Convolution, DotDimensions, ElementType, Precision, TensorType, Value,
+};
 
 use super::context::Context;
+use super::driver::Target;
 use super::error::Result;
+use super::pooling::offsets as places;
 use super::reduction::over;
 
 /// How a convolution of any number of spatial dimensions moves.
@@ -193,6 +197,12 @@ fn weight_gradient(
     options: &Options,
     kernel: &[usize],
 ) -> Result<Value> {
+    if compiles_for_minutes(cx, x, y, options) && kernel.iter().chain(y.dims()).all(|n| *n > 0) {
+        return match options.groups {
+            1 => weight_gradient_by_slices(cx, x, y, options, kernel),
+            _ => weight_gradient_without_groups(cx, x, y, options, kernel),
+        };
+    }
     let rank = x.rank();
     let mut swapped: Vec<usize> = (0..rank).collect();
     swapped.swap(0, 1);
@@ -210,6 +220,120 @@ fn weight_gradient(
         how.padding[d] = (low, high - x.dims()[d + 2] as i64);
     }
     Ok(cx.b.convolution(x, y, &how)?)
+}
+
+/// Weight gradients of fewer input channels than this are not convolutions on a TPU.
+const FEW_CHANNELS: usize = 8;
+
+/// And those with results of more places than this.
+const FEW_PLACES: usize = 64;
+
+/// Whether the TPU compiler takes minutes and gigabytes for a weight gradient as a convolution: it
+/// does where f32 is split into several bf16 and few channels of the input are its batch (one
+/// channel of 28 x 28 images: 98 s and 2.8 GB; 3 channels: more than 60 s; 8: 5 s), unless images
+/// are small (14 x 14: more than 60 s; 8 x 8: 10 s, and then the convolution is the faster
+/// program). So it does with groups, except where each has one channel of the input and one of the
+/// result.
+fn compiles_for_minutes(cx: &Context, x: &Value, y: &Value, options: &Options) -> bool {
+    let [inside, outside] = [x, y].map(|t| t.dims()[1] / options.groups);
+    cx.target == Target::Tpu
+        && cx.b.precision() != Precision::Default
+        && matches!(x.element(), ElementType::F32 | ElementType::F64)
+        && inside < FEW_CHANNELS
+        && y.dims()[2..].iter().product::<usize>() > FEW_PLACES
+        && (options.groups == 1 || inside * outside > 1)
+}
+
+/// [`weight_gradient`] without groups as one matrix product: of the gradient of `y` with what each
+/// place of the kernel sees of `x`, a slice for each place.
+fn weight_gradient_by_slices(
+    cx: &mut Context,
+    x: &Value,
+    y: &Value,
+    options: &Options,
+    kernel: &[usize],
+) -> Result<Value> {
+    let [inside, outside] = [x, y].map(|t| t.dims()[1]);
+    let x = padded_to_windows(cx, x, options, kernel, &y.dims()[2..])?;
+    let mut slices = Vec::new();
+    for place in places(kernel) {
+        let (mut start, mut limit) = (vec![0; x.rank()], x.dims().to_vec());
+        let mut strides = vec![1; x.rank()];
+        for (d, at) in place.into_iter().enumerate() {
+            start[d + 2] = at * options.dilation[d];
+            limit[d + 2] = start[d + 2] + (y.dims()[d + 2] - 1) * options.stride[d] + 1;
+            strides[d + 2] = options.stride[d];
+        }
+        slices.push(cx.b.slice(&x, &start, &limit, &strides)?);
+    }
+    let seen = cx.b.concatenate(&slices, 1)?;
+    let summed: Vec<usize> = (0..x.rank()).filter(|d| *d != 1).collect();
+    let dot = DotDimensions {
+        lhs_contracting: summed.clone(),
+        rhs_contracting: summed,
+        ..DotDimensions::default()
+    };
+    let product = cx.b.dot_general(y, &seen, &dot)?;
+    let product = cx.b.reshape(&product, &[outside, slices.len(), inside])?;
+    let product = cx.b.transpose(&product, &[0, 2, 1])?;
+    Ok(cx
+        .b
+        .reshape(&product, &[&[outside, inside], kernel].concat())?)
+}
+
+/// [`weight_gradient`] of a convolution with groups: that of one without them, of which the groups'
+/// own weights are kept.
+fn weight_gradient_without_groups(
+    cx: &mut Context,
+    x: &Value,
+    y: &Value,
+    options: &Options,
+    kernel: &[usize],
+) -> Result<Value> {
+    let groups = options.groups;
+    let [inside, outside] = [x, y].map(|t| t.dims()[1] / groups);
+    let together = Options {
+        stride: options.stride.clone(),
+        padding: options.padding.clone(),
+        dilation: options.dilation.clone(),
+        groups: 1,
+    };
+    let all = weight_gradient(cx, x, y, &together, kernel)?;
+    let places: usize = kernel.iter().product();
+    let dims = [groups, outside, groups, inside, places];
+    let all = cx.b.reshape(&all, &dims)?;
+    let numbers = TensorType::new(dims, ElementType::I32);
+    let of_result = cx.b.iota(numbers.clone(), 0)?;
+    let of_input = cx.b.iota(numbers, 2)?;
+    let own = cx.b.compare(Comparison::Eq, &of_result, &of_input)?;
+    let zeros = cx.number_like(0.0, &all);
+    let all = cx.b.select(&own, &all, &zeros)?;
+    let weights = over(cx, Binary::Add, &all, &[2])?;
+    Ok(cx
+        .b
+        .reshape(&weights, &[&[groups * outside, inside], kernel].concat())?)
+}
+
+/// `x` with the zeros around it that the windows see, without what none sees.
+fn padded_to_windows(
+    cx: &mut Context,
+    x: &Value,
+    options: &Options,
+    kernel: &[usize],
+    windows: &[usize],
+) -> Result<Value> {
+    let none = vec![0; x.rank()];
+    let (mut low, mut high) = (none.clone(), none.clone());
+    for (d, size) in kernel.iter().enumerate() {
+        let needed = span(windows[d], options.stride[d]) + span(*size, options.dilation[d]) - 1;
+        low[d + 2] = options.padding[d].0 as i64;
+        high[d + 2] = needed - low[d + 2] - x.dims()[d + 2] as i64;
+    }
+    if low == none && high == none {
+        return Ok(x.clone());
+    }
+    let zero = cx.b.scalar(x.element(), 0i64);
+    Ok(cx.b.pad(x, &zero, &low, &high, &none)?)
 }
 
 /// The gradient for one number per channel.

@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use burn::tensor::CapturedGraph;
 use burn_ir::{OperationIr, TensorId};
 
-use crate::stablehlo::{Binary, Builder, ElementType, Program, StableHloError, TensorType, Value};
+use crate::stablehlo::{
+    Binary, Builder, ElementType, Precision, Program, StableHloError, TensorType, Value,
+};
 
 use super::context::{Context, data_type, tensor_type};
 use super::error::{Failure, LowerError};
@@ -52,6 +54,27 @@ pub enum RandomKey {
     Input(TensorId),
 }
 
+/// Whose compiler gets the program. Both programs mean the same; which form of an operation is
+/// compiled well is another question.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Target {
+    /// Any compiler: XLA's for CPUs, for example.
+    #[default]
+    Any,
+    /// The TPU's.
+    Tpu,
+}
+
+impl Target {
+    /// The target for a PJRT platform, by the name that its plugin says.
+    pub fn of_platform(name: &str) -> Self {
+        match name.eq_ignore_ascii_case("tpu") {
+            true => Self::Tpu,
+            false => Self::Any,
+        }
+    }
+}
+
 /// How a graph is lowered.
 #[derive(Clone, Debug)]
 pub struct LowerOptions {
@@ -65,6 +88,10 @@ pub struct LowerOptions {
     /// or results of layers. An operation without a name is described by the named tensors that it
     /// was computed from.
     pub names: HashMap<TensorId, String>,
+    /// Whose compiler gets the program.
+    pub target: Target,
+    /// How exactly matrix products and convolutions of f32 are computed on a TPU.
+    pub precision: Precision,
 }
 
 impl Default for LowerOptions {
@@ -74,6 +101,8 @@ impl Default for LowerOptions {
             num_replicas: 1,
             random_key: RandomKey::None,
             names: HashMap::new(),
+            target: Target::Any,
+            precision: Precision::Highest,
         }
     }
 }
@@ -107,8 +136,9 @@ pub fn lower(
 ) -> Result<Lowered, LowerError> {
     let operations = &graph.graph.operations;
     check_inputs(operations, inputs)?;
-    let builder = Builder::new(&options.name, options.num_replicas);
-    let mut cx = Context::new(builder, &graph.values);
+    let mut builder = Builder::new(&options.name, options.num_replicas);
+    builder.set_precision(options.precision);
+    let mut cx = Context::new(builder, &graph.values, options.target);
     let types = input_types(graph, inputs)?;
     for (input, ty) in inputs.iter().zip(types) {
         let donated_to = donation(input, outputs)?;

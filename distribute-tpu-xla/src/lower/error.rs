@@ -5,7 +5,7 @@ use burn_ir::TensorId;
 use crate::stablehlo::StableHloError;
 
 /// A graph that cannot be lowered, and the operation that is in the way.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[derive(Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LowerError {
     /// The graph uses an operation, or a form of it, that has no lowering.
@@ -71,6 +71,14 @@ pub enum LowerError {
     /// The program as a whole is wrong, for example its donations.
     #[error("the step cannot become a program: {0}")]
     Program(Box<StableHloError>),
+}
+
+distribute_core::debug_as_message!(LowerError);
+
+impl From<LowerError> for distribute_core::Error {
+    fn from(error: LowerError) -> Self {
+        crate::TpuError::from(error).into()
+    }
 }
 
 impl From<StableHloError> for LowerError {

@@ -12,9 +12,9 @@ use super::special;
 macro_rules! functions {
     ($($name:ident => $how:expr;)*) => {
         $(pub(super) fn $name(cx: &mut Context, op: &UnaryOpIr) -> Result<()> {
-            let x = cx.get(&op.input)?;
+            let x = cx.in_any_dims(&op.input)?;
             let x = cx.unary($how, &x)?;
-            cx.set(&op.out, x)
+            cx.set_view(&op.out, x)
         })*
     };
 }

@@ -32,7 +32,7 @@ pub use collective::{
     REPLICA_ID,
 };
 pub use coverage_page::coverage_markdown;
-pub use driver::{GraphInput, LowerOptions, Lowered, RandomKey, lower};
+pub use driver::{GraphInput, LowerOptions, Lowered, RandomKey, Target, lower};
 pub use error::LowerError;
 pub use table::{Coverage, coverage};
 

@@ -3,18 +3,20 @@
 use burn_ir::{
     AvgPool1dBackwardOpIr, AvgPool1dOpIr, AvgPool2dBackwardOpIr, AvgPool2dOpIr, MaxPool1dOpIr,
     MaxPool1dWithIndicesBackwardOpIr, MaxPool1dWithIndicesOpIr, MaxPool2dOpIr,
-    MaxPool2dWithIndicesBackwardOpIr, MaxPool2dWithIndicesOpIr, TensorIr,
+    MaxPool2dWithIndicesBackwardOpIr, MaxPool2dWithIndicesOpIr, TensorId, TensorIr,
 };
 
 use crate::stablehlo::{
     Binary, Comparison, ElementType, ScatterDimensions, TensorType, Unary, Update, Value, Window,
 };
 
-use super::context::Context;
+use super::context::{Context, element_type};
+use super::driver::Target;
 use super::error::Result;
 
 /// A window over the spatial dimensions of `[batch, channels, ..]`.
-struct Pool {
+#[derive(Clone, PartialEq)]
+pub(super) struct Pool {
     kernel: Vec<usize>,
     stride: Vec<usize>,
     padding: Vec<usize>,
@@ -87,17 +89,51 @@ impl Pool {
             cx.b.slice(x, &vec![0; x.rank()], &limit, &vec![1; x.rank()])?;
         Ok((x, window))
     }
+
+    /// Whether no window covers padding. What wins among elements and padding is not said for
+    /// `select_and_scatter`.
+    fn without_padding(&self, input: &[usize], windows: &[usize]) -> bool {
+        let after = |d: usize| self.padding_after(d, input[d], windows[d]);
+        (0..windows.len()).all(|d| self.padding[d] == 0 && after(d) <= 0)
+    }
+}
+
+/// A pooling whose positions of largest elements nobody has asked for yet.
+#[derive(Clone)]
+pub(super) struct Pooled {
+    pool: Pool,
+    /// The input in the graph and in the program.
+    input: TensorId,
+    x: Value,
+    positions: TensorIr,
+}
+
+impl Pooled {
+    /// The positions, for what is not the gradient of the same pooling.
+    pub(super) fn positions(&self, cx: &mut Context) -> Result<Value> {
+        let windows = &self.positions.shape[2..];
+        let [_, positions] = largest_with_positions(cx, &self.x, windows, &self.pool)?;
+        Ok(cx
+            .b
+            .convert(&positions, element_type(self.positions.dtype)?))
+    }
 }
 
 fn max_pool(cx: &mut Context, x: &TensorIr, out: &TensorIr, pool: &Pool) -> Result<()> {
     let x = cx.get(x)?;
-    let (x, window) = pool.window(cx, &x, &out.shape[2..])?;
+    let largest = largest(cx, &x, &out.shape[2..], pool)?;
+    cx.set(out, largest)
+}
+
+/// The largest element of each window; NaN where there is one.
+fn largest(cx: &mut Context, x: &Value, windows: &[usize], pool: &Pool) -> Result<Value> {
+    let (x, window) = pool.window(cx, x, windows)?;
     let lowest = cx.b.scalar(x.element(), f64::NEG_INFINITY);
-    let results =
+    let mut results =
         cx.b.reduce_window(&[&x], &[&lowest], &window, |b, acc, next| {
             Ok(vec![b.binary(Binary::Maximum, &acc[0], &next[0])?])
         })?;
-    cx.set(out, results[0].clone())
+    Ok(results.swap_remove(0))
 }
 
 /// For each element its position in its plane, row by row, as `ui32`.
@@ -110,8 +146,8 @@ fn plane_positions(cx: &mut Context, dims: &[usize]) -> Result<Value> {
     Ok(cx.b.broadcast_in_dim(&positions, dims, &kept)?)
 }
 
-/// The largest element of each window and its position in the plane: of equals the first, of NaNs
-/// the last; -1 where a window sees nothing but padding.
+/// The largest element of each window and its position in the plane. The TPU compiler makes much
+/// less of a maximum alone, and the gradient of the same pooling does not need the positions.
 fn max_pool_with_indices(
     cx: &mut Context,
     x: &TensorIr,
@@ -119,10 +155,35 @@ fn max_pool_with_indices(
     out_indices: &TensorIr,
     pool: &Pool,
 ) -> Result<()> {
+    let input = x.id;
     let x = cx.get(x)?;
+    if cx.target == Target::Tpu {
+        let value = largest(cx, &x, &out.shape[2..], pool)?;
+        let pooled = Pooled {
+            pool: pool.clone(),
+            input,
+            x,
+            positions: out_indices.clone(),
+        };
+        cx.pools.insert(out_indices.id, pooled);
+        return cx.set(out, value);
+    }
+    let [value, positions] = largest_with_positions(cx, &x, &out.shape[2..], pool)?;
+    cx.set(out, value)?;
+    cx.set_as(out_indices, &positions)
+}
+
+/// The largest element of each window and its position in the plane as `i32`: of equals the first,
+/// of NaNs the last; -1 where a window sees nothing but padding.
+fn largest_with_positions(
+    cx: &mut Context,
+    x: &Value,
+    windows: &[usize],
+    pool: &Pool,
+) -> Result<[Value; 2]> {
     let positions = plane_positions(cx, x.dims())?;
-    let (positions, _) = pool.window(cx, &positions, &out.shape[2..])?;
-    let (x, window) = pool.window(cx, &x, &out.shape[2..])?;
+    let (positions, _) = pool.window(cx, &positions, windows)?;
+    let (x, window) = pool.window(cx, x, windows)?;
     let lowest = cx.b.scalar(x.element(), f64::NEG_INFINITY);
     // The largest unsigned position loses against every other, and is -1 as a signed one.
     let nowhere = cx.b.scalar(ElementType::U32, -1i64);
@@ -144,9 +205,8 @@ fn max_pool_with_indices(
             let value = b.select(&take, &next[0], &acc[0])?;
             Ok(vec![value, b.select(&take, &next[1], &acc[1])?])
         })?;
-    cx.set(out, results[0].clone())?;
     let signed = cx.b.bitcast_convert(&results[1], ElementType::I32)?;
-    cx.set_as(out_indices, &signed)
+    Ok([results[0].clone(), signed])
 }
 
 /// Windows of more elements than this have their gradients scattered.
@@ -164,6 +224,10 @@ fn max_pool_backward(
     pool: &Pool,
 ) -> Result<()> {
     let gradient = cx.get(gradient)?;
+    if let Some(pooled) = same_pooling(cx, x, &gradient, indices, pool) {
+        let sum = selected(cx, &pooled, &gradient)?;
+        return cx.set_as(out, &sum);
+    }
     let indices = cx.get(indices)?;
     let indices = cx.b.convert(&indices, ElementType::I32);
     let target = &x.shape[2..];
@@ -192,6 +256,48 @@ fn max_pool_backward(
     cx.set_as(out, &sum)
 }
 
+/// The pooling of `x` with these windows that `indices` come from, if they do and the gradient can
+/// be had without them.
+fn same_pooling(
+    cx: &Context,
+    x: &TensorIr,
+    gradient: &Value,
+    indices: &TensorIr,
+    pool: &Pool,
+) -> Option<Pooled> {
+    let pooled = cx.pools.get(&indices.id)?;
+    let windows = &gradient.dims()[2..];
+    let same = pooled.input == x.id && pooled.pool == *pool;
+    let simple = pool.dilation.iter().all(|d| *d == 1);
+    (same && simple && pool.without_padding(&x.shape[2..], windows)).then(|| pooled.clone())
+}
+
+/// Each gradient goes to the element that wins in its window: of equals the first, of NaNs the
+/// last, as [`largest_with_positions`] has it.
+fn selected(cx: &mut Context, pooled: &Pooled, gradient: &Value) -> Result<Value> {
+    let x = cx.wide(&pooled.x);
+    let gradient = cx.wide(gradient);
+    let (cut, window) = pooled.pool.window(cx, &x, &gradient.dims()[2..])?;
+    let zero = cx.b.scalar(x.element(), 0i64);
+    let sum =
+        cx.b.select_and_scatter(&cut, &gradient, &zero, &window, |b, winner, next| {
+            let larger = b.compare(Comparison::Ge, winner, next)?;
+            let nan = b.compare(Comparison::Ne, winner, winner)?;
+            let number = b.compare(Comparison::Eq, next, next)?;
+            let nan_stays = b.binary(Binary::And, &nan, &number)?;
+            b.binary(Binary::Or, &larger, &nan_stays)
+        })?;
+    let none = vec![0; x.rank()];
+    let size = |t: &Value, d: usize| t.dims()[d] as i64;
+    let high = (0..x.rank())
+        .map(|d| size(&x, d) - size(&sum, d))
+        .collect::<Vec<_>>();
+    match high == none {
+        true => Ok(sum),
+        false => Ok(cx.b.pad(&sum, &zero, &none, &high, &none)?),
+    }
+}
+
 /// Adds every gradient at its position in its plane; positions of -1 are left out.
 fn scattered(cx: &mut Context, gradient: &Value, at: &Value, x: &[usize]) -> Result<Value> {
     let planes = x[0] * x[1];
@@ -214,7 +320,7 @@ fn scattered(cx: &mut Context, gradient: &Value, at: &Value, x: &[usize]) -> Res
 }
 
 /// All places inside a window, row by row.
-fn offsets(kernel: &[usize]) -> Vec<Vec<usize>> {
+pub(super) fn offsets(kernel: &[usize]) -> Vec<Vec<usize>> {
     kernel.iter().fold(vec![vec![]], |found, size| {
         let longer = |prefix: &Vec<usize>| {
             let prefix = prefix.clone();

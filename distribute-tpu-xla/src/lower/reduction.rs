@@ -56,7 +56,7 @@ fn all_axes(x: &Value) -> Vec<usize> {
 }
 
 fn whole(cx: &mut Context, op: &ReduceOpIr, how: Binary) -> Result<()> {
-    let x = cx.get(&op.input)?;
+    let x = cx.in_any_dims(&op.input)?;
     let axes = all_axes(&x);
     let x = over(cx, how, &x, &axes)?;
     cx.set_reshaped(&op.out, &x)

@@ -23,12 +23,13 @@ impl fmt::Display for ApiVersion {
 
 /// Why a PJRT operation did not happen.
 #[non_exhaustive]
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[derive(Clone, PartialEq, thiserror::Error)]
 pub enum PjrtError {
     /// No plugin was named and none is installed.
     #[error(
-        "no PJRT plugin was found; name one with --pjrt-plugin or PJRT_PLUGIN_LIBRARY_PATH, or \
-         install libtpu (`pip install libtpu`). Searched: {}",
+        "no PJRT plugin was found; name one with --pjrt-plugin or PJRT_PLUGIN_LIBRARY_PATH, \
+         install libtpu (`pip install libtpu`), or build one for CPUs with \
+         distribute-tpu-xla/pjrt-cpu/build. Searched: {}",
         summary(searched)
     )]
     NotFound {
@@ -133,9 +134,17 @@ pub enum PjrtError {
     },
 }
 
+distribute_core::debug_as_message!(PjrtError);
+
+impl From<PjrtError> for distribute_core::Error {
+    fn from(error: PjrtError) -> Self {
+        crate::TpuError::from(error).into()
+    }
+}
+
 /// The first places by name, how many more there are.
 fn summary(searched: &[String]) -> String {
-    const NAMED: usize = 3;
+    const NAMED: usize = 4;
     let named = searched.iter().take(NAMED).cloned().collect::<Vec<_>>();
     match searched.len().saturating_sub(NAMED) {
         0 => named.join("; "),

@@ -47,4 +47,5 @@ pub use raw::{
     Buffer, Client, CompiledMemoryStats, Device, DeviceDescription, DeviceMemoryStats, Event,
     Executable, ExecuteOptions, Execution, LoadedExecutable, Plugin, Topology,
 };
+pub use search::PluginSearch;
 pub use value::{Attributes, Value};

@@ -2,6 +2,7 @@
 
 use std::env;
 use std::ffi::OsString;
+use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -10,39 +11,128 @@ use super::error::{PjrtError, Result};
 /// How the process environment is read; a test passes its own.
 type Environment<'a> = &'a dyn Fn(&str) -> Option<OsString>;
 
-/// The variables that name a plugin's file, first hit wins.
-const VARIABLES: [&str; 2] = ["PJRT_PLUGIN_LIBRARY_PATH", "TPU_LIBRARY_PATH"];
+/// Variables that name a plugin's file, first hit wins; the first is for a plugin of CPUs.
+const VARIABLES: [&str; 3] = [
+    "PJRT_CPU_PLUGIN",
+    "PJRT_PLUGIN_LIBRARY_PATH",
+    "TPU_LIBRARY_PATH",
+];
 
-/// See [`Plugin::locate`](super::Plugin::locate).
-pub(super) fn locate(explicit: Option<&Path>, environment: Environment<'_>) -> Result<PathBuf> {
-    if let Some(path) = explicit {
-        return Ok(path.to_path_buf());
-    }
-    let mut searched = Vec::new();
-    for name in VARIABLES {
-        match environment(name) {
-            Some(path) if !path.is_empty() => return Ok(path.into()),
-            _ => searched.push(format!("{name} (not set)")),
+/// Where `distribute-tpu-xla/pjrt-cpu/build` puts XLA's CPU client, below the user's cache.
+const CPU_CLIENT: &str = "distribute/pjrt-cpu/2.21.0/pjrt_c_api_cpu_plugin.so";
+
+/// Where `distribute-tpu-xla/pjrt-cpu/fetch-libtpu` puts versions of libtpu.
+const FETCHED: &str = "distribute/libtpu";
+
+/// The one search for a PJRT plugin, which everything that needs one makes.
+///
+/// The first of these that is there is the plugin:
+///
+/// 1. the file that is given explicitly (`--pjrt-plugin`);
+/// 2. the file that `PJRT_CPU_PLUGIN`, `PJRT_PLUGIN_LIBRARY_PATH` or `TPU_LIBRARY_PATH` names, in
+///    this order;
+/// 3. `libtpu/libtpu.so`, or else a plugin for jax, among the Python packages: of `PYTHONPATH`, of
+///    the active environment, of the interpreters on the path, of the user and of the system;
+/// 4. in the user's cache (`XDG_CACHE_HOME`, else `~/.cache`), XLA's CPU client where
+///    `distribute-tpu-xla/pjrt-cpu/build` puts it.
+///
+/// A search for a [topology](Self::topology) of TPUs leaves out what can only be a plugin of CPUs,
+/// `PJRT_CPU_PLUGIN` and XLA's CPU client, and looks in the cache for what
+/// `distribute-tpu-xla/pjrt-cpu/fetch-libtpu` has put there instead.
+pub struct PluginSearch<'a> {
+    explicit: Option<&'a Path>,
+    for_tpus: bool,
+    environment: Option<Environment<'a>>,
+}
+
+impl<'a> PluginSearch<'a> {
+    /// For devices of this machine; in the environment of this process.
+    pub fn new(explicit: Option<&'a Path>) -> Self {
+        Self {
+            explicit,
+            for_tpus: false,
+            environment: None,
         }
     }
-    let folders = site_packages(environment);
-    for folder in &folders {
-        if let Some(path) = installed(folder) {
+
+    /// To compile for devices by name, such as `v5e:2x4`, or `cpu:4`.
+    pub fn topology(mut self, name: &str) -> Self {
+        self.for_tpus = !name.starts_with("cpu");
+        self
+    }
+
+    /// In another environment than that of this process.
+    pub fn environment(mut self, variable: Environment<'a>) -> Self {
+        self.environment = Some(variable);
+        self
+    }
+
+    /// Where the plugin is.
+    ///
+    /// # Errors
+    ///
+    /// [`NotFound`](PjrtError::NotFound) with all that was searched.
+    pub fn find(&self) -> Result<PathBuf> {
+        let own = |name: &str| env::var_os(name);
+        let environment = self.environment.unwrap_or(&own);
+        if let Some(path) = self.explicit {
+            return Ok(path.to_path_buf());
+        }
+        let mut searched = Vec::new();
+        for name in &VARIABLES[usize::from(self.for_tpus)..] {
+            match environment(name) {
+                Some(path) if !path.is_empty() => return Ok(path.into()),
+                _ => searched.push(format!("{name} (not set)")),
+            }
+        }
+        let folders = site_packages(environment);
+        if let Some(path) = folders.iter().find_map(|folder| installed(folder)) {
             return Ok(path);
         }
+        match self.cached(environment) {
+            Ok(path) => return Ok(path),
+            Err(place) => searched.push(place),
+        }
+        let what = "libtpu/libtpu.so or a jax plugin";
+        if folders.is_empty() {
+            searched.push(format!(
+                "{what} in Python's site-packages (there is no such folder)"
+            ));
+        }
+        let folders = folders.iter();
+        searched.extend(folders.map(|folder| format!("{what} in {}", folder.display())));
+        Err(PjrtError::NotFound { searched })
     }
-    let what = "libtpu/libtpu.so or a jax plugin";
-    if folders.is_empty() {
-        searched.push(format!(
-            "{what} in Python's site-packages (there is no such folder)"
-        ));
+
+    /// What is in the user's cache, or where it would be.
+    fn cached(&self, environment: Environment<'_>) -> std::result::Result<PathBuf, String> {
+        let set = |name| environment(name).filter(|value| !value.is_empty());
+        let home = || Some(PathBuf::from(set("HOME")?).join(".cache"));
+        let cache = set("XDG_CACHE_HOME").map(PathBuf::from).or_else(home);
+        let cache = cache.ok_or("the user's cache (neither XDG_CACHE_HOME nor HOME is set)")?;
+        let (place, found) = match self.for_tpus {
+            true => {
+                let place = cache.join(FETCHED);
+                let versions = children(&place).into_iter();
+                let mut files = versions.map(|version| version.join("libtpu/libtpu.so"));
+                (place, files.rfind(|file| file.is_file()))
+            }
+            false => {
+                let place = cache.join(CPU_CLIENT);
+                (place.clone(), Some(place).filter(|file| file.is_file()))
+            }
+        };
+        found.ok_or_else(|| format!("{} (not there)", place.display()))
     }
-    searched.extend(
-        folders
-            .iter()
-            .map(|folder| format!("{what} in {}", folder.display())),
-    );
-    Err(PjrtError::NotFound { searched })
+}
+
+impl fmt::Debug for PluginSearch<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PluginSearch")
+            .field("explicit", &self.explicit)
+            .field("for_tpus", &self.for_tpus)
+            .finish_non_exhaustive()
+    }
 }
 
 /// The plugin installed in a folder of Python packages: libtpu, else the first jax plugin by name.
@@ -146,6 +236,11 @@ fn children(folder: &Path) -> Vec<PathBuf> {
 mod tests {
     use super::*;
 
+    fn locate(explicit: Option<&Path>, environment: Environment<'_>) -> Result<PathBuf> {
+        let search = PluginSearch::new(explicit).environment(environment);
+        search.find()
+    }
+
     fn environment(pairs: &[(&str, &str)]) -> impl Fn(&str) -> Option<OsString> + use<> {
         let pairs: Vec<_> = pairs
             .iter()
@@ -169,11 +264,22 @@ mod tests {
         let pairs = [
             ("PJRT_PLUGIN_LIBRARY_PATH", "/b.so"),
             ("TPU_LIBRARY_PATH", "/c.so"),
+            ("PJRT_CPU_PLUGIN", "/cpu.so"),
         ];
-        let both = environment(&pairs);
-        assert_eq!(locate(Some(Path::new("a.so")), &both), Ok("a.so".into()));
+        let all = environment(&pairs);
+        assert_eq!(locate(Some(Path::new("a.so")), &all), Ok("a.so".into()));
+        assert_eq!(locate(None, &all), Ok("/cpu.so".into()));
+        let of_topology = |name| {
+            PluginSearch::new(None)
+                .topology(name)
+                .environment(&all)
+                .find()
+        };
+        assert_eq!(of_topology("v5e:2x4"), Ok("/b.so".into()));
+        assert_eq!(of_topology("cpu:4"), Ok("/cpu.so".into()));
+        let both = environment(&pairs[..2]);
         assert_eq!(locate(None, &both), Ok("/b.so".into()));
-        assert_eq!(locate(None, &environment(&pairs[1..])), Ok("/c.so".into()));
+        assert_eq!(locate(None, &environment(&pairs[1..2])), Ok("/c.so".into()));
         let empty = environment(&[
             ("PJRT_PLUGIN_LIBRARY_PATH", ""),
             ("TPU_LIBRARY_PATH", "/c.so"),
@@ -192,6 +298,44 @@ mod tests {
         assert_eq!(locate(None, &venv), Ok(cuda));
         touch(&packages.join("libtpu/libtpu.so"));
         assert_eq!(locate(None, &venv), Ok(packages.join("libtpu/libtpu.so")));
+    }
+
+    /// All places, of which the message names the first.
+    fn searched(error: PjrtError) -> Vec<String> {
+        match error {
+            PjrtError::NotFound { searched } => searched,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn what_the_repositorys_commands_have_made_is_found_in_the_cache() {
+        let root = tempfile::tempdir().unwrap();
+        for (name, cache) in [("HOME", ".cache"), ("XDG_CACHE_HOME", "")] {
+            let cache = root.path().join(name).join(cache);
+            let set = root.path().join(name);
+            let pairs = [(name, set.to_str().unwrap())];
+            let found = |topology| {
+                let pairs = environment(&pairs);
+                let search = PluginSearch::new(None).topology(topology);
+                search.environment(&pairs).find()
+            };
+            // The system's own Python may have a plugin, which comes first.
+            let Err(nothing) = found("cpu:2") else { return };
+            let built = cache.join(CPU_CLIENT);
+            let text = searched(nothing).join("; ");
+            assert!(text.contains(built.to_str().unwrap()), "{text}");
+            touch(&built);
+            assert_eq!(found("cpu:2"), Ok(built.clone()));
+            let nothing = searched(found("v5e:2x4").unwrap_err()).join("; ");
+            assert!(!nothing.contains("pjrt-cpu"), "{nothing}");
+            for version in ["0.0.50", "0.0.51"] {
+                touch(&cache.join(FETCHED).join(version).join("libtpu/libtpu.so"));
+            }
+            let newest = cache.join(FETCHED).join("0.0.51/libtpu/libtpu.so");
+            assert_eq!(found("v5e:2x4"), Ok(newest));
+            assert_eq!(found("cpu:2"), Ok(built));
+        }
     }
 
     #[test]
@@ -223,11 +367,10 @@ mod tests {
                 text.contains("PJRT_PLUGIN_LIBRARY_PATH (not set)"),
                 "{text}"
             );
-            assert!(text.contains(packages.to_str().unwrap()), "{text}");
-            let PjrtError::NotFound { searched } = error else {
-                panic!("{error:?}");
-            };
-            let more = searched.len().saturating_sub(3);
+            let searched = searched(error);
+            let all = searched.join("; ");
+            assert!(all.contains(packages.to_str().unwrap()), "{all}");
+            let more = searched.len().saturating_sub(4);
             assert_eq!(text.contains(&format!("and {more} more places")), more > 0);
         }
     }

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::fmt::Write;
 use std::sync::Arc;
 
+use super::contraction::Precision;
 use super::error::{Result, StableHloError};
 use super::literal::{self, Scalar};
 use super::types::{ElementType, TensorType};
@@ -71,6 +72,7 @@ pub struct Builder {
     blocks: Vec<Vec<String>>,
     constants: HashMap<String, Value>,
     next: usize,
+    precision: Precision,
 }
 
 impl Builder {
@@ -86,7 +88,19 @@ impl Builder {
             blocks: vec![Vec::new()],
             constants: HashMap::new(),
             next: 0,
+            precision: Precision::Highest,
         }
+    }
+
+    /// How exactly matrix products and convolutions are computed from here on;
+    /// [`Precision::Highest`] at first.
+    pub fn set_precision(&mut self, precision: Precision) {
+        self.precision = precision;
+    }
+
+    /// How exactly matrix products and convolutions are computed.
+    pub fn precision(&self) -> Precision {
+        self.precision
     }
 
     /// How many devices run the program.

@@ -1,11 +1,62 @@
-//! Matrix products and convolutions, in full precision of their element type.
+//! Matrix products and convolutions.
+
+use std::fmt;
+use std::str::FromStr;
 
 use super::builder::{Builder, Value, ensure, i64_array, padding_attribute, plain_list};
 use super::error::Result;
 
-/// TPUs would otherwise multiply f32 as bf16.
-const PRECISION: &str =
-    "precision_config = [#stablehlo<precision HIGHEST>, #stablehlo<precision HIGHEST>]";
+/// How exactly a TPU multiplies matrices of f32. Its matrix unit multiplies bf16 (8 bits of
+/// mantissa) and adds in f32; more bits are had by splitting each number into several bf16. Other
+/// devices compute in the element type's own precision whatever is asked for.
+///
+/// (JAX: `jax_default_matmul_precision`; TensorFlow on TPUs: always `Default`.)
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Precision {
+    /// One bf16 product: the fastest, with 8 bits of mantissa.
+    Default,
+    /// Three bf16 products: about 16 bits.
+    High,
+    /// Six bf16 products: all bits of f32.
+    #[default]
+    Highest,
+}
+
+impl Precision {
+    /// All of them, from the fastest to the most exact.
+    pub const ALL: [Self; 3] = [Self::Default, Self::High, Self::Highest];
+
+    /// `default`, `high` or `highest`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Default => "default",
+            Self::High => "high",
+            Self::Highest => "highest",
+        }
+    }
+
+    /// The attribute of an operation with two operands.
+    fn attribute(self) -> String {
+        let one = format!("#stablehlo<precision {}>", self.name().to_uppercase());
+        format!("precision_config = [{one}, {one}]")
+    }
+}
+
+impl fmt::Display for Precision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Precision {
+    type Err = String;
+
+    fn from_str(name: &str) -> std::result::Result<Self, String> {
+        let mut all = Self::ALL.into_iter();
+        let found = all.find(|precision| precision.name() == name);
+        found.ok_or_else(|| format!("`{name}` is no precision: default, high or highest"))
+    }
+}
 
 /// Which dimensions of a product are batched and which are summed over.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -74,11 +125,12 @@ impl Builder {
         let attributes = format!(
             "dot_dimension_numbers = #stablehlo.dot<lhs_batching_dimensions = {}, \
              rhs_batching_dimensions = {}, lhs_contracting_dimensions = {}, \
-             rhs_contracting_dimensions = {}>, {PRECISION}",
+             rhs_contracting_dimensions = {}>, {}",
             plain_list(&dims.lhs_batching),
             plain_list(&dims.rhs_batching),
             plain_list(&dims.lhs_contracting),
             plain_list(&dims.rhs_contracting),
+            self.precision().attribute(),
         );
         let ty = lhs.ty().with_dims(result);
         Ok(self.emit_one("dot_general", &[lhs, rhs], &attributes, &[], ty))
@@ -96,7 +148,7 @@ impl Builder {
             "batch_group_count = {} : i64, feature_group_count = {} : i64, \
              dimension_numbers = #stablehlo.conv<[{}]x[{}]->[{}]>, window_strides = {}, \
              padding = {}, lhs_dilation = {}, rhs_dilation = {}, \
-             window_reversal = array<i1{}{reversal}>, {PRECISION}",
+             window_reversal = array<i1{}{reversal}>, {}",
             how.batch_groups,
             how.feature_groups,
             dimension_names(&how.input, "b", "f"),
@@ -107,6 +159,7 @@ impl Builder {
             i64_array(&how.lhs_dilation),
             i64_array(&how.rhs_dilation),
             if spatial == 0 { "" } else { ": " },
+            self.precision().attribute(),
         );
         let ty = x.ty().with_dims(dims);
         Ok(self.emit_one("convolution", &[x, kernel], &attributes, &[], ty))

@@ -3,7 +3,7 @@
 use super::types::TensorType;
 
 /// An operation that cannot exist with these operands.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StableHloError {
     /// The operands do not fit the operation or one another.
@@ -41,6 +41,14 @@ pub enum StableHloError {
         /// Position of the output.
         output: usize,
     },
+}
+
+distribute_core::debug_as_message!(StableHloError);
+
+impl From<StableHloError> for distribute_core::Error {
+    fn from(error: StableHloError) -> Self {
+        crate::lower::LowerError::from(error).into()
+    }
 }
 
 fn operands_text(operands: &[TensorType]) -> String {

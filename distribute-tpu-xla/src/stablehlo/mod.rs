@@ -21,7 +21,7 @@ mod types;
 mod tests;
 
 pub use builder::{Builder, Program, Value};
-pub use contraction::{Convolution, DotDimensions};
+pub use contraction::{Convolution, DotDimensions, Precision};
 pub use elementwise::{Binary, Comparison, Unary};
 pub use error::{Result, StableHloError};
 pub use indexing::{GatherDimensions, ScatterDimensions, Update};

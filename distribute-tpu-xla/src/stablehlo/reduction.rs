@@ -1,7 +1,7 @@
 //! Operations that combine many elements into one: reductions, windows, sorting.
 
 use super::builder::{Builder, Region, Value, ensure, error, i64_array, padding_attribute};
-use super::elementwise::{Binary, Comparison};
+use super::elementwise::Binary;
 use super::error::Result;
 use super::types::TensorType;
 
@@ -148,7 +148,8 @@ impl Builder {
     }
 
     /// The gradient of a pooling: each element of `source` is added at the element that wins in its
-    /// window (`select` compares the winner so far with the next; true keeps it).
+    /// window (`select` gets the winner so far and the next; true keeps the winner). Every window
+    /// must see an element of `x`.
     ///
     /// # Errors
     /// The window is dilated, or the operands do not fit it.
@@ -158,7 +159,7 @@ impl Builder {
         source: &Value,
         initial: &Value,
         window: &Window,
-        select: Comparison,
+        select: impl FnOnce(&mut Self, &Value, &Value) -> Result<Value>,
     ) -> Result<Value> {
         let operands = [x, source, initial];
         let dims = window.output_dims(x, "select_and_scatter")?;
@@ -171,7 +172,7 @@ impl Builder {
             format!("needs a source of dimensions {dims:?} and a window that is not dilated")
         })?;
         let pair = [scalar.clone(), scalar];
-        let chooser = self.region(&pair, |b, a| Ok(vec![b.compare(select, &a[0], &a[1])?]))?;
+        let chooser = self.region(&pair, |b, a| Ok(vec![select(b, &a[0], &a[1])?]))?;
         let adder = self.region(&pair, |b, a| {
             Ok(vec![b.binary(Binary::Add, &a[0], &a[1])?])
         })?;

@@ -53,7 +53,7 @@ fn operations_with_attributes_and_regions() -> Result<()> {
     (window.size, window.strides) = (vec![1, 1, 2, 2], vec![1, 1, 2, 2]);
     let zero = b.scalar(ElementType::F32, 0.0);
     let source = b.splat(&[2, 6, 2, 2], ElementType::F32, 1.0);
-    let z = b.select_and_scatter(&y, &source, &zero, &window, Comparison::Ge)?;
+    let z = b.select_and_scatter(&y, &source, &zero, &window, larger)?;
     let dims = GatherDimensions {
         offset_dims: vec![0, 2, 3],
         collapsed_slice_dims: vec![1],
@@ -145,7 +145,7 @@ fn errors_name_the_operation_and_the_types() {
         .unwrap_err(),
         b.reduce_with(Binary::Add, &x, &zero, &[2]).unwrap_err(),
         b.reduce_with(Binary::Add, &x, &x, &[0]).unwrap_err(),
-        b.select_and_scatter(&x, &y, &zero, &window, Comparison::Ge)
+        b.select_and_scatter(&x, &y, &zero, &window, larger)
             .unwrap_err(),
         b.gather(&x, &i, &GatherDimensions::default(), &[1, 1])
             .unwrap_err(),
@@ -199,4 +199,9 @@ fn a_body_that_fails_leaves_the_builder_usable() -> Result<()> {
     assert_eq!(text.matches("stablehlo.reduce\"").count(), 1, "{text}");
     assert!(!text.contains("i32>"), "{text}");
     Ok(())
+}
+
+/// The winner so far stays unless the next one is larger.
+fn larger(b: &mut Builder, winner: &Value, next: &Value) -> Result<Value> {
+    b.compare(Comparison::Ge, winner, next)
 }

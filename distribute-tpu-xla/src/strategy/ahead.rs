@@ -1,7 +1,8 @@
 //! Compiling a job's steps for devices that are not there.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 use burn::tensor::TensorData;
 use distribute_core::trace::{
@@ -12,9 +13,11 @@ use distribute_core::{
     Error, InputContext, LogicalDevice, Replica, ReplicaStep, Result, Strategy, StrategyId,
 };
 
-use super::tracer::lower_step;
+use super::tracer::lower_step_for;
 use super::{TpuError, refuse_replicas};
+use crate::lower::Target;
 use crate::pjrt::{CompileOptions, Executable, Topology};
+use crate::stablehlo::Precision;
 
 /// Compiles the steps of a job for a topology, such as `v5e:2x4`, without any device.
 ///
@@ -41,7 +44,30 @@ pub struct CompiledProgram {
     pub all_reduces: usize,
     /// The bytes of state on each device whose memory the new state takes over.
     pub donated_bytes: usize,
+    /// How long the compiler took.
+    pub compile_time: Duration,
 }
+
+/// What a [`TpuCompiler`] is doing.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum CompileProgress<'a> {
+    /// The step is captured and lowered; now it is compiled, which takes from seconds to minutes.
+    Lowered {
+        /// The program that the compiler gets.
+        stablehlo: &'a str,
+        /// The replicas that will run it together.
+        replicas: usize,
+    },
+    /// The compiler is done, well or not.
+    Compiled {
+        /// How long it took.
+        time: Duration,
+    },
+}
+
+/// Told what a compiler is doing, on the thread that compiles.
+type Observer = dyn Fn(&CompileProgress<'_>) + Send + Sync;
 
 impl TpuCompiler {
     /// One replica on each device of the topology, or on the first `replicas` of them.
@@ -60,10 +86,28 @@ impl TpuCompiler {
             tracer: Arc::new(AheadTracer {
                 capture: TraceDevice::new(),
                 topology,
+                precision: Mutex::new(Precision::Highest),
                 programs: Mutex::default(),
+                observer: OnceLock::new(),
             }),
             id: StrategyId::new("tpu", count),
         })
+    }
+
+    /// Calls `observer` with what is going on, from now on. One observer is told; the first stays.
+    pub fn observe(&self, observer: impl Fn(&CompileProgress<'_>) + Send + Sync + 'static) {
+        let _first_stays = self.tracer.observer.set(Box::new(observer));
+    }
+
+    /// Compiles matrix products and convolutions of f32 with this precision from now on;
+    /// [`Precision::Highest`] by default.
+    pub fn precision_of_matmul(self, precision: Precision) -> Self {
+        *self
+            .tracer
+            .precision
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = precision;
+        self
     }
 
     /// What was compiled so far, in order.
@@ -129,14 +173,35 @@ impl fmt::Debug for TpuCompiler {
 struct AheadTracer {
     capture: TraceDevice,
     topology: Topology,
+    precision: Mutex<Precision>,
     programs: Mutex<Vec<CompiledProgram>>,
+    observer: OnceLock<Box<Observer>>,
 }
 
 impl AheadTracer {
+    fn tell(&self, progress: &CompileProgress<'_>) {
+        if let Some(observer) = self.observer.get() {
+            observer(progress);
+        }
+    }
+
     fn compile_step(&self, step: &CapturedStep) -> Result<(), TpuError> {
-        let lowered = lower_step(step)?;
+        let target = Target::of_platform(&self.topology.platform_name()?);
+        let precision = *self
+            .precision
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let lowered = lower_step_for(step, target, precision)?;
+        self.tell(&CompileProgress::Lowered {
+            stablehlo: &lowered.program.text,
+            replicas: step.num_replicas,
+        });
         let options = CompileOptions::replicas(step.num_replicas);
-        let executable = self.topology.compile(&lowered.program.text, &options)?;
+        let started = Instant::now();
+        let executable = self.topology.compile(&lowered.program.text, &options);
+        let compile_time = started.elapsed();
+        self.tell(&CompileProgress::Compiled { time: compile_time });
+        let executable = executable?;
         let donated = step
             .outputs
             .iter()
@@ -146,6 +211,7 @@ impl AheadTracer {
             executable,
             replicas: step.num_replicas,
             all_reduces: lowered.all_reduces,
+            compile_time,
             donated_bytes: donated.map(|output| bytes(&output.spec)).sum(),
             stablehlo: lowered.program.text,
         };
@@ -185,6 +251,11 @@ impl Tracer for AheadTracer {
                 dtype: data.dtype(),
             },
         }))
+    }
+
+    fn upload_each(&self, mut data: Vec<TensorData>) -> Result<Arc<dyn DeviceTensor>> {
+        let missing = || TpuError::Internal("a tensor of no replica".to_string());
+        self.upload(data.pop().ok_or_else(missing)?)
     }
 }
 

@@ -43,6 +43,28 @@ impl DeviceArray {
         })
     }
 
+    /// Copies one value to each device.
+    pub(crate) fn upload_each(place: &Place, data: &[TensorData]) -> Result<Self, TpuError> {
+        let first = data.first().filter(|_| data.len() == place.devices.len());
+        let first = first.ok_or_else(|| {
+            TpuError::Internal(format!(
+                "{} values for {} devices",
+                data.len(),
+                place.devices.len()
+            ))
+        })?;
+        let pairs = place.devices.iter().zip(data);
+        let copies = pairs.map(|(device, data)| buffer(&place.client, device, data));
+        Ok(Self {
+            spec: TensorSpec {
+                shape: first.shape().to_vec(),
+                dtype: first.dtype(),
+            },
+            buffers: copies.collect::<Result<_, _>>()?,
+            timeout: place.timeout,
+        })
+    }
+
     /// The buffer of one replica.
     pub(crate) fn buffer(&self, replica: usize) -> Option<&Buffer> {
         self.buffers.get(replica)

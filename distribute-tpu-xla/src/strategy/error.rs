@@ -7,7 +7,7 @@ use crate::lower::LowerError;
 use crate::pjrt::PjrtError;
 
 /// Everything that can go wrong between a TPU's name and a running strategy.
-#[derive(Debug, Clone, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum TpuError {
     /// There is no TPU system, or it does not start. Nothing else is used in its place.
@@ -83,6 +83,8 @@ pub enum TpuError {
     #[error("{0}")]
     Internal(String),
 }
+
+distribute_core::debug_as_message!(TpuError);
 
 impl TpuError {
     /// The error of this crate behind one that `run` has returned.

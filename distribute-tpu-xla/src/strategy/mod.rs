@@ -22,13 +22,13 @@ mod system;
 mod tpu;
 mod tracer;
 
-pub use ahead::{CompiledProgram, TpuCompiler};
+pub use ahead::{CompileProgress, CompiledProgram, TpuCompiler};
 pub use error::TpuError;
 pub use report::CompileReport;
 pub use resolver::{TpuClusterResolver, TpuSource};
 pub use system::{TpuConnection, TpuSystem};
 pub use tpu::{TpuStrategy, TpuStrategyBuilder};
-pub use tracer::lower_step;
+pub use tracer::{lower_step, lower_step_for};
 
 /// The error for replicas without a device.
 fn refuse_replicas(replicas: usize, devices: usize, names: &str) -> TpuError {

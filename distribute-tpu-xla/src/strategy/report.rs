@@ -1,5 +1,7 @@
 //! What a step costs on a TPU, before there is one.
 
+use std::time::Duration;
+
 use super::{CompiledProgram, TpuError};
 use crate::pjrt::{CompiledMemoryStats, Program, Topology, Value};
 
@@ -35,6 +37,9 @@ pub struct CompileReport {
     pub flops: Option<f64>,
     /// Bytes read and written in one step on one core, if the compiler counts them.
     pub bytes_accessed: Option<f64>,
+    /// What the TPU compiler takes its fused operations to need, added up: `estimated_cycles` in
+    /// the optimized program. `None` if it says nothing of that.
+    pub estimated_cycles: Option<u64>,
     /// Sizes in bytes, per core.
     pub memory: CompiledMemoryStats,
     /// The memory of one core, if the topology says so.
@@ -43,6 +48,10 @@ pub struct CompileReport {
     pub donated_bytes: usize,
     /// Operations between cores in the compiled program, by XLA's name, and how many.
     pub collectives: Vec<(&'static str, usize)>,
+    /// How long the compiler took.
+    pub compile_time: Duration,
+    /// The compiler's own estimate of a step's time on one core, if it makes one.
+    pub estimated_time: Option<Duration>,
 }
 
 impl CompileReport {
@@ -55,6 +64,7 @@ impl CompileReport {
         // Not every compiler counts; what it leaves out is not an error of the step.
         let cost = executable.cost_analysis().unwrap_or_default();
         let number = |name: &str| cost.get(name).and_then(Value::as_f64);
+        let optimized = executable.optimized_program()?;
         let devices = topology.devices();
         let first = devices.first();
         let limit = first.and_then(|device| device.attributes.get(MEMORY_LIMIT));
@@ -65,11 +75,26 @@ impl CompileReport {
             replicas: program.replicas,
             flops: number("flops"),
             bytes_accessed: number("bytes accessed"),
+            estimated_cycles: estimated_cycles(&optimized),
             memory: executable.memory_stats()?,
             memory_limit_bytes: limit.and_then(Value::as_i64),
             donated_bytes: program.donated_bytes,
-            collectives: collectives(&executable.optimized_program()?),
+            collectives: collectives(&optimized),
+            compile_time: program.compile_time,
+            // A negative number or none says that there is no estimate.
+            estimated_time: number("optimal_seconds")
+                .filter(|seconds| *seconds > 0.0)
+                .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()),
         })
+    }
+
+    /// The most memory that one core needs at any moment of a step: what the compiler says, or
+    /// else [all of it](Self::memory_bytes).
+    pub fn peak_bytes(&self) -> i64 {
+        match self.memory.peak_bytes {
+            0 => self.memory_bytes(),
+            peak => peak,
+        }
     }
 
     /// The memory that one core needs for a step: arguments, results that take over no argument,
@@ -102,9 +127,42 @@ fn collectives(program: &Program) -> Vec<(&'static str, usize)> {
     counted.filter(|(_, count)| *count > 0).collect()
 }
 
+/// The estimates that a TPU's compiler leaves beside each operation of an optimized program, as
+/// JSON in its serialized form: `"estimated_cycles":"1234"`.
+fn estimated_cycles(program: &Program) -> Option<u64> {
+    const KEY: &[u8] = br#""estimated_cycles":"#;
+    let code = &program.code;
+    let mut sum = None;
+    let mut from = 0;
+    while let Some(found) = code[from..].windows(KEY.len()).position(|part| part == KEY) {
+        from += found + KEY.len();
+        let digits = code[from..].iter().skip_while(|byte| b" \"".contains(byte));
+        let digits = digits.take_while(|byte| byte.is_ascii_digit());
+        let cycles = digits.fold(0_u64, |number, digit| {
+            number
+                .saturating_mul(10)
+                .saturating_add(u64::from(digit - b'0'))
+        });
+        sum = Some(sum.unwrap_or(0_u64).saturating_add(cycles));
+    }
+    sum
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn cycles_are_summed() {
+        let program = |code: &str| Program {
+            format: "hlo".to_string(),
+            code: code.as_bytes().to_vec(),
+        };
+        let two = r#"x{"flag":1,"estimated_cycles":"1200"}y"estimated_cycles": 34,"#;
+        assert_eq!(estimated_cycles(&program(two)), Some(1234));
+        assert_eq!(estimated_cycles(&program("\"estimated_cycles\":")), Some(0));
+        assert_eq!(estimated_cycles(&program("nothing")), None);
+    }
 
     #[test]
     fn collectives_are_counted_by_operation_and_not_by_name() {

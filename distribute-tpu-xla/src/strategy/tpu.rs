@@ -15,6 +15,7 @@ use super::slice::SliceCommunicator;
 use super::tracer::{Place, XlaTracer};
 use super::{TpuError, TpuSystem, refuse_replicas};
 use crate::pjrt::{Device, Executable};
+use crate::stablehlo::Precision;
 use crate::trace::{ProgramLimits, ProgramStatistics};
 
 /// One replica per TPU core, or per device of any other PJRT plugin
@@ -61,6 +62,7 @@ impl TpuStrategy {
             limits: ProgramLimits::default(),
             timeout: Duration::from_secs(300),
             checks_steps: true,
+            precision: Precision::Highest,
         }
     }
 
@@ -96,6 +98,7 @@ pub struct TpuStrategyBuilder<'a> {
     limits: ProgramLimits,
     timeout: Duration,
     checks_steps: bool,
+    precision: Precision,
 }
 
 impl TpuStrategyBuilder<'_> {
@@ -118,6 +121,15 @@ impl TpuStrategyBuilder<'_> {
     /// of its own, for example) needs `false`.
     pub fn check_steps(mut self, checks_steps: bool) -> Self {
         self.checks_steps = checks_steps;
+        self
+    }
+
+    /// How exactly a TPU computes matrix products and convolutions of f32;
+    /// [`Precision::Highest`] by default, which is f32 as on a CPU. TensorFlow and JAX have
+    /// [`Precision::Default`] on TPUs: faster, with 8 bits of mantissa in the factors. Other
+    /// devices ignore it. Processes of one system must have the same.
+    pub fn precision_of_matmul(mut self, precision: Precision) -> Self {
+        self.precision = precision;
         self
     }
 
@@ -156,6 +168,7 @@ impl TpuStrategyBuilder<'_> {
             workers: workers.clone(),
             timeout: (processes > 1).then_some(self.timeout),
             checks_steps: self.checks_steps,
+            precision: self.precision,
         };
         Ok(TpuStrategy {
             replicas: replicas.collect(),

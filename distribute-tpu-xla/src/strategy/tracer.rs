@@ -14,8 +14,11 @@ use distribute_core::{Result, WorkerGroup};
 
 use super::TpuError;
 use super::array::{DeviceArray, array, buffer};
-use crate::lower::{CPU_COMPILER_OPTIONS, GraphInput, LowerOptions, Lowered, RandomKey, lower};
+use crate::lower::{
+    CPU_COMPILER_OPTIONS, GraphInput, LowerOptions, Lowered, RandomKey, Target, lower,
+};
 use crate::pjrt::{self, Buffer, Client, CompileOptions, Device, ExecuteOptions, LoadedExecutable};
+use crate::stablehlo::Precision;
 use crate::trace::{ProgramLimits, Programs};
 
 /// Compiles steps for the devices of a strategy and keeps the programs.
@@ -40,6 +43,8 @@ pub(crate) struct Place {
     pub(crate) timeout: Option<Duration>,
     /// Whether programs are compared with their steps.
     pub(crate) checks_steps: bool,
+    /// How exactly programs multiply.
+    pub(crate) precision: Precision,
 }
 
 impl XlaTracer {
@@ -63,7 +68,8 @@ impl XlaTracer {
     fn compile_step(&self, step: &CapturedStep) -> Result<XlaProgram, TpuError> {
         let started = Instant::now();
         let place = &self.place;
-        let lowered = lower_step(step)?;
+        let target = Target::of_platform(place.client.platform_name());
+        let lowered = lower_step_for(step, target, place.precision)?;
         let text = &lowered.program.text;
         self.check_same_everywhere(step, text)?;
         let mut options =
@@ -118,6 +124,18 @@ impl XlaTracer {
 /// # Errors
 /// [`LowerError`](crate::lower::LowerError) for an operation that is not covered.
 pub fn lower_step(step: &CapturedStep) -> Result<Lowered, TpuError> {
+    lower_step_for(step, Target::Any, Precision::Highest)
+}
+
+/// [`lower_step`] for one compiler, with matrix products of a precision.
+///
+/// # Errors
+/// As [`lower_step`].
+pub fn lower_step_for(
+    step: &CapturedStep,
+    target: Target,
+    precision: Precision,
+) -> Result<Lowered, TpuError> {
     let donated = |number: usize| {
         let takes_it = |output: &&StepOutput| output.donated_from == Some(number);
         step.outputs.iter().find(takes_it)
@@ -137,6 +155,8 @@ pub fn lower_step(step: &CapturedStep) -> Result<Lowered, TpuError> {
         num_replicas: step.num_replicas,
         random_key: step.random_key.map_or(RandomKey::None, RandomKey::Input),
         names: names.map(|input| (input.id, input.name.clone())).collect(),
+        target,
+        precision,
         ..LowerOptions::default()
     };
     Ok(lower(&step.graph, &inputs, &outputs, &options)?)
@@ -169,6 +189,10 @@ impl Tracer for XlaTracer {
 
     fn upload(&self, data: TensorData) -> Result<Arc<dyn DeviceTensor>> {
         Ok(Arc::new(DeviceArray::upload(&self.place, &data)?))
+    }
+
+    fn upload_each(&self, data: Vec<TensorData>) -> Result<Arc<dyn DeviceTensor>> {
+        Ok(Arc::new(DeviceArray::upload_each(&self.place, &data)?))
     }
 }
 

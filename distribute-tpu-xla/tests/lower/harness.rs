@@ -10,7 +10,7 @@ use burn_backend::Backend;
 use burn_capture::{CaptureBackend, CaptureDevice};
 use burn_flex::Flex;
 use distribute_tpu_xla::lower::{
-    CPU_COMPILER_OPTIONS, GraphInput, LowerOptions, Lowered, RandomKey, lower,
+    CPU_COMPILER_OPTIONS, GraphInput, LowerOptions, Lowered, RandomKey, Target, lower,
 };
 use distribute_tpu_xla::pjrt::{self, Client, CompileOptions, ExecuteOptions, Plugin};
 use distribute_tpu_xla::stablehlo::{ElementType, TensorType};
@@ -297,13 +297,29 @@ pub fn compare_within(
         .map(Prim::into_data)
         .collect();
     let captured = capture(&inputs, step);
-    let lowered = lowered(&captured);
-    let actual = execute(client, &lowered, &[inputs]).remove(0);
-    assert_eq!(expected.len(), actual.len(), "{name}: number of outputs");
-    for (i, (expected, actual)) in expected.iter().zip(&actual).enumerate() {
-        let tolerance = tolerance.unwrap_or_else(|| Tolerance::of(expected.dtype()));
-        assert_close(&format!("{name}, output {i}"), expected, actual, tolerance);
+    for (target, lowered) in forms(&captured) {
+        let actual = execute(client, &lowered, std::slice::from_ref(&inputs)).remove(0);
+        assert_eq!(expected.len(), actual.len(), "{name}: number of outputs");
+        for (i, (expected, actual)) in expected.iter().zip(&actual).enumerate() {
+            let tolerance = tolerance.unwrap_or_else(|| Tolerance::of(expected.dtype()));
+            let name = format!("{name} for {target:?}, output {i}");
+            assert_close(&name, expected, actual, tolerance);
+        }
     }
+}
+
+/// The step as it is lowered for any compiler, and for the TPU's if that is another program.
+pub fn forms(captured: &Captured) -> Vec<(Target, Lowered)> {
+    let lowered = [Target::Any, Target::Tpu].map(|target| {
+        let options = LowerOptions {
+            target,
+            ..LowerOptions::default()
+        };
+        (target, lower_with(captured, &options))
+    });
+    let mut forms = lowered.to_vec();
+    forms.dedup_by(|tpu, any| tpu.1.program.text == any.1.program.text);
+    forms
 }
 
 pub fn floats(data: &TensorData) -> Vec<f64> {

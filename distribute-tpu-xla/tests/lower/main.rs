@@ -13,4 +13,5 @@ mod pooling;
 mod reduction;
 mod replicas;
 mod steps;
+mod target;
 mod tpu;

@@ -8,7 +8,7 @@ use crate::harness::Prim::{Float, Int};
 use crate::harness::{Data, typed};
 
 /// Input size, kernel, stride, padding, dilation, whether sizes are rounded up.
-type Window = (
+pub type Window = (
     [usize; 2],
     [usize; 2],
     [usize; 2],
@@ -43,7 +43,7 @@ fn windows(size: usize, kernel: usize, stride: usize, padding: usize, ceil: bool
     }
 }
 
-fn output(window: &Window) -> [usize; 2] {
+pub fn output(window: &Window) -> [usize; 2] {
     let (size, kernel, stride, padding, dilation, ceil) = *window;
     [0, 1].map(|d| {
         let span = dilation[d] * (kernel[d] - 1) + 1;

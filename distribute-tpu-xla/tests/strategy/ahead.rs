@@ -58,6 +58,7 @@ fn check(programs: &[CompiledProgram], is_tpu: bool) {
         assert!(program.stablehlo.contains("stablehlo.all_reduce"));
         let memory = program.executable.memory_stats().unwrap();
         let donated = donated(&program.stablehlo);
+        check_slots(&donated);
         let bytes = |dims: &Vec<usize>| match is_tpu {
             true => tiled_bytes(dims),
             false => 4 * dims.iter().product::<usize>(),
@@ -70,6 +71,18 @@ fn check(programs: &[CompiledProgram], is_tpu: bool) {
         } else {
             assert_eq!(aliased, program.donated_bytes);
         }
+    }
+}
+
+/// Parameters of three dimensions and more have slots of their own dimensions: Adam's two.
+fn check_slots(donated: &[Vec<usize>]) {
+    let shaped: Vec<_> = donated.iter().filter(|dims| dims.len() > 2).collect();
+    let (parameters, slots) = shaped.split_at(shaped.len() / 3);
+    let expected = parameters.iter().flat_map(|dims| [dims, dims]);
+    assert!(expected.eq(slots), "{donated:?}");
+    for dims in parameters {
+        let flat = vec![dims.iter().product::<usize>()];
+        assert!(!donated.contains(&flat), "{donated:?}");
     }
 }
 

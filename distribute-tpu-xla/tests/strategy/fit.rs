@@ -1,7 +1,13 @@
 //! The high-level loop: training, validation, evaluation and prediction.
 
+use std::path::Path;
+
 use burn::prelude::*;
-use distribute_core::fit::{Fit, Logs, Objective, StepContext, evaluate, predict};
+use distribute_core::checkpoint::{Checkpoint, load_latest};
+use distribute_core::fit::callbacks::ModelCheckpoint;
+use distribute_core::fit::{
+    Callback, Control, Fit, Logs, Objective, Outcome, StepContext, evaluate, predict,
+};
 use distribute_core::{
     Adam, Mirrored, MirroredStrategy, Replicate, Result, Strategy, StrategyExt, TrainState, dropout,
 };
@@ -118,5 +124,66 @@ fn a_learning_rate_schedule_compiles_once() {
         assert_eq!(tpu.statistics().programs, 1);
         assert_eq!(tpu.statistics().hits, 4);
         assert_eq!(state.try_primary().unwrap().learning_rate(), 1e-3 / 5.0);
+    });
+}
+
+/// Interrupts after so many batches.
+struct After(usize);
+
+impl Callback for After {
+    fn on_batch_end(&mut self, run: &mut Control<'_>) -> Result<()> {
+        self.0 = self.0.wrapping_sub(1);
+        if self.0 == 0 {
+            run.stop(Outcome::Interrupted);
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn interrupted_between_micro_batches_the_rest_is_the_same() {
+    within(600, || {
+        let Some(tpu) = strategy(2) else {
+            return;
+        };
+        let digits = Digits::open().unwrap();
+        let batching = Batching::global(256).shuffle(1).pad_remainder(true);
+        let train = Weighted::new(digits.train().unwrap());
+        let train = tpu.distribute_dataset(train, batching).unwrap();
+        let model = Cnn::new(&Device::flex().autodiff());
+        let run = |directory: &Path, checkpoint: Option<Checkpoint>, batches: usize| {
+            let build = |device: &Device| {
+                TrainState::new(model.clone().fork(device), Adam::new(2e-3)).accumulate(4)
+            };
+            let mut state = tpu.scope(build).unwrap();
+            let fit = Fit::new(&tpu)
+                .epochs(2)
+                .resume_from(checkpoint)
+                .callback(ModelCheckpoint::new(directory).unwrap().every_epochs(9))
+                .callback(After(batches));
+            let history = fit.run(&mut state, &train, None, objective).unwrap();
+            let (_, last) = load_latest(directory).unwrap().found.unwrap();
+            (history.last_logs(), last)
+        };
+        let whole = tempfile::tempdir().unwrap();
+        let (expected_logs, expected) = run(whole.path(), None, 0);
+        assert_eq!(expected.metadata.step, 3, "12 micro-batches");
+        for batches in [3, 6] {
+            let directory = tempfile::tempdir().unwrap();
+            let (_, checkpoint) = run(directory.path(), None, batches);
+            let of = |replica: usize| {
+                let prefix = format!("accumulated/{replica}/");
+                let own = checkpoint.tensors.iter();
+                let own = own.filter_map(|(name, data)| {
+                    Some((name.strip_prefix(&prefix)?.to_string(), data.clone()))
+                });
+                own.collect::<Vec<_>>()
+            };
+            assert!(!of(0).is_empty() && of(0).len() == of(1).len());
+            assert_ne!(of(0), of(1), "each replica has its own");
+            let (logs, found) = run(directory.path(), Some(checkpoint), 0);
+            assert_eq!(found.tensors, expected.tensors, "after {batches}");
+            assert_eq!(logs, expected_logs, "after {batches}");
+        }
     });
 }

@@ -143,7 +143,7 @@ fn readable(report: &Report) -> String {
 fn a_communicator_that_drops_the_last_segment_fails() {
     let report = report_of("drops-the-last", drops_the_last_segment);
     insta::assert_snapshot!(readable(&report), @r"
-    total            392     149          17     225               1
+    total              392     149          17     225               1
 
     failed: reduce/all_reduce_mirrored2_SUM_sscalar under mirrored over drops-the-last
       expected [0]: f32[] [6.625]
@@ -161,7 +161,7 @@ fn a_communicator_that_drops_the_last_segment_fails() {
 fn a_communicator_that_divides_by_the_wrong_count_fails() {
     let report = report_of("divides-by-less", divides_by_one_less);
     insta::assert_snapshot!(readable(&report), @r"
-    total            392     315          17      59               1
+    total              392     315          17      59               1
 
     failed: reduce/all_reduce_mirrored2_MEAN_sscalar under mirrored over divides-by-less
       expected [0]: f32[] [2]

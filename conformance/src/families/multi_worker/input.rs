@@ -1,10 +1,13 @@
 //! What a worker reads: datasets under the policies of auto-sharding, and input functions.
 
+use std::ops::Range;
 use std::sync::Mutex;
 
 use distribute_core::{Device, InputContext, Strategy, TensorData};
-use distribute_data::auto_shard::{AutoShardPolicy, BatchedSource, Source, Worker, auto_shard};
-use distribute_data::{Batching, FnDataset, StrategyDataExt};
+use distribute_data::auto_shard::{
+    AutoShardPolicy, BatchedSource, Source, Worker, steps_of_worker,
+};
+use distribute_data::{Batching, Dataset, StrategyDataExt};
 use serde_json::{Value, json};
 
 use super::operations::Task;
@@ -30,12 +33,59 @@ pub(super) fn check(task: &Task<'_>, text: &str) -> Checked {
     let source = source(dataset).ok_or_else(malformed)?;
     let expected = task.expect.field("steps")?;
     passed(equal(expected, &shard(task, policy, &source)?))?;
-    let by_index = matches!(policy, AutoShardPolicy::Auto | AutoShardPolicy::Data);
-    match &source.source {
-        Source::Elements(elements) if by_index => {
-            passed(equal(expected, &distributed(task, &source, elements)?))
+    match Listed::of(&source) {
+        Some(dataset) => passed(equal(
+            expected,
+            &distributed(task, policy, &source, dataset)?,
+        )),
+        None => passed(Ok(())),
+    }
+}
+
+/// The elements of a source, and which of them each file holds.
+struct Listed {
+    elements: Vec<Value>,
+    files: Option<Vec<Range<usize>>>,
+}
+
+impl Listed {
+    /// `None` for a source with a hint, which only streams have.
+    fn of(source: &BatchedSource<Value>) -> Option<Self> {
+        match &source.source {
+            Source::Elements(elements) => Some(Self {
+                elements: elements.clone(),
+                files: None,
+            }),
+            Source::Files(files) => {
+                let mut start = 0;
+                let ranges = files.iter().map(|file| {
+                    start += file.len();
+                    start - file.len()..start
+                });
+                Some(Self {
+                    files: Some(ranges.collect()),
+                    elements: files.concat(),
+                })
+            }
+            _ => None,
         }
-        _ => passed(Ok(())),
+    }
+}
+
+impl Dataset for Listed {
+    type Batch = Vec<Value>;
+
+    fn len(&self) -> usize {
+        self.elements.len()
+    }
+
+    fn files(&self) -> Option<Vec<Range<usize>>> {
+        self.files.clone()
+    }
+
+    fn batch(&self, indices: &[usize], _: &Device) -> distribute_core::Result<Vec<Value>> {
+        let rows = indices.iter().map(|index| self.elements[*index].clone());
+        Ok(rows.collect())
     }
 }
 
@@ -89,31 +139,22 @@ fn shard(
         workers: context.num_input_pipelines,
         replicas_per_worker: replicas,
     };
-    let batches = auto_shard(policy, source, worker).map_err(Failure::got)?;
-    Ok(json!(batches.chunks(replicas).collect::<Vec<_>>()))
+    let steps = steps_of_worker(policy, source, worker).map_err(Failure::got)?;
+    Ok(json!(steps))
 }
 
 /// What this worker's replicas get from `distribute_dataset`.
 fn distributed(
     task: &Task<'_>,
+    policy: AutoShardPolicy,
     source: &BatchedSource<Value>,
-    elements: &[Value],
+    dataset: Listed,
 ) -> Result<Value, Failure> {
-    let all = elements.to_vec();
-    let make = move |indices: &[usize], _: &Device| {
-        Ok(indices
-            .iter()
-            .map(|index| all[*index].clone())
-            .collect::<Vec<_>>())
-    };
-    let batching = Batching::global(source.global_batch_size).drop_remainder(source.drop_remainder);
-    let dataset = FnDataset::new(elements.len(), make);
+    let batching = Batching::global(source.global_batch_size)
+        .drop_remainder(source.drop_remainder)
+        .auto_shard(policy);
     let mut steps = Vec::new();
-    for step in task
-        .strategy
-        .distribute_dataset(dataset, batching)?
-        .epoch(0)
-    {
+    for step in &task.strategy.distribute_dataset(dataset, batching)? {
         steps.push(step?.into_values());
     }
     Ok(json!(steps))

@@ -105,6 +105,50 @@ fn missing_ranks_are_all_listed_with_what_happened_last() {
     });
 }
 
+#[test]
+fn a_higher_rank_whose_name_does_not_resolve_is_said_to_have_such_a_name() {
+    within_limit(|| {
+        let (mut sockets, mut addresses) = listeners(2);
+        addresses[1] = "no-such-host.invalid:80".to_string();
+        let mut options = options(0, sockets.remove(0), &addresses);
+        options.rendezvous_timeout = Duration::from_secs(3);
+        let said = error_of(join(options)).to_string();
+        assert!(said.contains("does not resolve"), "{said}");
+    });
+}
+
+#[test]
+fn an_interruption_ends_the_wait_of_every_rank_at_once() {
+    within_limit(|| {
+        for rank in [0, 1, 2] {
+            let (mut sockets, addresses) = listeners(3);
+            let mut options = options(rank, sockets.remove(rank), &addresses);
+            // One of the others accepts and says nothing, the other one is gone.
+            sockets.truncate(1);
+            let interruption = options.interruption.clone();
+            options.rendezvous_timeout = Duration::from_secs(50);
+            let started = Instant::now();
+            let joining = std::thread::spawn(move || error_of(join(options)));
+            interruption.raise();
+            let error = joining.join().unwrap();
+            assert!(
+                started.elapsed() < Duration::from_secs(5),
+                "{:?}",
+                started.elapsed()
+            );
+            let CollectiveError::Interrupted {
+                rank: said,
+                missing,
+                ..
+            } = &error
+            else {
+                panic!("{error:?}");
+            };
+            assert_eq!((*said, missing.len()), (rank, 2), "{error}");
+        }
+    });
+}
+
 /// Also when they gave up earlier than the rank that reports it.
 #[test]
 fn ranks_that_wait_for_another_one_are_not_blamed() {

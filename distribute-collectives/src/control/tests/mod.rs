@@ -40,6 +40,7 @@ fn options(rank: usize, listener: Listener, addresses: &[String]) -> JoinOptions
             data_port: Some(1000 + rank as u16),
             shared_memory: vec![rank as u8; rank],
         },
+        interruption: Default::default(),
     }
 }
 

@@ -297,8 +297,17 @@ fn a_rank_with_tls_and_one_without_do_not_meet_and_say_why() {
                     options.security = Security::default().tls(identity.clone());
                 }
             });
-            let one = error_of(joined.into_iter().nth(1).unwrap()).to_string();
-            assert!(one.contains("TLS"), "{one}");
+            for (rank, one) in joined.into_iter().enumerate() {
+                let said = error_of(one).to_string();
+                let expected = match rank == with_tls {
+                    true => "does not use TLS, this",
+                    false => "uses TLS",
+                };
+                assert!(
+                    said.contains(expected),
+                    "rank {rank}, {with_tls} has TLS: {said}"
+                );
+            }
         }
     });
 }

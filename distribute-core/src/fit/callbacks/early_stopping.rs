@@ -6,7 +6,7 @@ use burn::tensor::TensorData;
 use serde::{Deserialize, Serialize};
 
 use super::monitor::{Direction, Monitor};
-use crate::fit::{Callback, CallbackState, Control, EpochRecord, Outcome};
+use crate::fit::{Callback, CallbackState, Control, EpochRecord, Outcome, exact};
 use crate::{Error, Result};
 
 /// Ends training when the watched value has not improved for some epochs
@@ -29,6 +29,7 @@ pub struct EarlyStopping {
 /// What a checkpoint keeps.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 struct Watched {
+    #[serde(with = "exact::option")]
     best: Option<f64>,
     best_epoch: usize,
     epochs_without_improvement: usize,

@@ -6,12 +6,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use burn::tensor::TensorData;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::monitor::{Direction, Monitor};
 use crate::checkpoint::{
-    Checkpoint, CheckpointError, CheckpointManager, SaveHandle, Saved, latest,
+    Checkpoint, CheckpointError, CheckpointManager, SaveHandle, Saved, latest, load_latest,
 };
+use crate::fit::exact::Exact;
 use crate::fit::{Callback, CallbackState, Control, EpochRecord, FitError, Outcome, Position};
 use crate::workers::Wish;
 use crate::{Error, Result, Strategy};
@@ -24,7 +26,9 @@ use crate::{Error, Result, Strategy};
 /// blocks training; writing it does not, unless the one before is still being written.
 ///
 /// By default it saves after every epoch and when training ends in the middle of one (interrupted,
-/// step limit), and keeps everything. A save that fails ends training with the error; checkpoints
+/// step limit), and keeps everything. Gradients of micro-batches that wait for the rest of their
+/// update are saved with it, for every replica. What [`TerminateOnNan`](super::TerminateOnNan) has
+/// ended is not saved. A save that fails ends training with the error; checkpoints
 /// that were complete before stay so. Weights that are not finite are never saved.
 ///
 /// Only one callback at a time may save into a directory. With several workers every worker has the
@@ -43,8 +47,6 @@ pub struct ModelCheckpoint {
     model_name: String,
     extra: Map<String, Value>,
     last: Option<(u64, Position)>,
-    /// A save was due while micro-batches were being accumulated.
-    due: bool,
     last_time: Instant,
     saved: Option<Saved>,
 }
@@ -96,7 +98,6 @@ impl ModelCheckpoint {
             model_name: String::new(),
             extra: Map::new(),
             last: None,
-            due: false,
             last_time: Instant::now(),
             saved: None,
         }
@@ -180,8 +181,7 @@ impl ModelCheckpoint {
         if self.last == Some(here) {
             return Ok(());
         }
-        if run.is_accumulating() {
-            self.due = true;
+        if run.is_useless()? {
             return Ok(());
         }
         match self.manager.clone() {
@@ -190,7 +190,6 @@ impl ModelCheckpoint {
         }
         self.last = Some(here);
         self.last_time = Instant::now();
-        self.due = false;
         Ok(())
     }
 
@@ -225,6 +224,10 @@ impl ModelCheckpoint {
         check_finite(&checkpoint)?;
         checkpoint.metadata.model.name.clone_from(&self.model_name);
         checkpoint.metadata.extra.extend(self.extra.clone());
+        if let Some(saved) = self.saved_best() {
+            let extra = &mut checkpoint.metadata.extra;
+            extra.insert(BEST_KEY.to_string(), to_json(&saved)?);
+        }
         let saver = self.saver.get_or_insert_with(|| SaveHandle::new(manager));
         if let Some(saved) = saver.save(checkpoint).map_err(failed)? {
             self.saved = Some(saved);
@@ -259,6 +262,61 @@ impl ModelCheckpoint {
         let all = workers.hear_all("whether the newest checkpoint is this run's", &own)?;
         Ok(all.first() == Some(&true))
     }
+
+    /// The best value, as a checkpoint of this directory says it.
+    fn saved_best(&self) -> Option<SavedBest> {
+        Some(SavedBest {
+            monitor: self.best_only.as_ref()?.name.clone(),
+            value: Exact(self.best?),
+        })
+    }
+
+    /// The best value whose checkpoint is in the directory, as the chief sees it: another
+    /// callback's checkpoint, which the run goes on from, may be older or newer than that.
+    fn find_best(&self, run: &Control<'_>) -> Result<Option<f64>> {
+        let newest = || -> Result<Option<Exact>> {
+            let newest = load_latest(&self.directory).map_err(failed)?;
+            let Some((_, checkpoint)) = newest.found else {
+                return Ok(None);
+            };
+            let Some(saved) = checkpoint.metadata.extra.get(BEST_KEY) else {
+                // Of a version that kept it with the states of the callbacks.
+                return Ok(self.best.map(Exact));
+            };
+            let saved: SavedBest = serde_json::from_value(saved.clone()).map_err(Error::step)?;
+            let same = Some(&saved.monitor) == self.best_only.as_ref().map(|own| &own.name);
+            Ok(same.then_some(saved.value))
+        };
+        let Some(workers) = run.strategy().workers() else {
+            return Ok(newest()?.map(|best| best.0));
+        };
+        let own = match workers.is_chief() {
+            true => newest()?,
+            false => None,
+        };
+        let all = workers.hear_all("the best value so far", &own)?;
+        Ok(all.into_iter().next().flatten().map(|best| best.0))
+    }
+}
+
+/// Whether anything was trained that a checkpoint could hold.
+fn has_begun(run: &Control<'_>) -> bool {
+    let progress = run.progress();
+    progress.step > 0 || progress.position != Position::default()
+}
+
+/// Where [`Metadata::extra`](crate::checkpoint::Metadata::extra) has the best value.
+const BEST_KEY: &str = "best_only";
+
+/// What a checkpoint of the best value says about it.
+#[derive(Debug, Serialize, Deserialize)]
+struct SavedBest {
+    monitor: String,
+    value: Exact,
+}
+
+fn to_json(value: &impl Serialize) -> Result<Value> {
+    serde_json::to_value(value).map_err(Error::step)
 }
 
 impl Callback for ModelCheckpoint {
@@ -271,7 +329,10 @@ impl Callback for ModelCheckpoint {
         }
         let progress = run.progress();
         self.last_time = Instant::now();
-        if progress.step > 0 {
+        if self.best_only.is_some() && has_begun(run) {
+            self.best = self.find_best(run)?;
+        }
+        if has_begun(run) {
             // A run that goes on from a checkpoint of this directory has nothing new to save yet.
             let found = self.find_last(run)?;
             self.last = found.then_some((progress.step, progress.position));
@@ -287,7 +348,7 @@ impl Callback for ModelCheckpoint {
             Every::Seconds(interval) => new_step && step > 0 && self.is_time(interval, run),
             Every::Epochs(_) => false,
         };
-        if due || self.due {
+        if due {
             self.save(run)?;
         }
         Ok(())
@@ -303,8 +364,8 @@ impl Callback for ModelCheckpoint {
             if !record.complete || !monitor.improves(value, self.best) {
                 return Ok(());
             }
-            self.best = Some(value);
-            return self.save(run);
+            let before = self.best.replace(value);
+            return self.save(run).inspect_err(|_| self.best = before);
         }
         if (record.epoch + 1).is_multiple_of(epochs) {
             self.save(run)?;
@@ -314,7 +375,7 @@ impl Callback for ModelCheckpoint {
 
     fn on_train_end(&mut self, outcome: &Outcome, run: &mut Control<'_>) -> Result<()> {
         let useless = matches!(outcome, Outcome::NotFinite { .. });
-        let nothing_done = run.progress().step == 0;
+        let nothing_done = !has_begun(run);
         if self.best_only.is_none() && !useless && !nothing_done {
             self.save(run)?;
         }
@@ -331,13 +392,15 @@ impl Callback for ModelCheckpoint {
 
     fn state(&self) -> CallbackState {
         CallbackState {
-            value: json!({ "best": self.best }),
+            value: json!({ "best": self.best.map(Exact) }),
             ..CallbackState::default()
         }
     }
 
     fn restore_state(&mut self, state: CallbackState) -> Result<()> {
-        self.best = state.value.get("best").and_then(Value::as_f64);
+        let best = state.value.get("best").cloned().unwrap_or_default();
+        let best: Option<Exact> = serde_json::from_value(best).map_err(Error::step)?;
+        self.best = best.map(|best| best.0);
         Ok(())
     }
 }

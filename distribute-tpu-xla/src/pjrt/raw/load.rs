@@ -16,7 +16,7 @@ use super::client::Client;
 use super::named;
 use super::topology::Topology;
 use crate::pjrt::error::{ApiVersion, PjrtError, Result};
-use crate::pjrt::search;
+use crate::pjrt::search::PluginSearch;
 use crate::pjrt::value::{Attributes, Value};
 
 /// The oldest version whose table begins like today's; XLA's own loader has the same limit.
@@ -76,15 +76,13 @@ impl Plugin {
         Self::load(Self::locate(explicit)?)
     }
 
-    /// Where the plugin to use is: the path given here, else the one in
-    /// `PJRT_PLUGIN_LIBRARY_PATH`, else the one in `TPU_LIBRARY_PATH`, else an installed Python
-    /// package: `libtpu`, or a plugin for jax.
+    /// Where the plugin to use is: the path given here, or else what a [`PluginSearch`] finds.
     ///
     /// # Errors
     ///
     /// [`NotFound`](PjrtError::NotFound) with all that was searched.
     pub fn locate(explicit: Option<&Path>) -> Result<PathBuf> {
-        search::locate(explicit, &|name| std::env::var_os(name))
+        PluginSearch::new(explicit).find()
     }
 
     /// The file it was loaded from.

@@ -1,0 +1,605 @@
+//! What decides a run: every flag of `train` and what its files hold, by name.
+//!
+//! It is written into checkpoints, compared with that of the checkpoint on `--resume`, and
+//! compared between all processes of a job before they train.
+
+use std::path::Path;
+
+use clap::ValueEnum;
+use distribute_core::checkpoint::Metadata;
+use distribute_core::{Configuration, Difference};
+use distribute_data::readers::{Examples, ReadError, TrainTest};
+use serde_json::{Map, Value};
+use sha2::{Digest, Sha256};
+
+use crate::args::{
+    DataArgs, DeviceArgs, FileArgs, GeneralArgs, StrategyName, TrainArgs, TrainingArgs,
+};
+use crate::cluster::ClusterArgs;
+use crate::data::DatasetName;
+use crate::failure::Failure;
+use crate::parameter_server::ParameterServerArgs;
+use crate::task::{EXTRA_KEY, Task, optimizer};
+use crate::tpu::{PrecisionName, TpuArgs};
+
+/// Where a checkpoint keeps it, beside the task.
+const KEY: &str = "configuration";
+/// Longer lists are shown by their beginning and told apart by a digest.
+const LIST_MAX: usize = 120;
+/// About how many numbers are read at once for their digest.
+const VALUES: usize = 1 << 20;
+/// Hexadecimal digits of a digest.
+const DIGITS: usize = 16;
+
+/// What another value of a flag would change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Scope {
+    /// The result: it is in the checkpoint, and the same in all processes of a job.
+    Result,
+    /// How long or under which rules is trained: the same in all processes of a job, and free when
+    /// a run continues.
+    Job,
+    /// What workers that exchange gradients do together; with parameter servers the chief alone
+    /// does it.
+    Together,
+    /// The result, by the content of what the flag names or its size for the data at hand: see
+    /// [`contents`].
+    Content,
+    /// Nothing but this process.
+    Local,
+}
+
+/// A flag, its value and what that means.
+type Entry = (&'static str, Option<String>, Scope);
+
+/// All flags of `train`.
+///
+/// Every struct is taken apart without `..`: a new flag does not compile until it stands here.
+fn entries(args: &TrainArgs) -> Vec<Entry> {
+    let TrainArgs {
+        general,
+        strategy,
+        devices,
+        data,
+        training,
+        files,
+        cluster,
+        servers,
+        tpu,
+    } = args;
+    let mut all = vec![("--strategy", name(*strategy), Scope::Job)];
+    // Before what is a default of it.
+    all.extend(of_data(data));
+    all.extend(of_training(training, data));
+    all.extend(of_files(files));
+    all.extend(of_cluster(cluster));
+    all.extend(of_servers(servers));
+    all.extend(of_process(general, devices, tpu));
+    all
+}
+
+fn of_training(args: &TrainingArgs, data: &DataArgs) -> Vec<Entry> {
+    let TrainingArgs {
+        epochs,
+        steps,
+        optimizer: optimizer_name,
+        // What is not given has a value all the same.
+        learning_rate: _,
+        l2,
+        seed,
+    } = args;
+    let dataset = data.dataset.as_ref().unwrap_or(&DatasetName::Digits);
+    let epochs = epochs.unwrap_or(dataset.default_epochs());
+    let rate = optimizer(args).learning_rate();
+    vec![
+        ("--optimizer", name(*optimizer_name), Scope::Result),
+        ("--learning-rate", text(Some(rate)), Scope::Result),
+        ("--l2", text(*l2), Scope::Result),
+        ("--seed", text(Some(*seed)), Scope::Result),
+        ("--epochs", text(Some(epochs)), Scope::Job),
+        ("--steps", text(*steps), Scope::Job),
+    ]
+}
+
+fn of_data(args: &DataArgs) -> Vec<Entry> {
+    let DataArgs {
+        model: _,
+        dataset,
+        data_dir: _,
+        csv_header: _,
+        batch_size: _,
+    } = args;
+    let dataset = dataset.as_ref().unwrap_or(&DatasetName::Digits);
+    vec![
+        ("--model", None, Scope::Content),
+        // Files may lie elsewhere.
+        ("--dataset", text(Some(dataset.kind())), Scope::Job),
+        ("--data-dir", None, Scope::Content),
+        ("--csv-header", None, Scope::Content),
+        ("--batch-size", None, Scope::Content),
+    ]
+}
+
+fn of_files(args: &FileArgs) -> Vec<Entry> {
+    let FileArgs {
+        checkpoint_dir,
+        checkpoint_steps,
+        checkpoint_seconds,
+        resume,
+        restartable,
+        log_dir: _,
+        log_steps,
+    } = args;
+    vec![
+        // Whether it is the same directory is found out there.
+        (
+            "--checkpoint-dir",
+            given(checkpoint_dir.is_some()),
+            Scope::Together,
+        ),
+        (
+            "--checkpoint-steps",
+            text(*checkpoint_steps),
+            Scope::Together,
+        ),
+        (
+            "--checkpoint-seconds",
+            text(*checkpoint_seconds),
+            Scope::Together,
+        ),
+        ("--resume", given(*resume), Scope::Together),
+        ("--restartable", given(*restartable), Scope::Together),
+        ("--log-dir", None, Scope::Local),
+        ("--log-steps", text(*log_steps), Scope::Together),
+    ]
+}
+
+fn of_cluster(args: &ClusterArgs) -> Vec<Entry> {
+    let ClusterArgs {
+        cluster: _,
+        cluster_spec: _,
+        task_type: _,
+        task_id: _,
+        port: _,
+        transport,
+        communication,
+        bytes_per_pack,
+        rendezvous_timeout: _,
+        timeout: _,
+        heartbeat_timeout: _,
+        certs: _,
+        insecure: _,
+        flight_records: _,
+    } = args;
+    let local = [
+        "--cluster",
+        "--cluster-spec",
+        "--task-type",
+        "--task-id",
+        "--port",
+        "--rendezvous-timeout",
+        "--timeout",
+        "--heartbeat-timeout",
+        "--certs",
+        "--insecure",
+        "--flight-records",
+    ];
+    let mut all = vec![
+        ("--transport", transport.and_then(name), Scope::Together),
+        (
+            "--communication",
+            communication.and_then(name),
+            Scope::Together,
+        ),
+        ("--bytes-per-pack", text(*bytes_per_pack), Scope::Together),
+    ];
+    all.extend(local.map(|flag| (flag, None, Scope::Local)));
+    all
+}
+
+fn of_servers(args: &ParameterServerArgs) -> Vec<Entry> {
+    let ParameterServerArgs {
+        max_staleness,
+        stale_gradients,
+        synchronous,
+        non_finite,
+        wire,
+        shard_bytes,
+    } = args;
+    vec![
+        ("--max-staleness", text(*max_staleness), Scope::Job),
+        (
+            "--stale-gradients",
+            stale_gradients.and_then(name),
+            Scope::Job,
+        ),
+        ("--synchronous", text(*synchronous), Scope::Job),
+        ("--non-finite", non_finite.and_then(name), Scope::Job),
+        ("--wire", wire.and_then(name), Scope::Job),
+        ("--shard-bytes", text(*shard_bytes), Scope::Job),
+    ]
+}
+
+fn of_process(general: &GeneralArgs, devices: &DeviceArgs, tpu: &TpuArgs) -> Vec<Entry> {
+    let GeneralArgs {
+        config: _,
+        output: _,
+        verbose: _,
+    } = general;
+    // Another number of replicas is another number of examples a step, which is compared.
+    let DeviceArgs {
+        replicas: _,
+        devices: _,
+    } = devices;
+    let TpuArgs {
+        tpu: _,
+        pjrt_plugin: _,
+        compile_only: _,
+        topology: _,
+        dump_stablehlo: _,
+        precision_of_matmul,
+    } = tpu;
+    // The default is the precision of every other strategy too.
+    let precision = precision_of_matmul.filter(|named| *named != PrecisionName::Highest);
+    let flags = [
+        "--config",
+        "--output",
+        "--verbose",
+        "--replicas",
+        "--devices",
+        "--tpu",
+        "--pjrt-plugin",
+        "--compile-only",
+        "--topology",
+        "--dump-stablehlo",
+    ];
+    let mut all = flags.map(|flag| (flag, None, Scope::Local)).to_vec();
+    all.push((
+        "--precision-of-matmul",
+        precision.and_then(name),
+        Scope::Result,
+    ));
+    all
+}
+
+fn text(value: Option<impl ToString>) -> Option<String> {
+    value.map(|value| value.to_string())
+}
+
+fn given(flag: bool) -> Option<String> {
+    flag.then(|| "given".to_string())
+}
+
+/// A value as it stands on the command line.
+fn name(value: impl ValueEnum) -> Option<String> {
+    let value = value.to_possible_value()?;
+    Some(value.get_name().to_string())
+}
+
+/// What is known of a run before its data is read: all flags that the processes of a job must
+/// have in common.
+pub(crate) fn flags(args: &TrainArgs) -> Configuration {
+    let together = args.strategy == StrategyName::MultiWorker;
+    let mut configuration = Configuration::new();
+    for (flag, value, scope) in entries(args) {
+        let counts = match scope {
+            Scope::Result | Scope::Job => true,
+            Scope::Together => together,
+            Scope::Content | Scope::Local => false,
+        };
+        if counts {
+            configuration.set(flag, value);
+        }
+    }
+    configuration
+}
+
+/// What the files of a run hold, and sizes that follow from them: `share` examples a step of one
+/// replica.
+pub(crate) fn contents(
+    task: &Task,
+    data: &TrainTest,
+    share: usize,
+) -> Result<Configuration, Failure> {
+    let mut configuration = task.model_settings();
+    configuration.extend(&data_settings(task, data)?);
+    // Last, because its default follows from the data.
+    configuration.set("--batch-size", Some(share));
+    Ok(configuration)
+}
+
+/// What identifies the data: who has the same is trained on, and tested with, the same examples
+/// in the same order.
+pub(crate) fn data_settings(task: &Task, data: &TrainTest) -> Result<Configuration, Failure> {
+    let mut configuration = task.class_settings();
+    let (train, test) = (data.train.len(), data.test.len());
+    configuration.set("the number of examples", Some(train + test));
+    configuration.set("the number of training examples", Some(train));
+    let shape = format!("{:?}", data.train.feature_shape());
+    configuration.set("the shape of an example", Some(shape));
+    let (content, order) = digests(data)?;
+    configuration.set("the content of the examples", Some(content));
+    configuration.set("the order and split of the examples", Some(order));
+    Ok(configuration)
+}
+
+/// A text for a list of names that is short, and another one for each list.
+pub(crate) fn listed<T: AsRef<str>>(names: &[T]) -> String {
+    let mut hash = Sha256::new();
+    for name in names.iter().map(AsRef::as_ref) {
+        hash.update((name.len() as u64).to_le_bytes());
+        hash.update(name.as_bytes());
+    }
+    let mut shown = String::new();
+    for (index, name) in names.iter().map(AsRef::as_ref).enumerate() {
+        if shown.len() + name.len() > LIST_MAX {
+            let digest = hex(&hash.finalize());
+            return format!("{shown}... ({} in all, {digest})", names.len());
+        }
+        shown += if index == 0 { "" } else { ", " };
+        shown += name;
+    }
+    shown
+}
+
+fn hex(bytes: &[u8]) -> String {
+    let digits = bytes.iter().take(DIGITS / 2);
+    digits.map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Digests of the examples whatever their order, and of their order.
+fn digests(data: &TrainTest) -> Result<(String, String), ReadError> {
+    let mut sum = [0_u64; 4];
+    let mut order = Sha256::new();
+    for examples in [&data.train, &data.test] {
+        order.update((examples.len() as u64).to_le_bytes());
+        add_rows(examples, &mut sum, &mut order)?;
+    }
+    let content: Vec<u8> = sum.iter().flat_map(|lane| lane.to_le_bytes()).collect();
+    Ok((hex(&Sha256::digest(content)), hex(&order.finalize())))
+}
+
+fn add_rows(examples: &Examples, sum: &mut [u64; 4], order: &mut Sha256) -> Result<(), ReadError> {
+    let values: usize = examples.feature_shape().iter().product();
+    let mut bytes = Vec::with_capacity(4 * values + 8);
+    let count = (VALUES / values.max(1)).max(1);
+    for first in (0..examples.len()).step_by(count) {
+        let rows: Vec<usize> = (first..examples.len().min(first + count)).collect();
+        let features = examples.features_f32(&rows)?;
+        let labels = examples.labels_i64(&rows)?;
+        for (row, label) in features.chunks_exact(values).zip(labels) {
+            bytes.clear();
+            bytes.extend(row.iter().flat_map(|value| value.to_le_bytes()));
+            bytes.extend(label.to_le_bytes());
+            let digest = Sha256::digest(&bytes);
+            for (lane, part) in sum.iter_mut().zip(digest.chunks_exact(8)) {
+                let part = part.try_into().map_or(0, u64::from_le_bytes);
+                *lane = lane.wrapping_add(part);
+            }
+            order.update(digest);
+        }
+    }
+    Ok(())
+}
+
+/// What a checkpoint of this run keeps: what decides the result. `global_batch` examples make a
+/// step of all replicas.
+pub(crate) fn of_checkpoint(
+    args: &TrainArgs,
+    task: &Task,
+    data: &TrainTest,
+    global_batch: usize,
+) -> Result<Configuration, Failure> {
+    let mut configuration = Configuration::new();
+    for (flag, value, scope) in entries(args) {
+        if scope == Scope::Result {
+            configuration.set(flag, value);
+        }
+    }
+    configuration.extend(&data_settings(task, data)?);
+    configuration.set("the number of examples in a step", Some(global_batch));
+    Ok(configuration)
+}
+
+/// As the checkpoint's metadata holds it.
+pub(crate) fn to_extra(configuration: &Configuration) -> (&'static str, Value) {
+    let entries = configuration.iter();
+    let entries = entries.map(|(name, value)| (name.to_string(), Value::from(value)));
+    (KEY, Value::Object(entries.collect::<Map<_, _>>()))
+}
+
+/// That of a checkpoint; older ones say less.
+fn stored(metadata: &Metadata) -> Configuration {
+    let mut configuration = Configuration::new();
+    let optimizer = &metadata.optimizer;
+    configuration.set("--optimizer", Some(&optimizer.name));
+    let rate = optimizer.hyper_parameters["learning_rate"].as_f64();
+    if rate.is_some() {
+        configuration.set("--learning-rate", rate);
+    }
+    configuration.set("--l2", crate::task::stored_l2(metadata));
+    configuration.set("--seed", Some(metadata.seed));
+    let Some(extra) = metadata.extra.get(EXTRA_KEY) else {
+        return configuration;
+    };
+    configuration.extend(&Task::stored_class_settings(extra));
+    for (name, value) in extra[KEY].as_object().into_iter().flatten() {
+        configuration.set(name, value.as_str());
+    }
+    configuration
+}
+
+/// Refuses a checkpoint that was made with another configuration.
+pub(crate) fn same_as_stored(
+    configuration: &Configuration,
+    metadata: &Metadata,
+    path: &Path,
+    task: &Task,
+) -> Result<(), Failure> {
+    match configuration.difference_of_common(&stored(metadata)) {
+        None => Ok(()),
+        Some(difference) => Err(differs(&difference, path, task)),
+    }
+}
+
+fn differs(difference: &Difference, path: &Path, task: &Task) -> Failure {
+    let is_flag = difference.name.starts_with("--");
+    let (here, advice) = match is_flag {
+        true => (
+            "in this run".to_string(),
+            "continue with what it was made with",
+        ),
+        false => (
+            format!("in this run ({})", task.dataset),
+            "continue with the data and flags that it was made with",
+        ),
+    };
+    let there = format!("in the checkpoint {}", path.display());
+    Failure::usage(format!(
+        "{}; {advice}, or choose another --checkpoint-dir",
+        difference.between(&here, &there)
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use clap::FromArgMatches;
+    use distribute_data::readers::{Array, Features, Labels, Values};
+
+    use super::*;
+    use crate::args::{Cli, Command, program};
+
+    fn args(flags: &str) -> TrainArgs {
+        let line = format!("distribute-cli train {flags}");
+        let matches = program().get_matches_from(line.split_whitespace());
+        match Cli::from_arg_matches(&matches).unwrap().command {
+            Command::Train(args) => *args,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn every_flag_of_train_has_its_place() {
+        let program = program();
+        let train = program.find_subcommand("train").unwrap();
+        let flags = train.get_arguments().filter_map(clap::Arg::get_long);
+        let flags: BTreeSet<String> = flags
+            .filter(|flag| *flag != "help")
+            .map(|flag| format!("--{flag}"))
+            .collect();
+        let entries = entries(&args(""));
+        let placed: BTreeSet<String> = entries.iter().map(|it| it.0.to_string()).collect();
+        assert_eq!(placed, flags);
+        assert_eq!(placed.len(), entries.len(), "each of them once");
+    }
+
+    /// A value of every flag that two processes could differ in.
+    const OTHERS: [&str; 25] = [
+        "--optimizer sgd",
+        "--learning-rate 0.5",
+        "--l2 0.01",
+        "--seed 2",
+        "--epochs 3",
+        "--steps 7",
+        "--dataset csv:a.csv",
+        "--checkpoint-dir a",
+        "--checkpoint-steps 5",
+        "--checkpoint-seconds 5",
+        "--resume",
+        "--restartable",
+        "--log-steps 5",
+        "--transport grpc",
+        "--communication ring",
+        "--bytes-per-pack 64",
+        "--max-staleness 4",
+        "--max-staleness 4 --stale-gradients refuse",
+        "--synchronous 2",
+        "--non-finite apply",
+        "--wire bf16",
+        "--shard-bytes 5",
+        "--precision-of-matmul default",
+        "--strategy parameter-server",
+        "--l2 0",
+    ];
+
+    #[test]
+    fn another_value_of_a_flag_is_a_difference_that_names_it() {
+        let own = flags(&args("--strategy multi-worker"));
+        for other in OTHERS {
+            let line = match other.contains("--strategy") {
+                true => other.to_string(),
+                false => format!("--strategy multi-worker {other}"),
+            };
+            let found = flags(&args(&line)).difference(&own).expect(other);
+            assert!(other.contains(&found.name), "{other}: {found:?}");
+        }
+        let counted = entries(&args("")).into_iter();
+        let counted = counted.filter(|it| !matches!(it.2, Scope::Content | Scope::Local));
+        let known = |flag: &str| OTHERS.iter().any(|other| other.contains(flag));
+        let missing: Vec<_> = counted.filter(|it| !known(it.0)).collect();
+        assert!(missing.is_empty(), "not tried: {missing:?}");
+    }
+
+    #[test]
+    fn what_is_said_twice_or_by_default_is_no_difference() {
+        let own = flags(&args("--strategy multi-worker"));
+        for same in [
+            "--learning-rate 0.001",
+            "--epochs 30",
+            "--dataset digits",
+            "--log-dir a",
+        ] {
+            let other = flags(&args(&format!("--strategy multi-worker {same}")));
+            assert_eq!(other.difference(&own), None, "{same}");
+        }
+    }
+
+    fn examples(values: &[f32], labels: &[i64]) -> Examples {
+        let array = Array::new(vec![labels.len(), 1], Values::F32(values.to_vec())).unwrap();
+        let features = Features::Numbers(array);
+        Examples::new("test", features, Labels::Classes(labels.to_vec())).unwrap()
+    }
+
+    #[test]
+    fn digests_tell_content_order_and_split_apart() {
+        let digests = |train: Examples, test: Examples| digests(&TrainTest { train, test });
+        let of = |train: (&[f32], &[i64]), test: (&[f32], &[i64])| {
+            digests(examples(train.0, train.1), examples(test.0, test.1)).unwrap()
+        };
+        let one = of((&[1., 2., 3.], &[0, 1, 0]), (&[4.], &[1]));
+        assert_eq!(one, of((&[1., 2., 3.], &[0, 1, 0]), (&[4.], &[1])));
+        for (what, other) in [
+            ("order", of((&[2., 1., 3.], &[1, 0, 0]), (&[4.], &[1]))),
+            ("split", of((&[1., 2.], &[0, 1]), (&[3., 4.], &[0, 1]))),
+        ] {
+            assert_eq!(one.0, other.0, "{what}");
+            assert_ne!(one.1, other.1, "{what}");
+        }
+        for (what, other) in [
+            ("a value", of((&[1., 2., 5.], &[0, 1, 0]), (&[4.], &[1]))),
+            ("a label", of((&[1., 2., 3.], &[0, 1, 1]), (&[4.], &[1]))),
+            (
+                "labels that change places",
+                of((&[1., 2., 3.], &[1, 0, 0]), (&[4.], &[1])),
+            ),
+        ] {
+            assert_ne!(one.0, other.0, "{what}");
+        }
+    }
+
+    #[test]
+    fn long_lists_are_cut_and_told_apart() {
+        assert_eq!(listed(&["cat", "dog"]), "cat, dog");
+        let names: Vec<String> = (0..1000).map(|index| format!("class {index}")).collect();
+        let mut other = names.clone();
+        other[999] = "another".to_string();
+        let (one, other) = (listed(&names), listed(&other));
+        assert_ne!(one, other);
+        assert!(
+            one.contains("1000 in all") && one.len() < 2 * LIST_MAX,
+            "{one}"
+        );
+    }
+}

@@ -1,0 +1,246 @@
+//! Which examples of a data set are trained on, tested on or asked for.
+//!
+//! A fifth of a data set without test examples is held out, by a fixed seed and the number of
+//! examples. A checkpoint keeps that number and a digest of the examples, so that later nothing
+//! that was trained on is taken for a test: when examples were added, those that were there are
+//! split as they were, and the new ones, which nobody has trained on, are test examples.
+
+use distribute_data::readers::{Examples, ReadError, TrainTest};
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+
+use crate::args::SplitName;
+use crate::data::DatasetName;
+use crate::failure::Failure;
+
+/// Held out of a data set that comes without test examples.
+const TEST_FRACTION: f64 = 0.2;
+/// Fewer examples cannot be split that way.
+const MIN_EXAMPLES: usize = 3;
+/// The seed of that split: fixed, so that a model is never tested on what it was trained on.
+const SPLIT_SEED: u64 = 1998;
+/// How many examples are read at once for their digest.
+const CHUNK: usize = 1024;
+
+/// A data set as it was read.
+#[derive(Debug)]
+pub(crate) enum Parts {
+    /// It has test examples of its own.
+    Given(TrainTest),
+    /// It has none.
+    Whole(Examples),
+}
+
+/// The examples that a checkpoint's split was made of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct SplitRecord {
+    examples: usize,
+    sha256: String,
+}
+
+/// The examples that `evaluate` or `predict` was asked for.
+#[derive(Debug)]
+pub(crate) struct Chosen {
+    pub(crate) examples: Examples,
+    /// The row of each example in its file or set, counted from 0.
+    pub(crate) rows: Vec<usize>,
+    /// Where the training examples end, if those of both sets were asked for.
+    pub(crate) both: Option<usize>,
+    pub(crate) split: SplitName,
+    /// What is said of the choice once nothing can be refused any more.
+    pub(crate) note: Option<String>,
+}
+
+impl Parts {
+    pub(crate) fn first(&self) -> &Examples {
+        match self {
+            Self::Given(both) => &both.train,
+            Self::Whole(all) => all,
+        }
+    }
+
+    /// What a checkpoint keeps of the split; nothing if the data set makes its own.
+    pub(crate) fn record(&self) -> Result<Option<SplitRecord>, ReadError> {
+        match self {
+            Self::Given(_) => Ok(None),
+            Self::Whole(all) => SplitRecord::of(all, all.len()).map(Some),
+        }
+    }
+
+    /// The examples to train on and to test with.
+    pub(crate) fn train_test(self, name: &DatasetName) -> Result<TrainTest, Failure> {
+        match self {
+            Self::Given(both) => Ok(both),
+            Self::Whole(all) => hold_out(&all, name),
+        }
+    }
+
+    /// The examples that were asked for, where `trained` says what the checkpoint was trained on.
+    /// `same` is whether the data set is the one that the checkpoint names.
+    pub(crate) fn choose(
+        self,
+        wanted: Option<SplitName>,
+        trained: Option<&SplitRecord>,
+        (name, same): (&DatasetName, bool),
+    ) -> Result<Chosen, Failure> {
+        let all = match self {
+            Self::Given(both) => return given(both, wanted.unwrap_or(SplitName::Test)),
+            Self::Whole(all) => all,
+        };
+        let whole = |all: Examples| Chosen {
+            rows: all.rows(),
+            examples: all,
+            both: None,
+            split: SplitName::All,
+            note: None,
+        };
+        if wanted == Some(SplitName::All) {
+            return Ok(whole(all));
+        }
+        let split = wanted.unwrap_or(SplitName::Test);
+        let both = match trained {
+            None => hold_out(&all, name)?,
+            Some(record) if record.begins(&all)? => record.split(&all, name)?,
+            Some(record) if same => return Err(record.changed(&all, name)),
+            Some(_) if wanted.is_none() => {
+                let note = format!(
+                    "{name} is not what the checkpoint was trained on: all {} examples are used",
+                    all.len()
+                );
+                let note = Some(note);
+                return Ok(Chosen { note, ..whole(all) });
+            }
+            Some(_) => hold_out(&all, name)?,
+        };
+        let grown = trained.filter(|record| record.examples < all.len());
+        let note = grown
+            .filter(|_| same)
+            .map(|record| record.grown(&all, name));
+        let examples = match split {
+            SplitName::Train => both.train,
+            SplitName::Test | SplitName::All => both.test,
+        };
+        Ok(Chosen {
+            rows: examples.rows(),
+            examples,
+            both: None,
+            split,
+            note,
+        })
+    }
+}
+
+/// A part of a data set that has test examples of its own.
+fn given(both: TrainTest, split: SplitName) -> Result<Chosen, Failure> {
+    let (examples, rows, ends) = match split {
+        SplitName::Train => (both.train.clone(), both.train.rows(), None),
+        SplitName::Test => (both.test.clone(), both.test.rows(), None),
+        SplitName::All => {
+            let rows = [both.train.rows(), both.test.rows()].concat();
+            let joined = both.train.joined(&both.test)?;
+            (joined, rows, Some(both.train.len()))
+        }
+    };
+    Ok(Chosen {
+        examples,
+        rows,
+        both: ends,
+        split,
+        note: None,
+    })
+}
+
+/// Splits data that comes without test examples.
+fn hold_out(all: &Examples, name: &DatasetName) -> Result<TrainTest, Failure> {
+    if all.len() < MIN_EXAMPLES {
+        return Err(Failure::failed(format!(
+            "{name} has {} examples, too few to hold a fifth out for testing; at least \
+             {MIN_EXAMPLES} are needed",
+            all.len()
+        )));
+    }
+    Ok(all.train_test(TEST_FRACTION, SPLIT_SEED)?)
+}
+
+impl SplitRecord {
+    /// Of the first `count` examples.
+    fn of(all: &Examples, count: usize) -> Result<Self, ReadError> {
+        let mut hash = Sha256::new();
+        for extent in all.feature_shape() {
+            hash.update((*extent as u64).to_le_bytes());
+        }
+        for first in (0..count).step_by(CHUNK) {
+            let rows: Vec<usize> = (first..count.min(first + CHUNK)).collect();
+            if all.is_text() {
+                for text in all.texts(&rows)? {
+                    hash.update((text.len() as u64).to_le_bytes());
+                    hash.update(text.as_bytes());
+                }
+            } else {
+                let values = all.features_f32(&rows)?;
+                let bytes: Vec<u8> = values
+                    .iter()
+                    .flat_map(|value| value.to_le_bytes())
+                    .collect();
+                hash.update(bytes);
+            }
+            for label in all.labels_i64(&rows)? {
+                hash.update(label.to_le_bytes());
+            }
+        }
+        let digits = hash.finalize();
+        Ok(Self {
+            examples: count,
+            sha256: digits.iter().map(|byte| format!("{byte:02x}")).collect(),
+        })
+    }
+
+    /// Whether the examples begin with those that the split was made of.
+    fn begins(&self, all: &Examples) -> Result<bool, ReadError> {
+        Ok(all.len() >= self.examples && Self::of(all, self.examples)? == *self)
+    }
+
+    /// The split as it was made; examples that have been added are for testing.
+    fn split(&self, all: &Examples, name: &DatasetName) -> Result<TrainTest, Failure> {
+        let old: Vec<usize> = (0..self.examples).collect();
+        let mut both = hold_out(&all.subset(&old)?, name)?;
+        if all.len() > self.examples {
+            let mut test = both.test.rows();
+            test.extend(self.examples..all.len());
+            both.test = all.subset(&test)?;
+        }
+        Ok(both)
+    }
+
+    fn grown(&self, all: &Examples, name: &DatasetName) -> String {
+        format!(
+            "{name} has {} examples, {} more than when the checkpoint was trained; those are test \
+             examples",
+            all.len(),
+            all.len() - self.examples
+        )
+    }
+
+    fn changed(&self, all: &Examples, name: &DatasetName) -> Failure {
+        Failure::failed(format!(
+            "{name} does not begin with the {} examples that the checkpoint's split was made of \
+             (it has {} now), so which of them were trained on is not known; use --split all, or \
+             bring the data back as it was",
+            self.examples,
+            all.len()
+        ))
+    }
+
+    /// For a checkpoint.
+    pub(crate) fn to_json(&self) -> Value {
+        json!({ "examples": self.examples, "sha256": self.sha256 })
+    }
+
+    /// From a checkpoint.
+    pub(crate) fn from_json(value: &Value) -> Option<Self> {
+        Some(Self {
+            examples: usize::try_from(value["examples"].as_u64()?).ok()?,
+            sha256: value["sha256"].as_str()?.to_string(),
+        })
+    }
+}

@@ -1,0 +1,158 @@
+//! Ending waits from outside: what a program's handler of signals tells the library.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::Notify;
+
+type Wake = Arc<dyn Fn() + Send + Sync>;
+
+/// Ends every wait for other processes that was given a clone of it: rendezvous, connecting, the
+/// wait for a coordinator, for workers and for servers. What runs already is not touched: a
+/// training in which all take part ends by its own means.
+///
+/// A program keeps one and raises it in its handler of Ctrl-C and SIGTERM. It stays raised: waits
+/// that begin later end at once. Cheap to clone.
+///
+/// ```
+/// use distribute_collectives::{Interruption, ProcessGroupOptions};
+///
+/// let interruption = Interruption::default();
+/// let options = ProcessGroupOptions::new(0, ["127.0.0.1:0", "127.0.0.1:1"])
+///     .interruption(interruption.clone());
+/// // In the handler:
+/// interruption.raise();
+/// let joined = options.bind()?.join(["127.0.0.1:2", "127.0.0.1:1"]);
+/// assert!(joined.is_err());
+/// # Ok::<(), distribute_collectives::CollectiveError>(())
+/// ```
+#[derive(Clone, Default)]
+pub struct Interruption(Arc<State>);
+
+#[derive(Default)]
+struct State {
+    raised: AtomicBool,
+    waits: Mutex<Waits>,
+}
+
+#[derive(Default)]
+struct Waits {
+    next: u64,
+    wakes: Vec<(u64, Wake)>,
+}
+
+/// A wait that hears of an [`Interruption`]; dropping it ends that.
+#[must_use = "dropping it ends the listening"]
+pub struct Listening {
+    state: Arc<State>,
+    number: u64,
+}
+
+impl State {
+    fn waits(&self) -> MutexGuard<'_, Waits> {
+        // No code of others runs under the lock.
+        self.waits.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Interruption {
+    /// Ends all waits, those that begin later included. Blocks only as long as waking them takes.
+    pub fn raise(&self) {
+        self.0.raised.store(true, Ordering::SeqCst);
+        let wakes: Vec<Wake> = {
+            let waits = self.0.waits();
+            waits.wakes.iter().map(|(_, wake)| wake.clone()).collect()
+        };
+        wakes.iter().for_each(|wake| wake());
+    }
+
+    /// Whether it was raised.
+    pub fn is_raised(&self) -> bool {
+        self.0.raised.load(Ordering::SeqCst)
+    }
+
+    /// Calls `wake` when this is raised, on the thread that raises it, or here and now if it was.
+    /// It may be called more than once, also a moment after what is returned was dropped.
+    pub fn on_raise(&self, wake: impl Fn() + Send + Sync + 'static) -> Listening {
+        let wake: Wake = Arc::new(wake);
+        let number = {
+            let mut waits = self.0.waits();
+            let number = waits.next;
+            waits.next += 1;
+            waits.wakes.push((number, wake.clone()));
+            number
+        };
+        if self.is_raised() {
+            wake();
+        }
+        Listening {
+            state: self.0.clone(),
+            number,
+        }
+    }
+
+    /// Ready when this is raised.
+    pub async fn raised(&self) {
+        let bell = Arc::new(Notify::new());
+        let ring = bell.clone();
+        let _listening = self.on_raise(move || ring.notify_one());
+        while !self.is_raised() {
+            bell.notified().await;
+        }
+    }
+}
+
+impl fmt::Debug for Interruption {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Interruption")
+            .field(&self.is_raised())
+            .finish()
+    }
+}
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        let number = self.number;
+        self.state
+            .waits()
+            .wakes
+            .retain(|(other, _)| *other != number);
+    }
+}
+
+impl fmt::Debug for Listening {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Listening").field(&self.number).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicUsize;
+
+    use super::*;
+
+    #[test]
+    fn whoever_listens_hears_of_it_and_nobody_else() {
+        let interruption = Interruption::default();
+        let heard = Arc::new(AtomicUsize::new(0));
+        let count = || {
+            let heard = heard.clone();
+            move || {
+                heard.fetch_add(1, Ordering::SeqCst);
+            }
+        };
+        let gone = interruption.on_raise(count());
+        let stays = interruption.on_raise(count());
+        drop(gone);
+        assert!(!interruption.is_raised());
+        interruption.clone().raise();
+        assert!(interruption.is_raised());
+        assert_eq!(heard.load(Ordering::SeqCst), 1);
+        let late = interruption.on_raise(count());
+        assert_eq!(heard.load(Ordering::SeqCst), 2);
+        drop((stays, late));
+        assert!(interruption.0.waits().wakes.is_empty());
+    }
+}

@@ -1,0 +1,78 @@
+//! What a function that averages losses says to the step that calls it.
+//!
+//! A loss carries its divisor: what is averaged over batches, as [`fit`](crate::fit) does, must be
+//! weighted by what it was divided by, which the loss itself does not show. `compute_average_loss`
+//! of the crate `distribute-data` and its relatives call these functions; a loss function of your
+//! own may.
+
+use crate::{Error, Result, scope};
+
+/// What the sum of a replica's losses was divided by.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
+pub enum LossDivisor {
+    /// A number that is the same for all batches and replicas, such as the global batch size.
+    Constant(f64),
+    /// What follows from the batch of the replica: its examples, times the number of replicas.
+    OwnBatch(f64),
+}
+
+impl LossDivisor {
+    /// The number.
+    pub fn value(self) -> f64 {
+        match self {
+            Self::Constant(value) | Self::OwnBatch(value) => value,
+        }
+    }
+}
+
+/// Says that a loss of the running step was divided by this number. Outside of a step it does
+/// nothing.
+///
+/// [`Objective::averaged_over`](crate::fit::Objective::averaged_over) takes precedence.
+pub fn divided_by(divisor: LossDivisor) {
+    scope::with_step(|notes| {
+        if !notes.divisors.contains(&divisor) {
+            notes.divisors.push(divisor);
+        }
+    });
+}
+
+/// Refuses losses that cannot be one per example: `found` of them, where the tensors of the batch
+/// that [`run`](crate::StrategyExt::run) has handed to the replica have other numbers of rows.
+///
+/// Nothing is refused outside of a step, and in one that was handed no per-replica tensors.
+///
+/// # Errors
+/// [`Error::InvalidArgument`], which says both numbers.
+pub fn check_per_example(op: &str, found: usize) -> Result<()> {
+    let rows = scope::with_step(|notes| notes.rows.clone()).unwrap_or_default();
+    if rows.is_empty() || rows.contains(&found) {
+        return Ok(());
+    }
+    let rows: Vec<_> = rows.iter().map(ToString::to_string).collect();
+    Err(Error::invalid(format!(
+        "{op}: the loss has {found} elements along its first axis, but the replica's batch has {} \
+         examples: pass one loss per example, which is not reduced yet (no `mean()` or `sum()` \
+         over the examples; average other axes with `mean_dim`)",
+        rows.join(" or ")
+    )))
+}
+
+/// What the losses of the running step were divided by since the last call; `None` if nobody said.
+///
+/// # Errors
+/// If they were divided by different numbers.
+pub(crate) fn take_divisor() -> Result<Option<f64>> {
+    let divisors = scope::with_step(|notes| std::mem::take(&mut notes.divisors));
+    match divisors.unwrap_or_default()[..] {
+        [] => Ok(None),
+        [one] => Ok(Some(one.value())),
+        [first, second, ..] => Err(Error::invalid(format!(
+            "the objective averages losses over different numbers ({first:?} and {second:?}), so \
+             the mean over the examples cannot be told from their sum: pass the same \
+             `global_batch_size` for all of them, or say with `Objective::averaged_over` what the \
+             loss was divided by"
+        ))),
+    }
+}

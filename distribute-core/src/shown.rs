@@ -1,0 +1,74 @@
+//! Values with one component per replica, as people print them: burn's tensors show what they hold.
+
+use std::any::Any;
+use std::fmt;
+
+use burn::tensor::{Bool, Int, Tensor, TensorData};
+
+/// More elements than these are left out.
+const ELEMENTS: usize = 100;
+
+/// One value of a list: a tensor, a pair or a list of tensors with their values, anything else with
+/// its own `Debug` form.
+pub(crate) struct Shown<'a, T>(pub(crate) &'a T);
+
+impl<T: fmt::Debug + 'static> fmt::Debug for Shown<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match text(self.0) {
+            Some(text) => f.write_str(&text),
+            None => self.0.fmt(f),
+        }
+    }
+}
+
+/// A tensor's values, as `f32[2] [1, 2.5]`.
+pub(crate) fn data_text(data: &TensorData) -> String {
+    let all = data.shape().num_elements();
+    let values = data.iter::<f64>().take(ELEMENTS);
+    let mut values: Vec<String> = values.map(|value| value.to_string()).collect();
+    if all > ELEMENTS {
+        values.push(format!("... {} more", all - ELEMENTS));
+    }
+    let shape = data.shape().to_vec();
+    format!("{}{shape:?} [{}]", data.dtype().name(), values.join(", "))
+}
+
+macro_rules! tensors {
+    ($value:expr; $($type:ty),*) => {$(
+        if let Some(tensor) = $value.downcast_ref::<$type>() {
+            let data = tensor.try_to_data();
+            return Some(data.map_or_else(|error| error.to_string(), |data| data_text(&data)));
+        }
+        if let Some(list) = $value.downcast_ref::<Vec<$type>>() {
+            return Some(list_text(list));
+        }
+        pairs!($value, $type; Tensor<1>, Tensor<2>, Tensor<3>, Tensor<4>, Tensor<1, Int>,
+            Tensor<2, Int>, f32, f64, usize, u64, i64);
+    )*};
+}
+
+macro_rules! pairs {
+    ($value:expr, $first:ty; $($second:ty),*) => {$(
+        if let Some((first, second)) = $value.downcast_ref::<($first, $second)>() {
+            return Some(format!("({:?}, {:?})", Shown(first), Shown(second)));
+        }
+    )*};
+}
+
+fn list_text<T: fmt::Debug + 'static>(list: &[T]) -> String {
+    format!("{:?}", list.iter().map(Shown).collect::<Vec<_>>())
+}
+
+/// The text of what holds tensors of burn, whose own `Debug` form shows none of their values.
+fn text(value: &dyn Any) -> Option<String> {
+    if let Some(data) = value.downcast_ref::<TensorData>() {
+        return Some(data_text(data));
+    }
+    if let Some(list) = value.downcast_ref::<Vec<TensorData>>() {
+        return Some(list_text(list));
+    }
+    tensors!(value; Tensor<1>, Tensor<2>, Tensor<3>, Tensor<4>, Tensor<5>, Tensor<6>);
+    tensors!(value; Tensor<1, Int>, Tensor<2, Int>, Tensor<3, Int>, Tensor<4, Int>);
+    tensors!(value; Tensor<1, Bool>, Tensor<2, Bool>, Tensor<3, Bool>, Tensor<4, Bool>);
+    None
+}

@@ -1,0 +1,68 @@
+//! The gradients of micro-batches that wait for the rest of their update, on their way into a
+//! checkpoint and back.
+
+use burn::module::Module;
+use burn::tensor::TensorData;
+
+use super::TrainState;
+use crate::{Error, Gradients, Mirrored, Result};
+
+/// One replica's sums of the gradients, by parameter; none where no loss depended on it.
+pub(crate) type Sums = Vec<Option<TensorData>>;
+
+impl<M> TrainState<M> {
+    /// How many micro-batches wait, and how many make an update.
+    pub(crate) fn accumulation(&self) -> (usize, usize) {
+        let waiting = self.accumulated.as_ref().map_or(0, |(count, _)| *count);
+        (waiting, self.accumulation_steps)
+    }
+
+    fn waiting(&self) -> Option<Sums> {
+        let (_, gradients) = self.accumulated.as_ref()?;
+        let all = 0..gradients.len();
+        Some(all.map(|index| gradients.get(index).cloned()).collect())
+    }
+}
+
+impl<M: Module + 'static> Mirrored<TrainState<M>> {
+    /// What waits, replica by replica. Waits for the devices.
+    pub(crate) fn waiting(&self) -> Result<Option<Vec<Sums>>> {
+        if !self.host_part().is_accumulating() {
+            return Ok(None);
+        }
+        Ok(self.try_values()?.iter().map(TrainState::waiting).collect())
+    }
+
+    /// Puts back what waited after `count` micro-batches, one list for each local replica.
+    pub(crate) fn put_waiting(&mut self, count: usize, replicas: Vec<Sums>) -> Result<()> {
+        let states = self.host_values_mut();
+        crate::values::count("the micro-batches", states.len(), replicas.len())?;
+        for (state, sums) in states.iter_mut().zip(replicas) {
+            let gradients = Gradients::of_values(&state.model, sums)?;
+            state.accumulated = Some((count, gradients));
+            state.on_device.clear();
+        }
+        Ok(())
+    }
+
+    /// What waited on other replicas than these, as the sums of the first one and zeros of the
+    /// others.
+    pub(crate) fn redistributed(&self, stored: Vec<Sums>, ids: &[usize]) -> Result<Vec<Sums>> {
+        let model = &self.host_part().model;
+        let mut all = stored
+            .into_iter()
+            .map(|sums| Gradients::of_values(model, sums));
+        let missing = || Error::invalid("no gradients of micro-batches");
+        let mut sum = all.next().ok_or_else(missing)??;
+        all.try_for_each(|other| sum.accumulate(other?))?;
+        let (sum, _) = sum.into_values()?;
+        let zeros = sum.iter().map(|data| {
+            let zero =
+                |data: &TensorData| TensorData::full_dtype(data.shape().clone(), 0.0, data.dtype());
+            data.as_ref().map(zero)
+        });
+        let zeros: Sums = zeros.collect();
+        let of = |id: &usize| if *id == 0 { &sum } else { &zeros };
+        Ok(ids.iter().map(|id| of(id).clone()).collect())
+    }
+}

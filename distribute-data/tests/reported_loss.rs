@@ -1,0 +1,242 @@
+//! What `fit` and `evaluate` report is the mean over the examples, whatever the loss was divided
+//! by; and a loss that is not one per example is refused.
+
+use burn::nn::{Linear, LinearConfig};
+use burn::tensor::TensorData;
+use distribute_core::fit::{Fit, Objective, StepContext, evaluate};
+use distribute_core::{
+    CentralStorageStrategy, DefaultStrategy, Device, Error, MirroredStrategy, PerReplica, Result,
+    Sgd, Strategy, StrategyExt, Tensor, TrainState,
+};
+use distribute_data::loss::{MeanSquaredError, Reduction, average_loss_over};
+use distribute_data::{
+    Batching, Dataset, FnDataset, StrategyDataExt, Weighted, compute_average_loss,
+    mean_squared_error, scale_regularization_loss,
+};
+use rstest::rstest;
+
+type Batch = (Tensor<2>, Tensor<1>);
+
+/// How a loss is divided.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum By {
+    /// By the batch that there is (TensorFlow's default).
+    Default,
+    GlobalBatch,
+    /// By a number that has to do with nothing.
+    Seven,
+    SevenWithoutContext,
+    MeanOverReplicas,
+    Weights,
+    PerPixel,
+    Hand,
+}
+
+/// Example i is i, and so is its loss.
+fn numbers(count: usize) -> impl Dataset<Batch = Batch> {
+    Weighted::new(FnDataset::new(count, |indices, device| {
+        let x: Vec<f32> = indices.iter().map(|i| (*i as f32).sqrt()).collect();
+        let x = TensorData::new(x, [indices.len(), 1]);
+        Ok(Tensor::from_data(x, device))
+    }))
+}
+
+fn objective(by: By, ctx: &StepContext<'_>, model: &Linear, batch: Batch) -> Result<Objective> {
+    let (x, weights) = batch;
+    let rows = x.dims()[0];
+    let predicted = model.forward(x);
+    let targets = predicted.zeros_like();
+    let losses = mean_squared_error(predicted.clone(), targets.clone());
+    let weighted = Some(weights.clone().into());
+    let loss = match by {
+        By::Default | By::Weights => compute_average_loss(ctx, losses, weighted, None)?,
+        By::GlobalBatch => compute_average_loss(ctx, losses, weighted, ctx.global_batch_size())?,
+        By::Seven => compute_average_loss(ctx, losses, weighted, Some(7))?,
+        By::SevenWithoutContext => average_loss_over(losses, weighted, 7)?,
+        By::MeanOverReplicas => {
+            let loss = MeanSquaredError::new(Reduction::MeanOverReplicas);
+            loss.call(predicted, targets)?.reduced()?
+        }
+        By::PerPixel => {
+            let halves = losses.mul_scalar(0.5).reshape([rows, 1]).repeat_dim(1, 2);
+            let weights = weights.clone().reshape([rows, 1]);
+            compute_average_loss(ctx, halves, Some(weights.into()), None)?
+        }
+        By::Hand => losses.sum().div_scalar((2 * rows.max(1)) as f64),
+    };
+    let examples = weights.sum();
+    let objective = Objective::new(loss).examples(examples);
+    Ok(match by {
+        By::Hand => objective.averaged_over(2 * rows.max(1)),
+        By::Weights => {
+            let term = Tensor::<1>::from_floats([3.0], ctx.device());
+            objective.regularization(scale_regularization_loss(ctx, term)?)
+        }
+        _ => objective,
+    })
+}
+
+/// The loss of an epoch and of an evaluation, with weights that do not change.
+fn reported<S: Strategy>(strategy: &S, count: usize, batching: Batching, by: By) -> [f64; 2] {
+    let data = strategy
+        .distribute_dataset(numbers(count), batching)
+        .unwrap();
+    let mut state = strategy
+        .scope(|device: &Device| {
+            let mut model = LinearConfig::new(1, 1).with_bias(false).init(device);
+            model.weight = burn::module::Param::from_tensor(Tensor::ones([1, 1], device));
+            TrainState::new(model, Sgd::new(0.0))
+        })
+        .unwrap();
+    let objective = |ctx: &StepContext<'_>, model: &Linear, batch| objective(by, ctx, model, batch);
+    let fit = Fit::new(strategy).epochs(1);
+    let history = fit.run(&mut state, &data, None, objective).unwrap();
+    let found = evaluate(strategy, &state, &data, objective).unwrap();
+    [history.last_logs().loss(), found.logs.loss()]
+}
+
+#[rstest]
+#[case::one_in_the_last_batch(65, 64)]
+#[case::one_in_all(1, 64)]
+#[case::an_odd_last_batch(21, 6)]
+#[case::full_batches(24, 6)]
+fn the_reported_loss_is_the_mean_over_the_examples(
+    #[case] count: usize,
+    #[case] batch: usize,
+    #[values(
+        By::Default,
+        By::GlobalBatch,
+        By::Seven,
+        By::SevenWithoutContext,
+        By::MeanOverReplicas,
+        By::Weights,
+        By::PerPixel,
+        By::Hand
+    )]
+    by: By,
+) {
+    let plus = if by == By::Weights { 3.0 } else { 0.0 };
+    let expected = (count - 1) as f64 / 2.0 + plus;
+    let close = |found: [f64; 2], what: &str| {
+        for found in found {
+            let far = (found - expected).abs() > 1e-5 * expected.max(1.0);
+            assert!(!far, "{what}: {found}, expected {expected}");
+        }
+    };
+    let batching = Batching::global(batch);
+    close(
+        reported(&DefaultStrategy::new(), count, batching, by),
+        "default",
+    );
+    for replicas in [2, 3] {
+        let strategy = MirroredStrategy::builder().replicas(replicas);
+        let strategy = strategy.build().unwrap();
+        close(reported(&strategy, count, batching, by), "mirrored");
+        if !matches!(by, By::MeanOverReplicas | By::Hand) {
+            let batching = batching.pad_remainder(true);
+            close(reported(&strategy, count, batching, by), "padded");
+        }
+    }
+    let strategy = CentralStorageStrategy::with_replicas(2).unwrap();
+    close(reported(&strategy, count, batching, by), "central storage");
+}
+
+#[test]
+fn losses_that_were_divided_by_different_numbers_are_refused() {
+    let strategy = MirroredStrategy::builder().replicas(2).build().unwrap();
+    let data = strategy
+        .distribute_dataset(numbers(8), Batching::global(4))
+        .unwrap();
+    let state = strategy
+        .scope(|device| TrainState::new(LinearConfig::new(1, 1).init(device), Sgd::new(0.0)))
+        .unwrap();
+    let mixed = |ctx: &StepContext<'_>, model: &Linear, (x, weights): Batch| {
+        let predicted = model.forward(x);
+        let losses = mean_squared_error(predicted.clone(), predicted.zeros_like());
+        let loss = compute_average_loss(ctx, losses.clone(), None, None)?
+            + compute_average_loss(ctx, losses, None, Some(4))?;
+        Ok(Objective::new(loss).examples(weights.sum()))
+    };
+    let error = evaluate(&strategy, &state, &data, mixed).unwrap_err();
+    assert!(error.to_string().contains("averaged_over"), "{error}");
+}
+
+/// What a step gives for per-example losses of its batch.
+fn averaged(
+    rows: &[usize],
+    average: impl Fn(&distribute_core::ReplicaContext, Tensor<1>) -> Result<Tensor<1>> + Sync,
+) -> Result<Vec<f32>> {
+    let strategy = MirroredStrategy::builder().replicas(rows.len()).build()?;
+    let parts = strategy.replicas().iter().zip(rows);
+    let parts = parts.map(|(replica, rows)| Tensor::<2>::ones([*rows, 3], &replica.device));
+    let losses = strategy.run((PerReplica::new(parts.collect()),), |ctx, (x,)| {
+        average(ctx, x.mean_dim(1).squeeze_dim(1).mul_scalar(3.0))
+    })?;
+    Ok(losses
+        .into_values()
+        .into_iter()
+        .map(Tensor::into_scalar::<f32>)
+        .collect())
+}
+
+#[test]
+fn a_loss_that_is_reduced_already_is_refused() {
+    for (rows, size) in [
+        ([4, 4], None),
+        ([4, 4], Some(8)),
+        ([4, 1], None),
+        ([4, 0], Some(8)),
+    ] {
+        let found = averaged(&rows, |ctx, losses| {
+            compute_average_loss(ctx, losses.mean(), None, size)
+        });
+        let error = found.unwrap_err().to_string();
+        assert!(
+            error.contains("1 elements") && error.contains("4 examples"),
+            "{error}"
+        );
+    }
+    let refused = |outcome: Result<Vec<f32>>| {
+        let error = outcome.unwrap_err();
+        let Error::Replica { source, .. } = &error else {
+            panic!("{error:?}");
+        };
+        assert!(
+            matches!(**source, Error::InvalidArgument { .. }),
+            "{source:?}"
+        );
+    };
+    refused(averaged(&[4, 4], |_, losses| {
+        average_loss_over(losses.sum(), None, 8)
+    }));
+    refused(averaged(&[4, 4], |ctx, losses| {
+        let weights = losses.ones_like();
+        compute_average_loss(ctx, losses.mean(), Some(weights.into()), None)
+    }));
+    refused(averaged(&[4, 4], |ctx, losses| {
+        compute_average_loss(ctx, losses.repeat_dim(0, 2), None, None)
+    }));
+}
+
+#[test]
+fn a_loss_of_each_example_is_taken_also_of_one_and_of_none() {
+    let average = |ctx: &distribute_core::ReplicaContext, losses: Tensor<1>| {
+        compute_average_loss(ctx, losses, None, None)
+    };
+    assert_eq!(averaged(&[4, 4], average).unwrap(), [1.5, 1.5]);
+    assert_eq!(averaged(&[1, 1], average).unwrap(), [1.5, 1.5]);
+    assert_eq!(averaged(&[1, 0], average).unwrap(), [1.5, 0.0]);
+    // One element for one example, and no batch to compare with.
+    let one = averaged(&[1], |ctx, losses| {
+        compute_average_loss(ctx, losses.mean(), None, None)
+    });
+    assert_eq!(one.unwrap(), [3.0]);
+    let strategy = DefaultStrategy::new();
+    let losses = strategy.run((), |ctx, ()| {
+        compute_average_loss(ctx, Tensor::<1>::ones([5], ctx.device()), None, Some(10))
+    });
+    assert_eq!(
+        losses.unwrap().into_values().remove(0).into_scalar::<f32>(),
+        0.5
+    );
+}
