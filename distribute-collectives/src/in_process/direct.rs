@@ -76,7 +76,7 @@ impl DirectCommunicator {
                 sequence: header.sequence,
             };
             if plan.blocks() > 0 {
-                group.collect(&mut self.table);
+                group.collect(rank, &mut self.table);
                 shared_memory::work(group, rank, &plan, &self.table);
             }
             drop(running);
@@ -140,7 +140,7 @@ impl Communicator for DirectCommunicator {
                 group,
                 sequence: header.sequence,
             };
-            group.collect(&mut self.table);
+            group.collect(rank, &mut self.table);
             self.sizes.clear();
             self.sizes.extend(self.table.iter().map(RawBuffer::len));
             let inputs = gathering::Inputs {

@@ -256,10 +256,16 @@ impl Group {
         };
     }
 
-    /// Appends the published buffers of all ranks, rank 0 first.
-    pub(crate) fn collect(&self, table: &mut Vec<RawBuffer>) {
+    /// Replaces the table's content by the published buffers of all ranks, rank 0 first.
+    ///
+    /// A rank that comes here after others have done all blocks may find what they published for
+    /// the next operation; it gets no block to use it for, because that operation starts only with
+    /// this rank. The memory is taken for what `rank` itself has published, the same number as the
+    /// others, so that a late rank does not need more in some later operation.
+    pub(crate) fn collect(&self, rank: usize, table: &mut Vec<RawBuffer>) {
         let state = self.lock();
         table.clear();
+        table.reserve(state.buffers[rank].len() * self.world_size);
         for buffers in &state.buffers {
             table.extend_from_slice(buffers);
         }
