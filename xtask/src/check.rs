@@ -159,16 +159,21 @@ fn edges_step(root: &Path) -> Result<String, String> {
 
 /// Reads the types of what only a machine with a GPU can run. In the workspace's own set of
 /// features and beside the checks of the step `clippy`, so that only burn's CUDA backend comes on
-/// top; its compiler for the other kind of kernels is not downloaded (`DOCS_RS`).
+/// top; its compiler for the other kind of kernels is not downloaded (`DOCS_RS`). Tensors are of
+/// another type with burn's fusion, which users have on by default, so it is read both ways.
 fn gpu_step(root: &Path) -> Result<String, String> {
     // The crates that have code of their own for it, with all that is not in a default build.
-    let targets = "--test nccl --test nccl_device --test device_reduce --test cuda --example \
-                   gpu_bench";
-    let features = "--features distribute-core/cuda";
-    let mut command = cargo_command(
-        root,
-        &format!("clippy --workspace {features} {targets} -- -D warnings"),
-    );
+    let all = "--features distribute-core/cuda --test nccl --test nccl_device --test device_reduce \
+               --test cuda --example gpu_bench";
+    let fused = "--features distribute-core/fusion --test cuda";
+    for what in [all, fused] {
+        gpu_clippy(root, what)?;
+    }
+    Ok(String::new())
+}
+
+fn gpu_clippy(root: &Path, what: &str) -> Result<String, String> {
+    let mut command = cargo_command(root, &format!("clippy --workspace {what} -- -D warnings"));
     command.env("DOCS_RS", "1");
     if std::env::var_os("CUDARC_CUDA_VERSION").is_none() {
         command.env("CUDARC_CUDA_VERSION", "13000");

@@ -208,7 +208,7 @@ fn a_killed_process_is_named() {
         ranks[1].child.kill().expect("killed");
         let answer = ranks[0].answer();
         assert!(
-            answer.starts_with("PeerLost { rank: 1, op: AllReduce, sequence: 0"),
+            answer.starts_with("PeerLost (rank 1 was lost in operation 0 (all_reduce)"),
             "{answer}"
         );
         // The grace period and the time to notice, not the deadline of 20 s.

@@ -2,10 +2,12 @@
 
 use burn::backend::Cube;
 use burn::tensor::{DType, Tensor};
+use burn_cubecl::tensor::CubeTensor;
 use cubecl_cuda::CudaRuntime;
 use cubecl_runtime::runtime::Runtime;
 use distribute_collectives::nccl::{DeviceBuffer, ElementType};
 
+use super::unfused::Unfused;
 use crate::{Error, Result, TensorMemory};
 
 type Server = <CudaRuntime as Runtime>::Server;
@@ -28,8 +30,7 @@ pub(super) fn has_nccl() -> bool {
     unsafe { cudarc::nccl::sys::is_culib_present() }
 }
 
-/// The memory of one GPU. Tensors of a build with burn's `fusion` are refused: what they hold is
-/// not computed yet.
+/// The memory of one GPU. With burn's `fusion`, what a tensor waits for is computed first.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct CudaMemory;
 
@@ -45,9 +46,12 @@ impl TensorMemory for CudaMemory {
         };
         let elsewhere =
             |error| Error::invalid(format!("a gradient that is not on a GPU: {error:?}"));
-        let mut owned = Vec::with_capacity(tensors.len());
+        let mut owned: Vec<CubeTensor> = Vec::with_capacity(tensors.len());
+        let mut makers = Vec::with_capacity(tensors.len());
         for tensor in tensors {
             let tensor = tensor.try_into_primitive::<Cube>().map_err(elsewhere)?;
+            let (tensor, maker) = Cube::resolve(tensor);
+            makers.push(maker);
             // Another tensor may hold the same elements: burn copies on write, NCCL does not.
             let is_own = tensor.can_mut() && tensor.is_contiguous();
             owned.push(if is_own { tensor } else { tensor.copy() });
@@ -84,10 +88,11 @@ impl TensorMemory for CudaMemory {
             return Ok(Vec::new());
         }
         drop(leases);
-        Ok(owned
+        owned
             .into_iter()
-            .map(Tensor::from_primitive::<Cube>)
-            .collect())
+            .zip(makers)
+            .map(|(tensor, maker)| Cube::wrap(tensor, maker).map(Tensor::from_primitive::<Cube>))
+            .collect()
     }
 }
 

@@ -6,6 +6,7 @@
 mod burn_reducer;
 #[allow(unsafe_code)]
 mod memory;
+mod unfused;
 
 use std::path::Path;
 use std::time::Duration;
