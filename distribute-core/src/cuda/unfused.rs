@@ -5,8 +5,8 @@
 
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, BackendTypes, TensorMetadata};
-use burn_cubecl::tensor::CubeTensor;
 use burn_cubecl::CubeBackend;
+use burn_cubecl::tensor::CubeTensor;
 use burn_fusion::custom::StreamId;
 use burn_fusion::{Client, Fusion, FusionBackend, NoOp};
 use burn_ir::{InitOperationIr, OperationIr};
