@@ -4,6 +4,7 @@
 mod check;
 mod edges;
 mod fuzz;
+mod same_bits;
 mod suite;
 mod tidy;
 mod tree;
@@ -14,36 +15,47 @@ use std::process::ExitCode;
 const USAGE: &str = "\
 usage: cargo xtask check [--skip-tests] [--only STEP]
        cargo xtask fuzz TARGET SECONDS
+       cargo xtask same-bits OLD [NEW]
 
   --skip-tests   every step but `fuzz` and `test`
   --only STEP    one step: tidy, edges, fmt, clippy, gpu, doc, fuzz or test
   TARGET         a fuzz target: operation_header, data_frames, flight_record, control_message or
-                 shared_memory_welcome";
+                 shared_memory_welcome
+  OLD, NEW       two builds of distribute-cli, whose trained weights are compared; NEW is what
+                 `cargo build` has made last unless given";
 
 /// What the command line asks for.
 #[derive(Debug, PartialEq)]
 enum Task {
     Check(check::Selection),
     Fuzz(&'static str, u64),
+    SameBits(PathBuf, PathBuf),
 }
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match parse(&arguments) {
         Ok(Task::Check(selection)) => check::run(&workspace_root(), &selection),
-        Ok(Task::Fuzz(target, seconds)) => match fuzz::run(&workspace_root(), &[target], seconds) {
-            Ok(note) => {
-                println!("fuzz: passed: {note}");
-                ExitCode::SUCCESS
-            }
-            Err(reason) => {
-                eprintln!("{reason}");
-                ExitCode::FAILURE
-            }
-        },
+        Ok(Task::Fuzz(target, seconds)) => {
+            verdict("fuzz", fuzz::run(&workspace_root(), &[target], seconds))
+        }
+        Ok(Task::SameBits(old, new)) => verdict("same-bits", same_bits::run(&old, &new)),
         Err(message) => {
             eprintln!("{message}\n\n{USAGE}");
             ExitCode::from(2)
+        }
+    }
+}
+
+fn verdict(task: &str, outcome: Result<String, String>) -> ExitCode {
+    match outcome {
+        Ok(note) => {
+            println!("{task}: passed: {note}");
+            ExitCode::SUCCESS
+        }
+        Err(reason) => {
+            eprintln!("{task}: FAILED\n{reason}");
+            ExitCode::FAILURE
         }
     }
 }
@@ -54,6 +66,7 @@ fn parse(arguments: &[String]) -> Result<Task, String> {
     match words.next() {
         Some("check") => {}
         Some("fuzz") => return parse_fuzz(words),
+        Some("same-bits") => return parse_same_bits(words),
         Some(other) => return Err(format!("unknown command `{other}`")),
         None => return Err("no command given".to_owned()),
     }
@@ -79,6 +92,18 @@ fn parse_fuzz<'a>(mut words: impl Iterator<Item = &'a str>) -> Result<Task, Stri
     match (target, seconds, words.next()) {
         (Some(target), Some(seconds), None) => Ok(Task::Fuzz(target, seconds)),
         _ => Err("`fuzz` takes a target and a number of seconds".to_owned()),
+    }
+}
+
+/// Reads what follows `same-bits`: one program or two.
+fn parse_same_bits<'a>(mut words: impl Iterator<Item = &'a str>) -> Result<Task, String> {
+    let built = || workspace_root().join("target/debug/distribute-cli");
+    match (words.next(), words.next(), words.next()) {
+        (Some(old), new, None) => {
+            let new = new.map_or_else(built, PathBuf::from);
+            Ok(Task::SameBits(PathBuf::from(old), new))
+        }
+        _ => Err("`same-bits` takes one program or two".to_owned()),
     }
 }
 
@@ -116,6 +141,10 @@ mod tests {
             Ok(Task::Check(Selection::Only("fmt")))
         );
         assert_eq!(
+            parse_words("same-bits old new"),
+            Ok(Task::SameBits("old".into(), "new".into()))
+        );
+        assert_eq!(
             parse_words("fuzz data_frames 60"),
             Ok(Task::Fuzz("data_frames", 60))
         );
@@ -146,6 +175,8 @@ mod tests {
         );
         assert!(parse_words("check --only").unwrap_err().contains("tidy"));
         assert!(parse_words("fuzz nothing 1").is_err());
+        assert!(parse_words("same-bits").is_err());
+        assert!(parse_words("same-bits one two three").is_err());
         assert!(parse_words("fuzz data_frames").is_err());
         assert!(
             parse_words("check --skip-tests --only fmt")
