@@ -149,9 +149,8 @@ impl Report {
 
     /// Whether nothing failed, and something was checked.
     pub fn is_success(&self) -> bool {
-        let is_later = |family: &FamilyName| FamilyName::LATER.contains(family);
-        let checked = self.families.keys().any(|family| !is_later(family));
-        self.failures.is_empty() && checked
+        let checked = self.total();
+        self.failures.is_empty() && checked.passed + checked.deviations > 0
     }
 
     /// How many cases the files hold: those of [`total`](Self::total) and those that have nothing

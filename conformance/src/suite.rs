@@ -94,6 +94,18 @@ impl Suite {
         }
     }
 
+    /// As [`tpu`](Self::tpu), and where a plugin is there that has no devices on this machine (as
+    /// libtpu has none without a TPU), that too is said in the report.
+    pub fn tpu_if_it_works(self) -> Self {
+        match tpu::plugin() {
+            Ok(plugin) => match tpu::backend(&plugin) {
+                Ok(backend) => self.backend(backend),
+                Err(error) => self.skipped(tpu::TPU, &format!("{}: {error}", plugin.display())),
+            },
+            Err(why) => self.skipped(tpu::TPU, &why),
+        }
+    }
+
     /// Says in the report that a subject is not there.
     pub(crate) fn skipped(mut self, subject: &str, why: &str) -> Self {
         self.missing.push(format!("{subject}: {why}"));

@@ -193,3 +193,14 @@ fn the_figures_of_the_documents_are_those_of_the_files() {
         assert!(line.contains(&figure), "{file} does not say `{figure}`");
     }
 }
+
+/// What takes worker processes is skipped without them, which alone is no success.
+#[test]
+fn a_family_without_what_it_takes_is_no_success() {
+    let suite = Suite::everything(Golden::embedded().unwrap());
+    let report = suite.family(FamilyName::MultiWorker).run();
+    let [passed, failed, skipped] = closing(&report);
+    assert_eq!((passed, failed), (0, 0), "{report}");
+    assert!(skipped > 0, "{report}");
+    assert!(!report.is_success());
+}

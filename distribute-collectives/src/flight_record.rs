@@ -31,7 +31,7 @@ const ERROR_BYTES: usize = 254;
 
 /// Why a record was not written, or no blame can be given.
 #[non_exhaustive]
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FlightRecordError {
     /// A file or directory cannot be used.
     #[error("{path}: {reason}")]
@@ -49,6 +49,13 @@ pub enum FlightRecordError {
         /// Why files were skipped.
         notes: Vec<String>,
     },
+}
+
+/// The message: what `unwrap` and an error that `main` returns print.
+impl fmt::Debug for FlightRecordError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl FlightRecordError {

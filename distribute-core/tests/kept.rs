@@ -209,6 +209,7 @@ fn slots_of_another_optimizer_are_refused_by_both_names() {
             let found = state.primary().to_tensors().unwrap();
             assert_eq!(found["model/weight"], checkpoint.tensors["model/weight"]);
             assert!(!found.keys().any(|name| name.starts_with("optimizer/")));
+            assert_eq!(state.primary().step(), 0);
         }
     }
 }

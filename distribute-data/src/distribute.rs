@@ -272,7 +272,11 @@ impl<D: Dataset> DistributedDataset<D> {
         if let Some(own) = &self.own {
             return own.ranges(batch);
         }
-        let examples = self.len();
+        // Of this worker's own dataset: another worker's may have more batches.
+        let examples = match self.batching.drop_remainder {
+            true => self.len() - self.len() % self.global_batch_size,
+            false => self.len(),
+        };
         let start = batch.saturating_mul(self.global_batch_size).min(examples);
         let size = self.global_batch_size.min(examples - start);
         let parts = self.replicas.iter().map(|(part, _)| {

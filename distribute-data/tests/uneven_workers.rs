@@ -440,3 +440,23 @@ fn padded_batches_of_unequal_workers_are_of_one_size() {
     assert_eq!(found[0], [(2, vec![1.0, 0.0])]);
     assert_eq!(found[1], [(2, vec![1.0, 0.0])]);
 }
+
+/// Every worker drops the remainder of its own data, also where another has more steps.
+#[test]
+fn a_shorter_dataset_drops_its_own_remainder() {
+    let lengths = [10, 14];
+    let read = workers(&[1, 1], move |strategy| {
+        let worker = strategy.input_context().input_pipeline_id;
+        let numbers = FnDataset::new(lengths[worker], |indices: &[usize], _: &Device| {
+            Ok(indices.to_vec())
+        });
+        let batching = Batching::global(4)
+            .drop_remainder(true)
+            .auto_shard(AutoShardPolicy::Data);
+        let train = strategy.distribute_dataset(numbers, batching).unwrap();
+        let steps = train.epoch(0).map(|step| step.unwrap().into_values());
+        steps.map(|mut step| step.remove(0)).collect::<Vec<_>>()
+    });
+    assert_eq!(read[0], [vec![0, 1], vec![4, 5], vec![]]);
+    assert_eq!(read[1], [vec![2, 3], vec![6, 7], vec![10, 11]]);
+}

@@ -1,12 +1,14 @@
 //! Why NCCL cannot be used on this machine.
 
+use std::fmt;
+
 use super::version::Version;
 use crate::error::{CollectiveError, Searched};
 
 /// Why NCCL cannot be used on this machine. Becomes
 /// [`BackendUnavailable`](CollectiveError::BackendUnavailable).
 #[non_exhaustive]
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NcclUnavailable {
     /// A library is not there.
     #[error(
@@ -65,6 +67,13 @@ pub enum NcclUnavailable {
         /// The call, its result and what that means.
         what: String,
     },
+}
+
+/// The message: what `unwrap` and an error that `main` returns print.
+impl fmt::Debug for NcclUnavailable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 /// The places, and the reason once where it is the same for all of them.

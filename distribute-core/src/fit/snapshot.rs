@@ -214,8 +214,10 @@ pub fn restore<M: Module + 'static>(
     state.update(|state| state.load_tensors(&checkpoint.tensors, step))
 }
 
-/// As [`restore`], without the optimizer's slots, which start at zero: for evaluating a checkpoint,
-/// or for going on with another optimizer.
+/// As [`restore`], without the optimizer's slots: for evaluating a checkpoint, or for going on with
+/// another optimizer. The optimizer begins anew, with slots of zero and no updates (Keras:
+/// `load_weights` into a model that was compiled anew), because Adam's correction of its first
+/// averages counts the updates.
 ///
 /// # Errors
 /// As [`restore`] if the parameters are not those of this model.
@@ -224,12 +226,11 @@ pub fn restore_weights<M: Module + 'static>(
     checkpoint: &Checkpoint,
 ) -> Result<()> {
     expect_model(state, checkpoint)?;
-    let step = checkpoint.metadata.step;
     let tensors = checkpoint.tensors.iter();
     let tensors = tensors.filter(|(name, _)| !name.starts_with("optimizer/"));
     let tensors = tensors.map(|(name, data)| (name.clone(), data.clone()));
     let tensors: BTreeMap<String, TensorData> = tensors.collect();
-    state.update(|state| state.load_tensors(&tensors, step))
+    state.update(|state| state.load_tensors(&tensors, 0))
 }
 
 fn expect_model<M: Module + 'static>(

@@ -98,9 +98,10 @@ pub trait StrategyExt: Strategy {
     /// `args` is a tuple; per-replica values and mirrored values give each replica its own
     /// component, plain numbers and [`Same`](crate::Same) give every replica the same value.
     ///
-    /// Under a strategy that compiles steps the closure is called once for all replicas, again
-    /// when shapes or plain numbers change, and now and then to see that it still makes the same
-    /// operations: it must not capture values that change; see [`trace`](crate::trace).
+    /// Under a strategy that compiles steps the closure is called for all replicas together: twice
+    /// the first time and when shapes or plain numbers change (what differs between the two was
+    /// drawn on the host, which is refused), and now and then to see that it still makes the same
+    /// operations. It must not capture values that change; see [`trace`](crate::trace).
     ///
     /// # Errors
     /// The error of the first replica that failed. The others are stopped at their next

@@ -13,7 +13,7 @@ use burn_capture::TensorId;
 use burn_ir::OperationIr;
 
 use super::TraceError;
-use super::program::{CapturedStep, StepProgram};
+use super::program::{CapturedStep, ResultLeaf, StepProgram};
 
 /// # Errors
 /// [`TraceError::Random`] if two captures of one step have other literals or other operations. The
@@ -74,14 +74,18 @@ pub(crate) fn compare(
 
 /// Compares the numbers of the host that a step gives to metrics and variables.
 fn handed_over(first: &StepProgram, second: &StepProgram) -> Result<(), TraceError> {
-    let given = |program: &StepProgram| {
-        let host = program.host_side();
-        let leaves = host.effects.iter().map(|effect| &effect.leaves);
-        format!("{:?}", leaves.collect::<Vec<_>>())
+    let given = |program: &StepProgram| -> Vec<ResultLeaf> {
+        let effects = &program.host_side().effects;
+        let leaves = effects.iter().flat_map(|effect| effect.leaves.iter());
+        leaves.cloned().collect()
     };
-    // Those of the graph have other places in it where the order of operations differs.
-    let is_equal = given(first) == given(second) || given(first).contains("Output");
-    match is_equal {
+    let same = |(one, other): (&ResultLeaf, &ResultLeaf)| match (one, other) {
+        // Those of the graph have other places in it where the order of operations differs.
+        (ResultLeaf::Output(_), ResultLeaf::Output(_)) => true,
+        _ => one == other,
+    };
+    let (first, second) = (given(first), given(second));
+    match first.len() == second.len() && first.iter().zip(&second).all(same) {
         true => Ok(()),
         false => Err(TraceError::Random {
             what: "a number that it gives to a metric or a variable".to_string(),

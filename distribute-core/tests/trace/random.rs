@@ -142,9 +142,18 @@ fn what_a_metric_is_given_is_no_random_number_of_the_host() {
         Ok(x.sum())
     };
     let ones = PerReplica::new(vec![Tensor::<1>::ones([3], &Device::flex())]);
-    let text = refusal(strategy.run((ones,), step).map(drop));
+    let text = refusal(strategy.run((ones.clone(),), step).map(drop));
     assert!(text.contains("a metric"), "{text}");
     assert_eq!(mean.result().unwrap(), 0.0);
+    // Beside a metric that is given a result of the step.
+    let losses = Mean::new(&strategy);
+    let step = |ctx: &ReplicaContext, (x,): (Tensor<1>,)| {
+        losses.update_state(ctx, x.clone().sum())?;
+        mean.update_state(ctx, own.lock().unwrap().random::<f32>())?;
+        Ok(x.sum())
+    };
+    let text = refusal(strategy.run((ones,), step).map(drop));
+    assert!(text.contains("a metric"), "{text}");
 }
 
 #[test]
