@@ -5,7 +5,8 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 /// Written beside its place and put there when it is whole, so that a full disk or a killed
-/// process leaves what was there before. Pipes and devices are written as they are.
+/// process leaves what was there before. Pipes and devices are written as they are, and so is a
+/// file beside which there cannot be another one.
 #[derive(Debug)]
 pub(super) struct OutputFile {
     file: File,
@@ -32,7 +33,11 @@ impl OutputFile {
         beside.push(name);
         beside.push(format!(".{}.part", std::process::id()));
         let beside = place.with_file_name(beside);
-        let file = File::create(&beside)?;
+        let Ok(file) = File::create(&beside) else {
+            // A folder that must not be written, or a name that is as long as names may be.
+            let file = File::create(path)?;
+            return Ok(Self { file, moves: None });
+        };
         let output = Self {
             file,
             moves: Some((beside, place)),
@@ -72,5 +77,33 @@ impl Drop for OutputFile {
             // What it could not be written for is reported already.
             let _ = fs::remove_file(beside);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::io::Write;
+
+    use super::OutputFile;
+
+    #[test]
+    fn a_file_is_there_whole_or_not_at_all() {
+        let folder = tempfile::tempdir().unwrap();
+        // The second name leaves no room for another one beside it.
+        for (name, kept) in [("short".to_string(), true), ("n".repeat(255), false)] {
+            let path = folder.path().join(&name);
+            fs::write(&path, "old").unwrap();
+            let mut given_up = OutputFile::create(&path).unwrap();
+            (&mut given_up).write_all(b"half").unwrap();
+            drop(given_up);
+            let left = fs::read_to_string(&path).unwrap();
+            assert_eq!(left == "old", kept, "{left}");
+            let mut file = OutputFile::create(&path).unwrap();
+            (&mut file).write_all(b"new").unwrap();
+            file.finish().unwrap();
+            assert_eq!(fs::read_to_string(&path).unwrap(), "new");
+        }
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
     }
 }
