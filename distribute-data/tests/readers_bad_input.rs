@@ -119,6 +119,22 @@ fn mnist_folders() {
     insta::assert_snapshot!(messages(path, cases));
 }
 
+/// The headers say it: the values, one of which is none, are not read first.
+#[test]
+fn training_images_of_another_size_are_refused_before_they_are_read() {
+    let folder = tempdir().unwrap();
+    write_mnist(folder.path(), false);
+    let bytes = [f32::NAN; 5].map(f32::to_be_bytes).concat();
+    let images = idx(13, &[5, 1], &bytes);
+    write(folder.path(), "train-images-idx3-ubyte", &images);
+    let error = read_mnist_folder(folder.path(), None).err();
+    assert!(
+        matches!(&error, Some(ReadError::ShapesDiffer { shape, other, .. })
+            if shape == &[1] && other == &[4, 4]),
+        "{error:?}"
+    );
+}
+
 #[test]
 fn tables() {
     let folder = tempdir().unwrap();
@@ -313,6 +329,8 @@ fn numbers_that_are_none_are_found_when_reading_not_when_training() {
         idx(13, &[5, 1], &bytes),
     )
     .unwrap();
+    let test = idx(8, &[3, 1], &[0, 1, 2]);
+    fs::write(mnist.join("t10k-images-idx3-ubyte"), test).unwrap();
     let csv = |text: &str| parse_csv(text.as_bytes(), "a.csv", &CsvOptions::default()).err();
     let cases = vec![
         ("nan", read(f32s([0.0, 1.0, 2.0, f32::NAN]), y())),

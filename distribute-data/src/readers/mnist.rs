@@ -31,9 +31,10 @@ pub fn read_mnist_folder(
     // All four are looked for before the first one, which may be large, is read.
     let train = find_pair(folder, "train")?;
     let test = find_pair(folder, "t10k")?;
-    // And all counts are compared before the values of one are read.
+    // And all counts and shapes are compared before the values of one are read.
     let train = (open_pair(&train)?, &train);
     let test = (open_pair(&test)?, &test);
+    same_shape(&train, &test)?;
     let read = |split, ([pixels, classes_of], (images, labels)): ([Opened<'_>; 2], &Pair)| {
         let features = Features::Numbers(pixels.read()?);
         let classes_read = class_labels(classes_of.read()?, labels)?;
@@ -45,16 +46,7 @@ pub fn read_mnist_folder(
             None => Ok(examples),
         }
     };
-    let (train_images, test_images) = (train.1.0.clone(), test.1.0.clone());
     let (train, test) = (read("train", train)?, read("test", test)?);
-    if train.feature_shape() != test.feature_shape() {
-        return Err(ReadError::ShapesDiffer {
-            path: train_images,
-            shape: train.feature_shape().to_vec(),
-            other_path: test_images,
-            other: test.feature_shape().to_vec(),
-        });
-    }
     TrainTest { train, test }.with_common_classes()
 }
 
@@ -72,6 +64,24 @@ fn open_pair((images, labels): &Pair) -> Result<[Opened<'_>; 2], ReadError> {
         return Err(ReadError::empty(images));
     }
     Ok([pixels, classes])
+}
+
+/// Refuses training and test images of different sizes.
+fn same_shape(
+    ([train, _], train_paths): &([Opened<'_>; 2], &Pair),
+    ([test, _], test_paths): &([Opened<'_>; 2], &Pair),
+) -> Result<(), ReadError> {
+    let of_one = |images: &Opened<'_>| images.shape().get(1..).unwrap_or_default().to_vec();
+    let (shape, other) = (of_one(train), of_one(test));
+    if shape == other {
+        return Ok(());
+    }
+    Err(ReadError::ShapesDiffer {
+        path: train_paths.0.clone(),
+        shape,
+        other_path: test_paths.0.clone(),
+        other,
+    })
 }
 
 /// Refuses another number of labels than of examples.
