@@ -18,6 +18,8 @@ pub(crate) struct Failure {
     /// What is printed of it only if asked for.
     details: Vec<String>,
     code: u8,
+    /// Whether it is the end of a wait that was told to end.
+    is_interruption: bool,
 }
 
 const FAILED: u8 = 1;
@@ -51,7 +53,13 @@ impl Failure {
             source: None,
             details: Vec::new(),
             code,
+            is_interruption: false,
         }
+    }
+
+    /// Whether it is the end of a wait that somebody, here or elsewhere, was told to end.
+    pub(crate) fn is_interruption(&self) -> bool {
+        self.is_interruption
     }
 
     /// The same with lines that `--verbose` adds.
@@ -82,6 +90,7 @@ impl Failure {
                 true => USAGE,
                 false => FAILED,
             },
+            is_interruption: is_interruption(&source),
             source: Some(Box::new(source)),
             details: Vec::new(),
         }
@@ -127,11 +136,29 @@ fn is_configuration(error: &(dyn StdError + 'static)) -> bool {
         Error::Fit(error) => matches!(**error, FitError::Resume { .. }),
         _ => false,
     };
-    let of_servers = |error: &PsError| matches!(error, PsError::Core(core) if is_it(core));
+    any_cause(error, is_it, |_| false)
+}
+
+fn is_interruption(error: &(dyn StdError + 'static)) -> bool {
+    any_cause(error, Error::is_interruption, |error| {
+        matches!(error.root_cause(), PsError::Interrupted { .. })
+    })
+}
+
+/// Whether one of the two is true of an error or of what caused it.
+fn any_cause(
+    error: &(dyn StdError + 'static),
+    is_it: impl Fn(&Error) -> bool,
+    of_servers: impl Fn(&PsError) -> bool,
+) -> bool {
     let mut next = Some(error);
     while let Some(error) = next {
-        let own = error.downcast_ref::<Error>().is_some_and(is_it);
-        if own || error.downcast_ref::<PsError>().is_some_and(of_servers) {
+        let found = match error.downcast_ref::<PsError>() {
+            Some(PsError::Core(core)) => is_it(core),
+            Some(error) => of_servers(error),
+            None => error.downcast_ref::<Error>().is_some_and(&is_it),
+        };
+        if found {
             return true;
         }
         next = error.source();

@@ -15,7 +15,7 @@ fn arguments(steps: usize) -> String {
 }
 
 /// What is left of a run after its checkpoints were saved: all of them are complete.
-fn all_complete(folder: &std::path::Path) -> u64 {
+pub fn all_complete(folder: &std::path::Path) -> u64 {
     let entries = checkpoint::list(folder.join("saved")).unwrap();
     for entry in &entries {
         checkpoint::verify(&entry.path).unwrap();

@@ -15,6 +15,7 @@ mod gather;
 #[rustfmt::skip]
 pub(crate) mod generated;
 mod handshake;
+mod interrupted;
 pub mod peers;
 mod plane;
 mod proof;
