@@ -1,6 +1,7 @@
 //! How the program ends when something is wrong: one or two lines and an exit code.
 
 use crate::events::note;
+use crate::flags::in_flags;
 use std::error::Error as StdError;
 use std::fmt;
 use std::path::Path;
@@ -104,7 +105,7 @@ impl Failure {
             "error: "
         };
         if !self.message.is_empty() {
-            let message = self.message.replace('\n', "; ");
+            let message = in_flags(&self.message).replace('\n', "; ");
             let more = match verbose || self.details.is_empty() {
                 true => "",
                 false => " (--verbose lists them)",
@@ -120,7 +121,7 @@ impl Failure {
                 note(&format!("  {detail}"));
             }
             while let Some(error) = cause.and_then(StdError::source) {
-                note(&format!("  caused by: {error}"));
+                note(&in_flags(&format!("  caused by: {error}")));
                 cause = Some(error);
             }
         }
@@ -140,9 +141,12 @@ fn is_configuration(error: &(dyn StdError + 'static)) -> bool {
 }
 
 fn is_interruption(error: &(dyn StdError + 'static)) -> bool {
-    any_cause(error, Error::is_interruption, |error| {
-        matches!(error.root_cause(), PsError::Interrupted { .. })
-    })
+    let of_servers = |error: &PsError| matches!(error.root_cause(), PsError::Interrupted { .. });
+    let is_it = |error: &Error| match error.root_cause() {
+        Error::Step(step) => step.downcast_ref::<PsError>().is_some_and(of_servers),
+        other => other.is_interruption(),
+    };
+    any_cause(error, is_it, of_servers)
 }
 
 /// Whether one of the two is true of an error or of what caused it.

@@ -223,6 +223,46 @@ fn who_reads_its_data_ends_at_a_signal() {
     ends_at_once(process, "TERM");
 }
 
+/// One of the processes is stopped in the middle of training, another one, which works with it, is
+/// told to end.
+#[rstest]
+#[case("chief", "worker")]
+#[case("chief", "ps")]
+#[case("worker", "chief")]
+fn who_works_with_a_stopped_process_ends_at_a_signal(#[case] stopped: &str, #[case] asked: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let all = addresses(3);
+    let line = format!("{SERVERS} --epochs 100000");
+    let mut job: Vec<(&str, Process)> = ["ps", "worker", "chief"]
+        .map(|role| {
+            let config = tf_config(&servers(&all), role, 0);
+            (
+                role,
+                Member::start(folder.path(), &line, &[("TF_CONFIG", &config)]),
+            )
+        })
+        .into();
+    let chief = &mut job[2].1;
+    chief.wait_for(r#""epoch":2"#);
+    let place = |role: &str, job: &[(&str, Process)]| job.iter().position(|it| it.0 == role);
+    let index = place(stopped, &job).unwrap();
+    job[index].1.signal("STOP");
+    let index = place(asked, &job).unwrap();
+    let (_, process) = job.remove(index);
+    let begun = Instant::now();
+    process.signal("TERM");
+    let finished = process.finish();
+    let took = begun.elapsed();
+    assert!(took < AT_ONCE, "{took:?}: {}", finished.stderr);
+    assert_eq!(finished.code, Some(143), "{}", finished.stderr);
+    let said = &finished.stderr;
+    let address = match stopped {
+        "chief" => &all[0],
+        _ => &all[2],
+    };
+    assert!(said.contains(address.as_str()), "{said}");
+}
+
 /// A chief that is refused leaves nobody behind who has to be killed.
 #[test]
 fn a_refused_chief_ends_its_job_without_a_kill() {
@@ -263,4 +303,8 @@ fn each_role_waits_as_long_as_it_is_told(#[values("chief", "ps", "worker")] role
         "{took:?}: {}",
         finished.stderr
     );
+    let said = &finished.stderr;
+    assert!(!said.contains("Options::"), "{said}");
+    let names_the_flag = said.contains("raise --rendezvous-timeout");
+    assert_eq!(names_the_flag, role != "chief", "{said}");
 }

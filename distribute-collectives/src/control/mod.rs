@@ -28,6 +28,7 @@ mod tls;
 mod watch;
 
 pub(crate) use address::Listener;
+pub(crate) use connection::strangers_max;
 pub(crate) use plane::{Announcement, ControlPlane, JoinOptions};
 pub(crate) use proof::{data_proof, verify_data_proof};
 

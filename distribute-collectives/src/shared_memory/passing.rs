@@ -48,6 +48,8 @@ const HELLO_BYTES: usize = 16;
 pub(crate) const WELCOME_BYTES: usize = 8 + 7 * 8 + 32;
 const ANSWER_BYTES: usize = 8 + 32;
 const GO_BYTES: usize = 16;
+/// How many connections the leader keeps beside those of its members.
+const STRANGERS_MAX: usize = 16;
 /// How long a member whose leader has gone waits to hear why from the group.
 const FAILURE_GRACE: Duration = Duration::from_millis(500);
 
@@ -124,6 +126,9 @@ pub(crate) fn find_leader(
             continue;
         }
         if let Some(connection) = connect(name, deadline)? {
+            // At once, so that it is no stranger to the leader. If that has gone, the wait for its
+            // answer says so.
+            let _ = send(&connection, &hello(rank), &[]);
             return Ok(Attachment::Member { leader, connection });
         }
     }
@@ -370,17 +375,16 @@ fn give_up(candidates: &[Candidate], waiting: &Waiting<'_>) -> CollectiveError {
     waiting.missing(missing, "it did not ask for the segment")
 }
 
-/// Takes the connections that wait. Of those that never say who they are only a few are kept.
+/// Takes the connections that wait. Of those that never say who they are only a few are kept; when
+/// all have said something, they are heard before more are taken.
 fn accept(offer: &Offer, candidates: &mut Vec<Candidate>, members: usize) {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    while let Ok(connection) = net::accept_with(&offer.listener, flags) {
+    while candidates.len() < members + STRANGERS_MAX || end_a_silent_one(candidates) {
+        let Ok(connection) = net::accept_with(&offer.listener, flags) else {
+            return;
+        };
         if !same_user(&connection) {
             continue;
-        }
-        if candidates.len() >= members + 16
-            && let Some(stranger) = candidates.iter().position(|one| one.member.is_none())
-        {
-            candidates.remove(stranger);
         }
         candidates.push(Candidate {
             connection,
@@ -388,6 +392,19 @@ fn accept(offer: &Offer, candidates: &mut Vec<Candidate>, members: usize) {
             answered: false,
         });
     }
+}
+
+/// Makes room; whether it could.
+fn end_a_silent_one(candidates: &mut Vec<Candidate>) -> bool {
+    let is_silent = |one: &Candidate| one.member.is_none() && !has_spoken(&one.connection);
+    let silent = candidates.iter().position(is_silent);
+    silent.map(|index| candidates.remove(index)).is_some()
+}
+
+/// Whether something can be read, be it the end.
+fn has_spoken(connection: &OwnedFd) -> bool {
+    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+    net::recv(connection, &mut [0; 1][..], flags).err() != Some(Errno::AGAIN)
 }
 
 /// Reads one packet of a candidate; `None` when the connection is of no use any more.
@@ -458,13 +475,17 @@ pub(crate) fn read_welcome(packet: &[u8; WELCOME_BYTES]) -> Option<Layout> {
     Layout::decode(words)
 }
 
-/// A member's side.
+/// The first packet of a member.
+fn hello(rank: usize) -> [u8; HELLO_BYTES] {
+    let mut packet = [0; HELLO_BYTES];
+    packet[..8].copy_from_slice(&MAGIC);
+    packet[8..].copy_from_slice(&(rank as u64).to_le_bytes());
+    packet
+}
+
+/// A member's side, after its [`hello`].
 fn join(connection: &OwnedFd, leader: usize, waiting: &Waiting<'_>) -> Result<(Segment, Layout)> {
-    let mut hello = [0; HELLO_BYTES];
-    hello[..8].copy_from_slice(&MAGIC);
-    hello[8..].copy_from_slice(&(waiting.rank as u64).to_le_bytes());
     let gone = || waiting.given_up(leader, "it closed the connection");
-    send(connection, &hello, &[]).map_err(|_| gone())?;
     let mut packet = [0; WELCOME_BYTES];
     let file = receive_all(connection, &mut packet, leader, waiting)?;
     let file = file.ok_or_else(|| waiting.refused("the leader passed no file"))?;

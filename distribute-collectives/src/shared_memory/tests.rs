@@ -530,7 +530,7 @@ fn a_flood_keeps_no_member_from_its_segment() {
             let mut attachments = Vec::new();
             let mut strangers = Vec::new();
             for rank in [0, 1] {
-                if (rank == 1) == comes_first {
+                if rank == 1 && comes_first {
                     strangers.extend(flood(&names[0], count, bytes));
                 }
                 attachments.push(find_leader(&names, rank, deadline).unwrap());
