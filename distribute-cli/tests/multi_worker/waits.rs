@@ -229,6 +229,7 @@ fn who_reads_its_data_ends_at_a_signal() {
 #[case("chief", "worker")]
 #[case("chief", "ps")]
 #[case("worker", "chief")]
+#[case("ps", "chief")]
 fn who_works_with_a_stopped_process_ends_at_a_signal(#[case] stopped: &str, #[case] asked: &str) {
     let folder = tempfile::tempdir().unwrap();
     let all = addresses(3);
@@ -258,9 +259,45 @@ fn who_works_with_a_stopped_process_ends_at_a_signal(#[case] stopped: &str, #[ca
     let said = &finished.stderr;
     let address = match stopped {
         "chief" => &all[0],
+        "ps" => &all[1],
         _ => &all[2],
     };
     assert!(said.contains(address.as_str()), "{said}");
+}
+
+/// There is nothing to measure, and nothing to wait for.
+#[test]
+fn an_evaluator_that_waits_for_a_checkpoint_ends_at_a_signal() {
+    let folder = tempfile::tempdir().unwrap();
+    let all = addresses(2);
+    let cluster = format!(
+        r#"{{"worker": [{:?}], "evaluator": [{:?}]}}"#,
+        all[0], all[1]
+    );
+    let config = tf_config(&cluster, "evaluator", 0);
+    let mut command = common::plain(folder.path());
+    command.args(format!("{MULTI} --checkpoint-dir saved").split_whitespace());
+    let process = Process::start(&mut command, &[("TF_CONFIG", &config)]);
+    catches_signals(&process);
+    let finished = ends_at_once(process, "TERM");
+    assert!(finished.stderr.contains("saved"), "{}", finished.stderr);
+}
+
+/// Waits until the process has a handler for SIGTERM.
+fn catches_signals(process: &Process) {
+    let status = format!("/proc/{}/status", process.child.id());
+    let begun = Instant::now();
+    loop {
+        let text = std::fs::read_to_string(&status).unwrap_or_default();
+        let caught = text.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+        let caught = caught.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+        // SIGTERM is 15.
+        if caught.is_some_and(|mask| mask & (1 << 14) != 0) {
+            return;
+        }
+        assert!(begun.elapsed() < common::LIMIT, "it catches no signals");
+        std::thread::yield_now();
+    }
 }
 
 /// A chief that is refused leaves nobody behind who has to be killed.

@@ -1,7 +1,7 @@
 //! How ranks find out that they share a host, and how they come to map the same memory.
 //!
 //! Every rank makes an [`Offer`]: a listening Unix socket whose abstract name is 128 random bits.
-//! Names travel through the rendezvous, so only members of the group know them. A rank that can
+//! Names travel through the rendezvous; whoever else finds them is turned away (`door.rs`). A rank that can
 //! connect to a name is in the same network namespace on the same host; addresses in text say
 //! nothing about that. The first rank that answers is the leader of the host.
 //!
@@ -34,6 +34,7 @@ use subtle::ConstantTimeEq;
 
 use crate::error::{CollectiveError, MissingRank, Result};
 use crate::header::{OperationHeader, OperationKind};
+use crate::shared_memory::door::{Door, has_spoken};
 use crate::shared_memory::group::{LocalGroup, Settings};
 use crate::shared_memory::layout::{Layout, MEMBERS_MAX};
 use crate::shared_memory::segment::Segment;
@@ -43,7 +44,7 @@ use crate::status::GroupStatus;
 const NAME_BYTES: usize = 16;
 const NONCE_BYTES: usize = 32;
 /// First bytes of every packet: another program, or another version, is refused.
-const MAGIC: [u8; 8] = *b"dc-shm-1";
+pub(super) const MAGIC: [u8; 8] = *b"dc-shm-1";
 const HELLO_BYTES: usize = 16;
 pub(crate) const WELCOME_BYTES: usize = 8 + 7 * 8 + 32;
 const ANSWER_BYTES: usize = 8 + 32;
@@ -55,7 +56,7 @@ const FAILURE_GRACE: Duration = Duration::from_millis(500);
 
 /// A socket where other ranks of this host can ask for the segment.
 pub(crate) struct Offer {
-    listener: OwnedFd,
+    door: Door,
     name: [u8; NAME_BYTES],
 }
 
@@ -104,7 +105,8 @@ impl Offer {
         net::bind(&listener, &address)
             .and_then(|()| net::listen(&listener, MEMBERS_MAX as i32))
             .map_err(|error| unavailable("listening at a Unix socket", error))?;
-        Ok(Offer { listener, name })
+        let door = Door::open(listener).map_err(|error| unavailable("starting a thread", error))?;
+        Ok(Offer { door, name })
     }
 
     /// What other ranks pass to [`find_leader`].
@@ -158,7 +160,7 @@ fn connect(name: &[u8], deadline: Instant) -> Result<Option<OwnedFd>> {
     Ok(Some(connection))
 }
 
-fn same_user(connection: impl AsFd) -> bool {
+pub(super) fn same_user(connection: impl AsFd) -> bool {
     sockopt::socket_peercred(connection)
         .is_ok_and(|credentials| credentials.uid == rustix::process::geteuid())
 }
@@ -170,7 +172,7 @@ fn same_user(connection: impl AsFd) -> bool {
 /// [`Rendezvous`](CollectiveError::Rendezvous) names the ranks that did not come before the
 /// deadline, on every member.
 pub(crate) fn establish(
-    offer: Offer,
+    mut offer: Offer,
     attachment: Attachment,
     rank: usize,
     members: &[usize],
@@ -196,7 +198,7 @@ pub(crate) fn establish(
         alarm: alarm.map_err(|error| unavailable("making an eventfd", error))?,
     };
     let (segment, layout) = match attachment {
-        Attachment::Leader => lead(&offer, settings, &waiting)?,
+        Attachment::Leader => lead(&mut offer, settings, &waiting)?,
         Attachment::Member { leader, connection } => {
             drop(offer);
             join(&connection, leader, &waiting)?
@@ -310,17 +312,32 @@ struct Candidate {
     answered: bool,
 }
 
+impl Candidate {
+    fn new(connection: OwnedFd) -> Self {
+        Self {
+            connection,
+            member: None,
+            answered: false,
+        }
+    }
+}
+
 /// The leader's side.
-fn lead(offer: &Offer, settings: &Settings, waiting: &Waiting<'_>) -> Result<(Segment, Layout)> {
+fn lead(
+    offer: &mut Offer,
+    settings: &Settings,
+    waiting: &Waiting<'_>,
+) -> Result<(Segment, Layout)> {
     let layout = Layout::new(waiting.members.len(), settings);
     let (file, segment) = Segment::create(layout.total())
         .map_err(|error| unavailable("making a shared segment", error))?;
     let nonce = random::<NONCE_BYTES>()?;
     segment.copy_in(0, &nonce);
-    let mut candidates: Vec<Candidate> = Vec::new();
+    let (listener, taken) = offer.door.hand_over();
+    let mut candidates: Vec<Candidate> = taken.into_iter().map(Candidate::new).collect();
     let answered = |all: &[Candidate]| all.iter().filter(|one| one.answered).count();
     while answered(&candidates) + 1 < waiting.members.len() {
-        let mut fds = vec![PollFd::new(&offer.listener, PollFlags::IN)];
+        let mut fds = vec![PollFd::new(listener, PollFlags::IN)];
         fds.extend(
             candidates
                 .iter()
@@ -333,7 +350,7 @@ fn lead(offer: &Offer, settings: &Settings, waiting: &Waiting<'_>) -> Result<(Se
         let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
         let mut ready = ready.into_iter();
         if ready.next() == Some(true) {
-            accept(offer, &mut candidates, waiting.members.len());
+            accept(listener, &mut candidates, waiting.members.len());
         }
         // Those accepted just now are at the end, and have no answer from `poll` yet.
         let mut known: Vec<bool> = ready.collect();
@@ -377,20 +394,16 @@ fn give_up(candidates: &[Candidate], waiting: &Waiting<'_>) -> CollectiveError {
 
 /// Takes the connections that wait. Of those that never say who they are only a few are kept; when
 /// all have said something, they are heard before more are taken.
-fn accept(offer: &Offer, candidates: &mut Vec<Candidate>, members: usize) {
+fn accept(listener: &OwnedFd, candidates: &mut Vec<Candidate>, members: usize) {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     while candidates.len() < members + STRANGERS_MAX || end_a_silent_one(candidates) {
-        let Ok(connection) = net::accept_with(&offer.listener, flags) else {
+        let Ok(connection) = net::accept_with(listener, flags) else {
             return;
         };
         if !same_user(&connection) {
             continue;
         }
-        candidates.push(Candidate {
-            connection,
-            member: None,
-            answered: false,
-        });
+        candidates.push(Candidate::new(connection));
     }
 }
 
@@ -399,12 +412,6 @@ fn end_a_silent_one(candidates: &mut Vec<Candidate>) -> bool {
     let is_silent = |one: &Candidate| one.member.is_none() && !has_spoken(&one.connection);
     let silent = candidates.iter().position(is_silent);
     silent.map(|index| candidates.remove(index)).is_some()
-}
-
-/// Whether something can be read, be it the end.
-fn has_spoken(connection: &OwnedFd) -> bool {
-    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
-    net::recv(connection, &mut [0; 1][..], flags).err() != Some(Errno::AGAIN)
 }
 
 /// Reads one packet of a candidate; `None` when the connection is of no use any more.

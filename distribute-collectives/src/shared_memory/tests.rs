@@ -521,6 +521,9 @@ fn a_flood_keeps_no_member_from_its_segment() {
             (70, true, &[][..]),
             (300, true, &[]),
             (300, false, &[]),
+            // More than the queue of a socket holds.
+            (600, true, &[]),
+            (600, false, &[]),
             (300, true, &[0xff; 16]),
             (300, false, &[0xff; 16]),
         ] {
