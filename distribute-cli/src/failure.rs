@@ -2,13 +2,16 @@
 
 use crate::events::note;
 use crate::flags::in_flags;
+use std::cell::RefCell;
 use std::error::Error as StdError;
 use std::fmt;
 use std::path::Path;
 use std::process::ExitCode;
 
 use distribute_core::Error;
+use distribute_core::collectives::CollectiveError;
 use distribute_core::fit::FitError;
+use distribute_launch::{FailureReport, REPORT_VARIABLE};
 use distribute_ps::PsError;
 
 /// What is printed, and what the program ends with.
@@ -21,6 +24,8 @@ pub(crate) struct Failure {
     code: u8,
     /// Whether it is the end of a wait that was told to end.
     is_interruption: bool,
+    /// The workers that were lost or waited for in vain.
+    lost: Vec<usize>,
 }
 
 const FAILED: u8 = 1;
@@ -55,6 +60,7 @@ impl Failure {
             details: Vec::new(),
             code,
             is_interruption: false,
+            lost: Vec::new(),
         }
     }
 
@@ -92,13 +98,26 @@ impl Failure {
                 false => FAILED,
             },
             is_interruption: is_interruption(&source),
+            lost: lost(&source),
             source: Some(Box::new(source)),
             details: Vec::new(),
         }
     }
 
+    /// Tells the launcher whose fault it is, if it asks.
+    fn tell_launcher(&self) {
+        let Some(path) = std::env::var_os(REPORT_VARIABLE).filter(|_| !self.lost.is_empty()) else {
+            return;
+        };
+        let lost = self.lost.clone();
+        let report = FailureReport { lost };
+        // Without it the launcher reads the message.
+        let _ = serde_json::to_string(&report).map(|text| std::fs::write(path, text));
+    }
+
     /// Prints the message, and with `verbose` the causes behind it.
     pub(crate) fn report(&self, verbose: bool) -> ExitCode {
+        self.tell_launcher();
         let kind = if self.code == PREEMPTED {
             ""
         } else {
@@ -147,6 +166,29 @@ fn is_interruption(error: &(dyn StdError + 'static)) -> bool {
         other => other.is_interruption(),
     };
     any_cause(error, is_it, of_servers)
+}
+
+/// The ranks that an error says were lost or did not come.
+fn lost(error: &(dyn StdError + 'static)) -> Vec<usize> {
+    let found = RefCell::new(Vec::new());
+    let look = |error: &Error| {
+        let Error::Collective(error) = error.root_cause() else {
+            return false;
+        };
+        let lost = match error.root_cause() {
+            CollectiveError::PeerLost { rank, .. } => vec![*rank],
+            CollectiveError::Timeout { missing, .. } => missing.clone(),
+            CollectiveError::Interrupted { missing, .. }
+            | CollectiveError::Rendezvous { missing, .. } => {
+                missing.iter().map(|missing| missing.rank).collect()
+            }
+            _ => return false,
+        };
+        *found.borrow_mut() = lost;
+        true
+    };
+    any_cause(error, look, |_| false);
+    found.into_inner()
 }
 
 /// Whether one of the two is true of an error or of what caused it.

@@ -27,7 +27,7 @@ const PAUSE_REFUSED: Duration = Duration::from_secs(2);
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 /// How long a worker without a stream has to hear of the coordinator's end.
 const FINISH_PATIENCE: Duration = Duration::from_secs(2);
-/// The same when the coordinator was told to end.
+/// How long the end may take when the coordinator was told to end.
 const HASTY_PATIENCE: Duration = Duration::from_millis(200);
 /// When the coordinator was told to end: how often a worker is asked for a sign of life, and how
 /// long it may take.
@@ -118,12 +118,16 @@ pub(super) async fn keep(shared: Arc<Shared>, worker: usize) {
     }
     let failure = orders.borrow().finish.clone().unwrap_or_default();
     let told = tell_end(&shared, worker, failure);
-    let patience = match shared.options.interruption.is_raised() {
-        true => HASTY_PATIENCE,
-        false => FINISH_PATIENCE,
-    };
-    if tokio::time::timeout(patience, told).await != Ok(true) {
+    if tokio::time::timeout(patience(&shared, FINISH_PATIENCE), told).await != Ok(true) {
         tracing::debug!(worker, "the worker was not told that the job has ended");
+    }
+}
+
+/// How long the end may take: not long when the coordinator was told to end.
+fn patience(shared: &Shared, otherwise: Duration) -> Duration {
+    match shared.options.interruption.is_raised() {
+        true => HASTY_PATIENCE,
+        false => otherwise,
     }
 }
 
@@ -241,7 +245,7 @@ async fn converse(
         drop(stream.outbound);
         // So that the worker has read it.
         let drained = async { while let Ok(Some(_)) = stream.inbound.message().await {} };
-        let _ = tokio::time::timeout(PATIENCE, drained).await;
+        let _ = tokio::time::timeout(patience(shared, PATIENCE), drained).await;
     }
     end
 }
