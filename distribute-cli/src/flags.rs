@@ -35,7 +35,10 @@ const NAMES: [(&str, &str); 12] = [
         "start more parameter servers, and use --shard-bytes",
     ),
     ("; raise `WorkerOptions::max_message_bytes`", ""),
-    ("raise the timeout of the group", "raise --timeout"),
+    (
+        "raise the timeout of the group",
+        "raise --timeout, or --heartbeat-timeout if it only pauses",
+    ),
 ];
 
 /// A message with flags in the place of options.
@@ -101,7 +104,7 @@ mod tests {
         worker 1: no coordinator has come within 1.0s; start the chief at 10.0.0.1:2222, or raise --rendezvous-timeout
         worker 1: no coordinator has come within 1.0s; start the chief at 10.0.0.1:2222, or raise --rendezvous-timeout
         worker 1: the chief has been gone for 300.0s without having ended the job, and none has come since; start the job again, which resumes from the last checkpoint
-        operation 3 (barrier) timed out after 300.0s: rank(s) [1] did not take part; look there, or raise --timeout
+        operation 3 (barrier) timed out after 300.0s: rank(s) [1] did not take part; look there, or raise --timeout, or --heartbeat-timeout if it only pauses
         the variable `a` has 10 bytes, the limit is 5; use a smaller --shard-bytes
         ");
     }
