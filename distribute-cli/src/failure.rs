@@ -1,13 +1,17 @@
 //! How the program ends when something is wrong: one or two lines and an exit code.
 
 use crate::events::note;
+use crate::flags::in_flags;
+use std::cell::RefCell;
 use std::error::Error as StdError;
 use std::fmt;
 use std::path::Path;
 use std::process::ExitCode;
 
 use distribute_core::Error;
+use distribute_core::collectives::CollectiveError;
 use distribute_core::fit::FitError;
+use distribute_launch::{FailureReport, REPORT_VARIABLE};
 use distribute_ps::PsError;
 
 /// What is printed, and what the program ends with.
@@ -18,6 +22,10 @@ pub(crate) struct Failure {
     /// What is printed of it only if asked for.
     details: Vec<String>,
     code: u8,
+    /// Whether it is the end of a wait that was told to end.
+    is_interruption: bool,
+    /// The workers that were lost or waited for in vain.
+    lost: Vec<usize>,
 }
 
 const FAILED: u8 = 1;
@@ -51,7 +59,14 @@ impl Failure {
             source: None,
             details: Vec::new(),
             code,
+            is_interruption: false,
+            lost: Vec::new(),
         }
+    }
+
+    /// Whether it is the end of a wait that somebody, here or elsewhere, was told to end.
+    pub(crate) fn is_interruption(&self) -> bool {
+        self.is_interruption
     }
 
     /// The same with lines that `--verbose` adds.
@@ -82,20 +97,34 @@ impl Failure {
                 true => USAGE,
                 false => FAILED,
             },
+            is_interruption: is_interruption(&source),
+            lost: lost(&source),
             source: Some(Box::new(source)),
             details: Vec::new(),
         }
     }
 
+    /// Tells the launcher whose fault it is, if it asks.
+    fn tell_launcher(&self) {
+        let Some(path) = std::env::var_os(REPORT_VARIABLE).filter(|_| !self.lost.is_empty()) else {
+            return;
+        };
+        let lost = self.lost.clone();
+        let report = FailureReport { lost };
+        // Without it the launcher reads the message.
+        let _ = serde_json::to_string(&report).map(|text| std::fs::write(path, text));
+    }
+
     /// Prints the message, and with `verbose` the causes behind it.
     pub(crate) fn report(&self, verbose: bool) -> ExitCode {
+        self.tell_launcher();
         let kind = if self.code == PREEMPTED {
             ""
         } else {
             "error: "
         };
         if !self.message.is_empty() {
-            let message = self.message.replace('\n', "; ");
+            let message = in_flags(&self.message).replace('\n', "; ");
             let more = match verbose || self.details.is_empty() {
                 true => "",
                 false => " (--verbose lists them)",
@@ -111,7 +140,7 @@ impl Failure {
                 note(&format!("  {detail}"));
             }
             while let Some(error) = cause.and_then(StdError::source) {
-                note(&format!("  caused by: {error}"));
+                note(&in_flags(&format!("  caused by: {error}")));
                 cause = Some(error);
             }
         }
@@ -127,11 +156,55 @@ fn is_configuration(error: &(dyn StdError + 'static)) -> bool {
         Error::Fit(error) => matches!(**error, FitError::Resume { .. }),
         _ => false,
     };
-    let of_servers = |error: &PsError| matches!(error, PsError::Core(core) if is_it(core));
+    any_cause(error, is_it, |_| false)
+}
+
+fn is_interruption(error: &(dyn StdError + 'static)) -> bool {
+    let of_servers = |error: &PsError| matches!(error.root_cause(), PsError::Interrupted { .. });
+    let is_it = |error: &Error| match error.root_cause() {
+        Error::Step(step) => step.downcast_ref::<PsError>().is_some_and(of_servers),
+        other => other.is_interruption(),
+    };
+    any_cause(error, is_it, of_servers)
+}
+
+/// The ranks that an error says were lost or did not come.
+fn lost(error: &(dyn StdError + 'static)) -> Vec<usize> {
+    let found = RefCell::new(Vec::new());
+    let look = |error: &Error| {
+        let Error::Collective(error) = error.root_cause() else {
+            return false;
+        };
+        let lost = match error.root_cause() {
+            CollectiveError::PeerLost { rank, .. } => vec![*rank],
+            CollectiveError::Timeout { missing, .. } => missing.clone(),
+            CollectiveError::Interrupted { missing, .. }
+            | CollectiveError::Rendezvous { missing, .. } => {
+                missing.iter().map(|missing| missing.rank).collect()
+            }
+            _ => return false,
+        };
+        *found.borrow_mut() = lost;
+        true
+    };
+    any_cause(error, look, |_| false);
+    found.into_inner()
+}
+
+/// Whether one of the two is true of an error or of what caused it.
+fn any_cause(
+    error: &(dyn StdError + 'static),
+    is_it: impl Fn(&Error) -> bool,
+    of_servers: impl Fn(&PsError) -> bool,
+) -> bool {
     let mut next = Some(error);
     while let Some(error) = next {
-        let own = error.downcast_ref::<Error>().is_some_and(is_it);
-        if own || error.downcast_ref::<PsError>().is_some_and(of_servers) {
+        let found = match error.downcast_ref::<PsError>() {
+            Some(PsError::Core(core)) => is_it(core),
+            Some(error) => of_servers(error),
+            None => error.downcast_ref::<Error>().is_some_and(&is_it),
+        };
+        if found {
             return true;
         }
         next = error.source();

@@ -181,7 +181,10 @@ impl Signals {
     pub(crate) fn outcome(&self, done: Result<(), Failure>) -> Result<(), Failure> {
         let State { phase, signal } = *self.state();
         match (done, signal) {
-            (Err(failure), Some(signal)) if phase == Phase::Waiting || phase == Phase::Serving => {
+            (Err(failure), Some(signal))
+                if matches!(phase, Phase::Waiting | Phase::Serving)
+                    || failure.is_interruption() =>
+            {
                 Err(failure.by_signal(signal))
             }
             (done, _) => done,

@@ -99,6 +99,12 @@ fn two_runs_never_share_a_checkpoint_directory() {
         let id = training.0.child.id().to_string();
         insta::assert_snapshot!("second_run", refused.stderr.replace(&id, "[ID]"));
     }
+    // What an epoch ends with is written after it is told.
+    let begun = Instant::now();
+    while checkpoint::latest(&saved).unwrap().found.is_none() {
+        assert!(begun.elapsed() < common::LIMIT, "nothing is saved");
+        std::thread::yield_now();
+    }
     // Whoever only reads is welcome.
     succeed(folder.path(), "evaluate --checkpoint-dir saved");
     succeed(folder.path(), "predict --checkpoint-dir saved");

@@ -503,6 +503,31 @@ fn a_signal_ends_compiling_within_a_second() {
     }
 }
 
+/// The first step is compiled in the process itself.
+#[rstest]
+fn a_signal_ends_compiling_the_first_step_within_a_second(
+    #[values(("TERM", 143), ("INT", 130))] signal: (&str, i32),
+) {
+    let Some(plugin) = plugin() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let line = format!(
+        "train --strategy tpu --pjrt-plugin {plugin} --model digits-cnn --replicas 8 --output json"
+    );
+    let mut command = common::plain(folder.path());
+    let mut process = common::Process::start(command.args(line.split_whitespace()), &[]);
+    // Everything is checked; what follows is the first step.
+    process.wait_for(r#""event":"start""#);
+    let asked = Instant::now();
+    process.signal(signal.0);
+    let finished = process.finish();
+    let took = asked.elapsed();
+    assert_eq!(finished.code, Some(signal.1), "{}", finished.stderr);
+    let said = "interrupted before training began";
+    assert!(finished.stderr.contains(said), "{}", finished.stderr);
+    // A second on a machine with nothing else to do.
+    assert!(took < Duration::from_secs(3), "{took:?}");
+}
+
 #[test]
 fn a_report_says_what_compiling_took_and_what_a_step_will() {
     let Some(plugin) = plugin() else { return };

@@ -118,14 +118,15 @@ pub enum CollectiveError {
         elapsed: Duration,
     },
 
-    /// An [`Interruption`](crate::Interruption) ended the wait for the other ranks.
+    /// An [`Interruption`](crate::Interruption) ended the wait of a rank for others, and with it
+    /// the group: at the rendezvous or in an operation. All ranks get it.
     #[error(
-        "rank {rank} was interrupted after {elapsed:.1?} of waiting for the other ranks; missing: \
-         {}",
+        "rank {rank} was interrupted after {elapsed:.1?} of waiting for the other ranks{}{}",
+        if missing.is_empty() { "" } else { "; missing: " },
         missing_ranks(missing)
     )]
     Interrupted {
-        /// The rank that waited.
+        /// The rank that waited and was interrupted.
         rank: usize,
         /// The ranks that were still missing, with their addresses and what happened last.
         missing: Vec<MissingRank>,
@@ -256,7 +257,6 @@ impl CollectiveError {
                 | CollectiveError::InvalidOption { .. }
                 | CollectiveError::BackendUnavailable { .. }
                 | CollectiveError::Rendezvous { .. }
-                | CollectiveError::Interrupted { .. }
                 | CollectiveError::Address { .. }
                 | CollectiveError::Refused { .. }
         )

@@ -1,7 +1,7 @@
 //! Ending waits from outside: what a program's handler of signals tells the library.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
@@ -9,8 +9,9 @@ use tokio::sync::Notify;
 type Wake = Arc<dyn Fn() + Send + Sync>;
 
 /// Ends every wait for other processes that was given a clone of it: rendezvous, connecting, the
-/// wait for a coordinator, for workers and for servers. What runs already is not touched: a
-/// training in which all take part ends by its own means.
+/// operations of a group, the wait for a coordinator, for workers and for servers. While it is
+/// [held](Self::hold), a wait for processes that live goes on: a training in which all take part
+/// ends by its own means.
 ///
 /// A program keeps one and raises it in its handler of Ctrl-C and SIGTERM. It stays raised: waits
 /// that begin later end at once. Cheap to clone.
@@ -33,6 +34,8 @@ pub struct Interruption(Arc<State>);
 #[derive(Default)]
 struct State {
     raised: AtomicBool,
+    /// How many have it held.
+    held: AtomicUsize,
     waits: Mutex<Waits>,
 }
 
@@ -41,6 +44,10 @@ struct Waits {
     next: u64,
     wakes: Vec<(u64, Wake)>,
 }
+
+/// Keeps an [`Interruption`] from ending waits for processes that live; dropping it ends that.
+#[must_use = "dropping it lets the interruption end waits again"]
+pub struct Held(Arc<State>);
 
 /// A wait that hears of an [`Interruption`]; dropping it ends that.
 #[must_use = "dropping it ends the listening"]
@@ -70,6 +77,19 @@ impl Interruption {
     /// Whether it was raised.
     pub fn is_raised(&self) -> bool {
         self.0.raised.load(Ordering::SeqCst)
+    }
+
+    /// Until the result is dropped, only waits for a process that gives no sign of life end: what
+    /// is under way is worth more than to end at once, and those who live are expected to come.
+    /// Several may hold it.
+    pub fn hold(&self) -> Held {
+        self.0.held.fetch_add(1, Ordering::SeqCst);
+        Held(self.0.clone())
+    }
+
+    /// Whether somebody [holds](Self::hold) it.
+    pub fn is_held(&self) -> bool {
+        self.0.held.load(Ordering::SeqCst) > 0
     }
 
     /// Calls `wake` when this is raised, on the thread that raises it, or here and now if it was.
@@ -111,6 +131,18 @@ impl fmt::Debug for Interruption {
     }
 }
 
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.0.held.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl fmt::Debug for Held {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Held")
+    }
+}
+
 impl Drop for Listening {
     fn drop(&mut self) {
         let number = self.number;
@@ -129,9 +161,17 @@ impl fmt::Debug for Listening {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::AtomicUsize;
-
     use super::*;
+
+    #[test]
+    fn it_is_held_as_long_as_somebody_holds_it() {
+        let interruption = Interruption::default();
+        let (one, other) = (interruption.hold(), interruption.clone().hold());
+        drop(one);
+        assert!(interruption.is_held());
+        drop(other);
+        assert!(!interruption.is_held());
+    }
 
     #[test]
     fn whoever_listens_hears_of_it_and_nobody_else() {

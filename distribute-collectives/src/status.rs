@@ -81,6 +81,8 @@ impl Report {
 #[derive(Default)]
 struct Inner {
     running: Option<OperationHeader>,
+    /// Since when.
+    begun: Option<Instant>,
     /// Number of collective operations that this rank has completed.
     completed: u64,
     /// In the order in which they were noted; a rank that left after its last operation is in it.
@@ -136,7 +138,9 @@ impl GroupStatus {
 
     /// Notes the operation that this rank has begun.
     pub(crate) fn begin(&self, header: &OperationHeader) {
-        self.lock().running = Some(*header);
+        let mut inner = self.lock();
+        inner.running = Some(*header);
+        inner.begun = Some(Instant::now());
     }
 
     /// Notes that this rank has left the operation it had begun. It counts as completed unless a
@@ -193,6 +197,25 @@ impl GroupStatus {
     /// The operation that this rank is in.
     pub(crate) fn running(&self) -> Option<OperationHeader> {
         self.lock().running
+    }
+
+    /// The operation that this rank is in, and since when.
+    pub(crate) fn running_since(&self) -> Option<(OperationHeader, Instant)> {
+        let inner = self.lock();
+        inner.running.zip(inner.begun)
+    }
+
+    /// Whether a rank has begun this operation, as it has said since then; `None` if it has said
+    /// nothing.
+    pub(crate) fn has_begun(
+        &self,
+        rank: usize,
+        header: &OperationHeader,
+        since: Instant,
+    ) -> Option<bool> {
+        let inner = self.lock();
+        let report = inner.reports.get(&rank).filter(|it| it.at > since)?;
+        Some(report.has_begun(header))
     }
 
     /// Notes a failure and wakes whoever waits.

@@ -257,6 +257,15 @@ impl Error {
         }
     }
 
+    /// Whether an [`Interruption`](distribute_collectives::Interruption) ended what failed, of this
+    /// process or of another worker.
+    pub fn is_interruption(&self) -> bool {
+        let Self::Collective(error) = self.root_cause() else {
+            return false;
+        };
+        matches!(error.root_cause(), CollectiveError::Interrupted { .. })
+    }
+
     /// How far from the cause of a failed run this error is: 0 for a replica's own failure, 1 for
     /// one that names a replica whose step ended early, 2 for a call that went wrong because of
     /// another replica, 3 for the news that another one failed.

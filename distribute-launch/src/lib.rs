@@ -22,6 +22,7 @@
 //! |---|---|
 //! | `TF_CONFIG` | the cluster and the own task, as TensorFlow reads them |
 //! | `DISTRIBUTE_RESTART` | how often the job was restarted before: 0 at first |
+//! | `DISTRIBUTE_FAILURE_REPORT` | a file in which a process that fails because of others may name them: a [`FailureReport`] as JSON |
 //! | `DISTRIBUTE_JOB_TOKEN` | a secret of this attempt of the job: 64 hexadecimal digits |
 //! | `DISTRIBUTE_LAUNCH_MARK` | by which the launcher finds its processes: leave it there |
 //! | `CUDA_VISIBLE_DEVICES` | with [`Job::gpus_per_worker`]: a worker's GPUs, else nothing |
@@ -85,6 +86,7 @@ mod console;
 mod crew;
 mod error;
 mod events;
+mod failure_report;
 mod gpus;
 mod group;
 mod guard;
@@ -108,11 +110,13 @@ mod wire;
 
 pub use console::Console;
 pub use error::{LaunchError, Result};
+pub use failure_report::FailureReport;
 pub use guard::guard_main;
 pub use hosts::Hosts;
 pub use job::Job;
 pub use outcome::{Ending, Outcome, Role, RootCause, Task};
 pub use ports::ReservedPorts;
+pub use process::REPORT_VARIABLE;
 pub use run::run;
 
 /// What a process exits with after it was asked to stop and has saved a checkpoint.

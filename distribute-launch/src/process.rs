@@ -15,6 +15,9 @@ use crate::{Ending, Job, LaunchError, Result, Task, parent_death};
 pub const CONFIG_VARIABLE: &str = "TF_CONFIG";
 pub const RESTART_VARIABLE: &str = "DISTRIBUTE_RESTART";
 pub const TOKEN_VARIABLE: &str = "DISTRIBUTE_JOB_TOKEN";
+/// The file in which a process that fails because of others may say so:
+/// [`FailureReport`](crate::FailureReport).
+pub const REPORT_VARIABLE: &str = "DISTRIBUTE_FAILURE_REPORT";
 /// Its value is random and belongs to one attempt of one launcher. The token does not: launchers of
 /// the same job may run on the same host.
 pub const MARK_VARIABLE: &str = "DISTRIBUTE_LAUNCH_MARK";
@@ -25,6 +28,8 @@ pub struct Process {
     pub task: Task,
     pub pid: Pid,
     pub log: PathBuf,
+    /// Where it may say why it failed.
+    pub report: PathBuf,
     /// How it ended, as far as was observed.
     pub ending: Option<Ending>,
     /// The first signal that it got from the launcher.
@@ -38,7 +43,7 @@ impl Process {
         job: &Job,
         task: Task,
         variables: &[(&str, &str)],
-        log: PathBuf,
+        (log, report): (PathBuf, PathBuf),
         guard: Option<BorrowedFd<'_>>,
     ) -> Result<(Process, [(Stream, OwnedFd); 2])> {
         let [program, arguments @ ..] = job.command.as_slice() else {
@@ -73,6 +78,7 @@ impl Process {
             task,
             pid,
             log,
+            report,
             ending: None,
             asked: None,
             child,

@@ -25,7 +25,11 @@ const POSTS_MAX: usize = 1024;
 /// How many connections there may be that have not proven anything yet; a new one ends the oldest
 /// of those that have said nothing, if there is one, else the oldest.
 const STRANGERS_MAX: usize = 64;
-/// The pause after a connection could not be accepted, as without descriptors.
+const STRANGERS_MIN: usize = 4;
+/// They take at most this part of the descriptors that the process may have; each takes two.
+const STRANGERS_PART: u64 = 16;
+/// The pause after a connection could not be accepted: the process has no descriptors left, and
+/// nothing says when it has.
 const ACCEPT_PAUSE: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 50_000_000,
@@ -49,6 +53,7 @@ struct State {
     /// All connections, the oldest first.
     streams: Vec<Connection>,
     next_stream: u64,
+    strangers_max: usize,
     is_over: bool,
 }
 
@@ -91,6 +96,7 @@ impl Relay {
                 posts: Vec::new(),
                 streams: Vec::new(),
                 next_stream: 0,
+                strangers_max: strangers_max(),
                 is_over: false,
             }),
         });
@@ -98,6 +104,15 @@ impl Relay {
         crew.spawn("relay", move || accept(&threads, &board, &listener, &stop))?;
         Ok(Relay { _stopper: stopper })
     }
+}
+
+/// How many connections of strangers may be there: a flood must not take the descriptors that the
+/// launcher needs for its processes.
+fn strangers_max() -> usize {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    let part = limit.map_or(u64::MAX, |limit| limit / STRANGERS_PART);
+    let part = usize::try_from(part).unwrap_or(usize::MAX);
+    part.clamp(STRANGERS_MIN, STRANGERS_MAX)
 }
 
 fn accept(crew: &Crew<'_, '_>, board: &Arc<Board>, listener: &TcpListener, stop: &OwnedFd) {
@@ -187,7 +202,7 @@ impl Board {
             return Ok(None);
         }
         let is_stranger = |other: &&Connection| other.known != Known::Proven;
-        if state.streams.iter().filter(is_stranger).count() >= STRANGERS_MAX {
+        if state.streams.iter().filter(is_stranger).count() >= state.strangers_max {
             state.end_a_stranger();
         }
         let number = state.next_stream;

@@ -6,6 +6,7 @@ use std::fmt::Write;
 
 use serde::{Deserialize, Serialize};
 
+use crate::failure_report;
 use crate::process::Process;
 use crate::verdict::Verdict;
 use crate::{Ending, Role, RootCause, Task};
@@ -28,6 +29,19 @@ struct Member {
     is_asked: bool,
     log: String,
     last_lines: Vec<String>,
+    /// The ranks that it says it lost; nothing if it says nothing, except in its last lines.
+    #[serde(default)]
+    lost: Option<Vec<usize>>,
+}
+
+impl Member {
+    /// The ranks that it names.
+    fn named(&self) -> BTreeSet<usize> {
+        match &self.lost {
+            Some(lost) => lost.iter().copied().collect(),
+            None => named(&self.last_lines),
+        }
+    }
 }
 
 impl Ended {
@@ -42,6 +56,7 @@ impl Ended {
             is_asked: process.asked.is_some(),
             log: process.log.display().to_string(),
             last_lines,
+            lost: failure_report::take(&process.report).map(|report| report.lost),
         });
         Ended {
             verdict,
@@ -80,11 +95,11 @@ impl Ended {
         let failed = |member: &Member| !member.is_asked && member.ending.is_failure();
         let mut votes: BTreeMap<usize, usize> = BTreeMap::new();
         for member in self.members.iter().filter(|member| failed(member)) {
-            for rank in named(&member.last_lines) {
+            for rank in member.named() {
                 *votes.entry(rank).or_default() += 1;
             }
         }
-        let own = named(&self.members.get(index)?.last_lines);
+        let own = self.members.get(index)?.named();
         let (rank, _) = votes
             .into_iter()
             .filter(|(rank, _)| own.contains(rank))
@@ -139,7 +154,7 @@ impl Ended {
     }
 }
 
-/// The ranks that lines of a process say were lost or did not take part: `rank 1 was lost in` and
+/// For programs that write no report: the ranks that lines of a process say were lost or did not take part: `rank 1 was lost in` and
 /// `rank(s) [1, 3] did not take part`, as errors of the collectives have it.
 fn named(lines: &[String]) -> BTreeSet<usize> {
     let mut found = BTreeSet::new();

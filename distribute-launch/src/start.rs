@@ -8,11 +8,13 @@ use crate::cluster::Token;
 use crate::collapse::{self, Line};
 use crate::crew::Crew;
 use crate::events::Event;
+use crate::failure_report;
 use crate::gpus::{GPUS_VARIABLE, Gpus};
 use crate::group::Place;
 use crate::output::{Output, View};
 use crate::process::{
-    self, CONFIG_VARIABLE, MARK_VARIABLE, Process, RESTART_VARIABLE, TOKEN_VARIABLE,
+    self, CONFIG_VARIABLE, MARK_VARIABLE, Process, REPORT_VARIABLE, RESTART_VARIABLE,
+    TOKEN_VARIABLE,
 };
 use crate::{LaunchError, Result, Role, Task};
 
@@ -82,17 +84,21 @@ impl<'c, 'scope, 'env> Starter<'c, 'scope, 'env> {
         let (path, log) = session.logs.file(task, self.restart, again)?;
         let config = self.place.cluster.tf_config(task)?;
         let restart = self.restart.to_string();
+        let report = failure_report::path(&path);
+        let report_text = report.to_string_lossy();
         let mut variables = vec![
             (CONFIG_VARIABLE, config.as_str()),
             (RESTART_VARIABLE, restart.as_str()),
             (TOKEN_VARIABLE, self.place.token.secret()),
             (MARK_VARIABLE, self.mark.secret()),
+            (REPORT_VARIABLE, report_text.as_ref()),
         ];
         let gpus = Gpus::of_this_process(session.job.gpus_per_worker);
         let gpus = gpus.map(|gpus| gpus.share(self.worker_of_this_host(index)));
         variables.extend(gpus.iter().map(|gpus| (GPUS_VARIABLE, gpus.as_str())));
         let guard = session.guard.pipe();
-        let (process, pipes) = Process::start(session.job, task, &variables, path, guard)?;
+        let (process, pipes) =
+            Process::start(session.job, task, &variables, (path, report.clone()), guard)?;
         let pid = process.pid;
         let view = match &self.lines {
             _ if task == self.place.cluster.first() => View::Through(session.screen),

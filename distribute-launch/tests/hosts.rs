@@ -260,13 +260,17 @@ fn strangers_at_the_meeting_point_change_nothing() {
     );
 }
 
-/// So many connections that nobody uses.
-fn idle(address: SocketAddr, count: usize) -> Vec<TcpStream> {
+/// So many connections that come to nothing.
+fn flood(address: SocketAddr, count: usize, bytes: &[u8]) -> Vec<TcpStream> {
     let until = Instant::now() + Duration::from_secs(20);
     let mut open = Vec::new();
     while open.len() < count {
         match TcpStream::connect(address) {
-            Ok(stream) => open.push(stream),
+            Ok(mut stream) => {
+                // The other side may have closed it already.
+                let _ = stream.write_all(bytes);
+                open.push(stream);
+            }
             Err(error) => assert!(Instant::now() < until, "{error}"),
         }
     }
@@ -275,11 +279,16 @@ fn idle(address: SocketAddr, count: usize) -> Vec<TcpStream> {
 
 #[test]
 fn a_flood_at_the_meeting_point_delays_nobody_who_knows_the_secret() {
-    for count in [70, 300] {
+    // Nothing, nonsense, and half a greeting.
+    let halves: [&[u8]; 3] = [&[], &[0xff; 100], &[9, 0, 0, 0, b'{']];
+    for (count, bytes) in [70, 300]
+        .into_iter()
+        .flat_map(|it| halves.map(|half| (it, half)))
+    {
         let (address, _ports) = meeting_point();
         let job = move |index| script("true").hosts(host(address, 2, index));
         let first = std::thread::spawn(move || see(job(0)));
-        let _idle = idle(address, count);
+        let _strangers = flood(address, count, bytes);
         let start = Instant::now();
         let second = see(job(1));
         assert_eq!(*second.outcome(), Outcome::Succeeded { restarts: 0 });
@@ -287,7 +296,7 @@ fn a_flood_at_the_meeting_point_delays_nobody_who_knows_the_secret() {
         assert_eq!(*first.outcome(), Outcome::Succeeded { restarts: 0 });
         assert!(
             start.elapsed() < Duration::from_secs(4),
-            "{count}: {:?}",
+            "{count} of {bytes:?}: {:?}",
             start.elapsed()
         );
     }

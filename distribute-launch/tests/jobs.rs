@@ -456,6 +456,14 @@ fn the_headline_names_the_rank_that_the_survivors_name() {
         assert!(seen.stderr.contains(headline), "{}", seen.stderr);
         assert_eq!(seen.outcome().exit_code(), 1);
     }
+    // A report counts more than words.
+    let text = format!(
+        "if [ $i = 2 ]; then exec sleep 1000; fi; echo '{lost}' >&2
+         echo '{{\"lost\":[2]}}' > $DISTRIBUTE_FAILURE_REPORT; exit 1"
+    );
+    let seen = see(script(&text).workers(3));
+    let headline = "the job failed because of rank 2: the others lost it, as rank ";
+    assert!(seen.stderr.contains(headline), "{}", seen.stderr);
     // One that failed by itself is told of itself.
     let text = format!("if [ $i = 1 ]; then exit 7; fi; echo '{lost}' >&2; exec sleep 1000");
     let seen = see(script(&text).workers(3));

@@ -3,6 +3,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod configuration;
+mod floods;
 mod job;
 mod refused;
 mod stopped;

@@ -15,7 +15,7 @@ fn arguments(steps: usize) -> String {
 }
 
 /// What is left of a run after its checkpoints were saved: all of them are complete.
-fn all_complete(folder: &std::path::Path) -> u64 {
+pub fn all_complete(folder: &std::path::Path) -> u64 {
     let entries = checkpoint::list(folder.join("saved")).unwrap();
     for entry in &entries {
         checkpoint::verify(&entry.path).unwrap();
@@ -100,6 +100,20 @@ fn a_killed_worker_is_named_and_a_restarted_job_ends_with_the_same_bits() {
         );
         all_complete(folder.path());
     }
+}
+
+/// What a launcher asks for.
+#[test]
+fn a_survivor_reports_whom_it_lost() {
+    let folder = tempfile::tempdir().unwrap();
+    let report = folder.path().join("report.json");
+    let variables = [("DISTRIBUTE_FAILURE_REPORT", report.to_str().unwrap())];
+    let mut members = start(folder.path(), 2, &arguments(1_000_000), &variables);
+    members[0].wait_for(r#""epoch":1"#);
+    members[1].signal("KILL");
+    let ended = finish(members);
+    assert_eq!(ended[0].code, Some(1), "{}", ended[0].stderr);
+    assert_eq!(std::fs::read_to_string(report).unwrap(), r#"{"lost":[1]}"#);
 }
 
 #[test]

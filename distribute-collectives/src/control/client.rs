@@ -25,7 +25,8 @@ use crate::control::shared::{Phase, QUEUE, Sender, Shared, envelope};
 
 /// The largest message, in both directions.
 pub(super) const MESSAGE_MAX_BYTES: usize = 64 << 10;
-/// When the names of ranks that have not come are looked up.
+/// When the names of ranks that have not come are looked up. Those that come at once, as nearly all
+/// do, need no question to a name server, which all ranks would ask for all others.
 const LOOK_UP_AFTER: Duration = Duration::from_millis(500);
 const PAUSE_MIN: Duration = Duration::from_millis(10);
 const PAUSE_MAX: Duration = Duration::from_millis(250);

@@ -21,6 +21,18 @@ const STRANGER_LIFETIME: Duration = Duration::from_secs(10);
 /// How many such connections there may be; a new one ends the oldest of those that have said
 /// nothing, if there is one, else the oldest.
 const STRANGERS_MAX: usize = 64;
+const STRANGERS_MIN: usize = 4;
+/// They take at most this part of the descriptors that the process may have.
+const STRANGERS_PART: u64 = 8;
+
+/// How many connections of strangers a port may keep: a flood must not take the descriptors that
+/// the process needs for itself.
+pub(crate) fn strangers_max() -> usize {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    let part = limit.map_or(u64::MAX, |limit| limit / STRANGERS_PART);
+    let part = usize::try_from(part).unwrap_or(usize::MAX);
+    part.clamp(STRANGERS_MIN, STRANGERS_MAX)
+}
 
 /// Who hears of connections that come to nothing: the address, and why, if that is known.
 pub(super) type Refused = Arc<dyn Fn(String, Option<String>) + Send + Sync>;
@@ -139,16 +151,25 @@ impl Guard {
 }
 
 /// The connections whose peers have not proven themselves.
-#[derive(Default)]
 pub(super) struct Strangers {
     guards: Vec<Weak<Guard>>,
+    max: usize,
+}
+
+impl Default for Strangers {
+    fn default() -> Self {
+        Self {
+            guards: Vec::new(),
+            max: strangers_max(),
+        }
+    }
 }
 
 impl Strangers {
     /// Watches a new connection.
     pub(super) fn add(&mut self, guard: &Arc<Guard>) {
         self.expire();
-        if self.guards.len() >= STRANGERS_MAX {
+        if self.guards.len() >= self.max {
             self.end_one();
         }
         self.guards.push(Arc::downgrade(guard));

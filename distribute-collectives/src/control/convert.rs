@@ -4,10 +4,13 @@ use std::time::Duration;
 
 use crate::buffer::DType;
 use crate::control::generated::{self as message, notice};
-use crate::error::CollectiveError;
+use crate::error::{CollectiveError, MissingRank};
 use crate::header::{OperationHeader, OperationKind};
 use crate::reduce::ReduceOp;
 use crate::status::{Failure, Trouble};
+
+/// How many ranks that were waited for are named: a message stays far below the limit.
+const MISSING_MAX: usize = 8;
 
 /// The place of a value in a list that holds all values.
 fn index<T: PartialEq>(list: &[T], value: &T) -> i32 {
@@ -133,11 +136,36 @@ fn ended(own_rank: usize, error: &CollectiveError) -> notice::Failure {
             rank: *rank as u32,
             reason: short(reason),
         }),
+        CollectiveError::Interrupted {
+            rank,
+            missing,
+            elapsed,
+        } => notice::Failure::Interrupted(message::Interrupted {
+            rank: *rank as u32,
+            missing: missing.iter().take(MISSING_MAX).map(said).collect(),
+            elapsed_us: micros(*elapsed),
+        }),
         // No other error ends a group by itself; the sender is then the one that ended it.
         other => notice::Failure::Aborted(message::Aborted {
             rank: own_rank as u32,
             reason: short(&other.to_string()),
         }),
+    }
+}
+
+fn said(missing: &MissingRank) -> message::Missing {
+    message::Missing {
+        rank: missing.rank as u32,
+        address: missing.address.clone(),
+        reason: short(&missing.reason),
+    }
+}
+
+fn heard(missing: &message::Missing) -> MissingRank {
+    MissingRank {
+        rank: missing.rank as usize,
+        address: missing.address.clone(),
+        reason: missing.reason.clone(),
     }
 }
 
@@ -189,6 +217,16 @@ pub(crate) fn failure(world_size: usize, notice: &message::Notice) -> Option<Fai
             sequence: timed_out.sequence,
             elapsed: Duration::from_micros(timed_out.elapsed_us),
         }),
+        notice::Failure::Interrupted(interrupted) => {
+            let missing = interrupted.missing.iter();
+            Trouble::Ended(CollectiveError::Interrupted {
+                rank: rank(interrupted.rank)?,
+                missing: missing
+                    .map(|it| rank(it.rank).map(|_| heard(it)))
+                    .collect::<Option<_>>()?,
+                elapsed: Duration::from_micros(interrupted.elapsed_us),
+            })
+        }
         notice::Failure::Garbled(garbled) => Trouble::Ended(CollectiveError::Protocol {
             rank: rank(garbled.rank)?,
             peer: rank(garbled.peer)?,
@@ -271,6 +309,15 @@ mod tests {
                 peer: 1,
                 address: "host:1".to_string(),
                 what: reason.clone(),
+            },
+            CollectiveError::Interrupted {
+                rank: 4,
+                missing: vec![MissingRank {
+                    rank: 2,
+                    address: "host:2".to_string(),
+                    reason: reason.clone(),
+                }],
+                elapsed,
             },
         ];
         let mut troubles: Vec<_> = errors.into_iter().map(Trouble::Ended).collect();

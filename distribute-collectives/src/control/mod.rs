@@ -15,6 +15,7 @@ mod gather;
 #[rustfmt::skip]
 pub(crate) mod generated;
 mod handshake;
+mod interrupted;
 pub mod peers;
 mod plane;
 mod proof;
@@ -27,6 +28,7 @@ mod tls;
 mod watch;
 
 pub(crate) use address::Listener;
+pub(crate) use connection::strangers_max;
 pub(crate) use plane::{Announcement, ControlPlane, JoinOptions};
 pub(crate) use proof::{data_proof, verify_data_proof};
 

@@ -24,8 +24,10 @@ use crate::error::Result;
 const QUEUE: usize = 64;
 /// How often connections of strangers are looked at.
 const LOOK: Duration = Duration::from_secs(1);
-/// The pause after a failed accept (too many open files).
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// The pauses after an accept that failed, which grow: the process has no descriptors left, and
+/// nothing says when it has. Strangers cannot take them all, so the process itself has.
+const PAUSE_MIN: Duration = Duration::from_millis(5);
+const PAUSE_MAX: Duration = Duration::from_millis(100);
 
 /// A socket that other processes of the job connect to.
 #[derive(Debug)]
@@ -127,6 +129,7 @@ async fn run(
     ready: mpsc::Sender<io::Result<Connection>>,
 ) {
     let mut strangers = Strangers::default();
+    let mut pause = PAUSE_MIN;
     loop {
         let accepted = tokio::select! {
             accepted = tokio::time::timeout(LOOK, listener.accept()) => accepted,
@@ -138,9 +141,11 @@ async fn run(
                 tracing::warn!(%error, "cannot accept a connection");
                 // Perhaps there are no descriptors left: a stranger's is the first to go.
                 strangers.end_one();
-                tokio::time::sleep(ACCEPT_PAUSE).await;
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(PAUSE_MAX);
             }
             Ok(Ok((tcp, remote))) => {
+                pause = PAUSE_MIN;
                 let guarded = guard(tcp, remote);
                 guarded.guard().tell(preparation.refused.clone());
                 strangers.add(guarded.guard());

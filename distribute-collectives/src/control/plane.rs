@@ -19,7 +19,7 @@ use crate::control::proof::Key;
 use crate::control::security::Security;
 use crate::control::server::{self, Service};
 use crate::control::shared::{Absence, Doubt, Link, Parts, Phase, Refusal, Shared, State};
-use crate::control::{Listener, address, client, random, watch};
+use crate::control::{Listener, address, client, interrupted, random, watch};
 use crate::error::{CollectiveError, MissingRank, Result};
 use crate::header::{OperationHeader, OperationKind};
 use crate::interruption::Interruption;
@@ -31,6 +31,8 @@ const DOUBT_GRACE: Duration = Duration::from_secs(5);
 const DOOM_PATIENCE: Duration = Duration::from_secs(1);
 /// How long to wait for the others to read the goodbye.
 const GOODBYE_PATIENCE: Duration = Duration::from_millis(500);
+/// The same for a rank that was told to end.
+const HASTY_GOODBYE: Duration = Duration::from_millis(100);
 /// How long to wait for a name look-up that cannot be interrupted.
 const RUNTIME_PATIENCE: Duration = Duration::from_secs(1);
 /// The largest description of a rank's shared memory.
@@ -317,6 +319,7 @@ async fn live(
     match meet(shared).await {
         Ok(peers) => {
             serve(&reporter).await;
+            tokio::spawn(interrupted::end_waits(shared.clone()));
             let _ = joined.send(Ok(peers));
             let reason = left.await.unwrap_or_default();
             leave(shared, reason, Vec::new()).await;
@@ -570,5 +573,9 @@ async fn leave(shared: &Shared, reason: String, waited_for: Vec<u32>) {
             shared.changed.notified().await;
         }
     };
-    let _ = tokio::time::timeout(GOODBYE_PATIENCE, all_closed).await;
+    let patience = match shared.interruption.is_raised() {
+        true => HASTY_GOODBYE,
+        false => GOODBYE_PATIENCE,
+    };
+    let _ = tokio::time::timeout(patience, all_closed).await;
 }

@@ -14,7 +14,7 @@ use crate::control::generated::{self as message, Envelope, Hello};
 use crate::control::proof::Key;
 use crate::control::security::Security;
 use crate::control::tls::DataTls;
-use crate::control::{Announcement, convert};
+use crate::control::{Announcement, convert, watch};
 use crate::error::CollectiveError;
 use crate::header::OperationHeader;
 use crate::interruption::Interruption;
@@ -69,6 +69,17 @@ impl Link {
     /// The peer gave up before it had met all others: the group cannot form with it.
     pub(super) fn gave_up(&self) -> bool {
         self.left && !self.ready
+    }
+
+    /// Queues a heartbeat, unless that would take the room of what is more important.
+    pub(super) fn beat(&self, heartbeat: message::Heartbeat) {
+        if self
+            .sender
+            .as_ref()
+            .is_some_and(|s| s.capacity() > QUEUE / 2)
+        {
+            self.send(Message::Heartbeat(heartbeat));
+        }
     }
 
     /// Queues a message. It is dropped when the peer does not read: that is found as silence.
@@ -413,6 +424,12 @@ impl Shared {
         let own = self.status.running();
         let theirs = beat.running.as_ref().and_then(convert::header);
         self.status.note_peer(rank, theirs, beat.completed);
+        if beat.answer {
+            let answer = watch::heartbeat(self, false);
+            if let Some(link) = self.state().link(rank, id) {
+                link.beat(answer);
+            }
+        }
         let pair = own.zip(theirs).filter(|(own, theirs)| {
             let collective = |h: &OperationHeader| !h.kind.is_point_to_point();
             own.sequence == theirs.sequence

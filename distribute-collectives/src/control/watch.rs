@@ -24,22 +24,24 @@ pub(super) async fn beat(shared: Arc<Shared>) {
     }
 }
 
+/// What this rank says about itself, and whether it wants to hear the same.
+pub(super) fn heartbeat(shared: &Shared, answer: bool) -> Heartbeat {
+    Heartbeat {
+        running: shared.status.running().as_ref().map(convert::operation),
+        completed: shared.status.completed(),
+        answer,
+    }
+}
+
 /// One look at the clock; returns when to look again. `late` is by how much this process itself
 /// was kept from looking.
 pub(super) fn tick(shared: &Shared, late: Duration) -> Instant {
     let now = Instant::now();
-    let heartbeat = Heartbeat {
-        running: shared.status.running().as_ref().map(convert::operation),
-        completed: shared.status.completed(),
-    };
+    let heartbeat = heartbeat(shared, false);
     let mut state = shared.state();
     if now >= state.next_beat {
         for link in state.open_links() {
-            // Leaves room for what is more important.
-            let room = link.sender.as_ref().is_some_and(|s| s.capacity() > 32);
-            if room {
-                link.send(Message::Heartbeat(heartbeat));
-            }
+            link.beat(heartbeat);
         }
         state.next_beat = now + shared.interval;
     }

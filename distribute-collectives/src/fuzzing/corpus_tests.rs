@@ -217,6 +217,7 @@ fn heartbeats() -> Seeds {
         envelope(envelope::Message::Heartbeat(message::Heartbeat {
             running: Some(running),
             completed,
+            answer: false,
         }))
     };
     BTreeMap::from([

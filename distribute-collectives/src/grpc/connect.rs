@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags};
 use rustls::pki_types::ServerName;
 
+use crate::control::strangers_max;
 use crate::error::{CollectiveError, MissingRank, Result};
 use crate::grpc::handshake::{Guest, HandshakeError, dial, welcome};
 use crate::grpc::hello::{FAILED_PRECONDITION, Hello, Refusal, UNAUTHENTICATED};
@@ -28,11 +29,8 @@ const ATTEMPT: Duration = Duration::from_secs(5);
 /// How long to wait after a failed attempt.
 const RETRY: Duration = Duration::from_millis(50);
 
-/// Connections without a valid hello that are kept at the same time; the oldest one of those that
-/// have said nothing has to go, if there is one, else the oldest.
-const MAX_GUESTS: usize = 64;
-
-/// The pause after a connection could not be accepted, as without descriptors.
+/// The pause after a connection could not be accepted although no stranger has one: the process
+/// itself has all descriptors, and nothing says when one is free.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// The smallest limit of a message that makes sense.
@@ -127,6 +125,9 @@ pub(super) struct Connect<'a> {
     listener: DataListener,
     dials: Vec<Dial>,
     visitors: Vec<Visitor>,
+    /// How many of them are kept at the same time; the oldest one of those that have said nothing
+    /// has to go, if there is one, else the oldest.
+    visitors_max: usize,
     /// Until when no connection is accepted.
     pause: Option<Instant>,
     lanes: Vec<Vec<Option<Lane>>>,
@@ -192,6 +193,7 @@ impl<'a> Connect<'a> {
                 .flat_map(|rank| (0..config.lanes).map(move |lane| dial(rank, lane)))
                 .collect(),
             visitors: Vec::new(),
+            visitors_max: strangers_max(),
             pause: None,
             lanes: addresses.iter().map(|_| empty()).collect(),
             reasons: vec!["no answer yet".to_string(); config.world_size],
@@ -265,20 +267,23 @@ impl<'a> Connect<'a> {
             .collect()
     }
 
-    /// Takes new connections; returns whether there were any.
+    /// Takes new connections; returns whether there were any. Only some at a time: those of before
+    /// are heard in between, and no rank is taken for one that says nothing.
     fn accept(&mut self) -> bool {
         let mut any = false;
         if self.pause.is_some_and(|until| Instant::now() < until) {
             return false;
         }
         self.pause = None;
-        loop {
+        for _ in 0..self.visitors_max / 2 {
             let stream = match self.listener.0.accept() {
                 Ok((stream, _)) => stream,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(_) => {
                     // Perhaps there are no descriptors left: a stranger's is the first to go.
-                    self.end_a_visitor();
+                    if self.end_a_visitor() {
+                        continue;
+                    }
                     self.pause = Some(Instant::now() + ACCEPT_PAUSE);
                     break;
                 }
@@ -287,7 +292,7 @@ impl<'a> Connect<'a> {
             let Ok(socket) = SocketState::new(stream) else {
                 continue;
             };
-            if self.visitors.len() >= MAX_GUESTS {
+            if self.visitors.len() >= self.visitors_max {
                 self.end_a_visitor();
             }
             let tls = self.config.tls.as_ref().map(|tls| tls.server.clone());
@@ -300,13 +305,15 @@ impl<'a> Connect<'a> {
         any
     }
 
-    /// Ends the connection that is the least likely to become a lane.
-    fn end_a_visitor(&mut self) {
+    /// Ends the connection that is the least likely to become a lane; whether there was one.
+    fn end_a_visitor(&mut self) -> bool {
         let is_silent = |visitor: &Visitor| visitor.socket.moved() == 0;
         let index = self.visitors.iter().position(is_silent).unwrap_or(0);
-        if index < self.visitors.len() {
+        let has_one = index < self.visitors.len();
+        if has_one {
             self.visitors.remove(index);
         }
+        has_one
     }
 
     /// Begins and continues attempts; returns whether one ended.

@@ -537,6 +537,77 @@ fn strangers_that_connect_do_not_disturb() {
     });
 }
 
+/// What connections of strangers send that come to nothing.
+const HALVES: [&[u8]; 5] = [
+    b"",
+    b"nonsense",
+    b"PRI * HTTP/2.0\r\n",
+    // A whole preface, and half a frame.
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00",
+    // Half a TLS hello.
+    &[0x16, 0x03, 0x01, 0x02, 0x00, 0x01, 0x00],
+];
+
+fn stranger(address: SocketAddr, bytes: &[u8]) -> Option<TcpStream> {
+    let mut stranger = TcpStream::connect(address).ok()?;
+    // The other side may have closed it already.
+    let _ = stranger.write_all(bytes);
+    Some(stranger)
+}
+
+/// How long rank 1 takes to connect to rank 0 and to add something up, while so many strangers
+/// are there, and more come.
+fn connected_in_a_flood(count: usize, bytes: &[u8], tls: Option<DataTls>, more: bool) -> Duration {
+    let ((first, zero), (second, one)) = (listener(), listener());
+    let addresses = &[Some(zero), Some(one)];
+    let deadline = Some(Instant::now() + TIMEOUT);
+    let joined = |rank, listener| {
+        let mut config = config(rank, 2);
+        config.tls = tls.clone();
+        let status = config.status.clone();
+        let links = Links::connect(config, listener, addresses, deadline).unwrap();
+        let mut endpoint = endpoint(links, status, &options());
+        sum(&mut endpoint).unwrap();
+        endpoint
+    };
+    let is_over = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let of_zero = scope.spawn(|| joined(0, first));
+        let strangers: Vec<_> = (0..count).map(|_| stranger(zero, bytes)).collect();
+        if more {
+            scope.spawn(|| {
+                while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
+                    drop(stranger(zero, bytes));
+                }
+            });
+        }
+        let begun = Instant::now();
+        let of_one = joined(1, second);
+        let took = begun.elapsed();
+        is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+        drop((of_zero.join().unwrap(), of_one, strangers));
+        took
+    })
+}
+
+#[test]
+fn a_flood_delays_no_rank() {
+    within_limit(|| {
+        for bytes in HALVES {
+            for (count, more) in [(70, false), (300, false), (70, true)] {
+                for tls in [None, Some(tls(2))] {
+                    let has_tls = tls.is_some();
+                    let took = connected_in_a_flood(count, bytes, tls, more);
+                    assert!(
+                        took < Duration::from_secs(3),
+                        "{took:?}: {count} of {bytes:?}, more: {more}, tls: {has_tls}"
+                    );
+                }
+            }
+        }
+    });
+}
+
 fn refused_at(address: SocketAddr, adapt: impl Fn(&mut LinkConfig)) -> CollectiveError {
     let mut wrong = config(1, 2);
     adapt(&mut wrong);

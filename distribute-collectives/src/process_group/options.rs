@@ -133,9 +133,10 @@ impl ProcessGroupOptions {
         self
     }
 
-    /// What ends joining before its deadline (default: nothing does). The error is
-    /// [`Interrupted`](crate::CollectiveError::Interrupted), and the other ranks are told. Once the
-    /// group has formed it has no effect.
+    /// What ends joining and operations before their deadline (default: nothing does). The error is
+    /// [`Interrupted`](crate::CollectiveError::Interrupted), on all ranks. An operation ends that
+    /// is still under way a moment after it was raised; while it is
+    /// [held](crate::Interruption::hold), only if a rank gives no sign of life within a second.
     pub fn interruption(mut self, interruption: Interruption) -> Self {
         self.interruption = interruption;
         self

@@ -7,6 +7,7 @@
 
 mod arrival;
 mod direct;
+mod door;
 mod doorbell;
 mod endpoint;
 mod group;

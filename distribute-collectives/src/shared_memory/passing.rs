@@ -1,7 +1,7 @@
 //! How ranks find out that they share a host, and how they come to map the same memory.
 //!
 //! Every rank makes an [`Offer`]: a listening Unix socket whose abstract name is 128 random bits.
-//! Names travel through the rendezvous, so only members of the group know them. A rank that can
+//! Names travel through the rendezvous; whoever else finds them is turned away (`door.rs`). A rank that can
 //! connect to a name is in the same network namespace on the same host; addresses in text say
 //! nothing about that. The first rank that answers is the leader of the host.
 //!
@@ -34,6 +34,7 @@ use subtle::ConstantTimeEq;
 
 use crate::error::{CollectiveError, MissingRank, Result};
 use crate::header::{OperationHeader, OperationKind};
+use crate::shared_memory::door::{Door, has_spoken};
 use crate::shared_memory::group::{LocalGroup, Settings};
 use crate::shared_memory::layout::{Layout, MEMBERS_MAX};
 use crate::shared_memory::segment::Segment;
@@ -43,17 +44,19 @@ use crate::status::GroupStatus;
 const NAME_BYTES: usize = 16;
 const NONCE_BYTES: usize = 32;
 /// First bytes of every packet: another program, or another version, is refused.
-const MAGIC: [u8; 8] = *b"dc-shm-1";
+pub(super) const MAGIC: [u8; 8] = *b"dc-shm-1";
 const HELLO_BYTES: usize = 16;
 pub(crate) const WELCOME_BYTES: usize = 8 + 7 * 8 + 32;
 const ANSWER_BYTES: usize = 8 + 32;
 const GO_BYTES: usize = 16;
+/// How many connections the leader keeps beside those of its members.
+const STRANGERS_MAX: usize = 16;
 /// How long a member whose leader has gone waits to hear why from the group.
 const FAILURE_GRACE: Duration = Duration::from_millis(500);
 
 /// A socket where other ranks of this host can ask for the segment.
 pub(crate) struct Offer {
-    listener: OwnedFd,
+    door: Door,
     name: [u8; NAME_BYTES],
 }
 
@@ -102,7 +105,8 @@ impl Offer {
         net::bind(&listener, &address)
             .and_then(|()| net::listen(&listener, MEMBERS_MAX as i32))
             .map_err(|error| unavailable("listening at a Unix socket", error))?;
-        Ok(Offer { listener, name })
+        let door = Door::open(listener).map_err(|error| unavailable("starting a thread", error))?;
+        Ok(Offer { door, name })
     }
 
     /// What other ranks pass to [`find_leader`].
@@ -124,6 +128,9 @@ pub(crate) fn find_leader(
             continue;
         }
         if let Some(connection) = connect(name, deadline)? {
+            // At once, so that it is no stranger to the leader. If that has gone, the wait for its
+            // answer says so.
+            let _ = send(&connection, &hello(rank), &[]);
             return Ok(Attachment::Member { leader, connection });
         }
     }
@@ -153,7 +160,7 @@ fn connect(name: &[u8], deadline: Instant) -> Result<Option<OwnedFd>> {
     Ok(Some(connection))
 }
 
-fn same_user(connection: impl AsFd) -> bool {
+pub(super) fn same_user(connection: impl AsFd) -> bool {
     sockopt::socket_peercred(connection)
         .is_ok_and(|credentials| credentials.uid == rustix::process::geteuid())
 }
@@ -165,7 +172,7 @@ fn same_user(connection: impl AsFd) -> bool {
 /// [`Rendezvous`](CollectiveError::Rendezvous) names the ranks that did not come before the
 /// deadline, on every member.
 pub(crate) fn establish(
-    offer: Offer,
+    mut offer: Offer,
     attachment: Attachment,
     rank: usize,
     members: &[usize],
@@ -191,7 +198,7 @@ pub(crate) fn establish(
         alarm: alarm.map_err(|error| unavailable("making an eventfd", error))?,
     };
     let (segment, layout) = match attachment {
-        Attachment::Leader => lead(&offer, settings, &waiting)?,
+        Attachment::Leader => lead(&mut offer, settings, &waiting)?,
         Attachment::Member { leader, connection } => {
             drop(offer);
             join(&connection, leader, &waiting)?
@@ -305,17 +312,32 @@ struct Candidate {
     answered: bool,
 }
 
+impl Candidate {
+    fn new(connection: OwnedFd) -> Self {
+        Self {
+            connection,
+            member: None,
+            answered: false,
+        }
+    }
+}
+
 /// The leader's side.
-fn lead(offer: &Offer, settings: &Settings, waiting: &Waiting<'_>) -> Result<(Segment, Layout)> {
+fn lead(
+    offer: &mut Offer,
+    settings: &Settings,
+    waiting: &Waiting<'_>,
+) -> Result<(Segment, Layout)> {
     let layout = Layout::new(waiting.members.len(), settings);
     let (file, segment) = Segment::create(layout.total())
         .map_err(|error| unavailable("making a shared segment", error))?;
     let nonce = random::<NONCE_BYTES>()?;
     segment.copy_in(0, &nonce);
-    let mut candidates: Vec<Candidate> = Vec::new();
+    let (listener, taken) = offer.door.hand_over();
+    let mut candidates: Vec<Candidate> = taken.into_iter().map(Candidate::new).collect();
     let answered = |all: &[Candidate]| all.iter().filter(|one| one.answered).count();
     while answered(&candidates) + 1 < waiting.members.len() {
-        let mut fds = vec![PollFd::new(&offer.listener, PollFlags::IN)];
+        let mut fds = vec![PollFd::new(listener, PollFlags::IN)];
         fds.extend(
             candidates
                 .iter()
@@ -328,7 +350,7 @@ fn lead(offer: &Offer, settings: &Settings, waiting: &Waiting<'_>) -> Result<(Se
         let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
         let mut ready = ready.into_iter();
         if ready.next() == Some(true) {
-            accept(offer, &mut candidates, waiting.members.len());
+            accept(listener, &mut candidates, waiting.members.len());
         }
         // Those accepted just now are at the end, and have no answer from `poll` yet.
         let mut known: Vec<bool> = ready.collect();
@@ -370,24 +392,26 @@ fn give_up(candidates: &[Candidate], waiting: &Waiting<'_>) -> CollectiveError {
     waiting.missing(missing, "it did not ask for the segment")
 }
 
-/// Takes the connections that wait. Of those that never say who they are only a few are kept.
-fn accept(offer: &Offer, candidates: &mut Vec<Candidate>, members: usize) {
+/// Takes the connections that wait. Of those that never say who they are only a few are kept; when
+/// all have said something, they are heard before more are taken.
+fn accept(listener: &OwnedFd, candidates: &mut Vec<Candidate>, members: usize) {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    while let Ok(connection) = net::accept_with(&offer.listener, flags) {
+    while candidates.len() < members + STRANGERS_MAX || end_a_silent_one(candidates) {
+        let Ok(connection) = net::accept_with(listener, flags) else {
+            return;
+        };
         if !same_user(&connection) {
             continue;
         }
-        if candidates.len() >= members + 16
-            && let Some(stranger) = candidates.iter().position(|one| one.member.is_none())
-        {
-            candidates.remove(stranger);
-        }
-        candidates.push(Candidate {
-            connection,
-            member: None,
-            answered: false,
-        });
+        candidates.push(Candidate::new(connection));
     }
+}
+
+/// Makes room; whether it could.
+fn end_a_silent_one(candidates: &mut Vec<Candidate>) -> bool {
+    let is_silent = |one: &Candidate| one.member.is_none() && !has_spoken(&one.connection);
+    let silent = candidates.iter().position(is_silent);
+    silent.map(|index| candidates.remove(index)).is_some()
 }
 
 /// Reads one packet of a candidate; `None` when the connection is of no use any more.
@@ -458,13 +482,17 @@ pub(crate) fn read_welcome(packet: &[u8; WELCOME_BYTES]) -> Option<Layout> {
     Layout::decode(words)
 }
 
-/// A member's side.
+/// The first packet of a member.
+fn hello(rank: usize) -> [u8; HELLO_BYTES] {
+    let mut packet = [0; HELLO_BYTES];
+    packet[..8].copy_from_slice(&MAGIC);
+    packet[8..].copy_from_slice(&(rank as u64).to_le_bytes());
+    packet
+}
+
+/// A member's side, after its [`hello`].
 fn join(connection: &OwnedFd, leader: usize, waiting: &Waiting<'_>) -> Result<(Segment, Layout)> {
-    let mut hello = [0; HELLO_BYTES];
-    hello[..8].copy_from_slice(&MAGIC);
-    hello[8..].copy_from_slice(&(waiting.rank as u64).to_le_bytes());
     let gone = || waiting.given_up(leader, "it closed the connection");
-    send(connection, &hello, &[]).map_err(|_| gone())?;
     let mut packet = [0; WELCOME_BYTES];
     let file = receive_all(connection, &mut packet, leader, waiting)?;
     let file = file.ok_or_else(|| waiting.refused("the leader passed no file"))?;

@@ -17,7 +17,7 @@ use crate::shared_memory::layout::Counter;
 use crate::shared_memory::testing::{TellAll, join_all, on_ranks, tiny};
 use crate::shared_memory::{LocalTransport, Settings, SharedMemoryCommunicator};
 use crate::status::{Failure, Trouble};
-use crate::testing::{Random, within_limit};
+use crate::testing::{Random, on_threads, within_limit};
 
 /// Bytes that are small numbers of a type.
 fn input(dtype: DType, count: usize, random: &mut Random) -> Vec<u8> {
@@ -493,6 +493,69 @@ fn a_member_that_never_comes_is_named_on_all_others() {
                 });
             }
         });
+    });
+}
+
+/// So many connections to a name that send this.
+fn flood(name: &[u8], count: usize, bytes: &[u8]) -> Vec<rustix::fd::OwnedFd> {
+    use rustix::net::{
+        AddressFamily, SendFlags, SocketAddrUnix, SocketType, connect, send, socket,
+    };
+    let address = SocketAddrUnix::new_abstract_name(name).unwrap();
+    let one = |_| {
+        let stranger = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+        connect(&stranger, &address).unwrap();
+        if !bytes.is_empty() {
+            send(&stranger, bytes, SendFlags::NOSIGNAL).unwrap();
+        }
+        stranger
+    };
+    (0..count).map(one).collect()
+}
+
+#[test]
+fn a_flood_keeps_no_member_from_its_segment() {
+    within_limit(|| {
+        use crate::shared_memory::{Offer, establish, find_leader};
+        for (count, comes_first, bytes) in [
+            (70, true, &[][..]),
+            (300, true, &[]),
+            (300, false, &[]),
+            // More than the queue of a socket holds.
+            (600, true, &[]),
+            (600, false, &[]),
+            (300, true, &[0xff; 16]),
+            (300, false, &[0xff; 16]),
+        ] {
+            let offers = [Offer::new().unwrap(), Offer::new().unwrap()];
+            let names: Vec<Vec<u8>> = offers.iter().map(|it| it.name().to_vec()).collect();
+            let deadline = Instant::now() + Duration::from_secs(5);
+            let mut attachments = Vec::new();
+            let mut strangers = Vec::new();
+            for rank in [0, 1] {
+                if rank == 1 && comes_first {
+                    strangers.extend(flood(&names[0], count, bytes));
+                }
+                attachments.push(find_leader(&names, rank, deadline).unwrap());
+            }
+            if !comes_first {
+                strangers.extend(flood(&names[0], count, bytes));
+            }
+            let ranks = offers.into_iter().zip(attachments).enumerate();
+            on_threads(ranks, |(rank, (offer, attachment))| {
+                let (settings, status) = (Settings::default(), Default::default());
+                let joined = establish(
+                    offer,
+                    attachment,
+                    rank,
+                    &[0, 1],
+                    &settings,
+                    deadline,
+                    status,
+                );
+                joined.map(drop).unwrap();
+            });
+        }
     });
 }
 

@@ -44,6 +44,9 @@ where
                 return session.ended(Part::Limited);
             }
             session.step(batch?, &self.objective)?;
+            if let Some(workers) = session.strategy.workers() {
+                workers.hold();
+            }
             session.notify(|callback, run| callback.on_batch_end(run))?;
             if let Some(workers) = session.strategy.workers().filter(|w| w.agreed(Wish::Save)) {
                 // All callbacks have seen it.

@@ -185,6 +185,7 @@ impl<'a, S: Strategy + ?Sized> Fit<'a, S> {
             return outcome;
         };
         workers.forget(Wish::Stop);
+        workers.release();
         // The others would wait for this worker in vain.
         workers.or_abort(outcome)
     }

@@ -223,8 +223,13 @@ impl MultiWorkerMirroredStrategyBuilder {
         self
     }
 
-    /// What ends the wait for the other workers at the start before its time, such as a signal;
-    /// nothing by default. Once the workers have met it has no effect.
+    /// What ends waits for the other workers before their time, such as a signal; nothing by
+    /// default. The error is [`CollectiveError::Interrupted`], on all workers. In a loop of one's
+    /// own, [hold](Interruption::hold) it once there is something to lose and use
+    /// [`WorkerGroup::request_stop`]; [`Fit`](crate::fit::Fit) holds it from its first step on, so
+    /// that then only waits end for a worker that gives no sign of life for a second.
+    ///
+    /// [`CollectiveError::Interrupted`]: distribute_collectives::CollectiveError::Interrupted
     pub fn interruption(mut self, interruption: Interruption) -> Self {
         self.interruption = interruption;
         self
@@ -269,6 +274,7 @@ impl MultiWorkerMirroredStrategyBuilder {
         let workers = met
             .map(|met| WorkerGroup::new(met.communicator, devices.len(), self.communication))
             .transpose()?;
+        let workers = workers.map(|workers| workers.interrupted_by(self.interruption.clone()));
         let first = workers.as_ref().map_or(0, WorkerGroup::first_replica);
         let replicas = devices
             .iter()

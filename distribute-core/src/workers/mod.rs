@@ -17,7 +17,8 @@ use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use distribute_collectives::{
-    AbortHandle, CommunicationOptions, Communicator, CommunicatorExt, Description,
+    AbortHandle, CommunicationOptions, Communicator, CommunicatorExt, Description, Held,
+    Interruption,
 };
 
 pub(crate) use agreement::Wish;
@@ -43,6 +44,9 @@ struct Shared {
     options: CommunicationOptions,
     requested: Wishes,
     agreed: Wishes,
+    /// Ends the waits of the communicator.
+    interruption: OnceLock<Interruption>,
+    held: Mutex<Option<Held>>,
     /// With the replicas 0 of the other workers, in the memory of their devices.
     device: OnceLock<Mutex<Box<dyn DeviceReducer>>>,
 }
@@ -75,11 +79,35 @@ impl WorkerGroup {
             options,
             requested: Wishes::default(),
             agreed: Wishes::default(),
+            interruption: OnceLock::new(),
+            held: Mutex::default(),
             device: OnceLock::new(),
         };
         Ok(Self {
             shared: Arc::new(shared),
         })
+    }
+
+    /// Says what ends the waits of the communicator, which was made with it, so that training can
+    /// [hold](Interruption::hold) it. The first one counts.
+    #[must_use]
+    pub fn interrupted_by(self, interruption: Interruption) -> Self {
+        let _ = self.shared.interruption.set(interruption);
+        self
+    }
+
+    /// From now on there is something to lose: an interruption ends waits only for workers that
+    /// give no sign of life.
+    pub(crate) fn hold(&self) {
+        let mut held = lock(&self.shared.held);
+        if held.is_none() {
+            *held = self.shared.interruption.get().map(Interruption::hold);
+        }
+    }
+
+    /// From now on an interruption ends every wait.
+    pub(crate) fn release(&self) {
+        *lock(&self.shared.held) = None;
     }
 
     /// This process' worker, from 0.

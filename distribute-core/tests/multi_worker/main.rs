@@ -6,6 +6,7 @@
 mod common;
 mod failures;
 mod fit;
+mod interrupted;
 mod overlap;
 #[allow(dead_code)] // shared with the tests of `fit`, which use all of it
 #[path = "../fit/common.rs"]

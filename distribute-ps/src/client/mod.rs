@@ -48,7 +48,8 @@ pub struct ClientOptions {
     /// How long [`VariableClient::connect`] waits for servers that do not listen yet; 60 s by
     /// default.
     pub connect_timeout: Duration,
-    /// What ends that wait before its time, such as a signal; nothing by default.
+    /// What ends that wait before its time, such as a signal, and calls to a server that gives no
+    /// sign of life for a second; nothing by default.
     pub interruption: Interruption,
     /// Sends `f32` values and gradients as bf16; the servers keep `f32`. Off by default.
     pub bf16: bool,

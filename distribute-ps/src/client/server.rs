@@ -1,6 +1,7 @@
 //! The connection to one server: calls with a deadline, repeated once when the connection broke.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -19,6 +20,11 @@ use crate::wire_error::from_status;
 
 /// How long a broken connection may take to come back.
 const RECONNECT: Duration = Duration::from_secs(2);
+/// After an interruption: how often a server is asked for a sign of life, and how long it may take.
+const LOOK: Duration = Duration::from_millis(150);
+const SILENT_AFTER: Duration = Duration::from_millis(800);
+/// What every server answers at once, whatever else it does.
+const HEALTH: &str = "/grpc.health.v1.Health/Check";
 /// The pause between attempts while a server does not listen yet.
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -29,6 +35,10 @@ pub(super) struct Server {
     pub(super) address: String,
     rpc: RpcOptions,
     timeout: Duration,
+    /// Ends calls to a server that gives no sign of life.
+    interruption: Interruption,
+    /// It has not given one.
+    is_silent: AtomicBool,
     pub(super) pool: Arc<Pool>,
     channel: tokio::sync::Mutex<Option<Channel>>,
     /// The run that this process coordinates: a new connection says so again.
@@ -70,6 +80,8 @@ impl Server {
             address,
             rpc,
             timeout: options.timeout,
+            interruption: options.interruption.clone(),
+            is_silent: AtomicBool::new(false),
             pool,
             channel: tokio::sync::Mutex::default(),
             coordinates: tokio::sync::Mutex::default(),
@@ -153,8 +165,12 @@ impl Server {
         H: Message,
         S: Fn(&R) -> Result<Vec<u64>, String>,
     {
-        let op = call.op;
-        match tokio::time::timeout(self.timeout, self.call_or_repeat(call)).await {
+        let (op, begun) = (call.op, Instant::now());
+        let called = tokio::select! {
+            called = tokio::time::timeout(self.timeout, self.call_or_repeat(call)) => called,
+            () = self.silence() => return Err(self.interrupted(begun)),
+        };
+        match called {
             Ok(done) => done,
             Err(_) => Err(PsError::Timeout {
                 op,
@@ -163,6 +179,38 @@ impl Server {
                 waited: self.timeout,
             }),
         }
+    }
+
+    fn interrupted(&self, begun: Instant) -> PsError {
+        PsError::Interrupted {
+            task: "this process".to_string(),
+            what: format!(
+                "parameter server {} at {}, which gives no sign of life",
+                self.index, self.address
+            ),
+            waited: begun.elapsed(),
+        }
+    }
+
+    /// Ready when the interruption was raised and the server has not given a sign of life for a
+    /// while since then.
+    async fn silence(&self) {
+        self.interruption.raised().await;
+        while !self.is_silent.load(Ordering::Relaxed) {
+            match tokio::time::timeout(SILENT_AFTER, self.is_there()).await {
+                // What is wrong with the connection shows in the call itself.
+                Ok(_) => tokio::time::sleep(LOOK).await,
+                Err(_) => self.is_silent.store(true, Ordering::Relaxed),
+            }
+        }
+    }
+
+    async fn is_there(&self) -> Result<(), ReadError> {
+        let channel = self.channel().await;
+        let mut channel = channel.map_err(|error| ReadError::Broken(error.to_string()))?;
+        let question = Outgoing::new(&wire::Empty {}, Vec::new());
+        let mut reader: Reader<Incoming> = call(&mut channel, HEALTH, question).await?;
+        reader.header::<wire::Empty>().await.map(drop)
     }
 
     async fn call_or_repeat<R, H, S>(&self, call: Call<H, S>) -> Result<(R, Vec<Vec<u8>>)>

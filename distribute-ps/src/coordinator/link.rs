@@ -27,6 +27,12 @@ const PAUSE_REFUSED: Duration = Duration::from_secs(2);
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 /// How long a worker without a stream has to hear of the coordinator's end.
 const FINISH_PATIENCE: Duration = Duration::from_secs(2);
+/// How long the end may take when the coordinator was told to end.
+const HASTY_PATIENCE: Duration = Duration::from_millis(200);
+/// When the coordinator was told to end: how often a worker is asked for a sign of life, and how
+/// long it may take.
+const LOOK: Duration = Duration::from_millis(150);
+const SILENT_AFTER: Duration = Duration::from_millis(800);
 /// How many orders may wait to be sent. Pings use half of it at most.
 const ORDERS: usize = 16;
 /// What a message has besides arguments or a result.
@@ -112,8 +118,16 @@ pub(super) async fn keep(shared: Arc<Shared>, worker: usize) {
     }
     let failure = orders.borrow().finish.clone().unwrap_or_default();
     let told = tell_end(&shared, worker, failure);
-    if tokio::time::timeout(FINISH_PATIENCE, told).await != Ok(true) {
+    if tokio::time::timeout(patience(&shared, FINISH_PATIENCE), told).await != Ok(true) {
         tracing::debug!(worker, "the worker was not told that the job has ended");
+    }
+}
+
+/// How long the end may take: not long when the coordinator was told to end.
+fn patience(shared: &Shared, otherwise: Duration) -> Duration {
+    match shared.options.interruption.is_raised() {
+        true => HASTY_PATIENCE,
+        false => otherwise,
     }
 }
 
@@ -231,7 +245,7 @@ async fn converse(
         drop(stream.outbound);
         // So that the worker has read it.
         let drained = async { while let Ok(Some(_)) = stream.inbound.message().await {} };
-        let _ = tokio::time::timeout(PATIENCE, drained).await;
+        let _ = tokio::time::timeout(patience(shared, PATIENCE), drained).await;
     }
     end
 }
@@ -244,11 +258,17 @@ async fn exchange(
     current: &mut Option<Current>,
 ) -> End {
     let mut watched = Watched::new(shared);
+    let raised = shared.options.interruption.raised();
+    tokio::pin!(raised);
     loop {
         let ended = tokio::select! {
+            () = &mut raised, if watched.hurried.is_none() => {
+                watched.hurry();
+                Ok(())
+            }
             report = stream.inbound.message() => {
                 watched.heard = Instant::now();
-                heard(shared, worker, &stream.channel, current, report)
+                heard(shared, worker, stream, current, report)
             }
             handed = shared.take(), if current.is_none() => {
                 give(shared, worker, stream, current, handed)
@@ -349,10 +369,11 @@ fn why(channel: &Channel, otherwise: &str) -> String {
 fn heard(
     shared: &Shared,
     worker: usize,
-    channel: &Channel,
+    stream: &Stream,
     current: &mut Option<Current>,
     report: Result<Option<Report>, Status>,
 ) -> Result<(), End> {
+    let channel = &stream.channel;
     let report = match report {
         Ok(Some(Report { report })) => report,
         // A stream ends well only if the worker ends, or its connection.
@@ -362,6 +383,12 @@ fn heard(
     match report {
         Some(report::Report::Outcome(outcome)) => ended(shared, worker, current, outcome),
         Some(report::Report::Pong(_)) => Ok(()),
+        Some(report::Report::Ask(_)) => {
+            if stream.outbound.capacity() > ORDERS / 2 {
+                order(stream, order::Order::Ping(Ping::default()))?;
+            }
+            Ok(())
+        }
         Some(report::Report::Welcome(_)) | None => {
             Err(End::Lost("it sent what is not understood".to_string()))
         }
@@ -407,6 +434,8 @@ struct Watched {
     ticks: tokio::time::Interval,
     heard: Instant,
     pings: u64,
+    /// Since when there is little time.
+    hurried: Option<Instant>,
 }
 
 impl Watched {
@@ -422,7 +451,22 @@ impl Watched {
             ticks,
             heard: Instant::now(),
             pings: 0,
+            hurried: None,
         }
+    }
+
+    /// The coordinator was told to end: what a worker still does is waited for, but not one that
+    /// gives no sign of life.
+    fn hurry(&mut self) {
+        self.hurried = Some(Instant::now());
+        self.ticks = tokio::time::interval(LOOK);
+    }
+
+    fn is_silent(&self, shared: &Shared) -> bool {
+        let options = &shared.options;
+        let limit = options.keepalive_interval + options.keepalive_timeout;
+        let hurried = self.hurried.map(|since| self.heard.max(since).elapsed());
+        self.heard.elapsed() > limit || hurried.is_some_and(|silence| silence > SILENT_AFTER)
     }
 
     fn look(
@@ -434,7 +478,7 @@ impl Watched {
     ) -> Result<(), End> {
         let options = &shared.options;
         let silence = self.heard.elapsed();
-        if silence > options.keepalive_interval + options.keepalive_timeout {
+        if self.is_silent(shared) {
             return Err(End::Lost(format!("it has been silent for {silence:.1?}")));
         }
         let too_long = |it: &mut Current| it.since.elapsed() > options.step_timeout;

@@ -46,8 +46,9 @@ pub struct CoordinatorOptions {
     /// them up; 30 s by default.
     pub cancel_timeout: Duration,
     /// What ends waiting for servers and workers before its time, such as a signal: at the start,
-    /// and later while no worker is connected. Closures that run are not touched. Nothing by
-    /// default. That of `client` is the same.
+    /// and later while no worker is connected; one that gives no sign of life for a second then
+    /// counts as lost. Closures that run elsewhere are not touched. Nothing by default. That of
+    /// `client` is the same.
     pub interruption: Interruption,
     /// How often a worker is asked for a sign of life; 1 s by default.
     pub keepalive_interval: Duration,

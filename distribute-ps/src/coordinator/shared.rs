@@ -19,6 +19,9 @@ use crate::update::{RunId, StalenessPolicy};
 /// ended covers the others.
 const ENDED_MAX: usize = 1024;
 
+/// The longest [`CoordinatorOptions::cancel_timeout`] of a coordinator that was told to end.
+const HASTY_CANCEL: Duration = Duration::from_millis(300);
+
 /// One call of a step, as it was scheduled.
 #[derive(Debug)]
 pub(super) struct Closure {
@@ -276,12 +279,22 @@ impl Shared {
                 self.changed.notify_all();
                 return Err(error);
             }
-            let left = self.options.cancel_timeout.saturating_sub(begun.elapsed());
+            let left = self.cancel_timeout().saturating_sub(begun.elapsed());
             if left.is_zero() {
                 self.give_up_running(&mut state);
             } else {
                 state = self.wait(state, left);
             }
+        }
+    }
+
+    /// How long closures that were told to stop are waited for: when something has failed and the
+    /// coordinator was told to end as well, not long.
+    fn cancel_timeout(&self) -> Duration {
+        let limit = self.options.cancel_timeout;
+        match self.options.interruption.is_raised() {
+            true => limit.min(HASTY_CANCEL),
+            false => limit,
         }
     }
 

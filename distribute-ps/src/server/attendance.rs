@@ -6,6 +6,10 @@ use crate::error::{PsError, Result};
 use crate::server::ServerOptions;
 use crate::server::store::Presence;
 
+/// After an interruption: how long a coordinator that is connected may say nothing. It speaks once a
+/// second.
+const SILENT_AFTER: Duration = Duration::from_millis(1500);
+
 /// When a coordinator was last there.
 #[derive(Debug)]
 pub(super) struct Attendance<'a> {
@@ -25,11 +29,12 @@ impl<'a> Attendance<'a> {
         }
     }
 
-    /// Fails when the server has been alone for too long; `refused` is what is known of processes
-    /// that were turned away.
+    /// Fails when the server has been alone for too long; `silence` is how long nothing was heard of
+    /// its coordinator, `refused` what is known of processes that were turned away.
     pub(super) fn check(
         &mut self,
         presence: Presence,
+        silence: Option<Duration>,
         refused: impl FnOnce() -> Option<String>,
     ) -> Result<()> {
         let is_awaited = presence == Presence::Awaited;
@@ -38,6 +43,18 @@ impl<'a> Attendance<'a> {
             self.is_first = is_awaited;
         }
         let waited = self.since.elapsed();
+        let silence = silence.filter(|silence| *silence > SILENT_AFTER);
+        if let Some(silence) = silence
+            && presence == Presence::Connected
+            && self.options.interruption.is_raised()
+        {
+            let chief = self.chief();
+            return Err(PsError::Interrupted {
+                task: self.task(),
+                what: format!("{chief}, which has given no sign of life for {silence:.1?}"),
+                waited: silence,
+            });
+        }
         if presence != Presence::Connected && self.options.interruption.is_raised() {
             let what = format!("{}{}", self.chief(), noted(refused()));
             let task = self.task();
@@ -113,10 +130,12 @@ mod tests {
         let gone = Presence::Gone("127.0.0.1:9".parse().unwrap());
         let (first, orphan) = (options(none, long), options(long, none));
         let mut attendance = Attendance::new(&orphan);
-        assert!(attendance.check(Presence::Awaited, || None).is_ok());
-        assert!(attendance.check(Presence::Connected, || None).is_ok());
+        assert!(attendance.check(Presence::Awaited, None, || None).is_ok());
+        let silence = Some(long);
+        let connected = attendance.check(Presence::Connected, silence, || None);
+        assert!(connected.is_ok());
         let error = attendance
-            .check(gone, || Some("a stranger".to_string()))
+            .check(gone, None, || Some("a stranger".to_string()))
             .unwrap_err();
         assert!(matches!(error, PsError::CoordinatorLost { .. }), "{error}");
         let text = error.to_string();
@@ -130,13 +149,23 @@ mod tests {
             assert!(text.contains(part), "{text}");
         }
         let mut attendance = Attendance::new(&first);
-        let error = attendance.check(Presence::Awaited, || None).unwrap_err();
+        let awaited = attendance.check(Presence::Awaited, None, || None);
+        let error = awaited.unwrap_err();
         assert!(
             error.to_string().contains("start the chief at chief:1"),
             "{error}"
         );
+        // Told to end, with a coordinator that says nothing.
+        let mut attendance = Attendance::new(&first);
+        first.interruption.raise();
+        let now = Some(none);
+        assert!(attendance.check(Presence::Connected, now, || None).is_ok());
+        let error = attendance.check(Presence::Connected, silence, || None);
+        let text = error.unwrap_err().to_string();
+        assert!(text.contains("no sign of life"), "{text}");
+        let first = options(none, long);
         // One that has come and gone before anybody looked.
         let mut attendance = Attendance::new(&first);
-        assert!(attendance.check(gone, || None).is_ok());
+        assert!(attendance.check(gone, None, || None).is_ok());
     }
 }

@@ -69,7 +69,7 @@ pub struct ServerOptions {
     /// up; 5 minutes by default. Another coordinator that comes within this time begins a new run.
     pub orphan_timeout: Duration,
     /// What ends [`ParameterServer::wait`] before its time, such as a signal, while no coordinator
-    /// is connected. Nothing by default.
+    /// is connected or it gives no sign of life. Nothing by default.
     pub interruption: Interruption,
     /// The address of the chief, for messages; not known by default.
     pub chief: Option<String>,
@@ -159,8 +159,8 @@ impl ParameterServer {
     ///
     /// # Errors
     /// [`PsError::NoCoordinator`] and [`PsError::CoordinatorLost`] when there was none for as long
-    /// as the options say; [`PsError::Interrupted`] when there was none and the
-    /// [interruption](ServerOptions::interruption) was raised;
+    /// as the options say; [`PsError::Interrupted`] when there was none, or none that gives a sign
+    /// of life, and the [interruption](ServerOptions::interruption) was raised;
     /// [`PsError::System`] when the operating system has no resources to wait
     /// with.
     pub fn wait(&self, timeout: Option<Duration>) -> Result<bool> {
@@ -173,7 +173,8 @@ impl ParameterServer {
         let mut done = self.store.done.subscribe();
         runtime.block_on(async {
             loop {
-                attendance.check(self.store.presence(), || self.server.last_refusal())?;
+                let (presence, silence) = (self.store.presence(), self.store.silence());
+                attendance.check(presence, silence, || self.server.last_refusal())?;
                 let left = timeout.map(|limit| limit.saturating_sub(begun.elapsed()));
                 let asked = done.wait_for(|done| *done);
                 let look = left.unwrap_or(LOOK).min(LOOK);

@@ -386,6 +386,7 @@ impl Call {
         let store = self.store.clone();
         blocking(move || {
             if let Some(closure) = request.finished_below {
+                run.hear_coordinator();
                 run.finished_below(closure);
             }
             if let Some(closure) = request.cancelled_below {

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
@@ -38,6 +38,8 @@ pub(super) struct Store {
 pub(super) struct Run {
     id: RunId,
     coordinator: Mutex<Coordinator>,
+    /// When the coordinator, which speaks once a second, last did.
+    heard: Mutex<Instant>,
     pub(super) rules: RunOptions,
     table: RwLock<Table>,
     learning_rate: Mutex<Option<f64>>,
@@ -142,6 +144,12 @@ impl Store {
         }
     }
 
+    /// How long nothing has been heard of the coordinator; nothing without one.
+    pub(super) fn silence(&self) -> Option<Duration> {
+        let run = lock(&self.run).clone()?;
+        Some(lock(&run.heard).elapsed())
+    }
+
     /// The run that a call belongs to.
     pub(super) fn run(&self, id: &[u8]) -> Result<Arc<Run>> {
         let place = lock(&self.run);
@@ -173,6 +181,7 @@ impl Run {
         Self {
             id,
             coordinator: Mutex::new(Coordinator::of(coordinator)),
+            heard: Mutex::new(Instant::now()),
             rules,
             table: RwLock::default(),
             learning_rate: Mutex::default(),
@@ -188,8 +197,14 @@ impl Run {
         }
     }
 
+    /// The coordinator has said what it says once a second.
+    pub(super) fn hear_coordinator(&self) {
+        *lock(&self.heard) = Instant::now();
+    }
+
     /// This is the coordinator's connection from now on.
     pub(super) fn claim(&self, peer: &Arc<Peer>) {
+        self.hear_coordinator();
         *lock(&self.coordinator) = Coordinator::of(peer);
     }
 

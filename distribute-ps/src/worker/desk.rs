@@ -12,7 +12,7 @@ use tonic::Status;
 
 use super::context::{Engagement, WorkerContext};
 use super::failure;
-use super::generated::{Execute, Outcome, Report, outcome, report};
+use super::generated::{Execute, Outcome, Ping, Report, outcome, report};
 use crate::error::{PsError, Result};
 use crate::server::noted;
 use crate::update::RunId;
@@ -23,6 +23,11 @@ const JOBS_MAX: usize = 4;
 
 /// How many reports may wait to be sent.
 pub(super) const REPORTS: usize = 16;
+
+/// After an interruption: how often the coordinator is asked for a sign of life, and how long it may
+/// take.
+const LOOK: Duration = Duration::from_millis(150);
+const SILENT_AFTER: Duration = Duration::from_millis(800);
 
 pub(super) type Reports = mpsc::Sender<Result<Report, Status>>;
 
@@ -36,7 +41,7 @@ pub(super) struct Patience {
     pub(super) first: Duration,
     /// For another one when that has gone.
     pub(super) orphan: Duration,
-    /// Ends both.
+    /// Ends both, and the wait for one that is connected but gives no sign of life.
     pub(super) interruption: Interruption,
 }
 
@@ -60,6 +65,11 @@ struct State {
     /// The stream that counts, and its run.
     stream: Option<(u64, RunId)>,
     last_stream: u64,
+    /// When the coordinator was last heard of, and what it can be asked through.
+    heard: Instant,
+    reports: Option<Reports>,
+    /// Since when it is asked.
+    asked: Option<Instant>,
     /// The address that the last stream came from.
     coordinator: Option<String>,
     /// Since when there is no stream.
@@ -97,6 +107,9 @@ impl Desk {
                 jobs: VecDeque::new(),
                 stream: None,
                 last_stream: 0,
+                heard: Instant::now(),
+                reports: None,
+                asked: None,
                 coordinator: None,
                 alone: Instant::now(),
                 running: None,
@@ -159,8 +172,26 @@ impl Desk {
         let id = state.last_stream;
         state.stream = Some((id, run));
         state.coordinator = Some(remote);
+        state.heard = Instant::now();
+        state.reports = None;
         self.changed.notify_all();
         Ok(id)
+    }
+
+    /// What the coordinator of this stream can be asked through.
+    pub(super) fn may_ask(&self, stream: u64, reports: Reports) {
+        let mut state = self.state();
+        if state.stream.is_some_and(|(id, _)| id == stream) {
+            state.reports = Some(reports);
+        }
+    }
+
+    /// The coordinator has said something.
+    pub(super) fn heard(&self, stream: u64) {
+        let mut state = self.state();
+        if state.stream.is_some_and(|(id, _)| id == stream) {
+            state.heard = Instant::now();
+        }
     }
 
     /// A stream has ended.
@@ -168,6 +199,7 @@ impl Desk {
         let mut state = self.state();
         if state.stream.is_some_and(|(id, _)| id == stream) {
             state.stream = None;
+            state.reports = None;
             state.jobs.clear();
             state.alone = Instant::now();
             if state.refusal.is_some() {
@@ -267,6 +299,7 @@ impl Desk {
                 continue;
             }
             let left = match state.stream {
+                Some(_) if self.patience.interruption.is_raised() => self.ask(&mut state)?,
                 // Woken by whatever happens.
                 Some(_) => Duration::from_secs(3600),
                 None => self.left(&state, &refused)?,
@@ -274,6 +307,28 @@ impl Desk {
             let waited = self.changed.wait_timeout(state, left);
             drop(waited.unwrap_or_else(PoisonError::into_inner));
         }
+    }
+
+    /// The worker was told to end, and does so with its coordinator, as long as that lives. Returns
+    /// when to look again.
+    fn ask(&self, state: &mut State) -> Result<Duration> {
+        let since = *state.asked.get_or_insert_with(Instant::now);
+        if state.heard.max(since).elapsed() > SILENT_AFTER {
+            let silence = state.heard.elapsed();
+            let chief = &self.patience.chief;
+            return Err(PsError::Interrupted {
+                task: format!("worker {}", self.patience.worker),
+                what: format!("{chief}, which has given no sign of life for {silence:.1?}"),
+                waited: since.elapsed(),
+            });
+        }
+        // Leaves room for what is more important.
+        let reports = state.reports.as_ref();
+        if let Some(reports) = reports.filter(|it| it.capacity() > REPORTS / 2) {
+            let report = Some(report::Report::Ask(Ping::default()));
+            let _ = reports.try_send(Ok(Report { report }));
+        }
+        Ok(LOOK)
     }
 
     /// How long the worker goes on without a coordinator.

@@ -25,7 +25,7 @@ pub mod order {
 /// From the worker.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Report {
-    #[prost(oneof = "report::Report", tags = "1, 2, 3")]
+    #[prost(oneof = "report::Report", tags = "1, 2, 3, 4")]
     pub report: ::core::option::Option<report::Report>,
 }
 /// Nested message and enum types in `Report`.
@@ -38,6 +38,9 @@ pub mod report {
         Outcome(super::Outcome),
         #[prost(message, tag = "3")]
         Pong(super::Ping),
+        /// The worker wants a `Ping` at once: it was told to end, and asks whether it is waited for.
+        #[prost(message, tag = "4")]
+        Ask(super::Ping),
     }
 }
 /// Who the coordinator is. The first two fields keep their meaning in every version.

@@ -37,7 +37,7 @@ pub struct WorkerOptions {
     /// default. Another coordinator that comes within this time is served.
     pub orphan_timeout: Duration,
     /// What ends the wait for a coordinator before its time, such as a signal; while one is
-    /// connected the worker goes on. Nothing by default.
+    /// connected and gives signs of life the worker goes on. Nothing by default.
     pub interruption: Interruption,
     /// The address of the chief, for messages; not known by default.
     pub chief: Option<String>,
@@ -140,8 +140,8 @@ impl WorkerServer {
     /// [`coordinator_timeout`](WorkerOptions::coordinator_timeout),
     /// [`PsError::CoordinatorLost`](crate::PsError::CoordinatorLost) if one has gone and none has
     /// come within [`orphan_timeout`](WorkerOptions::orphan_timeout),
-    /// [`PsError::Interrupted`](crate::PsError::Interrupted) if there is none and the
-    /// [interruption](WorkerOptions::interruption) was raised. A step that runs is waited
+    /// [`PsError::Interrupted`](crate::PsError::Interrupted) if there is none, or one that gives no
+    /// sign of life for a second, and the [interruption](WorkerOptions::interruption) was raised. A step that runs is waited
     /// for in each case.
     pub fn serve(self) -> Result<()> {
         let refused = || self.rpc.as_ref().and_then(RpcServer::last_refusal);

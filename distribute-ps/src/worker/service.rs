@@ -64,6 +64,7 @@ impl Worker for Service {
         if let Err(error) = same_settings(worker, self.registry.settings(), &chief) {
             self.desk.refuse(error.into());
         }
+        self.desk.may_ask(stream, reports.clone());
         tokio::spawn(read(self.desk.clone(), stream, inbound, reports));
         Ok(Response::new(ReceiverStream::new(receiver)))
     }
@@ -198,6 +199,7 @@ fn follow(
     order: order::Order,
     reports: &Reports,
 ) -> Result<(), Status> {
+    attached.desk.heard(attached.stream);
     match order {
         order::Order::Execute(execute) => {
             let flag = flags.add(execute.closure);

@@ -3,13 +3,13 @@
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use distribute_core::collectives::control::security::{Security, Token};
 use distribute_ps::{
-    ClientOptions, ParameterServer, RunId, RunOptions, ServerOptions, VariableClient,
-    WorkerOptions, WorkerServer,
+    ClientOptions, ClusterCoordinator, CoordinatorOptions, ParameterServer, RunId, RunOptions,
+    ServerOptions, StepRegistry, VariableClient, WorkerOptions, WorkerServer,
 };
 use http::Request;
 use hyper::client::conn::http2;
@@ -101,6 +101,62 @@ fn nonsense_neither_ends_nor_fills_servers_and_workers() {
             client.attach(run, RunOptions::default()).unwrap();
         }
     });
+}
+
+/// What a flood sends: nothing, nonsense, half a preface of HTTP/2, half a TLS hello.
+const HALVES: [&[u8]; 4] = [
+    b"",
+    b"nonsense",
+    b"PRI * HTTP/2.0\r\n",
+    &[0x16, 0x03, 0x01, 0x02, 0x00, 0x01, 0x00],
+];
+
+/// So many connections that stay, as long as the other side lets them.
+fn flood(address: SocketAddr, count: usize, bytes: &[u8]) -> Vec<TcpStream> {
+    let one = |_| {
+        let mut stranger = TcpStream::connect(address).unwrap();
+        // The other side may have closed it already.
+        let _ = stranger.write_all(bytes);
+        stranger
+    };
+    (0..count).map(one).collect()
+}
+
+#[test]
+fn a_flood_delays_nobody_who_has_the_token() {
+    within_limit(|| {
+        let ca = Authority::new();
+        for security in [only_token(), ca.security()] {
+            for bytes in HALVES {
+                for count in [70, 300] {
+                    let took = connected_in_a_flood(&security, count, bytes);
+                    assert!(
+                        took < Duration::from_secs(4),
+                        "{took:?}: {count} of {bytes:?}"
+                    );
+                }
+            }
+        }
+    });
+}
+
+/// How long a coordinator takes to begin with a server and a worker.
+fn connected_in_a_flood(security: &Security, count: usize, bytes: &[u8]) -> Duration {
+    let options = ServerOptions::new(0, security.clone());
+    let server = ParameterServer::bind("127.0.0.1:0", options).unwrap();
+    let registry = Arc::<StepRegistry>::default();
+    let mut options = WorkerOptions::default();
+    options.security = security.clone();
+    let worker = WorkerServer::bind("127.0.0.1:0", registry.clone(), options).unwrap();
+    let addresses = [server.address(), worker.address()];
+    let _strangers = addresses.map(|address| flood(address, count, bytes));
+    let mut options = CoordinatorOptions::default();
+    options.security = security.clone();
+    options.client.security = security.clone();
+    let [server, worker] = addresses.map(|address| address.to_string());
+    let begun = Instant::now();
+    ClusterCoordinator::connect(&[worker], &[server], registry, options).unwrap();
+    begun.elapsed()
 }
 
 /// The gRPC status of a call on a connection without a handshake.

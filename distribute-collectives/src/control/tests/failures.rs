@@ -165,6 +165,7 @@ fn heartbeats_show_that_two_ranks_are_in_different_calls() {
                     4,
                 ))),
                 completed: 4,
+                answer: false,
             };
             assert!(shared.handle(2, id, envelope(Message::Heartbeat(beat))));
         }

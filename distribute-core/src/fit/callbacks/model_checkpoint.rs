@@ -194,15 +194,26 @@ impl ModelCheckpoint {
     }
 
     /// Waits for the last write. All workers wait for it: one that ended before could end the
-    /// chief's process with it, and believe in a save that fails.
-    fn finish(&mut self, run: &Control<'_>) -> Result<()> {
+    /// chief's process with it, and believe in a save that fails. Unless they have agreed to end
+    /// like this, an interruption ends that wait; the save is none the worse for it.
+    fn finish(&mut self, outcome: &Outcome, run: &Control<'_>) -> Result<()> {
         let finished = match self.saver.take() {
             None => Ok(None),
             Some(saver) => saver.finish().map_err(failed),
         };
         if let Some(workers) = run.strategy().workers() {
             let said = finished.as_ref().err().map(ToString::to_string);
-            let all = workers.hear_all("the last checkpoint", &said)?;
+            if !workers.is_chief() && *outcome != Outcome::Interrupted {
+                workers.release();
+            }
+            let all = match workers.hear_all("the last checkpoint", &said) {
+                Err(error) if workers.is_chief() && said.is_none() && error.is_interruption() => {
+                    tracing::warn!(%error, "a worker did not wait for the last checkpoint");
+                    Vec::new()
+                }
+                all => all?,
+            };
+            workers.hold();
             if let Some(cause) = all
                 .into_iter()
                 .flatten()
@@ -379,7 +390,7 @@ impl Callback for ModelCheckpoint {
         if self.best_only.is_none() && !useless && !nothing_done {
             self.save(run)?;
         }
-        self.finish(run)
+        self.finish(outcome, run)
     }
 
     fn saves(&self) -> bool {

@@ -1,0 +1,119 @@
+//! After an interruption: ends the operation in which this rank waits for others.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::control::shared::Shared;
+use crate::control::watch;
+use crate::error::{CollectiveError, MissingRank};
+use crate::header::OperationHeader;
+use crate::status::Trouble;
+
+/// How often the others are asked for a sign of life, and how long an operation may go on.
+const LOOK: Duration = Duration::from_millis(150);
+/// How long a sign of life may take, where that is what counts.
+const SILENT_AFTER: Duration = Duration::from_millis(800);
+
+/// Waits for the interruption, and then for an operation to end with it.
+pub(super) async fn end_waits(shared: Arc<Shared>) {
+    shared.interruption.raised().await;
+    let mut look = Look {
+        since: Instant::now(),
+        last: operation(&shared),
+    };
+    loop {
+        ask(&shared);
+        let asked = Instant::now();
+        tokio::time::sleep(LOOK).await;
+        // Time in which this process itself was stopped says nothing about the others.
+        look.since += asked.elapsed().saturating_sub(2 * LOOK);
+        if let Some(error) = look.again(&shared) {
+            shared.fail(Trouble::Ended(error), 0);
+            return;
+        }
+    }
+}
+
+/// The operation that this rank is in, and when it began.
+fn operation(shared: &Shared) -> Option<(OperationHeader, Instant)> {
+    shared.status.running_since()
+}
+
+/// Asks all ranks to say at once what they do.
+fn ask(shared: &Shared) {
+    let question = watch::heartbeat(shared, true);
+    for link in shared.state().open_links() {
+        link.beat(question);
+    }
+}
+
+struct Look {
+    /// Since when the others are asked.
+    since: Instant,
+    /// What ran at the last look.
+    last: Option<(OperationHeader, Instant)>,
+}
+
+impl Look {
+    /// The error with which the operation is to end that has run since the last look.
+    fn again(&mut self, shared: &Shared) -> Option<CollectiveError> {
+        let now = operation(shared);
+        let (header, begun) = now.filter(|_| self.last == now).or_else(|| {
+            self.last = now;
+            None
+        })?;
+        let silent = self.silent(shared);
+        let missing = match (shared.interruption.is_held(), silent.is_empty()) {
+            (true, true) => return None,
+            (_, false) => silent,
+            (false, true) => self.absent(shared, &header),
+        };
+        Some(CollectiveError::Interrupted {
+            rank: shared.rank,
+            missing,
+            elapsed: begun.elapsed(),
+        })
+    }
+
+    /// The ranks that have not answered.
+    fn silent(&self, shared: &Shared) -> Vec<MissingRank> {
+        let state = shared.state();
+        let links = state.links.iter().enumerate();
+        let silent = links.filter_map(|(rank, link)| {
+            let link = link.as_ref().filter(|link| !link.left)?;
+            let silence = link.heard.max(self.since).elapsed();
+            let since = link.heard.elapsed();
+            (silence >= SILENT_AFTER).then(|| MissingRank {
+                rank,
+                address: shared.addresses[rank].clone(),
+                reason: format!("it has given no sign of life for {since:.1?}"),
+            })
+        });
+        silent.collect()
+    }
+
+    /// The ranks that have not come to the operation, as far as they have said; none for a
+    /// call between two ranks, of which they say nothing.
+    fn absent(&self, shared: &Shared, header: &OperationHeader) -> Vec<MissingRank> {
+        let others = (0..shared.world_size()).filter(|rank| *rank != shared.rank);
+        let name = |rank: usize, reason: &str| MissingRank {
+            rank,
+            address: shared.addresses[rank].clone(),
+            reason: reason.to_string(),
+        };
+        let absent =
+            others.filter_map(
+                |rank| match shared.status.has_begun(rank, header, self.since) {
+                    Some(true) => None,
+                    Some(false) => {
+                        Some(name(rank, "it is busy and has not come to this operation"))
+                    }
+                    None => Some(name(rank, "it has not answered")),
+                },
+            );
+        match header.kind.is_point_to_point() {
+            true => Vec::new(),
+            false => absent.collect(),
+        }
+    }
+}
