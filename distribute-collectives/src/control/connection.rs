@@ -88,9 +88,12 @@ impl Guard {
         self.remote
     }
 
-    /// Ends the connection.
-    pub fn close(&self) {
+    /// Ends the connection, unless its peer has proven itself.
+    fn end_stranger(&self) {
         let mut watched = self.lock();
+        if watched.admitted {
+            return;
+        }
         watched.closed = true;
         if let Some(waker) = watched.waker.take() {
             waker.wake();
@@ -177,12 +180,13 @@ impl Strangers {
 
     /// Ends the one that is the least likely to be a member of the group.
     pub(super) fn end_one(&mut self) {
+        self.expire();
         let silent = |guard: &Weak<Guard>| guard.upgrade().is_none_or(|it| !it.has_spoken());
         let index = self.guards.iter().position(silent).unwrap_or(0);
         if index < self.guards.len()
             && let Some(guard) = self.guards.remove(index).upgrade()
         {
-            guard.close();
+            guard.end_stranger();
         }
     }
 
@@ -191,7 +195,7 @@ impl Strangers {
         self.guards.retain(|guard| match guard.upgrade() {
             Some(guard) if guard.is_admitted() => false,
             Some(guard) if guard.opened.elapsed() > STRANGER_LIFETIME => {
-                guard.close();
+                guard.end_stranger();
                 false
             }
             found => found.is_some(),
@@ -450,5 +454,35 @@ impl Connected for Connection {
 
     fn connect_info(&self) -> Self::ConnectInfo {
         self.guard.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::task::{Context, Waker};
+
+    use super::{Guard, Strangers};
+
+    fn is_open(guard: &Guard) -> bool {
+        guard.poll(&Context::from_waker(Waker::noop())).is_ok()
+    }
+
+    #[test]
+    fn who_has_proven_himself_makes_no_room_for_others() {
+        let guards: [Arc<Guard>; 3] =
+            std::array::from_fn(|_| Guard::new(([127, 0, 0, 1], 1).into()));
+        let [member, speaker, silent] = &guards;
+        let mut strangers = Strangers::default();
+        guards.iter().for_each(|guard| strangers.add(guard));
+        speaker.note_speech();
+        member.note_speech();
+        member.admit();
+        strangers.end_one();
+        assert!(is_open(member) && is_open(speaker) && !is_open(silent));
+        strangers.end_one();
+        assert!(is_open(member) && !is_open(speaker));
+        strangers.end_one();
+        assert!(is_open(member));
     }
 }
