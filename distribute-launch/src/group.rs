@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::cluster::{Cluster, Token};
@@ -384,13 +384,13 @@ fn connect(
 /// Dropping it ends it.
 struct Attempt {
     outcome: Receiver<Result<TcpStream>>,
-    stream: Arc<Mutex<Option<TcpStream>>>,
+    stream: Arc<InProgress>,
 }
 
 impl Attempt {
     fn start(crew: &Crew<'_, '_>, hosts: &Hosts, restarts_max: u32) -> Result<Attempt> {
         let (sender, outcome) = sync_channel(1);
-        let stream = Arc::new(Mutex::new(None));
+        let stream = Arc::new(InProgress::default());
         let (place, hosts) = (stream.clone(), hosts.clone());
         crew.spawn("join the group", move || {
             let _gone = sender.send(attempt(&hosts, restarts_max, &place));
@@ -401,24 +401,59 @@ impl Attempt {
 
 impl Drop for Attempt {
     fn drop(&mut self) {
-        let place = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(stream) = &*place {
-            close(stream, Shutdown::Both);
-        }
+        self.stream.end();
     }
 }
 
-/// Where an attempt keeps its connection until it has succeeded.
-type InProgress = Mutex<Option<TcpStream>>;
+/// The connection of an attempt, from its begin to the end of the handshake.
+#[derive(Default)]
+struct InProgress(Mutex<Progress>);
+
+#[derive(Default)]
+enum Progress {
+    /// Dialing, or through with it.
+    #[default]
+    Nothing,
+    Handshake(TcpStream),
+    /// The attempt was given up: a connection that is made after that ends at once.
+    Ended,
+}
+
+impl InProgress {
+    fn state(&self) -> MutexGuard<'_, Progress> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn begin(&self, stream: TcpStream) {
+        let mut state = self.state();
+        match &*state {
+            Progress::Ended => close(&stream, Shutdown::Both),
+            _ => *state = Progress::Handshake(stream),
+        }
+    }
+
+    fn finish(&self) {
+        let mut state = self.state();
+        if let Progress::Handshake(_) = &*state {
+            *state = Progress::Nothing;
+        }
+    }
+
+    fn end(&self) {
+        let before = std::mem::replace(&mut *self.state(), Progress::Ended);
+        if let Progress::Handshake(stream) = before {
+            close(&stream, Shutdown::Both);
+        }
+    }
+}
 
 fn attempt(hosts: &Hosts, restarts_max: u32, place: &InProgress) -> Result<TcpStream> {
     let address = hosts.address;
     let failed = |source| LaunchError::Rendezvous { address, source };
     let stream = dial(&address).map_err(failed)?;
-    let keep = |stream| *place.lock().unwrap_or_else(PoisonError::into_inner) = stream;
-    keep(Some(stream.try_clone().map_err(failed)?));
+    place.begin(stream.try_clone().map_err(failed)?);
     handshake(hosts, restarts_max, &stream)?;
-    keep(None);
+    place.finish();
     Ok(stream)
 }
 

@@ -48,6 +48,8 @@ struct Board {
 
 struct State {
     members: Vec<Member>,
+    /// How many members have not been told yet that they are some: they may have to come again.
+    welcoming: usize,
     /// All posts until every host has been there, for those that come later.
     posts: Vec<Post>,
     /// All connections, the oldest first.
@@ -93,6 +95,7 @@ impl Relay {
             restarts_max,
             state: Mutex::new(State {
                 members: members.collect(),
+                welcoming: 0,
                 posts: Vec::new(),
                 streams: Vec::new(),
                 next_stream: 0,
@@ -246,10 +249,13 @@ impl Board {
             crew.spawn("relay posts", move || write(&writer, &posts))
                 .map_err(io::Error::other)
         });
+        let mut state = self.lock();
+        state.welcoming -= 1;
         if welcomed.is_err() {
             // It has not heard that it is a member, and comes again.
-            self.lock().members[hello.host] = Member::Awaited;
+            state.members[hello.host] = Member::Awaited;
         }
+        drop(state);
         welcomed.map(|()| hello.host)
     }
 
@@ -295,6 +301,7 @@ impl Board {
             }
         }
         state.members[host] = Member::Here(sender, clone);
+        state.welcoming += 1;
         Ok(Ok(posts))
     }
 
@@ -332,7 +339,7 @@ impl Board {
     fn publish(&self, post: Post) {
         let mut state = self.lock();
         let is_awaited = |member: &Member| matches!(member, Member::Awaited);
-        if state.members.iter().any(is_awaited) {
+        if state.welcoming > 0 || state.members.iter().any(is_awaited) {
             if state.posts.len() < POSTS_MAX {
                 state.posts.push(post.clone());
             }
