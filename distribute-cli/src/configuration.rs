@@ -22,6 +22,8 @@ use crate::parameter_server::ParameterServerArgs;
 use crate::task::{EXTRA_KEY, Task, optimizer};
 use crate::tpu::{PrecisionName, TpuArgs};
 
+/// The flag that parameter servers take from the chief.
+pub(crate) const LEARNING_RATE: &str = "--learning-rate";
 /// Where a checkpoint keeps it, beside the task.
 const KEY: &str = "configuration";
 /// Longer lists are shown by their beginning and told apart by a digest.
@@ -93,7 +95,7 @@ fn of_training(args: &TrainingArgs, data: &DataArgs) -> Vec<Entry> {
     let rate = optimizer(args).learning_rate();
     vec![
         ("--optimizer", name(*optimizer_name), Scope::Result),
-        ("--learning-rate", text(Some(rate)), Scope::Result),
+        (LEARNING_RATE, text(Some(rate)), Scope::Result),
         ("--l2", text(*l2), Scope::Result),
         ("--seed", text(Some(*seed)), Scope::Result),
         ("--epochs", text(Some(epochs)), Scope::Job),
@@ -415,7 +417,7 @@ fn stored(metadata: &Metadata) -> Configuration {
     configuration.set("--optimizer", Some(&optimizer.name));
     let rate = optimizer.hyper_parameters["learning_rate"].as_f64();
     if rate.is_some() {
-        configuration.set("--learning-rate", rate);
+        configuration.set(LEARNING_RATE, rate);
     }
     configuration.set("--l2", crate::task::stored_l2(metadata));
     configuration.set("--seed", Some(metadata.seed));

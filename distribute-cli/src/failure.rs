@@ -1,14 +1,12 @@
 //! How the program ends when something is wrong: one or two lines and an exit code.
 
-use crate::events::note;
 use std::error::Error as StdError;
 use std::fmt;
 use std::path::Path;
 use std::process::ExitCode;
 
-use distribute_core::Error;
-use distribute_core::fit::FitError;
-use distribute_ps::PsError;
+use crate::events::note;
+use crate::lasting::is_lasting;
 
 /// What is printed, and what the program ends with.
 #[derive(Debug)]
@@ -33,6 +31,11 @@ impl Failure {
     /// The command line or the configuration file is at fault.
     pub(crate) fn usage(message: impl fmt::Display) -> Self {
         Self::new(USAGE, message)
+    }
+
+    /// Data, a model or a checkpoint is missing or does not fit: the same command would fail again.
+    pub(crate) fn refused(message: impl fmt::Display) -> Self {
+        Self::usage(message)
     }
 
     /// Interrupted, and everything is saved.
@@ -78,7 +81,7 @@ impl Failure {
     fn caused_by(source: impl StdError + Send + Sync + 'static) -> Self {
         Self {
             message: source.to_string(),
-            code: match is_configuration(&source) {
+            code: match is_lasting(&source) {
                 true => USAGE,
                 false => FAILED,
             },
@@ -117,26 +120,6 @@ impl Failure {
         }
         ExitCode::from(self.code)
     }
-}
-
-/// Whether an error is that of flags, models or data that do not fit those of another process or
-/// of a checkpoint: starting them again does not mend it.
-fn is_configuration(error: &(dyn StdError + 'static)) -> bool {
-    let is_it = |error: &Error| match error {
-        Error::DifferentConfigurations { .. } | Error::DifferentModels { .. } => true,
-        Error::Fit(error) => matches!(**error, FitError::Resume { .. }),
-        _ => false,
-    };
-    let of_servers = |error: &PsError| matches!(error, PsError::Core(core) if is_it(core));
-    let mut next = Some(error);
-    while let Some(error) = next {
-        let own = error.downcast_ref::<Error>().is_some_and(is_it);
-        if own || error.downcast_ref::<PsError>().is_some_and(of_servers) {
-            return true;
-        }
-        next = error.source();
-    }
-    false
 }
 
 macro_rules! failure_from {

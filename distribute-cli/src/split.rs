@@ -153,7 +153,7 @@ fn given(both: TrainTest, split: SplitName) -> Result<Chosen, Failure> {
 /// Splits data that comes without test examples.
 fn hold_out(all: &Examples, name: &DatasetName) -> Result<TrainTest, Failure> {
     if all.len() < MIN_EXAMPLES {
-        return Err(Failure::failed(format!(
+        return Err(Failure::refused(format!(
             "{name} has {} examples, too few to hold a fifth out for testing; at least \
              {MIN_EXAMPLES} are needed",
             all.len()
@@ -222,7 +222,7 @@ impl SplitRecord {
     }
 
     fn changed(&self, all: &Examples, name: &DatasetName) -> Failure {
-        Failure::failed(format!(
+        Failure::refused(format!(
             "{name} does not begin with the {} examples that the checkpoint's split was made of \
              (it has {} now), so which of them were trained on is not known; use --split all, or \
              bring the data back as it was",

@@ -168,7 +168,7 @@ impl Task {
         };
         let plan = self.spec.plan(examples.feature_shape())?;
         if plan.parameters() != self.plan.parameters() || plan.input != self.plan.input {
-            return Err(Failure::failed(ModelError::Input {
+            return Err(Failure::refused(ModelError::Input {
                 model: self.spec.name.clone(),
                 expected: self.plan.input.to_string(),
                 found: plan.input.to_string(),
@@ -188,7 +188,7 @@ impl Task {
         let known = |label: &i64| usize::try_from(*label).is_ok_and(|label| label < classes);
         match labels.iter().position(|label| !known(label)) {
             None => Ok(()),
-            Some(index) => Err(Failure::failed(format!(
+            Some(index) => Err(Failure::refused(format!(
                 "{} ({}): example {} (counted from 0) has the label {}, but {} tells {classes} classes \
                  apart, 0 to {}; correct the label, or choose another model or data set",
                 self.dataset,
@@ -210,7 +210,7 @@ impl Task {
             let values = examples.features_f32(&[index])?;
             let is_token = |x: &f32| x.fract() == 0.0 && (0.0..*input_dim as f32).contains(x);
             if let Some(value) = values.iter().find(|value| !is_token(value)) {
-                return Err(Failure::failed(format!(
+                return Err(Failure::refused(format!(
                     "{}: example {index} has {value} where {} wants a token number from 0 to {}; \
                      choose another model or correct the data",
                     examples.name(),
@@ -445,7 +445,7 @@ fn check_classes(data: &TrainTest, dataset: &DatasetName) -> Result<(), Failure>
         return Ok(());
     }
     let (label, index, set) = largest;
-    Err(Failure::failed(format!(
+    Err(Failure::refused(format!(
         "{dataset} ({}): the label {label} of example {} (counted from 0) makes {classes} classes, but only \
          {} labels occur in {examples} examples; correct it, or number the classes from 0 on \
          without gaps",
@@ -458,14 +458,14 @@ fn check_classes(data: &TrainTest, dataset: &DatasetName) -> Result<(), Failure>
 fn check_outputs(plan: &Plan) -> Result<(), Failure> {
     plan.check_head()?;
     if !matches!(plan.output(), Shape::Flat(_)) {
-        return Err(Failure::failed(format!(
+        return Err(Failure::refused(format!(
             "{}: the output has the shape {}, a classifier needs one axis; end with Dense",
             plan.name,
             plan.output()
         )));
     }
     if plan.parameters() == 0 {
-        return Err(Failure::failed(format!(
+        return Err(Failure::refused(format!(
             "{}: there is nothing to train; add a layer with weights",
             plan.name
         )));

@@ -84,6 +84,7 @@ mod training;
 pub use control::{Callback, CallbackState, Control, Outcome, Position, Progress};
 pub use error::FitError;
 pub use evaluation::{Evaluation, evaluate, predict};
+pub use exact::json_number;
 pub use history::{EpochRecord, History};
 pub use meter::Logs;
 pub use objective::{Mode, Objective, Quantity, StepContext};
