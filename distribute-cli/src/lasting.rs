@@ -8,6 +8,7 @@ use distribute_cli::model::ModelError;
 use distribute_core::Error;
 use distribute_core::checkpoint::CheckpointError;
 use distribute_core::fit::FitError;
+use distribute_core::tensorboard::TensorBoardError;
 use distribute_data::readers::ReadError;
 use distribute_ps::PsError;
 
@@ -41,7 +42,8 @@ fn of_core(error: &Error) -> bool {
         | Error::NotShared { .. } => true,
         Error::Fit(error) => match &**error {
             FitError::Resume { .. } => true,
-            FitError::File { source, .. } => of_file(source),
+            FitError::File { source, .. }
+            | FitError::TensorBoard(TensorBoardError::Io { source, .. }) => of_file(source),
             _ => false,
         },
         // They hide the error they are made of from `source`.

@@ -5,15 +5,8 @@ mod common;
 use std::fs;
 use std::path::Path;
 
-use common::{Process, last_event, run, succeed};
+use common::{NET, Process, last_event, run, succeed, table};
 use rstest::rstest;
-
-/// A table of numbers: row `i` has `i` and a class of two.
-fn table(folder: &Path, name: &str, rows: impl Iterator<Item = usize>) {
-    let row = |index: usize| format!("{index},{},{}\n", index % 7, index % 2);
-    let rows: String = rows.map(row).collect();
-    fs::write(folder.join(name), format!("a,b,label\n{rows}")).unwrap();
-}
 
 /// Exit code 2 and one line that says so; nothing on standard output.
 fn refused(folder: &Path, arguments: &str, said: &str) {
@@ -125,12 +118,6 @@ fn folders_with_other_classes_are_refused() {
     }
     succeed(folder, "evaluate --checkpoint-dir saved --data-dir three");
 }
-
-const NET: &str = r#"{"class_name":"Sequential","config":{"name":"net","layers":[
-    {"class_name":"Flatten","config":{}},
-    {"class_name":"Dense","config":{"units":8,"activation":"relu"}},
-    {"class_name":"Dropout","config":{"rate":0.2}},
-    {"class_name":"Dense","config":{"units":10,"activation":"linear"}}]}}"#;
 
 #[rstest]
 #[case(
