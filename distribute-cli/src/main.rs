@@ -13,6 +13,7 @@ mod configuration;
 mod data;
 mod events;
 mod failure;
+mod identity;
 mod lasting;
 mod libtpu;
 mod objective;

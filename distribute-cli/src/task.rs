@@ -11,12 +11,13 @@ use distribute_core::optim::Optimizer;
 use distribute_core::{Adam, AdamW, Configuration, Device, Difference, Sgd, TrainState};
 use distribute_data::readers::{Examples, TrainTest};
 use serde_json::{Value, json};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use crate::args::{CsvHeaderName, OptimizerName, TrainArgs, TrainingArgs};
 use crate::configuration::listed;
 use crate::data::DatasetName;
 use crate::failure::Failure;
+use crate::identity::Identity;
 use crate::split::SplitRecord;
 use crate::text::Vocabulary;
 
@@ -39,6 +40,8 @@ pub(crate) struct Task {
     pub(crate) trained_on: String,
     /// What the split into training and test examples was made of.
     pub(crate) split: Option<SplitRecord>,
+    /// Which examples they are, once somebody has asked.
+    identity: OnceLock<Identity>,
 }
 
 /// Where the model comes from.
@@ -73,8 +76,14 @@ impl Task {
         // Before the data: a wrong name is found at once.
         let file = model_file(model)?;
         let parts = dataset.read(data_dir, model == "text")?;
-        let split = parts.record()?;
+        let record = parts.record()?;
         let mut data = parts.train_test(&dataset)?;
+        let identity = OnceLock::new();
+        let split = record.map(|(split, digests)| {
+            let identified = digests.identity(&data.train.rows(), &data.test.rows());
+            identity.get_or_init(|| identified);
+            split
+        });
         check_classes(&data, &dataset)?;
         let vocabulary = match data.train.is_text() {
             true => Some(Vocabulary::of(&data.train)?),
@@ -106,6 +115,7 @@ impl Task {
             Self {
                 class_names,
                 split,
+                identity,
                 ..task
             },
             data,
@@ -141,12 +151,22 @@ impl Task {
             vocabulary,
             l2,
             split: None,
+            identity: OnceLock::new(),
         })
     }
 
     /// The model's name or file.
     pub(crate) fn model_name(&self) -> &str {
         &self.spec.name
+    }
+
+    /// Which examples its data are; reads them unless that has been done.
+    pub(crate) fn identity(&self, data: &TrainTest) -> Result<Identity, Failure> {
+        if let Some(known) = self.identity.get() {
+            return Ok(known.clone());
+        }
+        let read = Identity::read(data)?;
+        Ok(self.identity.get_or_init(|| read).clone())
     }
 
     /// A training state with the initial weights of `seed`.

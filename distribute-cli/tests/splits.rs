@@ -101,7 +101,7 @@ fn data_that_was_changed_is_refused_unless_all_of_it_is_wanted(
     write(folder.path(), rows.clone());
     for command in ["evaluate", "predict", "evaluate --split train"] {
         let refused = run(folder.path(), &format!("{command} --checkpoint-dir saved"));
-        assert_eq!(refused.code, Some(1), "{}", refused.stderr);
+        assert_eq!(refused.code, Some(2), "{}", refused.stderr);
         assert!(refused.stderr.contains("--split all"), "{}", refused.stderr);
     }
     assert_eq!(evaluated(folder.path(), "--split all").0, rows.len() as u64);
@@ -151,7 +151,7 @@ fn a_first_line_of_numbers_is_what_the_user_says() {
     )
     .unwrap();
     let auto = run(folder.path(), "train --dataset csv:t.csv --steps 1");
-    assert_eq!(auto.code, Some(1));
+    assert_eq!(auto.code, Some(2));
     assert!(
         auto.stderr.contains("--csv-header yes or no"),
         "{}",
@@ -179,13 +179,13 @@ fn labels_say_where_they_are_wrong() {
     text = text.replace("17.5,2,2\n", "17.5,2,1000000\n");
     fs::write(folder.path().join("bad.csv"), text).unwrap();
     let refused = run(folder.path(), "train --dataset csv:bad.csv --steps 1");
-    assert_eq!(refused.code, Some(1));
+    assert_eq!(refused.code, Some(2));
     insta::assert_snapshot!(refused.stderr, @"error: csv:bad.csv (bad): the label 1000000 of example 17 (counted from 0) makes 1000001 classes, but only 4 labels occur in 30 examples; correct it, or number the classes from 0 on without gaps");
     write(folder.path(), 0..30);
     train(folder.path(), "csv:t.csv");
     let evaluate = "evaluate --checkpoint-dir saved --dataset csv:bad.csv";
     let refused = run(folder.path(), evaluate);
-    assert_eq!(refused.code, Some(1));
+    assert_eq!(refused.code, Some(2));
     let error = refused.stderr.lines().last().unwrap().to_string();
     insta::assert_snapshot!(error, @"error: csv:bad.csv (bad): example 17 (counted from 0) has the label 1000000, but mlp tells 3 classes apart, 0 to 2; correct the label, or choose another model or data set");
 }

@@ -56,21 +56,6 @@ fn refused(folder: &Path, arguments: [&str; 2], said: &str) {
 )]
 #[case("", "--bytes-per-pack 9", "--bytes-per-pack is 9 on worker 1")]
 #[case(
-    "--transport grpc",
-    "--transport shm",
-    "--transport is shm on worker 1 and grpc on the chief"
-)]
-#[case(
-    "--communication ring",
-    "",
-    "--communication is not given on worker 1 and ring on the chief"
-)]
-#[case(
-    "",
-    "--communication hierarchical",
-    "--communication is hierarchical on worker 1 and not given on the chief"
-)]
-#[case(
     "--log-steps 2",
     "",
     "--log-steps is not given on worker 1 and 2 on the chief"
@@ -94,6 +79,34 @@ fn flags_that_differ_are_named(#[case] chief: &str, #[case] worker: &str, #[case
     let folder = tempfile::tempdir().unwrap();
     let both = [chief, worker].map(|flags| format!("--model mlp {flags}"));
     refused(folder.path(), [&both[0], &both[1]], said);
+}
+
+/// Such workers cannot talk with each other: they refuse each other before they compare the rest.
+#[rstest]
+#[case("--transport grpc", "--transport shm", ["transport grpc", "transport shm", "--transport"])]
+#[case("--transport grpc", "", ["transport grpc", "transport auto", "--transport"])]
+#[case("--communication ring", "", ["algorithm ring", "algorithm auto", "--communication"])]
+#[case(
+    "",
+    "--communication ring --transport shm",
+    ["algorithm auto", "algorithm ring", "--transport and --communication"]
+)]
+fn connections_that_differ_are_named_with_both_values(
+    #[case] chief: &str,
+    #[case] worker: &str,
+    #[case] said: [&str; 3],
+) {
+    let [of_chief, of_worker, flag] = said;
+    let folder = tempfile::tempdir().unwrap();
+    let both = [chief, worker].map(|flags| format!("--model mlp {flags}"));
+    let both = [both[0].as_str(), &both[1]];
+    refused(folder.path(), both, of_chief);
+    refused(folder.path(), both, of_worker);
+    refused(
+        folder.path(),
+        both,
+        &format!("give all workers the same {flag}"),
+    );
 }
 
 #[rstest]
