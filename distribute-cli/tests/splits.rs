@@ -111,6 +111,45 @@ fn data_that_was_changed_is_refused_unless_all_of_it_is_wanted(
     assert_eq!(other, (rows.len() as u64, "all".to_string()));
 }
 
+/// Images of two classes, each with its own shade; the name of a file decides its place.
+fn images(folder: &Path, names: impl Iterator<Item = u8>) {
+    for (index, class) in names.flat_map(|index| [(index, "a"), (index, "b")]) {
+        let directory = folder.join(class);
+        fs::create_dir_all(&directory).unwrap();
+        let shade = 4 * index + u8::from(class == "b");
+        let image = image::GrayImage::from_raw(8, 8, vec![shade; 64]).unwrap();
+        image
+            .save(directory.join(format!("{index:02}.png")))
+            .unwrap();
+    }
+}
+
+#[test]
+fn an_image_in_between_never_makes_a_test_of_what_was_trained_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("data");
+    images(&data, (10..20).step_by(2));
+    train(folder.path(), "images --data-dir data --model mlp");
+    let data_dir = "--data-dir data";
+    let tested = predicted(folder.path(), data_dir);
+    // Behind all others it would be a test; in between it moves the others to other places.
+    images(&data, std::iter::once(13));
+    for command in ["evaluate", "evaluate --split train", "predict"] {
+        let arguments = format!("{command} --checkpoint-dir saved {data_dir}");
+        let refused = run(folder.path(), &arguments);
+        assert_eq!(refused.code, Some(2), "{}", refused.stderr);
+        assert!(refused.stderr.contains("--split all"), "{}", refused.stderr);
+        assert_eq!(refused.stdout, "");
+    }
+    let all = predicted(folder.path(), &format!("{data_dir} --split all"));
+    assert_eq!(all.len(), 12);
+    // Without it everything is as before.
+    for class in ["a", "b"] {
+        fs::remove_file(data.join(class).join("13.png")).unwrap();
+    }
+    assert_eq!(predicted(folder.path(), data_dir), tested);
+}
+
 #[test]
 fn two_sets_are_told_apart() {
     let folder = tempfile::tempdir().unwrap();
