@@ -280,6 +280,49 @@ fn workers_with_other_numbers_of_files_end_together(
     }
 }
 
+/// A file that cannot be read from row 4 on.
+#[derive(Debug)]
+struct Torn(bool);
+
+impl Dataset for Torn {
+    type Batch = Batch;
+
+    fn len(&self) -> usize {
+        12
+    }
+
+    fn batch(&self, indices: &[usize], _: &Device) -> Result<Batch> {
+        match self.0 && indices.iter().any(|index| *index >= 4) {
+            true => Err(Error::input("the disk is gone")),
+            false => Ok(batch(indices.len())),
+        }
+    }
+}
+
+#[test]
+fn a_batch_that_one_worker_cannot_read_ends_the_loops_of_the_others() {
+    let all = std::sync::Arc::new(std::sync::Barrier::new(2));
+    let texts = workers(&[1, 1], move |strategy| {
+        let index = strategy.workers().unwrap().index();
+        let data = strategy.distribute_dataset(Torn(index == 1), Batching::global(4));
+        let mut steps = 0;
+        let outcome: Result<()> = data.unwrap().epoch(0).try_for_each(|step| {
+            let ran = strategy.run((step?,), |ctx, (batch,)| {
+                ctx.all_reduce(ReduceOp::Sum, batch.x.sum())
+            });
+            steps += 1;
+            ran.map(drop)
+        });
+        // Nobody leaves before all have heard: it is not the end of a process that tells.
+        all.wait();
+        assert!(steps <= 2, "worker {index} made {steps} steps");
+        outcome.unwrap_err().to_string()
+    });
+    assert!(texts[0].contains("rank 1"), "{}", texts[0]);
+    assert!(texts[0].contains("the disk is gone"), "{}", texts[0]);
+    assert_eq!(texts[1], "the disk is gone");
+}
+
 /// Trains two epochs with [`Fit`]; the updates and the weights of every worker.
 fn fitted(lengths: &'static [usize], from_function: bool) -> Vec<(u64, Vec<f32>)> {
     workers(&vec![1; lengths.len()], move |strategy| {
