@@ -54,7 +54,10 @@ fn failed(report: &Report) -> Option<String> {
     let of = |count: usize, text: &str| (count > 0).then(|| format!("{count} cases {text}"));
     let parts = [
         of(different, "differ from TensorFlow"),
-        of(unknown, "were not run, their files are called like no family"),
+        of(
+            unknown,
+            "were not run, their files are called like no family",
+        ),
     ];
     let parts: Vec<String> = parts.into_iter().flatten().collect();
     let said = parts.join(" and ");
