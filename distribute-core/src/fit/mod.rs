@@ -109,8 +109,8 @@ pub trait BatchSource {
     /// The number of global batches of an epoch, if known: for progress bars.
     fn batches_per_epoch(&self) -> Option<usize>;
 
-    /// Whether the epochs of all workers have equally many batches, as they must. By default that is
-    /// believed of a source that knows the number, which [`Fit`] compares when a run begins; of
+    /// Whether the epochs of all workers have equally many batches, as they must. By default that
+    /// is believed of a source that knows the number, which [`Fit`] compares when a run begins; of
     /// others the workers tell each other before every batch, and a source that gives one worker
     /// more batches than another is an error on all of them, not a wait.
     fn ends_together(&self) -> bool {
