@@ -9,7 +9,8 @@ use distribute_core::cluster::{
 };
 use distribute_core::collectives::control::security::{Security, TlsIdentity, Token};
 use distribute_core::collectives::{
-    CommunicationImplementation, CommunicationOptions, Interruption, ProcessTransport,
+    CollectiveError, CommunicationImplementation, CommunicationOptions, Interruption,
+    ProcessTransport,
 };
 use distribute_core::{Error, LogicalDevice, MultiWorkerMirroredStrategy};
 
@@ -142,6 +143,19 @@ impl From<CommunicationName> for CommunicationImplementation {
     }
 }
 
+/// Workers do not meet whose flags ask for other connections: the error, and which flags they are.
+fn other_options(refused: &CollectiveError) -> Failure {
+    let text = refused.to_string();
+    let said = |word: &str| text.contains(&format!("{word} "));
+    let flag = match (said("transport"), said("algorithm") || said("order")) {
+        (true, true) => "--transport and --communication",
+        (true, false) => "--transport",
+        (false, true) => "--communication",
+        (false, false) => "flags",
+    };
+    Failure::usage(format!("{text}; give all workers the same {flag}"))
+}
+
 /// The how-manieth start of the job this is, from 0, as its launcher says.
 ///
 /// # Errors
@@ -256,7 +270,10 @@ impl ClusterArgs {
         if let Some(directory) = &self.flight_records {
             builder = builder.flight_records(directory);
         }
-        Ok(builder.build()?)
+        builder.build().map_err(|error| match &error {
+            Error::Collective(refused) if refused.is_other_options() => other_options(refused),
+            _ => error.into(),
+        })
     }
 
     /// Token and certificates.

@@ -8,7 +8,7 @@ use std::path::Path;
 use clap::ValueEnum;
 use distribute_core::checkpoint::Metadata;
 use distribute_core::{Configuration, Difference};
-use distribute_data::readers::{Examples, ReadError, TrainTest};
+use distribute_data::readers::TrainTest;
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
@@ -18,18 +18,17 @@ use crate::args::{
 use crate::cluster::ClusterArgs;
 use crate::data::DatasetName;
 use crate::failure::Failure;
+use crate::identity::short_hex;
 use crate::parameter_server::ParameterServerArgs;
 use crate::task::{EXTRA_KEY, Task, optimizer};
 use crate::tpu::{PrecisionName, TpuArgs};
 
+/// The flag that parameter servers take from the chief.
+pub(crate) const LEARNING_RATE: &str = "--learning-rate";
 /// Where a checkpoint keeps it, beside the task.
 const KEY: &str = "configuration";
 /// Longer lists are shown by their beginning and told apart by a digest.
 const LIST_MAX: usize = 120;
-/// About how many numbers are read at once for their digest.
-const VALUES: usize = 1 << 20;
-/// Hexadecimal digits of a digest.
-const DIGITS: usize = 16;
 
 /// What another value of a flag would change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -93,7 +92,7 @@ fn of_training(args: &TrainingArgs, data: &DataArgs) -> Vec<Entry> {
     let rate = optimizer(args).learning_rate();
     vec![
         ("--optimizer", name(*optimizer_name), Scope::Result),
-        ("--learning-rate", text(Some(rate)), Scope::Result),
+        (LEARNING_RATE, text(Some(rate)), Scope::Result),
         ("--l2", text(*l2), Scope::Result),
         ("--seed", text(Some(*seed)), Scope::Result),
         ("--epochs", text(Some(epochs)), Scope::Job),
@@ -317,9 +316,9 @@ pub(crate) fn data_settings(task: &Task, data: &TrainTest) -> Result<Configurati
     configuration.set("the number of training examples", Some(train));
     let shape = format!("{:?}", data.train.feature_shape());
     configuration.set("the shape of an example", Some(shape));
-    let (content, order) = digests(data)?;
-    configuration.set("the content of the examples", Some(content));
-    configuration.set("the order and split of the examples", Some(order));
+    let identity = task.identity(data)?;
+    configuration.set("the content of the examples", Some(identity.content));
+    configuration.set("the order and split of the examples", Some(identity.order));
     Ok(configuration)
 }
 
@@ -333,53 +332,13 @@ pub(crate) fn listed<T: AsRef<str>>(names: &[T]) -> String {
     let mut shown = String::new();
     for (index, name) in names.iter().map(AsRef::as_ref).enumerate() {
         if shown.len() + name.len() > LIST_MAX {
-            let digest = hex(&hash.finalize());
+            let digest = short_hex(&hash.finalize());
             return format!("{shown}... ({} in all, {digest})", names.len());
         }
         shown += if index == 0 { "" } else { ", " };
         shown += name;
     }
     shown
-}
-
-fn hex(bytes: &[u8]) -> String {
-    let digits = bytes.iter().take(DIGITS / 2);
-    digits.map(|byte| format!("{byte:02x}")).collect()
-}
-
-/// Digests of the examples whatever their order, and of their order.
-fn digests(data: &TrainTest) -> Result<(String, String), ReadError> {
-    let mut sum = [0_u64; 4];
-    let mut order = Sha256::new();
-    for examples in [&data.train, &data.test] {
-        order.update((examples.len() as u64).to_le_bytes());
-        add_rows(examples, &mut sum, &mut order)?;
-    }
-    let content: Vec<u8> = sum.iter().flat_map(|lane| lane.to_le_bytes()).collect();
-    Ok((hex(&Sha256::digest(content)), hex(&order.finalize())))
-}
-
-fn add_rows(examples: &Examples, sum: &mut [u64; 4], order: &mut Sha256) -> Result<(), ReadError> {
-    let values: usize = examples.feature_shape().iter().product();
-    let mut bytes = Vec::with_capacity(4 * values + 8);
-    let count = (VALUES / values.max(1)).max(1);
-    for first in (0..examples.len()).step_by(count) {
-        let rows: Vec<usize> = (first..examples.len().min(first + count)).collect();
-        let features = examples.features_f32(&rows)?;
-        let labels = examples.labels_i64(&rows)?;
-        for (row, label) in features.chunks_exact(values).zip(labels) {
-            bytes.clear();
-            bytes.extend(row.iter().flat_map(|value| value.to_le_bytes()));
-            bytes.extend(label.to_le_bytes());
-            let digest = Sha256::digest(&bytes);
-            for (lane, part) in sum.iter_mut().zip(digest.chunks_exact(8)) {
-                let part = part.try_into().map_or(0, u64::from_le_bytes);
-                *lane = lane.wrapping_add(part);
-            }
-            order.update(digest);
-        }
-    }
-    Ok(())
 }
 
 /// What a checkpoint of this run keeps: what decides the result. `global_batch` examples make a
@@ -415,7 +374,7 @@ fn stored(metadata: &Metadata) -> Configuration {
     configuration.set("--optimizer", Some(&optimizer.name));
     let rate = optimizer.hyper_parameters["learning_rate"].as_f64();
     if rate.is_some() {
-        configuration.set("--learning-rate", rate);
+        configuration.set(LEARNING_RATE, rate);
     }
     configuration.set("--l2", crate::task::stored_l2(metadata));
     configuration.set("--seed", Some(metadata.seed));
@@ -466,7 +425,6 @@ mod tests {
     use std::collections::BTreeSet;
 
     use clap::FromArgMatches;
-    use distribute_data::readers::{Array, Features, Labels, Values};
 
     use super::*;
     use crate::args::{Cli, Command, program};
@@ -553,39 +511,6 @@ mod tests {
         ] {
             let other = flags(&args(&format!("--strategy multi-worker {same}")));
             assert_eq!(other.difference(&own), None, "{same}");
-        }
-    }
-
-    fn examples(values: &[f32], labels: &[i64]) -> Examples {
-        let array = Array::new(vec![labels.len(), 1], Values::F32(values.to_vec())).unwrap();
-        let features = Features::Numbers(array);
-        Examples::new("test", features, Labels::Classes(labels.to_vec())).unwrap()
-    }
-
-    #[test]
-    fn digests_tell_content_order_and_split_apart() {
-        let digests = |train: Examples, test: Examples| digests(&TrainTest { train, test });
-        let of = |train: (&[f32], &[i64]), test: (&[f32], &[i64])| {
-            digests(examples(train.0, train.1), examples(test.0, test.1)).unwrap()
-        };
-        let one = of((&[1., 2., 3.], &[0, 1, 0]), (&[4.], &[1]));
-        assert_eq!(one, of((&[1., 2., 3.], &[0, 1, 0]), (&[4.], &[1])));
-        for (what, other) in [
-            ("order", of((&[2., 1., 3.], &[1, 0, 0]), (&[4.], &[1]))),
-            ("split", of((&[1., 2.], &[0, 1]), (&[3., 4.], &[0, 1]))),
-        ] {
-            assert_eq!(one.0, other.0, "{what}");
-            assert_ne!(one.1, other.1, "{what}");
-        }
-        for (what, other) in [
-            ("a value", of((&[1., 2., 5.], &[0, 1, 0]), (&[4.], &[1]))),
-            ("a label", of((&[1., 2., 3.], &[0, 1, 1]), (&[4.], &[1]))),
-            (
-                "labels that change places",
-                of((&[1., 2., 3.], &[1, 0, 0]), (&[4.], &[1])),
-            ),
-        ] {
-            assert_ne!(one.0, other.0, "{what}");
         }
     }
 

@@ -179,7 +179,7 @@ impl DatasetName {
             },
         };
         if data.first().classes().is_none() {
-            return Err(Failure::failed(format!(
+            return Err(Failure::refused(format!(
                 "{self}: the labels are not classes; this program trains classifiers, use the \
                  library for other losses"
             )));
@@ -204,7 +204,7 @@ impl DatasetName {
         if !folder.exists() {
             let names = ["train", "t10k"]
                 .map(|split| format!("{split}-images-idx3-ubyte.gz, {split}-labels-idx1-ubyte.gz"));
-            return Err(Failure::failed(format!(
+            return Err(Failure::refused(format!(
                 "{} does not exist; put {} there (.gz or not), or name their folder with \
                  --data-dir",
                 folder.display(),

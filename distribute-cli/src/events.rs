@@ -4,7 +4,7 @@ use std::fs;
 use std::io::{self, Write};
 use std::path::Path;
 
-use distribute_core::fit::{Callback, Control, EpochRecord};
+use distribute_core::fit::{Callback, Control, EpochRecord, json_number};
 use distribute_core::{Error, Result};
 use serde_json::{Value, json};
 
@@ -99,8 +99,14 @@ impl Callback for JsonEpochs {
             ("event", json!("epoch")),
             ("epoch", json!(record.epoch + 1)),
         ];
-        let logs = record.logs.iter().map(|(name, value)| (name, json!(value)));
-        let rate = ("examples_per_second", json!(record.examples_per_second()));
+        let logs = record
+            .logs
+            .iter()
+            .map(|(name, value)| (name, json_number(value)));
+        let rate = (
+            "examples_per_second",
+            json_number(record.examples_per_second()),
+        );
         print(&object(head.into_iter().chain(logs).chain([rate])))
     }
 }
@@ -139,7 +145,7 @@ impl Callback for StepLines {
             ("step", json!(progress.step)),
             ("epoch", json!(progress.position.epoch + 1)),
         ];
-        let logs = logs.iter().map(|(name, value)| (name, json!(value)));
+        let logs = logs.iter().map(|(name, value)| (name, json_number(value)));
         print(&object(head.into_iter().chain(logs)))
     }
 }

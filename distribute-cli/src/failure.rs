@@ -1,7 +1,5 @@
 //! How the program ends when something is wrong: one or two lines and an exit code.
 
-use crate::events::note;
-use crate::flags::in_flags;
 use std::cell::RefCell;
 use std::error::Error as StdError;
 use std::fmt;
@@ -10,9 +8,12 @@ use std::process::ExitCode;
 
 use distribute_core::Error;
 use distribute_core::collectives::CollectiveError;
-use distribute_core::fit::FitError;
 use distribute_launch::{FailureReport, REPORT_VARIABLE};
 use distribute_ps::PsError;
+
+use crate::events::note;
+use crate::flags::in_flags;
+use crate::lasting::is_lasting;
 
 /// What is printed, and what the program ends with.
 #[derive(Debug)]
@@ -41,6 +42,11 @@ impl Failure {
     /// The command line or the configuration file is at fault.
     pub(crate) fn usage(message: impl fmt::Display) -> Self {
         Self::new(USAGE, message)
+    }
+
+    /// Data, a model or a checkpoint is missing or does not fit: the same command would fail again.
+    pub(crate) fn refused(message: impl fmt::Display) -> Self {
+        Self::usage(message)
     }
 
     /// Interrupted, and everything is saved.
@@ -93,7 +99,7 @@ impl Failure {
     fn caused_by(source: impl StdError + Send + Sync + 'static) -> Self {
         Self {
             message: source.to_string(),
-            code: match is_configuration(&source) {
+            code: match is_lasting(&source) {
                 true => USAGE,
                 false => FAILED,
             },
@@ -146,17 +152,6 @@ impl Failure {
         }
         ExitCode::from(self.code)
     }
-}
-
-/// Whether an error is that of flags, models or data that do not fit those of another process or
-/// of a checkpoint: starting them again does not mend it.
-fn is_configuration(error: &(dyn StdError + 'static)) -> bool {
-    let is_it = |error: &Error| match error {
-        Error::DifferentConfigurations { .. } | Error::DifferentModels { .. } => true,
-        Error::Fit(error) => matches!(**error, FitError::Resume { .. }),
-        _ => false,
-    };
-    any_cause(error, is_it, |_| false)
 }
 
 fn is_interruption(error: &(dyn StdError + 'static)) -> bool {

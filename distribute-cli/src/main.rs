@@ -14,6 +14,8 @@ mod data;
 mod events;
 mod failure;
 mod flags;
+mod identity;
+mod lasting;
 mod libtpu;
 mod objective;
 mod parameter_server;

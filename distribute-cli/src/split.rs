@@ -7,11 +7,11 @@
 
 use distribute_data::readers::{Examples, ReadError, TrainTest};
 use serde_json::{Value, json};
-use sha2::{Digest, Sha256};
 
 use crate::args::SplitName;
 use crate::data::DatasetName;
 use crate::failure::Failure;
+use crate::identity::RowDigests;
 
 /// Held out of a data set that comes without test examples.
 const TEST_FRACTION: f64 = 0.2;
@@ -19,8 +19,6 @@ const TEST_FRACTION: f64 = 0.2;
 const MIN_EXAMPLES: usize = 3;
 /// The seed of that split: fixed, so that a model is never tested on what it was trained on.
 const SPLIT_SEED: u64 = 1998;
-/// How many examples are read at once for their digest.
-const CHUNK: usize = 1024;
 
 /// A data set as it was read.
 #[derive(Debug)]
@@ -59,12 +57,14 @@ impl Parts {
         }
     }
 
-    /// What a checkpoint keeps of the split; nothing if the data set makes its own.
-    pub(crate) fn record(&self) -> Result<Option<SplitRecord>, ReadError> {
-        match self {
-            Self::Given(_) => Ok(None),
-            Self::Whole(all) => SplitRecord::of(all, all.len()).map(Some),
-        }
+    /// What a checkpoint keeps of the split, and the digests of the examples that it is of;
+    /// nothing if the data set makes its own.
+    pub(crate) fn record(&self) -> Result<Option<(SplitRecord, RowDigests)>, ReadError> {
+        let Self::Whole(all) = self else {
+            return Ok(None);
+        };
+        let digests = RowDigests::of(all)?;
+        Ok(Some((SplitRecord::of(all, all.len(), &digests), digests)))
     }
 
     /// The examples to train on and to test with.
@@ -153,7 +153,7 @@ fn given(both: TrainTest, split: SplitName) -> Result<Chosen, Failure> {
 /// Splits data that comes without test examples.
 fn hold_out(all: &Examples, name: &DatasetName) -> Result<TrainTest, Failure> {
     if all.len() < MIN_EXAMPLES {
-        return Err(Failure::failed(format!(
+        return Err(Failure::refused(format!(
             "{name} has {} examples, too few to hold a fifth out for testing; at least \
              {MIN_EXAMPLES} are needed",
             all.len()
@@ -163,41 +163,21 @@ fn hold_out(all: &Examples, name: &DatasetName) -> Result<TrainTest, Failure> {
 }
 
 impl SplitRecord {
-    /// Of the first `count` examples.
-    fn of(all: &Examples, count: usize) -> Result<Self, ReadError> {
-        let mut hash = Sha256::new();
-        for extent in all.feature_shape() {
-            hash.update((*extent as u64).to_le_bytes());
-        }
-        for first in (0..count).step_by(CHUNK) {
-            let rows: Vec<usize> = (first..count.min(first + CHUNK)).collect();
-            if all.is_text() {
-                for text in all.texts(&rows)? {
-                    hash.update((text.len() as u64).to_le_bytes());
-                    hash.update(text.as_bytes());
-                }
-            } else {
-                let values = all.features_f32(&rows)?;
-                let bytes: Vec<u8> = values
-                    .iter()
-                    .flat_map(|value| value.to_le_bytes())
-                    .collect();
-                hash.update(bytes);
-            }
-            for label in all.labels_i64(&rows)? {
-                hash.update(label.to_le_bytes());
-            }
-        }
-        let digits = hash.finalize();
-        Ok(Self {
+    /// Of the first `count` examples, which have these digests.
+    fn of(all: &Examples, count: usize, digests: &RowDigests) -> Self {
+        Self {
             examples: count,
-            sha256: digits.iter().map(|byte| format!("{byte:02x}")).collect(),
-        })
+            sha256: digests.in_order(all.feature_shape()),
+        }
     }
 
     /// Whether the examples begin with those that the split was made of.
     fn begins(&self, all: &Examples) -> Result<bool, ReadError> {
-        Ok(all.len() >= self.examples && Self::of(all, self.examples)? == *self)
+        if all.len() < self.examples {
+            return Ok(false);
+        }
+        let digests = RowDigests::of_first(all, self.examples)?;
+        Ok(Self::of(all, self.examples, &digests) == *self)
     }
 
     /// The split as it was made; examples that have been added are for testing.
@@ -222,7 +202,7 @@ impl SplitRecord {
     }
 
     fn changed(&self, all: &Examples, name: &DatasetName) -> Failure {
-        Failure::failed(format!(
+        Failure::refused(format!(
             "{name} does not begin with the {} examples that the checkpoint's split was made of \
              (it has {} now), so which of them were trained on is not known; use --split all, or \
              bring the data back as it was",

@@ -11,12 +11,13 @@ use distribute_core::optim::Optimizer;
 use distribute_core::{Adam, AdamW, Configuration, Device, Difference, Sgd, TrainState};
 use distribute_data::readers::{Examples, TrainTest};
 use serde_json::{Value, json};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use crate::args::{CsvHeaderName, OptimizerName, TrainArgs, TrainingArgs};
 use crate::configuration::listed;
 use crate::data::DatasetName;
 use crate::failure::Failure;
+use crate::identity::Identity;
 use crate::split::SplitRecord;
 use crate::text::Vocabulary;
 
@@ -39,6 +40,8 @@ pub(crate) struct Task {
     pub(crate) trained_on: String,
     /// What the split into training and test examples was made of.
     pub(crate) split: Option<SplitRecord>,
+    /// Which examples they are, once somebody has asked.
+    identity: OnceLock<Identity>,
 }
 
 /// Where the model comes from.
@@ -73,8 +76,14 @@ impl Task {
         // Before the data: a wrong name is found at once.
         let file = model_file(model)?;
         let parts = dataset.read(data_dir, model == "text")?;
-        let split = parts.record()?;
+        let record = parts.record()?;
         let mut data = parts.train_test(&dataset)?;
+        let identity = OnceLock::new();
+        let split = record.map(|(split, digests)| {
+            let identified = digests.identity(&data.train.rows(), &data.test.rows());
+            identity.get_or_init(|| identified);
+            split
+        });
         check_classes(&data, &dataset)?;
         let vocabulary = match data.train.is_text() {
             true => Some(Vocabulary::of(&data.train)?),
@@ -106,6 +115,7 @@ impl Task {
             Self {
                 class_names,
                 split,
+                identity,
                 ..task
             },
             data,
@@ -141,12 +151,22 @@ impl Task {
             vocabulary,
             l2,
             split: None,
+            identity: OnceLock::new(),
         })
     }
 
     /// The model's name or file.
     pub(crate) fn model_name(&self) -> &str {
         &self.spec.name
+    }
+
+    /// Which examples its data are; reads them unless that has been done.
+    pub(crate) fn identity(&self, data: &TrainTest) -> Result<Identity, Failure> {
+        if let Some(known) = self.identity.get() {
+            return Ok(known.clone());
+        }
+        let read = Identity::read(data)?;
+        Ok(self.identity.get_or_init(|| read).clone())
     }
 
     /// A training state with the initial weights of `seed`.
@@ -168,7 +188,7 @@ impl Task {
         };
         let plan = self.spec.plan(examples.feature_shape())?;
         if plan.parameters() != self.plan.parameters() || plan.input != self.plan.input {
-            return Err(Failure::failed(ModelError::Input {
+            return Err(Failure::refused(ModelError::Input {
                 model: self.spec.name.clone(),
                 expected: self.plan.input.to_string(),
                 found: plan.input.to_string(),
@@ -188,7 +208,7 @@ impl Task {
         let known = |label: &i64| usize::try_from(*label).is_ok_and(|label| label < classes);
         match labels.iter().position(|label| !known(label)) {
             None => Ok(()),
-            Some(index) => Err(Failure::failed(format!(
+            Some(index) => Err(Failure::refused(format!(
                 "{} ({}): example {} (counted from 0) has the label {}, but {} tells {classes} classes \
                  apart, 0 to {}; correct the label, or choose another model or data set",
                 self.dataset,
@@ -210,7 +230,7 @@ impl Task {
             let values = examples.features_f32(&[index])?;
             let is_token = |x: &f32| x.fract() == 0.0 && (0.0..*input_dim as f32).contains(x);
             if let Some(value) = values.iter().find(|value| !is_token(value)) {
-                return Err(Failure::failed(format!(
+                return Err(Failure::refused(format!(
                     "{}: example {index} has {value} where {} wants a token number from 0 to {}; \
                      choose another model or correct the data",
                     examples.name(),
@@ -445,7 +465,7 @@ fn check_classes(data: &TrainTest, dataset: &DatasetName) -> Result<(), Failure>
         return Ok(());
     }
     let (label, index, set) = largest;
-    Err(Failure::failed(format!(
+    Err(Failure::refused(format!(
         "{dataset} ({}): the label {label} of example {} (counted from 0) makes {classes} classes, but only \
          {} labels occur in {examples} examples; correct it, or number the classes from 0 on \
          without gaps",
@@ -458,14 +478,14 @@ fn check_classes(data: &TrainTest, dataset: &DatasetName) -> Result<(), Failure>
 fn check_outputs(plan: &Plan) -> Result<(), Failure> {
     plan.check_head()?;
     if !matches!(plan.output(), Shape::Flat(_)) {
-        return Err(Failure::failed(format!(
+        return Err(Failure::refused(format!(
             "{}: the output has the shape {}, a classifier needs one axis; end with Dense",
             plan.name,
             plan.output()
         )));
     }
     if plan.parameters() == 0 {
-        return Err(Failure::failed(format!(
+        return Err(Failure::refused(format!(
             "{}: there is nothing to train; add a layer with weights",
             plan.name
         )));

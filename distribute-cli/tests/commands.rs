@@ -379,6 +379,35 @@ fn doctor_answers_in_json_and_in_text() {
     }
 }
 
+/// A case that holds, as a file of golden outputs has it.
+const REDUCED: &str = r#"{"cases": [{"name": "three", "strategy": {"kind": "mirrored", "replicas": 2},
+    "inputs": {"op": "reduce", "reduce_op": "SUM", "axis": null, "values": [
+        {"dtype": "float32", "shape": [], "data": [1.0]},
+        {"dtype": "float32", "shape": [], "data": [2.0]}]},
+    "expect": {"dtype": "float32", "shape": [], "data": [3.0]}}]}"#;
+
+#[test]
+fn conformance_counts_what_it_does_not_run_and_says_nothing_else_of_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let two = r#"{"cases": [{"name": "a"}, {"name": "b"}]}"#;
+    let command = "conformance --golden . --strategy mirrored";
+    for (name, text) in [("reduce", REDUCED), ("schedules", two)] {
+        std::fs::write(folder.path().join(format!("{name}.json")), text).unwrap();
+    }
+    let later = common::succeed(folder.path(), command);
+    assert_eq!(later.lines().last(), Some("1 passed, 0 failed, 2 skipped"));
+    std::fs::write(folder.path().join("mystery.json"), two).unwrap();
+    let unknown = common::run(folder.path(), command);
+    assert_eq!(unknown.code, Some(1));
+    let last = unknown.stdout.lines().last();
+    assert_eq!(last, Some("1 passed, 2 failed, 2 skipped"));
+    insta::assert_snapshot!(unknown.stderr, @"error: 2 cases were not run, their files are called like no family; the report says which and how");
+    let wrong = REDUCED.replace("[3.0]", "[4.0]");
+    std::fs::write(folder.path().join("reduce.json"), wrong).unwrap();
+    let both = common::run(folder.path(), command);
+    insta::assert_snapshot!(both.stderr, @"error: 1 cases differ from TensorFlow and 2 cases were not run, their files are called like no family; the report says which and how");
+}
+
 #[test]
 fn conformance_reports_every_case_and_fails_on_a_wrong_expectation() {
     let folder = tempfile::tempdir().unwrap();

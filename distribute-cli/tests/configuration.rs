@@ -5,15 +5,8 @@ mod common;
 use std::fs;
 use std::path::Path;
 
-use common::{Process, last_event, run, succeed};
+use common::{NET, Process, last_event, run, succeed, table};
 use rstest::rstest;
-
-/// A table of numbers: row `i` has `i` and a class of two.
-fn table(folder: &Path, name: &str, rows: impl Iterator<Item = usize>) {
-    let row = |index: usize| format!("{index},{},{}\n", index % 7, index % 2);
-    let rows: String = rows.map(row).collect();
-    fs::write(folder.join(name), format!("a,b,label\n{rows}")).unwrap();
-}
 
 /// Exit code 2 and one line that says so; nothing on standard output.
 fn refused(folder: &Path, arguments: &str, said: &str) {
@@ -125,12 +118,6 @@ fn folders_with_other_classes_are_refused() {
     }
     succeed(folder, "evaluate --checkpoint-dir saved --data-dir three");
 }
-
-const NET: &str = r#"{"class_name":"Sequential","config":{"name":"net","layers":[
-    {"class_name":"Flatten","config":{}},
-    {"class_name":"Dense","config":{"units":8,"activation":"relu"}},
-    {"class_name":"Dropout","config":{"rate":0.2}},
-    {"class_name":"Dense","config":{"units":10,"activation":"linear"}}]}}"#;
 
 #[rstest]
 #[case(
@@ -257,4 +244,31 @@ fn a_damaged_checkpoint_is_passed_over_in_a_sentence() {
     );
     assert_eq!(evaluated.code, Some(0), "{}", evaluated.stderr);
     insta::assert_snapshot!(evaluated.stderr);
+}
+
+#[test]
+fn a_history_of_other_columns_is_refused_on_resume() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let train = format!("{TRAIN} --model mlp --log-dir logs --restartable --epochs");
+    succeed(folder, &format!("{train} 1"));
+    let history = folder.join("logs/history.csv");
+    let rows = fs::read_to_string(&history).unwrap();
+    fs::write(&history, rows.replace("accuracy", "precision")).unwrap();
+    let finished = run(folder, &format!("{train} 2"));
+    assert_eq!(finished.code, Some(2), "{}", finished.stderr);
+    let said = "logs/history.csv has the columns epoch, step, learning_rate, loss, precision";
+    assert!(finished.stderr.contains(said), "{}", finished.stderr);
+    assert!(!finished.stdout.contains("\"event\":\"done\""));
+}
+
+#[test]
+fn what_is_not_finite_is_a_text_in_json() {
+    let folder = tempfile::tempdir().unwrap();
+    let wild = "--model mlp --optimizer sgd --learning-rate 1e30 --steps 1 --log-dir logs";
+    let train = format!("train --replicas 1 --output json {wild}");
+    let done = last_event(&succeed(folder.path(), &train));
+    assert_eq!(done["val_loss"], "NaN");
+    let row = fs::read_to_string(folder.path().join("logs/history.jsonl")).unwrap();
+    assert_eq!(last_event(&row)["val_loss"], "NaN");
 }

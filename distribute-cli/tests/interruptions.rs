@@ -265,7 +265,7 @@ fn a_read_only_checkpoint_directory_is_found_before_training() {
         return;
     };
     let finished = run(folder.path(), &format!("{QUICK} --checkpoint-dir saved"));
-    assert_eq!(finished.code, Some(1), "{}", finished.stderr);
+    assert_eq!(finished.code, Some(2), "{}", finished.stderr);
     assert!(
         !finished.stdout.contains("\"epoch\","),
         "{}",

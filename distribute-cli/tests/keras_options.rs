@@ -321,6 +321,6 @@ fn training_refuses_a_head_without_a_loss() {
     ];
     fs::write(folder.path().join("m.json"), model(&layers)).unwrap();
     let finished = run(folder.path(), "train --model m.json --steps 1");
-    assert_eq!(finished.code, Some(1));
+    assert_eq!(finished.code, Some(2));
     insta::assert_snapshot!(finished.stderr, @"error: m.json: layer 1 (Dense): Dropout follows a softmax, so the outputs are neither logits nor the probabilities that the loss wants; make the softmax the last layer");
 }

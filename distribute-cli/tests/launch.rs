@@ -274,7 +274,7 @@ fn a_signal_to_one_worker_saves_and_the_job_goes_on() {
 fn restarts_are_counted_for_the_job() {
     let folder = tempfile::tempdir().unwrap();
     let options = "--workers 2 --max-restarts 2 --log-dir logs";
-    let command = "train --strategy multi-worker --dataset csv:missing.csv";
+    let command = "train --strategy multi-worker --model mlp --learning-rate 1e30 --epochs 2";
     let finished = launch(folder.path(), options, command);
     assert_eq!(finished.code, Some(1), "{}", finished.stderr);
     assert_eq!(
@@ -284,10 +284,23 @@ fn restarts_are_counted_for_the_job() {
         finished.stderr
     );
     assert!(
-        finished.stderr.contains("missing.csv"),
+        finished.stderr.contains("not finite"),
         "{}",
         finished.stderr
     );
+}
+
+#[test]
+fn what_a_restart_does_not_mend_is_not_restarted() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = "--workers 2 --max-restarts 3 --log-dir logs";
+    let command = "train --strategy multi-worker --dataset csv:missing.csv";
+    let finished = launch(folder.path(), options, command);
+    assert_eq!(finished.code, Some(2), "{}", finished.stderr);
+    let said = &finished.stderr;
+    assert_eq!(said.matches("the job failed").count(), 1, "{said}");
+    assert!(said.contains("missing.csv"), "{said}");
+    assert!(!said.contains("restart 1 of"), "{said}");
 }
 
 #[test]

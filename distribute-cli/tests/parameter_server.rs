@@ -283,22 +283,29 @@ fn what_the_workers_do_not_read_in_the_checkpoint_must_be_a_flag() {
     assert_eq!(events(&again.stdout, "done")[0]["steps"], 8);
 }
 
-/// Starts chief, server and worker by hand, each with flags of its own.
-fn by_hand(folder: &Path, [of_chief, of_server, of_worker]: [&str; 3]) -> [Finished; 3] {
+/// Chief, server and worker without a launcher, each with flags of its own.
+fn start(folder: &Path, flags: [&str; 3]) -> [Process; 3] {
     let addresses = job::addresses(3);
     let cluster = format!(
         r#"{{"chief": ["{}"], "ps": ["{}"], "worker": ["{}"]}}"#,
         addresses[0], addresses[1], addresses[2]
     );
-    let start = |role: &str, flags: &str| {
+    let mut flags = flags.into_iter();
+    ["chief", "ps", "worker"].map(|role| {
         let config = job::tf_config(&cluster, role, 0);
-        let arguments = format!("{TRAIN} --model mlp --steps 20 --rendezvous-timeout 20 {flags}");
+        let arguments = format!("{TRAIN} {}", flags.next().unwrap());
         job::Member::start(folder, &arguments, &[("TF_CONFIG", &config)])
-    };
-    let [mut server, worker] = [start("ps", of_server), start("worker", of_worker)];
-    let chief = start("chief", of_chief).finish();
+    })
+}
+
+/// They train 20 steps. If the chief fails, the others are ended: without a launcher they wait for
+/// the next one.
+fn by_hand(folder: &Path, flags: [&str; 3]) -> [Finished; 3] {
+    let flags =
+        flags.map(|flags| format!("--model mlp --steps 20 --rendezvous-timeout 20 {flags}"));
+    let [chief, mut server, worker] = start(folder, [&flags[0], &flags[1], &flags[2]]);
+    let chief = chief.finish();
     if chief.code != Some(0) {
-        // Without a launcher it waits for the next chief.
         server.child.kill().unwrap();
         worker.signal("KILL");
     }
@@ -349,19 +356,9 @@ fn an_evaluator_measures_the_checkpoints() {
 
 /// Chief, server and worker with flags of their own for chief and worker; all end by themselves.
 fn apart(folder: &Path, of_chief: &str, of_worker: &str) -> [Finished; 3] {
-    let addresses = job::addresses(3);
-    let cluster = format!(
-        r#"{{"chief": ["{}"], "ps": ["{}"], "worker": ["{}"]}}"#,
-        addresses[0], addresses[1], addresses[2]
-    );
-    let start = |role: &str, flags: &str| {
-        let config = job::tf_config(&cluster, role, 0);
-        let arguments = format!("{TRAIN} --rendezvous-timeout 60 {flags}");
-        job::Member::start(folder, &arguments, &[("TF_CONFIG", &config)])
-    };
-    let all = [("ps", of_chief), ("worker", of_worker), ("chief", of_chief)];
-    let [server, worker, chief] = all.map(|(role, flags)| start(role, flags));
-    [chief.finish(), server.finish(), worker.finish()]
+    let [of_chief, of_worker] =
+        [of_chief, of_worker].map(|flags| format!("--rendezvous-timeout 60 {flags}"));
+    start(folder, [&of_chief, &of_chief, &of_worker]).map(Process::finish)
 }
 
 #[rstest]
@@ -405,4 +402,47 @@ fn a_worker_with_other_flags_or_data_ends_the_job(
     }
     assert_eq!(server.code, Some(0), "{}", server.stderr);
     assert_eq!(chief.stdout, "", "nothing was trained");
+}
+
+#[test]
+fn a_worker_takes_the_learning_rate_of_its_chief() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = "--model mlp --batch-size 32 --optimizer sgd";
+    let rate = "--learning-rate 0.02";
+    let hash = |stdout: &str| common::last_event(stdout)["weights_sha256"].clone();
+    let alone = |steps: usize| {
+        let train = "train --strategy one-device --output json";
+        let done = succeed(
+            folder.path(),
+            &format!("{train} {model} {rate} --steps {steps}"),
+        );
+        hash(&done)
+    };
+    let expected = [6, 12].map(alone);
+    for (name, of_worker) in [("a", ""), ("b", rate)] {
+        let worker = format!("{model} {of_worker}");
+        let chief = format!("{model} --checkpoint-dir {name}");
+        // The second chief has it from the checkpoint.
+        for (more, expected) in [
+            (format!("--steps 6 {rate}"), &expected[0]),
+            ("--steps 12 --resume".to_string(), &expected[1]),
+        ] {
+            let steps = more.split(' ').nth(1).unwrap();
+            let ended = apart(
+                folder.path(),
+                &format!("{chief} {more}"),
+                &format!("{worker} --steps {steps}"),
+            );
+            for process in &ended {
+                assert_eq!(process.code, Some(0), "{more}: {}", process.stderr);
+            }
+            assert_eq!(hash(&ended[0].stdout), *expected, "{more}");
+        }
+    }
+    let chief = format!("{model} --checkpoint-dir a --steps 14 --resume");
+    let worker = format!("{model} --steps 14 --learning-rate 0.01");
+    let [chief, ..] = apart(folder.path(), &chief, &worker);
+    assert_eq!(chief.code, Some(2), "{}", chief.stderr);
+    let said = "--learning-rate is 0.01 on worker 0 and 0.02 on the chief";
+    assert!(chief.stderr.contains(said), "{}", chief.stderr);
 }

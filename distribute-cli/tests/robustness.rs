@@ -106,7 +106,7 @@ fn test_images_of_another_shape_are_refused_before_training() {
         folder.path(),
         "train --dataset idx:. --model mlp --replicas 1",
     );
-    assert_eq!(finished.code, Some(1), "{}", finished.stderr);
+    assert_eq!(finished.code, Some(2), "{}", finished.stderr);
     assert!(
         finished.stderr.contains("[4, 4], the test examples [5, 5]"),
         "{}",
@@ -227,7 +227,7 @@ fn a_model_that_no_memory_holds_is_refused_before_it_is_built() {
         folder.path(),
         "train --model net.json --steps 1 --replicas 1",
     );
-    assert_eq!(finished.code, Some(1), "{}", finished.stderr);
+    assert_eq!(finished.code, Some(2), "{}", finished.stderr);
     assert!(
         finished.stderr.contains("make its layers smaller"),
         "{}",

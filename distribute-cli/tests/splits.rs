@@ -101,7 +101,7 @@ fn data_that_was_changed_is_refused_unless_all_of_it_is_wanted(
     write(folder.path(), rows.clone());
     for command in ["evaluate", "predict", "evaluate --split train"] {
         let refused = run(folder.path(), &format!("{command} --checkpoint-dir saved"));
-        assert_eq!(refused.code, Some(1), "{}", refused.stderr);
+        assert_eq!(refused.code, Some(2), "{}", refused.stderr);
         assert!(refused.stderr.contains("--split all"), "{}", refused.stderr);
     }
     assert_eq!(evaluated(folder.path(), "--split all").0, rows.len() as u64);
@@ -109,6 +109,45 @@ fn data_that_was_changed_is_refused_unless_all_of_it_is_wanted(
     fs::rename(folder.path().join("t.csv"), folder.path().join("u.csv")).unwrap();
     let other = evaluated(folder.path(), "--dataset csv:u.csv");
     assert_eq!(other, (rows.len() as u64, "all".to_string()));
+}
+
+/// Images of two classes, each with its own shade; the name of a file decides its place.
+fn images(folder: &Path, names: impl Iterator<Item = u8>) {
+    for (index, class) in names.flat_map(|index| [(index, "a"), (index, "b")]) {
+        let directory = folder.join(class);
+        fs::create_dir_all(&directory).unwrap();
+        let shade = 4 * index + u8::from(class == "b");
+        let image = image::GrayImage::from_raw(8, 8, vec![shade; 64]).unwrap();
+        image
+            .save(directory.join(format!("{index:02}.png")))
+            .unwrap();
+    }
+}
+
+#[test]
+fn an_image_in_between_never_makes_a_test_of_what_was_trained_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("data");
+    images(&data, (10..20).step_by(2));
+    train(folder.path(), "images --data-dir data --model mlp");
+    let data_dir = "--data-dir data";
+    let tested = predicted(folder.path(), data_dir);
+    // Behind all others it would be a test; in between it moves the others to other places.
+    images(&data, std::iter::once(13));
+    for command in ["evaluate", "evaluate --split train", "predict"] {
+        let arguments = format!("{command} --checkpoint-dir saved {data_dir}");
+        let refused = run(folder.path(), &arguments);
+        assert_eq!(refused.code, Some(2), "{}", refused.stderr);
+        assert!(refused.stderr.contains("--split all"), "{}", refused.stderr);
+        assert_eq!(refused.stdout, "");
+    }
+    let all = predicted(folder.path(), &format!("{data_dir} --split all"));
+    assert_eq!(all.len(), 12);
+    // Without it everything is as before.
+    for class in ["a", "b"] {
+        fs::remove_file(data.join(class).join("13.png")).unwrap();
+    }
+    assert_eq!(predicted(folder.path(), data_dir), tested);
 }
 
 #[test]
@@ -151,7 +190,7 @@ fn a_first_line_of_numbers_is_what_the_user_says() {
     )
     .unwrap();
     let auto = run(folder.path(), "train --dataset csv:t.csv --steps 1");
-    assert_eq!(auto.code, Some(1));
+    assert_eq!(auto.code, Some(2));
     assert!(
         auto.stderr.contains("--csv-header yes or no"),
         "{}",
@@ -179,13 +218,13 @@ fn labels_say_where_they_are_wrong() {
     text = text.replace("17.5,2,2\n", "17.5,2,1000000\n");
     fs::write(folder.path().join("bad.csv"), text).unwrap();
     let refused = run(folder.path(), "train --dataset csv:bad.csv --steps 1");
-    assert_eq!(refused.code, Some(1));
+    assert_eq!(refused.code, Some(2));
     insta::assert_snapshot!(refused.stderr, @"error: csv:bad.csv (bad): the label 1000000 of example 17 (counted from 0) makes 1000001 classes, but only 4 labels occur in 30 examples; correct it, or number the classes from 0 on without gaps");
     write(folder.path(), 0..30);
     train(folder.path(), "csv:t.csv");
     let evaluate = "evaluate --checkpoint-dir saved --dataset csv:bad.csv";
     let refused = run(folder.path(), evaluate);
-    assert_eq!(refused.code, Some(1));
+    assert_eq!(refused.code, Some(2));
     let error = refused.stderr.lines().last().unwrap().to_string();
     insta::assert_snapshot!(error, @"error: csv:bad.csv (bad): example 17 (counted from 0) has the label 1000000, but mlp tells 3 classes apart, 0 to 2; correct the label, or choose another model or data set");
 }

@@ -234,6 +234,9 @@ pub struct MissingRank {
     pub reason: String,
 }
 
+/// How the reason of a refusal begins if options differ.
+pub(crate) const OTHER_OPTIONS: &str = "it has the options";
+
 fn missing_ranks(missing: &[MissingRank]) -> String {
     let one = |m: &MissingRank| format!("rank {} at {} ({})", m.rank, m.address, m.reason);
     missing.iter().map(one).collect::<Vec<_>>().join(", ")
@@ -247,6 +250,12 @@ impl CollectiveError {
             reason: reason.into(),
             searched: Vec::new(),
         }
+    }
+
+    /// Whether the ranks of a group of processes were given other options, such as another
+    /// transport or algorithm, so that no group of them can form. The reason shows both.
+    pub fn is_other_options(&self) -> bool {
+        matches!(self, Self::Refused { reason, .. } if reason.starts_with(OTHER_OPTIONS))
     }
 
     /// Whether the group is unusable after this error.

@@ -29,6 +29,9 @@ const ALSO_MAX: usize = 4;
 pub struct Configuration {
     /// Names and values, in the order in which they were set.
     settings: Vec<(String, Option<String>)>,
+    /// The names of what the others decide.
+    #[serde(default)]
+    left: Vec<String>,
 }
 
 /// The first setting in which two configurations differ.
@@ -61,16 +64,39 @@ impl Configuration {
     /// As [`with`](Self::with).
     pub fn set(&mut self, name: &str, value: Option<impl fmt::Display>) {
         let value = value.map(|value| value.to_string());
+        self.left.retain(|left| left != name);
         match self.settings.iter_mut().find(|(known, _)| known == name) {
             Some((_, place)) => *place = value,
             None => self.settings.push((name.to_string(), value)),
         }
     }
 
-    /// Adds all settings of another configuration.
+    /// Leaves a setting to the others: whatever they have is no difference. This is for what one
+    /// process decides and the others get from it.
+    pub fn leave(&mut self, name: &str) {
+        self.settings.retain(|(known, _)| known != name);
+        if !self.is_left(name) {
+            self.left.push(name.to_string());
+        }
+    }
+
+    /// Whether a setting was [left](Self::leave) to the others.
+    pub fn is_left(&self, name: &str) -> bool {
+        self.left.iter().any(|left| left == name)
+    }
+
+    /// The names of what was [left](Self::leave) to the others.
+    pub fn left(&self) -> impl Iterator<Item = &str> {
+        self.left.iter().map(String::as_str)
+    }
+
+    /// Adds all settings of another configuration, and leaves what it leaves.
     pub fn extend(&mut self, other: &Self) {
         for (name, value) in other.iter() {
             self.set(name, value);
+        }
+        for name in other.left() {
+            self.leave(name);
         }
     }
 
@@ -107,7 +133,9 @@ impl Configuration {
         names: impl Iterator<Item = &'a str>,
     ) -> Option<Difference> {
         let value = |of: &Self, name| of.get(name).flatten().map(str::to_string);
-        let mut differing = names.filter(|name| self.get(name) != other.get(name));
+        let is_left = |name: &str| self.is_left(name) || other.is_left(name);
+        let mut differing =
+            names.filter(|name| !is_left(name) && self.get(name) != other.get(name));
         let first = differing.next()?;
         Some(Difference {
             name: first.to_string(),
@@ -173,6 +201,24 @@ mod tests {
             common.between("here", "there"),
             "b is not given here and 2 there"
         );
+    }
+
+    #[test]
+    fn what_is_left_to_the_others_is_no_difference_on_either_side() {
+        let chief = configuration(&[("a", Some("1")), ("b", Some("2"))]);
+        let mut worker = chief.clone().with("a", Some("other"));
+        worker.leave("a");
+        assert_eq!(worker.difference(&chief), None);
+        assert_eq!(chief.difference(&worker), None);
+        assert_eq!(worker.get("a"), None);
+        let mut extended = configuration(&[("a", Some("3"))]);
+        extended.extend(&worker);
+        assert_eq!(extended.difference(&chief), None);
+        // What is set again is compared again.
+        extended.set("a", Some("3"));
+        assert_eq!(extended.difference(&chief).unwrap().name, "a");
+        worker.set("b", Some("3"));
+        assert_eq!(worker.difference(&chief).unwrap().name, "b");
     }
 
     #[test]

@@ -50,13 +50,28 @@ pub fn check_per_example(op: &str, found: usize) -> Result<()> {
     if rows.is_empty() || rows.contains(&found) {
         return Ok(());
     }
-    let rows: Vec<_> = rows.iter().map(ToString::to_string).collect();
+    let listed: Vec<_> = rows.iter().map(ToString::to_string).collect();
+    let advice = match losses_of_one(found, &rows) {
+        Some((examples, each)) => format!(
+            "losses of tokens or pixels keep the axis of the examples, as `reshape([{examples}, \
+             {each}])` gives it back"
+        ),
+        None => "pass one loss per example, which is not reduced yet (no `mean()` or `sum()` over \
+                 the examples; average other axes with `mean_dim`)"
+            .to_string(),
+    };
     Err(Error::invalid(format!(
         "{op}: the loss has {found} elements along its first axis, but the replica's batch has {} \
-         examples: pass one loss per example, which is not reduced yet (no `mean()` or `sum()` \
-         over the examples; average other axes with `mean_dim`)",
-        rows.join(" or ")
+         examples: {advice}",
+        listed.join(" or ")
     )))
+}
+
+/// The examples and how many losses each has, if `found` losses are several of each in one row.
+fn losses_of_one(found: usize, rows: &[usize]) -> Option<(usize, usize)> {
+    let examples = *rows.iter().max()?;
+    let whole = examples > 0 && found > examples && found.is_multiple_of(examples);
+    whole.then(|| (examples, found / examples))
 }
 
 /// What the losses of the running step were divided by since the last call; `None` if nobody said.

@@ -54,6 +54,11 @@ where
         None
     }
 
+    /// Workers whose pipelines have ended get empty batches.
+    fn ends_together(&self) -> bool {
+        true
+    }
+
     fn global_batch_size(&self) -> Option<usize> {
         None
     }

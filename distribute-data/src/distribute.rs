@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use distribute_core::{Device, Error, InputContext, PerReplica, Result, Strategy};
+use distribute_core::{Device, Error, InputContext, PerReplica, Result, Strategy, WorkerGroup};
 use serde::{Deserialize, Serialize};
 
 use crate::agreed::{Agreed, agree};
@@ -190,6 +190,8 @@ pub struct DistributedDataset<D> {
     /// What this worker reads, where the workers do not share the global batches.
     pub(crate) own: Option<Arc<OwnStream>>,
     agreed: Agreed,
+    /// Those who wait in every step for this one, if there are any.
+    pub(crate) others: Option<WorkerGroup>,
     pub(crate) last_order: Arc<LastOrder>,
     /// The epoch that the next iteration reads.
     next_epoch: Arc<AtomicUsize>,
@@ -225,6 +227,7 @@ impl<D: Dataset> DistributedDataset<D> {
         Ok(Self {
             own: own.map(Arc::new),
             agreed,
+            others: workers.filter(|group| group.num_workers() > 1).cloned(),
             last_order: Arc::default(),
             next_epoch: Arc::default(),
             dataset: Arc::new(dataset),
@@ -360,6 +363,7 @@ impl<D> Clone for DistributedDataset<D> {
             batching: self.batching,
             own: self.own.clone(),
             agreed: self.agreed,
+            others: self.others.clone(),
             last_order: Arc::clone(&self.last_order),
             next_epoch: Arc::clone(&self.next_epoch),
         }

@@ -5,18 +5,24 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use distribute_core::{Device, PerReplica, Result};
+use distribute_core::{Device, PerReplica, Result, WorkerGroup};
 
 use crate::prefetch::Prefetch;
 use crate::{Dataset, DistributedDataset, Position, split};
 
 /// The batches of one epoch, one component per local replica.
 ///
+/// A batch that cannot be read is the last item, an error. It ends the running and the next call
+/// of all other workers too, with an error that names this worker and the reason: they would wait
+/// for it.
+///
 /// Dropping it early stops its thread and waits until the batch in the making is done.
 pub struct Epoch<B> {
     items: Prefetch<PerReplica<B>>,
     position: Position,
     remaining: usize,
+    /// Those who wait in every step for this worker.
+    others: Option<WorkerGroup>,
 }
 
 impl<B: Send + 'static> Epoch<B> {
@@ -37,6 +43,7 @@ impl<B: Send + 'static> Epoch<B> {
             items: Prefetch::new(producer, from.prefetch()),
             position: Position { epoch, batch: skip },
             remaining: batches.saturating_sub(skip),
+            others: from.others.clone(),
         }
     }
 }
@@ -59,7 +66,13 @@ impl<B> Iterator for Epoch<B> {
                 self.position.batch += 1;
                 self.remaining = self.remaining.saturating_sub(1);
             }
-            Some(Err(_)) | None => self.remaining = 0,
+            Some(Err(error)) => {
+                self.remaining = 0;
+                if let Some(others) = &self.others {
+                    others.abort(&error.to_string());
+                }
+            }
+            None => self.remaining = 0,
         }
         item
     }

@@ -48,37 +48,28 @@ fn arrays_of_an_archive_are_compared_by_their_headers() {
         "{mismatch}"
     );
     let small = npy("'|u1'", false, "(2, 3)", &[0; 6]);
-    let members = [
-        ("x_train", x.clone()),
-        ("y_train", labels(2)),
-        ("x_test", small.clone()),
-        ("y_test", labels(2)),
-    ];
-    let error = parse_npz(&npz(&members, true), "a.npz").unwrap_err();
+    let refused = |train: &[u8], of_train: usize, of_test: usize| {
+        let members = [
+            ("x_train", train.to_vec()),
+            ("y_train", labels(of_train)),
+            ("x_test", small.clone()),
+            ("y_test", labels(of_test)),
+        ];
+        parse_npz(&npz(&members, true), "a.npz").unwrap_err()
+    };
+    let error = refused(&x, 2, 2);
     assert!(
         matches!(error, ReadError::CountMismatch { labels: 2, .. }),
         "{error}"
     );
     // The test set's sizes, too, before the training set's values.
     let cut = npy("'<f4'", false, "(300, 100)", &noise(30_000));
-    let members = [
-        ("x_train", cut.clone()),
-        ("y_train", labels(300)),
-        ("x_test", small.clone()),
-        ("y_test", labels(3)),
-    ];
-    let error = parse_npz(&npz(&members, true), "a.npz").unwrap_err();
+    let error = refused(&cut, 300, 3);
     assert!(
         matches!(error, ReadError::CountMismatch { labels: 3, .. }),
         "{error}"
     );
-    let members = [
-        ("x_train", cut),
-        ("y_train", labels(300)),
-        ("x_test", small),
-        ("y_test", labels(2)),
-    ];
-    let error = parse_npz(&npz(&members, true), "a.npz").unwrap_err();
+    let error = refused(&cut, 300, 2);
     insta::assert_snapshot!(error, @"a.npz[x_train]: the examples have the shape [100], the test examples [3] (a.npz[x_test]); take two sets of one kind");
 }
 

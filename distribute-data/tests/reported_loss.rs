@@ -1,6 +1,8 @@
 //! What `fit` and `evaluate` report is the mean over the examples, whatever the loss was divided
 //! by; and a loss that is not one per example is refused.
 
+mod workers_common;
+
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::TensorData;
 use distribute_core::fit::{Fit, Objective, StepContext, evaluate};
@@ -14,6 +16,7 @@ use distribute_data::{
     mean_squared_error, scale_regularization_loss,
 };
 use rstest::rstest;
+use workers_common::workers;
 
 type Batch = (Tensor<2>, Tensor<1>);
 
@@ -141,6 +144,105 @@ fn the_reported_loss_is_the_mean_over_the_examples(
     close(reported(&strategy, count, batching, by), "central storage");
 }
 
+#[rstest]
+#[case::one_in_the_last_batch(65, 64, &[1, 1])]
+#[case::one_in_all(1, 64, &[1, 1])]
+#[case::an_odd_last_batch(21, 6, &[2, 1])]
+#[case::full_batches(24, 6, &[1, 2])]
+fn workers_report_the_mean_over_the_examples_of_all(
+    #[case] count: usize,
+    #[case] batch: usize,
+    #[case] replicas: &'static [usize],
+    #[values(
+        By::Default,
+        By::GlobalBatch,
+        By::Seven,
+        By::MeanOverReplicas,
+        By::Weights,
+        By::Hand
+    )]
+    by: By,
+) {
+    let plus = if by == By::Weights { 3.0 } else { 0.0 };
+    let expected = (count - 1) as f64 / 2.0 + plus;
+    for pad in [false, true] {
+        if pad && matches!(by, By::MeanOverReplicas | By::Hand) {
+            continue;
+        }
+        let found = workers(replicas, move |strategy| {
+            let batching = Batching::global(batch).allow_empty(true);
+            reported(&strategy, count, batching.pad_remainder(pad), by)
+        });
+        for found in found.into_iter().flatten() {
+            let far = (found - expected).abs() > 1e-5 * expected.max(1.0);
+            assert!(!far, "padded: {pad}: {found}, expected {expected}");
+        }
+    }
+}
+
+/// What an epoch reports of a loss object with this reduction, for squared errors 0, 1, 2, ...
+fn reported_by_object<S: Strategy>(
+    strategy: &S,
+    (count, batch): (usize, usize),
+    reduction: Reduction,
+) -> Result<f64> {
+    let data = strategy.distribute_dataset(numbers(count), Batching::global(batch))?;
+    let build = |device: &Device| {
+        let mut model = LinearConfig::new(1, 1).with_bias(false).init(device);
+        model.weight = burn::module::Param::from_tensor(Tensor::ones([1, 1], device));
+        TrainState::new(model, Sgd::new(0.0))
+    };
+    let mut state = strategy.scope(build)?;
+    let objective = |_: &StepContext<'_>, model: &Linear, (x, _): Batch| {
+        let examples = x.dims()[0];
+        let predicted = model.forward(x);
+        let targets = predicted.zeros_like();
+        let loss = MeanSquaredError::new(reduction).call(predicted, targets)?;
+        Ok(Objective::new(loss.reduced()?).examples(examples))
+    };
+    let history = Fit::new(strategy)
+        .epochs(1)
+        .run(&mut state, &data, None, objective)?;
+    Ok(history.last_logs().loss())
+}
+
+#[test]
+fn what_fit_reports_of_a_loss_object_is_what_its_reduction_says() {
+    let alone = DefaultStrategy::new();
+    let mirrored = MirroredStrategy::builder().replicas(2).build().unwrap();
+    // Batches of 6, 6 and 3; the mean of 0 to 14 is 7.
+    let of = |reduction| {
+        [
+            reported_by_object(&alone, (15, 6), reduction),
+            reported_by_object(&mirrored, (15, 6), reduction),
+        ]
+    };
+    let close = |found: &Result<f64>, expected: f64| {
+        let found = *found.as_ref().unwrap();
+        assert!(
+            (found - expected).abs() < 1e-4,
+            "{found}, expected {expected}"
+        );
+    };
+    for reduction in [Reduction::SumOverBatchSize, Reduction::Auto] {
+        let [one, two] = of(reduction);
+        close(&one, 7.0);
+        let refused = two.unwrap_err().to_string();
+        assert!(refused.contains("compute_average_loss"), "{refused}");
+    }
+    for found in of(Reduction::MeanOverReplicas) {
+        close(&found, 7.0);
+    }
+    // The sum of a full batch, on average over the examples.
+    for found in of(Reduction::Sum) {
+        close(&found, 7.0 * 6.0);
+    }
+    for found in of(Reduction::None) {
+        let refused = found.unwrap_err().to_string();
+        assert!(refused.contains("compute_average_loss"), "{refused}");
+    }
+}
+
 #[test]
 fn losses_that_were_divided_by_different_numbers_are_refused() {
     let strategy = MirroredStrategy::builder().replicas(2).build().unwrap();
@@ -216,6 +318,32 @@ fn a_loss_that_is_reduced_already_is_refused() {
     refused(averaged(&[4, 4], |ctx, losses| {
         compute_average_loss(ctx, losses.repeat_dim(0, 2), None, None)
     }));
+}
+
+/// Losses of four examples with three tokens each, in one row.
+#[test]
+fn losses_of_tokens_in_one_row_are_told_which_shape_they_need() {
+    for object in [false, true] {
+        let error = averaged(&[4, 4], |ctx, losses| {
+            let flat = losses.repeat_dim(0, 3);
+            if object {
+                let predicted = flat.reshape([12, 1]);
+                let targets = predicted.zeros_like();
+                let loss = MeanSquaredError::new(Reduction::MeanOverReplicas);
+                return loss.call(predicted, targets)?.reduced();
+            }
+            compute_average_loss(ctx, flat, None, None)
+        });
+        let text = error.unwrap_err().to_string();
+        assert!(text.contains("12 elements"), "{text}");
+        assert!(text.contains("4 examples"), "{text}");
+        assert!(text.contains("`reshape([4, 3])`"), "{text}");
+    }
+    let shaped = averaged(&[4, 4], |ctx, losses| {
+        let tokens = losses.reshape([4, 1]).repeat_dim(1, 3);
+        compute_average_loss(ctx, tokens, None, None)
+    });
+    assert_eq!(shaped.unwrap(), [4.5, 4.5]);
 }
 
 #[test]

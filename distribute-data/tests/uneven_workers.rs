@@ -1,51 +1,20 @@
 //! Input pipelines of several workers that end after different numbers of steps. Workers are
 //! threads here.
 
-use std::sync::mpsc;
-use std::time::Duration;
+mod workers_common;
 
 use burn::nn::{Linear, LinearConfig};
-use distribute_core::collectives::{GroupOptions, in_process};
 use distribute_core::fit::{Fit, Objective, StepContext, predict};
 use distribute_core::{
-    Device, Error, InputContext, MultiWorkerMirroredStrategy, Nest, ReduceOp, Result, Sgd,
-    Strategy, StrategyExt, Tensor, TensorData, TrainState,
+    Device, Error, InputContext, Nest, ReduceOp, Result, Sgd, Strategy, StrategyExt, Tensor,
+    TensorData, TrainState,
 };
 use distribute_data::auto_shard::AutoShardPolicy;
 use distribute_data::{
     Batching, Dataset, FnDataset, ReplicationMode, StrategyDataExt, Weighted, compute_average_loss,
 };
 use rstest::rstest;
-
-/// A hang fails, and is not waited for.
-const LIMIT: Duration = Duration::from_secs(60);
-
-/// Runs a program on workers with these numbers of replicas.
-fn workers<T: Send + 'static>(
-    replicas: &[usize],
-    program: impl Fn(MultiWorkerMirroredStrategy) -> T + Send + Clone + 'static,
-) -> Vec<T> {
-    let (done, results) = mpsc::channel();
-    let group = in_process(replicas.len(), GroupOptions::default()).unwrap();
-    for (index, endpoint) in group.into_iter().enumerate() {
-        let (done, program, count) = (done.clone(), program.clone(), replicas[index]);
-        std::thread::spawn(move || {
-            let builder = MultiWorkerMirroredStrategy::builder().replicas(count);
-            let strategy = builder.communicator(Box::new(endpoint)).build().unwrap();
-            let _ = done.send((index, program(strategy)));
-        });
-    }
-    let mut outcomes: Vec<_> = replicas
-        .iter()
-        .map(|_| {
-            results
-                .recv_timeout(LIMIT)
-                .expect("a worker hangs or panicked")
-        })
-        .collect();
-    outcomes.sort_by_key(|(index, _)| *index);
-    outcomes.into_iter().map(|(_, outcome)| outcome).collect()
-}
+use workers_common::workers;
 
 #[derive(Nest, Clone)]
 struct Batch {
@@ -309,6 +278,49 @@ fn workers_with_other_numbers_of_files_end_together(
     for rows in found {
         assert_eq!(rows, [expected, expected].concat());
     }
+}
+
+/// A file that cannot be read from row 4 on.
+#[derive(Debug)]
+struct Torn(bool);
+
+impl Dataset for Torn {
+    type Batch = Batch;
+
+    fn len(&self) -> usize {
+        12
+    }
+
+    fn batch(&self, indices: &[usize], _: &Device) -> Result<Batch> {
+        match self.0 && indices.iter().any(|index| *index >= 4) {
+            true => Err(Error::input("the disk is gone")),
+            false => Ok(batch(indices.len())),
+        }
+    }
+}
+
+#[test]
+fn a_batch_that_one_worker_cannot_read_ends_the_loops_of_the_others() {
+    let all = std::sync::Arc::new(std::sync::Barrier::new(2));
+    let texts = workers(&[1, 1], move |strategy| {
+        let index = strategy.workers().unwrap().index();
+        let data = strategy.distribute_dataset(Torn(index == 1), Batching::global(4));
+        let mut steps = 0;
+        let outcome: Result<()> = data.unwrap().epoch(0).try_for_each(|step| {
+            let ran = strategy.run((step?,), |ctx, (batch,)| {
+                ctx.all_reduce(ReduceOp::Sum, batch.x.sum())
+            });
+            steps += 1;
+            ran.map(drop)
+        });
+        // Nobody leaves before all have heard: it is not the end of a process that tells.
+        all.wait();
+        assert!(steps <= 2, "worker {index} made {steps} steps");
+        outcome.unwrap_err().to_string()
+    });
+    assert!(texts[0].contains("rank 1"), "{}", texts[0]);
+    assert!(texts[0].contains("the disk is gone"), "{}", texts[0]);
+    assert_eq!(texts[1], "the disk is gone");
 }
 
 /// Trains two epochs with [`Fit`]; the updates and the weights of every worker.

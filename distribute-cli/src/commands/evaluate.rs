@@ -1,6 +1,6 @@
 //! `evaluate`: loss and accuracy of a checkpoint.
 
-use distribute_core::fit::evaluate;
+use distribute_core::fit::{evaluate, json_number};
 use serde_json::json;
 
 use super::restore::restored;
@@ -30,8 +30,8 @@ pub(crate) fn run(args: EvaluateArgs) -> Result<(), Failure> {
             ("dataset", json!(restored.task.dataset.to_string())),
             ("split", json!(restored.split.name())),
             ("examples", json!(result.examples)),
-            ("loss", json!(result.logs.loss())),
-            ("accuracy", json!(accuracy)),
+            ("loss", json_number(result.logs.loss())),
+            ("accuracy", json_number(accuracy)),
         ]);
         return events::line(&event);
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use distribute_core::checkpoint::{self, Checkpoint, CheckpointError};
-use distribute_core::fit::{Evaluation, FitError, evaluate, restore_weights};
+use distribute_core::fit::{Evaluation, FitError, evaluate, json_number, restore_weights};
 use distribute_core::tensorboard::EventWriter;
 use distribute_core::{
     Configuration, DefaultStrategy, Error, Mirrored, Sgd, StrategyExt, TrainState,
@@ -150,8 +150,8 @@ impl Evaluator {
                 ("event", json!("evaluation")),
                 ("step", json!(step)),
                 ("examples", json!(found.examples)),
-                ("loss", json!(loss)),
-                ("accuracy", json!(accuracy)),
+                ("loss", json_number(loss)),
+                ("accuracy", json_number(accuracy)),
             ]),
             OutputFormat::Text => {
                 format!("step {step}: test accuracy {accuracy:.4}, test loss {loss:.4}")

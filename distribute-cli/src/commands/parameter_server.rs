@@ -123,8 +123,13 @@ fn worker(
     let (task, data) = Task::asked(args)?;
     check_sizes(&task, &data, 1)?;
     let batch = GlobalBatch::new(args.data.batch_size, 1, data.train.len(), &Start::default())?;
+    let mut flags = configuration::flags(args);
+    if args.training.learning_rate.is_none() {
+        // The servers have it from the chief, who may have it from a checkpoint.
+        flags.leave(configuration::LEARNING_RATE);
+    }
     let mut program = empty(args, signals)?;
-    program.configuration(&configuration::flags(args));
+    program.configuration(&flags);
     program.configuration(&configuration::contents(&task, &data, batch.share)?);
     register(&mut program, args, &task, &data, batch.examples);
     signals.serve();
@@ -148,7 +153,7 @@ fn chief(
     signals: &Signals,
 ) -> Result<(), Failure> {
     // As they were asked for: the workers do not read the checkpoint.
-    let flags = configuration::flags(&args);
+    let mut flags = configuration::flags(&args);
     let start = Start::new(&args.files)?;
     refuse_other_numbers(&start, &args)?;
     let (task, data) = Task::asked(&args)?;
@@ -156,6 +161,9 @@ fn chief(
         same_model(checkpoint, path, &task)?;
     }
     start.complete(&mut args.training);
+    // What they are not asked for they get from here.
+    let rate = optimizer(&args.training).learning_rate();
+    flags.set(configuration::LEARNING_RATE, Some(rate));
     check_sizes(&task, &data, 1)?;
     let batch = GlobalBatch::new(args.data.batch_size, 1, data.train.len(), &Start::default())?;
     refuse_other_batch(&start, batch.examples)?;

@@ -202,7 +202,7 @@ fn all_damaged(newest: &CheckpointError, count: usize, directory: &Path) -> Fail
         1 => "the only checkpoint".to_string(),
         _ => format!("each of the {count} checkpoints"),
     };
-    Failure::failed(format!(
+    Failure::refused(format!(
         "{which} in {} is damaged ({why}); bring back a copy of it, or train anew with another \
          --checkpoint-dir",
         directory.display()

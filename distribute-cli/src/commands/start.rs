@@ -35,7 +35,7 @@ impl Start {
         };
         if !directory.is_dir() {
             if directory.exists() {
-                return Err(Failure::failed(format!(
+                return Err(Failure::refused(format!(
                     "{} is a file; choose a directory for --checkpoint-dir",
                     directory.display()
                 )));

@@ -11,7 +11,9 @@ use distribute_core::cluster::{Cluster, TaskType};
 use distribute_core::fit::callbacks::{
     HistoryFile, Interrupt, ModelCheckpoint, ProgressBar, TensorBoard, TerminateOnNan,
 };
-use distribute_core::fit::{Callback, Control, Fit, History, Outcome, RunInfo, evaluate};
+use distribute_core::fit::{
+    Callback, Control, Fit, History, Outcome, RunInfo, evaluate, json_number,
+};
 use distribute_core::{
     Configuration, Error, Mirrored, Strategy, StrategyExt, TrainState, WorkerGroup,
 };
@@ -150,14 +152,14 @@ pub(super) fn epochs(args: &TrainArgs, task: &Task) -> usize {
 pub(super) fn check_sizes(task: &Task, data: &TrainTest, replicas: usize) -> Result<(), Failure> {
     let parameters = task.plan.parameters();
     if parameters > MAX_PARAMETERS {
-        return Err(Failure::failed(format!(
+        return Err(Failure::refused(format!(
             "the model {} has more than {MAX_PARAMETERS} parameters; with gradients and optimizer \
              state that is over 32 GiB a replica: make its layers smaller",
             task.model_name()
         )));
     }
     if data.test.feature_shape() != data.train.feature_shape() {
-        return Err(Failure::failed(format!(
+        return Err(Failure::refused(format!(
             "{}: the training examples have the shape {:?}, the test examples {:?}; both must be \
              alike",
             task.dataset,
@@ -166,7 +168,7 @@ pub(super) fn check_sizes(task: &Task, data: &TrainTest, replicas: usize) -> Res
         )));
     }
     if data.train.len() < replicas {
-        return Err(Failure::failed(format!(
+        return Err(Failure::refused(format!(
             "{} has {} training examples for {replicas} replicas; use --replicas {} or fewer",
             task.dataset,
             data.train.len(),
@@ -469,11 +471,12 @@ impl Run {
             return Ok(());
         }
         if self.args.general.output == OutputFormat::Json {
+            let number = |value: Option<f64>| json!(value.map(json_number));
             let event = events::object([
                 ("event", json!("done")),
-                ("loss", json!(logs.get("loss").filter(|_| trained))),
-                ("val_loss", json!(loss)),
-                ("val_accuracy", json!(accuracy)),
+                ("loss", number(logs.get("loss").filter(|_| trained))),
+                ("val_loss", number(loss)),
+                ("val_accuracy", number(accuracy)),
                 ("steps", json!(step)),
                 ("weights_sha256", json!(hash)),
             ]);

@@ -1,6 +1,7 @@
 //! What the tests of the program share.
 #![allow(dead_code)] // Not every test file uses everything.
 
+use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Stdio};
@@ -9,6 +10,20 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use assert_cmd::Command;
+
+/// A small model, as Keras writes it.
+pub const NET: &str = r#"{"class_name":"Sequential","config":{"name":"net","layers":[
+    {"class_name":"Flatten","config":{}},
+    {"class_name":"Dense","config":{"units":8,"activation":"relu"}},
+    {"class_name":"Dropout","config":{"rate":0.2}},
+    {"class_name":"Dense","config":{"units":10,"activation":"linear"}}]}}"#;
+
+/// A table of numbers: row `i` has `i` and a class of two.
+pub fn table(folder: &Path, name: &str, rows: impl Iterator<Item = usize>) {
+    let row = |index: usize| format!("{index},{},{}\n", index % 7, index % 2);
+    let rows: String = rows.map(row).collect();
+    fs::write(folder.join(name), format!("a,b,label\n{rows}")).unwrap();
+}
 
 /// No run of the program may take longer.
 pub const LIMIT: Duration = Duration::from_secs(120);

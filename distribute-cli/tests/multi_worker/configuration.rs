@@ -6,7 +6,7 @@ use std::path::Path;
 
 use rstest::rstest;
 
-use crate::common::Finished;
+use crate::common::{Finished, NET, table};
 use crate::job::{Member, cluster, finish, tf_config};
 
 const TRAIN: &str = "train --strategy multi-worker --output json";
@@ -81,11 +81,33 @@ fn flags_that_differ_are_named(#[case] chief: &str, #[case] worker: &str, #[case
     refused(folder.path(), [&both[0], &both[1]], said);
 }
 
-const NET: &str = r#"{"class_name":"Sequential","config":{"name":"net","layers":[
-    {"class_name":"Flatten","config":{}},
-    {"class_name":"Dense","config":{"units":8,"activation":"relu"}},
-    {"class_name":"Dropout","config":{"rate":0.2}},
-    {"class_name":"Dense","config":{"units":10,"activation":"linear"}}]}}"#;
+/// Such workers cannot talk with each other: they refuse each other before they compare the rest.
+#[rstest]
+#[case("--transport grpc", "--transport shm", ["transport grpc", "transport shm", "--transport"])]
+#[case("--transport grpc", "", ["transport grpc", "transport auto", "--transport"])]
+#[case("--communication ring", "", ["algorithm ring", "algorithm auto", "--communication"])]
+#[case(
+    "",
+    "--communication ring --transport shm",
+    ["algorithm auto", "algorithm ring", "--transport and --communication"]
+)]
+fn connections_that_differ_are_named_with_both_values(
+    #[case] chief: &str,
+    #[case] worker: &str,
+    #[case] said: [&str; 3],
+) {
+    let [of_chief, of_worker, flag] = said;
+    let folder = tempfile::tempdir().unwrap();
+    let both = [chief, worker].map(|flags| format!("--model mlp {flags}"));
+    let both = [both[0].as_str(), &both[1]];
+    refused(folder.path(), both, of_chief);
+    refused(folder.path(), both, of_worker);
+    refused(
+        folder.path(),
+        both,
+        &format!("give all workers the same {flag}"),
+    );
+}
 
 #[rstest]
 #[case(
@@ -112,16 +134,11 @@ fn model_files_that_differ_are_shown_where(
 #[test]
 fn data_that_differs_is_an_error_and_the_same_data_elsewhere_is_not() {
     let folder = tempfile::tempdir().unwrap();
-    let row = |index: usize| format!("{index},{},{}\n", index % 7, index % 2);
-    let write = |name: &str, rows: &mut dyn Iterator<Item = usize>| {
-        let rows: String = rows.map(row).collect();
-        fs::write(folder.path().join(name), format!("a,b,label\n{rows}")).unwrap();
-    };
-    write("all.csv", &mut (0..80));
-    write("copy.csv", &mut (0..80));
-    write("half.csv", &mut (0..40));
-    write("reversed.csv", &mut (0..80).rev());
-    write("moved.csv", &mut (1..81));
+    table(folder.path(), "all.csv", 0..80);
+    table(folder.path(), "copy.csv", 0..80);
+    table(folder.path(), "half.csv", 0..40);
+    table(folder.path(), "reversed.csv", (0..80).rev());
+    table(folder.path(), "moved.csv", 1..81);
     let flags = |name: &str| format!("--dataset csv:{name} --steps 3");
     for (name, said) in [
         (

@@ -169,7 +169,7 @@ fn an_error_of_one_worker_is_the_news_of_the_others() {
             "--dataset csv:there.csv --rendezvous-timeout 5",
         ],
     );
-    assert_eq!(ended[0].code, Some(1));
+    assert_eq!(ended[0].code, Some(2));
     assert!(
         ended[0].stderr.contains("missing.csv"),
         "{}",

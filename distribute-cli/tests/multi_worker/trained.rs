@@ -160,3 +160,33 @@ fn the_evaluator_measures_checkpoints_beside_the_training() {
     let files = std::fs::read_dir(folder.path().join("logs/evaluator")).unwrap();
     assert_eq!(files.count(), 1, "an event file for TensorBoard");
 }
+
+/// For so long the checkpoint is never where it was a moment ago.
+const ROTATING: std::time::Duration = std::time::Duration::from_secs(3);
+
+#[test]
+fn the_evaluator_outlives_checkpoints_that_rotate_away_while_it_reads() {
+    let folder = tempfile::tempdir().unwrap();
+    let train = "train --model mlp --replicas 1 --output json --steps 2 --checkpoint-dir saved";
+    common::succeed(folder.path(), train);
+    let cluster = format!(
+        r#"{{"worker": {:?}, "evaluator": {:?}}}"#,
+        job::addresses(1),
+        job::addresses(1)
+    );
+    let config = tf_config(&cluster, "evaluator", 0);
+    let arguments = format!("{MULTI} --checkpoint-dir saved");
+    let mut evaluator = Member::start(folder.path(), &arguments, &[("TF_CONFIG", &config)]);
+    let place = |step: usize| folder.path().join(format!("saved/step-{step:08}"));
+    let begun = std::time::Instant::now();
+    let mut step = 2;
+    while begun.elapsed() < ROTATING {
+        std::fs::rename(place(step), place(step + 1)).unwrap();
+        step += 1;
+    }
+    assert!(step > 1000, "{step} places");
+    evaluator.wait_for(r#""event":"evaluation""#);
+    evaluator.signal("TERM");
+    let ended = evaluator.finish();
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+}

@@ -10,7 +10,7 @@ use crate::control::generated::{self as message, Envelope, Hello, Proof};
 use crate::control::proof::{self, Key, Side};
 use crate::control::shared::{Absence, Link, Phase, Sender, Shared, envelope};
 use crate::control::{Announcement, random};
-use crate::error::Result as CollectiveResult;
+use crate::error::{OTHER_OPTIONS, Result as CollectiveResult};
 
 /// The version of the messages and of the handshake. Ranks with a token and different versions
 /// still exchange proofs: where both can read them, both refuse at once.
@@ -138,14 +138,25 @@ fn differs(own: &Hello, peer: &Hello, expected: Option<usize>) -> Option<Failed>
     } else if expected.is_none() && !(own.rank + 1..own.world_size).contains(&peer.rank) {
         format!("it says that it is rank {}, which cannot be", peer.rank)
     } else if peer.options != own.options {
-        format!(
-            "it has the options {:?}, this rank {:?}",
-            peer.options, own.options
-        )
+        let (theirs, ours) = differing(&peer.options, &own.options);
+        format!("{OTHER_OPTIONS} {theirs:?}, this rank {ours:?}")
     } else {
         return None;
     };
     Some(invalid(reason))
+}
+
+/// The parts of two lists of options that differ.
+fn differing(theirs: &str, ours: &str) -> (String, String) {
+    const BETWEEN: &str = ", ";
+    let pairs = theirs.split(BETWEEN).zip(ours.split(BETWEEN));
+    let pairs = pairs.filter(|(theirs, ours)| theirs != ours);
+    let (mine, other): (Vec<_>, Vec<_>) = pairs.unzip();
+    let same_length = theirs.split(BETWEEN).count() == ours.split(BETWEEN).count();
+    match same_length {
+        true => (mine.join(BETWEEN), other.join(BETWEEN)),
+        false => (theirs.to_string(), ours.to_string()),
+    }
 }
 
 /// The next message, within a limit of time.

@@ -116,7 +116,7 @@ impl ProcessGroupOptions {
     pub(super) fn agreement(&self) -> String {
         let group = &self.group;
         format!(
-            "algorithm {}, order {}, segments {:?}, wire {:?}, transport {:?}, {} lanes, \
+            "algorithm {}, order {}, segments {:?}, wire {:?}, transport {}, {} lanes, \
              {} bytes of shared buffers, messages of {} bytes",
             group.get_algorithm(),
             group.get_order(),

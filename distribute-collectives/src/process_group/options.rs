@@ -1,5 +1,6 @@
 //! Settings of a group whose ranks are processes.
 
+use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -19,6 +20,16 @@ pub enum ProcessTransport {
     SharedMemory,
     /// gRPC only, also between ranks of one host.
     Grpc,
+}
+
+impl fmt::Display for ProcessTransport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Auto => "auto",
+            Self::SharedMemory => "shm",
+            Self::Grpc => "grpc",
+        })
+    }
 }
 
 /// Settings of one rank of a group of processes. All ranks must have the same addresses, name,

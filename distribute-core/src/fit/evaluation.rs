@@ -50,7 +50,7 @@ where
     let started = Instant::now();
     let mut evaluator = Evaluator::new(strategy, state, data.global_batch_size(), 0, 0);
     let all = || {
-        for batch in data.epoch(0, 0)? {
+        for batch in together::batches(strategy, data, 0, 0)? {
             evaluator.batch(strategy, state, batch?, &objective)?;
         }
         evaluator.finish(strategy, "the data")
@@ -108,7 +108,7 @@ where
     let order = order_of_replicas(strategy, data)?;
     let mut outputs: Option<O> = None;
     let mut rows: Vec<Vec<TensorData>> = Vec::new();
-    for (index, batch) in data.epoch(0, 0)?.enumerate() {
+    for (index, batch) in together::batches(strategy, data, 0, 0)?.enumerate() {
         let pass = Pass {
             mode: Mode::Predict,
             global_batch_size: data.global_batch_size(),

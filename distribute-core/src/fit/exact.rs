@@ -1,9 +1,42 @@
 //! Numbers in JSON, which has no infinity and no NaN.
 //!
-//! Finite numbers are numbers; the others are the texts `NaN`, `inf` and `-inf`. Older files have
-//! `null` in their place: read as NaN, because nothing says which one it was.
+//! Finite numbers are numbers; the others are the texts `NaN`, `Infinity` and `-Infinity`, as in
+//! protobuf's JSON. Older files have `inf` and `-inf`, or `null` in their place: read as NaN,
+//! because nothing says which one it was.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::Value;
+
+const INFINITY: &str = "Infinity";
+const MINUS_INFINITY: &str = "-Infinity";
+const NAN: &str = "NaN";
+
+/// A number as JSON, which has no infinity and no NaN: those are the texts `Infinity`, `-Infinity`
+/// and `NaN`. Rust's `parse`, Python's `float` and JavaScript's `Number` read them.
+///
+/// ```
+/// use distribute_core::fit::json_number;
+///
+/// assert_eq!(json_number(0.5).to_string(), "0.5");
+/// assert_eq!(json_number(f64::INFINITY).to_string(), "\"Infinity\"");
+/// let text = json_number(f64::NAN);
+/// assert!(text.as_str().unwrap().parse::<f64>().unwrap().is_nan());
+/// ```
+pub fn json_number(value: f64) -> Value {
+    match not_finite(value) {
+        Some(text) => Value::from(text),
+        None => Value::from(value),
+    }
+}
+
+fn not_finite(value: f64) -> Option<&'static str> {
+    match value {
+        value if value.is_nan() => Some(NAN),
+        f64::INFINITY => Some(INFINITY),
+        f64::NEG_INFINITY => Some(MINUS_INFINITY),
+        _ => None,
+    }
+}
 
 /// A number that keeps its value in JSON.
 #[derive(Debug, Clone, Copy)]
@@ -19,9 +52,9 @@ enum Stored {
 
 impl Serialize for Exact {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        match self.0 {
-            value if value.is_finite() => to.serialize_f64(value),
-            value => to.collect_str(&value),
+        match not_finite(self.0) {
+            Some(text) => to.serialize_str(text),
+            None => to.serialize_f64(self.0),
         }
     }
 }
@@ -32,9 +65,9 @@ impl<'de> Deserialize<'de> for Exact {
             Stored::Number(value) => Ok(Self(value)),
             Stored::Null(()) => Ok(Self(f64::NAN)),
             Stored::Text(text) => match text.as_str() {
-                "NaN" => Ok(Self(f64::NAN)),
-                "inf" => Ok(Self(f64::INFINITY)),
-                "-inf" => Ok(Self(f64::NEG_INFINITY)),
+                NAN => Ok(Self(f64::NAN)),
+                INFINITY | "inf" => Ok(Self(f64::INFINITY)),
+                MINUS_INFINITY | "-inf" => Ok(Self(f64::NEG_INFINITY)),
                 _ => Err(serde::de::Error::custom(format!("`{text}` is no number"))),
             },
         }
@@ -108,6 +141,11 @@ mod tests {
             let text = serde_json::to_string(&Exact(value)).unwrap();
             let read: Exact = serde_json::from_str(&text).unwrap();
             assert_eq!(read.0.to_bits(), value.to_bits(), "{text}");
+            assert_eq!(json_number(value).to_string(), text);
+        }
+        for (text, value) in [("\"inf\"", f64::INFINITY), ("\"-inf\"", f64::NEG_INFINITY)] {
+            let old: Exact = serde_json::from_str(text).unwrap();
+            assert_eq!(old.0, value);
         }
         for text in ["null", "\"NaN\""] {
             assert!(serde_json::from_str::<Exact>(text).unwrap().0.is_nan());

@@ -6,7 +6,7 @@ use super::control::AnyState;
 use super::evaluation::Evaluator;
 use super::objective::{Pass, train_on};
 use super::session::{Engine, Part, Session, Validated};
-use super::{BatchSource, Mode, Objective, StepContext};
+use super::{BatchSource, Mode, Objective, StepContext, together};
 use crate::workers::Wish;
 use crate::{Nest, PerReplica, Result, Strategy, StrategyExt};
 
@@ -39,7 +39,12 @@ where
     /// Trains on the batches until they run out or somebody stops it.
     fn train(&mut self, session: &mut Session<'_, S, M>) -> Result<Part> {
         let position = session.run.progress.position;
-        for batch in self.train.epoch(position.epoch, position.batches)? {
+        for batch in together::batches(
+            session.strategy,
+            self.train,
+            position.epoch,
+            position.batches,
+        )? {
             if session.limit_reached() {
                 return session.ended(Part::Limited);
             }
@@ -67,7 +72,7 @@ where
         let size = validation.global_batch_size();
         let mut evaluator = Evaluator::new(strategy, session.state, size, seed, epoch);
         session.run.progress.validation_batches = 0;
-        for batch in validation.epoch(0, 0)? {
+        for batch in together::batches(strategy, validation, 0, 0)? {
             evaluator.batch(strategy, session.state, batch?, &self.objective)?;
             session.run.progress.validation_batches += 1;
             session.notify(|callback, run| callback.on_validation_batch_end(run))?;

@@ -84,6 +84,7 @@ mod training;
 pub use control::{Callback, CallbackState, Control, Outcome, Position, Progress};
 pub use error::FitError;
 pub use evaluation::{Evaluation, evaluate, predict};
+pub use exact::json_number;
 pub use history::{EpochRecord, History};
 pub use meter::Logs;
 pub use objective::{Mode, Objective, Quantity, StepContext};
@@ -107,6 +108,14 @@ pub trait BatchSource {
 
     /// The number of global batches of an epoch, if known: for progress bars.
     fn batches_per_epoch(&self) -> Option<usize>;
+
+    /// Whether the epochs of all workers have equally many batches, as they must. By default that
+    /// is believed of a source that knows the number, which [`Fit`] compares when a run begins; of
+    /// others the workers tell each other before every batch, and a source that gives one worker
+    /// more batches than another is an error on all of them, not a wait.
+    fn ends_together(&self) -> bool {
+        self.batches_per_epoch().is_some()
+    }
 
     /// The examples of a full global batch, over all replicas: what losses are divided by. `None`
     /// if the batches have no fixed size; every batch then counts by its examples.

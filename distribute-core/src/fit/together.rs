@@ -3,8 +3,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::Outcome;
 use super::snapshot::refuse;
+use super::{BatchSource, Batches, Outcome};
 use crate::checkpoint::Checkpoint;
 use crate::{Error, Result, Strategy, WorkerGroup};
 
@@ -89,6 +89,49 @@ pub(super) fn check_same_checkpoint(workers: &WorkerGroup, own: Option<&Checkpoi
     Err(refuse(format!(
         "the chief found {chief} and worker {worker} {other}: the workers do not share the \
          checkpoint directory; put it on a file system that all of them see"
+    )))
+}
+
+/// The batches of an epoch, which must be equally many on all workers: where the source does not
+/// promise it, the workers exchange a word before every batch.
+pub(super) fn batches<'a, D: BatchSource + ?Sized>(
+    strategy: &(impl Strategy + ?Sized),
+    source: &'a D,
+    epoch: usize,
+    skip: usize,
+) -> Result<Batches<'a, D::Batch>> {
+    let mut batches = source.epoch(epoch, skip)?;
+    let workers = strategy.workers().filter(|group| group.num_workers() > 1);
+    let (Some(workers), false) = (workers.cloned(), source.ends_together()) else {
+        return Ok(batches);
+    };
+    let mut number = skip;
+    Ok(Box::new(std::iter::from_fn(move || {
+        let batch = batches.next();
+        // The others hear of an error when the run ends.
+        if let Some(Err(_)) = batch {
+            return batch;
+        }
+        let same = all_have(&workers, batch.is_some(), number);
+        number += 1;
+        match same {
+            Ok(()) => batch,
+            Err(error) => Some(Err(error)),
+        }
+    })))
+}
+
+/// Refuses, on all workers, when some have another batch and some have not.
+fn all_have(workers: &WorkerGroup, own: bool, number: usize) -> Result<()> {
+    let all = workers.hear_all("whether there is a batch", &own)?;
+    let find = |wanted: bool| all.iter().position(|has| *has == wanted);
+    let (Some(with), Some(without)) = (find(true), find(false)) else {
+        return Ok(());
+    };
+    Err(Error::invalid(format!(
+        "worker {without} has no batch {number} of the epoch, worker {with} has one: the source \
+         must give all workers equally many batches; fill the shorter ones up with empty batches, \
+         or use a distributed data set, which does"
     )))
 }
 

@@ -3,8 +3,8 @@
 use std::fs;
 use std::path::Path;
 
-use distribute_core::fit::Fit;
 use distribute_core::fit::callbacks::{HistoryFile, TensorBoard};
+use distribute_core::fit::{Fit, StepContext};
 use distribute_core::{DefaultStrategy, MirroredStrategy};
 use prost::Message;
 
@@ -52,6 +52,47 @@ fn history_files_hold_what_the_run_returns() {
     expected.extend(last.logs.iter().map(|(_, value)| value));
     assert_eq!(fields, expected);
     assert_eq!(lines.len(), 3);
+}
+
+#[test]
+fn what_is_not_finite_is_read_back_as_it_was() {
+    let directory = tempfile::tempdir().unwrap();
+    let (json, csv) = (
+        directory.path().join("h.jsonl"),
+        directory.path().join("h.csv"),
+    );
+    let strategy = DefaultStrategy::new();
+    let data = Points::new(&strategy);
+    let mut state = new_state(&strategy);
+    let odd = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 1.5];
+    let fit = Fit::new(&strategy)
+        .epochs(odd.len())
+        .callback(HistoryFile::json_lines(&json))
+        .callback(HistoryFile::csv(&csv));
+    let objective = |ctx: &StepContext<'_>, model: &_, batch| {
+        let given = objective(ctx, model, batch)?;
+        Ok(given.metric("odd", odd[ctx.epoch()], 1.0))
+    };
+    let history = fit.run(&mut state, &data, None, objective).unwrap();
+    let (json, csv) = (
+        fs::read_to_string(json).unwrap(),
+        fs::read_to_string(csv).unwrap(),
+    );
+    assert_eq!(history.epochs.len(), odd.len());
+    for (epoch, record) in history.epochs.iter().enumerate() {
+        let expected = record.logs.get("odd").unwrap();
+        let row: serde_json::Value =
+            serde_json::from_str(json.lines().nth(epoch).unwrap()).unwrap();
+        let in_json = match &row["odd"] {
+            serde_json::Value::String(text) => text.parse::<f64>().unwrap(),
+            value => value.as_f64().unwrap(),
+        };
+        let last = csv.lines().nth(epoch + 1).unwrap().rsplit(',').next();
+        let in_csv: f64 = last.unwrap().parse().unwrap();
+        for found in [in_json, in_csv] {
+            assert_eq!(found.to_string(), expected.to_string(), "epoch {epoch}");
+        }
+    }
 }
 
 #[test]

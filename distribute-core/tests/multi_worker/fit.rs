@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use distribute_core::checkpoint::{Checkpoint, list, load_latest};
 use distribute_core::fit::callbacks::{Interrupt, ModelCheckpoint};
-use distribute_core::fit::{Callback, Control, EpochRecord, Fit, History, Outcome};
+use distribute_core::fit::{
+    BatchSource, Batches, Callback, Control, EpochRecord, Fit, History, Outcome, evaluate,
+};
 use distribute_core::{
     Adam, Configuration, Error, MirroredStrategy, MultiWorkerMirroredStrategy, Result, Sgd,
     Strategy, StrategyExt, TrainState,
@@ -16,7 +18,7 @@ use rstest::rstest;
 use tempfile::TempDir;
 
 use crate::common::{Between, try_workers, workers};
-use crate::points::{BATCHES, Mlp, Points, everything, new_state, objective};
+use crate::points::{BATCHES, Batch, Mlp, Points, everything, new_state, objective};
 
 const EPOCHS: usize = 3;
 
@@ -425,6 +427,67 @@ fn an_error_on_one_worker_ends_the_others() {
         texts[0]
     );
     assert_eq!(texts[1], "the disk is full");
+}
+
+/// A source of one's own that has other numbers of batches on each worker.
+struct Uneven<'a> {
+    points: Points<'a, MultiWorkerMirroredStrategy>,
+    batches: usize,
+    /// Whether it says so.
+    counted: bool,
+}
+
+impl BatchSource for Uneven<'_> {
+    type Batch = Batch;
+
+    fn batches_per_epoch(&self) -> Option<usize> {
+        self.counted.then_some(self.batches)
+    }
+
+    fn global_batch_size(&self) -> Option<usize> {
+        self.points.global_batch_size()
+    }
+
+    fn epoch(&self, epoch: usize, skip: usize) -> Result<Batches<'_, Batch>> {
+        let rest = self.batches.saturating_sub(skip);
+        Ok(Box::new(self.points.epoch(epoch, skip)?.take(rest)))
+    }
+}
+
+#[rstest]
+#[case(true, "the number of batches is 4 on worker 1 and 2 on the chief")]
+#[case(false, "worker 0 has no batch 2 of the epoch, worker 1 has one")]
+fn a_source_of_ones_own_with_uneven_workers_is_refused(
+    #[case] counted: bool,
+    #[case] said: &'static str,
+) {
+    for evaluates in [false, true] {
+        if evaluates && counted {
+            continue;
+        }
+        let all = Arc::new(std::sync::Barrier::new(2));
+        let outcomes = try_workers(Between::Threads, &[1, 1], move |strategy| {
+            let data = Uneven {
+                points: Points::new(&strategy),
+                batches: [2, 4][index(&strategy)],
+                counted,
+            };
+            let mut state = new_state(&strategy);
+            let outcome = match evaluates {
+                true => evaluate(&strategy, &state, &data, objective).map(drop),
+                false => {
+                    let fit = Fit::new(&strategy).epochs(1);
+                    fit.run(&mut state, &data, None, objective).map(drop)
+                }
+            };
+            all.wait();
+            outcome
+        });
+        for outcome in outcomes {
+            let text = outcome.unwrap_err().to_string();
+            assert!(text.contains(said), "{text}");
+        }
+    }
 }
 
 /// The steps that were saved by two workers with a checkpoint callback.

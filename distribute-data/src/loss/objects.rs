@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use burn::tensor::Tensor;
-use distribute_core::loss::{LossDivisor, divided_by};
+use distribute_core::loss::{LossDivisor, check_per_example, divided_by};
 use distribute_core::{Error, Result, current_strategy, has_strategy};
 
 use super::functions::{
@@ -14,6 +14,12 @@ use super::functions::{
 
 /// What a loss object makes of the losses of a replica's examples
 /// (Keras: `tf.keras.losses.Reduction`).
+///
+/// What [`Fit`](distribute_core::fit::Fit) and `evaluate` report of it is a mean over the examples
+/// of all batches, whatever their sizes: of a mean reduction the mean loss of an example, of
+/// [`Sum`](Self::Sum) that mean times the examples of a full global batch. Keras reports for a sum
+/// the mean of the batches' sums instead, each weighted by its examples, which is the same unless
+/// the last batch is short.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum Reduction {
@@ -72,14 +78,14 @@ impl Reduction {
             Self::Sum => Ok(LossValue::Reduced(per_example.sum_all())),
             Self::MeanOverReplicas => {
                 let replicas = current_strategy().num_replicas_in_sync() as f64;
-                let mean = per_example.mean_over(replicas);
+                let mean = per_example.mean_over(replicas)?;
                 Ok(LossValue::Reduced(mean.div_scalar(replicas)))
             }
             Self::Auto | Self::SumOverBatchSize => {
                 if has_strategy() {
                     return Err(self.refused());
                 }
-                Ok(LossValue::Reduced(per_example.mean_over(1.0)))
+                Ok(LossValue::Reduced(per_example.mean_over(1.0)?))
             }
         }
     }
@@ -162,7 +168,7 @@ impl<T> LossValue<T> {
 trait LossTensor {
     fn sum_all(self) -> Tensor<1>;
     /// The mean, which is going to be divided by the number of replicas.
-    fn mean_over(self, replicas: f64) -> Tensor<1>;
+    fn mean_over(self, replicas: f64) -> Result<Tensor<1>>;
 }
 
 impl<const D: usize> LossTensor for Tensor<D> {
@@ -171,11 +177,12 @@ impl<const D: usize> LossTensor for Tensor<D> {
     }
 
     /// 0 and not NaN for no examples.
-    fn mean_over(self, replicas: f64) -> Tensor<1> {
-        let examples = self.dims().first().copied().unwrap_or(0) as f64;
-        divided_by(LossDivisor::OwnBatch(examples * replicas));
+    fn mean_over(self, replicas: f64) -> Result<Tensor<1>> {
+        let examples = self.dims().first().copied().unwrap_or(0);
+        check_per_example("a mean of losses", examples)?;
+        divided_by(LossDivisor::OwnBatch(examples as f64 * replicas));
         let count = self.shape().num_elements().max(1) as f64;
-        self.sum().div_scalar(count)
+        Ok(self.sum().div_scalar(count))
     }
 }
 
@@ -228,7 +235,8 @@ impl SparseCategoricalCrossentropy {
     ///
     /// # Errors
     /// For [`Reduction::Auto`] and [`Reduction::SumOverBatchSize`] inside a step or scope of a
-    /// strategy other than the default one.
+    /// strategy other than the default one; for a mean of losses that are not one row, or one
+    /// number, per example of the batch.
     pub fn call<T>(&self, logits: T, labels: T::Indices) -> Result<LossValue<T::PerExample>>
     where
         T: LastAxis,
@@ -247,7 +255,8 @@ macro_rules! call {
             ///
             /// # Errors
             /// For [`Reduction::Auto`] and [`Reduction::SumOverBatchSize`] inside a step or scope
-            /// of a strategy other than the default one.
+            /// of a strategy other than the default one; for a mean of losses that are not one
+            /// row, or one number, per example of the batch.
             pub fn call<T: LastAxis>(
                 &self,
                 predictions: T,

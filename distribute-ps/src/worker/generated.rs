@@ -76,6 +76,9 @@ pub struct Setting {
     /// Absent if it was not given.
     #[prost(string, optional, tag = "2")]
     pub value: ::core::option::Option<::prost::alloc::string::String>,
+    /// Whether the other process decides it; without a value then.
+    #[prost(bool, tag = "3")]
+    pub left: bool,
 }
 /// Who the worker is.
 #[derive(Clone, PartialEq, ::prost::Message)]

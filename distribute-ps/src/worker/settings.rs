@@ -9,15 +9,25 @@ pub(crate) fn settings(configuration: &Configuration) -> Vec<Setting> {
     let setting = |(name, value): (&str, Option<&str>)| Setting {
         name: name.to_string(),
         value: value.map(str::to_string),
+        left: false,
     };
-    configuration.iter().map(setting).collect()
+    let left = |name: &str| Setting {
+        name: name.to_string(),
+        value: None,
+        left: true,
+    };
+    let set = configuration.iter().map(setting);
+    set.chain(configuration.left().map(left)).collect()
 }
 
 /// From the other process.
 pub(crate) fn read_settings(settings: &[Setting]) -> Configuration {
     let mut configuration = Configuration::new();
-    for Setting { name, value } in settings {
-        configuration.set(name, value.as_deref());
+    for Setting { name, value, left } in settings {
+        match left {
+            true => configuration.leave(name),
+            false => configuration.set(name, value.as_deref()),
+        }
     }
     configuration
 }

@@ -41,7 +41,7 @@ impl Mlp {
         }
     }
 
-    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+    pub fn forward(&self, x: Tensor<2>) -> Tensor<2> {
         sigmoid(self.output.forward(self.hidden.forward(x).tanh()))
     }
 }

@@ -3,5 +3,6 @@
 mod cluster;
 mod data;
 mod lost;
+mod reported;
 mod resumed;
 mod trained;

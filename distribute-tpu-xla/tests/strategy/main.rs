@@ -12,6 +12,7 @@ mod numerics;
 mod processes;
 mod random;
 mod reductions;
+mod reported;
 mod residency;
 mod support;
 mod threads;

@@ -246,6 +246,23 @@ fn another_world_size_name_or_option_is_refused_by_both() {
 }
 
 #[test]
+fn of_many_options_those_that_differ_are_named() {
+    within_limit(|| {
+        let joined = join_all(2, |rank, options| {
+            let algorithm = ["ring", "auto"][rank];
+            options.options = format!("algorithm {algorithm}, transport grpc, 1 lanes");
+        });
+        for (rank, result) in joined.into_iter().enumerate() {
+            let reason = refusal(result);
+            let [own, other] = [["ring", "auto"][rank], ["ring", "auto"][1 - rank]];
+            let said =
+                format!("it has the options \"algorithm {other}\", this rank \"algorithm {own}\"");
+            assert!(reason.contains(&said), "{reason}");
+        }
+    });
+}
+
+#[test]
 fn all_ranks_hear_of_one_that_does_not_fit() {
     within_limit(|| {
         let joined = join_all(4, |rank, options| {

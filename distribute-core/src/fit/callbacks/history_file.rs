@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use crate::Result;
-use crate::fit::{Callback, Control, EpochRecord, FitError};
+use crate::fit::{Callback, Control, EpochRecord, FitError, json_number};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Format {
@@ -20,7 +20,8 @@ enum Format {
 ///
 /// A new run replaces the file. A resumed one keeps the rows of the epochs before it, so that the
 /// file ends up as that of a run that was never interrupted. Numbers are written with as many
-/// digits as are needed to read the same number back; NaN is `null`, in CSV `NaN`.
+/// digits as are needed to read the same number back; what is not finite is `NaN`, `Infinity` or
+/// `-Infinity`, in JSON as a text ([`json_number`]).
 #[derive(Debug)]
 pub struct HistoryFile {
     path: PathBuf,
@@ -64,18 +65,18 @@ impl HistoryFile {
             ("step".to_string(), Value::from(record.step)),
             (
                 "learning_rate".to_string(),
-                Value::from(record.learning_rate),
+                json_number(record.learning_rate),
             ),
         ];
         let logs = record.logs.iter();
-        row.extend(logs.map(|(name, value)| (name.to_string(), Value::from(value))));
+        row.extend(logs.map(|(name, value)| (name.to_string(), json_number(value))));
         if self.timings {
             let timings = [
                 ("training_seconds", record.training_time.as_secs_f64()),
                 ("validation_seconds", record.validation_time.as_secs_f64()),
                 ("examples_per_second", record.examples_per_second()),
             ];
-            row.extend(timings.map(|(name, value)| (name.to_string(), Value::from(value))));
+            row.extend(timings.map(|(name, value)| (name.to_string(), json_number(value))));
         }
         row
     }
@@ -91,7 +92,7 @@ impl HistoryFile {
         }
         let names: Vec<String> = row.iter().map(|(name, _)| name.clone()).collect();
         let values = row.iter().map(|(_, value)| match value {
-            Value::Null => "NaN".to_string(),
+            Value::String(text) => text.clone(),
             value => value.to_string(),
         });
         let values = csv_line(values)?;

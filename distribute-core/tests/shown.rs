@@ -1,0 +1,103 @@
+//! What people see of values: what they hold, and no word of what burn is made of inside.
+
+use std::fmt::Debug;
+
+use burn::module::Module;
+use burn::nn::{Linear, LinearConfig};
+use distribute_core::{
+    Device, Mirrored, MirroredStrategy, PerReplica, Sgd, StrategyExt, Tensor, TrainState,
+};
+
+#[derive(Debug, Clone)]
+#[allow(dead_code)] // Only shown.
+struct Batch {
+    x: Tensor<2>,
+    names: Vec<(Tensor<1>, Option<Tensor<3>>)>,
+}
+
+#[derive(Module, Debug)]
+struct Net {
+    first: Linear,
+    rest: Vec<Linear>,
+}
+
+fn net(device: &Device) -> Net {
+    let linear = |inputs, outputs| LinearConfig::new(inputs, outputs).init(device);
+    Net {
+        first: linear(2, 3),
+        rest: vec![linear(3, 1)],
+    }
+}
+
+#[track_caller]
+fn plain(value: &impl Debug) -> String {
+    let mut shown = String::new();
+    for text in [format!("{value:?}"), format!("{value:#?}")] {
+        for word in [
+            "BridgeTensor",
+            "DispatchTensor",
+            "FlexTensor",
+            "Autodiff",
+            "primitive",
+            "Arc",
+        ] {
+            assert!(!text.contains(word), "{word} in {text}");
+        }
+        shown = text;
+    }
+    shown
+}
+
+fn of_two<T: Clone>(value: T) -> PerReplica<T> {
+    PerReplica::new(vec![value.clone(), value])
+}
+
+#[test]
+fn nests_of_any_depth_show_no_inside_of_burn() {
+    let device = Device::flex();
+    let one = Tensor::<1>::from_floats([1.0, 2.5], &device);
+    let two = Tensor::<2>::ones([2, 2], &device);
+    let three = Tensor::<3>::ones([1, 1, 2], &device);
+    let triple = (one.clone(), two.clone(), three.clone());
+    plain(&of_two(triple.clone()));
+    let text = format!("{:?}", PerReplica::new(vec![triple.clone()]));
+    assert_eq!(text, "PerReplica [(Tensor, Tensor, Tensor)]");
+    let text = format!("{:?}", PerReplica::new(vec!["BridgeTensor }"]));
+    assert_eq!(text, "PerReplica [\"BridgeTensor }\"]");
+    plain(&of_two((triple.clone(), (one.clone(), triple))));
+    plain(&of_two(vec![(one.clone(), vec![two.clone()])]));
+    plain(&of_two([Some(one.clone()), None]));
+    plain(&of_two(Batch {
+        x: two,
+        names: vec![(one.clone(), Some(three))],
+    }));
+    assert!(plain(&of_two(one)).contains("2.5"));
+}
+
+#[test]
+fn modules_states_and_gradients_show_no_inside_of_burn() {
+    let strategy = MirroredStrategy::builder().replicas(2).build().unwrap();
+    let model: Mirrored<Net> = strategy.scope(net).unwrap();
+    plain(&model);
+    let state = strategy.scope(|device| TrainState::new(net(device), Sgd::new(0.1)));
+    let mut state = state.unwrap();
+    plain(&state);
+    strategy
+        .run((&mut state,), |ctx, (state,)| {
+            let x = Tensor::<2>::ones([4, 2], ctx.device());
+            let loss = state.model.rest[0]
+                .forward(state.model.first.forward(x))
+                .sum();
+            plain(&loss_of(ctx, &loss, state)?);
+            Ok(())
+        })
+        .unwrap();
+}
+
+fn loss_of(
+    ctx: &distribute_core::ReplicaContext,
+    loss: &Tensor<1>,
+    state: &TrainState<Net>,
+) -> distribute_core::Result<distribute_core::Gradients> {
+    ctx.gradient(loss, &state.model)
+}
