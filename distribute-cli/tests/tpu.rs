@@ -661,6 +661,13 @@ fn a_job_is_compiled_for_a_tpu_that_is_not_there(
     assert!(fits, "{lines:?}");
     let verbose = common::run(folder.path(), &format!("{run} --verbose --output json"));
     let report: Value = serde_json::from_str(&verbose.stdout).unwrap();
+    let (seconds, cycles) = (&report["estimated_seconds"], &report["estimated_cycles"]);
+    let estimate = format!(
+        "the compiler's estimate of a step: {:.1} us, {} cycles in all operations",
+        seconds.as_f64().unwrap() * 1e6,
+        cycles.as_u64().unwrap()
+    );
+    assert!(lines.contains(&estimate.as_str()), "{lines:?}, {report}");
     let bytes = |name: &str| report[name].as_u64().unwrap();
     assert!(bytes("alias_bytes") >= bytes("donated_bytes"), "{report}");
 }
