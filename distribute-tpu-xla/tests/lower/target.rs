@@ -1,10 +1,10 @@
 //! Forms of operations that are for the TPU's compiler only: which operations they are made of, and
 //! that they give what the general forms and burn's flex backend give.
 
-use burn::tensor::{DType, IndexingUpdateOp, TensorData};
+use burn::tensor::{DType, IndexingUpdateOp, Shape, TensorData, TensorId};
 use burn_backend::ops::{ConvOptions, MaxPool2dWithIndices};
 use burn_backend::{Backend, IntDType};
-use distribute_tpu_xla::lower::{LowerOptions, Target};
+use distribute_tpu_xla::lower::{LowerOptions, Lowered, Target};
 use distribute_tpu_xla::stablehlo::Precision;
 
 use crate::check;
@@ -268,6 +268,34 @@ fn largest_elements_and_their_gradients_are_right() {
     }
 }
 
+/// With padding XLA does not go through a window row by row.
+#[test]
+fn of_equals_the_first_wins_beside_padding_too() {
+    let mut data = Data::new(91);
+    for window in WINDOWS.into_iter().filter(|w| w.4 == [1, 1]) {
+        let [rows, columns] = window.0;
+        let [out_rows, out_columns] = output(&window);
+        for round in 0..4 {
+            let few = data.ints(&[2, 3, rows, columns], DType::I64, 0, 2);
+            let x = typed(
+                few.iter::<f64>().collect(),
+                &[2, 3, rows, columns],
+                DType::F32,
+            );
+            let gradient = data.normal(&[2, 3, out_rows, out_columns], DType::F32);
+            let inputs = vec![x, gradient];
+            let step = Pool {
+                window,
+                positions: false,
+            };
+            let text = for_tpu(&capture(&inputs, &step), Precision::Highest);
+            assert!(text.contains("select_and_scatter"), "{window:?}");
+            assert!(!text.contains("ui32"), "{window:?}: positions");
+            crate::harness::compare(&format!("{window:?} {round}"), inputs, &step);
+        }
+    }
+}
+
 /// Of NaNs the last gets the gradient, of equals the first, also where all are the lowest.
 #[test]
 fn special_values_win_as_they_do_elsewhere() {
@@ -432,6 +460,66 @@ fn special_values_and_indices_outside_of_rows() {
         run(&[1, 0, 0, 0], DType::I64)[1][0][0],
         (-0.0_f32).to_bits()
     );
+}
+
+/// Four tensors of 6 x 20: read in other dimensions after two reshapes, after two equal ones, in its
+/// own dimensions too, and in two different ones.
+struct Reshaped;
+
+impl Step for Reshaped {
+    fn run<B: Backend>(&self, x: &[Prim<B>]) -> Vec<Prim<B>> {
+        let to = |x: B::FloatTensorPrimitive, dims: &[usize]| {
+            B::float_reshape(x, Shape::from(dims.to_vec()))
+        };
+        let image = [6, 1, 4, 5];
+        let read = [
+            B::float_exp(to(to(x[0].f(), &[6, 2, 10]), &image)),
+            B::float_exp(to(x[1].f(), &image)),
+            B::float_neg(to(x[1].f(), &image)),
+            B::float_exp(to(x[2].f(), &image)),
+            B::float_neg(x[2].f()),
+            B::float_exp(to(x[3].f(), &image)),
+            B::float_neg(to(x[3].f(), &[12, 10])),
+        ];
+        read.into_iter().map(Float).collect()
+    }
+}
+
+#[test]
+fn a_batch_arrives_in_the_dimensions_in_which_it_is_read() {
+    let Some(client) = client() else { return };
+    let mut data = Data::new(90);
+    let inputs: Vec<TensorData> = (0..4).map(|_| data.normal(&[6, 20], DType::F32)).collect();
+    let captured = capture(&inputs, &Reshaped);
+    let lowered = |target, sent: &[TensorId]| {
+        let options = LowerOptions {
+            target,
+            sent: sent.iter().copied().collect(),
+            ..LowerOptions::default()
+        };
+        lower_with(&captured, &options)
+    };
+    let dims = |lowered: &Lowered| -> Vec<Vec<usize>> {
+        let inputs = lowered.program.inputs.iter();
+        inputs.map(|ty| ty.dims().to_vec()).collect()
+    };
+    let [image, rows] = [vec![6, 1, 4, 5], vec![6, 20]];
+    let tpu = lowered(Target::Tpu, &captured.inputs);
+    let expected = [&image, &image, &rows, &rows].map(Clone::clone);
+    assert_eq!(dims(&tpu), expected);
+    // What stays on the device has its own dimensions, and so has everything for other compilers.
+    let kept = lowered(Target::Tpu, &captured.inputs[1..]);
+    assert_eq!(dims(&kept)[0], rows);
+    let any = lowered(Target::Any, &captured.inputs);
+    assert_eq!(dims(&any), [&rows; 4].map(Clone::clone));
+    let [found, expected] = [&tpu, &any]
+        .map(|lowered| execute(client, lowered, std::slice::from_ref(&inputs)).remove(0));
+    for (found, expected) in found.iter().zip(&expected) {
+        assert_eq!(
+            (found.shape(), found.as_bytes()),
+            (expected.shape(), expected.as_bytes())
+        );
+    }
 }
 
 #[test]
