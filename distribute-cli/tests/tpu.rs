@@ -74,6 +74,34 @@ fn a_compiled_run_has_the_losses_of_an_eager_one(
     assert_eq!(end["steps"], 23);
 }
 
+/// What a model ends with decides the loss: of a class each, of one choice, of yes and no.
+#[rstest]
+#[case::a_sigmoid_per_class("sigmoid", r#"{"class_name": "Flatten", "config": {}}"#)]
+#[case::a_softmax("softmax", r#"{"class_name": "Flatten", "config": {}}"#)]
+#[case::a_softmax_layer("linear", r#"{"class_name": "Softmax", "config": {}}"#)]
+fn the_head_of_a_model_decides_the_loss_of_a_compiled_run(
+    #[case] activation: &str,
+    #[case] last: &str,
+) {
+    let Some(plugin) = plugin() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let model = format!(
+        r#"{{"class_name": "Sequential", "config": {{"layers": [
+            {{"class_name": "Flatten", "config": {{}}}},
+            {{"class_name": "Dense", "config": {{"units": 10, "activation": "{activation}"}}}},
+            {last}]}}}}"#
+    );
+    fs::write(folder.path().join("model.json"), model).unwrap();
+    let run = "--model model.json --epochs 1 --batch-size";
+    let (expected, _) = trained(folder.path(), &format!("{run} 64 --replicas 1"));
+    let tpu = format!("--strategy tpu --pjrt-plugin {plugin} --replicas 2");
+    let (found, _) = trained(folder.path(), &format!("{run} 32 {tpu}"));
+    close(&found, &expected, &AVERAGES);
+    // A mean of ten yes-no questions begins near ln 2, one choice among ten near ln 10.
+    let loss = found["loss"].as_f64().unwrap();
+    assert_eq!(loss < 1.0, activation == "sigmoid", "{loss}");
+}
+
 #[test]
 fn a_checkpoint_of_one_continues_under_the_other() {
     let Some(plugin) = plugin() else { return };
@@ -658,6 +686,13 @@ fn a_job_is_compiled_for_a_tpu_that_is_not_there(
     assert!(fits, "{lines:?}");
     let verbose = common::run(folder.path(), &format!("{run} --verbose --output json"));
     let report: Value = serde_json::from_str(&verbose.stdout).unwrap();
+    let (seconds, cycles) = (&report["estimated_seconds"], &report["estimated_cycles"]);
+    let estimate = format!(
+        "the compiler's estimate of a step: {:.1} us, {} cycles in all operations",
+        seconds.as_f64().unwrap() * 1e6,
+        cycles.as_u64().unwrap()
+    );
+    assert!(lines.contains(&estimate.as_str()), "{lines:?}, {report}");
     let bytes = |name: &str| report[name].as_u64().unwrap();
     assert!(bytes("alias_bytes") >= bytes("donated_bytes"), "{report}");
 }

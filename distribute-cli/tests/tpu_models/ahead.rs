@@ -50,7 +50,16 @@ fn check(model: &str, topology: &Topology, tiled: bool) {
     let name = format!("{model} for {}", report.topology);
     assert_eq!(report.replicas, topology.devices().len(), "{name}");
     let all: Vec<String> = (0..report.replicas).map(|r| r.to_string()).collect();
-    assert_eq!(groups(&program.stablehlo), [all.join(",")], "{name}");
+    // A TPU's compiler joins what is asked for one by one.
+    let asked = match tiled {
+        true => donated(&program.stablehlo).len() / 3,
+        false => 1,
+    };
+    assert_eq!(
+        groups(&program.stablehlo),
+        vec![all.join(","); asked],
+        "{name}"
+    );
     assert_eq!(report.collectives, [("all-reduce", 1)], "{name}");
     let donated = donated(&program.stablehlo);
     let plain = |dims: &Vec<usize>| 4 * dims.iter().product::<usize>();
@@ -63,7 +72,35 @@ fn check(model: &str, topology: &Topology, tiled: bool) {
         false => report.donated_bytes,
     };
     assert_eq!(report.memory.alias_bytes, aliased as i64, "{name}");
+    check_estimates(&program, &report, tiled, &name);
     assert_ne!(report.fits(), Some(false), "{name}");
+}
+
+/// What a TPU's compiler estimates: cycles beside each operation of its program, and a time. Others
+/// leave no cycles.
+fn check_estimates(program: &CompiledProgram, report: &CompileReport, tiled: bool, name: &str) {
+    let optimized = program.executable.optimized_program().unwrap();
+    let text = String::from_utf8_lossy(&optimized.code).into_owned();
+    let beside = text.split(r#""estimated_cycles":""#).skip(1);
+    let cycles = beside.map(|rest| rest[..rest.find('"').unwrap()].parse::<u64>().unwrap());
+    let cycles: Vec<u64> = cycles.collect();
+    if !tiled {
+        assert_eq!((cycles.len(), report.estimated_cycles), (0, None), "{name}");
+        return;
+    }
+    // These models' steps take at least ten operations and some microseconds.
+    assert!(cycles.len() > 10, "{name}: {cycles:?}");
+    let sum = cycles.iter().sum::<u64>();
+    assert_eq!(report.estimated_cycles, Some(sum), "{name}");
+    assert!((10_000..10_000_000).contains(&sum), "{name}: {sum}");
+    let costs = program.executable.cost_analysis().unwrap();
+    let seconds = costs["optimal_seconds"].as_f64().unwrap();
+    let estimated = report.estimated_time.unwrap().as_secs_f64();
+    assert!(
+        (estimated - seconds).abs() <= 1e-9,
+        "{name}: {estimated}, {seconds}"
+    );
+    assert!((1e-6..1e-2).contains(&estimated), "{name}: {estimated}");
 }
 
 #[test]

@@ -112,6 +112,37 @@ fn every_activation() {
     });
 }
 
+/// Activations that are layers, with options that decide: as a layer of a flat input, as one of an
+/// image, and as another layer's activation.
+#[rstest]
+fn activations_with_options(
+    #[values(
+        r#""ReLU", "config": {"max_value": 0.3}"#,
+        r#""ReLU", "config": {"negative_slope": 0.4}"#,
+        r#""ReLU", "config": {"max_value": 0.6, "negative_slope": 0.2, "threshold": 0.1}"#,
+        r#""LeakyReLU", "config": {"negative_slope": 0.9}"#,
+        r#""LeakyReLU", "config": {}"#,
+        r#""ELU", "config": {"alpha": 0.4}"#,
+        r#""Softmax", "config": {}"#
+    )]
+    activation: &str,
+) {
+    let activation = format!(r#"{{"class_name": {activation}}}"#);
+    let flatten = r#"{"class_name": "Flatten", "config": {}}"#;
+    let dense = r#"{"class_name": "Dense", "config": {"units": 12}}"#;
+    let inside = format!(
+        r#"{{"class_name": "Dense", "config": {{"units": 12, "activation": {activation}}}}}"#
+    );
+    let image = r#"{"class_name": "Conv2D", "config": {"filters": 4, "kernel_size": [3, 3]}}"#;
+    for layers in [
+        format!("{flatten},{dense},{activation},{DENSE}"),
+        format!("{flatten},{inside},{DENSE}"),
+        format!("{image},{activation},{DENSE}"),
+    ] {
+        within(120, || compare(&layers, false, 2));
+    }
+}
+
 /// Inputs of ones, each the result of a dense layer or of a convolution, behind a dropout.
 fn dropped(rate: f64, image: bool, device: &Device) -> TrainState<Sequential> {
     let ones = r#""kernel_initializer": {"class_name": "Zeros", "config": {}},

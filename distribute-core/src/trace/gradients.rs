@@ -76,18 +76,23 @@ impl CapturedGradients {
         }
     }
 
-    /// The global norm, of shape `[1]`, in `f32`, or in `f64` if all gradients are.
+    /// The global norm, of shape `[1]`, in `f32`, or in `f64` if all gradients are. What is larger
+    /// than 1 is squared as a part of the largest, so that no square is infinite before the norm is.
     fn norm(&self) -> Option<Tensor<1>> {
         let present = || self.tensors.iter().flatten();
         let dtype = match present().all(|gradient| gradient.spec().dtype == DType::F64) {
             true => DType::F64,
             false => DType::F32,
         };
-        let squares = present().map(|gradient| {
-            let flat = of_type(flat(gradient.clone()), dtype);
-            (flat.clone() * flat).sum()
+        let flat = || present().map(|gradient| of_type(flat(gradient.clone()), dtype));
+        let largest = flat().map(|gradient| gradient.abs().max());
+        let largest = largest.reduce(|a, b| a.max_pair(b))?.clamp_min(1.0);
+        let squares = flat().map(|gradient| {
+            let part = gradient / largest.clone();
+            (part.clone() * part).sum()
         });
-        squares.reduce(|sum, square| sum + square).map(Tensor::sqrt)
+        let sum = squares.reduce(|sum, square| sum + square)?;
+        Some(sum.sqrt() * largest)
     }
 
     /// Scales all gradients so that their global norm is at most `clip_norm`; all become NaN if

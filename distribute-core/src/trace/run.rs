@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use burn::tensor::TensorData;
 use burn_capture::{CapturedGraph, TensorId};
+use burn_ir::OperationIr;
 
 use super::call::{Call, Capture, Changes, LeafValue};
 use super::capture::{Input, Source, Trace, is_random, is_touch};
@@ -451,10 +452,8 @@ impl Plan {
             .retain(|operation| !is_touch(operation));
         let operations = &graph.graph.operations;
         let random = operations.iter().any(is_random);
-        let used: HashSet<TensorId> = operations
-            .iter()
-            .flat_map(|operation| operation.inputs().map(|tensor| tensor.id))
-            .collect();
+        let outputs = self.outputs.iter().map(CapturedTensor::id);
+        let used = used(operations, outputs.collect());
         let inputs: Vec<Input> = self.capture.trace.inputs();
         let inputs = inputs.into_iter();
         let is_used = |input: &Input| match input.source {
@@ -501,6 +500,17 @@ impl Plan {
         program.digest = digest(&step, &program);
         Ok((step, program))
     }
+}
+
+/// The outputs and all tensors that they are computed from.
+fn used(operations: &[OperationIr], outputs: HashSet<TensorId>) -> HashSet<TensorId> {
+    let mut used = outputs;
+    for operation in operations.iter().rev() {
+        if operation.outputs().any(|tensor| used.contains(&tensor.id)) {
+            used.extend(operation.inputs().map(|tensor| tensor.id));
+        }
+    }
+    used
 }
 
 fn step_input(input: &Input, call: &Call<'_>, capture: &Capture) -> StepInput {

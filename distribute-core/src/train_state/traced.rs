@@ -32,12 +32,9 @@ pub(super) struct Captured {
     slots: HashMap<TensorId, CapturedTensor>,
 }
 
-/// Parameters of at least this many dimensions have slots of the same dimensions on the device: on
-/// a TPU a flat one has another layout, and every update would move all its numbers.
-const SHAPED_SLOTS: usize = 3;
-
 /// A slot on its way to the device and back. On the host, in checkpoints and in the optimizer it is
-/// flat; on the device it has the dimensions of its parameter.
+/// flat; on the device it has the dimensions of its parameter: on a TPU a flat one has another layout,
+/// and every update would move all its numbers.
 struct ShapedSlot<'a> {
     slot: &'a mut Tensor<1>,
     shape: &'a [usize],
@@ -149,7 +146,7 @@ impl<M: Module> TrainState<M> {
         for (parameter, (slots, (shape, _))) in self.names.iter().zip(slots) {
             for (name, slot) in names.iter().zip(slots) {
                 let name = format!("{parameter} ({name})");
-                if shape.len() < SHAPED_SLOTS {
+                if shape.len() == 1 {
                     visitor.tensor(&name, slot)?;
                     continue;
                 }

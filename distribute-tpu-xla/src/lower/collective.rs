@@ -7,6 +7,7 @@ use burn_ir::{AllReduceOpIr, CustomOpIr, TensorIr};
 use crate::stablehlo::{Binary, Comparison, ElementType, Value};
 
 use super::context::{Context, element_type};
+use super::driver::Target;
 use super::error::{Result, unsupported};
 
 /// The custom operations that have a lowering: any number of tensors, each combined over all
@@ -76,7 +77,7 @@ pub(super) fn distributed(cx: &mut Context, op: &AllReduceOpIr) -> Result<()> {
     all_reduce(cx, inputs, std::slice::from_ref(&op.out), Binary::Add, mean)
 }
 
-/// One all-reduce per element type.
+/// One all-reduce per element type; on a TPU one per tensor.
 fn all_reduce(
     cx: &mut Context,
     inputs: &[TensorIr],
@@ -113,11 +114,20 @@ fn all_reduce_group(
         values.push(cx.get(&inputs[*i])?);
     }
     let replicas = cx.b.num_replicas();
-    let reduced = match op {
-        Binary::Maximum | Binary::Minimum => with_nans(cx, op, &values)?,
-        _ => cx.b.all_reduce(op, &values)?,
+    // The TPU's compiler joins several into one. It gives the operands of one that is joined already
+    // the layout of what computes them, and copies them and the whole state into other layouts.
+    let at_once = match cx.target {
+        Target::Tpu => 1,
+        Target::Any => values.len(),
     };
-    cx.all_reduces += 1;
+    let mut reduced = Vec::with_capacity(values.len());
+    for values in values.chunks(at_once) {
+        reduced.extend(match op {
+            Binary::Maximum | Binary::Minimum => with_nans(cx, op, values)?,
+            _ => cx.b.all_reduce(op, values)?,
+        });
+        cx.all_reduces += 1;
+    }
     for (i, mut value) in group.iter().zip(reduced) {
         if mean && replicas > 1 {
             value = cx.with_number(Binary::Divide, &value, replicas as f64)?;

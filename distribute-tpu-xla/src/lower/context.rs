@@ -22,9 +22,8 @@ pub(super) struct Context<'a> {
     values: HashMap<TensorId, Value>,
     /// Arguments whose memory a result takes over.
     donated: HashSet<TensorId>,
-    /// Tensors that are a donated argument or one that was flattened, or made of one element by
-    /// element, in other dimensions: the value in the argument's own dimensions, and their
-    /// dimensions.
+    /// Tensors that are an argument or one that was flattened, or made of one element by element, in
+    /// other dimensions: the value in the argument's own dimensions, and their dimensions.
     views: HashMap<TensorId, (Value, Vec<usize>)>,
     /// Of which pooling the positions of largest elements come, by the tensor of positions.
     pub(super) pools: HashMap<TensorId, Pooled>,
@@ -73,6 +72,14 @@ impl<'a> Context<'a> {
     pub(super) fn define_donated(&mut self, tensor: TensorId, value: Value) {
         self.donated.insert(tensor);
         self.define(tensor, value);
+    }
+
+    /// Makes `tensor`, of dimensions `dims`, the elements of `value`.
+    pub(super) fn define_in_other_dims(&mut self, tensor: TensorId, value: Value, dims: &[usize]) {
+        match value.dims() == dims {
+            true => self.define(tensor, value),
+            false => drop(self.views.insert(tensor, (value, dims.to_vec()))),
+        }
     }
 
     /// The donated argument that `tensor` is or shows in other dimensions, in its own ones; also a

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use burn::tensor::CapturedGraph;
-use burn_ir::{OperationIr, TensorId};
+use burn_ir::{BaseOperationIr, OperationIr, TensorId};
 
 use crate::stablehlo::{
     Binary, Builder, ElementType, Precision, Program, StableHloError, TensorType, Value,
@@ -92,6 +92,10 @@ pub struct LowerOptions {
     pub target: Target,
     /// How exactly matrix products and convolutions of f32 are computed on a TPU.
     pub precision: Precision,
+    /// Inputs that are sent anew in every call. On a TPU the program takes them in the dimensions in
+    /// which the step reads them, which [`Program::inputs`] says: an image that arrives as a row of
+    /// numbers is stored in another order there, and would be moved once more in every step.
+    pub sent: HashSet<TensorId>,
 }
 
 impl Default for LowerOptions {
@@ -103,6 +107,7 @@ impl Default for LowerOptions {
             names: HashMap::new(),
             target: Target::Any,
             precision: Precision::Highest,
+            sent: HashSet::new(),
         }
     }
 }
@@ -140,15 +145,23 @@ pub fn lower(
     builder.set_precision(options.precision);
     let mut cx = Context::new(builder, &graph.values, options.target);
     let types = input_types(graph, inputs)?;
+    let needed = needed(operations, inputs, outputs);
     for (input, ty) in inputs.iter().zip(types) {
         let donated_to = donation(input, outputs)?;
+        let is_sent = options.target == Target::Tpu && options.sent.contains(&input.tensor);
+        if is_sent && donated_to.is_none() {
+            let read = || needed.iter().map(|position| &operations[*position]);
+            let dims = read_dims(&read, input.tensor, ty.dims());
+            let value = cx.b.input(TensorType::new(dims, ty.element()), None);
+            cx.define_in_other_dims(input.tensor, value, ty.dims());
+            continue;
+        }
         let value = cx.b.input(ty, donated_to);
         match donated_to {
             Some(_) => cx.define_donated(input.tensor, value),
             None => cx.define(input.tensor, value),
         }
     }
-    let needed = needed(operations, inputs, outputs);
     let random = |position: &&usize| is_random(&operations[**position]);
     cx.random_positions = needed.iter().filter(random).copied().collect();
     let random_key_input = random_key(&mut cx, inputs, options.random_key)?;
@@ -232,6 +245,30 @@ fn input_types(
             })
         })
         .collect()
+}
+
+/// The dimensions in which a step reads a tensor: those to which all operations that read it reshape
+/// it, in one step or several, or else its own.
+fn read_dims<'a, I: Iterator<Item = &'a OperationIr>>(
+    operations: &dyn Fn() -> I,
+    tensor: TensorId,
+    dims: &[usize],
+) -> Vec<usize> {
+    let readers = operations().filter(|op| op.inputs().any(|input| input.id == tensor));
+    let mut found: Option<Vec<usize>> = None;
+    for reader in readers {
+        let (OperationIr::BaseFloat(BaseOperationIr::Reshape(reshape))
+        | OperationIr::BaseInt(BaseOperationIr::Reshape(reshape))
+        | OperationIr::BaseBool(BaseOperationIr::Reshape(reshape))) = reader
+        else {
+            return dims.to_vec();
+        };
+        let read = read_dims(operations, reshape.out.id, &reshape.out.shape);
+        if found.get_or_insert_with(|| read.clone()) != &read {
+            return dims.to_vec();
+        }
+    }
+    found.unwrap_or_else(|| dims.to_vec())
 }
 
 /// Positions of the operations that an output needs, in order.

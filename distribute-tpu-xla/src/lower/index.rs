@@ -8,10 +8,11 @@ use burn_ir::{
 };
 
 use crate::stablehlo::{
-    Binary, ElementType, GatherDimensions, ScatterDimensions, TensorType, Update, Value,
+    Binary, Comparison, ElementType, GatherDimensions, ScatterDimensions, TensorType, Update, Value,
 };
 
 use super::context::Context;
+use super::driver::Target;
 use super::error::Result;
 
 /// Indices narrower than 64 bits, which a TPU has to emulate, if all of `dims` allow it.
@@ -121,9 +122,73 @@ fn coordinates(cx: &mut Context, indices: &Value, dim: usize, dims: &[usize]) ->
     Ok(cx.b.concatenate(&parts, indices.rank())?)
 }
 
+/// Whether `indices` name one element of `x` in each row along `dim`, and a TPU chooses it by
+/// comparing: it reads and writes single elements one after the other, and each of these is an
+/// operation of its own, while comparing is part of what makes the rows or uses them.
+fn one_in_each_row(cx: &Context, x: &Value, indices: &Value, dim: usize) -> bool {
+    let mut rows = x.dims().to_vec();
+    cx.target == Target::Tpu
+        && x.rank() > 1
+        && x.element() != ElementType::I1
+        && std::mem::replace(&mut rows[dim], 1) > 0
+        && indices.dims() == &rows[..]
+}
+
+/// Which elements of rows like those of `x` the indices name, one in each row or none.
+fn named_elements(cx: &mut Context, x: &Value, indices: &Value, dim: usize) -> Result<Value> {
+    let indices = cx.b.broadcast_to(indices, x.dims())?;
+    let positions = cx.b.iota(indices.ty().clone(), dim)?;
+    Ok(cx.b.compare(Comparison::Eq, &positions, &indices)?)
+}
+
+/// Indices that hold every position of a row of this size.
+fn wide_enough(cx: &mut Context, indices: &Value, size: usize) -> Value {
+    match indices.element() {
+        ElementType::I8 | ElementType::I16 | ElementType::U8 | ElementType::U16 => {
+            cx.b.convert(indices, ElementType::I32)
+        }
+        _ => narrow(cx, indices, &[size]),
+    }
+}
+
+/// The element of each row that `indices` name, or the nearest one.
+fn chosen(cx: &mut Context, x: &Value, indices: &Value, dim: usize) -> Result<Value> {
+    let size = x.dims()[dim];
+    let at = wide_enough(cx, indices, size);
+    let (first, last) = (
+        cx.number_like(0.0, &at),
+        cx.number_like((size - 1) as f64, &at),
+    );
+    let at = cx.b.clamp(&first, &at, &last)?;
+    let named = named_elements(cx, x, &at, dim)?;
+    // Every number, -0 too, is the sum of itself and of any number of -0.
+    let nothing = match x.element().is_float() {
+        true => -0.0,
+        false => 0.0,
+    };
+    let nothing = cx.b.scalar(x.element(), nothing);
+    let nothings = cx.b.broadcast_in_dim(&nothing, x.dims(), &[])?;
+    let kept = cx.b.select(&named, x, &nothings)?;
+    let sum = cx.b.reduce_with(Binary::Add, &kept, &nothing, &[dim])?;
+    Ok(cx.b.reshape(&sum, indices.dims())?)
+}
+
+/// `x` with `value` added to the element of each row that `indices` name, if there is such a one.
+fn added(cx: &mut Context, x: &Value, indices: &Value, value: &Value, dim: usize) -> Result<Value> {
+    let at = wide_enough(cx, indices, x.dims()[dim]);
+    let named = named_elements(cx, x, &at, dim)?;
+    let value = cx.b.broadcast_to(value, x.dims())?;
+    let sum = cx.binary(Binary::Add, x, &value)?;
+    Ok(cx.b.select(&named, &sum, x)?)
+}
+
 pub(super) fn gather(cx: &mut Context, op: &GatherOpIr) -> Result<()> {
     let x = cx.get(&op.tensor)?;
     let indices = cx.get(&op.indices)?;
+    if one_in_each_row(cx, &x, &indices, op.dim) {
+        let x = chosen(cx, &x, &indices, op.dim)?;
+        return cx.set(&op.out, x);
+    }
     let rank = x.rank();
     let indices = coordinates(cx, &indices, op.dim, x.dims())?;
     let dims = GatherDimensions {
@@ -140,6 +205,11 @@ pub(super) fn scatter(cx: &mut Context, op: &ScatterOpIr) -> Result<()> {
     let x = cx.get(&op.tensor)?;
     let indices = cx.get(&op.indices)?;
     let value = cx.get(&op.value)?;
+    let adds = update(op.update, x.element()) == Update::Combine(Binary::Add);
+    if adds && one_in_each_row(cx, &x, &indices, op.dim) {
+        let x = added(cx, &x, &indices, &value, op.dim)?;
+        return cx.set(&op.out, x);
+    }
     let rank = x.rank();
     let indices = coordinates(cx, &indices, op.dim, x.dims())?;
     let dims = ScatterDimensions {

@@ -89,13 +89,6 @@ impl Pool {
             cx.b.slice(x, &vec![0; x.rank()], &limit, &vec![1; x.rank()])?;
         Ok((x, window))
     }
-
-    /// Whether no window covers padding. What wins among elements and padding is not said for
-    /// `select_and_scatter`.
-    fn without_padding(&self, input: &[usize], windows: &[usize]) -> bool {
-        let after = |d: usize| self.padding_after(d, input[d], windows[d]);
-        (0..windows.len()).all(|d| self.padding[d] == 0 && after(d) <= 0)
-    }
 }
 
 /// A pooling whose positions of largest elements nobody has asked for yet.
@@ -224,7 +217,7 @@ fn max_pool_backward(
     pool: &Pool,
 ) -> Result<()> {
     let gradient = cx.get(gradient)?;
-    if let Some(pooled) = same_pooling(cx, x, &gradient, indices, pool) {
+    if let Some(pooled) = same_pooling(cx, x, indices, pool) {
         let sum = selected(cx, &pooled, &gradient)?;
         return cx.set_as(out, &sum);
     }
@@ -258,18 +251,11 @@ fn max_pool_backward(
 
 /// The pooling of `x` with these windows that `indices` come from, if they do and the gradient can
 /// be had without them.
-fn same_pooling(
-    cx: &Context,
-    x: &TensorIr,
-    gradient: &Value,
-    indices: &TensorIr,
-    pool: &Pool,
-) -> Option<Pooled> {
+fn same_pooling(cx: &Context, x: &TensorIr, indices: &TensorIr, pool: &Pool) -> Option<Pooled> {
     let pooled = cx.pools.get(&indices.id)?;
-    let windows = &gradient.dims()[2..];
     let same = pooled.input == x.id && pooled.pool == *pool;
     let simple = pool.dilation.iter().all(|d| *d == 1);
-    (same && simple && pool.without_padding(&x.shape[2..], windows)).then(|| pooled.clone())
+    (same && simple).then(|| pooled.clone())
 }
 
 /// Each gradient goes to the element that wins in its window: of equals the first, of NaNs the
@@ -278,6 +264,8 @@ fn selected(cx: &mut Context, pooled: &Pooled, gradient: &Value) -> Result<Value
     let x = cx.wide(&pooled.x);
     let gradient = cx.wide(gradient);
     let (cut, window) = pooled.pool.window(cx, &x, &gradient.dims()[2..])?;
+    let low: Vec<i64> = window.padding.iter().map(|padding| padding.0).collect();
+    let (cut, window) = padded(cx, cut, window)?;
     let zero = cx.b.scalar(x.element(), 0i64);
     let sum =
         cx.b.select_and_scatter(&cut, &gradient, &zero, &window, |b, winner, next| {
@@ -287,15 +275,39 @@ fn selected(cx: &mut Context, pooled: &Pooled, gradient: &Value) -> Result<Value
             let nan_stays = b.binary(Binary::And, &nan, &number)?;
             b.binary(Binary::Or, &larger, &nan_stays)
         })?;
+    // Without the padding, and with what no window has touched.
     let none = vec![0; x.rank()];
     let size = |t: &Value, d: usize| t.dims()[d] as i64;
-    let high = (0..x.rank())
-        .map(|d| size(&x, d) - size(&sum, d))
-        .collect::<Vec<_>>();
-    match high == none {
-        true => Ok(sum),
-        false => Ok(cx.b.pad(&sum, &zero, &none, &high, &none)?),
+    let high: Vec<i64> = (0..x.rank())
+        .map(|d| size(&x, d) + low[d] - size(&sum, d))
+        .collect();
+    if low == none && high == none {
+        return Ok(sum);
     }
+    let low: Vec<i64> = low.iter().map(|padding| -padding).collect();
+    Ok(cx.b.pad(&sum, &zero, &low, &high, &none)?)
+}
+
+/// `x` with a window's padding around it, and the window without padding.
+///
+/// XLA goes through windows row by row only where they have no padding: elsewhere another of several
+/// equals may win. What is around `x` is less than everything inside, so that even the lowest
+/// element wins against it: minus infinity inside counts as the lowest number.
+fn padded(cx: &mut Context, x: Value, mut window: Window) -> Result<(Value, Window)> {
+    let padding = std::mem::replace(&mut window.padding, vec![(0, 0); x.rank()]);
+    if padding == window.padding {
+        return Ok((x, window));
+    }
+    let (low, high): (Vec<i64>, Vec<i64>) = padding.into_iter().unzip();
+    let lowest = match x.element() {
+        ElementType::F64 => f64::MIN,
+        _ => f64::from(f32::MIN),
+    };
+    let inside = cx.with_number(Binary::Maximum, &x, lowest)?;
+    let outside = cx.b.scalar(x.element(), f64::NEG_INFINITY);
+    let none = vec![0; x.rank()];
+    let x = cx.b.pad(&inside, &outside, &low, &high, &none)?;
+    Ok((x, window))
 }
 
 /// Adds every gradient at its position in its plane; positions of -1 are left out.

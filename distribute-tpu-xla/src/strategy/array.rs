@@ -32,7 +32,7 @@ impl DeviceArray {
     /// Copies the same value to all devices.
     pub(crate) fn upload(place: &Place, data: &TensorData) -> Result<Self, TpuError> {
         let devices = place.devices.iter();
-        let copies = devices.map(|device| buffer(&place.client, device, data));
+        let copies = devices.map(|device| buffer(&place.client, device, data, data.shape()));
         Ok(Self {
             spec: TensorSpec {
                 shape: data.shape().to_vec(),
@@ -54,7 +54,7 @@ impl DeviceArray {
             ))
         })?;
         let pairs = place.devices.iter().zip(data);
-        let copies = pairs.map(|(device, data)| buffer(&place.client, device, data));
+        let copies = pairs.map(|(device, data)| buffer(&place.client, device, data, data.shape()));
         Ok(Self {
             spec: TensorSpec {
                 shape: first.shape().to_vec(),
@@ -91,15 +91,15 @@ impl DeviceTensor for DeviceArray {
     }
 }
 
-/// Copies a tensor to one device.
+/// Copies a tensor to one device, as one of the dimensions `dims`.
 pub(crate) fn buffer(
     client: &Client,
     device: &Device,
     data: &TensorData,
+    dims: &[usize],
 ) -> Result<Buffer, TpuError> {
     let element = element_type(data.dtype())?;
-    let dims: Vec<usize> = data.shape().to_vec();
-    Ok(client.buffer_from_bytes(element, data.as_bytes(), &dims, device)?)
+    Ok(client.buffer_from_bytes(element, data.as_bytes(), dims, device)?)
 }
 
 fn element_type(dtype: DType) -> Result<ElementType, TpuError> {

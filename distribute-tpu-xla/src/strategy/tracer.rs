@@ -18,7 +18,7 @@ use crate::lower::{
     CPU_COMPILER_OPTIONS, GraphInput, LowerOptions, Lowered, RandomKey, Target, lower,
 };
 use crate::pjrt::{self, Buffer, Client, CompileOptions, Device, ExecuteOptions, LoadedExecutable};
-use crate::stablehlo::Precision;
+use crate::stablehlo::{Precision, TensorType};
 use crate::trace::{ProgramLimits, Programs};
 
 /// Compiles steps for the devices of a strategy and keeps the programs.
@@ -89,6 +89,7 @@ impl XlaTracer {
         Ok(XlaProgram {
             executable,
             place: Arc::clone(place),
+            inputs: lowered.program.inputs,
             outputs: specs.collect(),
         })
     }
@@ -119,7 +120,8 @@ impl XlaTracer {
 }
 
 /// The StableHLO program of a captured step, for all its replicas. Inputs and outputs are those of
-/// the step, in the same order; old state is donated to the new.
+/// the step, in the same order; old state is donated to the new. A TPU's program may have tensors of
+/// the batch in other dimensions than the step, see [`LowerOptions::sent`].
 ///
 /// # Errors
 /// [`LowerError`](crate::lower::LowerError) for an operation that is not covered.
@@ -151,12 +153,15 @@ pub fn lower_step_for(
     let inputs: Vec<_> = inputs.collect();
     let outputs: Vec<_> = step.outputs.iter().map(|output| output.id).collect();
     let names = step.inputs.iter().filter(|input| !input.name.is_empty());
+    let sent = step.inputs.iter();
+    let sent = sent.filter(|input| input.role == InputRole::Batch);
     let options = LowerOptions {
         num_replicas: step.num_replicas,
         random_key: step.random_key.map_or(RandomKey::None, RandomKey::Input),
         names: names.map(|input| (input.id, input.name.clone())).collect(),
         target,
         precision,
+        sent: sent.map(|input| input.id).collect(),
         ..LowerOptions::default()
     };
     Ok(lower(&step.graph, &inputs, &outputs, &options)?)
@@ -209,6 +214,7 @@ impl fmt::Debug for XlaTracer {
 struct XlaProgram {
     executable: Arc<LoadedExecutable>,
     place: Arc<Place>,
+    inputs: Vec<TensorType>,
     outputs: Vec<TensorSpec>,
 }
 
@@ -223,7 +229,8 @@ impl fmt::Debug for XlaProgram {
 
 impl XlaProgram {
     fn run(&self, arguments: &[Argument]) -> Result<Vec<Arc<dyn DeviceTensor>>, TpuError> {
-        let sent = arguments.iter().map(|argument| self.send(argument));
+        let sent = arguments.iter().zip(&self.inputs);
+        let sent = sent.map(|(argument, ty)| self.send(argument, ty.dims()));
         let sent = sent.collect::<Result<Vec<Option<Vec<Buffer>>>, TpuError>>()?;
         let mut lists: Vec<Vec<&Buffer>> = Vec::with_capacity(self.place.devices.len());
         for replica in 0..self.place.devices.len() {
@@ -244,17 +251,19 @@ impl XlaProgram {
         self.results(execution.into_outputs())
     }
 
-    /// The buffers of an argument that is on the host.
-    fn send(&self, argument: &Argument) -> Result<Option<Vec<Buffer>>, TpuError> {
+    /// The buffers of an argument that is on the host, in the program's dimensions.
+    fn send(&self, argument: &Argument, dims: &[usize]) -> Result<Option<Vec<Buffer>>, TpuError> {
         let devices = self.place.devices.iter();
         let client = &self.place.client;
         let buffers: Result<Vec<Buffer>, TpuError> = match argument {
             Argument::Device(_) => return Ok(None),
             Argument::PerReplica(parts) => devices
                 .zip(parts.iter())
-                .map(|(device, part)| buffer(client, device, part))
+                .map(|(device, part)| buffer(client, device, part, dims))
                 .collect(),
-            Argument::Same(data) => devices.map(|device| buffer(client, device, data)).collect(),
+            Argument::Same(data) => devices
+                .map(|device| buffer(client, device, data, dims))
+                .collect(),
         };
         buffers.map(Some)
     }

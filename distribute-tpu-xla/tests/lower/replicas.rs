@@ -11,7 +11,7 @@ use burn_ir::{
 };
 use distribute_tpu_xla::lower::{
     ALL_REDUCE_MAX, ALL_REDUCE_MEAN, ALL_REDUCE_MIN, ALL_REDUCE_PROD, ALL_REDUCE_SUM, GraphInput,
-    LowerOptions, REPLICA_ID, lower,
+    LowerOptions, REPLICA_ID, Target, lower,
 };
 
 use crate::harness::Prim::{Float, Int};
@@ -48,12 +48,56 @@ fn run(
         .map(GraphInput::new)
         .collect();
     let outputs: Vec<TensorId> = outputs.iter().copied().map(TensorId::new).collect();
-    let options = LowerOptions {
-        num_replicas: inputs.len(),
-        ..LowerOptions::default()
+    let [lowered, for_tpu] = [Target::Any, Target::Tpu].map(|target| {
+        let options = LowerOptions {
+            num_replicas: inputs.len(),
+            target,
+            ..LowerOptions::default()
+        };
+        lower(&graph, &declared, &outputs, &options).unwrap()
+    });
+    let results = execute(client, &lowered, inputs);
+    // The TPU's form gives the same bits.
+    let bytes = |results: &[Vec<TensorData>]| -> Vec<Vec<u8>> {
+        let all = results.iter().flatten();
+        all.map(|data| data.as_bytes().to_vec()).collect()
     };
-    let lowered = lower(&graph, &declared, &outputs, &options).unwrap();
-    execute(client, &lowered, inputs)
+    assert_eq!(bytes(&execute(client, &for_tpu, inputs)), bytes(&results));
+    results
+}
+
+/// Joined for all compilers but the TPU's, which joins them itself.
+#[test]
+fn a_bucket_is_one_operation_for_each_type_or_one_for_each_tensor() {
+    let input = [
+        tensor(1, &[3], DType::F32),
+        tensor(2, &[2, 2], DType::F32),
+        tensor(3, &[2], DType::I32),
+    ];
+    let output = [
+        tensor(4, &[3], DType::F32),
+        tensor(5, &[2, 2], DType::F32),
+        tensor(6, &[2], DType::I32),
+    ];
+    let graph = CapturedGraph {
+        graph: GraphIr::new(vec![custom(ALL_REDUCE_SUM, &input, &output)]),
+        values: BTreeMap::new(),
+    };
+    let inputs: Vec<GraphInput> = (1..4)
+        .map(|id| GraphInput::new(TensorId::new(id)))
+        .collect();
+    let outputs: Vec<TensorId> = (4..7).map(TensorId::new).collect();
+    for (target, expected) in [(Target::Any, 2), (Target::Tpu, 3)] {
+        let options = LowerOptions {
+            num_replicas: 2,
+            target,
+            ..LowerOptions::default()
+        };
+        let lowered = lower(&graph, &inputs, &outputs, &options).unwrap();
+        assert_eq!(lowered.all_reduces, expected);
+        let found = lowered.program.text.matches("stablehlo.all_reduce").count();
+        assert_eq!(found, expected, "{}", lowered.program.text);
+    }
 }
 
 #[test]

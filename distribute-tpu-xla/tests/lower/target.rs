@@ -1,15 +1,18 @@
 //! Forms of operations that are for the TPU's compiler only: which operations they are made of, and
 //! that they give what the general forms and burn's flex backend give.
 
-use burn::tensor::{DType, TensorData};
+use burn::tensor::{DType, IndexingUpdateOp, Shape, TensorData, TensorId};
 use burn_backend::ops::{ConvOptions, MaxPool2dWithIndices};
 use burn_backend::{Backend, IntDType};
-use distribute_tpu_xla::lower::{LowerOptions, Target};
+use distribute_tpu_xla::lower::{LowerOptions, Lowered, Target};
 use distribute_tpu_xla::stablehlo::Precision;
 
 use crate::check;
 use crate::harness::Prim::{Float, Int};
-use crate::harness::{Captured, Data, Prim, Step, capture, forms, lower_with, typed};
+use crate::harness::{
+    Captured, Data, FLOATS, INTS, Prim, Step, capture, client, execute, forms, ints, lower_with,
+    typed,
+};
 use crate::pooling::{Window, output};
 
 /// The gradient for the weights of a convolution of `x[0]` with `x[1]`; `x[2]` is the result's.
@@ -265,6 +268,34 @@ fn largest_elements_and_their_gradients_are_right() {
     }
 }
 
+/// With padding XLA does not go through a window row by row.
+#[test]
+fn of_equals_the_first_wins_beside_padding_too() {
+    let mut data = Data::new(91);
+    for window in WINDOWS.into_iter().filter(|w| w.4 == [1, 1]) {
+        let [rows, columns] = window.0;
+        let [out_rows, out_columns] = output(&window);
+        for round in 0..4 {
+            let few = data.ints(&[2, 3, rows, columns], DType::I64, 0, 2);
+            let x = typed(
+                few.iter::<f64>().collect(),
+                &[2, 3, rows, columns],
+                DType::F32,
+            );
+            let gradient = data.normal(&[2, 3, out_rows, out_columns], DType::F32);
+            let inputs = vec![x, gradient];
+            let step = Pool {
+                window,
+                positions: false,
+            };
+            let text = for_tpu(&capture(&inputs, &step), Precision::Highest);
+            assert!(text.contains("select_and_scatter"), "{window:?}");
+            assert!(!text.contains("ui32"), "{window:?}: positions");
+            crate::harness::compare(&format!("{window:?} {round}"), inputs, &step);
+        }
+    }
+}
+
 /// Of NaNs the last gets the gradient, of equals the first, also where all are the lowest.
 #[test]
 fn special_values_win_as_they_do_elsewhere() {
@@ -338,6 +369,157 @@ fn positions_are_made_only_where_something_needs_them() {
         "positions of another input"
     );
     crate::harness::compare("foreign positions", vec![a, b], &Foreign);
+}
+
+/// The element of each row that `x[1]` names, and `x[0]` with `x[2]` added to it.
+struct Rows(usize);
+
+impl Step for Rows {
+    fn run<B: Backend>(&self, x: &[Prim<B>]) -> Vec<Prim<B>> {
+        let add = IndexingUpdateOp::Add;
+        let sum = B::float_scatter(self.0, x[0].f(), x[1].i(), x[2].f(), add);
+        vec![
+            Float(B::float_gather(self.0, x[0].f(), x[1].i())),
+            Float(sum),
+        ]
+    }
+}
+
+#[test]
+fn one_element_of_each_row_is_chosen_by_comparing() {
+    let mut data = Data::new(89);
+    // Dimensions, along which, how many of each row, and whether a TPU compares.
+    let cases: [(&[usize], usize, usize, bool); 6] = [
+        (&[7, 10], 1, 1, true),
+        (&[5, 4], 0, 1, true),
+        (&[2, 3, 4, 5], 1, 1, true),
+        (&[3, 1], 1, 1, true),
+        (&[7, 10], 1, 2, false),
+        (&[9], 0, 1, false),
+    ];
+    for (number, (dims, dim, count, compares)) in cases.into_iter().enumerate() {
+        let dtype = FLOATS[number % 4];
+        let mut rows = dims.to_vec();
+        rows[dim] = count;
+        let x = data.normal(dims, dtype);
+        let size = dims[dim] as i64;
+        let at = data.ints(&rows, INTS[number % 3], 0, size);
+        let value = data.normal(&rows, dtype);
+        let inputs = vec![x, at, value];
+        let name = format!("{dims:?} {dim} {count}");
+        let text = for_tpu(&capture(&inputs, &Rows(dim)), Precision::Highest);
+        let moves = text.contains("stablehlo.gather") || text.contains("stablehlo.scatter");
+        assert_eq!(moves, !compares, "{name}");
+        crate::harness::compare(&name, inputs, &Rows(dim));
+    }
+}
+
+/// What is not chosen counts for nothing, whatever it is, and what is chosen keeps its sign. An
+/// index outside reads the nearest element and writes none, as a gather and a scatter do.
+#[test]
+fn special_values_and_indices_outside_of_rows() {
+    let Some(client) = client() else { return };
+    let (nan, inf) = (f64::NAN, f64::INFINITY);
+    let x = typed(
+        vec![
+            nan, -0.0, inf, 1.0, nan, -inf, -inf, 2.0, nan, 3.0, 4.0, 5.0,
+        ],
+        &[4, 3],
+        DType::F32,
+    );
+    let value = typed(vec![1.0, -0.0, nan, inf], &[4, 1], DType::F32);
+    let run = |at: &[i64], dtype| {
+        let inputs = vec![x.clone(), ints(at.to_vec(), &[4, 1], dtype), value.clone()];
+        let captured = capture(&inputs, &Rows(1));
+        forms(&captured)
+            .into_iter()
+            .map(|(_, lowered)| {
+                let results = execute(client, &lowered, std::slice::from_ref(&inputs)).remove(0);
+                let bits = |data: &TensorData| {
+                    let values = data.iter::<f32>();
+                    let bits = |v: f32| if v.is_nan() { 0 } else { v.to_bits() };
+                    values.map(bits).collect::<Vec<_>>()
+                };
+                results.iter().map(bits).collect::<Vec<_>>()
+            })
+            .collect::<Vec<_>>()
+    };
+    for (at, dtype) in [
+        ([1, 1, 0, 2], DType::I64),
+        ([0, 2, 2, 1], DType::I32),
+        ([-1, 3, 7, -5], DType::I64),
+        ([-1, 3, 127, -128], DType::I8),
+        ([3, 0, 200, 255], DType::U8),
+        ([3, 1, 4, 0xFFFF_FFFF], DType::U32),
+    ] {
+        let found = run(&at, dtype);
+        assert_eq!(found.len(), 2, "a TPU has a form of its own");
+        assert_eq!(found[0], found[1], "{at:?} of {dtype:?}");
+    }
+    assert_eq!(
+        run(&[1, 0, 0, 0], DType::I64)[1][0][0],
+        (-0.0_f32).to_bits()
+    );
+}
+
+/// Four tensors of 6 x 20: read in other dimensions after two reshapes, after two equal ones, in its
+/// own dimensions too, and in two different ones.
+struct Reshaped;
+
+impl Step for Reshaped {
+    fn run<B: Backend>(&self, x: &[Prim<B>]) -> Vec<Prim<B>> {
+        let to = |x: B::FloatTensorPrimitive, dims: &[usize]| {
+            B::float_reshape(x, Shape::from(dims.to_vec()))
+        };
+        let image = [6, 1, 4, 5];
+        let read = [
+            B::float_exp(to(to(x[0].f(), &[6, 2, 10]), &image)),
+            B::float_exp(to(x[1].f(), &image)),
+            B::float_neg(to(x[1].f(), &image)),
+            B::float_exp(to(x[2].f(), &image)),
+            B::float_neg(x[2].f()),
+            B::float_exp(to(x[3].f(), &image)),
+            B::float_neg(to(x[3].f(), &[12, 10])),
+        ];
+        read.into_iter().map(Float).collect()
+    }
+}
+
+#[test]
+fn a_batch_arrives_in_the_dimensions_in_which_it_is_read() {
+    let Some(client) = client() else { return };
+    let mut data = Data::new(90);
+    let inputs: Vec<TensorData> = (0..4).map(|_| data.normal(&[6, 20], DType::F32)).collect();
+    let captured = capture(&inputs, &Reshaped);
+    let lowered = |target, sent: &[TensorId]| {
+        let options = LowerOptions {
+            target,
+            sent: sent.iter().copied().collect(),
+            ..LowerOptions::default()
+        };
+        lower_with(&captured, &options)
+    };
+    let dims = |lowered: &Lowered| -> Vec<Vec<usize>> {
+        let inputs = lowered.program.inputs.iter();
+        inputs.map(|ty| ty.dims().to_vec()).collect()
+    };
+    let [image, rows] = [vec![6, 1, 4, 5], vec![6, 20]];
+    let tpu = lowered(Target::Tpu, &captured.inputs);
+    let expected = [&image, &image, &rows, &rows].map(Clone::clone);
+    assert_eq!(dims(&tpu), expected);
+    // What stays on the device has its own dimensions, and so has everything for other compilers.
+    let kept = lowered(Target::Tpu, &captured.inputs[1..]);
+    assert_eq!(dims(&kept)[0], rows);
+    let any = lowered(Target::Any, &captured.inputs);
+    assert_eq!(dims(&any), [&rows; 4].map(Clone::clone));
+    let [found, expected] = [&tpu, &any]
+        .map(|lowered| execute(client, lowered, std::slice::from_ref(&inputs)).remove(0));
+    for (found, expected) in found.iter().zip(&expected) {
+        assert_eq!(
+            (found.shape(), found.as_bytes()),
+            (expected.shape(), expected.as_bytes())
+        );
+    }
 }
 
 #[test]

@@ -6,6 +6,7 @@ mod bad_plugins;
 mod errors;
 mod fit;
 mod inside;
+mod kinds;
 mod messages;
 mod models;
 mod numerics;
