@@ -127,7 +127,7 @@ impl Signals {
                 drop(state);
                 let what = match phase {
                     Phase::Trained => "interrupted after training",
-                    _ => "interrupted before training began: nothing was changed",
+                    _ => "interrupted before training began",
                 };
                 note(what);
                 end(signal);

@@ -204,8 +204,8 @@ impl SplitRecord {
     fn changed(&self, all: &Examples, name: &DatasetName) -> Failure {
         Failure::refused(format!(
             "{name} does not begin with the {} examples that the checkpoint's split was made of \
-             (it has {} now), so which of them were trained on is not known; use --split all, or \
-             bring the data back as it was",
+             (it has {} now), so which of them were trained on is not known; use --split all if \
+             it is other data, or bring it back as it was",
             self.examples,
             all.len()
         ))

@@ -40,13 +40,18 @@ pub fn divided_by(divisor: LossDivisor) {
 
 /// Refuses losses that cannot be one per example: `found` of them, where the tensors of the batch
 /// that [`run`](crate::StrategyExt::run) has handed to the replica have other numbers of rows.
+/// Tensors of one row count only where all have one.
 ///
 /// Nothing is refused outside of a step, and in one that was handed no per-replica tensors.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`], which says both numbers.
 pub fn check_per_example(op: &str, found: usize) -> Result<()> {
-    let rows = scope::with_step(|notes| notes.rows.clone()).unwrap_or_default();
+    let mut rows = scope::with_step(|notes| notes.rows.clone()).unwrap_or_default();
+    // A tensor of one element beside those of several examples is a setting: no batch of one.
+    if rows.iter().any(|rows| *rows > 1) {
+        rows.retain(|rows| *rows > 1);
+    }
     if rows.is_empty() || rows.contains(&found) {
         return Ok(());
     }

@@ -320,6 +320,29 @@ fn a_loss_that_is_reduced_already_is_refused() {
     }));
 }
 
+/// A tensor of one element beside the batch, as a factor of the loss, is no batch of one.
+#[test]
+fn a_reduced_loss_is_refused_also_beside_a_tensor_of_one_element() {
+    let strategy = DefaultStrategy::new();
+    let device = Device::flex();
+    let batch = PerReplica::new(vec![Tensor::<1>::ones([4], &device)]);
+    let factor = PerReplica::new(vec![Tensor::<1>::ones([1], &device)]);
+    let args = (batch, factor);
+    let error = strategy.run(args.clone(), |ctx, (losses, factor)| {
+        compute_average_loss(ctx, losses.mean() * factor, None, None)
+    });
+    let text = error.unwrap_err().to_string();
+    assert!(
+        text.contains("1 elements") && text.contains("has 4 examples"),
+        "{text}"
+    );
+    let taken = strategy.run(args, |ctx, (losses, factor)| {
+        compute_average_loss(ctx, losses * factor, None, None)
+    });
+    let value = taken.unwrap().into_values().remove(0);
+    assert_eq!(value.into_scalar::<f32>(), 1.0);
+}
+
 /// Losses of four examples with three tokens each, in one row.
 #[test]
 fn losses_of_tokens_in_one_row_are_told_which_shape_they_need() {
