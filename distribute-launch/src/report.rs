@@ -154,8 +154,9 @@ impl Ended {
     }
 }
 
-/// For programs that write no report: the ranks that lines of a process say were lost or did not take part: `rank 1 was lost in` and
-/// `rank(s) [1, 3] did not take part`, as errors of the collectives have it.
+/// For programs that write no report: the ranks that lines of a process say were lost or did not
+/// take part: `rank 1 was lost in` and `rank(s) [1, 3] did not take part`, as errors of the
+/// collectives have it.
 fn named(lines: &[String]) -> BTreeSet<usize> {
     let mut found = BTreeSet::new();
     for line in lines {

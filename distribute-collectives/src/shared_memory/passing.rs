@@ -1,9 +1,9 @@
 //! How ranks find out that they share a host, and how they come to map the same memory.
 //!
 //! Every rank makes an [`Offer`]: a listening Unix socket whose abstract name is 128 random bits.
-//! Names travel through the rendezvous; whoever else finds them is turned away (`door.rs`). A rank that can
-//! connect to a name is in the same network namespace on the same host; addresses in text say
-//! nothing about that. The first rank that answers is the leader of the host.
+//! Names travel through the rendezvous; whoever else finds them is turned away (`door.rs`). A rank
+//! that can connect to a name is in the same network namespace on the same host; addresses in text
+//! say nothing about that. The first rank that answers is the leader of the host.
 //!
 //! The leader makes the segment and passes it on (packets, so that nothing has to be cut):
 //!

@@ -77,7 +77,8 @@ impl CapturedGradients {
     }
 
     /// The global norm, of shape `[1]`, in `f32`, or in `f64` if all gradients are. What is larger
-    /// than 1 is squared as a part of the largest, so that no square is infinite before the norm is.
+    /// than 1 is squared as a part of the largest, so that no square is infinite before the norm
+    /// is.
     fn norm(&self) -> Option<Tensor<1>> {
         let present = || self.tensors.iter().flatten();
         let dtype = match present().all(|gradient| gradient.spec().dtype == DType::F64) {

@@ -33,8 +33,8 @@ pub(super) struct Captured {
 }
 
 /// A slot on its way to the device and back. On the host, in checkpoints and in the optimizer it is
-/// flat; on the device it has the dimensions of its parameter: on a TPU a flat one has another layout,
-/// and every update would move all its numbers.
+/// flat; on the device it has the dimensions of its parameter: on a TPU a flat one has another
+/// layout, and every update would move all its numbers.
 struct ShapedSlot<'a> {
     slot: &'a mut Tensor<1>,
     shape: &'a [usize],

@@ -6,8 +6,8 @@ use crate::error::{PsError, Result};
 use crate::server::ServerOptions;
 use crate::server::store::Presence;
 
-/// After an interruption: how long a coordinator that is connected may say nothing. It speaks once a
-/// second.
+/// After an interruption: how long a coordinator that is connected may say nothing. It speaks once
+/// a second.
 const SILENT_AFTER: Duration = Duration::from_millis(1500);
 
 /// When a coordinator was last there.
@@ -29,8 +29,8 @@ impl<'a> Attendance<'a> {
         }
     }
 
-    /// Fails when the server has been alone for too long; `silence` is how long nothing was heard of
-    /// its coordinator, `refused` what is known of processes that were turned away.
+    /// Fails when the server has been alone for too long; `silence` is how long nothing was heard
+    /// of its coordinator, `refused` what is known of processes that were turned away.
     pub(super) fn check(
         &mut self,
         presence: Presence,

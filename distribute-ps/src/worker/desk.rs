@@ -24,8 +24,8 @@ const JOBS_MAX: usize = 4;
 /// How many reports may wait to be sent.
 pub(super) const REPORTS: usize = 16;
 
-/// After an interruption: how often the coordinator is asked for a sign of life, and how long it may
-/// take.
+/// After an interruption: how often the coordinator is asked for a sign of life, and how long it
+/// may take.
 const LOOK: Duration = Duration::from_millis(150);
 const SILENT_AFTER: Duration = Duration::from_millis(800);
 

@@ -141,8 +141,8 @@ impl WorkerServer {
     /// [`PsError::CoordinatorLost`](crate::PsError::CoordinatorLost) if one has gone and none has
     /// come within [`orphan_timeout`](WorkerOptions::orphan_timeout),
     /// [`PsError::Interrupted`](crate::PsError::Interrupted) if there is none, or one that gives no
-    /// sign of life for a second, and the [interruption](WorkerOptions::interruption) was raised. A step that runs is waited
-    /// for in each case.
+    /// sign of life for a second, and the [interruption](WorkerOptions::interruption) was raised. A
+    /// step that runs is waited for in each case.
     pub fn serve(self) -> Result<()> {
         let refused = || self.rpc.as_ref().and_then(RpcServer::last_refusal);
         let desk = Arc::downgrade(&self.desk);

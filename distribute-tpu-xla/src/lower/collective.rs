@@ -114,8 +114,9 @@ fn all_reduce_group(
         values.push(cx.get(&inputs[*i])?);
     }
     let replicas = cx.b.num_replicas();
-    // The TPU's compiler joins several into one. It gives the operands of one that is joined already
-    // the layout of what computes them, and copies them and the whole state into other layouts.
+    // The TPU's compiler joins several into one. It gives the operands of one that is joined
+    // already the layout of what computes them, and copies them and the whole state into other
+    // layouts.
     let at_once = match cx.target {
         Target::Tpu => 1,
         Target::Any => values.len(),

@@ -22,8 +22,8 @@ pub(super) struct Context<'a> {
     values: HashMap<TensorId, Value>,
     /// Arguments whose memory a result takes over.
     donated: HashSet<TensorId>,
-    /// Tensors that are an argument or one that was flattened, or made of one element by element, in
-    /// other dimensions: the value in the argument's own dimensions, and their dimensions.
+    /// Tensors that are an argument or one that was flattened, or made of one element by element,
+    /// in other dimensions: the value in the argument's own dimensions, and their dimensions.
     views: HashMap<TensorId, (Value, Vec<usize>)>,
     /// Of which pooling the positions of largest elements come, by the tensor of positions.
     pub(super) pools: HashMap<TensorId, Pooled>,

@@ -92,9 +92,9 @@ pub struct LowerOptions {
     pub target: Target,
     /// How exactly matrix products and convolutions of f32 are computed on a TPU.
     pub precision: Precision,
-    /// Inputs that are sent anew in every call. On a TPU the program takes them in the dimensions in
-    /// which the step reads them, which [`Program::inputs`] says: an image that arrives as a row of
-    /// numbers is stored in another order there, and would be moved once more in every step.
+    /// Inputs that are sent anew in every call. On a TPU the program takes them in the dimensions
+    /// in which the step reads them, which [`Program::inputs`] says: an image that arrives as a row
+    /// of numbers is stored in another order there, and would be moved once more in every step.
     pub sent: HashSet<TensorId>,
 }
 
@@ -247,8 +247,8 @@ fn input_types(
         .collect()
 }
 
-/// The dimensions in which a step reads a tensor: those to which all operations that read it reshape
-/// it, in one step or several, or else its own.
+/// The dimensions in which a step reads a tensor: those to which all operations that read it
+/// reshape it, in one step or several, or else its own.
 fn read_dims<'a, I: Iterator<Item = &'a OperationIr>>(
     operations: &dyn Fn() -> I,
     tensor: TensorId,

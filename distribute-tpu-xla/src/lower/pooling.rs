@@ -290,9 +290,9 @@ fn selected(cx: &mut Context, pooled: &Pooled, gradient: &Value) -> Result<Value
 
 /// `x` with a window's padding around it, and the window without padding.
 ///
-/// XLA goes through windows row by row only where they have no padding: elsewhere another of several
-/// equals may win. What is around `x` is less than everything inside, so that even the lowest
-/// element wins against it: minus infinity inside counts as the lowest number.
+/// XLA goes through windows row by row only where they have no padding: elsewhere another of
+/// several equals may win. What is around `x` is less than everything inside, so that even the
+/// lowest element wins against it: minus infinity inside counts as the lowest number.
 fn padded(cx: &mut Context, x: Value, mut window: Window) -> Result<(Value, Window)> {
     let padding = std::mem::replace(&mut window.padding, vec![(0, 0); x.rank()]);
     if padding == window.padding {

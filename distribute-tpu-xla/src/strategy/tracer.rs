@@ -120,8 +120,8 @@ impl XlaTracer {
 }
 
 /// The StableHLO program of a captured step, for all its replicas. Inputs and outputs are those of
-/// the step, in the same order; old state is donated to the new. A TPU's program may have tensors of
-/// the batch in other dimensions than the step, see [`LowerOptions::sent`].
+/// the step, in the same order; old state is donated to the new. A TPU's program may have tensors
+/// of the batch in other dimensions than the step, see [`LowerOptions::sent`].
 ///
 /// # Errors
 /// [`LowerError`](crate::lower::LowerError) for an operation that is not covered.

@@ -462,8 +462,8 @@ fn special_values_and_indices_outside_of_rows() {
     );
 }
 
-/// Four tensors of 6 x 20: read in other dimensions after two reshapes, after two equal ones, in its
-/// own dimensions too, and in two different ones.
+/// Four tensors of 6 x 20: read in other dimensions after two reshapes, after two equal ones, in
+/// its own dimensions too, and in two different ones.
 struct Reshaped;
 
 impl Step for Reshaped {
