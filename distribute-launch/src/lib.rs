@@ -22,7 +22,7 @@
 //! |---|---|
 //! | `TF_CONFIG` | the cluster and the own task, as TensorFlow reads them |
 //! | `DISTRIBUTE_RESTART` | how often the job was restarted before: 0 at first |
-//! | `DISTRIBUTE_FAILURE_REPORT` | a file for a [`FailureReport`] as JSON: whose fault a failure is |
+//! | `DISTRIBUTE_FAILURE_REPORT` | a file for a [`FailureReport`] as JSON: who is to blame |
 //! | `DISTRIBUTE_JOB_TOKEN` | a secret of this attempt of the job: 64 hexadecimal digits |
 //! | `DISTRIBUTE_LAUNCH_MARK` | by which the launcher finds its processes: leave it there |
 //! | `CUDA_VISIBLE_DEVICES` | with [`Job::gpus_per_worker`]: a worker's GPUs, else nothing |
