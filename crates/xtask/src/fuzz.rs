@@ -1,4 +1,4 @@
-//! Runs the fuzz targets of `fuzz/` with libFuzzer, on the stable compiler.
+//! Runs the fuzz targets of `crates/fuzz/` with libFuzzer, on the stable compiler.
 //!
 //! The compiler's coverage pass is switched on by flags that cargo-fuzz also uses; sanitizers,
 //! which need a nightly compiler, are left out: a panic, an arithmetic overflow, memory beyond the
@@ -9,7 +9,7 @@ use std::process::Command;
 
 use crate::check::{cargo_command, finish};
 
-/// The programs of `fuzz/Cargo.toml`.
+/// The programs of `crates/fuzz/Cargo.toml`.
 pub const TARGETS: [&str; 5] = [
     "operation_header",
     "data_frames",
@@ -39,7 +39,7 @@ pub fn run(root: &Path, targets: &[&str], seconds: u64) -> Result<String, String
     let directory = root.join("target/fuzz");
     let mut build = cargo_command(
         root,
-        "build --release --locked --manifest-path fuzz/Cargo.toml",
+        "build --release --locked --manifest-path crates/fuzz/Cargo.toml",
     );
     build
         .args(["--target", &host])
@@ -83,7 +83,7 @@ fn run_target(root: &Path, target: &str, programs: &Path, seconds: u64) -> Resul
         .arg("-print_final_stats=1")
         .arg(format!("-artifact_prefix={}/", findings.display()))
         .arg(&found)
-        .arg(root.join("fuzz/corpus").join(target))
+        .arg(root.join("crates/fuzz/corpus").join(target))
         .output()
         .map_err(|error| format!("{}: {error}", program.display()))?;
     let text = String::from_utf8_lossy(&output.stderr).into_owned();

@@ -82,7 +82,7 @@ pub fn problems(tree: &Tree) -> Vec<String> {
         }
         let Some(row) = CRATES.iter().find(|row| row.name == member.name) else {
             report(format!(
-                "`{}` has no row in CRATES in xtask/src/edges.rs",
+                "`{}` has no row in CRATES in crates/xtask/src/edges.rs",
                 member.name
             ));
             continue;

@@ -107,12 +107,13 @@ fn parse_same_bits<'a>(mut words: impl Iterator<Item = &'a str>) -> Result<Task,
     }
 }
 
-/// The directory above this crate: cargo says where this crate is, wherever it is called from.
+/// The directory above `crates/`: cargo says where this crate is, wherever it is called from.
 fn workspace_root() -> PathBuf {
     let crate_directory = std::env::var_os("CARGO_MANIFEST_DIR")
         .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
     crate_directory
-        .parent()
+        .ancestors()
+        .nth(2)
         .map_or_else(|| PathBuf::from("."), Path::to_path_buf)
 }
 

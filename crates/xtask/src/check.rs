@@ -45,7 +45,7 @@ struct Step {
 const STEPS: [Step; 8] = [
     Step {
         name: "tidy",
-        advice: "fix the places above; xtask/README.md explains each rule",
+        advice: "fix the places above; crates/xtask/README.md explains each rule",
         run: tidy_step,
     },
     Step {
