@@ -39,7 +39,6 @@ mod device_reduce;
 mod distributed_value;
 mod dropout;
 mod error;
-mod error_text;
 pub mod fit;
 mod gradients;
 mod host_reduce;
@@ -82,8 +81,6 @@ pub use distribute_core_derive::{Nest, Replicate};
 pub use distributed_value::{Components, DistributedValue};
 pub use dropout::{dropout, dropout_mask};
 pub use error::{Error, Result};
-#[doc(hidden)]
-pub use error_text::fmt_error;
 pub use gradients::Gradients;
 pub use indexed_slices::IndexedSlices;
 #[cfg(feature = "burn-train")]

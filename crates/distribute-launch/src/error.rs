@@ -1,5 +1,4 @@
 use std::ffi::OsString;
-use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
@@ -155,23 +154,7 @@ pub enum LaunchError {
     },
 }
 
-/// The message and each cause that it does not tell: what an error prints that `main` returns.
-impl fmt::Debug for LaunchError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut told = self.to_string();
-        f.write_str(&told)?;
-        let mut cause = std::error::Error::source(self);
-        while let Some(error) = cause {
-            let text = error.to_string();
-            if !told.contains(&text) {
-                write!(f, ": {text}")?;
-                told.push_str(&text);
-            }
-            cause = error.source();
-        }
-        Ok(())
-    }
-}
+distribute_error::debug_as_message!(LaunchError);
 
 /// The result of what can fail in this crate.
 pub type Result<T, E = LaunchError> = std::result::Result<T, E>;

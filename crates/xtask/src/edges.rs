@@ -27,29 +27,43 @@ const fn row(name: &'static str, ours: MayUse, burn: bool) -> Row {
 const CRATES: &[Row] = &[
     row("distribute-collectives", MayUse::Only(&[]), false),
     row("distribute-core-derive", MayUse::Only(&[]), false),
-    row("distribute-launch", MayUse::Only(&[]), false),
+    row("distribute-error", MayUse::Only(&[]), false),
+    row(
+        "distribute-launch",
+        MayUse::Only(&["distribute-error"]),
+        false,
+    ),
     row(
         "distribute-core",
-        MayUse::Only(&["distribute-collectives", "distribute-core-derive"]),
+        MayUse::Only(&[
+            "distribute-collectives",
+            "distribute-core-derive",
+            "distribute-error",
+        ]),
         true,
     ),
     row(
         "distribute-data",
-        MayUse::Only(&["distribute-core", "distribute-collectives"]),
+        MayUse::Only(&[
+            "distribute-collectives",
+            "distribute-core",
+            "distribute-error",
+        ]),
         true,
     ),
     row(
         "distribute-ps",
         MayUse::Only(&[
+            "distribute-collectives",
             "distribute-core",
             "distribute-data",
-            "distribute-collectives",
+            "distribute-error",
         ]),
         true,
     ),
     row(
         "distribute-tpu-xla",
-        MayUse::Only(&["distribute-core", "distribute-data"]),
+        MayUse::Only(&["distribute-core", "distribute-data", "distribute-error"]),
         true,
     ),
     row("distribute-cli", MayUse::All, true),

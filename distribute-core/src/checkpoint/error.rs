@@ -165,7 +165,7 @@ pub enum CheckpointError {
     },
 }
 
-crate::debug_as_message!(CheckpointError);
+distribute_error::debug_as_message!(CheckpointError);
 
 impl CheckpointError {
     /// Whether this checkpoint is damaged, so that an older one should be tried.

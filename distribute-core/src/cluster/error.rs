@@ -293,7 +293,7 @@ pub enum ClusterError {
     },
 }
 
-crate::debug_as_message!(ClusterError);
+distribute_error::debug_as_message!(ClusterError);
 
 fn name(job: Option<&str>) -> String {
     job.map_or_else(|| "(unknown)".to_string(), |job| format!("'{job}'"))

@@ -1,7 +1,20 @@
 //! Errors as people read them: what an error that `main` returns prints.
 //!
 //! Rust prints the `Debug` form of an error that `main` returns, or that an `unwrap` finds. For the
-//! errors of these crates it is the message with its causes, not the fields of the enum.
+//! errors of these crates it is the message with its causes, not the fields of the enum:
+//!
+//! ```
+//! #[derive(thiserror::Error)]
+//! enum Failed {
+//!     #[error("the file of labels cannot be read")]
+//!     Labels(#[source] std::io::Error),
+//! }
+//! distribute_error::debug_as_message!(Failed);
+//!
+//! let error = Failed::Labels(std::io::Error::other("no such file"));
+//! assert_eq!(format!("{error:?}"), "the file of labels cannot be read: no such file");
+//! ```
+#![forbid(unsafe_code)]
 
 use std::error::Error;
 use std::fmt;
@@ -31,12 +44,11 @@ pub fn fmt_error(error: &dyn Error, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     Ok(())
 }
 
-/// Gives an error its message as `Debug` form ([`fmt_error`]).
-#[doc(hidden)]
+/// Gives errors their message as `Debug` form ([`fmt_error`]).
 #[macro_export]
 macro_rules! debug_as_message {
-    ($($type:ty),*) => {$(
-        impl ::std::fmt::Debug for $type {
+    ($($error:ty),*) => {$(
+        impl ::std::fmt::Debug for $error {
             fn fmt(&self, f: &mut ::std::fmt::Formatter<'_>) -> ::std::fmt::Result {
                 $crate::fmt_error(self, f)
             }
