@@ -28,8 +28,6 @@ mod from_keras {}
 mod all_reduce_tensor;
 mod board;
 mod burn_optimizer;
-pub mod checkpoint;
-pub mod cluster;
 mod configuration;
 mod cross_device;
 #[cfg(feature = "cuda")]
@@ -76,6 +74,8 @@ pub use device::{LogicalDevice, available_cores};
 pub use device_reduce::{DeviceReducer, DeviceReducers, DeviceReduction};
 #[cfg(feature = "nccl")]
 pub use device_reduce::{NcclReducer, NcclReducers, TensorMemory};
+pub use distribute_checkpoint as checkpoint;
+pub use distribute_cluster as cluster;
 pub use distribute_collectives::{self as collectives, ReduceOp};
 pub use distribute_core_derive::{Nest, Replicate};
 pub use distributed_value::{Components, DistributedValue};

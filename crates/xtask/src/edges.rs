@@ -29,6 +29,16 @@ const CRATES: &[Row] = &[
     row("distribute-core-derive", MayUse::Only(&[]), false),
     row("distribute-error", MayUse::Only(&[]), false),
     row(
+        "distribute-cluster",
+        MayUse::Only(&["distribute-error"]),
+        false,
+    ),
+    row(
+        "distribute-checkpoint",
+        MayUse::Only(&["distribute-error"]),
+        true,
+    ),
+    row(
         "distribute-launch",
         MayUse::Only(&["distribute-error"]),
         false,
@@ -36,6 +46,8 @@ const CRATES: &[Row] = &[
     row(
         "distribute-core",
         MayUse::Only(&[
+            "distribute-checkpoint",
+            "distribute-cluster",
             "distribute-collectives",
             "distribute-core-derive",
             "distribute-error",

@@ -61,8 +61,8 @@ mod rotation {
     use std::io;
 
     use super::*;
-    use crate::checkpoint::filesystem::{FileSystem, OsFileSystem};
-    use crate::checkpoint::reader::{load_in, newest_in};
+    use crate::filesystem::{FileSystem, OsFileSystem};
+    use crate::reader::{load_in, newest_in};
 
     fn save(manager: &CheckpointManager, step: u64) {
         manager.save(&Checkpoint::new(Metadata::new(step))).unwrap();

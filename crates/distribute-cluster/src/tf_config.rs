@@ -206,14 +206,14 @@ impl ClusterResolver for TfConfigResolver {
 /// The value of `TF_CONFIG` for one task of a cluster, as a launcher sets it.
 ///
 /// ```
-/// use distribute_core::cluster::{ClusterSpec, tf_config_json};
+/// use distribute_cluster::{ClusterSpec, tf_config_json};
 ///
 /// let spec = ClusterSpec::new([("worker", ["a:1", "b:1"])])?;
 /// assert_eq!(
 ///     tf_config_json(&spec, "worker", 1),
 ///     r#"{"cluster":{"worker":["a:1","b:1"]},"task":{"type":"worker","index":1}}"#,
 /// );
-/// # Ok::<(), distribute_core::cluster::ClusterError>(())
+/// # Ok::<(), distribute_cluster::ClusterError>(())
 /// ```
 pub fn tf_config_json(spec: &ClusterSpec, task_type: &str, task_id: i64) -> String {
     #[derive(Serialize)]

@@ -6,13 +6,13 @@ use super::{Accelerators, ClusterError, ClusterResolver, ClusterSpec, Descriptio
 /// Answers what it was given (TensorFlow's `SimpleClusterResolver`).
 ///
 /// ```
-/// use distribute_core::cluster::{Cluster, ClusterSpec, SimpleResolver};
+/// use distribute_cluster::{Cluster, ClusterSpec, SimpleResolver};
 ///
 /// let spec = ClusterSpec::new([("worker", ["a:1", "b:1"])])?;
 /// let resolver = SimpleResolver::new(spec).task_type("worker").task_id(1);
 /// let cluster = Cluster::resolve(&resolver)?.expect("the cluster has jobs");
 /// assert_eq!(cluster.rank(), Some(1));
-/// # Ok::<(), distribute_core::cluster::ClusterError>(())
+/// # Ok::<(), distribute_cluster::ClusterError>(())
 /// ```
 #[derive(Debug, Clone, Default)]
 pub struct SimpleResolver {

@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use burn::tensor::TensorData;
-use distribute_core::checkpoint::{
+use distribute_checkpoint::{
     Checkpoint, CheckpointError, CheckpointManager, Metadata, load_latest,
 };
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use distribute_core::cluster::{
+use distribute_cluster::{
     Accelerators, Cluster, ClusterError, ClusterKind, ClusterResolver, ClusterSpec,
     KubernetesResolver, MAX_TASKS, MasterTarget, OpenMpiResolver, Overrides, SimpleResolver,
     SlurmResolver, TaskType, Tasks, TfConfigResolver, TorchrunResolver, UnionResolver, detect,

@@ -1,5 +1,4 @@
-//! Who takes part in a job that runs in several processes: the cluster, and this process' place
-//! in it.
+//! Who takes part in a job of several processes, and this process' place in it.
 //!
 //! A [`ClusterSpec`] says which jobs (`chief`, `worker`, `ps`, `evaluator`) there are and at which
 //! addresses their tasks listen. A [`ClusterResolver`] finds it, and the task this process is:
@@ -23,7 +22,7 @@
 //!
 //! ```
 //! use std::collections::BTreeMap;
-//! use distribute_core::cluster::{Cluster, detect};
+//! use distribute_cluster::{Cluster, detect};
 //!
 //! let tf_config = r#"{"cluster": {"worker": ["h1:2222", "h2:2222"]},
 //!                     "task": {"type": "worker", "index": 1}}"#;
@@ -33,8 +32,9 @@
 //! assert_eq!(cluster.rank(), Some(1));
 //! assert_eq!(cluster.leader_address(), Some("h1:2222"));
 //! assert!(!cluster.is_chief());
-//! # Ok::<(), distribute_core::cluster::ClusterError>(())
+//! # Ok::<(), distribute_cluster::ClusterError>(())
 //! ```
+#![forbid(unsafe_code)]
 
 mod detect;
 mod environment;

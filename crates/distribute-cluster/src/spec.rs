@@ -46,11 +46,11 @@ impl ClusterSpec {
     /// A cluster whose jobs have the tasks 0, 1, 2, ... at these addresses.
     ///
     /// ```
-    /// use distribute_core::cluster::ClusterSpec;
+    /// use distribute_cluster::ClusterSpec;
     ///
     /// let spec = ClusterSpec::new([("worker", vec!["a:1", "b:1"]), ("ps", vec!["c:1"])])?;
     /// assert_eq!(spec.task_address("worker", 1)?, "b:1");
-    /// # Ok::<(), distribute_core::cluster::ClusterError>(())
+    /// # Ok::<(), distribute_cluster::ClusterError>(())
     /// ```
     ///
     /// # Errors

@@ -20,7 +20,7 @@
 //!
 //! ```
 //! use burn::tensor::TensorData;
-//! use distribute_core::checkpoint::{Checkpoint, CheckpointManager, Metadata, load_latest};
+//! use distribute_checkpoint::{Checkpoint, CheckpointManager, Metadata, load_latest};
 //!
 //! let parent = tempfile::tempdir()?;
 //! let directory = parent.path().join("checkpoints");
@@ -37,6 +37,7 @@
 //! assert_eq!(restored, checkpoint);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+#![forbid(unsafe_code)]
 
 mod error;
 mod filesystem;
@@ -63,8 +64,10 @@ use serde_json::{Map, Value};
 pub use error::CheckpointError;
 pub use manager::{CheckpointManager, Saved};
 pub use reader::{Entry, Newest, Skipped, latest, list, load, load_latest, verify};
-pub(crate) use restore::saved_kinds;
-pub use restore::{TensorSpec, check_slot_names, check_slots, model_signature, weights_sha256};
+pub use restore::{
+    OptimizerSlots, TensorSpec, check_slot_names, check_slots, model_signature, saved_kinds,
+    weights_sha256,
+};
 pub use saver::SaveHandle;
 
 /// The version of the format that this library writes, and the newest that it reads.
@@ -159,6 +162,7 @@ pub struct OptimizerInfo {
     pub hyper_parameters: Value,
 }
 
+/// The name that checkpoints have carried from the first version of the format on.
 fn created_by() -> String {
     concat!("distribute-core ", env!("CARGO_PKG_VERSION")).to_string()
 }

@@ -10,7 +10,6 @@ use super::Checkpoint;
 use super::error::CheckpointError;
 use super::marker::hex;
 use super::tensor_file::little_endian;
-use crate::optim::Optimizer;
 
 /// Name, shape and dtype of a tensor that a model (or an optimizer) has.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -122,7 +121,7 @@ impl Checkpoint {
 
 /// What of a model's tensors a checkpoint must hold. Those that were written before integers and
 /// bools were saved hold none of these.
-pub(crate) fn saved_kinds(
+pub fn saved_kinds(
     model: impl IntoIterator<Item = TensorSpec>,
     stored: &BTreeMap<String, TensorData>,
 ) -> impl Iterator<Item = TensorSpec> {
@@ -135,14 +134,23 @@ pub(crate) fn saved_kinds(
     saved.filter(move |spec| has_all_kinds || spec.dtype.is_float())
 }
 
-/// Checks that slots in a checkpoint (`optimizer/<slot>/<path>`) are those of `optimizer`, or that
+/// What a checkpoint knows of an optimizer: its name, and the names of its slots.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OptimizerSlots<'a> {
+    /// The name that checkpoints have: `adam`.
+    pub optimizer: &'a str,
+    /// The names of the state tensors that it keeps per parameter.
+    pub slots: &'a [&'a str],
+}
+
+/// Checks that slots in a checkpoint (`optimizer/<slot>/<path>`) are those of an optimizer, or that
 /// there are none. `saved_by` is the optimizer that the checkpoint names, if it names one; slots
 /// alone tell it by the names that they have. Only paths for which `is_own` are looked at.
 ///
 /// # Errors
 /// [`CheckpointError::WrongOptimizer`], which names both.
 pub fn check_slots(
-    optimizer: &dyn Optimizer,
+    own: OptimizerSlots<'_>,
     saved_by: Option<&str>,
     tensors: &BTreeMap<String, TensorData>,
     is_own: impl Fn(&str) -> bool,
@@ -155,31 +163,31 @@ pub fn check_slots(
             Some(rest.split_once('/').unwrap_or((rest, "")))
         });
     let found = slots.filter(|(_, path)| is_own(path)).map(|(slot, _)| slot);
-    check_slot_names((optimizer.name(), optimizer.slots()), saved_by, found)
+    check_slot_names(own, saved_by, found)
 }
 
-/// [`check_slots`] of an optimizer that is known by its name and its slots.
+/// As [`check_slots`], of the names of the slots that were found.
 ///
 /// # Errors
 /// [`CheckpointError::WrongOptimizer`], which names both.
 pub fn check_slot_names<'a>(
-    (name, own): (&str, &[&str]),
+    own: OptimizerSlots<'_>,
     saved_by: Option<&str>,
     found: impl IntoIterator<Item = &'a str>,
 ) -> Result<(), CheckpointError> {
     let found: BTreeSet<&str> = found.into_iter().collect();
-    let own: BTreeSet<&str> = own.iter().copied().collect();
+    let slots: BTreeSet<&str> = own.slots.iter().copied().collect();
     let saved_by = saved_by.filter(|name| !name.is_empty());
-    let is_other = saved_by.is_some_and(|saved| saved != name);
-    if !is_other && (found.is_empty() || found == own) {
+    let is_other = saved_by.is_some_and(|saved| saved != own.optimizer);
+    if !is_other && (found.is_empty() || found == slots) {
         return Ok(());
     }
     let saved_by = saved_by.map_or_else(|| guess(&found), str::to_string);
     Err(CheckpointError::WrongOptimizer {
         saved_by,
         found: listed(&found),
-        optimizer: name.to_string(),
-        expected: listed(&own),
+        optimizer: own.optimizer.to_string(),
+        expected: listed(&slots),
     })
 }
 
@@ -236,12 +244,12 @@ pub fn model_signature(specs: impl IntoIterator<Item = TensorSpec>) -> String {
 ///
 /// ```
 /// use burn::tensor::TensorData;
-/// use distribute_core::checkpoint::weights_sha256;
+/// use distribute_checkpoint::weights_sha256;
 ///
 /// let (kernel, bias) = (TensorData::from([1.0_f32, 2.0]), TensorData::from([0.5_f32]));
 /// let hash = weights_sha256([("fc/kernel", &kernel), ("fc/bias", &bias)])?;
 /// assert_eq!(hash, weights_sha256([("fc/bias", &bias), ("fc/kernel", &kernel)])?);
-/// # Ok::<(), distribute_core::checkpoint::CheckpointError>(())
+/// # Ok::<(), distribute_checkpoint::CheckpointError>(())
 /// ```
 ///
 /// # Errors
@@ -281,7 +289,7 @@ pub fn weights_sha256<'a, N: AsRef<str>>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::checkpoint::Metadata;
+    use crate::Metadata;
     use burn::tensor::f16;
 
     fn checkpoint() -> Checkpoint {
