@@ -26,8 +26,6 @@ mod many_machines {}
 mod from_keras {}
 
 mod burn_optimizer;
-pub mod checkpoint;
-pub mod cluster;
 mod configuration;
 mod cross_device;
 #[cfg(feature = "cuda")]
@@ -37,7 +35,6 @@ mod device_reduce;
 mod distributed_value;
 mod dropout;
 mod error;
-mod error_text;
 pub mod fit;
 mod gradients;
 mod host_reduce;
@@ -73,13 +70,13 @@ pub use device::{LogicalDevice, available_cores};
 pub use device_reduce::{DeviceReducer, DeviceReducers, DeviceReduction};
 #[cfg(feature = "nccl")]
 pub use device_reduce::{NcclReducer, NcclReducers, TensorMemory};
+pub use distribute_checkpoint as checkpoint;
+pub use distribute_cluster as cluster;
 pub use distribute_collectives::{self as collectives, ReduceOp};
 pub use distribute_core_derive::{Nest, Replicate};
 pub use distributed_value::{Components, DistributedValue};
 pub use dropout::{dropout, dropout_mask};
 pub use error::{Error, Result};
-#[doc(hidden)]
-pub use error_text::fmt_error;
 pub use gradients::Gradients;
 pub use indexed_slices::IndexedSlices;
 #[cfg(feature = "burn-train")]

@@ -389,8 +389,8 @@ impl<M: Module + 'static> TrainState<M> {
     /// Whether the checkpoint's slots are those of this optimizer, or there are none.
     fn check_slots(&self, tensors: &BTreeMap<String, TensorData>) -> Result<()> {
         let of_parameter = |path: &str| self.names.iter().any(|name| name == path);
-        check_slots(&*self.optimizer, None, tensors, of_parameter)
-            .map_err(|error| Error::Checkpoint(Arc::new(error)))?;
+        let own = self.optimizer.checkpoint_slots();
+        check_slots(own, None, tensors, of_parameter)?;
         let mut sizes = Sizes::default();
         self.model.visit(&mut sizes);
         for (name, count) in self.names.iter().zip(sizes.0) {
