@@ -23,6 +23,18 @@ pub fn cargo(root: &Path, arguments: &str) -> Result<String, String> {
     finish(&mut cargo_command(root, arguments))
 }
 
+/// Runs cargo with these arguments and returns what it prints.
+pub fn output(root: &Path, arguments: &str) -> Result<String, String> {
+    let output = cargo_command(root, arguments)
+        .output()
+        .map_err(|error| format!("cannot start cargo: {error}"))?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+    }
+    let errors = String::from_utf8_lossy(&output.stderr);
+    Err(format!("cargo {arguments}: {}\n{errors}", output.status))
+}
+
 /// Runs a command of cargo to its end.
 pub fn finish(command: &mut Command) -> Result<String, String> {
     let status = command

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::cargo::{cargo, cargo_command, finish};
 use crate::tree::Tree;
-use crate::{edges, fuzz, modules, suite, tidy};
+use crate::{edges, features, fuzz, modules, suite, tidy};
 
 /// Which steps to run.
 #[derive(Debug, PartialEq, Eq)]
@@ -43,7 +43,7 @@ struct Step {
     run: fn(&Path) -> Result<String, String>,
 }
 
-const STEPS: [Step; 9] = [
+const STEPS: [Step; 10] = [
     Step {
         name: "tidy",
         advice: "fix the places above; xtask/README.md explains each rule",
@@ -58,6 +58,11 @@ const STEPS: [Step; 9] = [
         name: "modules",
         advice: "break the circles above; `cargo xtask modules CRATE` shows who imports whom",
         run: modules_step,
+    },
+    Step {
+        name: "features",
+        advice: "add what is missing to crates/distribute-features/Cargo.toml and `Cargo.toml`",
+        run: features::run,
     },
     Step {
         name: "fmt",
@@ -122,7 +127,7 @@ pub fn run(root: &Path, selection: &Selection) -> ExitCode {
         println!("  {line}");
     }
     for step in &steps[summary.len()..] {
-        println!("  {:<7} not run", step.name);
+        println!("  {:<8} not run", step.name);
     }
     match failed {
         None => {
@@ -142,7 +147,7 @@ fn summary_line(name: &str, result: &Result<String, String>, elapsed: Duration) 
         Err(_) => ("FAILED", ""),
     };
     let line = format!(
-        "{name:<7} {verdict:<6} {:7.1} s  {note}",
+        "{name:<8} {verdict:<6} {:7.1} s  {note}",
         elapsed.as_secs_f64()
     );
     line.trim_end().to_owned()
@@ -219,10 +224,10 @@ mod tests {
     #[test]
     fn steps_are_selected_in_their_order() {
         let all = [
-            "tidy", "edges", "modules", "fmt", "clippy", "gpu", "doc", "fuzz", "test",
+            "tidy", "edges", "modules", "features", "fmt", "clippy", "gpu", "doc", "fuzz", "test",
         ];
         assert_eq!(names(&Selection::All), all);
-        assert_eq!(names(&Selection::AllButTests), all[..7]);
+        assert_eq!(names(&Selection::AllButTests), all[..8]);
         assert_eq!(names(&Selection::only("doc").expect("a step")), ["doc"]);
     }
 
@@ -231,12 +236,12 @@ mod tests {
         let elapsed = Duration::from_millis(1260);
         assert_eq!(
             summary_line("fmt", &Ok(String::new()), elapsed),
-            "fmt     ok         1.3 s"
+            "fmt      ok         1.3 s"
         );
         let failed = Err("many lines".to_owned());
         assert_eq!(
             summary_line("clippy", &failed, elapsed),
-            "clippy  FAILED     1.3 s"
+            "clippy   FAILED     1.3 s"
         );
     }
 

@@ -28,9 +28,14 @@ const CRATES: &[Row] = &[
     row("distribute-collectives", MayUse::Only(&[]), false),
     row("distribute-core-derive", MayUse::Only(&[]), false),
     row("distribute-launch", MayUse::Only(&[]), false),
+    row("distribute-features", MayUse::Only(&[]), false),
     row(
         "distribute-core",
-        MayUse::Only(&["distribute-collectives", "distribute-core-derive"]),
+        MayUse::Only(&[
+            "distribute-collectives",
+            "distribute-core-derive",
+            "distribute-features",
+        ]),
         true,
     ),
     row(

@@ -4,6 +4,7 @@
 mod cargo;
 mod check;
 mod edges;
+mod features;
 mod files;
 mod fuzz;
 mod modules;
@@ -23,7 +24,7 @@ usage: cargo xtask check [--skip-tests] [--only STEP]
        cargo xtask same-bits OLD [NEW]
 
   --skip-tests   every step but `fuzz` and `test`
-  --only STEP    one step: tidy, edges, modules, fmt, clippy, gpu, doc, fuzz or test
+  --only STEP    one step: tidy, edges, modules, features, fmt, clippy, gpu, doc, fuzz or test
   TARGET         a fuzz target: operation_header, data_frames, flight_record, control_message or
                  shared_memory_welcome
   CRATE          whose modules are shown: who imports whom, and in which circles
