@@ -18,6 +18,17 @@ pub fn library_files(tree: &Tree, member: &Member) -> BTreeSet<String> {
     walk.reached
 }
 
+/// The files of the library and the programs that are compiled outside their tests too.
+pub fn program_files(tree: &Tree, member: &Member) -> BTreeSet<String> {
+    let mut walk = Walk::new(tree, false);
+    let source = member.path("src/");
+    let roots = roots(tree, member).into_iter();
+    for root in roots.filter(|root| root.starts_with(&source)) {
+        walk.file(&root, true);
+    }
+    walk.reached
+}
+
 /// The files that any target reaches, tests included.
 pub fn all_files(tree: &Tree, member: &Member) -> BTreeSet<String> {
     let mut walk = Walk::new(tree, true);

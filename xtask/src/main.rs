@@ -7,6 +7,7 @@ mod edges;
 mod features;
 mod files;
 mod fuzz;
+mod lines;
 mod modules;
 mod same_bits;
 mod suite;
@@ -20,6 +21,7 @@ use std::process::ExitCode;
 const USAGE: &str = "\
 usage: cargo xtask check [--skip-tests] [--only STEP]
        cargo xtask fuzz TARGET SECONDS
+       cargo xtask lines [CRATE]
        cargo xtask modules [CRATE]
        cargo xtask same-bits OLD [NEW]
 
@@ -27,7 +29,8 @@ usage: cargo xtask check [--skip-tests] [--only STEP]
   --only STEP    one step: tidy, edges, modules, features, fmt, clippy, gpu, doc, fuzz or test
   TARGET         a fuzz target: operation_header, data_frames, flight_record, control_message or
                  shared_memory_welcome
-  CRATE          whose modules are shown: who imports whom, and in which circles
+  CRATE          whose modules are shown: how much code each has, or who imports whom, and in
+                 which circles
   OLD, NEW       two builds of distribute-cli, whose trained weights are compared; NEW is what
                  `cargo build` has made last unless given";
 
@@ -36,6 +39,7 @@ usage: cargo xtask check [--skip-tests] [--only STEP]
 enum Task {
     Check(check::Selection),
     Fuzz(&'static str, u64),
+    Lines(Option<String>),
     Modules(Option<String>),
     SameBits(PathBuf, PathBuf),
 }
@@ -47,6 +51,7 @@ fn main() -> ExitCode {
         Ok(Task::Fuzz(target, seconds)) => {
             verdict("fuzz", fuzz::run(&workspace_root(), &[target], seconds))
         }
+        Ok(Task::Lines(name)) => verdict("lines", show_lines(name.as_deref())),
         Ok(Task::Modules(name)) => verdict("modules", show_modules(name.as_deref())),
         Ok(Task::SameBits(old, new)) => verdict("same-bits", same_bits::run(&old, &new)),
         Err(message) => {
@@ -54,6 +59,12 @@ fn main() -> ExitCode {
             ExitCode::from(2)
         }
     }
+}
+
+fn show_lines(name: Option<&str>) -> Result<String, String> {
+    let table = lines::table(&tree::Tree::read(&workspace_root())?, name)?;
+    println!("{table}");
+    Ok("lines of code, without tests, comments and blanks".to_owned())
 }
 
 fn show_modules(name: Option<&str>) -> Result<String, String> {
@@ -79,6 +90,7 @@ fn parse(arguments: &[String]) -> Result<Task, String> {
     match words.next() {
         Some("check") => {}
         Some("fuzz") => return parse_fuzz(words),
+        Some("lines") => return Ok(Task::Lines(words.next().map(str::to_owned))),
         Some("modules") => return Ok(Task::Modules(words.next().map(str::to_owned))),
         Some("same-bits") => return parse_same_bits(words),
         Some(other) => return Err(format!("unknown command `{other}`")),

@@ -105,12 +105,7 @@ pub fn print(tree: &Tree, name: Option<&str>) -> Result<String, String> {
     let is_meant = |member: &&Member| name.is_none_or(|name| name == member.name);
     let members: Vec<&Member> = tree.members.iter().filter(is_meant).collect();
     if members.is_empty() {
-        let names: Vec<&str> = tree
-            .members
-            .iter()
-            .map(|member| member.name.as_str())
-            .collect();
-        return Err(format!("no such crate; there are {}", names.join(", ")));
+        return Err(tree.no_such_crate());
     }
     let mut counts = Vec::new();
     for member in members {
