@@ -38,7 +38,6 @@ mod from_function;
 pub mod loss;
 mod own_stream;
 mod prefetch;
-pub mod readers;
 pub mod split;
 mod weighted;
 
@@ -49,6 +48,7 @@ pub use dataset_openers::{Digits, FashionMnist, Mnist};
 pub use dataset_text::{PADDING, TextDataset, UNKNOWN, Vocabulary};
 pub use distribute::{Batching, DistributedDataset, Position, StrategyDataExt};
 pub use distribute_epoch::Epoch;
+pub use distribute_readers as readers;
 pub use from_function::{DistributedFunction, ReplicationMode, Steps};
 pub use loss::{
     LossValue, Reduction, SampleWeight, binary_crossentropy, categorical_crossentropy,

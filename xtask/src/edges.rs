@@ -34,8 +34,17 @@ const CRATES: &[Row] = &[
         true,
     ),
     row(
+        "distribute-readers",
+        MayUse::Only(&["distribute-core"]),
+        false,
+    ),
+    row(
         "distribute-data",
-        MayUse::Only(&["distribute-core", "distribute-collectives"]),
+        MayUse::Only(&[
+            "distribute-core",
+            "distribute-collectives",
+            "distribute-readers",
+        ]),
         true,
     ),
     row(

@@ -5,7 +5,7 @@ mod readers_common;
 use std::fs;
 use std::path::Path;
 
-use distribute_data::readers::{
+use distribute_readers::{
     CsvHeader, CsvOptions, ImageColor, LabelColumn, ReadError, parse_csv, parse_idx, parse_npy,
     parse_npz, parse_text_csv, read_csv, read_idx, read_image_folder, read_mnist_folder, read_npz,
 };

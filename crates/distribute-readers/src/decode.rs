@@ -2,7 +2,7 @@
 
 use half::f16;
 
-use super::array::Values;
+use crate::array::Values;
 
 /// A type in which IDX or NumPy files store values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

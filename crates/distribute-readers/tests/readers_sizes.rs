@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io::Write;
 use std::path::Path;
 
-use distribute_data::readers::{
+use distribute_readers::{
     CsvHeader, CsvOptions, ReadError, parse_csv, parse_idx, parse_npz, read_idx, read_mnist_folder,
     read_npy,
 };

@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
-use super::error::ReadError;
-use super::examples::{Examples, Features, Labels};
-use super::lines::{Column, Lines};
-use super::source::Source;
-use super::table::table_name;
+use crate::error::ReadError;
+use crate::examples::{Examples, Features, Labels};
+use crate::lines::{Column, Lines};
+use crate::source::Source;
+use crate::table::table_name;
 
 const TEXT: &str = "text";
 const LABEL: &str = "label";

@@ -2,7 +2,7 @@
 
 mod readers_common;
 
-use distribute_data::readers::{
+use distribute_readers::{
     CsvOptions, ImageColor, ReadError, parse_csv, parse_idx, parse_npy, parse_npz, parse_text_csv,
     read_image_folder,
 };

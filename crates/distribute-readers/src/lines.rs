@@ -5,9 +5,9 @@ use std::path::Path;
 
 use csv::ByteRecord;
 
-use super::error::{Place, ReadError, excerpt};
-use super::examples::MAX_CLASSES;
-use super::source::{Source, stream_error};
+use crate::error::{Place, ReadError, excerpt};
+use crate::examples::MAX_CLASSES;
+use crate::source::{Source, stream_error};
 
 /// A column for error messages, counted from 0.
 pub(crate) struct Column<'a> {

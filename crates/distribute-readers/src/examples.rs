@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::array::{Array, Values, checked_product, with_values};
-use super::error::{Place, ReadError};
+use crate::array::{Array, Values, checked_product, with_values};
+use crate::error::{Place, ReadError};
 
 /// What the model sees of every example.
 #[derive(Debug, Clone, PartialEq)]
@@ -53,13 +53,13 @@ pub(crate) const MAX_CLASSES: usize = 1 << 20;
 /// and can be sent to other threads. Batches are read by index, in any order:
 ///
 /// ```
-/// use distribute_data::readers::digits;
+/// use distribute_readers::digits;
 ///
 /// let digits = digits()?;
 /// let images: Vec<f32> = digits.features_f32(&[5, 0])?; // 2 x 8 x 8, row major
 /// let labels: Vec<i64> = digits.labels_i64(&[5, 0])?;
 /// assert_eq!((images.len(), &labels[..]), (128, &[5, 0][..]));
-/// # Ok::<(), distribute_data::readers::ReadError>(())
+/// # Ok::<(), distribute_readers::ReadError>(())
 /// ```
 #[derive(Debug, Clone)]
 pub struct Examples {

@@ -6,10 +6,10 @@
 
 use std::path::Path;
 
-use super::array::{Array, Values, checked_product};
-use super::decode::{Endian, Stored};
-use super::error::{ReadError, excerpt};
-use super::source::Source;
+use crate::array::{Array, Values, checked_product};
+use crate::decode::{Endian, Stored};
+use crate::error::{ReadError, excerpt};
+use crate::source::Source;
 
 const MAGIC: &[u8] = b"\x93NUMPY";
 const FORMAT: &str = "NumPy .npy (93 4e 55 4d 50 59)";

@@ -372,8 +372,14 @@ pub enum ReadError {
     },
 }
 
-distribute_core::debug_as_message!(ReadError);
+/// What `main` prints of it is the message.
+impl fmt::Debug for ReadError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
 
+#[cfg(feature = "core")]
 impl From<ReadError> for distribute_core::Error {
     fn from(error: ReadError) -> Self {
         Self::input(error)

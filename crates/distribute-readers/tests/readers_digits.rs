@@ -1,6 +1,6 @@
 //! The embedded digits and their fixed split are what they were when accuracies were published.
 
-use distribute_data::readers::{digits, digits_split};
+use distribute_readers::{digits, digits_split};
 use sha2::{Digest, Sha256};
 
 fn hex_sha256(bytes: &[u8]) -> String {

@@ -3,10 +3,10 @@
 
 use std::path::Path;
 
-use super::array::{Array, checked_product};
-use super::decode::{Endian, Stored};
-use super::error::ReadError;
-use super::source::Source;
+use crate::array::{Array, checked_product};
+use crate::decode::{Endian, Stored};
+use crate::error::ReadError;
+use crate::source::Source;
 
 const FORMAT: &str = "IDX (00 00, then a type 08, 09, 0b, 0c, 0d or 0e, then the rank)";
 

@@ -4,7 +4,7 @@ mod readers_common;
 
 use std::fs;
 
-use distribute_data::readers::{
+use distribute_readers::{
     Array, CsvHeader, CsvLabels, CsvOptions, ImageColor, LabelColumn, Values, parse_csv, parse_idx,
     parse_npy, parse_npz, parse_text_csv, read_csv, read_idx, read_image_folder, read_mnist_folder,
     read_npy, read_npz, read_text_csv,

@@ -6,8 +6,8 @@ use std::path::Path;
 
 use csv::ByteRecord;
 
-use super::error::ReadError;
-use super::table::number;
+use crate::error::ReadError;
+use crate::table::number;
 
 /// What stands for a value that is not there, in lower case.
 const MISSING: [&str; 12] = [

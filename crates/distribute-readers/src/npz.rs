@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use zip::ZipArchive;
 use zip::result::ZipError;
 
-use super::error::ReadError;
-use super::examples::{Examples, Features, Labels, TrainTest};
-use super::mnist::{class_labels, same_count};
-use super::npy::Opened;
-use super::source::{Source, open_regular, stream_error};
+use crate::error::ReadError;
+use crate::examples::{Examples, Features, Labels, TrainTest};
+use crate::mnist::{class_labels, same_count};
+use crate::npy::Opened;
+use crate::source::{Source, open_regular, stream_error};
 
 const WANTED: &str = "x_train and y_train (with x_test and y_test, or without), or x and y";
 
@@ -24,7 +24,7 @@ const WANTED: &str = "x_train and y_train (with x_test and y_test, or without), 
 /// # Errors
 /// [`ReadError::MissingName`] with the keys that are there, [`ReadError::CountMismatch`],
 /// [`ReadError::LabelOutOfRange`], [`ReadError::NotFinite`], [`ReadError::Malformed`] for a damaged
-/// archive, and those of [`read_npy`](super::read_npy) for its members.
+/// archive, and those of [`read_npy`](crate::read_npy) for its members.
 pub fn read_npz(path: impl AsRef<Path>) -> Result<(Examples, Option<Examples>), ReadError> {
     let path = path.as_ref();
     let (file, length) = open_regular(path)?;

@@ -2,14 +2,14 @@
 
 use std::path::Path;
 
-use super::error::ReadError;
-use super::examples::{Examples, Features, TrainTest};
-use super::idx::parse_idx;
-use super::mnist::class_labels;
+use crate::error::ReadError;
+use crate::examples::{Examples, Features, TrainTest};
+use crate::idx::parse_idx;
+use crate::mnist::class_labels;
 
 // Source and licence: src/data/digits-SOURCE.txt.
-const IMAGES: &[u8] = include_bytes!("../data/digits-images-idx3-ubyte.gz");
-const LABELS: &[u8] = include_bytes!("../data/digits-labels-idx1-ubyte.gz");
+const IMAGES: &[u8] = include_bytes!("data/digits-images-idx3-ubyte.gz");
+const LABELS: &[u8] = include_bytes!("data/digits-labels-idx1-ubyte.gz");
 
 /// Grey values of the digits go from 0 to this.
 const WHITE: f32 = 16.0;

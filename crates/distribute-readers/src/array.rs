@@ -2,7 +2,7 @@
 
 use std::collections::TryReserveError;
 
-use super::error::ReadError;
+use crate::error::ReadError;
 
 /// The values of an [`Array`], row major, in the type in which the file stores them.
 ///
@@ -31,15 +31,15 @@ pub enum Values {
 macro_rules! with_values {
     ($values:expr, $v:ident => $body:expr) => {
         match $values {
-            $crate::readers::Values::U8($v) => $body,
-            $crate::readers::Values::I8($v) => $body,
-            $crate::readers::Values::I16($v) => $body,
-            $crate::readers::Values::I32($v) => $body,
+            $crate::Values::U8($v) => $body,
+            $crate::Values::I8($v) => $body,
+            $crate::Values::I16($v) => $body,
+            $crate::Values::I32($v) => $body,
             #[allow(clippy::unnecessary_cast)] // The other types need it.
-            $crate::readers::Values::I64($v) => $body,
+            $crate::Values::I64($v) => $body,
             #[allow(clippy::unnecessary_cast)] // The other types need it.
-            $crate::readers::Values::F32($v) => $body,
-            $crate::readers::Values::F64($v) => $body,
+            $crate::Values::F32($v) => $body,
+            $crate::Values::F64($v) => $body,
         }
     };
 }

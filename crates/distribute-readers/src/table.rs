@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
-use super::array::{Array, Values};
-use super::error::ReadError;
-use super::examples::{Examples, Features, Labels};
-use super::header::{self, Doubt};
-use super::lines::{Column, Lines};
-use super::source::Source;
+use crate::array::{Array, Values};
+use crate::error::ReadError;
+use crate::examples::{Examples, Features, Labels};
+use crate::header::{self, Doubt};
+use crate::lines::{Column, Lines};
+use crate::source::Source;
 
 /// Whether a table starts with a line of column names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -53,13 +53,13 @@ pub enum CsvLabels {
 /// How to read a CSV table.
 ///
 /// ```
-/// use distribute_data::readers::{CsvOptions, LabelColumn, parse_csv};
+/// use distribute_readers::{CsvOptions, LabelColumn, parse_csv};
 ///
 /// let options = CsvOptions { label: LabelColumn::Name("kind".into()), ..Default::default() };
 /// let table = parse_csv(b"width,kind,height\n1.5,0,2\n3,1,4\n", "plants.csv", &options)?;
 /// assert_eq!(table.features_f32(&[0, 1])?, [1.5, 2.0, 3.0, 4.0]);
 /// assert_eq!(table.labels_i64(&[0, 1])?, [0, 1]);
-/// # Ok::<(), distribute_data::readers::ReadError>(())
+/// # Ok::<(), distribute_readers::ReadError>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CsvOptions {

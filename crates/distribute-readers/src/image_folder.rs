@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 
 use image::{DynamicImage, ImageDecoder, ImageFormat, ImageReader};
 
-use super::array::{Array, Values};
-use super::error::ReadError;
-use super::examples::{Examples, Features, Labels};
-use super::source::{MAX_BYTES, open_regular, require_directory};
+use crate::array::{Array, Values};
+use crate::error::ReadError;
+use crate::examples::{Examples, Features, Labels};
+use crate::source::{MAX_BYTES, open_regular, require_directory};
 
 /// No side of an image may be longer; a header that claims more is taken for damaged.
 const MAX_SIDE_PIXELS: u32 = 1 << 14;

@@ -1,7 +1,7 @@
 //! Fixed, seeded splits into training, validation and test examples.
 
-use super::error::ReadError;
-use super::examples::{Examples, TrainTest};
+use crate::error::ReadError;
+use crate::examples::{Examples, TrainTest};
 
 impl Examples {
     /// Splits the examples at random into `fractions.len()` parts that share the data, for example

@@ -2,11 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
-use super::array::{Array, Values, with_values};
-use super::error::{Place, ReadError};
-use super::examples::{Examples, Features, Labels, TrainTest};
-use super::idx::{IdxKind, Opened};
-use super::source::require_directory;
+use crate::array::{Array, Values, with_values};
+use crate::error::{Place, ReadError};
+use crate::examples::{Examples, Features, Labels, TrainTest};
+use crate::idx::{IdxKind, Opened};
+use crate::source::require_directory;
 
 /// Reads a folder with the four files of MNIST, Fashion-MNIST and their kin:
 /// `train-images-idx3-ubyte`, `train-labels-idx1-ubyte`, `t10k-images-idx3-ubyte` and
@@ -18,7 +18,7 @@ use super::source::require_directory;
 /// # Errors
 /// [`ReadError::Missing`] with the names looked for, [`ReadError::CountMismatch`],
 /// [`ReadError::LabelOutOfRange`], [`ReadError::WrongMagic`] also for labels in place of images,
-/// and those of [`read_idx`](super::read_idx).
+/// and those of [`read_idx`](crate::read_idx).
 pub fn read_mnist_folder(
     folder: impl AsRef<Path>,
     classes: Option<usize>,

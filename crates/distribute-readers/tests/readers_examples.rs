@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::thread;
 
-use distribute_data::readers::{
+use distribute_readers::{
     Array, Examples, Features, Labels, ReadError, Values, digits, permutation,
 };
 use proptest::prelude::*;

@@ -7,9 +7,9 @@ use std::path::Path;
 
 use flate2::bufread::MultiGzDecoder;
 
-use super::array::Values;
-use super::decode::{Decoded, Endian, Stored, decode};
-use super::error::ReadError;
+use crate::array::Values;
+use crate::decode::{Decoded, Endian, Stored, decode};
+use crate::error::ReadError;
 
 /// No file is decoded to more than this: 16 GiB.
 pub(crate) const MAX_BYTES: u64 = 16 << 30;
