@@ -222,7 +222,7 @@ failure_from!(
     distribute_core::checkpoint::CheckpointError,
     distribute_core::collectives::flight_record::FlightRecordError,
     distribute_data::readers::ReadError,
-    distribute_cli::model::ModelError,
+    distribute_keras::ModelError,
     distribute_ps::PsError,
     distribute_tpu_xla::TpuError
 );

@@ -3,13 +3,13 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use distribute_cli::model::{
-    BUILT_IN, LayerSpec, ModelError, ModelSpec, Plan, Sequential, Shape, built_in, parse_keras_json,
-};
 use distribute_core::checkpoint::{CheckpointError, Metadata};
 use distribute_core::optim::Optimizer;
 use distribute_core::{Adam, AdamW, Configuration, Device, Difference, Sgd, TrainState};
 use distribute_data::readers::{Examples, TrainTest};
+use distribute_keras::{
+    BUILT_IN, LayerSpec, ModelError, ModelSpec, Plan, Sequential, Shape, built_in, parse_keras_json,
+};
 use serde_json::{Value, json};
 use std::sync::{Arc, OnceLock};
 

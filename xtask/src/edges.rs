@@ -61,6 +61,7 @@ const CRATES: &[Row] = &[
         MayUse::Only(&["distribute-core", "distribute-data"]),
         true,
     ),
+    row("distribute-keras", MayUse::Only(&["distribute-core"]), true),
     row("distribute-cli", MayUse::All, true),
     row("conformance", MayUse::All, true),
     row("examples", MayUse::All, true),

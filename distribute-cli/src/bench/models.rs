@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use clap::ValueEnum;
-use distribute_cli::model::{Mode, Plan, Sequential, built_in};
 use distribute_core::{
     Adam, Error, Mirrored, PerReplica, ReduceOp, Result, Strategy, StrategyExt, TrainState,
 };
@@ -13,6 +12,7 @@ use distribute_data::{
     binary_crossentropy, compute_average_loss, scale_regularization_loss,
     sparse_categorical_crossentropy,
 };
+use distribute_keras::{Mode, Plan, Sequential, built_in};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -63,7 +63,7 @@ impl BenchModel {
         let name = self.to_string();
         let spec = built_in(&name, CLASSES, TEXT_TOKENS);
         let spec = spec.ok_or_else(|| Error::invalid(format!("there is no model {name}")))?;
-        spec.plan(self.shape()).map_err(Error::step)
+        Ok(spec.plan(self.shape())?)
     }
 
     /// Examples of one replica.
@@ -113,7 +113,7 @@ impl<S: Strategy> ModelUnder<S> {
     ) -> Result<Self> {
         let plan = model.plan()?;
         let state = strategy.try_scope(|device| {
-            let model = Sequential::initialized(&plan, SEED, device).map_err(Error::step)?;
+            let model = Sequential::initialized(&plan, SEED, device)?;
             Ok(TrainState::new(model, Adam::new(LEARNING_RATE)))
         })?;
         let replicas = strategy.replicas().iter();

@@ -23,7 +23,7 @@ use crate::failure::Failure;
 use crate::objective::objective;
 use crate::signals::Signals;
 use crate::task::Task;
-use distribute_cli::model::Sequential;
+use distribute_keras::Sequential;
 
 /// How often the directory is looked at: file systems that several hosts share tell nobody what is
 /// new.

@@ -4,12 +4,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use distribute_cli::model::Sequential;
 use distribute_core::cluster::{Cluster, ClusterResolver, TaskType};
 use distribute_core::fit::RunInfo;
 use distribute_core::{Error, Strategy, StrategyExt, TrainState};
 use distribute_data::readers::TrainTest;
 use distribute_data::{Batching, StrategyDataExt};
+use distribute_keras::Sequential;
 use distribute_ps::{
     ClusterCoordinator, Program, PsError, ServerOptions, State, Training, TrainingData,
 };

@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use distribute_cli::model::Sequential;
 use distribute_core::checkpoint::weights_sha256;
 use distribute_core::cluster::{Cluster, TaskType};
 use distribute_core::fit::callbacks::{
@@ -19,6 +18,7 @@ use distribute_core::{
 };
 use distribute_data::readers::{Examples, TrainTest};
 use distribute_data::{Batching, DistributedDataset, StrategyDataExt};
+use distribute_keras::Sequential;
 use serde_json::json;
 
 use super::restore::same_model;
@@ -272,9 +272,9 @@ impl Run {
     fn state(&self) -> Result<State, Failure> {
         Ok(self.strategy.try_scope(|device| {
             let optimizer = optimizer(&self.args.training);
-            self.task
-                .state(optimizer, self.args.training.seed, device)
-                .map_err(Error::step)
+            Ok(self
+                .task
+                .state(optimizer, self.args.training.seed, device)?)
         })?)
     }
 

@@ -3,7 +3,7 @@
 //! The two differ in the input layer's key (`batch_shape`, `batch_input_shape`), in how a dtype is
 //! written, and in `module`/`registered_name`, which older files lack. Every option of a layer, and
 //! of what stands inside it, is honoured or refused by name, since a model that silently computes
-//! something else is worse than none; how, [`fields`](super::fields) says. What a layer is called,
+//! something else is worse than none; how, [`fields`](crate::fields) says. What a layer is called,
 //! `build_config` and the model's `compile_config` change nothing here: optimizer and loss are the
 //! program's.
 
@@ -11,9 +11,9 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::fields::{Fields, Named, Place};
-use super::init::Fan;
-use super::{Activation, Initializer, LayerSpec, ModelError, ModelSpec, Padding, Regularizer};
+use crate::fields::{Fields, Named, Place};
+use crate::init::Fan;
+use crate::{Activation, Initializer, LayerSpec, ModelError, ModelSpec, Padding, Regularizer};
 
 /// Reads a model file; the model is named after the file.
 ///

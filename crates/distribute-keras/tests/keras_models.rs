@@ -2,9 +2,7 @@
 //! numbers that Keras printed. `keras/generate.py` wrote the files.
 
 use burn::tensor::{Device, Tensor, TensorData};
-use distribute_cli::model::{
-    Mode, ModelError, Sequential, Weight, parse_keras_json, read_keras_json,
-};
+use distribute_keras::{Mode, ModelError, Sequential, Weight, parse_keras_json, read_keras_json};
 use rstest::rstest;
 use serde_json::Value;
 
@@ -97,7 +95,7 @@ fn outputs_and_losses_are_those_of_keras(
 #[test]
 fn the_documents_cnn_is_the_built_in_mnist_cnn() {
     let mut file = read_keras_json(folder().join("documents_cnn.keras3.json")).unwrap();
-    let built_in = distribute_cli::model::built_in("mnist-cnn", 10, 0).unwrap();
+    let built_in = distribute_keras::built_in("mnist-cnn", 10, 0).unwrap();
     file.name.clone_from(&built_in.name);
     file.input_shape = None;
     assert_eq!(file, built_in);

@@ -1,7 +1,7 @@
 //! What a model ends with, and the loss that belongs to it.
 
-use super::plan::PlannedLayer;
-use super::{Activation, LayerSpec, ModelError, Plan, Shape};
+use crate::plan::PlannedLayer;
+use crate::{Activation, LayerSpec, ModelError, Plan, Shape};
 
 /// What turns the last layer's numbers into what Keras' model returns.
 ///

@@ -8,6 +8,7 @@
 //! difference never shows: [`Sequential::new`] takes Keras' weights and turns them. In particular
 //! `Flatten` does not move data; instead the rows of the next `Dense` kernel are stored in the
 //! order in which the features arrive, so a Keras kernel fits and no step pays for it.
+#![forbid(unsafe_code)]
 
 mod activation;
 mod builtin;

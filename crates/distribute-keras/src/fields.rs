@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 use serde_json::{Map, Value};
 
-use super::ModelError;
+use crate::ModelError;
 
 pub(super) type Object = Map<String, Value>;
 

@@ -1,6 +1,6 @@
 //! What a model is: plain data, without a tensor.
 
-use super::{Activation, Initializer};
+use crate::{Activation, Initializer};
 
 /// A model: a name, the shape of one example if it is known, and the layers in order.
 #[derive(Debug, Clone, PartialEq)]

@@ -9,8 +9,8 @@ use burn::tensor::ops::{AvgPoolOptions, ConvOptions, MaxPoolOptions};
 use distribute_core::dropout;
 use rand::Rng;
 
-use super::plan::padding_pairs;
-use super::{Activation, Padding, Regularizer};
+use crate::plan::padding_pairs;
+use crate::{Activation, Padding, Regularizer};
 
 /// Whether a forward pass is part of training.
 pub enum Mode<'a> {

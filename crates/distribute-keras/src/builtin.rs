@@ -1,6 +1,6 @@
 //! The models that come with the program.
 
-use super::{Activation, Initializer, LayerSpec, ModelSpec, Padding, Regularizer};
+use crate::{Activation, Initializer, LayerSpec, ModelSpec, Padding, Regularizer};
 
 /// Names and descriptions of the built-in models.
 pub const BUILT_IN: [(&str, &str); 4] = [

@@ -4,7 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 /// Why a model file could not be read, or a model not be built for some input.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum ModelError {
     /// The operating system refused to read the file.
@@ -82,4 +82,12 @@ pub enum ModelError {
         /// What differs.
         what: String,
     },
+}
+
+distribute_core::debug_as_message!(ModelError);
+
+impl From<ModelError> for distribute_core::Error {
+    fn from(error: ModelError) -> Self {
+        Self::input(error)
+    }
 }

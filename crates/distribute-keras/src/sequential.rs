@@ -3,24 +3,25 @@
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor, TensorData, activation};
 
-use super::head::Loss;
-use super::layers::{Conv2d, Dense, Embedding, Flow, Layer, Pass, Plain, PlainKind, WindowOptions};
-use super::plan::PlannedLayer;
-use super::{Activation, Head, LayerSpec, Mode, ModelError, Plan, Shape, Weight};
+use crate::head::Loss;
+use crate::layers::{Conv2d, Dense, Embedding, Flow, Layer, Pass, Plain, PlainKind, WindowOptions};
+use crate::plan::PlannedLayer;
+use crate::{Activation, Head, LayerSpec, Mode, ModelError, Plan, Shape, Weight};
 
 /// A list of layers that feed each other (`keras.Sequential`).
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
-/// use distribute_cli::model::{Mode, Sequential, built_in};
+/// use distribute_core::Error;
+/// use distribute_keras::{Mode, Sequential, built_in};
 ///
-/// let spec = built_in("mnist-cnn", 10, 0).ok_or("no such model")?;
+/// let spec = built_in("mnist-cnn", 10, 0).ok_or_else(|| Error::invalid("no such model"))?;
 /// let plan = spec.plan(&[28, 28])?;
 /// assert_eq!(plan.parameters(), 121_930);
 /// let model = Sequential::initialized(&plan, 1, &Device::flex())?;
 /// let images = Tensor::<2>::zeros([4, 28 * 28], &Device::flex());
 /// assert_eq!(model.logits(images, &mut Mode::Inference).dims(), [4, 10]);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # Ok::<(), Error>(())
 /// ```
 #[derive(Module, Debug)]
 pub struct Sequential {
@@ -35,7 +36,7 @@ impl Sequential {
     /// A model with the initial weights of `seed`: the same numbers on every machine.
     ///
     /// # Errors
-    /// None for a plan made by [`ModelSpec::plan`](super::ModelSpec::plan).
+    /// None for a plan made by [`ModelSpec::plan`](crate::ModelSpec::plan).
     pub fn initialized(plan: &Plan, seed: u64, device: &Device) -> Result<Self, ModelError> {
         let weights = plan.layers.iter().flat_map(|layer| &layer.weights);
         let weights = weights

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{Initializer, LayerSpec, ModelError, ModelSpec, Padding};
+use crate::{Initializer, LayerSpec, ModelError, ModelSpec, Padding};
 
 /// The shape of one example between two layers, as Keras prints it (without the batch axis).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,7 +53,7 @@ fn tuple(dims: &[usize]) -> String {
     format!("({})", dims.join(", "))
 }
 
-/// A model for inputs of one shape: what [`Sequential`](super::Sequential) is built from.
+/// A model for inputs of one shape: what [`Sequential`](crate::Sequential) is built from.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Plan {
     /// The model's name.
