@@ -3,8 +3,6 @@
 
 #[allow(unsafe_code)]
 mod allocator;
-mod args;
-mod bench;
 mod cluster;
 mod commands;
 mod compile_watch;
@@ -17,7 +15,9 @@ mod flags;
 mod identity;
 mod lasting;
 mod libtpu;
+mod notes;
 mod objective;
+mod option_names;
 mod parameter_server;
 mod signals;
 mod split;

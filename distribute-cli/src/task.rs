@@ -13,11 +13,9 @@ use distribute_keras::{
 use serde_json::{Value, json};
 use std::sync::{Arc, OnceLock};
 
-use crate::args::{CsvHeaderName, OptimizerName, TrainArgs, TrainingArgs};
-use crate::configuration::listed;
-use crate::data::DatasetName;
 use crate::failure::Failure;
-use crate::identity::Identity;
+use crate::flags::{CsvHeaderName, DatasetName, OptimizerName, TrainArgs, TrainingArgs};
+use crate::identity::{Identity, listed};
 use crate::split::SplitRecord;
 use crate::text::Vocabulary;
 

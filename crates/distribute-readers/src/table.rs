@@ -5,7 +5,7 @@ use std::path::Path;
 use crate::array::{Array, Values};
 use crate::error::ReadError;
 use crate::examples::{Examples, Features, Labels};
-use crate::header::{self, Doubt};
+use crate::header::{self, Doubt, number};
 use crate::lines::{Column, Lines};
 use crate::source::Source;
 
@@ -222,12 +222,6 @@ impl Table {
         let features = Features::Numbers(features);
         Examples::from_files(&table_name(path), (features, path), (labels, path), &[])
     }
-}
-
-/// A finite number.
-pub(super) fn number(field: &[u8]) -> Option<f32> {
-    let text = std::str::from_utf8(field.trim_ascii()).ok()?;
-    text.parse().ok().filter(|value: &f32| value.is_finite())
 }
 
 /// `data.csv.gz` is called `data`.

@@ -16,11 +16,11 @@ use distribute_ps::{
 
 use super::restore::same_model;
 use super::start::Start;
-use super::train::{GlobalBatch, Run, check_sizes, epochs};
-use crate::args::TrainArgs;
+use super::training::{GlobalBatch, Run, check_sizes, epochs};
 use crate::configuration;
 use crate::data::{Batch, Classified};
 use crate::failure::Failure;
+use crate::flags::TrainArgs;
 use crate::objective::objective;
 use crate::signals::Signals;
 use crate::task::{Task, optimizer};

@@ -9,8 +9,8 @@ use distribute_keras::Mode;
 
 use super::output_file::OutputFile;
 use super::restore::{Restored, restored};
-use crate::args::PredictArgs;
 use crate::failure::Failure;
+use crate::flags::PredictArgs;
 
 pub(crate) fn run(args: PredictArgs) -> Result<(), Failure> {
     let restored = restored(&args.restore, &args.data, &args.devices)?;

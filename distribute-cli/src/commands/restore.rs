@@ -11,11 +11,11 @@ use distribute_data::{Batching, DistributedDataset, StrategyDataExt};
 use distribute_keras::Sequential;
 use serde_json::Value;
 
-use crate::args::{DataArgs, DeviceArgs, RestoreArgs, SplitName};
-use crate::configuration::listed;
 use crate::data::{Classified, Data};
-use crate::events::note;
 use crate::failure::Failure;
+use crate::flags::{DataArgs, DeviceArgs, RestoreArgs, SplitName};
+use crate::identity::listed;
+use crate::notes::note;
 use crate::strategies::strategy;
 use crate::task::Task;
 

@@ -8,14 +8,14 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use distribute_collectives::{
+    Algorithm, CollectiveError, Communicator, CommunicatorExt, DType, Element, GroupOptions,
+    ProcessCommunicator, ProcessGroupOptions, ProcessTransport, ReduceOp, Result,
+};
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::buffer::{DType, Element, with_dtype};
-use crate::communicator::{Communicator, CommunicatorExt};
-use crate::error::{CollectiveError, Result};
-use crate::options::{Algorithm, GroupOptions};
-use crate::process_group::{ProcessCommunicator, ProcessGroupOptions, ProcessTransport};
-use crate::reduce::ReduceOp;
+use super::with_dtype;
+use crate::median;
 
 /// Iterations before the clock counts.
 const WARMUP: usize = 2;
@@ -173,12 +173,15 @@ fn read_line(rank: usize, reader: &mut impl BufRead) -> Result<String> {
 }
 
 fn silent(rank: usize) -> CollectiveError {
-    let reason = "it ended without a result; its message is above";
-    CollectiveError::unavailable(format!("the process of rank {rank}"), reason)
+    broken(rank, &"it ended without a result; its message is above")
 }
 
-fn broken(rank: usize, error: &std::io::Error) -> CollectiveError {
-    CollectiveError::unavailable(format!("the process of rank {rank}"), error.to_string())
+fn broken(rank: usize, reason: &dyn ToString) -> CollectiveError {
+    CollectiveError::BackendUnavailable {
+        backend: format!("the process of rank {rank}"),
+        reason: reason.to_string(),
+        searched: Vec::new(),
+    }
 }
 
 /// The part of one rank, in its own process.
@@ -287,7 +290,7 @@ fn measure<T: Element>(
     Ok(SizeReport {
         size_bytes,
         iterations: slowest.len(),
-        median_us: super::median(&slowest),
+        median_us: median(&slowest),
         min_us: slowest.first().copied().unwrap_or(f64::NAN),
         max_us: slowest.last().copied().unwrap_or(f64::NAN),
         cpu_us: all_figures.iter().map(|figures| figures[0]).sum(),

@@ -1,14 +1,14 @@
-//! `bench parameter-server`: images per second of workers whose weights are on parameter servers,
-//! beside as many processes that train alone; all of them processes of their own.
+//! Workers whose weights are on parameter servers as one competitor; all of them processes of
+//! their own.
 
 use std::collections::VecDeque;
-use std::io::{BufRead, BufReader};
+use std::fmt::Display;
+use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use burn::tensor::ElementConversion;
-use clap::Args;
 use distribute_core::{Adam, Error, Result, TrainState};
 use distribute_data::{compute_average_loss, sparse_categorical_crossentropy};
 use distribute_ps::{
@@ -16,82 +16,12 @@ use distribute_ps::{
     StepRegistry, WorkerContext, WorkerOptions, WorkerServer,
 };
 
-use super::contenders::{BATCHES, Cnn, Contender, HandWritten, LEARNING_RATE, Trained, batches};
+use super::contenders::{BATCHES, Cnn, Contender, LEARNING_RATE, Trained, batches};
 use super::cpu_time::cpu_time_of;
-use super::train::{Comparison, compare};
-use super::workers::Workers;
-use super::{BenchOutput, workers};
-use crate::events::line;
-use crate::failure::Failure;
 
 const STEP: &str = "train";
 /// Closures per worker that are scheduled and have not ended.
 const AHEAD: usize = 2;
-
-/// Options of `bench parameter-server`.
-#[derive(Debug, Args)]
-pub(crate) struct ParameterServerArgs {
-    /// Images per step of one worker
-    #[arg(long, default_value_t = 64)]
-    batch_size: usize,
-    /// Worker processes, and processes that train alone beside them
-    #[arg(long, default_value_t = 2)]
-    workers: usize,
-    /// Parameter servers
-    #[arg(long, default_value_t = 1)]
-    servers: usize,
-    /// Rounds; every round measures every competitor once
-    #[arg(long, default_value_t = 5)]
-    rounds: usize,
-    /// Seconds per competitor and round
-    #[arg(long, default_value_t = 3.0)]
-    seconds: f64,
-    /// How results are printed
-    #[arg(long, value_enum, default_value_t = BenchOutput::Text)]
-    output: BenchOutput,
-    /// What this process is, started by the command itself
-    #[arg(long, hide = true)]
-    role: Option<Role>,
-}
-
-/// What a process of the benchmark does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum Role {
-    Server,
-    Worker,
-    Alone,
-}
-
-pub(super) fn run(args: &ParameterServerArgs) -> Result<(), Failure> {
-    if args.batch_size == 0 || args.rounds == 0 || args.workers == 0 || args.servers == 0 {
-        return Err(Failure::usage(
-            "--batch-size, --rounds, --workers and --servers must be at least 1",
-        ));
-    }
-    match args.role {
-        Some(Role::Alone) => return workers::serve_steps(HandWritten::new(args.batch_size)),
-        Some(Role::Server) => return serve_variables(),
-        Some(Role::Worker) => return serve_closures(args.batch_size),
-        None => {}
-    }
-    let seconds = Duration::try_from_secs_f64(args.seconds)
-        .map_err(|_| Failure::usage("--seconds must be a positive number"))?;
-    let alone = ["bench", "parameter-server", "--role", "alone"];
-    let mut contenders: Vec<Box<dyn Contender>> = vec![
-        Box::new(Workers::alone(args.workers, args.batch_size, &alone)?),
-        Box::new(Job::start(args)?),
-    ];
-    compare(
-        &mut contenders,
-        &Comparison {
-            bench: "parameter-server",
-            batch_size: args.batch_size,
-            rounds: args.rounds,
-            seconds,
-            output: args.output,
-        },
-    )
-}
 
 /// The steps of all processes of the job.
 fn registry(batch_size: usize) -> Result<StepRegistry, PsError> {
@@ -117,18 +47,34 @@ fn registry(batch_size: usize) -> Result<StepRegistry, PsError> {
     Ok(registry)
 }
 
-fn serve_variables() -> Result<(), Failure> {
+/// A parameter server of a [`ParameterServerJob`]: writes its address to `output` and serves until
+/// the job ends.
+///
+/// # Errors
+/// Those of the server, and an output that cannot be written.
+pub fn serve_variables(output: impl Write) -> Result<()> {
     let server = ParameterServer::bind("127.0.0.1:0", ServerOptions::default())?;
-    line(&server.address().to_string())?;
+    write_address(output, &server.address())?;
     server.wait(None)?;
     Ok(())
 }
 
-fn serve_closures(batch_size: usize) -> Result<(), Failure> {
+/// A worker of a [`ParameterServerJob`]: writes its address to `output` and runs steps until the
+/// job ends.
+///
+/// # Errors
+/// Those of the worker, and an output that cannot be written.
+pub fn serve_closures(batch_size: usize, output: impl Write) -> Result<()> {
     let registry = Arc::new(registry(batch_size)?);
     let server = WorkerServer::bind("127.0.0.1:0", registry, WorkerOptions::default())?;
-    line(&server.address().to_string())?;
+    write_address(output, &server.address())?;
     Ok(server.serve()?)
+}
+
+fn write_address(mut output: impl Write, address: &impl Display) -> Result<()> {
+    writeln!(output, "{address}")
+        .and_then(|()| output.flush())
+        .map_err(Error::step)
 }
 
 /// A process of the job; killed when it is dropped.
@@ -141,11 +87,11 @@ struct Process {
 }
 
 impl Process {
-    fn start(role: &str, batch_size: usize) -> Result<Self> {
+    fn start(arguments: &[&str], batch_size: usize) -> Result<Self> {
         let program = std::env::current_exe().map_err(Error::step)?;
         let mut child = Command::new(program)
-            .args(["bench", "parameter-server", "--role", role, "--batch-size"])
-            .arg(batch_size.to_string())
+            .args(arguments)
+            .args(["--batch-size", &batch_size.to_string()])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -173,30 +119,40 @@ impl Drop for Process {
 }
 
 /// A coordinator, in this process, with its workers and servers.
-struct Job {
+pub struct ParameterServerJob {
     coordinator: ClusterCoordinator,
     processes: Vec<Process>,
     workers: usize,
     scheduled: usize,
 }
 
-impl Job {
-    fn start(args: &ParameterServerArgs) -> Result<Self> {
-        let start = |role| move |_| Process::start(role, args.batch_size);
-        let servers = (0..args.servers).map(start("server"));
-        let servers = servers.collect::<Result<Vec<_>>>()?;
-        let workers = (0..args.workers).map(start("worker"));
-        let workers = workers.collect::<Result<Vec<_>>>()?;
+impl ParameterServerJob {
+    /// Starts the processes: this program with these arguments and `--batch-size`. A server calls
+    /// [`serve_variables`], a worker [`serve_closures`].
+    ///
+    /// # Errors
+    /// Processes that cannot be started, and a cluster that does not come about.
+    pub fn start(
+        batch_size: usize,
+        (servers, server): (usize, &[&str]),
+        (workers, worker): (usize, &[&str]),
+    ) -> Result<Self> {
+        let start = |count, arguments: &[&str]| {
+            let processes = (0..count).map(|_| Process::start(arguments, batch_size));
+            processes.collect::<Result<Vec<_>>>()
+        };
+        let count = workers;
+        let (servers, workers) = (start(servers, server)?, start(workers, worker)?);
         let addresses = |of: &[Process]| of.iter().map(|it| it.address.clone()).collect();
         let (of_workers, of_servers): (Vec<String>, Vec<String>) =
             (addresses(&workers), addresses(&servers));
-        let registry = Arc::new(registry(args.batch_size)?);
+        let registry = Arc::new(registry(batch_size)?);
         let options = CoordinatorOptions::default();
         let coordinator = ClusterCoordinator::connect(&of_workers, &of_servers, registry, options)?;
         Ok(Self {
             coordinator,
             processes: servers.into_iter().chain(workers).collect(),
-            workers: args.workers,
+            workers: count,
             scheduled: 0,
         })
     }
@@ -234,7 +190,7 @@ impl Job {
     }
 }
 
-impl Contender for Job {
+impl Contender for ParameterServerJob {
     fn name(&self) -> &'static str {
         "parameter-server"
     }

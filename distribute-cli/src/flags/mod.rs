@@ -1,14 +1,26 @@
-//! The command line: one struct per group of flags.
+//! The command line: one struct per group of flags. Nothing here knows what they lead to.
+
+mod bench;
+mod cluster;
+mod dataset;
+mod parameter_server;
+mod tpu;
 
 use std::path::PathBuf;
 
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use distribute_core::LogicalDevice;
 
-use crate::cluster::ClusterArgs;
-use crate::data::DatasetName;
-use crate::parameter_server::ParameterServerArgs;
-use crate::tpu::TpuArgs;
+pub(crate) use bench::{
+    AllReduceArgs, BenchCommand, BenchOutput, BenchTransport, CompiledArgs, Role, ServersArgs,
+    StrategiesArgs,
+};
+pub(crate) use cluster::{ClusterArgs, CommunicationName, TransportName};
+pub(crate) use dataset::{CsvHeaderName, DatasetName};
+pub(crate) use parameter_server::{
+    NonFiniteGradients, ParameterServerArgs, StaleGradients, WireType,
+};
+pub(crate) use tpu::{PrecisionName, TpuArgs};
 
 /// Trains burn models on all cores of this machine, as TensorFlow's tf.distribute does.
 #[derive(Debug, Parser)]
@@ -191,7 +203,7 @@ pub(crate) struct BenchArgs {
     #[arg(long)]
     pub(crate) verbose: bool,
     #[command(subcommand)]
-    pub(crate) what: crate::bench::BenchCommand,
+    pub(crate) what: BenchCommand,
 }
 
 /// Names the rank that a hung group waited for, from the flight records its ranks wrote.
@@ -431,14 +443,6 @@ impl SplitName {
             Self::All => "all",
         }
     }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum CsvHeaderName {
-    /// If none of its fields is a number; where that cannot decide it is an error
-    Auto,
-    Yes,
-    No,
 }
 
 /// The program's arguments. Commands that train nothing say what the flags they share with

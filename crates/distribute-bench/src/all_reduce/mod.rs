@@ -14,12 +14,30 @@ pub mod processes;
 use std::sync::Barrier;
 use std::time::Instant;
 
-use crate::buffer::{Buffer, DType, Element, with_dtype};
-use crate::communicator::{Communicator, chunk_range};
-use crate::error::{CollectiveError, Result};
-use crate::in_process::{InProcessCommunicator, in_process};
-use crate::options::{Algorithm, GroupOptions, Order};
-use crate::reduce::{self, ReduceOp};
+use distribute_collectives::reduce::{self, ReduceOp};
+use distribute_collectives::{
+    Algorithm, Buffer, CollectiveError, Communicator, DType, Element, GroupOptions,
+    InProcessCommunicator, Order, Result, chunk_range, in_process,
+};
+
+use crate::median;
+
+/// Runs `$body` with the type alias `$T` bound to the Rust type of a [`DType`].
+macro_rules! with_dtype {
+    ($dtype:expr, $T:ident => $body:expr) => {
+        with_dtype!(@ $dtype, $T, $body, F32 f32, F64 f64, F16 half::f16, BF16 half::bf16,
+            I32 i32, I64 i64, U8 u8)
+    };
+    (@ $dtype:expr, $T:ident, $body:expr, $($variant:ident $type:ty),*) => {
+        match $dtype {
+            $(DType::$variant => {
+                type $T = $type;
+                $body
+            })*
+        }
+    };
+}
+use with_dtype;
 
 /// What is measured.
 #[derive(Debug, Clone, PartialEq)]
@@ -291,16 +309,6 @@ fn thread_cpu_ns() -> Option<u64> {
     text.split_whitespace().next()?.parse().ok()
 }
 
-fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    match sorted.len() {
-        0 => f64::NAN,
-        len if len % 2 == 1 => sorted[len / 2],
-        len => (sorted[len / 2 - 1] + sorted[len / 2]) / 2.0,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -327,11 +335,5 @@ mod tests {
             }
             assert!(report.median_ratio() > 0.0);
         }
-    }
-
-    #[test]
-    fn the_median_is_the_middle() {
-        assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
-        assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), 2.5);
     }
 }

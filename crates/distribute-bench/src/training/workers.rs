@@ -12,13 +12,11 @@ use serde_json::{Value, json};
 
 use super::contenders::{Contender, Steps, Trained, UnderStrategy};
 use super::cpu_time::process_cpu_time;
-use crate::events::line;
-use crate::failure::Failure;
 
 const NAME: &str = "multi-worker";
 
 /// The processes of a job. All train when they are told to.
-pub(crate) struct Workers {
+pub struct Workers {
     name: &'static str,
     members: Vec<Member>,
     /// Whether each trains for itself, instead of waiting for the slowest.
@@ -33,11 +31,12 @@ struct Member {
 }
 
 impl Workers {
-    /// `count` workers with batches of `batch_size` images.
+    /// `count` workers with batches of `batch_size` images: this program, started with these
+    /// arguments, `--batch-size` and a TF_CONFIG. It calls [`serve_worker`].
     ///
     /// # Errors
     /// [`Error::Step`] if the processes cannot be started.
-    pub(crate) fn new(count: usize, batch_size: usize) -> Result<Self> {
+    pub fn new(count: usize, batch_size: usize, arguments: &[&str]) -> Result<Self> {
         // Until all are ready, and so listen.
         let ports = ReservedPorts::new(count, Ipv4Addr::LOCALHOST.into()).map_err(Error::step)?;
         let members = (0..count).map(|index| {
@@ -45,16 +44,17 @@ impl Workers {
                 "cluster": { "worker": ports.addresses() },
                 "task": { "type": "worker", "index": index },
             });
-            Member::start(&["bench", "train", "--worker"], Some(&config), batch_size)
+            Member::start(arguments, Some(&config), batch_size)
         });
         Self::ready(NAME, members.collect::<Result<_>>()?, false)
     }
 
-    /// `count` processes, started with these arguments, that share nothing.
+    /// `count` processes that share nothing: this program, started with these arguments and
+    /// `--batch-size`. It calls [`serve_steps`].
     ///
     /// # Errors
     /// As [`new`](Self::new).
-    pub(crate) fn alone(count: usize, batch_size: usize, arguments: &[&str]) -> Result<Self> {
+    pub fn alone(count: usize, batch_size: usize, arguments: &[&str]) -> Result<Self> {
         let members = (0..count).map(|_| Member::start(arguments, None, batch_size));
         Self::ready("hand-written", members.collect::<Result<_>>()?, true)
     }
@@ -163,14 +163,21 @@ impl Drop for Member {
     }
 }
 
-/// A worker process: trains as many steps as each line of standard input says.
-pub(super) fn serve(batch_size: usize) -> Result<(), Failure> {
+/// A worker process: trains as many steps as each line of standard input says, and writes what
+/// came of them to `output`. Ends with the input.
+///
+/// # Errors
+/// Those of the strategy, and input or output that cannot be used.
+pub fn serve_worker(batch_size: usize, output: impl Write) -> Result<()> {
     let strategy = MultiWorkerMirroredStrategy::new()?;
-    serve_steps(UnderStrategy::new(NAME, strategy, batch_size)?)
+    serve_steps(UnderStrategy::new(NAME, strategy, batch_size)?, output)
 }
 
-/// Trains as many steps as each line of standard input says.
-pub(super) fn serve_steps(mut training: impl Steps) -> Result<(), Failure> {
+/// [`serve_worker`] with steps of one's own.
+///
+/// # Errors
+/// Those of a step, and input or output that cannot be used.
+pub fn serve_steps(mut training: impl Steps, mut output: impl Write) -> Result<()> {
     for order in std::io::stdin().lock().lines() {
         let order = order.map_err(Error::step)?;
         let steps: usize = order.trim().parse().map_err(Error::step)?;
@@ -182,14 +189,14 @@ pub(super) fn serve_steps(mut training: impl Steps) -> Result<(), Failure> {
         let cpu = process_cpu_time()
             .zip(cpu)
             .map(|(after, before)| after - before);
-        line(
-            &json!({
-                "seconds": started.elapsed().as_secs_f64(),
-                "cpu_seconds": cpu.map(|cpu| cpu.as_secs_f64()),
-                "loss": loss,
-            })
-            .to_string(),
-        )?;
+        let result = json!({
+            "seconds": started.elapsed().as_secs_f64(),
+            "cpu_seconds": cpu.map(|cpu| cpu.as_secs_f64()),
+            "loss": loss,
+        });
+        writeln!(output, "{result}")
+            .and_then(|()| output.flush())
+            .map_err(Error::step)?;
     }
     Ok(())
 }

@@ -1,160 +1,21 @@
 //! `bench all-reduce`: threads beside a plain sum of the same buffers, or processes, like
-//! nccl-tests.
-
-#[path = "all_reduce_nccl.rs"]
-mod nccl;
+//! nccl-tests, or GPUs.
 
 use std::process::Command;
 
-use clap::{Args, ValueEnum};
+use distribute_bench::all_reduce::processes::{self, ProcessBench, SizeReport};
+use distribute_bench::all_reduce::{AllReduceBench, AllReduceReport, Samples, all_reduce};
 use distribute_core::Error;
-use distribute_core::collectives::bench::processes::{self, ProcessBench, SizeReport};
-use distribute_core::collectives::bench::{AllReduceBench, AllReduceReport, Samples, all_reduce};
-use distribute_core::collectives::{Algorithm, DType, ProcessTransport};
+use distribute_core::collectives::ProcessTransport;
 use serde_json::json;
 
-use super::BenchOutput;
 use crate::events::line;
 use crate::failure::Failure;
+use crate::flags::{AllReduceArgs, BenchOutput, BenchTransport};
 
-/// Options of `bench all-reduce`.
-#[derive(Debug, Args)]
-pub(crate) struct AllReduceArgs {
-    /// Number of ranks
-    #[arg(long, default_value_t = 2)]
-    world: usize,
-    /// What carries the bytes between the ranks
-    #[arg(long, value_enum, default_value_t = TransportName::InProcess)]
-    transport: TransportName,
-    /// Buffer sizes, for example 4K,1M,100M (powers of 1024 bytes)
-    #[arg(long, value_delimiter = ',', value_parser = size_bytes, default_value = "4K,64K,1M,16M,100M")]
-    bytes: Vec<usize>,
-    /// The algorithm; auto takes the best one for the transport
-    #[arg(long, value_enum, default_value_t = AlgorithmName::Auto)]
-    algorithm: AlgorithmName,
-    /// The element type
-    #[arg(long, value_enum, default_value_t = TypeName::F32)]
-    dtype: TypeName,
-    /// Measured operations per size [default: 15 rounds in-process, else half a second]
-    #[arg(long)]
-    iterations: Option<usize>,
-    /// Reduce buffers that were allocated in shared memory (with shm and auto)
-    #[arg(long)]
-    shared_buffers: bool,
-    /// How results are printed
-    #[arg(long, value_enum, default_value_t = BenchOutput::Text)]
-    output: BenchOutput,
-    /// This process is one of the ranks, started by the command itself
-    #[arg(long, hide = true)]
-    rank: Option<usize>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum TransportName {
-    /// Threads of this process
-    InProcess,
-    /// Processes that share memory
-    Shm,
-    /// Processes, over gRPC connections
-    Grpc,
-    /// Processes, over whatever the ranks find out to be best
-    Auto,
-    /// Threads with a GPU each (0, 1, ...), over NCCL
-    Nccl,
-}
-
-impl TransportName {
-    /// The name on the command line.
-    fn name(self) -> &'static str {
-        match self {
-            TransportName::InProcess => "in-process",
-            TransportName::Shm => "shm",
-            TransportName::Grpc => "grpc",
-            TransportName::Auto => "auto",
-            TransportName::Nccl => "nccl",
-        }
-    }
-
-    /// `None` for threads.
-    fn between_processes(self) -> Option<ProcessTransport> {
-        match self {
-            TransportName::InProcess | TransportName::Nccl => None,
-            TransportName::Shm => Some(ProcessTransport::SharedMemory),
-            TransportName::Grpc => Some(ProcessTransport::Grpc),
-            TransportName::Auto => Some(ProcessTransport::Auto),
-        }
-    }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum AlgorithmName {
-    Auto,
-    Direct,
-    DirectExchange,
-    Ring,
-    Chain,
-    HalvingDoubling,
-}
-
-impl From<AlgorithmName> for Algorithm {
-    fn from(name: AlgorithmName) -> Self {
-        match name {
-            AlgorithmName::Auto => Self::Auto,
-            AlgorithmName::Direct => Self::Direct,
-            AlgorithmName::DirectExchange => Self::DirectExchange,
-            AlgorithmName::Ring => Self::Ring,
-            AlgorithmName::Chain => Self::Chain,
-            AlgorithmName::HalvingDoubling => Self::HalvingDoubling,
-        }
-    }
-}
-
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum TypeName {
-    F32,
-    F64,
-    F16,
-    Bf16,
-    I32,
-    I64,
-    U8,
-}
-
-impl From<TypeName> for DType {
-    fn from(name: TypeName) -> Self {
-        match name {
-            TypeName::F32 => Self::F32,
-            TypeName::F64 => Self::F64,
-            TypeName::F16 => Self::F16,
-            TypeName::Bf16 => Self::BF16,
-            TypeName::I32 => Self::I32,
-            TypeName::I64 => Self::I64,
-            TypeName::U8 => Self::U8,
-        }
-    }
-}
-
-/// Reads `4096`, `4K`, `1M` or `1G`.
-fn size_bytes(text: &str) -> std::result::Result<usize, String> {
-    let unit = text
-        .find(|c: char| !c.is_ascii_digit())
-        .unwrap_or(text.len());
-    let (number, unit) = text.split_at(unit);
-    let shift = match unit.to_ascii_uppercase().as_str() {
-        "" | "B" => 0,
-        "K" | "KIB" => 10,
-        "M" | "MIB" => 20,
-        "G" | "GIB" => 30,
-        _ => return Err(format!("unknown unit `{unit}`: use K, M or G")),
-    };
-    let number: usize = number
-        .parse()
-        .map_err(|_| "expected a number, as in 64K".to_string())?;
-    number
-        .checked_mul(1 << shift)
-        .filter(|bytes| *bytes > 0)
-        .ok_or("not a size".to_string())
-}
+/// Measured operations of each size on GPUs.
+#[cfg(feature = "nccl")]
+const NCCL_ITERATIONS: usize = 20;
 
 pub(super) fn run(args: &AllReduceArgs) -> Result<(), Failure> {
     if args.world == 0 || args.iterations == Some(0) {
@@ -162,8 +23,8 @@ pub(super) fn run(args: &AllReduceArgs) -> Result<(), Failure> {
             "--world and --iterations must be at least 1",
         ));
     }
-    if args.transport == TransportName::Nccl {
-        return nccl::run(args);
+    if args.transport == BenchTransport::Nccl {
+        return between_gpus(args);
     }
     match (args.transport.between_processes(), args.rank) {
         (None, _) => between_threads(args),
@@ -304,17 +165,40 @@ fn print_samples(
     ))
 }
 
-#[cfg(test)]
-mod tests {
-    use super::size_bytes;
+/// Measures on the GPUs 0, 1, ...
+#[cfg(feature = "nccl")]
+fn between_gpus(args: &AllReduceArgs) -> Result<(), Failure> {
+    use distribute_bench::all_reduce::nccl::{NcclBench, run};
+    use distribute_core::collectives::Algorithm;
+    use distribute_core::collectives::nccl::NcclOptions;
 
-    #[test]
-    fn sizes_have_units() {
-        assert_eq!(size_bytes("4096"), Ok(4096));
-        assert_eq!(size_bytes("4K"), Ok(4096));
-        assert_eq!(size_bytes("100MiB"), Ok(100 << 20));
-        assert!(size_bytes("0").is_err());
-        assert!(size_bytes("4X").is_err());
-        assert!(size_bytes("99999999999G").is_err());
+    if Algorithm::from(args.algorithm) != Algorithm::Auto || args.shared_buffers {
+        return Err(Failure::usage(
+            "--transport nccl: NCCL picks the algorithm, and the buffers are in the memory of \
+             GPUs; leave --algorithm and --shared-buffers out",
+        ));
     }
+    let bench = NcclBench {
+        devices: (0..args.world).collect(),
+        dtype: args.dtype.into(),
+        sizes_bytes: args.bytes.clone(),
+        iterations: args.iterations.unwrap_or(NCCL_ITERATIONS),
+        options: NcclOptions::new(0),
+    };
+    let reports = run(&bench).map_err(Error::from)?;
+    print_header(args)?;
+    let mut last = "";
+    for report in &reports {
+        print_size(args, report)?;
+        last = &report.selection;
+    }
+    print_selection(args, last)
+}
+
+/// Says what the build lacks.
+#[cfg(not(feature = "nccl"))]
+fn between_gpus(_: &AllReduceArgs) -> Result<(), Failure> {
+    Err(Failure::usage(
+        "--transport nccl: this build has no NCCL: build with --features nccl",
+    ))
 }

@@ -2,18 +2,20 @@
 //! memory of the GPUs.
 //!
 //! Like nccl-tests: a barrier, then one timed operation; an iteration's time is that of its slowest
-//! rank. It includes what this crate adds, the comparison of the ranks' calls.
+//! rank. It includes what distribute-collectives adds, the comparison of the ranks' calls.
 
 use std::time::{Duration, Instant};
 
+use distribute_collectives::nccl::{
+    ControlGroup, DeviceMemory, NcclCommunicator, NcclOptions, in_process,
+};
+use distribute_collectives::{
+    CollectiveError, Communicator, CommunicatorExt, DType, Gathered, GroupOptions,
+    InProcessCommunicator, ReduceOp, Result,
+};
+
 use super::processes::SizeReport;
-use crate::buffer::DType;
-use crate::communicator::{Communicator, CommunicatorExt, Gathered};
-use crate::error::{CollectiveError, Result};
-use crate::in_process::InProcessCommunicator;
-use crate::nccl::{ControlGroup, DeviceMemory, NcclCommunicator, NcclOptions, in_process};
-use crate::options::GroupOptions;
-use crate::reduce::ReduceOp;
+use crate::median;
 
 /// Iterations before the clock counts.
 const WARMUP: usize = 2;
@@ -116,7 +118,7 @@ fn report<G: ControlGroup>(
     Ok(SizeReport {
         size_bytes,
         iterations: times.len(),
-        median_us: super::median(&times),
+        median_us: median(&times),
         min_us: times.first().copied().unwrap_or(f64::NAN),
         max_us: times.last().copied().unwrap_or(f64::NAN),
         cpu_us: 0.0,

@@ -1,13 +1,13 @@
 //! Measures the all-reduce between processes of this machine, as `distribute-cli bench all-reduce`
 //! does, without building the rest of the workspace.
 //!
-//! `cargo run --release -p distribute-collectives --example process_bench -- WORLD TRANSPORT
-//! [SECONDS [ALGORITHM [BYTES...]]]`: TRANSPORT is shm, shm-buffers, grpc or auto. The program
-//! starts itself once per rank and prints one JSON object per size.
+//! `cargo run --release -p distribute-bench --no-default-features --example process_bench --
+//! WORLD TRANSPORT [SECONDS [ALGORITHM [BYTES...]]]`: TRANSPORT is shm, shm-buffers, grpc or auto.
+//! The program starts itself once per rank and prints one JSON object per size.
 
 use std::process::Command;
 
-use distribute_collectives::bench::processes::{self, ProcessBench};
+use distribute_bench::all_reduce::processes::{self, ProcessBench};
 use distribute_collectives::{Algorithm, DType, ProcessTransport};
 
 /// The variable that makes the program a rank.

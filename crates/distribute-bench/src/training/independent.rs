@@ -11,7 +11,7 @@ use super::contenders::{Contender, HandWritten, Trained};
 /// One [`HandWritten`] loop a thread, each with a model of its own. They are told to start together
 /// and then run freely: no exchange, no barrier, no shared state. No strategy with as many replicas
 /// can do more images per second.
-pub(crate) struct Independent {
+pub struct Independent {
     loops: Vec<Loop>,
 }
 
@@ -29,7 +29,7 @@ impl Independent {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if the system gives no more threads.
-    pub(crate) fn new(loops: usize, batch_size: usize) -> Result<Self> {
+    pub fn new(loops: usize, batch_size: usize) -> Result<Self> {
         let loops = (0..loops).map(|index| Loop::new(index, batch_size));
         Ok(Self {
             loops: loops.collect::<Result<_>>()?,
@@ -105,7 +105,7 @@ mod tests {
     use std::time::Duration;
 
     use super::Independent;
-    use crate::bench::contenders::{Contender, HandWritten};
+    use crate::training::contenders::{Contender, HandWritten};
 
     #[test]
     fn independent_loops_train_each_for_itself() {

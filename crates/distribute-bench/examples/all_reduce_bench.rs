@@ -1,9 +1,9 @@
 //! Compares the in-process all-reduce with a plain multi-threaded sum.
 //!
-//! `cargo run --release -p distribute-collectives --example all_reduce_bench [ALGORITHM]...`
-//! prints one JSON object per world size, buffer size and algorithm.
+//! `cargo run --release -p distribute-bench --no-default-features --example all_reduce_bench
+//! [ALGORITHM]...` prints one JSON object per world size, buffer size and algorithm.
 
-use distribute_collectives::bench::{AllReduceBench, AllReduceReport, Samples, all_reduce};
+use distribute_bench::all_reduce::{AllReduceBench, AllReduceReport, Samples, all_reduce};
 use distribute_collectives::{Algorithm, CollectiveError};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -1,10 +1,9 @@
-//! The built-in models as competitors of `bench tpu`, on made-up examples.
+//! The built-in models as competitors, on made-up examples.
 
 use std::fmt;
 use std::time::Duration;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use clap::ValueEnum;
 use distribute_core::{
     Adam, Error, Mirrored, PerReplica, ReduceOp, Result, Strategy, StrategyExt, TrainState,
 };
@@ -16,7 +15,7 @@ use distribute_keras::{Mode, Plan, Sequential, built_in};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use super::contenders::{Contender, Trained, steps_for};
+use super::contenders::{Contender, Steps, Trained, steps_for};
 
 const LEARNING_RATE: f64 = 1e-3;
 const CLASSES: usize = 10;
@@ -27,8 +26,8 @@ const TEXT_TOKENS: usize = 2_000;
 const SEED: u64 = 1;
 
 /// A model to measure.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum BenchModel {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BenchModel {
     /// The CNN of TensorFlow's tutorial, on images of 28 x 28
     MnistCnn,
     /// A small CNN, on images of 8 x 8
@@ -96,7 +95,7 @@ impl BenchModel {
 type Batch = (Tensor<2>, Tensor<1, Int>);
 
 /// A model's training under a strategy.
-pub(super) struct ModelUnder<S> {
+pub struct ModelUnder<S> {
     name: &'static str,
     strategy: S,
     state: Mirrored<TrainState<Sequential>>,
@@ -105,7 +104,11 @@ pub(super) struct ModelUnder<S> {
 }
 
 impl<S: Strategy> ModelUnder<S> {
-    pub(super) fn new(
+    /// With batches of `batch_size` examples for each replica.
+    ///
+    /// # Errors
+    /// Those of the strategy.
+    pub fn new(
         name: &'static str,
         strategy: S,
         model: BenchModel,
@@ -126,7 +129,9 @@ impl<S: Strategy> ModelUnder<S> {
             state,
         })
     }
+}
 
+impl<S: Strategy> Steps for ModelUnder<S> {
     fn step(&mut self) -> Result<f32> {
         let size = self.global_batch;
         let arguments = (&mut self.state, self.batch.clone());

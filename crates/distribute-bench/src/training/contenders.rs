@@ -1,5 +1,4 @@
-//! The competitors of `bench train`: the same model, data and arithmetic, with and without this
-//! library.
+//! The competitors: the same model, data and arithmetic, with and without this library.
 
 use std::time::{Duration, Instant};
 
@@ -26,7 +25,7 @@ pub(super) type Batch = (Tensor<4>, Tensor<1, Int>);
 
 /// The documents' CNN for 28 x 28 images, written by hand.
 #[derive(Module, Debug)]
-pub(crate) struct Cnn {
+pub(super) struct Cnn {
     conv1: Conv2d,
     conv2: Conv2d,
     pool: MaxPool2d,
@@ -90,19 +89,19 @@ pub(super) fn batches(device: &Device, batch_size: usize, replica: usize) -> Vec
 
 /// What a competitor did in a measured time.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Trained {
+pub struct Trained {
     /// Steps of all replicas together.
-    pub(crate) steps: usize,
+    pub steps: usize,
     /// The same by time.
-    pub(crate) steps_per_s: f64,
+    pub steps_per_s: f64,
     /// The loss of the last step.
-    pub(crate) loss: f32,
+    pub loss: f32,
     /// The CPU time of it, where other processes did the work.
-    pub(crate) cpu: Option<Duration>,
+    pub cpu: Option<Duration>,
 }
 
 /// One competitor.
-pub(crate) trait Contender {
+pub trait Contender {
     /// The `impl` key of its results.
     fn name(&self) -> &'static str;
 
@@ -110,25 +109,19 @@ pub(crate) trait Contender {
     fn replicas(&self) -> usize;
 
     /// Trains for this time, to the end of the step that it ends in; at least one step.
+    ///
+    /// # Errors
+    /// Those of the strategy, and the end of a process that trains.
     fn train_for(&mut self, time: Duration) -> Result<Trained>;
 }
 
 /// What does one step after the other.
-pub(super) trait Steps {
+pub trait Steps {
     /// One step, and its loss over all replicas.
+    ///
+    /// # Errors
+    /// Those of the strategy.
     fn step(&mut self) -> Result<f32>;
-}
-
-impl Steps for HandWritten {
-    fn step(&mut self) -> Result<f32> {
-        self.step()
-    }
-}
-
-impl<S: Strategy> Steps for UnderStrategy<S> {
-    fn step(&mut self) -> Result<f32> {
-        self.step()
-    }
 }
 
 /// Does one step after the other until the time is over. A step returns its loss.
@@ -151,7 +144,7 @@ pub(super) fn steps_for(time: Duration, mut step: impl FnMut() -> Result<f32>) -
 }
 
 /// A training loop as burn's documentation writes it, without this library.
-pub(crate) struct HandWritten {
+pub struct HandWritten {
     model: Option<Cnn>,
     optimizer: ModuleOptimizer,
     loss: CrossEntropyLoss,
@@ -160,7 +153,8 @@ pub(crate) struct HandWritten {
 }
 
 impl HandWritten {
-    pub(crate) fn new(batch_size: usize) -> Self {
+    /// With batches of `batch_size` images.
+    pub fn new(batch_size: usize) -> Self {
         let device = Device::flex().autodiff();
         Self {
             model: Some(Cnn::new(&device)),
@@ -170,8 +164,10 @@ impl HandWritten {
             steps: 0,
         }
     }
+}
 
-    pub(super) fn step(&mut self) -> Result<f32> {
+impl Steps for HandWritten {
+    fn step(&mut self) -> Result<f32> {
         let (images, labels) = self.batches[self.steps % BATCHES].clone();
         self.steps += 1;
         let missing = || distribute_core::Error::invalid("a step failed before");
@@ -198,7 +194,7 @@ impl Contender for HandWritten {
 }
 
 /// The same training under a strategy.
-pub(crate) struct UnderStrategy<S> {
+pub struct UnderStrategy<S> {
     name: &'static str,
     strategy: S,
     state: Mirrored<TrainState<Cnn>>,
@@ -208,7 +204,11 @@ pub(crate) struct UnderStrategy<S> {
 }
 
 impl<S: Strategy> UnderStrategy<S> {
-    pub(crate) fn new(name: &'static str, strategy: S, batch_size: usize) -> Result<Self> {
+    /// With batches of `batch_size` images for each replica.
+    ///
+    /// # Errors
+    /// Those of the strategy.
+    pub fn new(name: &'static str, strategy: S, batch_size: usize) -> Result<Self> {
         let state =
             strategy.scope(|device| TrainState::new(Cnn::new(device), Adam::new(LEARNING_RATE)))?;
         let mut columns: Vec<_> = strategy
@@ -229,9 +229,10 @@ impl<S: Strategy> UnderStrategy<S> {
             steps: 0,
         })
     }
+}
 
-    /// One step, and its loss over all replicas.
-    pub(super) fn step(&mut self) -> Result<f32> {
+impl<S: Strategy> Steps for UnderStrategy<S> {
+    fn step(&mut self) -> Result<f32> {
         let batch = self.batches[self.steps % BATCHES].clone();
         self.steps += 1;
         let global_batch = self.global_batch;
