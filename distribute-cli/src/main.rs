@@ -1,4 +1,4 @@
-//! The command line program: see `distribute-cli --help`.
+//! `distribute-cli train` and the commands around it: flags, and what they call.
 #![deny(unsafe_code)]
 
 #[allow(unsafe_code)]

@@ -43,13 +43,8 @@ const NAMES: [(&str, &str); 12] = [
 
 /// A message with flags in the place of options.
 pub(crate) fn in_flags(message: &str) -> String {
-    let mut message = message.to_string();
-    for (option, flag) in NAMES {
-        if message.contains(option) {
-            message = message.replace(option, flag);
-        }
-    }
-    message
+    let replace = |message: String, (option, flag)| message.replace(option, flag);
+    NAMES.into_iter().fold(message.to_string(), replace)
 }
 
 #[cfg(test)]

@@ -22,7 +22,7 @@ pub(super) fn run(args: TrainArgs) -> Result<(), Failure> {
     signals.outcome(done)
 }
 
-fn train(mut args: TrainArgs, signals: &Signals) -> Result<(), Failure> {
+fn train(args: TrainArgs, signals: &Signals) -> Result<(), Failure> {
     if args.strategy == StrategyName::ParameterServer {
         return super::parameter_server::run(args, signals);
     }
@@ -32,7 +32,11 @@ fn train(mut args: TrainArgs, signals: &Signals) -> Result<(), Failure> {
         return super::evaluator::run(&args, signals);
     }
     let worker = worker.map(|worker| worker.meet(&args, signals));
-    let worker = worker.transpose()?;
+    among(worker.transpose()?, args, signals)
+}
+
+/// Trains under the strategy of a worker that has met the others, or alone.
+fn among(worker: Option<Ready>, mut args: TrainArgs, signals: &Signals) -> Result<(), Failure> {
     let group = worker.as_ref().and_then(|(strategy, _)| strategy.workers());
     let group = group.cloned();
     if let Some(group) = &group {
@@ -90,6 +94,9 @@ fn train(mut args: TrainArgs, signals: &Signals) -> Result<(), Failure> {
     }
 }
 
+/// A strategy, and what there is to say about its cluster.
+type Ready = (Arc<dyn Strategy>, Vec<String>);
+
 /// This process' place in a cluster.
 struct Worker {
     cluster: Option<Cluster>,
@@ -112,12 +119,8 @@ impl Worker {
         task == Some(TaskType::Evaluator)
     }
 
-    /// The strategy, once the other workers are there, and what to say about it.
-    fn meet(
-        self,
-        args: &TrainArgs,
-        signals: &Signals,
-    ) -> Result<(Arc<dyn Strategy>, Vec<String>), Failure> {
+    /// The strategy, once the other workers are there.
+    fn meet(self, args: &TrainArgs, signals: &Signals) -> Result<Ready, Failure> {
         let devices = worker_devices(&args.devices)?;
         let strategy = args
             .cluster

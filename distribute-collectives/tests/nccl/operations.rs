@@ -2,8 +2,8 @@
 
 use distribute_collectives::nccl::{DeviceMemory, ElementType};
 use distribute_collectives::{
-    CollectiveError, CommunicationOptions, Communicator, CommunicatorExt, DType, GroupOptions,
-    ReduceOp, chunk_range,
+    CollectiveError, CommunicationOptions, Communicator, CommunicatorExt, GroupOptions, ReduceOp,
+    chunk_range,
 };
 use half::{bf16, f16};
 use rstest::rstest;
