@@ -32,71 +32,77 @@ impl Callback for Announcement {
 impl Run {
     /// What is said once nothing can be refused any more.
     pub(super) fn announcement(&self, continued: Option<u64>) -> Announcement {
-        let optimizer = optimizer(&self.args.training);
-        let replicas = self.strategy.num_replicas_in_sync();
-        let (global, share) = (self.global_batch, self.global_batch.div_ceil(replicas));
-        let parameters = self.task.plan.parameters();
-        let (train, test) = (self.data.train.len(), self.data.test.len());
+        let details = self.cluster.iter().cloned();
+        let details = details.chain(self.device_reduction());
+        let details = details.chain(self.short_batch(self.global_batch));
         if self.args.general.output == OutputFormat::Json {
-            let event = events::object([
-                ("event", json!("start")),
-                ("step", json!(continued.unwrap_or(0))),
-                ("strategy", json!(self.strategy.name())),
-                (
-                    "workers",
-                    json!(
-                        self.workers
-                            .unwrap_or(self.strategy.input_context().num_input_pipelines)
-                    ),
-                ),
-                ("replicas", json!(replicas)),
-                ("devices", json!(self.devices)),
-                ("model", json!(self.task.model_name())),
-                ("parameters", json!(parameters)),
-                ("dataset", json!(self.task.dataset.to_string())),
-                ("train_examples", json!(train)),
-                ("test_examples", json!(test)),
-                ("batch_size", json!(share)),
-                ("global_batch_size", json!(global)),
-                ("epochs", json!(self.epochs)),
-                ("optimizer", json!(optimizer.name())),
-                ("learning_rate", json!(optimizer.learning_rate())),
-                ("seed", json!(self.args.training.seed)),
-            ]);
             return Announcement {
-                event: Some(event),
-                notes: self
-                    .cluster
-                    .iter()
-                    .cloned()
-                    .chain(self.device_reduction())
-                    .chain(self.short_batch(global))
-                    .collect(),
+                event: Some(self.start_event(continued)),
+                notes: details.collect(),
             };
         }
-        let mut notes = vec![
+        let continued = continued.map(|step| format!("continuing after step {step}"));
+        let notes = self.headlines().into_iter().chain(details);
+        Announcement {
+            event: None,
+            notes: notes.chain(continued).collect(),
+        }
+    }
+
+    /// Examples of a step of one replica.
+    fn share(&self) -> usize {
+        let replicas = self.strategy.num_replicas_in_sync();
+        self.global_batch.div_ceil(replicas)
+    }
+
+    fn start_event(&self, continued: Option<u64>) -> String {
+        let optimizer = optimizer(&self.args.training);
+        let pipelines = self.strategy.input_context().num_input_pipelines;
+        events::object([
+            ("event", json!("start")),
+            ("step", json!(continued.unwrap_or(0))),
+            ("strategy", json!(self.strategy.name())),
+            ("workers", json!(self.workers.unwrap_or(pipelines))),
+            ("replicas", json!(self.strategy.num_replicas_in_sync())),
+            ("devices", json!(self.devices)),
+            ("model", json!(self.task.model_name())),
+            ("parameters", json!(self.task.plan.parameters())),
+            ("dataset", json!(self.task.dataset.to_string())),
+            ("train_examples", json!(self.data.train.len())),
+            ("test_examples", json!(self.data.test.len())),
+            ("batch_size", json!(self.share())),
+            ("global_batch_size", json!(self.global_batch)),
+            ("epochs", json!(self.epochs)),
+            ("optimizer", json!(optimizer.name())),
+            ("learning_rate", json!(optimizer.learning_rate())),
+            ("seed", json!(self.args.training.seed)),
+        ])
+    }
+
+    /// What is trained, and how.
+    fn headlines(&self) -> [String; 2] {
+        let (global, strategy) = (self.global_batch, self.strategy.name());
+        [
             format!(
-                "{} ({parameters} parameters) on {}: {train} training and {test} test examples",
+                "{} ({} parameters) on {}: {} training and {} test examples",
                 self.task.model_name(),
-                self.task.dataset
+                self.task.plan.parameters(),
+                self.task.dataset,
+                self.data.train.len(),
+                self.data.test.len()
             ),
             match self.workers {
                 Some(workers) => format!(
-                    "{} strategy with {workers} workers: {global} examples a step of one worker",
-                    self.strategy.name()
+                    "{strategy} strategy with {workers} workers: {global} examples a step of one \
+                     worker"
                 ),
                 None => format!(
-                    "{} strategy on {}: {share} examples a step each, {global} together",
-                    self.strategy.name(),
+                    "{strategy} strategy on {}: {} examples a step each, {global} together",
                     self.places(),
+                    self.share(),
                 ),
             },
-        ];
-        notes.extend(self.cluster.iter().cloned());
-        notes.extend(self.device_reduction());
-        notes.extend(self.short_batch(global));
-        notes.extend(continued.map(|step| format!("continuing after step {step}")));
-        Announcement { event: None, notes }
+        ]
     }
 
     /// How gradients of GPUs are reduced, and why so.

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use distribute_core::checkpoint::weights_sha256;
-use distribute_core::fit::{History, Outcome, evaluate, json_number};
+use distribute_core::fit::{History, Logs, Outcome, evaluate, json_number};
 use serde_json::json;
 
 use super::{Batches, Run, State};
@@ -39,11 +39,6 @@ impl Run {
         if !trained && self.reports() {
             note(&self.nothing_left(&history.outcome, step));
         }
-        let value = |names: [&str; 2]| names.iter().find_map(|name| logs.get(name));
-        let (loss, accuracy) = (
-            value(["val_loss", "loss"]),
-            value(["val_accuracy", "accuracy"]),
-        );
         let tensors = state.primary().to_tensors()?;
         let weights = tensors
             .iter()
@@ -61,11 +56,28 @@ impl Run {
             ));
             return Ok(());
         }
+        let trained = logs.get("loss").filter(|_| trained);
+        self.print(&logs, trained, step, &hash)
+    }
+
+    /// The last line of a run, whose training ended with a loss if there was any.
+    fn print(
+        &self,
+        logs: &Logs,
+        trained: Option<f64>,
+        step: u64,
+        hash: &str,
+    ) -> Result<(), Failure> {
+        let value = |names: [&str; 2]| names.iter().find_map(|name| logs.get(name));
+        let (loss, accuracy) = (
+            value(["val_loss", "loss"]),
+            value(["val_accuracy", "accuracy"]),
+        );
         if self.args.general.output == OutputFormat::Json {
             let number = |value: Option<f64>| json!(value.map(json_number));
             let event = events::object([
                 ("event", json!("done")),
-                ("loss", number(logs.get("loss").filter(|_| trained))),
+                ("loss", number(trained)),
                 ("val_loss", number(loss)),
                 ("val_accuracy", number(accuracy)),
                 ("steps", json!(step)),
@@ -79,9 +91,7 @@ impl Run {
             loss.unwrap_or(f64::NAN)
         ))
     }
-}
 
-impl Run {
     /// Why a run that continues ends at once, and how to go on.
     fn nothing_left(&self, outcome: &Outcome, step: u64) -> String {
         let (done, flag) = match outcome {
