@@ -40,7 +40,6 @@ pub mod loss;
 mod order;
 mod own_stream;
 mod prefetch;
-pub mod readers;
 pub mod split;
 mod weighted;
 
@@ -52,6 +51,7 @@ pub use dataset_openers::{Digits, FashionMnist, Mnist};
 pub use dataset_text::{PADDING, TextDataset, UNKNOWN, Vocabulary};
 pub use distribute::{DistributedDataset, Position, StrategyDataExt};
 pub use distribute_epoch::Epoch;
+pub use distribute_readers as readers;
 pub use from_function::{DistributedFunction, ReplicationMode, Steps};
 pub use loss::{
     LossValue, Reduction, SampleWeight, binary_crossentropy, categorical_crossentropy,
