@@ -53,6 +53,7 @@ mod nest;
 pub mod optim;
 mod packs;
 pub mod partitioners;
+pub mod prelude;
 pub mod remote;
 mod replica_context;
 mod replica_rng;

@@ -146,6 +146,12 @@ macro_rules! tensor {
                 visit(self)
             }
 
+            fn fingerprint(&self, key: &mut dyn Fingerprint) {
+                if let Some(rows) = self.dims().first() {
+                    key.rows(*rows);
+                }
+            }
+
             fn placeholder() -> Option<Self> {
                 Some(Self::empty([0; D], &Device::flex()))
             }

@@ -298,6 +298,14 @@ impl ReplicaContext {
         self.num_replicas
     }
 
+    /// The examples of a full global batch, if the step was handed a part of one that knows: what
+    /// losses are divided by. Batches of `distribute-data` know, and those of
+    /// [`fit`](crate::fit); others are told by [`PerReplica::of_global_batch`]. `None` also for
+    /// parts of batches of different sizes.
+    pub fn global_batch_size(&self) -> Option<usize> {
+        crate::loss::global_batch_size().ok().flatten()
+    }
+
     /// burn's device of this replica, with autodiff.
     pub fn device(&self) -> &Device {
         &self.replica.device

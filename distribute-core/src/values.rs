@@ -15,10 +15,19 @@ use crate::{Error, Result, WorkerGroup, module_tensors};
 /// One value per local replica, in replica order; the values may differ
 /// (TensorFlow: `tf.distribute.DistributedValues`, `PerReplica`).
 ///
-/// [`StrategyExt::run`](crate::StrategyExt::run) returns one; datasets yield them.
-#[derive(Clone, PartialEq)]
+/// [`StrategyExt::run`](crate::StrategyExt::run) returns one; datasets yield them, as batches that
+/// know the size of their global batch.
+#[derive(Clone)]
 pub struct PerReplica<T> {
     pub(crate) values: Vec<T>,
+    global_batch_size: Option<usize>,
+}
+
+/// Compares the components.
+impl<T: PartialEq> PartialEq for PerReplica<T> {
+    fn eq(&self, other: &Self) -> bool {
+        self.values == other.values
+    }
 }
 
 /// The components; tensors with their values (large ones: the first hundred).
@@ -35,7 +44,25 @@ impl<T> PerReplica<T> {
     /// Wraps one value per local replica, in replica order
     /// (TensorFlow: `experimental_distribute_values_from_function`).
     pub fn new(values: Vec<T>) -> Self {
-        Self { values }
+        Self {
+            values,
+            global_batch_size: None,
+        }
+    }
+
+    /// The replicas' parts of a global batch: `examples` is what a full one has, over all replicas
+    /// of all workers. In a step that is handed them it is
+    /// [`ReplicaContext::global_batch_size`](crate::ReplicaContext::global_batch_size), which
+    /// losses are divided by.
+    #[must_use]
+    pub fn of_global_batch(mut self, examples: impl Into<Option<usize>>) -> Self {
+        self.global_batch_size = examples.into();
+        self
+    }
+
+    /// The examples of a full global batch, if the components are parts of one.
+    pub fn global_batch_size(&self) -> Option<usize> {
+        self.global_batch_size
     }
 
     /// The components in replica order (TensorFlow: `experimental_local_results`).
@@ -50,15 +77,22 @@ impl<T> PerReplica<T> {
 
     /// Applies a function to every component.
     pub fn map<U>(self, function: impl FnMut(T) -> U) -> PerReplica<U> {
-        PerReplica::new(self.values.into_iter().map(function).collect())
+        PerReplica {
+            values: self.values.into_iter().map(function).collect(),
+            global_batch_size: self.global_batch_size,
+        }
     }
 }
 
 impl<A, B> PerReplica<(A, B)> {
     /// Splits a per-replica pair into a pair of per-replica values.
     pub fn unzip(self) -> (PerReplica<A>, PerReplica<B>) {
+        let size = self.global_batch_size;
         let (first, second) = self.values.into_iter().unzip();
-        (PerReplica::new(first), PerReplica::new(second))
+        (
+            PerReplica::new(first).of_global_batch(size),
+            PerReplica::new(second).of_global_batch(size),
+        )
     }
 }
 

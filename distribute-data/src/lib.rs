@@ -3,7 +3,7 @@
 //! - [`readers`] turns files into plain host arrays; nothing in it knows of burn or of a strategy.
 //! - [`Dataset`] makes tensors of them; [`StrategyDataExt::distribute_dataset`] cuts every global
 //!   batch over the replicas exactly as TensorFlow does and prefetches on a background thread.
-//! - [`compute_average_loss`] and [`scale_regularization_loss`] scale a replica's loss so that the
+//! - [`average_loss`] and [`scale_regularization_loss`] scale a replica's loss so that the
 //!   SUM over all replicas is the loss of the global batch.
 //!
 //! ```
@@ -38,6 +38,7 @@ mod from_function;
 pub mod loss;
 mod own_stream;
 mod prefetch;
+pub mod prelude;
 pub mod readers;
 pub mod split;
 mod weighted;
@@ -51,8 +52,8 @@ pub use distribute::{Batching, DistributedDataset, Position, StrategyDataExt};
 pub use distribute_epoch::Epoch;
 pub use from_function::{DistributedFunction, ReplicationMode, Steps};
 pub use loss::{
-    LossValue, Reduction, SampleWeight, binary_crossentropy, categorical_crossentropy,
-    compute_average_loss, l2, mean_squared_error, scale_regularization_loss,
+    AverageLoss, LossValue, Reduction, SampleWeight, average_loss, binary_crossentropy,
+    categorical_crossentropy, l2, mean_squared_error, scale_regularization_loss,
     sparse_categorical_crossentropy,
 };
 pub use prefetch::DataError;

@@ -11,7 +11,7 @@ use distribute_core::{
 };
 use distribute_data::auto_shard::AutoShardPolicy;
 use distribute_data::{
-    Batching, Dataset, FnDataset, ReplicationMode, StrategyDataExt, Weighted, compute_average_loss,
+    AverageLoss, Batching, Dataset, FnDataset, ReplicationMode, StrategyDataExt, Weighted,
 };
 use rstest::rstest;
 use workers_common::workers;
@@ -334,7 +334,7 @@ fn fitted(lengths: &'static [usize], from_function: bool) -> Vec<(u64, Vec<f32>)
             let examples = batch.x.dims()[0];
             let wrong = model.forward(batch.x) - 1.0;
             let losses = wrong.powi_scalar(2).reshape([examples]);
-            let loss = compute_average_loss(ctx, losses, None, Some(4))?;
+            let loss = AverageLoss::new().global_batch_size(4).of(ctx, losses)?;
             Ok(Objective::new(loss).examples(examples))
         };
         let fit = Fit::new(&strategy).epochs(2);

@@ -13,9 +13,7 @@ use distribute_core::{
     DistributedVariable, Error, Mirrored, Sgd, Strategy, StrategyExt, TrainState,
     VariableAggregation, VariableOptions, VariableSynchronization,
 };
-use distribute_data::{
-    Batching, FnDataset, SampleWeight, StrategyDataExt, Weighted, compute_average_loss,
-};
+use distribute_data::{AverageLoss, Batching, FnDataset, StrategyDataExt, Weighted};
 use serde_json::{Value, json};
 
 use super::compiled::{global_batch, on_devices};
@@ -202,8 +200,10 @@ fn train(
         let batch = on_devices(strategy, batch, tensors);
         strategy.run((&mut *state, batch), |ctx, (state, (batch, weights))| {
             let losses = state.model.losses(batch);
-            let weights = weights.map(SampleWeight::from);
-            let loss = compute_average_loss(ctx, losses, weights, Some(rows))?;
+            let loss = AverageLoss::new()
+                .weights(weights)
+                .global_batch_size(rows)
+                .of(ctx, losses)?;
             let gradients = ctx.gradient(&loss, &state.model)?;
             state.apply_gradients(ctx, gradients)?;
             Ok(())
@@ -352,8 +352,7 @@ fn objective(
     (batch, weights): Weighed,
 ) -> distribute_core::Result<Objective> {
     let (losses, examples) = (model.losses(batch), weights.clone().sum());
-    let size = step.global_batch_size();
-    let loss = compute_average_loss(step, losses, Some(weights.into()), size)?;
+    let loss = AverageLoss::new().weights(weights).of(step, losses)?;
     Ok(Objective::new(loss).examples(examples))
 }
 

@@ -10,8 +10,7 @@ use distribute_core::{
     Adam, Error, Mirrored, PerReplica, ReduceOp, Result, Strategy, StrategyExt, TrainState,
 };
 use distribute_data::{
-    binary_crossentropy, compute_average_loss, scale_regularization_loss,
-    sparse_categorical_crossentropy,
+    AverageLoss, binary_crossentropy, scale_regularization_loss, sparse_categorical_crossentropy,
 };
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -137,7 +136,9 @@ impl<S: Strategy> ModelUnder<S> {
                 1 => binary_crossentropy(logits, y.reshape([examples, 1])),
                 _ => sparse_categorical_crossentropy(logits, y),
             };
-            let mut loss = compute_average_loss(ctx, per_example, None, Some(size))?;
+            let mut loss = AverageLoss::new()
+                .global_batch_size(size)
+                .of(ctx, per_example)?;
             if let Some(penalty) = state.model.regularization_loss() {
                 loss = loss + scale_regularization_loss(ctx, penalty)?;
             }

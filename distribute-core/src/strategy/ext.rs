@@ -132,7 +132,7 @@ pub trait StrategyExt: Strategy {
         let replicas = self.replicas().len();
         let mut watch = Watch::default();
         let items = args.split(&id, replicas, &mut watch)?;
-        let rows = watch.take_rows();
+        let batches = watch.take_batches();
         let items: Vec<_> = items
             .into_iter()
             .map(|item| Mutex::new(Some(item)))
@@ -141,8 +141,8 @@ pub trait StrategyExt: Strategy {
         let outcome = self.run_replicas(&|ctx| {
             let item = lock(&items[ctx.local_id()]).take();
             let item = item.ok_or_else(|| Error::invalid("a strategy ran a replica twice"))?;
-            if let Some(rows) = rows.get(ctx.local_id()) {
-                scope::with_step(|notes| notes.rows.clone_from(rows));
+            if let Some(facts) = batches.get(ctx.local_id()) {
+                scope::with_step(|notes| notes.batch.clone_from(facts));
             }
             let result = step(ctx, item)?;
             *lock(&results[ctx.local_id()]) = Some(result);

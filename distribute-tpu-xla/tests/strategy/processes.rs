@@ -17,7 +17,7 @@ use distribute_core::{
     Adam, Error, PerReplica, ReduceOp, Result, Strategy, StrategyExt, TensorData, TrainState,
 };
 use distribute_data::{
-    Batching, Digits, StrategyDataExt, compute_average_loss, sparse_categorical_crossentropy,
+    Batching, Digits, StrategyDataExt, average_loss, sparse_categorical_crossentropy,
 };
 use distribute_tpu_xla::{TpuClusterResolver, TpuError, TpuStrategy, TpuSystem};
 
@@ -365,7 +365,7 @@ fn fit(process: &Process, stops: bool, epochs: usize) -> (u64, String) {
         let logits = model.forward(rows.slice([0..examples, 0..12]));
         let y = y.remainder_scalar(5);
         let loss = sparse_categorical_crossentropy(logits, y);
-        let loss = compute_average_loss(ctx, loss, None, ctx.global_batch_size())?;
+        let loss = average_loss(ctx, loss)?;
         Ok(Objective::new(loss).examples(examples))
     });
     let history = outcome.unwrap();

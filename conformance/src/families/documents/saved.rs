@@ -40,7 +40,7 @@ pub(super) fn checkpoints(case: &Case, env: &Env<'_>) -> Checked {
         strategy.run((&mut state,), |ctx, (state,)| {
             let x = Tensor::<2>::ones([1, 1], ctx.device());
             let loss = state.model.losses((x.clone(), x));
-            let loss = distribute_data::compute_average_loss(ctx, loss, None, None)?;
+            let loss = distribute_data::average_loss(ctx, loss)?;
             let gradients = ctx.gradient(&loss, &state.model)?;
             state.apply_gradients(ctx, gradients).map(drop)
         })?;

@@ -7,7 +7,7 @@ use distribute_core::{
     TrainState, VariableAggregation, VariableOptions, VariableSynchronization, current_strategy,
 };
 use distribute_data::split::replica_range;
-use distribute_data::{compute_average_loss, scale_regularization_loss};
+use distribute_data::{AverageLoss, average_loss, scale_regularization_loss};
 use serde_json::{Value, json};
 
 use super::input;
@@ -233,7 +233,7 @@ impl Task<'_> {
             .run((PerReplica::new(losses),), |ctx, (sum,)| {
                 let parts = [0.25 * sum as f32, 0.75 * sum as f32];
                 let losses = Tensor::<1>::from_floats(parts, ctx.device());
-                let loss = compute_average_loss(ctx, losses, None, None)?;
+                let loss = average_loss(ctx, losses)?;
                 Ok(loss.into_scalar::<f32>())
             })?;
         self.same_list("local", &scalars(found.clone()))?;
@@ -335,7 +335,9 @@ impl Task<'_> {
                 .strategy
                 .run((&mut state, batches), |ctx, (state, batch)| {
                     let losses = state.model.losses(batch);
-                    let loss = compute_average_loss(ctx, losses, None, Some(rows.len()))?;
+                    let loss = AverageLoss::new()
+                        .global_batch_size(rows.len())
+                        .of(ctx, losses)?;
                     let gradients = ctx.gradient(&loss, &state.model)?;
                     state.apply_gradients(ctx, gradients)?;
                     Ok(loss.into_scalar::<f32>())
