@@ -15,7 +15,7 @@ fn main() -> Result<()> {
     let metric = Mean::new(&strategy);
     let per_example = PerReplica::new(vec![[2.0_f32, 3.0], [4.0, 5.0]]);
 
-    let scaled = strategy.run((per_example,), |ctx, (losses,)| {
+    let scaled = strategy.run(per_example, |ctx, losses| {
         let losses = Tensor::<1>::from_floats(losses, ctx.device());
         let loss = AverageLoss::new().global_batch_size(4).of(ctx, losses)?;
         metric.update_state(ctx, loss.clone())?;

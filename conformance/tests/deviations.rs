@@ -72,7 +72,7 @@ fn deviation_no_drift_outside() {
         .unwrap();
     let values = PerReplica::new(vec![10.0_f32, 20.0]);
     strategy
-        .run((values,), |ctx, (value,)| variable.assign(ctx, value))
+        .run(values, |ctx, value| variable.assign(ctx, value))
         .unwrap();
     assert_eq!(
         variable.read(&strategy).unwrap().as_slice::<f32>().unwrap(),

@@ -40,7 +40,7 @@ fn losses_2_3_and_4_5_are_1_25_and_2_25_their_sum_3_5_and_their_mean_1_75() {
     let strategy = mirrored(2);
     let mean = Mean::new(&strategy);
     let values = PerReplica::new(vec![[2.0_f32, 3.0], [4.0, 5.0]]);
-    let losses = strategy.run((values,), |ctx, (values,)| {
+    let losses = strategy.run(values, |ctx, values| {
         let per_example = Tensor::<1>::from_floats(values, ctx.device());
         let loss = average_loss(ctx, per_example)?;
         mean.update_state(ctx, loss.clone())?;

@@ -83,7 +83,7 @@ fn modules_states_and_gradients_show_no_inside_of_burn() {
     let mut state = state.unwrap();
     plain(&state);
     strategy
-        .run((&mut state,), |ctx, (state,)| {
+        .run(&mut state, |ctx, state| {
             let x = Tensor::<2>::ones([4, 2], ctx.device());
             let loss = state.model.rest[0]
                 .forward(state.model.first.forward(x))

@@ -15,7 +15,7 @@
 //! let train = strategy.distribute_dataset(digits, Batching::global(64).shuffle(42))?;
 //! let mut examples = 0;
 //! for batch in train.epoch(0).take(3) {
-//!     let counts = strategy.run((batch?,), |_ctx, ((images, _labels),)| Ok(images.dims()[0]))?;
+//!     let counts = strategy.run(batch?, |_ctx, (images, _labels)| Ok(images.dims()[0]))?;
 //!     assert_eq!(counts.values(), [32, 32]);
 //!     examples += strategy.reduce(ReduceOp::Sum, counts)?;
 //! }

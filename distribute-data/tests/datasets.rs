@@ -179,7 +179,7 @@ fn padded_batches_go_through_a_step() {
     });
     let mut sums = Vec::new();
     for step in distributed.epoch().unwrap() {
-        let losses = strategy.run((step.unwrap(),), |ctx, ((rows, size),)| {
+        let losses = strategy.run(step.unwrap(), |ctx, (rows, size)| {
             assert_eq!(rows.dims(), [size, 3]);
             let weights = Tensor::<2>::ones([3, 1], ctx.device()).require_grad();
             let per_example = rows.matmul(weights.clone()).squeeze_dim::<1>(1);

@@ -189,7 +189,7 @@ fn gradients_do_not_depend_on_the_number_of_replicas() {
                 .map(|i| i as f32 / 8.0)
                 .collect::<Vec<_>>()
         });
-        let gradients = strategy.run((PerReplica::new(inputs.collect()),), |ctx, (inputs,)| {
+        let gradients = strategy.run(PerReplica::new(inputs.collect()), |ctx, inputs| {
             let weight = Tensor::<1>::from_floats([0.5], ctx.device()).require_grad();
             let inputs = Tensor::<1>::from_floats(inputs.as_slice(), ctx.device());
             let error = inputs.clone() * weight.clone() - inputs;

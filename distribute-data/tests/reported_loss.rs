@@ -282,7 +282,7 @@ fn averaged(
     let strategy = MirroredStrategy::builder().replicas(rows.len()).build()?;
     let parts = strategy.replicas().iter().zip(rows);
     let parts = parts.map(|(replica, rows)| Tensor::<2>::ones([*rows, 3], &replica.device));
-    let losses = strategy.run((PerReplica::new(parts.collect()),), |ctx, (x,)| {
+    let losses = strategy.run(PerReplica::new(parts.collect()), |ctx, x| {
         average(ctx, x.mean_dim(1).squeeze_dim(1).mul_scalar(3.0))
     })?;
     Ok(losses

@@ -130,9 +130,7 @@ fn run_on(
     let replicas = strategy.replicas().iter();
     let given = replicas.map(|replica| Ok((inputs(replica.id, &replica.device)?, config.into())));
     let given: Vec<(Vec<Given>, String)> = given.collect::<Result<_, Failure>>()?;
-    let found = strategy.run((PerReplica::new(given),), |ctx, ((given, _),)| {
-        step(ctx, &given)
-    })?;
+    let found = strategy.run(PerReplica::new(given), |ctx, (given, _)| step(ctx, &given))?;
     Ok(found.map(Given::into_data))
 }
 
@@ -389,7 +387,7 @@ fn same_divided(
     let flat = reshaped(losses, &[rows, labels]);
     let flat = replicas.map(|replica| Tensor::<2>::from_data(flat.clone(), &replica.device));
     let flat = PerReplica::new(flat.collect());
-    let found = strategy.run((flat,), |ctx, (flat,)| {
+    let found = strategy.run(flat, |ctx, flat| {
         let flat = flat.div_scalar(labels as f64);
         let loss = distribute_data::average_loss(ctx, flat.clone())?;
         Ok((flat, loss))

@@ -173,15 +173,13 @@ fn apply_in_step(
     let values = replicas.map(|replica| value(&case.inputs, replica.id));
     let values = PerReplica::new(values.collect::<Result<Vec<_>, _>>()?);
     if strategy.tracer().is_none() {
-        let run = strategy.run((values,), |ctx, (value,)| {
-            apply(variable, case.op(), ctx, value)
-        });
+        let run = strategy.run(values, |ctx, value| apply(variable, case.op(), ctx, value));
         return run.map(drop);
     }
     let given = values.map(|value| (Given::of(&value, &Device::flex()), case.op().to_string()));
     macro_rules! by_rank {
         ($($rank:literal),*) => {
-            strategy.run((given,), |ctx, ((given, op),)| match (given.rank(), given.is_int()) {
+            strategy.run(given, |ctx, (given, op)| match (given.rank(), given.is_int()) {
                 $(
                     ($rank, false) => apply(variable, &op, ctx, given.float::<$rank>()?),
                     ($rank, true) => apply(variable, &op, ctx, given.int::<$rank>()?),

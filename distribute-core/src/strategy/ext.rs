@@ -114,7 +114,7 @@ pub trait StrategyExt: Strategy {
     ///
     /// let strategy = MirroredStrategy::builder().replicas(2).build()?;
     /// let input = PerReplica::new(vec![1.0_f32, 2.0]);
-    /// let doubled = strategy.run((input,), |_ctx, (value,)| Ok(value * 2.0))?;
+    /// let doubled = strategy.run(input, |_ctx, value| Ok(value * 2.0))?;
     /// assert_eq!(strategy.reduce(ReduceOp::Sum, doubled)?, 6.0);
     /// # Ok::<(), distribute_core::Error>(())
     /// ```

@@ -48,6 +48,23 @@ fn functions_of_one_type_are_told_apart() {
     assert_eq!(strategy.compiled(), 2);
 }
 
+/// A loss is divided by the size of the global batch, which the program then has in it.
+#[test]
+fn batches_of_another_global_size_have_a_program_of_their_own() {
+    let strategy = Recording::new(2);
+    let step = |ctx: &ReplicaContext, x: Tensor<1>| {
+        let size = ctx.global_batch_size().unwrap_or(1);
+        Ok(x.div_scalar(size as f64))
+    };
+    for size in [Some(6), Some(8), Some(6), None, None] {
+        strategy.run(ones(2).of_global_batch(size), step).unwrap();
+        let lent = ones(2).of_global_batch(size);
+        let of_lent = |ctx: &ReplicaContext, x: &Tensor<1>| step(ctx, x.clone());
+        strategy.run(&lent, of_lent).unwrap();
+    }
+    assert_eq!(strategy.compiled(), 6);
+}
+
 #[test]
 fn a_late_change_is_an_error() {
     // Changed behind the back of a step that was found to be the same before.
@@ -178,15 +195,15 @@ fn the_same_value_and_lent_values_are_inputs() {
     assert_eq!(strategy.compiled(), 1);
     assert_eq!(strategy.last().inputs.len(), 2);
     assert_eq!(lent.values()[1].dims(), [3], "the caller keeps it");
-    strategy.run((Same(1.0_f32),), |_, (x,)| Ok(x)).unwrap();
-    strategy.run((Same(2.0_f32),), |_, (x,)| Ok(x)).unwrap();
+    strategy.run(Same(1.0_f32), |_, x| Ok(x)).unwrap();
+    strategy.run(Same(2.0_f32), |_, x| Ok(x)).unwrap();
     assert_eq!(strategy.compiled(), 3);
 }
 
 #[test]
 fn gathering_and_broadcasting_are_operations() {
     let strategy = Recording::new(2);
-    let found = strategy.run((batch(2, 4),), |ctx, ((x, y),)| {
+    let found = strategy.run(batch(2, 4), |ctx, (x, y)| {
         let rows = ctx.all_gather(x.clone(), 0)?;
         let columns = ctx.all_gather(x, 1)?;
         Ok((
@@ -205,7 +222,7 @@ fn gathering_and_broadcasting_are_operations() {
         .filter(|op| op.starts_with("distribute.all_gather"));
     assert_eq!(gathers.count(), 3);
     for (axis, root) in [(2, 0), (-1, 0), (0, 2)] {
-        let error = strategy.run((batch(2, 4),), move |ctx, ((x, _),)| {
+        let error = strategy.run(batch(2, 4), move |ctx, (x, _)| {
             ctx.broadcast(root, ctx.all_gather(x, axis)?)
         });
         let error = error.unwrap_err();

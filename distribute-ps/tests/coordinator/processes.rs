@@ -138,9 +138,7 @@ impl Job {
         let read = |counter: &mut DistributedVariable| counter.read(strategy);
         let counter = self.coordinator.with(&self.counter, read).unwrap();
         let weight = |state: &mut Mirrored<TrainState<Linear>>| {
-            let read = strategy.run((state,), |_, (state,)| {
-                Ok(state.model.weight.val().into_data())
-            })?;
+            let read = strategy.run(state, |_, state| Ok(state.model.weight.val().into_data()))?;
             Ok(read.into_values().remove(0))
         };
         let weight = self.coordinator.with(&self.state, weight).unwrap();

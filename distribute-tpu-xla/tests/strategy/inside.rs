@@ -110,7 +110,7 @@ fn gathering_and_broadcasting() {
     within(120, || {
         compare(&[1, 2, 4], |strategy| {
             let last = strategy.num_replicas_in_sync() - 1;
-            let found = strategy.run((parts(strategy),), move |ctx, (x,)| {
+            let found = strategy.run(parts(strategy), move |ctx, x| {
                 let labels = x.clone().int();
                 let nan = x.clone().div_scalar(0.0) * ctx.replica_id_tensor().float().unsqueeze();
                 Ok((
@@ -165,7 +165,7 @@ fn variables_of_every_kind() {
             let seen = strategy.variable(0_i64, VariableOptions::on_read_sum())?;
             let mut found = Vec::new();
             for _ in 0..3 {
-                let read = strategy.run((parts(strategy),), |ctx, (x,)| {
+                let read = strategy.run(parts(strategy), |ctx, x| {
                     let before: Tensor<1> = sum.read_tensor(ctx)?;
                     let row: Tensor<1> = x.clone().slice([0..1, 0..2]).flatten(0, 1);
                     sum.assign_add(ctx, row)?;
@@ -243,7 +243,7 @@ fn arguments_of_all_kinds() {
         let Some(tpu) = strategy(2) else { return };
         for number in 0..4 {
             let same = Same(part(number));
-            tpu.run((same,), |_, (x,)| Ok(x)).unwrap();
+            tpu.run(same, |_, x| Ok(x)).unwrap();
         }
         assert_eq!(tpu.statistics().programs, 1);
     });

@@ -312,7 +312,7 @@ fn a_process_with_other_shapes_is_an_error_of_all() {
     let test = "a_process_with_other_shapes_is_an_error_of_all";
     in_processes(test, 1, |Process { id, strategy, .. }| {
         let part = Tensor::<1>::ones([3 + id], &Device::flex());
-        let outcome = strategy.run((PerReplica::new(vec![part]),), |ctx, (x,)| {
+        let outcome = strategy.run(PerReplica::new(vec![part]), |ctx, x| {
             ctx.all_reduce(ReduceOp::Sum, x.sum())
         });
         let error = outcome.unwrap_err();

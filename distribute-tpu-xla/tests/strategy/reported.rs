@@ -98,16 +98,14 @@ fn refused(
         return;
     };
     let batch = || PerReplica::new(vec![Tensor::<2>::ones([4, 3], &Device::flex()); 2]);
-    let outcome = tpu.run((batch(),), |ctx, (x,)| {
-        average(ctx, x.mean_dim(1).squeeze_dim(1))
-    });
+    let outcome = tpu.run(batch(), |ctx, x| average(ctx, x.mean_dim(1).squeeze_dim(1)));
     let text = outcome.unwrap_err().to_string();
     assert!(
         text.contains("the replica's batch has 4 examples"),
         "{text}"
     );
     // What was refused is not kept: the next step is compiled and runs.
-    let summed = tpu.run((batch(),), |ctx, (x,)| {
+    let summed = tpu.run(batch(), |ctx, x| {
         average_loss(ctx, x.mean_dim(1).squeeze_dim::<1>(1))
     });
     let parts = summed.unwrap().into_values().into_iter();

@@ -189,7 +189,7 @@ pub(super) fn training_loop(case: &Case, env: &Env<'_>) -> Checked {
         let lists = batch
             .as_array()
             .ok_or_else(|| Failure::schema("not a list"))?;
-        let losses = strategy.run((per_replica(strategy, lists)?,), |ctx, (losses,)| {
+        let losses = strategy.run(per_replica(strategy, lists)?, |ctx, losses| {
             average_loss(ctx, losses)
         })?;
         let sum = strategy.reduce(ReduceOp::Sum, losses)?;
@@ -211,7 +211,7 @@ pub(super) fn training_loop(case: &Case, env: &Env<'_>) -> Checked {
 pub(super) fn reduce_mean(case: &Case, env: &Env<'_>) -> Checked {
     let strategy = &*env.strategy(case)?;
     let losses = per_replica(strategy, case.inputs.list("losses")?)?;
-    let means = strategy.run((losses,), |_, (losses,)| Ok(losses.mean()))?;
+    let means = strategy.run(losses, |_, losses| Ok(losses.mean()))?;
     let expected = expected(case)?;
     let found = means
         .clone()

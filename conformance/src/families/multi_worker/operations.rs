@@ -128,7 +128,7 @@ impl Task<'_> {
 
     fn all_reduce(&self, op: &str) -> Checked {
         let reduction = reduction(op)?;
-        let found = self.strategy.run((self.values()?,), |ctx, (value,)| {
+        let found = self.strategy.run(self.values()?, |ctx, value| {
             ctx.all_reduce(reduction, value)
         })?;
         self.same_list("result", found.values())
@@ -147,7 +147,7 @@ impl Task<'_> {
         let own = self.own(&all.collect::<Result<Vec<_>, _>>()?)?;
         let found = self
             .strategy
-            .run((own,), |ctx, (value,)| ctx.all_reduce(ReduceOp::Sum, value))?;
+            .run(own, |ctx, value| ctx.all_reduce(ReduceOp::Sum, value))?;
         let result = self.expect.field("result")?;
         let columns = std::iter::once(result.field("a")?).chain(result.list("b")?);
         for (leaf, column) in columns.enumerate() {
@@ -171,7 +171,7 @@ impl Task<'_> {
         let axis = axis(op).ok_or_else(|| Failure::schema("no axis"))?;
         let gathered = |values| {
             self.strategy
-                .run((values,), |ctx, (value,)| ctx.all_gather(value, axis))
+                .run(values, |ctx, value| ctx.all_gather(value, axis))
         };
         if self.expect.get("error").is_none() {
             return self.same_list("result", gathered(self.values()?)?.values());
@@ -228,14 +228,12 @@ impl Task<'_> {
             let value = tensor(value)?.iter::<f64>().next().unwrap_or(f64::NAN);
             losses.push(value * 2.0 * self.strategy.num_replicas_in_sync() as f64);
         }
-        let found = self
-            .strategy
-            .run((PerReplica::new(losses),), |ctx, (sum,)| {
-                let parts = [0.25 * sum as f32, 0.75 * sum as f32];
-                let losses = Tensor::<1>::from_floats(parts, ctx.device());
-                let loss = average_loss(ctx, losses)?;
-                Ok(loss.into_scalar::<f32>())
-            })?;
+        let found = self.strategy.run(PerReplica::new(losses), |ctx, sum| {
+            let parts = [0.25 * sum as f32, 0.75 * sum as f32];
+            let losses = Tensor::<1>::from_floats(parts, ctx.device());
+            let loss = average_loss(ctx, losses)?;
+            Ok(loss.into_scalar::<f32>())
+        })?;
         self.same_list("local", &scalars(found.clone()))?;
         let sum = self.strategy.reduce(ReduceOp::Sum, found)?;
         self.same("sum", &scalar_f32(sum))
