@@ -100,6 +100,13 @@ impl<A, B> PerReplica<(A, B)> {
 ///
 /// Every burn module is one, and so are `TrainState`, numbers' and metrics' types of this crate.
 /// For other structs use `#[derive(Replicate)]`.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be copied to every replica",
+    label = "a strategy's scope cannot mirror this",
+    note = "derive it for a struct or enum of your own: `#[derive(Replicate)]`, or \
+            `#[derive(Module, Debug)]` for a model",
+    note = "a closure that can fail is for `try_scope`"
+)]
 pub trait Replicate: Sized {
     /// A copy for a replica on `device`. Parameters keep their ids and become leaves of their
     /// own in the autodiff graph; their storage is shared until one side is changed.

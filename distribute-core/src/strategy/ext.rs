@@ -95,8 +95,9 @@ pub trait StrategyExt: Strategy {
     /// Runs a step once per local replica and waits for all of them
     /// (TensorFlow: `Strategy.run`).
     ///
-    /// `args` is a tuple; per-replica values and mirrored values give each replica its own
-    /// component, plain numbers and [`Same`](crate::Same) give every replica the same value.
+    /// `args` is one value or a tuple of several; per-replica values and mirrored values give each
+    /// replica its own component, plain numbers and [`Same`](crate::Same) give every replica the
+    /// same value.
     ///
     /// Under a strategy that compiles steps the closure is called for all replicas together: twice
     /// the first time and when shapes or plain numbers change (what differs between the two was

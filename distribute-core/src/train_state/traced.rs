@@ -10,13 +10,13 @@ use burn_capture::TensorId;
 use distribute_collectives::ReduceOp;
 
 use super::{Applied, TrainState};
-use crate::gradients::GradientPlace;
-use crate::optim::Optimizer;
+use crate::gradients::with_shape;
+use crate::optim::{Coefficient, Optimizer};
 use crate::trace::{
-    self, CapturedGradients, CapturedTensor, Coefficients, Fingerprint, HostState, StateVisitor,
-    TensorSpec, Trace, TraceError, TracedTensor,
+    self, CapturedTensor, Coefficients, Fingerprint, HostState, StateVisitor, TensorSpec, Trace,
+    TraceError, TracedTensor,
 };
-use crate::{Error, Gradients, Mirrored, Result};
+use crate::{Gradients, Mirrored, Result};
 
 /// What a state knows while it is captured.
 #[derive(Debug, Clone)]
@@ -51,12 +51,12 @@ impl TracedTensor for ShapedSlot<'_> {
 
     fn data(&self) -> Result<TensorData> {
         let data = self.slot.data()?;
-        with_shape(data, self.shape)
+        with_shape(data, Shape::from(self.shape.to_vec()))
     }
 
     fn set_data(&mut self, data: TensorData) -> Result<()> {
         let count = data.num_elements();
-        self.slot.set_data(with_shape(data, &[count])?)
+        self.slot.set_data(with_shape(data, Shape::new([count]))?)
     }
 
     fn bind(&mut self, tensor: CapturedTensor) {
@@ -76,12 +76,6 @@ impl TracedTensor for ShapedSlot<'_> {
     }
 }
 
-fn with_shape(data: TensorData, shape: &[usize]) -> Result<TensorData> {
-    let dtype = data.dtype();
-    TensorData::try_from_bytes(data.into_bytes(), Shape::from(shape.to_vec()), dtype)
-        .map_err(Error::step)
-}
-
 impl<M: Module + 'static> TrainState<M> {
     /// Reduces captured gradients and records the update.
     pub(super) fn apply_captured(
@@ -93,28 +87,29 @@ impl<M: Module + 'static> TrainState<M> {
             let instead = "pass the training state to `run` as `&mut Mirrored<TrainState<_>>`";
             TraceError::unsupported("a training state from outside of the step", instead)
         };
-        let capture = self.capture.clone().ok_or_else(outside)?;
-        let missing = || Error::invalid("apply_gradients: no gradients");
-        let mut gradients = gradients.captured.take().ok_or_else(missing)?;
-        gradients.all_reduce(trace, ReduceOp::Sum)?;
-        if let Some(clip_norm) = self.clip_norm {
-            gradients.clip_by_global_norm(clip_norm)?;
+        if self.capture.is_none() {
+            return Err(outside().into());
         }
-        let count = self
-            .optimizer
-            .coefficients(self.learning_rate, self.step + 1);
-        let coefficients = trace.coefficients(
-            capture.index,
-            self.step - capture.first_step,
-            count.len(),
-            capture.learning_rate,
-        );
-        let optimizer = Arc::clone(&self.optimizer);
-        let model = self.model.clone();
-        let slots = &mut self.slots;
-        self.model = trace::update(model, &*optimizer, &coefficients, gradients, slots)?;
-        self.step += 1;
+        trace::all_reduce_gradients(trace, ReduceOp::Sum, gradients.captured_mut())?;
+        self.update(gradients)?;
         Ok(Applied::Updated)
+    }
+}
+
+impl Captured {
+    /// The coefficients of the next update, as inputs of the program.
+    pub(super) fn coefficients(
+        &self,
+        optimizer: &dyn Optimizer,
+        learning_rate: f64,
+        step: u64,
+    ) -> Vec<Coefficient> {
+        let count = optimizer.coefficients(learning_rate, step + 1).len();
+        let earlier = step - self.first_step;
+        let inputs = self
+            .trace
+            .coefficients(self.index, earlier, count, self.learning_rate);
+        inputs.into_iter().map(Coefficient::Tensor).collect()
     }
 }
 
@@ -167,29 +162,9 @@ impl<M: Module> TrainState<M> {
 
     /// The gradients of micro-batches that wait for the rest of their update.
     fn visit_accumulated(&mut self, visitor: &mut dyn StateVisitor) -> Result<()> {
-        let Some((_, gradients)) = &mut self.accumulated else {
-            return Ok(());
-        };
-        let count = gradients.len();
-        self.on_device.resize(count, false);
-        let captured = gradients.captured.clone();
-        let mut captured = captured.map_or_else(|| vec![None; count], |found| found.tensors);
-        let places = gradients.places().zip(&mut captured).zip(&self.on_device);
-        for (((shape, dtype, data), captured), on_device) in places {
-            if data.is_none() && captured.is_none() && !on_device {
-                continue;
-            }
-            let mut place = GradientPlace {
-                spec: TensorSpec { shape, dtype },
-                data,
-                captured,
-            };
-            visitor.own_tensor("a gradient of micro-batches", &mut place)?;
-        }
-        if captured.iter().any(Option::is_some) {
-            gradients.captured = Some(CapturedGradients { tensors: captured });
-        }
-        Ok(())
+        let gradients = self.accumulated.iter_mut();
+        let mut leaves = gradients.flat_map(|(_, gradients)| gradients.leaves());
+        leaves.try_for_each(|mut leaf| visitor.own_tensor("a gradient of micro-batches", &mut leaf))
     }
 }
 
@@ -262,12 +237,7 @@ impl<M: Module> HostState for TrainState<M> {
         let mut record = vec![self.step, rate, u64::from(sets_rate)];
         if let Some((count, gradients)) = &self.accumulated {
             record.push(*count as u64);
-            let captured = gradients.captured.iter().flat_map(|found| &found.tensors);
-            let captured: Vec<u64> = captured.map(|found| u64::from(found.is_some())).collect();
-            if captured.is_empty() {
-                record.extend(self.on_device.iter().map(|flag| u64::from(*flag)));
-            }
-            record.extend(captured);
+            record.extend(gradients.compiled().map(u64::from));
         }
         record
     }
@@ -281,9 +251,10 @@ impl<M: Module> HostState for TrainState<M> {
             self.learning_rate = f64::from_bits(*rate);
         }
         let waiting = rest.split_first().and_then(|(count, flags)| {
-            self.on_device = flags.iter().map(|flag| *flag != 0).collect();
             let count = usize::try_from(*count).ok()?;
-            Some((count, Gradients::none(&self.model).ok()?))
+            let none = Gradients::none(&self.model).ok()?;
+            let compiled = flags.iter().map(|flag| *flag != 0);
+            Some((count, none.on_compiled_devices(compiled)))
         });
         self.accumulated = waiting;
     }

@@ -16,7 +16,7 @@ use update::Update;
 pub(crate) use waiting::Sums as WaitingSums;
 
 use crate::checkpoint::{TensorSpec, check_slots, saved_kinds};
-use crate::optim::Optimizer;
+use crate::optim::{Coefficient, Optimizer};
 use crate::remote::RemoteStore;
 use crate::trace::StateVisitor;
 use crate::{
@@ -57,8 +57,6 @@ pub struct TrainState<M> {
     batch_norm: Option<String>,
     /// The capture that this state is part of.
     capture: Option<traced::Captured>,
-    /// Which gradients of micro-batches are on the device, by parameter.
-    on_device: Vec<bool>,
     /// Where tensors and slots live, if not here.
     remote: Option<remote::Remote>,
 }
@@ -100,7 +98,6 @@ impl<M: Module + 'static> TrainState<M> {
             half_updated: false,
             batch_norm: names.batch_norm,
             capture: None,
-            on_device: Vec::new(),
             remote: None,
         }
     }
@@ -152,7 +149,6 @@ impl<M: Module + 'static> TrainState<M> {
                 self.names.len()
             )));
         }
-        gradients.check()?;
         self.check_running_statistics(ctx)?;
         if !self.is_remote() {
             gradients.refuse_rows("`apply_gradients` of a state that is not on servers")?;
@@ -163,7 +159,7 @@ impl<M: Module + 'static> TrainState<M> {
         if self.is_remote() {
             return self.push(gradients);
         }
-        if let (Some(_), Some(trace)) = (&gradients.captured, ctx.trace()) {
+        if let Some(trace) = ctx.trace() {
             return self.apply_captured(trace, gradients);
         }
         match ctx.variable_placement() {
@@ -214,15 +210,23 @@ impl<M: Module + 'static> TrainState<M> {
     /// Applies one update with gradients that are already reduced.
     pub(crate) fn update(&mut self, mut gradients: Gradients) -> Result<()> {
         if let Some(clip_norm) = self.clip_norm {
-            gradients.clip_by_global_norm(clip_norm)?;
+            gradients.clip(clip_norm)?;
         }
         self.update_with(|update| update.apply(0..update.len(), &mut gradients))
     }
 
     fn update_with(&mut self, apply: impl FnOnce(&mut Update<'_>) -> Result<()>) -> Result<()> {
         let optimizer = Arc::clone(&self.optimizer);
-        let coefficients = optimizer.coefficients(self.learning_rate, self.step + 1);
-        let mut update = Update::new(&self.model, &*optimizer, &coefficients, &mut self.slots);
+        let coefficients = match &self.capture {
+            None => {
+                let numbers = optimizer.coefficients(self.learning_rate, self.step + 1);
+                numbers.into_iter().map(Coefficient::Host).collect()
+            }
+            Some(capture) => capture.coefficients(&*optimizer, self.learning_rate, self.step),
+        };
+        let is_captured = self.capture.is_some();
+        let slots = &mut self.slots;
+        let mut update = Update::new(&self.model, &*optimizer, coefficients, slots, is_captured)?;
         if let Err(error) = apply(&mut update) {
             self.half_updated = true;
             return Err(error);
