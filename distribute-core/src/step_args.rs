@@ -12,13 +12,6 @@ use crate::{Error, Mirrored, Nest, PerReplica, Replicate, Result};
 /// What one replica's step receives of an argument that is lent for `'x`.
 ///
 /// Half of [`StepArgs`]; the second parameter only says that `Self` lives for `'x`.
-#[diagnostic::on_unimplemented(
-    message = "`{Self}` is no argument of a step",
-    label = "not `&mut state`, a batch, a number, `Same(value)` or a tuple of these",
-    note = "a batch that comes out of a dataset is a `Result`: hand it over with a `?`, as `batch?`",
-    note = "a mirrored value is lent: `&mut state` or `&state`",
-    note = "a value that is the same on every replica is wrapped: `Same(value)`"
-)]
 pub trait Lend<'x, Lives = &'x Self> {
     /// What the step receives.
     type Item: Send;

@@ -8,15 +8,18 @@ struct Both {
     second: Linear,
 }
 
+impl Both {
+    fn devices(&self) -> [Device; 2] {
+        [&self.first, &self.second].map(|layer| layer.weight.device())
+    }
+}
+
 fn main() -> Result<()> {
     let strategy = MirroredStrategy::new()?;
     let both = strategy.scope(|device| Both {
         first: LinearConfig::new(1, 1).init(device),
         second: LinearConfig::new(1, 1).init(device),
     })?;
-    strategy.run(&both, |_ctx, both| {
-        let x = Tensor::<2>::ones([1, 1], &both.first.weight.device());
-        Ok(both.second.forward(both.first.forward(x)))
-    })?;
+    println!("{:?}", both.primary().devices());
     Ok(())
 }
