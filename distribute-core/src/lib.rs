@@ -104,7 +104,7 @@ pub use strategy::{
 pub use train_state::{Applied, TrainState};
 pub use values::{Mirrored, PerReplica, Replicate};
 pub use variable::{
-    DistributedVariable, VariableAggregation, VariableContext, VariableError, VariableKind,
-    VariableOptions, VariableSynchronization,
+    AssignTo, DistributedVariable, VariableAggregation, VariableContext, VariableError,
+    VariableKind, VariableOptions, VariableSynchronization, VariableValue,
 };
 pub use workers::WorkerGroup;

@@ -22,8 +22,8 @@ use crate::trace::{self, Trace, TraceError};
 use crate::values::lock;
 use crate::variable::Owner;
 use crate::{
-    DeviceReducer, DistributedVariable, Error, Gradients, Leaf, LogicalDevice, Nest, PerReplica,
-    ReplicaRng, Result, VariableOptions, WorkerGroup, host_reduce, scope,
+    DeviceReducer, DistributedVariable, Error, Gradients, LogicalDevice, Nest, PerReplica,
+    ReplicaRng, Result, VariableOptions, VariableValue, WorkerGroup, host_reduce, scope,
 };
 
 /// How a replica reaches the others: those of its process, and through replica 0 of its process
@@ -575,11 +575,11 @@ impl ReplicaContext {
     /// # Errors
     /// Those of [`DistributedVariable::new`], and another replica's failure. With parameter servers
     /// variables are made outside of steps.
-    pub fn variable(
+    pub fn variable<T: VariableValue + 'static>(
         &self,
-        mut initial: impl Leaf,
+        mut initial: T,
         options: VariableOptions,
-    ) -> Result<DistributedVariable> {
+    ) -> Result<DistributedVariable<T>> {
         self.refuse_captured("ctx.variable")?;
         let strategy = scope::current_strategy();
         if strategy.remote_store().is_some() {

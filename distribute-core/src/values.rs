@@ -7,7 +7,7 @@ use burn::module::Module;
 use burn::tensor::Device;
 
 use crate::remote::{self, RemoteStore};
-use crate::shown::Shown;
+use crate::shown::{Shown, write_components};
 use crate::strategy::StrategyId;
 use crate::trace::{self, OnDevice, StateVisitor, TraceError};
 use crate::{Error, Result, WorkerGroup, module_tensors};
@@ -37,6 +37,13 @@ impl<T: fmt::Debug + 'static> fmt::Debug for PerReplica<T> {
         f.debug_list()
             .entries(self.values.iter().map(Shown))
             .finish()
+    }
+}
+
+/// `PerReplica:{0: f32[1] [2.5], 1: f32[1] [4]}`, the components with their values.
+impl<T: fmt::Debug + 'static> fmt::Display for PerReplica<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write_components(f, "PerReplica", &self.values)
     }
 }
 
@@ -240,6 +247,13 @@ impl<T: fmt::Debug + 'static> fmt::Debug for Mirrored<T> {
         f.write_str("Mirrored ")?;
         let copies = self.fetched.get().unwrap_or(&self.values);
         f.debug_list().entries(copies.iter().map(Shown)).finish()
+    }
+}
+
+/// `Mirrored:{0: .., 1: ..}`, the host's part of each copy with its values.
+impl<T: fmt::Debug + 'static> fmt::Display for Mirrored<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write_components(f, "Mirrored", self.fetched.get().unwrap_or(&self.values))
     }
 }
 

@@ -137,7 +137,7 @@ fn write_then_restore(case: &Case, env: &Env<'_>) -> Checked {
         let wanted = expected.field("restored")?.field(name)?;
         let place = |failure: Failure| failure.at(format!("restored {name}"));
         tolerance
-            .same_list(wanted.field("locals")?, &variable.local_values())
+            .same_list(wanted.field("locals")?, &variable.local_values()?)
             .map_err(place)?;
         tolerance
             .same(wanted.field("read")?, &variable.read(other)?)

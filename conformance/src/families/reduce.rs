@@ -499,7 +499,7 @@ fn reduce_to(case: &Case, env: &Env<'_>, strategy: &dyn Strategy) -> Checked {
     let expected = expected(case)?.field("locals")?;
     passed(
         env.tolerance()
-            .same_list(expected, &variable.local_values()),
+            .same_list(expected, &variable.local_values()?),
     )
 }
 

@@ -7,9 +7,9 @@ use burn::tensor::{Device, TensorData};
 use crate::step_args::{Item, Watch};
 use crate::values::lock;
 use crate::{
-    Components, DistributedValue, DistributedVariable, Error, IndexedSlices, Leaf, Mirrored, Nest,
+    Components, DistributedValue, DistributedVariable, Error, IndexedSlices, Mirrored, Nest,
     PerReplica, ReduceOp, ReplicaContext, Replicate, Result, StepArgs, Strategy, VariableOptions,
-    host_reduce, scope, trace,
+    VariableValue, host_reduce, scope, trace,
 };
 
 /// The calls of a training program: every [`Strategy`] has them.
@@ -73,11 +73,11 @@ pub trait StrategyExt: Strategy {
     /// # Errors
     /// Those of [`DistributedVariable::new`], [`Error::InsideStep`] inside a step (use
     /// [`ReplicaContext::variable`] there).
-    fn variable(
+    fn variable<T: VariableValue>(
         &self,
-        initial: impl Leaf,
+        initial: T,
         options: VariableOptions,
-    ) -> Result<DistributedVariable> {
+    ) -> Result<DistributedVariable<T>> {
         scope::check_cross_replica(&self.id(), "variable")?;
         DistributedVariable::new(self, initial, options)
     }

@@ -6,8 +6,8 @@ use burn::prelude::*;
 use distribute_core::metric::{Mean, Metric, SparseCategoricalAccuracy, Sum};
 use distribute_core::trace::TraceError;
 use distribute_core::{
-    Error, PerReplica, ReplicaContext, Result, Same, StrategyExt, VariableAggregation,
-    VariableOptions,
+    DistributedVariable, Error, PerReplica, ReplicaContext, Result, Same, StrategyExt,
+    VariableAggregation, VariableOptions,
 };
 
 use crate::support::{Recording, batch, operations};
@@ -235,7 +235,8 @@ fn gathering_and_broadcasting_are_operations() {
 fn variables_go_in_and_come_out() {
     let strategy = Recording::new(2);
     let mean = VariableOptions::default().aggregation(VariableAggregation::Mean);
-    let threshold = strategy.variable(5.0_f32, mean).unwrap();
+    let five = TensorData::new(vec![5.0_f32], Shape::new([]));
+    let threshold = strategy.variable(five, mean).unwrap();
     let seen = strategy
         .variable(0_i64, VariableOptions::on_read_sum())
         .unwrap();
@@ -252,9 +253,8 @@ fn variables_go_in_and_come_out() {
     let captured = strategy.last();
     assert_eq!(captured.inputs.len(), 1, "only the variable");
     // What the program gave, in both copies.
-    let data = seen.read(&strategy).unwrap();
-    assert_eq!(data.as_slice::<i64>().unwrap(), [2]);
-    let refused: [fn(&ReplicaContext, &distribute_core::DistributedVariable) -> Result<()>; 2] = [
+    assert_eq!(seen.read(&strategy).unwrap(), 2);
+    let refused: [fn(&ReplicaContext, &DistributedVariable<f32>) -> Result<()>; 2] = [
         |ctx, variable| variable.read(ctx).map(drop),
         |ctx, variable| variable.assign(ctx, 1.0_f32),
     ];

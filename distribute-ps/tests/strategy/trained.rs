@@ -316,9 +316,6 @@ fn many_updates_do_not_fill_the_servers() {
                 .run((), |ctx, ()| count.assign_add(ctx, 1_i64))
                 .unwrap();
         }
-        assert_eq!(
-            count.read(&strategy).unwrap().as_slice::<i64>().unwrap(),
-            [3000]
-        );
+        assert_eq!(count.read(&strategy).unwrap(), 3000);
     });
 }

@@ -4,9 +4,8 @@
 use burn::prelude::*;
 use distribute_core::metric::{BinaryAccuracy, Mean, SparseCategoricalAccuracy, Sum};
 use distribute_core::{
-    DefaultStrategy, DistributedVariable, MirroredStrategy, PerReplica, ReduceOp, Replicate,
-    Result, Same, Sgd, Strategy, StrategyExt, TensorData, TrainState, VariableAggregation,
-    VariableOptions,
+    DefaultStrategy, MirroredStrategy, PerReplica, ReduceOp, Replicate, Result, Same, Sgd,
+    Strategy, StrategyExt, TensorData, TrainState, VariableAggregation, VariableOptions,
 };
 use distribute_data::sparse_categorical_crossentropy;
 
@@ -178,12 +177,11 @@ fn variables_of_every_kind() {
                     Ok(before + after)
                 })?;
                 found.extend(numbers(read));
-                let read = |variable: &DistributedVariable| -> Result<Vec<f64>> {
-                    Ok(variable.read(strategy)?.iter::<f64>().collect())
-                };
-                for variable in [&mean, &sum, &first, &seen] {
-                    found.extend(read(variable)?);
+                for variable in [&mean, &sum] {
+                    found.extend(variable.read(strategy)?.iter::<f64>());
                 }
+                found.push(f64::from(first.read(strategy)?));
+                found.push(seen.read(strategy)? as f64);
                 sum.assign(strategy, TensorData::from([0.5_f32, -1.0]))?;
             }
             Ok(found)

@@ -251,11 +251,11 @@ impl Task<'_> {
     /// Each worker passes `100 * rank + 1`.
     fn initial_value(&self) -> Checked {
         let rank = self.strategy.workers().map_or(0, |workers| workers.index());
-        let initial = 100.0 * rank as f32 + 1.0;
+        let initial = scalar_f32(100.0 * rank as f32 + 1.0);
         let variable = self
             .strategy
             .variable(initial, VariableOptions::default())?;
-        self.same_list("result", &variable.local_values())
+        self.same_list("result", &variable.local_values()?)
     }
 
     /// `[1, 2]`, to which replica `i` adds `(i + 1) * [10, 20]`.
@@ -285,7 +285,7 @@ impl Task<'_> {
         if on_write && aggregation == VariableAggregation::OnlyFirstReplica {
             // TensorFlow takes the first replica of each worker: their copies drift apart.
             let expected = TensorData::new(vec![11.0_f32, 22.0], [2]);
-            for value in variable.local_values() {
+            for value in variable.local_values()? {
                 equal(
                     &json!(format!("{expected:?}")),
                     &json!(format!("{value:?}")),
@@ -293,7 +293,7 @@ impl Task<'_> {
             }
             return Ok(Outcome::Deviation(Deviation::FirstReplica));
         }
-        self.same_list("local", &variable.local_values())?;
+        self.same_list("local", &variable.local_values()?)?;
         match (
             variable.read(self.strategy),
             self.expect.get("read_cross_replica_error"),
@@ -359,7 +359,7 @@ impl Task<'_> {
         let strategy = self.strategy;
         let initial = TensorData::new(vec![1.0_f32, 2.0], [2]);
         let value = strategy.variable(initial, VariableOptions::default())?;
-        let count = strategy.variable(0.0_f32, VariableOptions::on_read_sum())?;
+        let count = strategy.variable(scalar_f32(0.0), VariableOptions::on_read_sum())?;
         strategy.run((), |ctx, ()| {
             count.assign_add(ctx, ctx.replica_id() as f32 + 1.0)
         })?;
