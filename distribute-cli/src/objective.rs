@@ -2,8 +2,8 @@
 
 use burn::tensor::{Bool, Int};
 use distribute_cli::model::{Loss, Mode, Sequential};
-use distribute_core::fit::{Objective, StepContext};
 use distribute_core::{Result, Tensor};
+use distribute_data::fit::{Objective, StepContext};
 use distribute_data::{
     binary_crossentropy, compute_average_loss, scale_regularization_loss,
     sparse_categorical_crossentropy,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
-use distribute_core::partitioners::MaxSizePartitioner;
+use distribute_ps::partitioners::MaxSizePartitioner;
 use distribute_ps::{
     ClientOptions, CoordinatorOptions, NonFinite, RunOptions, Staleness, StalenessPolicy,
     WorkerOptions,

@@ -37,7 +37,6 @@ mod device_reduce;
 mod distributed_value;
 mod dropout;
 mod error;
-pub mod fit;
 mod gradients;
 mod host_reduce;
 mod indexed_slices;
@@ -49,7 +48,6 @@ mod module_tensors;
 mod nest;
 pub mod optim;
 mod packs;
-pub mod partitioners;
 pub mod remote;
 mod replica_context;
 mod replica_rng;
@@ -57,7 +55,6 @@ mod scope;
 mod shown;
 mod step_args;
 mod strategy;
-pub mod tensorboard;
 pub mod trace;
 mod train_state;
 mod values;
@@ -82,6 +79,7 @@ pub use distributed_value::{Components, DistributedValue};
 pub use dropout::{dropout, dropout_mask};
 pub use error::{Error, Result};
 pub use gradients::Gradients;
+pub use host_reduce::concatenate;
 pub use indexed_slices::IndexedSlices;
 #[cfg(feature = "burn-train")]
 pub use learner::LearnerStrategy;
@@ -90,7 +88,7 @@ pub use optim::{Adam, AdamW, Sgd};
 pub use replica_context::ReplicaContext;
 pub use replica_rng::ReplicaRng;
 pub use scope::{current_strategy, has_strategy, in_step};
-pub use step_args::{Item, Lend, Same, StepArgs};
+pub use step_args::{Item, Lend, Lent, Same, StepArgs};
 pub use strategy::{
     CentralStorageStrategy, DefaultStrategy, InputContext, MirroredStrategy,
     MirroredStrategyBuilder, MultiWorkerMirroredStrategy, MultiWorkerMirroredStrategyBuilder,

@@ -13,7 +13,6 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, Tensor, TensorData};
 use distribute_collectives::ReduceOp;
 use update::Update;
-pub(crate) use waiting::Sums as WaitingSums;
 
 use crate::checkpoint::{TensorSpec, check_slots, saved_kinds};
 use crate::optim::Optimizer;
@@ -298,13 +297,6 @@ impl<M> TrainState<M> {
         }
     }
 
-    /// Whether an update takes the gradients of several micro-batches ([`accumulate`]).
-    ///
-    /// [`accumulate`]: TrainState::accumulate
-    pub(crate) fn accumulates(&self) -> bool {
-        self.accumulation_steps > 1
-    }
-
     /// Whether gradients of some micro-batches wait for the rest of their update.
     pub fn is_accumulating(&self) -> bool {
         self.accumulated.is_some()
@@ -439,11 +431,24 @@ impl<M: Module> TrainState<M> {
     }
 
     /// [`to_tensors`](Self::to_tensors), and the number of updates that they are the result of.
-    pub(crate) fn save(&self) -> Result<(u64, BTreeMap<String, TensorData>)> {
+    ///
+    /// # Errors
+    /// If the device or the parameter servers cannot be read.
+    pub fn save(&self) -> Result<(u64, BTreeMap<String, TensorData>)> {
         if let Some(saved) = self.saved_remotely() {
             return saved;
         }
         Ok((self.step, self.local_tensors()?))
+    }
+
+    /// Looks whether the parameters were computed at all: a kernel that fails on a GPU is told to
+    /// nobody who does not read its result. Reads one element of each that is on a GPU, and waits
+    /// for it.
+    ///
+    /// # Errors
+    /// That of the kernel.
+    pub fn check_weights(&self) -> Result<()> {
+        crate::gradients::check_weights(&self.model)
     }
 
     fn local_tensors(&self) -> Result<BTreeMap<String, TensorData>> {
@@ -478,7 +483,7 @@ impl<M: Module> TrainState<M> {
     /// optimizer
     /// ([`CheckpointError::WrongOptimizer`](crate::checkpoint::CheckpointError::WrongOptimizer));
     /// the state is unchanged then. Tensors do not say which optimizer they are of but by the names
-    /// of its slots; [`fit::restore`](crate::fit::restore) also compares the optimizer's name.
+    /// of its slots; `fit::restore` also compares the optimizer's name.
     pub fn load_tensors(
         &mut self,
         tensors: &BTreeMap<String, TensorData>,

@@ -55,11 +55,17 @@ const CRATES: &[Row] = &[
         true,
     ),
     row(
+        "distribute-fit",
+        MayUse::Only(&["distribute-core", "distribute-error"]),
+        true,
+    ),
+    row(
         "distribute-data",
         MayUse::Only(&[
             "distribute-collectives",
             "distribute-core",
             "distribute-error",
+            "distribute-fit",
         ]),
         true,
     ),

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use distribute_cli::model::Sequential;
 use distribute_core::cluster::{Cluster, ClusterResolver, TaskType};
-use distribute_core::fit::RunInfo;
 use distribute_core::{Error, Strategy, StrategyExt, TrainState};
+use distribute_data::fit::RunInfo;
 use distribute_data::readers::TrainTest;
 use distribute_data::{Batching, StrategyDataExt};
 use distribute_ps::{

@@ -8,14 +8,14 @@ use std::time::Duration;
 use distribute_cli::model::Sequential;
 use distribute_core::checkpoint::weights_sha256;
 use distribute_core::cluster::{Cluster, TaskType};
-use distribute_core::fit::callbacks::{
-    HistoryFile, Interrupt, ModelCheckpoint, ProgressBar, TensorBoard, TerminateOnNan,
-};
-use distribute_core::fit::{
-    Callback, Control, Fit, History, Outcome, RunInfo, evaluate, json_number,
-};
 use distribute_core::{
     Configuration, Error, Mirrored, Strategy, StrategyExt, TrainState, WorkerGroup,
+};
+use distribute_data::fit::callbacks::{
+    HistoryFile, Interrupt, ModelCheckpoint, ProgressBar, TensorBoard, TerminateOnNan,
+};
+use distribute_data::fit::{
+    Callback, Control, Fit, History, Outcome, RunInfo, evaluate, json_number,
 };
 use distribute_data::readers::{Examples, TrainTest};
 use distribute_data::{Batching, DistributedDataset, StrategyDataExt};

@@ -73,8 +73,11 @@ impl<M> TrainState<M> {
         }
     }
 
-    /// Tells the store a learning rate that was set here; does nothing without one.
-    pub(crate) fn send_learning_rate(&mut self) -> Result<()> {
+    /// Tells the store a learning rate that was set here; does nothing without one. Blocks.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub fn send_learning_rate(&mut self) -> Result<()> {
         let remote = self.remote.as_mut();
         remote.map_or(Ok(()), Remote::send_learning_rate)
     }

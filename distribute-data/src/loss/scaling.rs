@@ -130,7 +130,7 @@ impl<const D: usize> From<Tensor<D, Bool>> for SampleWeight {
 /// that `run` has handed to the replica has rows is refused. burn's `mean()` and `sum()` give one
 /// element, which would count as one example.
 ///
-/// [`Objective`](distribute_core::fit::Objective) hears what the loss was divided by.
+/// [`Objective`](distribute_fit::Objective) hears what the loss was divided by.
 ///
 /// # Errors
 /// [`Error::Shape`] if the weights do not fit; [`Error::InvalidArgument`] for a loss that is not
