@@ -194,9 +194,9 @@ pub fn snapshot<M: Module + 'static>(state: &TrainState<M>) -> Result<Checkpoint
 /// continue an interrupted run use [`Fit::resume_from`](super::Fit::resume_from).
 ///
 /// # Errors
-/// [`Error::Checkpoint`] with [`WrongModel`] if the parameters are not those of this model, and with
-/// [`WrongOptimizer`] if the checkpoint is of another optimizer (use [`restore_weights`]); the state
-/// is unchanged then.
+/// [`Error::Checkpoint`] with [`WrongModel`] if the parameters are not those of this model, and
+/// with [`WrongOptimizer`] if the checkpoint is of another optimizer (use [`restore_weights`]); the
+/// state is unchanged then.
 ///
 /// [`WrongModel`]: distribute_core::checkpoint::CheckpointError::WrongModel
 /// [`WrongOptimizer`]: distribute_core::checkpoint::CheckpointError::WrongOptimizer
