@@ -25,8 +25,6 @@ mod many_machines {}
 #[doc = include_str!("../../docs/from-keras.md")]
 mod from_keras {}
 
-mod all_reduce_tensor;
-mod board;
 mod burn_optimizer;
 mod configuration;
 mod cross_device;
@@ -47,10 +45,8 @@ pub mod metric;
 mod module_tensors;
 mod nest;
 pub mod optim;
-mod packs;
 pub mod remote;
-mod replica_context;
-mod replica_rng;
+mod replica;
 mod scope;
 mod shown;
 mod step_args;
@@ -85,8 +81,7 @@ pub use indexed_slices::IndexedSlices;
 pub use learner::LearnerStrategy;
 pub use nest::{Leaf, Nest};
 pub use optim::{Adam, AdamW, Sgd};
-pub use replica_context::ReplicaContext;
-pub use replica_rng::ReplicaRng;
+pub use replica::{ReplicaContext, ReplicaRng};
 pub use scope::{current_strategy, has_strategy, in_step};
 pub use step_args::{Item, Lend, Lent, Same, StepArgs};
 pub use strategy::{

@@ -9,9 +9,10 @@
 mod adam;
 mod sgd;
 
+use std::borrow::Cow;
 use std::fmt::Debug;
 
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 
 pub use adam::{Adam, AdamW};
 pub use sgd::Sgd;
@@ -31,6 +32,22 @@ pub enum Coefficient {
 }
 
 impl Coefficient {
+    /// Those for a parameter of this type: the tensors of compiled steps are `f32`.
+    pub(crate) fn of_type(all: &[Self], dtype: DType) -> Cow<'_, [Self]> {
+        let fits = |one: &Self| match one {
+            Self::Host(_) => true,
+            Self::Tensor(value) => value.dtype() == dtype,
+        };
+        if all.iter().all(fits) {
+            return Cow::Borrowed(all);
+        }
+        let cast = |one: &Self| match one {
+            Self::Tensor(value) if !fits(one) => Self::Tensor(value.clone().cast(dtype)),
+            _ => one.clone(),
+        };
+        all.iter().map(cast).collect()
+    }
+
     /// `tensor` times this number.
     pub fn scale(&self, tensor: Tensor<1>) -> Tensor<1> {
         match self {

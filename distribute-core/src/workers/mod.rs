@@ -21,7 +21,6 @@ use distribute_collectives::{
     Interruption,
 };
 
-pub(crate) use agreement::Wish;
 use agreement::Wishes;
 
 use crate::values::lock;

@@ -6,6 +6,7 @@
 //! deadline ends the meeting for the others with an error that names it.
 
 use std::any::Any;
+use std::fmt;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -27,14 +28,22 @@ struct State {
 }
 
 /// The meeting point of one group of replica threads.
-pub(crate) struct Board {
+pub(crate) struct LocalExchange {
     state: Mutex<State>,
     changed: Condvar,
     timeout: Duration,
     size: usize,
 }
 
-impl Board {
+impl fmt::Debug for LocalExchange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LocalExchange")
+            .field("size", &self.size)
+            .finish_non_exhaustive()
+    }
+}
+
+impl LocalExchange {
     pub(crate) fn new(size: usize, timeout: Duration) -> Self {
         let state = State {
             arrived: (0..size).map(|_| None).collect(),
@@ -233,14 +242,14 @@ mod tests {
 
     #[test]
     fn every_replica_gets_its_result_over_many_rounds() {
-        let board = Arc::new(Board::new(3, Duration::from_secs(10)));
+        let exchange = Arc::new(LocalExchange::new(3, Duration::from_secs(10)));
         let results: Vec<Vec<u32>> = std::thread::scope(|threads| {
             let handles: Vec<_> = (0..3)
                 .map(|index| {
-                    let board = Arc::clone(&board);
+                    let exchange = Arc::clone(&exchange);
                     threads.spawn(move || {
                         (0..200)
-                            .map(|round| board.exchange("sum", index, round, sum).unwrap())
+                            .map(|round| exchange.exchange("sum", index, round, sum).unwrap())
                             .collect()
                     })
                 })
@@ -256,9 +265,9 @@ mod tests {
 
     #[test]
     fn a_replica_that_has_finished_is_named() {
-        let board = Board::new(2, Duration::from_secs(10));
-        board.finish(1);
-        let error = board.exchange("merge_call", 0, 1, sum).unwrap_err();
+        let exchange = LocalExchange::new(2, Duration::from_secs(10));
+        exchange.finish(1);
+        let error = exchange.exchange("merge_call", 0, 1, sum).unwrap_err();
         assert!(matches!(
             error,
             Error::ReplicaMissing {
@@ -271,21 +280,21 @@ mod tests {
 
     #[test]
     fn a_replica_that_stays_away_is_named_after_the_deadline() {
-        let board = Board::new(3, Duration::from_millis(20));
-        let error = board.exchange("merge_call", 1, 1, sum).unwrap_err();
+        let exchange = LocalExchange::new(3, Duration::from_millis(20));
+        let error = exchange.exchange("merge_call", 1, 1, sum).unwrap_err();
         assert!(matches!(error, Error::ReplicaMissing { replica: 0, .. }));
     }
 
     #[test]
     fn an_error_in_the_joined_function_stops_all() {
-        let board = Board::new(2, Duration::from_secs(10));
+        let exchange = LocalExchange::new(2, Duration::from_secs(10));
         let errors: Vec<Error> = std::thread::scope(|threads| {
             let handles: Vec<_> = (0..2)
                 .map(|index| {
-                    let board = &board;
+                    let exchange = &exchange;
                     threads.spawn(move || {
                         let fail = |_: Vec<u32>| Err::<Vec<u32>, _>(Error::invalid("no"));
-                        board.exchange("merge_call", index, 1, fail).unwrap_err()
+                        exchange.exchange("merge_call", index, 1, fail).unwrap_err()
                     })
                 })
                 .collect();

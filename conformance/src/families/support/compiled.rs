@@ -9,16 +9,16 @@ use distribute_core::{Error, PerReplica, ReduceOp, Replica, Result, Strategy, St
 use distribute_data::{Batching, FnDataset, StrategyDataExt, Weighted};
 
 use super::given::Given;
-use super::training::take_rows;
+use super::values::take_rows;
 
 /// Whether a compiled step has refused values whose shapes differ between the replicas.
-pub(super) fn is_uneven(error: &Error) -> bool {
+pub(crate) fn is_uneven(error: &Error) -> bool {
     matches!(error.root_cause(), Error::Trace(TraceError::Uneven { .. }))
 }
 
 /// `all_reduce` of a list of values per replica. Host data cannot enter a compiled step; there it
 /// is made of tensors, which give the same data back.
-pub(super) fn all_reduce_lists(
+pub(crate) fn all_reduce_lists(
     strategy: &dyn Strategy,
     op: ReduceOp,
     lists: PerReplica<Vec<TensorData>>,
@@ -45,7 +45,7 @@ pub(super) fn all_reduce_lists(
 }
 
 /// `all_reduce` of one value per replica.
-pub(super) fn all_reduce(
+pub(crate) fn all_reduce(
     strategy: &dyn Strategy,
     op: ReduceOp,
     values: PerReplica<TensorData>,
@@ -61,7 +61,7 @@ pub(super) fn all_reduce(
 }
 
 /// `all_gather` of one value per replica.
-pub(super) fn all_gather(
+pub(crate) fn all_gather(
     strategy: &dyn Strategy,
     values: PerReplica<TensorData>,
     axis: i64,
@@ -79,7 +79,7 @@ pub(super) fn all_gather(
 }
 
 /// `broadcast` of the value of replica 0.
-pub(super) fn broadcast(
+pub(crate) fn broadcast(
     strategy: &dyn Strategy,
     values: PerReplica<TensorData>,
 ) -> Result<PerReplica<TensorData>> {
@@ -92,7 +92,7 @@ pub(super) fn broadcast(
 }
 
 /// `all_reduce` of values by name, the same names on every replica.
-pub(super) fn all_reduce_maps(
+pub(crate) fn all_reduce_maps(
     strategy: &dyn Strategy,
     op: ReduceOp,
     maps: PerReplica<BTreeMap<String, TensorData>>,
@@ -110,11 +110,11 @@ pub(super) fn all_reduce_maps(
 }
 
 /// One replica's features, labels and, of a batch that may be filled up, weights.
-pub(super) type Rows = ((TensorData, TensorData), Option<Tensor<1>>);
+pub(crate) type Rows = ((TensorData, TensorData), Option<Tensor<1>>);
 
 /// These rows as a global batch, cut over the replicas; filled up for a compiled step, which is one
 /// program for all replicas.
-pub(super) fn global_batch(
+pub(crate) fn global_batch(
     strategy: &dyn Strategy,
     (x, y): (&TensorData, &TensorData),
     rows: &[usize],
@@ -137,7 +137,7 @@ pub(super) fn global_batch(
 }
 
 /// The same as tensors on the replicas' devices.
-pub(super) fn on_devices<T>(
+pub(crate) fn on_devices<T>(
     strategy: &dyn Strategy,
     batch: PerReplica<Rows>,
     tensors: impl Fn(TensorData, TensorData, &Device) -> T,
@@ -149,7 +149,7 @@ pub(super) fn on_devices<T>(
 }
 
 /// Weights for a divisor that is the number of rows: they make up for rows that only fill up.
-pub(super) fn per_row(weights: Tensor<1>) -> Tensor<1> {
+pub(crate) fn per_row(weights: Tensor<1>) -> Tensor<1> {
     let rows = weights.dims()[0];
     let own = weights.clone().sum().clamp_min(1.0);
     weights.mul_scalar(rows as f64) / own

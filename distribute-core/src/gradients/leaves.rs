@@ -2,41 +2,45 @@
 
 use burn::tensor::{DType, Shape, TensorData};
 
-use super::{Gradients, Place};
-use crate::trace::{
-    CapturedGradients, CapturedTensor, Fingerprint, TensorSpec, TraceError, TracedTensor,
-};
+use super::{Gradients, Residence};
+use crate::trace::{CapturedTensor, Fingerprint, TensorSpec, TracedTensor};
 use crate::{Error, Leaf, Nest, Result};
 
-/// The place of one gradient: on the host, or a tensor of a captured step.
-pub(crate) struct GradientPlace<'a> {
-    pub(crate) spec: TensorSpec,
-    pub(crate) data: Place<'a>,
-    pub(crate) captured: &'a mut Option<CapturedTensor>,
+/// One gradient that there is.
+pub(crate) struct GradientLeaf<'a> {
+    spec: &'a TensorSpec,
+    gradient: &'a mut Residence,
 }
 
-impl TracedTensor for GradientPlace<'_> {
+impl GradientLeaf<'_> {
+    fn host(&self) -> Result<&TensorData> {
+        self.gradient.host(&Shape::from(self.spec.shape.clone()))
+    }
+}
+
+impl TracedTensor for GradientLeaf<'_> {
     fn spec(&self) -> TensorSpec {
         self.spec.clone()
     }
 
     fn data(&self) -> Result<TensorData> {
-        let missing = || Error::invalid("a gradient that is not on the host");
-        self.data.clone().ok_or_else(missing)
+        self.host().cloned()
     }
 
     fn set_data(&mut self, data: TensorData) -> Result<()> {
-        *self.data = Some(data);
+        *self.gradient = Residence::Host(data);
         Ok(())
     }
 
     fn bind(&mut self, tensor: CapturedTensor) {
-        *self.data = None;
-        *self.captured = Some(tensor);
+        *self.gradient = Residence::Captured(tensor);
     }
 
     fn captured(&self) -> Option<CapturedTensor> {
-        self.captured.clone()
+        match &*self.gradient {
+            Residence::Captured(tensor) => Some(tensor.clone()),
+            _ => None,
+        }
     }
 }
 
@@ -44,14 +48,14 @@ fn empty(dtype: DType) -> TensorData {
     TensorData::from_bytes_vec(Vec::new(), Shape::new([0]), dtype)
 }
 
-impl Leaf for GradientPlace<'_> {
+impl Leaf for GradientLeaf<'_> {
     fn take(&mut self) -> Result<TensorData> {
-        if self.captured.is_some() {
-            return Err(TraceError::host_read("a gradient").into());
+        if let Residence::Captured(_) | Residence::Compiled = self.gradient {
+            self.host()?;
         }
-        let nothing = empty(self.spec.dtype);
-        let data = self.data.replace(nothing);
-        data.ok_or_else(|| Error::invalid("a gradient that is not on the host"))
+        let nothing = Residence::Host(empty(self.spec.dtype));
+        let gradient = std::mem::replace(self.gradient, nothing);
+        gradient.into_host(&Shape::from(self.spec.shape.clone()))
     }
 
     fn put(&mut self, data: TensorData) -> Result<()> {
@@ -68,7 +72,6 @@ impl Leaf for GradientPlace<'_> {
                 dtype: data.dtype().name().to_string(),
             });
         }
-        *self.captured = None;
         self.set_data(data)
     }
 
@@ -79,13 +82,41 @@ impl Leaf for GradientPlace<'_> {
 
 impl Gradients {
     /// Which parameters have a gradient.
-    fn present(&self) -> impl Iterator<Item = bool> {
-        let captured = |index: usize| {
-            let found = self.captured.as_ref();
-            found.is_some_and(|found| found.tensors.get(index).is_some_and(Option::is_some))
-        };
-        let entries = self.entries.iter().enumerate();
-        entries.map(move |(index, entry)| entry.is_present() || captured(index))
+    pub(super) fn present(&self) -> impl Iterator<Item = bool> {
+        self.entries.iter().map(|entry| entry.gradient.is_some())
+    }
+
+    /// Whether the parameter at `index` has a gradient.
+    pub(crate) fn is_present(&self, index: usize) -> bool {
+        self.entries
+            .get(index)
+            .is_some_and(|entry| entry.gradient.is_some())
+    }
+
+    /// The gradients that there are.
+    pub(crate) fn leaves(&mut self) -> impl Iterator<Item = GradientLeaf<'_>> {
+        self.entries.iter_mut().filter_map(|entry| {
+            Some(GradientLeaf {
+                spec: &entry.spec,
+                gradient: entry.gradient.as_mut()?,
+            })
+        })
+    }
+
+    /// Which gradients are tensors of a captured step, or on the devices of a compiled one.
+    pub(crate) fn compiled(&self) -> impl Iterator<Item = bool> {
+        let is_compiled =
+            |gradient: &Residence| matches!(gradient, Residence::Captured(_) | Residence::Compiled);
+        let entries = self.entries.iter();
+        entries.map(move |entry| entry.gradient.as_ref().is_some_and(is_compiled))
+    }
+
+    /// Notes which gradients are on the devices of a compiled step.
+    pub(crate) fn on_compiled_devices(mut self, compiled: impl Iterator<Item = bool>) -> Self {
+        for (entry, is_compiled) in self.entries.iter_mut().zip(compiled) {
+            entry.gradient = is_compiled.then_some(Residence::Compiled);
+        }
+        self
     }
 }
 
@@ -94,24 +125,7 @@ impl Gradients {
 impl Nest for Gradients {
     fn walk(&mut self, visit: &mut dyn FnMut(&mut dyn Leaf) -> Result<()>) -> Result<()> {
         self.refuse_rows("a result of a step, or a reduction over replicas")?;
-        self.check()?;
-        self.bring_to_host()?;
-        let captured = self.captured.take();
-        let mut captured = captured.map_or_else(Vec::new, |found| found.tensors);
-        captured.resize(self.len(), None);
-        let visited = self.places().zip(&mut captured);
-        let visited = visited
-            .map(|((shape, dtype, data), captured)| GradientPlace {
-                spec: TensorSpec { shape, dtype },
-                data,
-                captured,
-            })
-            .filter(|place| place.data.is_some() || place.captured.is_some())
-            .try_for_each(|mut place| visit(&mut place));
-        if captured.iter().any(Option::is_some) {
-            self.captured = Some(CapturedGradients { tensors: captured });
-        }
-        visited
+        self.leaves().try_for_each(|mut leaf| visit(&mut leaf))
     }
 
     fn fingerprint(&self, key: &mut dyn Fingerprint) {
@@ -122,7 +136,7 @@ impl Nest for Gradients {
     fn skeleton(&self) -> Option<Self> {
         let mut skeleton = self.without_values();
         for (entry, present) in skeleton.entries.iter_mut().zip(self.present()) {
-            entry.data = present.then(|| empty(entry.dtype));
+            entry.gradient = present.then(|| Residence::Host(empty(entry.spec.dtype)));
         }
         Some(skeleton)
     }
@@ -163,9 +177,9 @@ mod tests {
         let expected = gradients();
         assert_eq!(rebuilt.len(), 3);
         for index in 0..3 {
-            assert_eq!(rebuilt.get(index), expected.get(index));
+            assert_eq!(rebuilt.get(index).unwrap(), expected.get(index).unwrap());
         }
-        assert!(rebuilt.get(1).is_none());
+        assert!(rebuilt.get(1).unwrap().is_none());
     }
 
     #[test]
