@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::{CollectiveError, Result};
 use crate::header::{OperationHeader, OperationKind};
-use crate::status::{Failure, GroupStatus, Trouble};
+use crate::status::{Failure, FailureKind, GroupStatus};
 
 /// An operation between its begin and its end.
 #[derive(Debug, Clone, Copy)]
@@ -97,9 +97,9 @@ impl Bookkeeping {
     }
 
     /// Ends the running operation of all ranks, and those after it.
-    pub(crate) fn fail(&self, status: &GroupStatus, error: CollectiveError) {
-        status.fail(Failure {
-            trouble: Trouble::Ended(error),
+    pub(crate) fn record_failure(&self, status: &GroupStatus, error: CollectiveError) {
+        status.record_failure(Failure {
+            kind: FailureKind::Ended(error),
             from_sequence: self.sequence,
         });
     }
@@ -196,7 +196,7 @@ mod tests {
     fn a_failure_concerns_the_next_operation_on() {
         let (mut operations, status) = (Bookkeeping::default(), GroupStatus::default());
         run(&mut operations, OperationKind::Barrier, Ok(())).unwrap();
-        operations.fail(&status, aborted("why"));
+        operations.record_failure(&status, aborted("why"));
         let header = |sequence| OperationHeader::new(OperationKind::Barrier, 0, sequence);
         assert_eq!(status.check(&header(0)), Ok(()));
         assert_eq!(status.check(&header(1)), Err(aborted("why")));

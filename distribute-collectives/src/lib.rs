@@ -62,11 +62,11 @@ pub mod nccl;
 mod options;
 pub mod overlap;
 pub mod pack;
-mod patience;
 mod pieces;
 mod process_group;
 pub mod reduce;
 mod shared_memory;
+mod spin_policy;
 mod status;
 #[cfg(test)]
 mod testing;

@@ -7,7 +7,7 @@ use crate::control::shared::Shared;
 use crate::control::watch;
 use crate::error::{CollectiveError, MissingRank};
 use crate::header::OperationHeader;
-use crate::status::Trouble;
+use crate::status::FailureKind;
 
 /// How often the others are asked for a sign of life, and how long an operation may go on.
 const LOOK: Duration = Duration::from_millis(150);
@@ -28,7 +28,7 @@ pub(super) async fn end_waits(shared: Arc<Shared>) {
         // Time in which this process itself was stopped says nothing about the others.
         look.since += asked.elapsed().saturating_sub(2 * LOOK);
         if let Some(error) = look.again(&shared) {
-            shared.fail(Trouble::Ended(error), 0);
+            shared.record_failure(FailureKind::Ended(error), 0);
             return;
         }
     }

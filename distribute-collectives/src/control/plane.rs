@@ -23,7 +23,7 @@ use crate::control::{Listener, address, client, interrupted, random, watch};
 use crate::error::{CollectiveError, MissingRank, Result};
 use crate::header::{OperationHeader, OperationKind};
 use crate::interruption::Interruption;
-use crate::status::{GroupStatus, Trouble};
+use crate::status::{FailureKind, GroupStatus};
 
 /// Without a token of its own: how long a rank waits for the right one of a rank that has one.
 const DOUBT_GRACE: Duration = Duration::from_secs(5);
@@ -264,7 +264,7 @@ impl Drop for ThreadGuard {
         if std::thread::panicking() {
             let reason = "its control thread panicked".to_string();
             let rank = self.0.rank;
-            self.0.fail(Trouble::Lost { rank, reason }, 0);
+            self.0.record_failure(FailureKind::Lost { rank, reason }, 0);
             self.0.gathered.notify_all();
         }
     }
@@ -345,7 +345,7 @@ async fn meet(shared: &Shared) -> Result<Vec<Peer>> {
     loop {
         if let Some(failure) = shared.first_failure() {
             let header = OperationHeader::new(OperationKind::Barrier, shared.hello.generation, 0);
-            return Err(failure.trouble.into_error(&header));
+            return Err(failure.kind.into_error(&header));
         }
         let wake = {
             let mut state = shared.state();
@@ -573,9 +573,9 @@ async fn leave(shared: &Shared, reason: String, waited_for: Vec<u32>) {
             shared.changed.notified().await;
         }
     };
-    let patience = match shared.interruption.is_raised() {
+    let limit = match shared.interruption.is_raised() {
         true => HASTY_GOODBYE,
         false => GOODBYE_PATIENCE,
     };
-    let _ = tokio::time::timeout(patience, all_closed).await;
+    let _ = tokio::time::timeout(limit, all_closed).await;
 }

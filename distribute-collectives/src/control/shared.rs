@@ -18,7 +18,7 @@ use crate::control::{Announcement, convert, watch};
 use crate::error::CollectiveError;
 use crate::header::OperationHeader;
 use crate::interruption::Interruption;
-use crate::status::{Failure, GroupStatus, Trouble};
+use crate::status::{Failure, FailureKind, GroupStatus};
 
 /// How many reasons for which certificates were not accepted are kept.
 const CERTIFICATES_MAX: usize = 8;
@@ -236,7 +236,7 @@ impl State {
 
     /// Whether a failure only says that a healthy rank has left.
     pub(super) fn is_departure(&self, failure: &Failure) -> bool {
-        let Trouble::Lost { rank, .. } = failure.trouble else {
+        let FailureKind::Lost { rank, .. } = failure.kind else {
             return false;
         };
         let link = self.links.get(rank).and_then(Option::as_ref);
@@ -291,9 +291,9 @@ impl Shared {
         self.interval.saturating_mul(self.misses).min(FOREVER)
     }
 
-    pub(super) fn fail(&self, trouble: Trouble, from_sequence: u64) {
-        self.status.fail(Failure {
-            trouble,
+    pub(super) fn record_failure(&self, kind: FailureKind, from_sequence: u64) {
+        self.status.record_failure(Failure {
+            kind,
             from_sequence,
         });
     }
@@ -369,7 +369,7 @@ impl Shared {
             Some(Message::Notice(notice)) => {
                 let failure = convert::failure(self.world_size(), &notice);
                 if let Some(failure) = failure.filter(|_| self.first_failure().is_none()) {
-                    self.status.fail(failure);
+                    self.status.record_failure(failure);
                 }
             }
             Some(Message::Gather(part)) => self.take_part(rank, part),
@@ -413,7 +413,7 @@ impl Shared {
             _ => {
                 let count = goodbye.completed;
                 let reason = format!("it left the group after {count} operations{because}");
-                self.fail(Trouble::Lost { rank, reason }, count);
+                self.record_failure(FailureKind::Lost { rank, reason }, count);
             }
         }
     }
@@ -458,7 +458,7 @@ impl Shared {
             sequence: own.sequence,
             what: first.1.difference(&second.1).unwrap_or_default(),
         };
-        self.fail(Trouble::Ended(error), 0);
+        self.record_failure(FailureKind::Ended(error), 0);
     }
 
     /// Handles the end of a stream; `reason` says what is known.
@@ -480,7 +480,7 @@ impl Shared {
         }
         drop(state);
         if phase == Phase::Formed && !left {
-            self.fail(Trouble::Lost { rank, reason }, 0);
+            self.record_failure(FailureKind::Lost { rank, reason }, 0);
         }
         self.changed.notify_one();
         self.gathered.notify_all();
@@ -496,7 +496,7 @@ impl AbortTarget for Shared {
             rank,
             reason: reason.to_string(),
         };
-        self.fail(Trouble::Ended(error), 0);
+        self.record_failure(FailureKind::Ended(error), 0);
     }
 }
 

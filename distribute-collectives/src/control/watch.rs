@@ -12,7 +12,7 @@ use crate::control::generated::control_server::ControlServer;
 use crate::control::generated::envelope::Message;
 use crate::control::server::Service;
 use crate::control::shared::{Link, Phase, Shared};
-use crate::status::Trouble;
+use crate::status::FailureKind;
 
 /// Sends heartbeats and looks for silent ranks until the runtime ends.
 pub(super) async fn beat(shared: Arc<Shared>) {
@@ -92,8 +92,8 @@ fn nearly_silent(shared: &Shared, link: &Link, now: Instant) -> bool {
 }
 
 fn note_silence(shared: &Shared, rank: usize, elapsed: Duration, cut_off: bool) {
-    let trouble = if cut_off {
-        Trouble::Lost {
+    let kind = if cut_off {
+        FailureKind::Lost {
             rank: shared.rank,
             reason: format!(
                 "this rank is cut off: none of the other {} ranks was heard of for {elapsed:.1?}",
@@ -101,9 +101,9 @@ fn note_silence(shared: &Shared, rank: usize, elapsed: Duration, cut_off: bool) 
             ),
         }
     } else {
-        Trouble::Silent { rank, elapsed }
+        FailureKind::Silent { rank, elapsed }
     };
-    shared.fail(trouble, 0);
+    shared.record_failure(kind, 0);
 }
 
 /// Tells all ranks of the first failure, and wakes the threads of this one.

@@ -14,8 +14,8 @@ use crate::grpc::frames::Message;
 use crate::grpc::lane::{End, Lane};
 use crate::grpc::pool::Pool;
 use crate::header::OperationHeader;
-use crate::patience::Patience;
-use crate::status::{Failure, GroupStatus, Trouble};
+use crate::spin_policy::SpinPolicy;
+use crate::status::{Failure, FailureKind, GroupStatus};
 use crate::wire::{FrameHeader, HEADER_BYTES, OVERHEAD_BYTES, PREFIX_BYTES, encode_prefix};
 
 /// Segments to one rank that a send never waits for.
@@ -77,7 +77,7 @@ pub(crate) struct Links {
     running: Running,
     /// Whether each rank has a core, so that polling need not yield it.
     pub(super) may_spin: bool,
-    patience: Patience,
+    spin_policy: SpinPolicy,
 }
 
 /// How long a rank polls before it sleeps.
@@ -136,7 +136,7 @@ impl Links {
                 deadline: None,
             },
             may_spin: false,
-            patience: Patience::default(),
+            spin_policy: SpinPolicy::default(),
         })
     }
 
@@ -400,12 +400,12 @@ impl Links {
     /// Tries for about as long as sleeping and waking a thread takes, and returns whether bytes
     /// moved. Where not each rank has a core, it yields between two tries.
     fn poll(&mut self, goal: Goal) -> bool {
-        let patience = std::mem::take(&mut self.patience);
+        let spin_policy = std::mem::take(&mut self.spin_policy);
         let moved = match self.may_spin {
-            true => patience.poll(SPIN, || self.drive_for(goal)),
-            false => patience.poll_yielding(|| self.drive_for(goal)),
+            true => spin_policy.poll(SPIN, || self.drive_for(goal)),
+            false => spin_policy.poll_yielding(|| self.drive_for(goal)),
         };
-        self.patience = patience;
+        self.spin_policy = spin_policy;
         moved
     }
 
@@ -495,14 +495,14 @@ impl Links {
             sequence: header.sequence,
             elapsed: self.running.begin.elapsed(),
         };
-        self.fail(header, Trouble::Ended(error.clone()));
+        self.record_failure(header, FailureKind::Ended(error.clone()));
         error
     }
 
-    /// Notes a trouble that this rank has found, so that all ranks hear of it.
-    fn fail(&self, header: &OperationHeader, trouble: Trouble) {
-        self.status.fail(Failure {
-            trouble,
+    /// Notes a failure that this rank has found, so that all ranks hear of it.
+    fn record_failure(&self, header: &OperationHeader, kind: FailureKind) {
+        self.status.record_failure(Failure {
+            kind,
             from_sequence: header.sequence,
         });
     }
@@ -531,9 +531,9 @@ impl Links {
                 }
             }
         }
-        let trouble = Trouble::Lost { rank: peer, reason };
-        self.fail(header, trouble.clone());
-        trouble.into_error(header)
+        let kind = FailureKind::Lost { rank: peer, reason };
+        self.record_failure(header, kind.clone());
+        kind.into_error(header)
     }
 
     fn protocol_error(
@@ -552,7 +552,7 @@ impl Links {
             address,
             what,
         };
-        self.fail(header, Trouble::Ended(error.clone()));
+        self.record_failure(header, FailureKind::Ended(error.clone()));
         error
     }
 
@@ -601,7 +601,7 @@ impl Links {
             sequence: expected.sequence,
             what,
         };
-        self.fail(expected, Trouble::Ended(error.clone()));
+        self.record_failure(expected, FailureKind::Ended(error.clone()));
         Err(error)
     }
 }

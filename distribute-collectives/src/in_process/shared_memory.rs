@@ -140,7 +140,7 @@ impl Drop for Claimed<'_> {
                 sequence: self.header.sequence,
                 reason: "its thread panicked in the operation".to_string(),
             };
-            self.group.fail(error, self.header.sequence);
+            self.group.record_failure(error, self.header.sequence);
         }
         self.group.block_done(self.header.sequence);
     }
@@ -271,7 +271,7 @@ pub(crate) fn gather(
     };
     let mut rest = inputs
         .memory(output)
-        .inspect_err(|error| group.fail(error.clone(), header.sequence))?;
+        .inspect_err(|error| group.record_failure(error.clone(), header.sequence))?;
     for input in table {
         let (to, after) = rest.split_at_mut(input.len());
         // SAFETY: published inputs are only read while the operation runs.

@@ -9,7 +9,7 @@ use super::options::NcclOptions;
 use super::raw::{Call, DeviceBuffer, DeviceMemory, PinnedMemory, Span};
 use super::setup::{self, Setup};
 use super::version::Version;
-use super::worker::{Job, Staging, Trouble, Watch, Worker};
+use super::worker::{Job, RequestError, Staging, Watch, Worker};
 use crate::bookkeeping::{Bookkeeping, Running};
 use crate::buffer::{Buffer, Element};
 use crate::communicator::{CommunicatorExt, Description, Gathered};
@@ -125,7 +125,7 @@ impl<G: ControlGroup> NcclCommunicator<G> {
             health: &|| Ok(()),
         };
         let memory = self.worker.allocate(element, count, &watch);
-        memory.map_err(|trouble| super::unavailable::unavailable(in_words(&trouble)))
+        memory.map_err(|request_error| super::unavailable::unavailable(in_words(&request_error)))
     }
 
     /// Copies elements from the host to the device. No other rank takes part.
@@ -345,8 +345,9 @@ impl<G: ControlGroup> NcclCommunicator<G> {
                 health: &|| Ok(()),
             };
             let staging = self.worker.stage(self.options.staging_bytes, &watch);
-            let staging =
-                staging.map_err(|trouble| super::unavailable::unavailable(in_words(&trouble)))?;
+            let staging = staging.map_err(|request_error| {
+                super::unavailable::unavailable(in_words(&request_error))
+            })?;
             self.staging = Some(staging);
         }
         Ok(())
@@ -387,7 +388,7 @@ impl<G: ControlGroup> NcclCommunicator<G> {
                 self.staging = Some(staging);
                 Ok(())
             }
-            Err(trouble) => Err(self.failure(trouble, header, peer)),
+            Err(request_error) => Err(self.failure(request_error, header, peer)),
         }
     }
 
@@ -397,7 +398,7 @@ impl<G: ControlGroup> NcclCommunicator<G> {
         job: Job,
         header: &OperationHeader,
         peer: Option<usize>,
-    ) -> Result<Option<PinnedMemory>, Trouble> {
+    ) -> Result<Option<PinnedMemory>, RequestError> {
         let group = &self.group;
         let watch = Watch {
             timeout: self.options.timeout,
@@ -426,26 +427,26 @@ impl<G: ControlGroup> NcclCommunicator<G> {
         let answer = self.perform(job, header, peer);
         match answer {
             Ok(_) => Ok(()),
-            Err(trouble) => Err(self.failure(trouble, header, peer)),
+            Err(request_error) => Err(self.failure(request_error, header, peer)),
         }
     }
 
     /// The error of an operation that NCCL did not do.
     fn failure(
         &self,
-        trouble: Trouble,
+        request_error: RequestError,
         header: &OperationHeader,
         peer: Option<usize>,
     ) -> CollectiveError {
         let (op, sequence) = (header.kind, header.sequence);
-        let reason = match trouble {
-            Trouble::Seen(error) => return error,
-            Trouble::Late(elapsed) => format!(
+        let reason = match request_error {
+            RequestError::Seen(error) => return error,
+            RequestError::Late(elapsed) => format!(
                 "NCCL did not finish operation {sequence} ({op}) within {elapsed:.1?}, though all \
                  its ranks had begun it: a network, a link or a GPU hangs; look there, or raise \
                  the timeout of NCCL"
             ),
-            trouble => {
+            request_error => {
                 // NCCL may have seen a closed connection before the group.
                 let end = std::time::Instant::now() + BLAME_PATIENCE;
                 while std::time::Instant::now() < end {
@@ -454,7 +455,7 @@ impl<G: ControlGroup> NcclCommunicator<G> {
                     }
                     std::thread::sleep(BLAME_PATIENCE / 100);
                 }
-                format!("operation {sequence} ({op}): {}", in_words(&trouble))
+                format!("operation {sequence} ({op}): {}", in_words(&request_error))
             }
         };
         let rank = self.group.rank();
@@ -462,13 +463,13 @@ impl<G: ControlGroup> NcclCommunicator<G> {
     }
 }
 
-/// A trouble as a sentence.
-pub(super) fn in_words(trouble: &Trouble) -> String {
-    match trouble {
-        Trouble::Seen(error) => error.to_string(),
-        Trouble::Late(elapsed) => format!("it took longer than {elapsed:.1?}"),
-        Trouble::Failed(failed) => failed.to_string(),
-        Trouble::Stuck => "the thread of NCCL does not answer; end this process".to_string(),
+/// A request error as a sentence.
+pub(super) fn in_words(request_error: &RequestError) -> String {
+    match request_error {
+        RequestError::Seen(error) => error.to_string(),
+        RequestError::Late(elapsed) => format!("it took longer than {elapsed:.1?}"),
+        RequestError::Failed(failed) => failed.to_string(),
+        RequestError::Stuck => "the thread of NCCL does not answer; end this process".to_string(),
     }
 }
 

@@ -8,7 +8,7 @@ use super::options::NcclOptions;
 use super::raw::{Context, Cuda, Nccl, UniqueId};
 use super::unavailable::{NcclUnavailable, unavailable};
 use super::version::Version;
-use super::worker::{Trouble, Watch, Worker};
+use super::worker::{RequestError, Watch, Worker};
 use crate::communicator::{CommunicatorExt, Description, Gathered};
 use crate::error::{CollectiveError, Result, Searched};
 use crate::header::{OperationHeader, OperationKind};
@@ -55,9 +55,9 @@ pub(super) fn set_up(group: &mut impl ControlGroup, options: &NcclOptions) -> Re
                 health: &|| group.health(&header, None),
             };
             let connected = worker.connect(id, rank, world_size, &watch);
-            connected.map_err(|trouble| match trouble {
-                Trouble::Late(elapsed) => format!("connecting took longer than {elapsed:.1?}"),
-                trouble => in_words(&trouble),
+            connected.map_err(|request_error| match request_error {
+                RequestError::Late(elapsed) => format!("connecting took longer than {elapsed:.1?}"),
+                request_error => in_words(&request_error),
             })
         }
     };

@@ -67,7 +67,7 @@ enum Answer {
 
 /// Why a request was not carried out.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum Trouble {
+pub(super) enum RequestError {
     /// What the caller saw while it waited: the group has failed, or a deadline passed.
     Seen(CollectiveError),
     /// The deadline of NCCL's part passed.
@@ -90,7 +90,7 @@ struct Shared {
 /// The caller's side.
 pub(super) struct Worker {
     requests: Option<SyncSender<Request>>,
-    answers: Receiver<Result<Answer, Trouble>>,
+    answers: Receiver<Result<Answer, RequestError>>,
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
     grace: Duration,
@@ -150,7 +150,7 @@ impl Worker {
         rank: usize,
         world_size: usize,
         watch: &Watch<'_>,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), RequestError> {
         let request = Request::Connect {
             id,
             rank,
@@ -159,10 +159,14 @@ impl Worker {
         self.ask(request, watch).map(drop)
     }
 
-    pub(super) fn stage(&mut self, bytes: usize, watch: &Watch<'_>) -> Result<Staging, Trouble> {
+    pub(super) fn stage(
+        &mut self,
+        bytes: usize,
+        watch: &Watch<'_>,
+    ) -> Result<Staging, RequestError> {
         match self.ask(Request::Stage(bytes), watch)? {
             Answer::Staging(staging) => Ok(staging),
-            _ => Err(Trouble::Stuck),
+            _ => Err(RequestError::Stuck),
         }
     }
 
@@ -171,10 +175,10 @@ impl Worker {
         element: ElementType,
         count: usize,
         watch: &Watch<'_>,
-    ) -> Result<DeviceMemory, Trouble> {
+    ) -> Result<DeviceMemory, RequestError> {
         match self.ask(Request::Allocate(element, count), watch)? {
             Answer::Memory(memory) => Ok(memory),
-            _ => Err(Trouble::Stuck),
+            _ => Err(RequestError::Stuck),
         }
     }
 
@@ -182,10 +186,10 @@ impl Worker {
         &mut self,
         job: Job,
         watch: &Watch<'_>,
-    ) -> Result<Option<PinnedMemory>, Trouble> {
+    ) -> Result<Option<PinnedMemory>, RequestError> {
         match self.ask(Request::Run(job), watch)? {
             Answer::Ran(host) => Ok(host),
-            _ => Err(Trouble::Stuck),
+            _ => Err(RequestError::Stuck),
         }
     }
 
@@ -200,32 +204,32 @@ impl Worker {
         }
     }
 
-    fn ask(&mut self, request: Request, watch: &Watch<'_>) -> Result<Answer, Trouble> {
+    fn ask(&mut self, request: Request, watch: &Watch<'_>) -> Result<Answer, RequestError> {
         if self.is_stuck() {
-            return Err(Trouble::Stuck);
+            return Err(RequestError::Stuck);
         }
         self.shared.stop.store(false, Ordering::Release);
         let Some(inbox) = &self.requests else {
-            return Err(Trouble::Stuck);
+            return Err(RequestError::Stuck);
         };
         if inbox.send(request).is_err() {
-            return Err(Trouble::Stuck);
+            return Err(RequestError::Stuck);
         }
         self.wait(watch)
     }
 
     /// Waits for the answer. When the group fails or the deadline passes, the thread is told to
     /// abort; when it does not come back, NCCL is aborted from here; then it is given up.
-    fn wait(&mut self, watch: &Watch<'_>) -> Result<Answer, Trouble> {
+    fn wait(&mut self, watch: &Watch<'_>) -> Result<Answer, RequestError> {
         let begin = Instant::now();
         let mut lost_at = None;
-        let mut stopped: Option<(Instant, Trouble)> = None;
+        let mut stopped: Option<(Instant, RequestError)> = None;
         let mut forced: Option<Instant> = None;
         loop {
             match self.answers.recv_timeout(LOOK) {
                 // It finished in spite of all.
                 Ok(Ok(answer)) => return Ok(answer),
-                Ok(Err(trouble)) => return Err(stopped.map_or(trouble, |(_, why)| why)),
+                Ok(Err(request_error)) => return Err(stopped.map_or(request_error, |(_, why)| why)),
                 Err(RecvTimeoutError::Disconnected) => return Err(self.give_up()),
                 Err(RecvTimeoutError::Timeout) => {}
             }
@@ -260,15 +264,15 @@ impl Worker {
         watch: &Watch<'_>,
         begin: Instant,
         lost_at: &mut Option<Instant>,
-    ) -> Option<Trouble> {
+    ) -> Option<RequestError> {
         if let Err(error) = (watch.health)() {
             let lost = matches!(error, CollectiveError::PeerLost { .. });
             if !lost || lost_at.get_or_insert_with(Instant::now).elapsed() > self.grace {
-                return Some(Trouble::Seen(error));
+                return Some(RequestError::Seen(error));
             }
         }
         let elapsed = begin.elapsed();
-        (elapsed > watch.timeout).then_some(Trouble::Late(elapsed))
+        (elapsed > watch.timeout).then_some(RequestError::Late(elapsed))
     }
 
     /// Aborts NCCL though the thread is in a call. On yet another thread: there have been versions
@@ -286,9 +290,9 @@ impl Worker {
         }
     }
 
-    fn give_up(&mut self) -> Trouble {
+    fn give_up(&mut self) -> RequestError {
         self.shared.stuck.store(true, Ordering::Release);
-        Trouble::Stuck
+        RequestError::Stuck
     }
 }
 
@@ -335,7 +339,7 @@ impl Side {
         }
     }
 
-    fn answer(&mut self, request: Request) -> Result<Answer, Trouble> {
+    fn answer(&mut self, request: Request) -> Result<Answer, RequestError> {
         match request {
             Request::Connect {
                 id,
@@ -348,10 +352,10 @@ impl Side {
                 }
                 connected.map(|()| Answer::Done)
             }
-            Request::Stage(bytes) => self.stage(bytes).map_err(Trouble::Failed),
+            Request::Stage(bytes) => self.stage(bytes).map_err(RequestError::Failed),
             Request::Allocate(element, count) => DeviceMemory::new(&self.context, element, count)
                 .map(Answer::Memory)
-                .map_err(Trouble::Failed),
+                .map_err(RequestError::Failed),
             Request::Run(job) => self.run(job),
             Request::Abort => {
                 self.abort();
@@ -360,11 +364,16 @@ impl Side {
         }
     }
 
-    fn connect(&mut self, id: &UniqueId, rank: usize, world_size: usize) -> Result<(), Trouble> {
-        let stream = OwnStream::new(&self.context).map_err(Trouble::Failed)?;
-        let event = Event::new(&self.context).map_err(Trouble::Failed)?;
+    fn connect(
+        &mut self,
+        id: &UniqueId,
+        rank: usize,
+        world_size: usize,
+    ) -> Result<(), RequestError> {
+        let stream = OwnStream::new(&self.context).map_err(RequestError::Failed)?;
+        let event = Event::new(&self.context).map_err(RequestError::Failed)?;
         self.queue = Some((stream, event));
-        let comm = Comm::begin(&self.nccl, id, rank, world_size).map_err(Trouble::Failed)?;
+        let comm = Comm::begin(&self.nccl, id, rank, world_size).map_err(RequestError::Failed)?;
         let comm = self.shared.comm.get_or_init(|| comm);
         self.wait(|| comm.state())
     }
@@ -379,9 +388,9 @@ impl Side {
     }
 
     /// One round, to its end.
-    fn run(&mut self, mut job: Job) -> Result<Answer, Trouble> {
+    fn run(&mut self, mut job: Job) -> Result<Answer, RequestError> {
         let result = self.put(&mut job).and_then(|()| self.finish());
-        let Err(trouble) = result else {
+        let Err(request_error) = result else {
             return Ok(Answer::Ran(job.host.take()));
         };
         self.abort();
@@ -390,39 +399,40 @@ impl Side {
             self.shared.stuck.store(true, Ordering::Release);
             std::mem::forget(job);
         }
-        Err(trouble)
+        Err(request_error)
     }
 
-    fn parts(&self) -> Result<(&OwnStream, &Event, &Comm), Trouble> {
+    fn parts(&self) -> Result<(&OwnStream, &Event, &Comm), RequestError> {
         match (&self.queue, self.shared.comm.get()) {
             (Some((stream, event)), Some(comm)) => Ok((stream, event, comm)),
-            _ => Err(Trouble::Stuck),
+            _ => Err(RequestError::Stuck),
         }
     }
 
     /// Puts the round into the stream.
-    fn put(&self, job: &mut Job) -> Result<(), Trouble> {
+    fn put(&self, job: &mut Job) -> Result<(), RequestError> {
         let (stream, event, comm) = self.parts()?;
         for other in &job.after {
-            event.record_in(*other).map_err(Trouble::Failed)?;
-            stream.wait(event).map_err(Trouble::Failed)?;
+            event.record_in(*other).map_err(RequestError::Failed)?;
+            stream.wait(event).map_err(RequestError::Failed)?;
         }
         if let (Some(span), Some(host)) = (&job.upload, &job.host) {
-            span.upload(host, stream).map_err(Trouble::Failed)?;
+            span.upload(host, stream).map_err(RequestError::Failed)?;
         }
         if !job.calls.is_empty() {
-            comm.issue(&job.calls, stream).map_err(Trouble::Failed)?;
+            comm.issue(&job.calls, stream)
+                .map_err(RequestError::Failed)?;
             // Until then the calls may not be in the stream yet.
             self.wait(|| comm.state())?;
         }
         if let (Some(span), Some(host)) = (&job.download, &mut job.host) {
-            span.download(host, stream).map_err(Trouble::Failed)?;
+            span.download(host, stream).map_err(RequestError::Failed)?;
         }
-        event.record(stream).map_err(Trouble::Failed)
+        event.record(stream).map_err(RequestError::Failed)
     }
 
     /// Waits until the stream is empty.
-    fn finish(&self) -> Result<(), Trouble> {
+    fn finish(&self) -> Result<(), RequestError> {
         let (_, event, comm) = self.parts()?;
         self.wait(|| {
             comm.state()?;
@@ -450,11 +460,11 @@ impl Side {
         false
     }
 
-    fn wait(&self, mut ready: impl FnMut() -> Result<bool, Failed>) -> Result<(), Trouble> {
+    fn wait(&self, mut ready: impl FnMut() -> Result<bool, Failed>) -> Result<(), RequestError> {
         let mut polls = 0;
-        while !ready().map_err(Trouble::Failed)? {
+        while !ready().map_err(RequestError::Failed)? {
             if self.shared.stop.load(Ordering::Acquire) {
-                return Err(Trouble::Stuck);
+                return Err(RequestError::Stuck);
             }
             pause(&mut polls);
         }

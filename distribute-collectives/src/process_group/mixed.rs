@@ -206,7 +206,7 @@ impl Transport for MixedTransport {
     }
 
     fn fail(&mut self, error: CollectiveError) {
-        self.operations.fail(&self.status, error);
+        self.operations.record_failure(&self.status, error);
     }
 
     fn abort_handle(&self) -> AbortHandle {

@@ -26,10 +26,10 @@ use rustix::thread::futex::{self, Flags, Timespec};
 use crate::bookkeeping::Running;
 use crate::error::{CollectiveError, Result};
 use crate::header::OperationHeader;
-use crate::patience::{Patience, poll_some};
 use crate::shared_memory::layout::{Counter, Layout};
 use crate::shared_memory::segment::Segment;
-use crate::status::{Failure, GroupStatus, Trouble};
+use crate::spin_policy::{SpinPolicy, poll_some};
+use crate::status::{Failure, FailureKind, GroupStatus};
 
 /// How long a member polls before it sleeps: about as long as waking a process takes.
 const SPIN: Duration = Duration::from_micros(30);
@@ -48,7 +48,7 @@ pub(crate) struct Shared {
     /// The rank of each member in the whole group, ascending.
     pub(crate) ranks: Vec<usize>,
     /// For the begin of operations, where the ranks may come at any time, and for the rest.
-    patience: [Patience; 2],
+    spin_policy: [SpinPolicy; 2],
 }
 
 /// An operation that waits: what it is, since when, and until when.
@@ -71,7 +71,7 @@ impl Shared {
             layout,
             me,
             ranks,
-            patience: Default::default(),
+            spin_policy: Default::default(),
         }
     }
 
@@ -222,10 +222,10 @@ impl Shared {
         counter: Counter,
         ready: impl Fn() -> bool,
     ) -> Result<()> {
-        let patience = &self.patience[usize::from(counter != Counter::Arrived)];
+        let spin_policy = &self.spin_policy[usize::from(counter != Counter::Arrived)];
         let polled = || match self.layout.may_spin {
-            true => patience.poll(SPIN, || poll_some(&ready)),
-            false => patience.poll_yielding(&ready),
+            true => spin_policy.poll(SPIN, || poll_some(&ready)),
+            false => spin_policy.poll_yielding(&ready),
         };
         if ready() || polled() {
             return Ok(());
@@ -304,8 +304,8 @@ impl<'a> Operation<'a> {
 
     /// Ends this and every later operation on all ranks with the error.
     pub(crate) fn fail(&self, error: CollectiveError) -> CollectiveError {
-        self.status.fail(Failure {
-            trouble: Trouble::Ended(error.clone()),
+        self.status.record_failure(Failure {
+            kind: FailureKind::Ended(error.clone()),
             from_sequence: self.header.sequence,
         });
         error

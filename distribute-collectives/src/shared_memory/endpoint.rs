@@ -170,7 +170,7 @@ impl Transport for LocalTransport {
     }
 
     fn fail(&mut self, error: CollectiveError) {
-        self.operations.fail(&self.group.status, error);
+        self.operations.record_failure(&self.group.status, error);
     }
 
     fn abort_handle(&self) -> AbortHandle {

@@ -16,7 +16,7 @@ use crate::shared_memory::doorbell::Operation;
 use crate::shared_memory::layout::Counter;
 use crate::shared_memory::testing::{TellAll, join_all, on_ranks, tiny};
 use crate::shared_memory::{LocalTransport, Settings, SharedMemoryCommunicator};
-use crate::status::{Failure, Trouble};
+use crate::status::{Failure, FailureKind};
 use crate::testing::{Random, on_threads, within_limit};
 
 /// Bytes that are small numbers of a type.
@@ -415,8 +415,8 @@ fn a_noted_failure_wakes_a_sleeper_at_once() {
                     std::thread::yield_now();
                 }
                 let noted = Instant::now();
-                statuses[0].fail(Failure {
-                    trouble: Trouble::Lost {
+                statuses[0].record_failure(Failure {
+                    kind: FailureKind::Lost {
                         rank: 1,
                         reason: "its process ended".to_string(),
                     },
