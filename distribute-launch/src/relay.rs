@@ -55,7 +55,7 @@ struct State {
     /// All connections, the oldest first.
     streams: Vec<Connection>,
     next_stream: u64,
-    strangers_max: usize,
+    pending_connections_max: usize,
     is_over: bool,
 }
 
@@ -99,7 +99,7 @@ impl Relay {
                 posts: Vec::new(),
                 streams: Vec::new(),
                 next_stream: 0,
-                strangers_max: strangers_max(),
+                pending_connections_max: pending_connections_max(),
                 is_over: false,
             }),
         });
@@ -111,7 +111,7 @@ impl Relay {
 
 /// How many connections of strangers may be there: a flood must not take the descriptors that the
 /// launcher needs for its processes.
-fn strangers_max() -> usize {
+fn pending_connections_max() -> usize {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     let part = limit.map_or(u64::MAX, |limit| limit / STRANGERS_PART);
     let part = usize::try_from(part).unwrap_or(usize::MAX);
@@ -205,7 +205,7 @@ impl Board {
             return Ok(None);
         }
         let is_stranger = |other: &&Connection| other.known != Known::Proven;
-        if state.streams.iter().filter(is_stranger).count() >= state.strangers_max {
+        if state.streams.iter().filter(is_stranger).count() >= state.pending_connections_max {
             state.end_a_stranger();
         }
         let number = state.next_stream;

@@ -70,14 +70,14 @@ pub(crate) fn notice(rank: usize, failure: &Failure) -> message::Notice {
     let what = match &failure.kind {
         FailureKind::Lost { rank, reason } => notice::Failure::Lost(message::Lost {
             rank: *rank as u32,
-            reason: short(reason),
+            reason: shortened(reason),
             operation: None,
         }),
         FailureKind::Silent { rank, elapsed } => notice::Failure::Silent(message::Silent {
             rank: *rank as u32,
             elapsed_us: micros(*elapsed),
         }),
-        FailureKind::Ended(error) => ended(rank, error.root_cause()),
+        FailureKind::Ended(error) => error_message(rank, error.root_cause()),
     };
     message::Notice {
         from_sequence: failure.from_sequence,
@@ -85,7 +85,7 @@ pub(crate) fn notice(rank: usize, failure: &Failure) -> message::Notice {
     }
 }
 
-fn ended(own_rank: usize, error: &CollectiveError) -> notice::Failure {
+fn error_message(own_rank: usize, error: &CollectiveError) -> notice::Failure {
     match error {
         CollectiveError::Mismatch {
             rank_a,
@@ -98,7 +98,7 @@ fn ended(own_rank: usize, error: &CollectiveError) -> notice::Failure {
             rank_b: *rank_b as u32,
             kind: index(&OperationKind::ALL, op),
             sequence: *sequence,
-            what: short(what),
+            what: shortened(what),
         }),
         CollectiveError::PeerLost {
             rank,
@@ -107,7 +107,7 @@ fn ended(own_rank: usize, error: &CollectiveError) -> notice::Failure {
             reason,
         } => notice::Failure::Lost(message::Lost {
             rank: *rank as u32,
-            reason: short(reason),
+            reason: shortened(reason),
             operation: Some(operation(&OperationHeader::new(*op, 0, *sequence))),
         }),
         CollectiveError::Timeout {
@@ -130,11 +130,11 @@ fn ended(own_rank: usize, error: &CollectiveError) -> notice::Failure {
             rank: *rank as u32,
             peer: *peer as u32,
             address: address.clone(),
-            what: short(what),
+            what: shortened(what),
         }),
         CollectiveError::Aborted { rank, reason } => notice::Failure::Aborted(message::Aborted {
             rank: *rank as u32,
-            reason: short(reason),
+            reason: shortened(reason),
         }),
         CollectiveError::Interrupted {
             rank,
@@ -142,26 +142,30 @@ fn ended(own_rank: usize, error: &CollectiveError) -> notice::Failure {
             elapsed,
         } => notice::Failure::Interrupted(message::Interrupted {
             rank: *rank as u32,
-            missing: missing.iter().take(MISSING_MAX).map(said).collect(),
+            missing: missing
+                .iter()
+                .take(MISSING_MAX)
+                .map(missing_message)
+                .collect(),
             elapsed_us: micros(*elapsed),
         }),
         // No other error ends a group by itself; the sender is then the one that ended it.
         other => notice::Failure::Aborted(message::Aborted {
             rank: own_rank as u32,
-            reason: short(&other.to_string()),
+            reason: shortened(&other.to_string()),
         }),
     }
 }
 
-fn said(missing: &MissingRank) -> message::Missing {
+fn missing_message(missing: &MissingRank) -> message::Missing {
     message::Missing {
         rank: missing.rank as u32,
         address: missing.address.clone(),
-        reason: short(&missing.reason),
+        reason: shortened(&missing.reason),
     }
 }
 
-fn heard(missing: &message::Missing) -> MissingRank {
+fn missing_rank(missing: &message::Missing) -> MissingRank {
     MissingRank {
         rank: missing.rank as usize,
         address: missing.address.clone(),
@@ -170,7 +174,7 @@ fn heard(missing: &message::Missing) -> MissingRank {
 }
 
 /// Cut so that a message stays far below the limit.
-fn short(text: &str) -> String {
+fn shortened(text: &str) -> String {
     const CHARACTERS_MAX: usize = 2000;
     text.chars().take(CHARACTERS_MAX).collect()
 }
@@ -222,7 +226,7 @@ pub(crate) fn failure(world_size: usize, notice: &message::Notice) -> Option<Fai
             FailureKind::Ended(CollectiveError::Interrupted {
                 rank: rank(interrupted.rank)?,
                 missing: missing
-                    .map(|it| rank(it.rank).map(|_| heard(it)))
+                    .map(|it| rank(it.rank).map(|_| missing_rank(it)))
                     .collect::<Option<_>>()?,
                 elapsed: Duration::from_micros(interrupted.elapsed_us),
             })

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use crate::control::generated::Gather;
 use crate::control::generated::envelope::Message;
-use crate::control::shared::{Shared, State};
+use crate::control::membership::{Membership, State};
 use crate::error::{CollectiveError, Result};
 use crate::header::{OperationHeader, OperationKind};
 use crate::status::FailureKind;
@@ -12,7 +12,7 @@ use crate::status::FailureKind;
 /// The largest value of one rank.
 pub(super) const VALUE_MAX_BYTES: usize = 16 << 10;
 
-impl Shared {
+impl Membership {
     /// Takes the part of a peer. Nobody is more than one gathering ahead, since each needs the
     /// part of this rank; more is not kept.
     pub(super) fn take_part(&self, rank: usize, part: Gather) {

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags};
 use rustls::pki_types::ServerName;
 
-use crate::control::strangers_max;
+use crate::control::pending_connections_max;
 use crate::error::{CollectiveError, MissingRank, Result};
 use crate::grpc::handshake::{Guest, HandshakeError, dial, welcome};
 use crate::grpc::hello::{FAILED_PRECONDITION, Hello, Refusal, UNAUTHENTICATED};
@@ -193,7 +193,7 @@ impl<'a> Connect<'a> {
                 .flat_map(|rank| (0..config.lanes).map(move |lane| dial(rank, lane)))
                 .collect(),
             visitors: Vec::new(),
-            visitors_max: strangers_max(),
+            visitors_max: pending_connections_max(),
             pause: None,
             lanes: addresses.iter().map(|_| empty()).collect(),
             reasons: vec!["no answer yet".to_string(); config.world_size],

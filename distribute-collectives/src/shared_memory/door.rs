@@ -12,7 +12,7 @@ use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::net::{self, RecvFlags, SocketFlags};
 
-use crate::control::strangers_max;
+use crate::control::pending_connections_max;
 use crate::shared_memory::layout::MEMBERS_MAX;
 use crate::shared_memory::passing::{MAGIC, same_user};
 
@@ -139,7 +139,7 @@ fn lock(waiting: &Mutex<Waiting>) -> MutexGuard<'_, Waiting> {
 
 /// The thread.
 fn take(listener: &OwnedFd, waiting: &Mutex<Waiting>, stop: &OwnedFd) {
-    let most = strangers_max();
+    let most = pending_connections_max();
     loop {
         let mut fds = [
             PollFd::new(stop, PollFlags::IN),

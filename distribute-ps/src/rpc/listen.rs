@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-use distribute_core::collectives::control::peers::{Connection, Guard, PeerListener};
+use distribute_core::collectives::control::peers::{Connection, ConnectionGuard, PeerListener};
 use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper::server::conn::http2::Builder;
@@ -36,7 +36,7 @@ const MEMORY_UNIT: u64 = 4096;
 /// request's extensions.
 pub struct Peer {
     remote: SocketAddr,
-    guard: Arc<Guard>,
+    guard: Arc<ConnectionGuard>,
     challenge: Mutex<Option<Challenge>>,
     memory: Arc<Semaphore>,
     memory_units: u32,
@@ -55,7 +55,7 @@ impl Refusals {
 }
 
 impl Peer {
-    fn new(guard: Arc<Guard>, options: &RpcOptions, refusals: Arc<Refusals>) -> Self {
+    fn new(guard: Arc<ConnectionGuard>, options: &RpcOptions, refusals: Arc<Refusals>) -> Self {
         let units = options.connection_bytes.div_ceil(MEMORY_UNIT);
         let units = u32::try_from(units).unwrap_or(u32::MAX).max(1);
         Self {

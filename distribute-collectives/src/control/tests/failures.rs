@@ -4,7 +4,7 @@ use super::*;
 use crate::buffer::DType;
 use crate::control::generated::Heartbeat;
 use crate::control::generated::envelope::Message;
-use crate::control::shared::envelope;
+use crate::control::membership::envelope;
 use crate::control::{convert, watch};
 use crate::header::{OperationHeader, OperationKind};
 use crate::reduce::ReduceOp;
@@ -201,17 +201,17 @@ fn a_rank_that_hears_of_nobody_says_that_it_is_cut_off() {
             let mut state = member.plane.shared.state();
             let long_ago = Instant::now().checked_sub(Duration::from_secs(21)).unwrap();
             for rank in ranks {
-                state.links[*rank].as_mut().unwrap().heard = long_ago;
+                state.links[*rank].as_mut().unwrap().last_received = long_ago;
             }
             drop(state);
-            watch::tick(&member.plane.shared, Duration::ZERO);
+            watch::check_heartbeats(&member.plane.shared, Duration::ZERO);
         };
         // A stop of this process itself is no silence of the others.
         let mut state = members[0].plane.shared.state();
-        let heard = Instant::now().checked_sub(Duration::from_secs(25)).unwrap();
-        state.links[1].as_mut().unwrap().heard = heard;
+        let last_received = Instant::now().checked_sub(Duration::from_secs(25)).unwrap();
+        state.links[1].as_mut().unwrap().last_received = last_received;
         drop(state);
-        watch::tick(&members[0].plane.shared, Duration::from_secs(11));
+        watch::check_heartbeats(&members[0].plane.shared, Duration::from_secs(11));
         assert_eq!(members[0].status.failures(), []);
         age(&members[0], &[1, 2]);
         for member in &members {
