@@ -9,17 +9,17 @@ use crate::status::{Failure, FailureKind, GroupStatus};
 
 /// An operation between its begin and its end.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Running {
+pub(crate) struct RunningOperation {
     pub(crate) header: OperationHeader,
     pub(crate) begin: Instant,
     pub(crate) deadline: Option<Instant>,
 }
 
-impl Running {
+impl RunningOperation {
     /// An operation that begins now.
     pub(crate) fn new(header: &OperationHeader, timeout: Duration) -> Self {
         let begin = Instant::now();
-        Running {
+        RunningOperation {
             header: *header,
             begin,
             // None where the timeout is too long for the clock.
@@ -35,7 +35,7 @@ impl Running {
 #[derive(Default)]
 pub(crate) struct Bookkeeping {
     sequence: u64,
-    running: Option<Running>,
+    running: Option<RunningOperation>,
     /// The first fatal error that was returned to the caller.
     failure: Option<CollectiveError>,
 }
@@ -57,7 +57,7 @@ impl Bookkeeping {
     }
 
     /// Notes the operation that runs from now on.
-    pub(crate) fn begin(&mut self, running: Running) {
+    pub(crate) fn begin(&mut self, running: RunningOperation) {
         self.running = Some(running);
     }
 
@@ -65,7 +65,7 @@ impl Bookkeeping {
     ///
     /// # Errors
     /// [`InvalidArgument`](CollectiveError::InvalidArgument) when none runs.
-    pub(crate) fn running(&self, rank: usize) -> Result<&Running> {
+    pub(crate) fn running(&self, rank: usize) -> Result<&RunningOperation> {
         self.running
             .as_ref()
             .ok_or_else(|| CollectiveError::InvalidArgument {
@@ -133,7 +133,7 @@ mod tests {
 
     fn run(operations: &mut Bookkeeping, kind: OperationKind, result: Result<()>) -> Result<()> {
         let header = OperationHeader::new(kind, 0, operations.sequence());
-        operations.begin(Running::new(&header, TIMEOUT));
+        operations.begin(RunningOperation::new(&header, TIMEOUT));
         assert_eq!(operations.running(0).unwrap().header, header);
         assert_eq!(operations.is_point_to_point(), kind.is_point_to_point());
         operations.end(kind, result)
@@ -206,7 +206,7 @@ mod tests {
     fn a_segment_of_the_wrong_size_names_both_ranks_and_sizes() {
         let mut operations = Bookkeeping::default();
         let header = OperationHeader::new(OperationKind::Broadcast, 0, 0);
-        operations.begin(Running::new(&header, TIMEOUT));
+        operations.begin(RunningOperation::new(&header, TIMEOUT));
         let expected = CollectiveError::Mismatch {
             rank_a: 1,
             rank_b: 2,

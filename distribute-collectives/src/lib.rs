@@ -84,7 +84,7 @@ pub use header::{OperationHeader, OperationKind};
 pub use in_process::{
     InProcessCommunicator, InProcessTransport, in_process, in_process_transports,
 };
-pub use interruption::{Held, Interruption, Listening};
+pub use interruption::{Interruption, InterruptionHold, InterruptionListener};
 pub use link_cost::LinkCost;
 pub use messages::TransportCommunicator;
 pub use options::{Algorithm, GroupOptions, Order, WireType};

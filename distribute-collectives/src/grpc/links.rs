@@ -30,7 +30,7 @@ const PENDING_BYTES: usize = 2 << 20;
 const QUEUED_BYTES: usize = 4 << 20;
 
 /// How long a rank whose connection broke waits for the control plane to say why.
-const EXPLANATION: Duration = Duration::from_millis(200);
+const FAILURE_REPORT_WAIT: Duration = Duration::from_millis(200);
 
 /// The connections to one rank.
 pub(super) struct Peer {
@@ -54,7 +54,7 @@ impl Peer {
 
 /// The time limits of the running operation.
 #[derive(Clone, Copy)]
-struct Running {
+struct TimeLimits {
     begin: Instant,
     deadline: Option<Instant>,
 }
@@ -74,7 +74,7 @@ pub(crate) struct Links {
     status: Arc<GroupStatus>,
     /// Readable when a failure was noted.
     pub(super) wake: Arc<OwnedFd>,
-    running: Running,
+    running: TimeLimits,
     /// Whether each rank has a core, so that polling need not yield it.
     pub(super) may_spin: bool,
     spin_policy: SpinPolicy,
@@ -131,7 +131,7 @@ impl Links {
             pool: Arc::default(),
             status: config.status.clone(),
             wake,
-            running: Running {
+            running: TimeLimits {
                 begin: Instant::now(),
                 deadline: None,
             },
@@ -162,7 +162,7 @@ impl Links {
 
     /// Starts the clock of an operation.
     pub(crate) fn begin_operation(&mut self, begin: Instant, deadline: Option<Instant>) {
-        self.running = Running { begin, deadline };
+        self.running = TimeLimits { begin, deadline };
     }
 
     /// Sends a segment of `bytes` bytes; `fill` writes it. Returns when it is on its way or
@@ -514,7 +514,7 @@ impl Links {
             End::Lost(reason) => reason,
         };
         // The control plane may know better: which rank failed first, or that it was aborted.
-        let until = Instant::now() + EXPLANATION;
+        let until = Instant::now() + FAILURE_REPORT_WAIT;
         loop {
             if let Err(error) = self.status.check_peer(header, Some(peer)) {
                 return error;

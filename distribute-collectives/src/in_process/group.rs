@@ -17,7 +17,7 @@ use crate::communicator::AbortTarget;
 use crate::error::{CollectiveError, Result};
 use crate::header::{OperationHeader, OperationKind};
 use crate::in_process::mailbox::Mailbox;
-use crate::in_process::shared_memory::RawBuffer;
+use crate::in_process::peer_buffers::RawBuffer;
 use crate::in_process::wait_for_change;
 use crate::options::GroupOptions;
 use crate::spin_policy::{SpinPolicy, poll_some};

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::bookkeeping::Running;
+use crate::bookkeeping::RunningOperation;
 use crate::communicator::AbortHandle;
 use crate::error::{CollectiveError, Result};
 use crate::header::OperationHeader;
@@ -173,7 +173,7 @@ impl Transport for InProcessTransport {
     fn begin(&mut self, header: &OperationHeader) -> Result<()> {
         self.endpoint.operations.check()?;
         let group = &*self.endpoint.group;
-        let running = Running::new(header, group.options.get_timeout());
+        let running = RunningOperation::new(header, group.options.get_timeout());
         if !header.kind.is_point_to_point() {
             group.start(self.endpoint.rank, header, 0, |_| {})?;
         }

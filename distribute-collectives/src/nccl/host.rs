@@ -9,7 +9,7 @@ use super::communicator::NcclCommunicator;
 use super::control::ControlGroup;
 use super::element::ElementType;
 use super::raw::Call;
-use super::worker::Job;
+use super::thread::Round;
 use crate::algorithm::exchange::segment_of;
 use crate::buffer::{Buffer, DType, Element, with_dtype};
 use crate::communicator::{AbortHandle, Communicator, Description, GatherTarget, chunk_range};
@@ -86,14 +86,14 @@ impl<G: ControlGroup> NcclCommunicator<G> {
             let at = self.staged(range.len() * size_of::<T>())?;
             let at = at.cast(ElementType::from(T::DTYPE));
             let gets = target == Target::All || target == Target::Root(own);
-            let job = Job {
+            let job = Round {
                 upload: Some(at.clone()),
                 download: gets.then(|| at.clone()),
                 calls: vec![match target {
                     Target::All => Call::AllReduce { at, op },
                     Target::Root(root) => Call::Reduce { at, op, root },
                 }],
-                ..Job::default()
+                ..Round::default()
             };
             let cell = RefCell::new(&mut *buffers);
             let filled = |host: &mut [u8]| fill::<T>(&cell.borrow(), range.clone(), host);
@@ -141,11 +141,11 @@ impl<G: ControlGroup> NcclCommunicator<G> {
                 }],
                 false => reduce_each(&spans, op),
             };
-            let job = Job {
+            let job = Round {
                 upload: Some(all),
                 download: Some(spans[own].clone()),
                 calls,
-                ..Job::default()
+                ..Round::default()
             };
             let cell = RefCell::new(&mut *buffers);
             let filled = |host: &mut [u8]| {
@@ -195,11 +195,11 @@ impl<G: ControlGroup> NcclCommunicator<G> {
         range: Range<usize>,
     ) -> Result<()> {
         let bytes = at.size_bytes();
-        let job = Job {
+        let job = Round {
             upload: up.then(|| at.clone()),
             download: (!up).then_some(at),
             calls: vec![call],
-            ..Job::default()
+            ..Round::default()
         };
         if up {
             let filled = |host: &mut [u8]| fill::<T>(buffers, range, host);
@@ -234,11 +234,11 @@ impl<G: ControlGroup> NcclCommunicator<G> {
                 }],
                 false => broadcast_each(&spans),
             };
-            let job = Job {
+            let job = Round {
                 upload: Some(spans[own].clone()),
                 download: Some(all),
                 calls,
-                ..Job::default()
+                ..Round::default()
             };
             let part = segment_of(&(0..input.len()), segment, index);
             let filled = |host: &mut [u8]| host[..part.len()].copy_from_slice(&input[part]);

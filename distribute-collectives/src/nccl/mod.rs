@@ -99,9 +99,9 @@ mod options;
 mod raw;
 mod setup;
 mod shared;
+mod thread;
 mod unavailable;
 mod version;
-mod worker;
 
 pub use communicator::{NcclCommunicator, NcclRefused};
 pub use control::ControlGroup;

@@ -6,9 +6,9 @@ use super::communicator::in_words;
 use super::control::ControlGroup;
 use super::options::NcclOptions;
 use super::raw::{Context, Cuda, Nccl, UniqueId};
+use super::thread::{NcclThread, RequestError, WaitLimits};
 use super::unavailable::{NcclUnavailable, unavailable};
 use super::version::Version;
-use super::worker::{RequestError, Watch, Worker};
 use crate::communicator::{CommunicatorExt, Description, Gathered};
 use crate::error::{CollectiveError, Result, Searched};
 use crate::header::{OperationHeader, OperationKind};
@@ -16,7 +16,7 @@ use crate::options::Order;
 
 /// What is ready when all ranks are.
 pub(super) struct Setup {
-    pub(super) worker: Worker,
+    pub(super) thread: NcclThread,
     pub(super) version: Version,
 }
 
@@ -44,26 +44,28 @@ pub(super) fn set_up(group: &mut impl ControlGroup, options: &NcclOptions) -> Re
     let id = spread_id(group, &found.nccl)?;
     let (rank, world_size) = (group.rank(), group.world_size());
     let version = found.nccl.version;
-    let worker = Worker::start(found.context, found.nccl, options.grace);
-    let mut worker = worker.map_err(|error| unavailable(format!("it needs a thread: {error}")));
+    let thread = NcclThread::start(found.context, found.nccl, options.grace);
+    let mut thread = thread.map_err(|error| unavailable(format!("it needs a thread: {error}")));
     let header = OperationHeader::new(OperationKind::Barrier, group.describe().generation, 0);
-    let connected = match &mut worker {
+    let connected = match &mut thread {
         Err(error) => Err(error.to_string()),
-        Ok(worker) => {
-            let watch = Watch {
+        Ok(thread) => {
+            let limits = WaitLimits {
                 timeout: options.init_timeout,
                 health: &|| group.health(&header, None),
             };
-            let connected = worker.connect(id, rank, world_size, &watch);
+            let connected = thread.connect(id, rank, world_size, &limits);
             connected.map_err(|request_error| match request_error {
-                RequestError::Late(elapsed) => format!("connecting took longer than {elapsed:.1?}"),
+                RequestError::TimedOut(elapsed) => {
+                    format!("connecting took longer than {elapsed:.1?}")
+                }
                 request_error => in_words(&request_error),
             })
         }
     };
     agree_on(group, connected.err().map(Refusal::new), &[], |_| None)?;
     Ok(Setup {
-        worker: worker?,
+        thread: thread?,
         version,
     })
 }

@@ -64,7 +64,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use distribute_core::collectives::Listening;
+use distribute_core::collectives::InterruptionListener;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -98,7 +98,7 @@ pub struct ClusterCoordinator {
     /// Which threads use them right now, or wait for them.
     holders: Mutex<BTreeSet<Holder>>,
     runtime: Runtime,
-    _listening: Listening,
+    _listening: InterruptionListener,
 }
 
 /// A value's name, and a thread.

@@ -12,7 +12,7 @@ const UNSAFE_MODULES: &[(&str, &str)] = &[
         "glibc's allocator is told to keep freed pages",
     ),
     (
-        "distribute-collectives/src/in_process/shared_memory.rs",
+        "distribute-collectives/src/in_process/peer_buffers.rs",
         "the ranks of one process reduce each other's buffers where they lie, without a copy",
     ),
     (

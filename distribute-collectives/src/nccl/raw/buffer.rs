@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut, Range};
 use std::sync::Arc;
 
-use super::cuda::{Context, OwnStream};
+use super::cuda::{Context, OwnedStream};
 use super::library::{Failed, Handle};
 use crate::nccl::element::ElementType;
 
@@ -148,7 +148,7 @@ impl Span {
     }
 
     /// Copies from the beginning of page-locked memory, in a stream.
-    pub(crate) fn upload(&self, from: &PinnedMemory, stream: &OwnStream) -> Result<(), Failed> {
+    pub(crate) fn upload(&self, from: &PinnedMemory, stream: &OwnedStream) -> Result<(), Failed> {
         let cuda = &from.context.cuda;
         let bytes = self.size_bytes().min(from.bytes);
         // SAFETY: both are at least that long; whoever made the span promised that of it. The
@@ -161,7 +161,11 @@ impl Span {
     }
 
     /// Copies to the beginning of page-locked memory, in a stream.
-    pub(crate) fn download(&self, to: &mut PinnedMemory, stream: &OwnStream) -> Result<(), Failed> {
+    pub(crate) fn download(
+        &self,
+        to: &mut PinnedMemory,
+        stream: &OwnedStream,
+    ) -> Result<(), Failed> {
         let cuda = &to.context.cuda;
         let bytes = self.size_bytes().min(to.bytes);
         // SAFETY: as in `upload`.

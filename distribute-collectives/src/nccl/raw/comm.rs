@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use super::buffer::Span;
-use super::cuda::OwnStream;
+use super::cuda::OwnedStream;
 use super::library::{Failed, Handle, Nccl, NcclResult, RawConfig, RawUniqueId};
 use crate::nccl::element::reduction_code;
 use crate::reduce::ReduceOp;
@@ -174,7 +174,7 @@ impl Comm {
     }
 
     /// Puts the calls into the stream, as one group.
-    pub(crate) fn issue(&self, calls: &[Call], stream: &OwnStream) -> Result<(), Failed> {
+    pub(crate) fn issue(&self, calls: &[Call], stream: &OwnedStream) -> Result<(), Failed> {
         let _guard = self.enter("ncclGroupStart")?;
         // SAFETY: takes nothing.
         let code = unsafe { (self.nccl.functions.ncclGroupStart)() };
@@ -185,7 +185,7 @@ impl Comm {
         issued.and(self.check("ncclGroupEnd", code))
     }
 
-    fn call(&self, call: &Call, stream: &OwnStream) -> Result<(), Failed> {
+    fn call(&self, call: &Call, stream: &OwnedStream) -> Result<(), Failed> {
         let (f, comm, stream) = (&self.nccl.functions, self.raw, stream.raw);
         let input = |span: &Span| span.pointer().cast_const();
         let dtype = |span: &Span| span.element as c_int;

@@ -165,15 +165,15 @@ impl Drop for Context {
 }
 
 /// A stream of this library.
-pub(crate) struct OwnStream {
+pub(crate) struct OwnedStream {
     context: Arc<Context>,
     pub(super) raw: Handle,
 }
 
 // SAFETY: the driver lets any thread use a stream.
-unsafe impl Send for OwnStream {}
+unsafe impl Send for OwnedStream {}
 
-impl OwnStream {
+impl OwnedStream {
     /// A stream without implicit order with others. The context must be current.
     pub(crate) fn new(context: &Arc<Context>) -> Result<Self, Failed> {
         let mut raw = std::ptr::null_mut();
@@ -181,7 +181,7 @@ impl OwnStream {
         // SAFETY: `raw` outlives the call.
         let code = unsafe { (functions.cuStreamCreate)(&raw mut raw, STREAM_NON_BLOCKING) };
         context.cuda.check("cuStreamCreate", code)?;
-        Ok(OwnStream {
+        Ok(OwnedStream {
             context: context.clone(),
             raw,
         })
@@ -196,7 +196,7 @@ impl OwnStream {
     }
 }
 
-impl Drop for OwnStream {
+impl Drop for OwnedStream {
     fn drop(&mut self) {
         let functions = &self.context.cuda.functions;
         let destroy = || {
@@ -231,7 +231,7 @@ impl Event {
     }
 
     /// Marks what was put into the stream so far.
-    pub(crate) fn record(&self, stream: &OwnStream) -> Result<(), Failed> {
+    pub(crate) fn record(&self, stream: &OwnedStream) -> Result<(), Failed> {
         self.record_raw(stream.raw)
     }
 
