@@ -80,7 +80,7 @@ impl<'a> Screen<'a> {
     }
 
     /// Says something in the launcher's own name.
-    pub fn say(&self, text: &str) -> Result<(), LaunchError> {
+    pub fn log(&self, text: &str) -> Result<(), LaunchError> {
         self.line(format!("distribute: {text}").as_bytes())
     }
 }

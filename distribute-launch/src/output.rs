@@ -9,9 +9,9 @@ use std::sync::mpsc::SyncSender;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::{Errno, ioctl_fionbio, read};
 
-use crate::collapse::Line;
 use crate::console::{Screen, Stream};
 use crate::events::{Event, Events};
+use crate::line_deduplicator::Line;
 use crate::{LaunchError, Task};
 
 /// How many of its last lines a failed process is shown with.
