@@ -8,11 +8,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use distribute_core::{Device, Error, InputContext, PerReplica, Result, Strategy, WorkerGroup};
 use serde::{Deserialize, Serialize};
 
-use crate::agreed::{Agreed, agree};
 use crate::auto_shard::AutoShardPolicy;
 use crate::dataset::no_weights;
 use crate::distribute_epoch::LastOrder;
-use crate::own_stream::{OwnStream, Place};
+use crate::worker_agreement::{AgreedSizes, agree_on_sizes};
+use crate::worker_shard::{WorkerLayout, WorkerShard};
 use crate::{Dataset, DistributedFunction, Epoch, split};
 
 /// How examples become batches.
@@ -24,7 +24,7 @@ use crate::{Dataset, DistributedFunction, Epoch, split};
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Batching {
-    size: Size,
+    size: BatchSize,
     seed: Option<u64>,
     drop_remainder: bool,
     pad_remainder: bool,
@@ -34,7 +34,7 @@ pub struct Batching {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Size {
+enum BatchSize {
     Global(usize),
     PerReplica(usize),
 }
@@ -43,15 +43,15 @@ impl Batching {
     /// Steps of `examples` over all replicas together: the same training with any number of
     /// replicas.
     pub fn global(examples: usize) -> Self {
-        Self::new(Size::Global(examples))
+        Self::new(BatchSize::Global(examples))
     }
 
     /// Steps of `examples` on every replica: the global batch grows with their number.
     pub fn per_replica(examples: usize) -> Self {
-        Self::new(Size::PerReplica(examples))
+        Self::new(BatchSize::PerReplica(examples))
     }
 
-    fn new(size: Size) -> Self {
+    fn new(size: BatchSize) -> Self {
         Self {
             size,
             seed: None,
@@ -148,8 +148,8 @@ impl Batching {
 
     fn global_size(&self, replicas: usize) -> Result<usize> {
         let size = match self.size {
-            Size::Global(examples) => Some(examples),
-            Size::PerReplica(examples) => examples.checked_mul(replicas),
+            BatchSize::Global(examples) => Some(examples),
+            BatchSize::PerReplica(examples) => examples.checked_mul(replicas),
         };
         match size {
             Some(0) => Err(Error::invalid(
@@ -188,8 +188,8 @@ pub struct DistributedDataset<D> {
     pub(crate) global_batch_size: usize,
     pub(crate) batching: Batching,
     /// What this worker reads, where the workers do not share the global batches.
-    pub(crate) own: Option<Arc<OwnStream>>,
-    agreed: Agreed,
+    pub(crate) shard: Option<Arc<WorkerShard>>,
+    agreed: AgreedSizes,
     /// Those who wait in every step for this one, if there are any.
     pub(crate) others: Option<WorkerGroup>,
     pub(crate) last_order: Arc<LastOrder>,
@@ -206,26 +206,26 @@ impl<D: Dataset> DistributedDataset<D> {
         let num_replicas = strategy.num_replicas_in_sync();
         let prepared = prepare(strategy, &dataset, &batching);
         let workers = strategy.workers();
-        let (settings, own) = match prepared {
-            Ok((own, global_batch_size)) => {
-                let settings = batching.settings(global_batch_size, own.is_none());
-                (settings, Ok((own, global_batch_size)))
+        let (settings, shard) = match prepared {
+            Ok((shard, global_batch_size)) => {
+                let settings = batching.settings(global_batch_size, shard.is_none());
+                (settings, Ok((shard, global_batch_size)))
             }
             Err(error) => (Vec::new(), Err(error)),
         };
-        let numbers = match &own {
-            Ok((own, size)) => Ok(own_numbers(
-                own.as_ref(),
+        let numbers = match &shard {
+            Ok((shard, size)) => Ok(local_sizes(
+                shard.as_ref(),
                 &batching,
                 dataset.len(),
                 (*size, num_replicas),
             )),
             Err(error) => Err(error.clone()),
         };
-        let agreed = agree(workers, numbers, settings)?;
-        let (own, global_batch_size) = own?;
+        let agreed = agree_on_sizes(workers, numbers, settings)?;
+        let (shard, global_batch_size) = shard?;
         Ok(Self {
-            own: own.map(Arc::new),
+            shard: shard.map(Arc::new),
             agreed,
             others: workers.filter(|group| group.num_workers() > 1).cloned(),
             last_order: Arc::default(),
@@ -272,8 +272,8 @@ impl<D: Dataset> DistributedDataset<D> {
 
     /// Where in the order of an epoch the examples of each local replica lie.
     pub(crate) fn parts(&self, batch: usize) -> Vec<Range<usize>> {
-        if let Some(own) = &self.own {
-            return own.ranges(batch);
+        if let Some(shard) = &self.shard {
+            return shard.ranges(batch);
         }
         // Of this worker's own dataset: another worker's may have more batches.
         let examples = match self.batching.drop_remainder {
@@ -361,7 +361,7 @@ impl<D> Clone for DistributedDataset<D> {
             num_replicas: self.num_replicas,
             global_batch_size: self.global_batch_size,
             batching: self.batching,
-            own: self.own.clone(),
+            shard: self.shard.clone(),
             agreed: self.agreed,
             others: self.others.clone(),
             last_order: Arc::clone(&self.last_order),
@@ -385,7 +385,7 @@ fn prepare<S: Strategy + ?Sized, D: Dataset>(
     strategy: &S,
     dataset: &D,
     batching: &Batching,
-) -> Result<(Option<OwnStream>, usize)> {
+) -> Result<(Option<WorkerShard>, usize)> {
     let global_batch = batching.global_size(strategy.num_replicas_in_sync())?;
     if dataset.is_empty() && !batching.allow_empty {
         return Err(Error::invalid(
@@ -403,32 +403,32 @@ fn prepare<S: Strategy + ?Sized, D: Dataset>(
              at least one",
         ));
     }
-    let place = Place {
+    let layout = WorkerLayout {
         worker: context.input_pipeline_id,
         workers: context.num_input_pipelines,
         local_replicas: strategy.replicas().len(),
         is_equal: has_equal_workers(strategy),
         global_batch,
     };
-    let own = OwnStream::new(batching.auto_shard, dataset, batching, place)?;
-    Ok((own, global_batch))
+    let shard = WorkerShard::new(batching.auto_shard, dataset, batching, layout)?;
+    Ok((shard, global_batch))
 }
 
 /// The steps of an epoch and the rows of padded batches, as far as this worker knows; `sizes` are
 /// the global batch size and the number of replicas.
-fn own_numbers(
-    own: Option<&OwnStream>,
+fn local_sizes(
+    shard: Option<&WorkerShard>,
     batching: &Batching,
     examples: usize,
     (global_batch, replicas): (usize, usize),
-) -> Agreed {
+) -> AgreedSizes {
     let share = |examples: usize| examples.div_ceil(replicas.max(1));
-    match own {
-        Some(own) => Agreed {
-            steps: own.steps(),
-            rows: own.most().min(share(global_batch)),
+    match shard {
+        Some(shard) => AgreedSizes {
+            steps: shard.steps(),
+            rows: shard.most_examples().min(share(global_batch)),
         },
-        None => Agreed {
+        None => AgreedSizes {
             steps: match batching.drop_remainder {
                 true => examples / global_batch,
                 false => examples.div_ceil(global_batch),

@@ -141,8 +141,8 @@ impl<D: Dataset> DistributedDataset<D> {
 
     fn order(&self, epoch: usize) -> Order {
         let epoch = epoch as u64;
-        match (&self.own, self.seed()) {
-            (Some(own), seed) => Order::Shuffled(own.order(seed, epoch)),
+        match (&self.shard, self.seed()) {
+            (Some(shard), seed) => Order::Shuffled(shard.order(seed, epoch)),
             (None, Some(seed)) => Order::Shuffled(split::shuffled(self.len(), seed, epoch)),
             (None, None) => Order::AsIs,
         }

@@ -25,7 +25,6 @@
 
 #![forbid(unsafe_code)]
 
-mod agreed;
 pub mod auto_shard;
 mod batch_source;
 mod dataset;
@@ -36,11 +35,12 @@ mod distribute;
 mod distribute_epoch;
 mod from_function;
 pub mod loss;
-mod own_stream;
 mod prefetch;
 pub mod readers;
 pub mod split;
 mod weighted;
+mod worker_agreement;
+mod worker_shard;
 
 pub use auto_shard::{AutoShardPolicy, ShardError};
 pub use dataset::{Dataset, FnDataset};
