@@ -111,7 +111,7 @@ impl<F> DistributedFunction<F> {
         };
         Ok(Steps {
             items: Prefetch::new(producer, self.prefetch),
-            together: self
+            sync: self
                 .workers
                 .clone()
                 .map(|workers| WorkerSync::new(workers, self.local_replicas)),
@@ -133,14 +133,14 @@ impl<F> fmt::Debug for DistributedFunction<F> {
 /// Dropping it early stops its thread and waits until the step in the making is done.
 pub struct Steps<B> {
     items: Prefetch<PerReplica<B>>,
-    together: Option<WorkerSync<B>>,
+    sync: Option<WorkerSync<B>>,
 }
 
 impl<B: Nest + Clone> Iterator for Steps<B> {
     type Item = Result<PerReplica<B>>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        match &mut self.together {
+        match &mut self.sync {
             None => self.items.next(),
             Some(together) => together.next(&mut self.items),
         }

@@ -11,7 +11,7 @@ use distribute_core::{Error, Strategy, StrategyExt, TrainState};
 use distribute_data::readers::TrainTest;
 use distribute_data::{Batching, StrategyDataExt};
 use distribute_ps::{
-    ClusterCoordinator, Program, PsError, ServerOptions, State, Training, TrainingData,
+    ClusterCoordinator, Program, PsError, ServerOptions, SharedState, Training, TrainingData,
 };
 
 use super::restore::same_model;
@@ -82,7 +82,7 @@ fn empty(args: &TrainArgs, signals: &Signals) -> Result<Program, Failure> {
 
 /// What is trained, as all processes register it.
 struct Job {
-    state: State<TrainState<Sequential>>,
+    state: SharedState<TrainState<Sequential>>,
     training: Training<Sequential, Batch>,
 }
 

@@ -22,7 +22,7 @@ use tower_service::Service;
 
 use crate::error::{PsError, Result};
 use crate::generated::handshake_server::HandshakeServer;
-use crate::rpc::handshake::{Challenge, Greeter};
+use crate::rpc::handshake::{Challenge, HandshakeService};
 use crate::rpc::{
     CONNECTION_WINDOW, FRAME_BYTES, HEADER_LIST_BYTES, RpcOptions, SEND_BUFFER, STREAM_WINDOW,
 };
@@ -158,12 +158,12 @@ impl RpcListener {
             .max_blocking_threads(BLOCKING_THREADS)
             .build()
             .map_err(failed)?;
-        let greeter = HandshakeServer::new(Greeter {
+        let handshake = HandshakeServer::new(HandshakeService {
             options: options.clone(),
         })
         .max_decoding_message_size(4096);
         let (_, health) = tonic_health::server::health_reporter();
-        let routes = routes.add_service(greeter).add_service(health).prepare();
+        let routes = routes.add_service(handshake).add_service(health).prepare();
         let (stop, stopped) = watch::channel(false);
         let (listener, task) = (self.listener, self.task);
         let refusals = Arc::<Refusals>::default();
