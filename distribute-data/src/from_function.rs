@@ -142,7 +142,7 @@ impl<B: Nest + Clone> Iterator for Steps<B> {
     fn next(&mut self) -> Option<Self::Item> {
         match &mut self.sync {
             None => self.items.next(),
-            Some(together) => together.next(&mut self.items),
+            Some(sync) => sync.next(&mut self.items),
         }
     }
 }
