@@ -83,7 +83,7 @@ fn train(mut args: TrainArgs, signals: &Signals) -> Result<(), Failure> {
     if worker.as_ref().is_some_and(Worker::is_evaluator) {
         return super::evaluator::run(&args, signals);
     }
-    let worker = worker.map(|worker| worker.meet(&args, signals));
+    let worker = worker.map(|worker| worker.join_workers(&args, signals));
     let worker = worker.transpose()?;
     let group = worker.as_ref().and_then(|(strategy, _)| strategy.workers());
     let group = group.cloned();
@@ -95,7 +95,7 @@ fn train(mut args: TrainArgs, signals: &Signals) -> Result<(), Failure> {
         None => Start::new(&args.files)?,
     };
     start.complete(&mut args.training);
-    let (task, data) = Task::asked(&args)?;
+    let (task, data) = Task::from_args(&args)?;
     if let Some((path, checkpoint)) = &start.checkpoint {
         same_model(checkpoint, path, &task)?;
     }
@@ -103,7 +103,7 @@ fn train(mut args: TrainArgs, signals: &Signals) -> Result<(), Failure> {
         StrategyName::Tpu => Some(Tpu::open(&args.tpu, &args.devices, args.general.verbose)?),
         _ => args.tpu.refuse_without_tpu().map(|()| None)?,
     };
-    let ready = worker.or_else(|| tpu.as_ref().map(|tpu| (tpu.strategy(), tpu.said())));
+    let ready = worker.or_else(|| tpu.as_ref().map(|tpu| (tpu.strategy(), tpu.description())));
     // Before the replicas' threads are started.
     let replicas = match &ready {
         Some((strategy, _)) => strategy.num_replicas_in_sync(),
@@ -562,7 +562,7 @@ impl Worker {
     }
 
     /// The strategy, once the other workers are there, and what to say about it.
-    fn meet(
+    fn join_workers(
         self,
         args: &TrainArgs,
         signals: &Signals,
