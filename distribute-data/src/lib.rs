@@ -1,6 +1,7 @@
 //! What each replica reads and how its loss is scaled.
 //!
-//! - [`readers`] turns files into plain host arrays; nothing in it knows of burn or of a strategy.
+//! - [`readers`] turns files into plain arrays in host memory; nothing in it knows of burn or of a
+//!   strategy.
 //! - [`Dataset`] makes tensors of them; [`StrategyDataExt::distribute_dataset`] cuts every global
 //!   batch over the replicas exactly as TensorFlow does and prefetches on a background thread.
 //! - [`compute_average_loss`] and [`scale_regularization_loss`] scale a replica's loss so that the

@@ -45,7 +45,7 @@ impl Given {
         Ok(Self::of(&tensor(value)?, device))
     }
 
-    /// Data of the host on a device.
+    /// Data from host memory on a device.
     pub(super) fn of(data: &TensorData, device: &Device) -> Self {
         let (shape, dtype) = (data.shape().to_vec(), data.dtype());
         let row = reshaped(data, &rows(&shape));

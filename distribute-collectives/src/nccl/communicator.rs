@@ -128,7 +128,7 @@ impl<G: ControlGroup> NcclCommunicator<G> {
         memory.map_err(|request_error| super::unavailable::unavailable(in_words(&request_error)))
     }
 
-    /// Copies elements from the host to the device. No other rank takes part.
+    /// Copies elements from host memory to the device. No other rank takes part.
     ///
     /// # Errors
     /// [`InvalidArgument`](CollectiveError::InvalidArgument) when type or length differ, and those
@@ -156,7 +156,7 @@ impl<G: ControlGroup> NcclCommunicator<G> {
         Ok(())
     }
 
-    /// Copies elements from the device to the host; as [`upload`](Self::upload).
+    /// Copies elements from the device to host memory; as [`upload`](Self::upload).
     ///
     /// # Errors
     /// As those of `upload`.
@@ -335,8 +335,8 @@ impl<G: ControlGroup> NcclCommunicator<G> {
         Err(error)
     }
 
-    /// Takes the memory for host buffers. Before the ranks agree: taking memory may wait for a
-    /// device that is in an operation.
+    /// Takes the memory for buffers in host memory. Before the ranks agree: taking memory may wait
+    /// for a device that is in an operation.
     pub(super) fn prepare_staging(&mut self) -> Result<()> {
         self.operations.check()?;
         if self.staging.is_none() {
@@ -360,7 +360,9 @@ impl<G: ControlGroup> NcclCommunicator<G> {
     }
 
     fn no_staging(&self) -> CollectiveError {
-        super::unavailable::unavailable("it has no memory for host buffers".to_string())
+        super::unavailable::unavailable(
+            "it has no staging memory for buffers in host memory".to_string(),
+        )
     }
 
     /// One round on host memory: `fill` writes what is uploaded, `drain` reads what was downloaded.

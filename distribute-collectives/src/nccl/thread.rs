@@ -52,7 +52,7 @@ enum Request {
     Abort,
 }
 
-/// Memory for operations on host buffers.
+/// Memory for operations on buffers in host memory.
 pub(super) struct Staging {
     pub(super) host: Option<PinnedMemory>,
     pub(super) device: DeviceMemory,

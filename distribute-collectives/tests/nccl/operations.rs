@@ -1,4 +1,4 @@
-//! Every operation against a naive result, on host buffers and on device memory.
+//! Every operation against a naive result, on buffers in host memory and on device memory.
 
 use distribute_collectives::bench;
 use distribute_collectives::bench::nccl::NcclBench;

@@ -251,7 +251,7 @@ impl XlaProgram {
         self.results(execution.into_outputs())
     }
 
-    /// The buffers of an argument that is on the host, in the program's dimensions.
+    /// The buffers of an argument that is in host memory, in the program's dimensions.
     fn send(&self, argument: &Argument, dims: &[usize]) -> Result<Option<Vec<Buffer>>, TpuError> {
         let devices = self.context.devices.iter();
         let client = &self.context.client;

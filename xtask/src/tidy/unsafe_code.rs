@@ -37,7 +37,7 @@ const UNSAFE_MODULES: &[(&str, &str)] = &[
     ),
     (
         "distribute-collectives/tests/nccl_device.rs",
-        "memory of a GPU under types that the host does not have, and the driver's own count of it",
+        "memory of a GPU under types that the CPU does not have, and the driver's own count of it",
     ),
     (
         "distribute-core/src/cuda/memory.rs",

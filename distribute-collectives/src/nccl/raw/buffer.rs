@@ -1,4 +1,4 @@
-//! Memory on a device and page-locked memory of the host.
+//! Memory on a device and page-locked host memory.
 
 use std::ffi::c_void;
 use std::marker::PhantomData;
@@ -275,7 +275,7 @@ impl DeviceMemory {
     }
 }
 
-/// Page-locked memory of the host: the device copies from and to it by itself.
+/// Page-locked host memory: the device copies from and to it by itself.
 pub(crate) struct PinnedMemory {
     context: Arc<Context>,
     pointer: *mut c_void,

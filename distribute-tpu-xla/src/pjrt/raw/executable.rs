@@ -69,11 +69,11 @@ pub struct CompiledMemoryStats {
     pub peak_bytes: i64,
     /// All of it; 0 if the plugin does not say.
     pub total_bytes: i64,
-    /// Arguments that stay in the host's memory.
+    /// Arguments that stay in host memory.
     pub host_argument_bytes: i64,
-    /// Results that stay in the host's memory.
+    /// Results that stay in host memory.
     pub host_output_bytes: i64,
-    /// Temporary values in the host's memory.
+    /// Temporary values in host memory.
     pub host_temp_bytes: i64,
 }
 
