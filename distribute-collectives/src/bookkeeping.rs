@@ -81,7 +81,7 @@ impl Bookkeeping {
         running.is_some_and(|running| running.header.kind.is_point_to_point())
     }
 
-    /// Notes how an operation ended, whatever came of it, and hands the result on. It need not have
+    /// Notes how an operation ended, well or not, and hands the result on. It need not have
     /// begun: a refusal ends it too.
     pub(crate) fn end<R>(&mut self, kind: OperationKind, result: Result<R>) -> Result<R> {
         self.running = None;

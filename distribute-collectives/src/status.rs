@@ -165,9 +165,9 @@ impl GroupStatus {
         self.lock().reports.insert(rank, report);
     }
 
-    /// Whom to name when an operation that began at `begin` was waiting for `ranks` at its
-    /// deadline. When those have said since then that they are in the operation, they wait for
-    /// others themselves: then those that have said that they are not.
+    /// The ranks to name when an operation that began at `begin` was waiting for `ranks` at its
+    /// deadline. Ranks that have reported since then to be in the operation wait for others
+    /// themselves; if all of `ranks` have, these are the ranks that have reported not to be in it.
     pub(crate) fn to_blame(
         &self,
         header: &OperationHeader,
@@ -231,8 +231,8 @@ impl GroupStatus {
         self.lock().failures.clone()
     }
 
-    /// Whether the others may still wait for what this rank has sent: when nothing has failed but
-    /// ranks have left that had done all that this one did.
+    /// Whether the others may still wait for what this rank has sent: when the only failures are
+    /// ranks that left after they had done all operations that this rank did.
     pub(crate) fn is_healthy(&self) -> bool {
         let inner = self.lock();
         inner.failures.iter().all(|failure| {

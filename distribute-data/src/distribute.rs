@@ -190,7 +190,7 @@ pub struct DistributedDataset<D> {
     /// What this worker reads, where the workers do not share the global batches.
     pub(crate) shard: Option<Arc<WorkerShard>>,
     agreed: AgreedSizes,
-    /// Those who wait in every step for this one, if there are any.
+    /// The other workers, which wait in every step for this one, if there are any.
     pub(crate) others: Option<WorkerGroup>,
     pub(crate) last_order: Arc<LastOrder>,
     /// The epoch that the next iteration reads.

@@ -21,7 +21,7 @@ pub struct Epoch<B> {
     items: Prefetch<PerReplica<B>>,
     position: Position,
     remaining: usize,
-    /// Those who wait in every step for this worker.
+    /// The other workers, which wait in every step for this one.
     others: Option<WorkerGroup>,
 }
 

@@ -73,7 +73,7 @@ enum Phase {
 struct Attempt<'a, 's> {
     processes: Vec<Process>,
     outputs: Vec<LastLines>,
-    /// Whose ends are the end of the job.
+    /// The role whose processes end the job when they end.
     leading: Role,
     restarts: WorkerRestarts,
     phase: Phase,

@@ -81,7 +81,7 @@ impl Cluster {
         Task { role, index: 0 }
     }
 
-    /// Whose ends are the end of the job.
+    /// The role whose processes end the job when they end.
     pub fn leading(&self) -> Role {
         match self.chief.is_empty() {
             true => Role::Worker,

@@ -30,7 +30,7 @@ struct Stderr<'a> {
     is_at_line_start: bool,
 }
 
-/// One of the two streams.
+/// Standard output or standard error.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Stream {
     Stdout,

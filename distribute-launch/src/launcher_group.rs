@@ -31,7 +31,7 @@ const FIRST_REPORT: Duration = Duration::from_secs(2);
 const NEXT_REPORT: Duration = Duration::from_secs(20);
 const OUTBOX_MAX: usize = 1024;
 
-/// This launcher among those of the other hosts.
+/// The launchers of all hosts, as this launcher sees them.
 pub struct LauncherGroup {
     hosts: Hosts,
     outbox: SyncSender<Frame>,
@@ -235,7 +235,8 @@ impl LauncherGroup {
         (0..self.hosts.count).all(is_done)
     }
 
-    /// Tells how this host's part ended and waits for the other hosts; then all as one.
+    /// Sends how this host's part ended, waits for the other hosts, and returns the results of all
+    /// hosts as one.
     pub fn gather(
         &mut self,
         restart: u32,

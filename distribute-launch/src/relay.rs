@@ -69,9 +69,9 @@ struct Connection {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum PeerStage {
     Nothing,
-    /// It talks as launchers do.
+    /// The peer has sent what a launcher sends first.
     Talks,
-    /// It knows the secret.
+    /// The peer has proven that it knows the secret.
     Proven,
 }
 

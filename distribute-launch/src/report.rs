@@ -93,8 +93,8 @@ impl AttemptResult {
         })
     }
 
-    /// The rank that most of those name that failed by themselves, the one with this number among
-    /// them; none if it failed by itself as well, which is told of it instead.
+    /// The rank that most of the processes name that failed by themselves, process `index` among
+    /// them; none if that rank failed by itself as well, because its own failure says more.
     fn blamed(&self, index: usize) -> Option<usize> {
         let failed = |member: &ProcessReport| !member.is_asked && member.ending.is_failure();
         let mut votes: BTreeMap<usize, usize> = BTreeMap::new();

@@ -24,7 +24,7 @@ use crate::report::AttemptResult;
 use crate::{Ending, LaunchError, Result, Task};
 
 pub const VERSION: u32 = 2;
-/// How often each side says that it is there, if it says nothing else.
+/// How often each side sends a heartbeat, if it sends nothing else.
 pub const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(2);
 /// After this long without a frame the other side is lost.
 pub const SILENCE_LIMIT: Duration = Duration::from_secs(12);
@@ -61,7 +61,7 @@ pub enum PostBody {
     Lost,
 }
 
-/// Either way, once both sides know each other.
+/// What travels in both directions, once both sides know each other.
 #[derive(Serialize, Deserialize)]
 pub enum Frame {
     Beat,

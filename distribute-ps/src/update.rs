@@ -101,7 +101,7 @@ pub enum NonFinite {
     /// The whole push fails with [`PsError::NonFinite`] and nothing of it is applied.
     #[default]
     Refuse,
-    /// They are applied like any other.
+    /// Gradients with NaN or infinity are applied like any other.
     Apply,
 }
 

@@ -18,11 +18,11 @@ use crate::control::tls::{DataTls, certificate_refusal, is_no_tls};
 
 /// How long a connection may live without a member of the group at its other end.
 const PENDING_LIFETIME: Duration = Duration::from_secs(10);
-/// How many such connections there may be; a new one ends the oldest of those that have said
-/// nothing, if there is one, else the oldest.
+/// How many such connections there may be. One more ends the oldest silent connection, or else the
+/// oldest.
 const PENDING_MAX: usize = 64;
 const PENDING_MIN: usize = 4;
-/// They take at most this part of the descriptors that the process may have.
+/// Pending connections take at most this part of the descriptors that the process may have.
 const PENDING_PART: u64 = 8;
 
 /// How many connections of strangers a port may keep: a flood must not take the descriptors that
@@ -34,7 +34,7 @@ pub(crate) fn pending_connections_max() -> usize {
     part.clamp(PENDING_MIN, PENDING_MAX)
 }
 
-/// Who hears of connections that come to nothing: the address, and why, if that is known.
+/// Called for connections that come to nothing: with the address, and the reason if it is known.
 pub(super) type OnRefused = Arc<dyn Fn(String, Option<String>) + Send + Sync>;
 
 /// What the side with TLS says of the one without.
@@ -136,7 +136,8 @@ impl ConnectionGuard {
         self.lock().received = true;
     }
 
-    /// Who is to hear of what [`inspect_first_bytes`](Self::inspect_first_bytes) finds.
+    /// Sets what is called when [`inspect_first_bytes`](Self::inspect_first_bytes) refuses the
+    /// peer.
     pub(super) fn on_refused(&self, refused: OnRefused) {
         self.lock().refused = Some(refused);
     }
@@ -178,7 +179,7 @@ impl PendingConnections {
         self.guards.push(Arc::downgrade(guard));
     }
 
-    /// Ends the one that is the least likely to be a member of the group.
+    /// Ends the connection that is the least likely to be that of a member.
     pub(super) fn end_one(&mut self) {
         self.expire();
         let silent =
@@ -191,7 +192,7 @@ impl PendingConnections {
         }
     }
 
-    /// Ends those that have lived for too long, and forgets those that have been admitted.
+    /// Ends connections that were pending for too long, and forgets those that were admitted.
     pub(super) fn expire(&mut self) {
         self.guards.retain(|guard| match guard.upgrade() {
             Some(guard) if guard.is_admitted() => false,

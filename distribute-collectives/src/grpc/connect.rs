@@ -128,8 +128,8 @@ pub(super) struct Connector<'a> {
     listener: DataListener,
     dials: Vec<Dial>,
     incoming: Vec<IncomingConnection>,
-    /// How many of them are kept at the same time; the oldest one of those that have said nothing
-    /// has to go, if there is one, else the oldest.
+    /// How many incoming connections are kept at the same time. One more ends the oldest silent
+    /// one, or else the oldest.
     incoming_max: usize,
     /// Until when no connection is accepted.
     pause: Option<Instant>,

@@ -29,7 +29,7 @@ enum FirstPacket {
     Nothing,
     /// What a member says first.
     Hello,
-    /// It is no member, or has gone.
+    /// The peer is no member, or has gone.
     Nonsense,
 }
 

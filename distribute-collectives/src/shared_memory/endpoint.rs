@@ -103,7 +103,7 @@ impl LocalTransport {
         f(self, &operation)
     }
 
-    /// Ends an operation, whatever came of it.
+    /// Ends an operation, which has succeeded or failed.
     pub(crate) fn settle<R>(&mut self, kind: OperationKind, result: Result<R>) -> Result<R> {
         self.group.status.end();
         self.operations.end(kind, result)

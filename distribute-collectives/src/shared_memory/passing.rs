@@ -62,9 +62,9 @@ pub(crate) struct Offer {
 
 /// How a rank comes to its segment.
 pub(crate) enum Attachment {
-    /// It makes the segment.
+    /// The rank makes the segment.
     Leader,
-    /// It gets the segment from rank `leader`, through this connection.
+    /// The rank gets the segment from rank `leader`, through this connection.
     Member { leader: usize, connection: OwnedFd },
 }
 

@@ -43,7 +43,7 @@ pub(crate) const MESSAGE_OVERHEAD_BYTES: usize = 64 << 10;
 pub(super) enum AttachFailure {
     /// There is no use to try again soon.
     Refused(String),
-    /// It has another configuration.
+    /// The worker has another configuration.
     Different(Box<distribute_core::Error>),
     Later(String),
 }

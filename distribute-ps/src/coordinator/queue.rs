@@ -54,14 +54,14 @@ pub(crate) struct TakenClosure<C> {
 /// What became of a closure whose worker was lost.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum LostOutcome<C> {
-    /// It is the next to be handed out.
+    /// The closure is the next to be handed out.
     Requeued,
     /// An error is waiting or surfacing, so it is not run again.
     Cancelled(C),
-    /// It was lost too often: the caller decides on the error and calls
+    /// The closure was lost too often: the caller decides on the error and calls
     /// [`ClosureQueue::failed`]. It still counts as running.
     GivenUp(C),
-    /// It is not running (any more).
+    /// The closure is not running (any more).
     Unknown,
 }
 

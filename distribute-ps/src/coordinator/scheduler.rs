@@ -52,11 +52,12 @@ pub(super) struct StopSignals {
 /// A worker as the coordinator sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WorkerStatus {
-    /// It runs closures, or waits for one.
+    /// The worker runs closures, or waits for one.
     Connected,
-    /// It cannot be reached: it has not started yet, or it was lost. Why, in words.
+    /// The worker cannot be reached: it has not started yet, or it was lost. The text says why.
     Absent(String),
-    /// It is not a worker of this job: another token, version or program. Why, in words.
+    /// The process is not a worker of this job: another token, version or program. The text
+    /// says why.
     Refused(String),
 }
 

@@ -28,7 +28,7 @@ pub enum ConnectError {
     /// The process is not one of this job: token, certificate, version or kind. No use to retry.
     #[error("refused: {0}")]
     Refused(String),
-    /// Nobody answers; perhaps later.
+    /// No process answers there; one may later.
     #[error("unavailable: {0}")]
     Unavailable(String),
 }

@@ -74,7 +74,7 @@ impl Peer {
         self.refusals.note(self.remote, reason);
     }
 
-    /// Its address.
+    /// The address of the process at the other end.
     pub fn remote(&self) -> SocketAddr {
         self.remote
     }
@@ -195,7 +195,7 @@ pub struct RpcServer {
 }
 
 impl RpcServer {
-    /// Where it listens.
+    /// The address that the server listens at.
     pub fn address(&self) -> SocketAddr {
         self.address
     }

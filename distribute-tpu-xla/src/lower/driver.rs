@@ -54,8 +54,8 @@ pub enum RandomKey {
     Input(TensorId),
 }
 
-/// Whose compiler gets the program. Both programs mean the same; which form of an operation is
-/// compiled well is another question.
+/// The compiler that gets the program. The programs of all targets mean the same; they use the
+/// forms of operations that the target compiles well.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Target {
     /// Any compiler: XLA's for CPUs, for example.
@@ -88,7 +88,7 @@ pub struct LowerOptions {
     /// or results of layers. An operation without a name is described by the named tensors that it
     /// was computed from.
     pub names: HashMap<TensorId, String>,
-    /// Whose compiler gets the program.
+    /// The compiler that gets the program.
     pub target: Target,
     /// How exactly matrix products and convolutions of f32 are computed on a TPU.
     pub precision: Precision,

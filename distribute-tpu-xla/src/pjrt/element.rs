@@ -106,7 +106,7 @@ impl fmt::Display for ElementType {
 pub struct ArrayShape {
     /// What it holds.
     pub element_type: ElementType,
-    /// Its length in each dimension; a scalar has none.
+    /// The length of the array in each dimension; a scalar has none.
     pub dims: Vec<usize>,
 }
 

@@ -239,7 +239,7 @@ fn cluster<'a>(
     roles.iter().map(of_role).collect()
 }
 
-/// What a worker says became of its part.
+/// The outcome of its part that a worker has sent.
 fn read(received: &Value) -> Checked {
     let text = |key: &str| received[key].as_str();
     if received["passed"] == true {

@@ -1,4 +1,5 @@
-//! A worker process: does what it is told on standard input and says what came of it.
+//! A worker process: runs the operations that come on standard input and answers each with its
+//! outcome.
 
 use std::io::{BufRead, Write};
 use std::time::Duration;

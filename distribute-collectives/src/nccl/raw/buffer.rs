@@ -112,7 +112,7 @@ impl Span {
         self.count * self.element.size_bytes()
     }
 
-    /// Some of the elements.
+    /// The elements of a range.
     ///
     /// # Panics
     /// When the range is not inside.
@@ -238,7 +238,7 @@ impl DeviceMemory {
         self.slice(0..self.0.count)
     }
 
-    /// Some of the elements.
+    /// The elements of a range.
     ///
     /// # Panics
     /// When the range is not inside.

@@ -117,7 +117,7 @@ impl Buffer {
         self.shape.element_type
     }
 
-    /// Its length in each dimension.
+    /// The length of the array in each dimension.
     pub fn dims(&self) -> &[usize] {
         &self.shape.dims
     }
@@ -254,7 +254,7 @@ impl Buffer {
         }
     }
 
-    /// Copies it to host memory, row by row. Blocks until its contents are there and copied.
+    /// Copies the array to host memory, row by row. Blocks until its contents are there and copied.
     ///
     /// # Errors
     ///
@@ -271,7 +271,7 @@ impl Buffer {
         T::filled(length, |bytes| self.read_into(bytes))
     }
 
-    /// The same as bytes in the CPU's byte order.
+    /// The elements as bytes, in the CPU's byte order.
     ///
     /// # Errors
     ///

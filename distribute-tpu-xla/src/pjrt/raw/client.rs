@@ -135,7 +135,7 @@ impl Client {
         self.compile_program(&Program::mlir(stablehlo), options)
     }
 
-    /// The same for a program in any format that the plugin takes.
+    /// Compiles a program in any format that the plugin takes.
     ///
     /// # Errors
     ///
@@ -210,7 +210,7 @@ impl Client {
         self.buffer_from_bytes(T::TYPE, T::bytes_of(elements), dims, device)
     }
 
-    /// The same for bytes in the CPU's byte order.
+    /// Copies bytes in the CPU's byte order to a device.
     ///
     /// # Errors
     ///
