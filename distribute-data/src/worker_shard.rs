@@ -72,7 +72,7 @@ impl WorkerShard {
                 }
             }
         };
-        let read = |examples: usize| match batching.drops_remainder() {
+        let read = |examples: usize| match batching.drop_remainder {
             true => examples / layout.global_batch * layout.global_batch,
             false => examples,
         };

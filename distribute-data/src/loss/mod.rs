@@ -7,6 +7,7 @@
 
 mod functions;
 mod objects;
+mod reduction;
 mod scaling;
 
 pub use functions::{
@@ -14,9 +15,9 @@ pub use functions::{
     logits_of_softmax, mean_squared_error, sparse_categorical_crossentropy,
 };
 pub use objects::{
-    BinaryCrossentropy, CategoricalCrossentropy, LossValue, MeanSquaredError, Reduction,
-    SparseCategoricalCrossentropy,
+    BinaryCrossentropy, CategoricalCrossentropy, MeanSquaredError, SparseCategoricalCrossentropy,
 };
+pub use reduction::{LossValue, Reduction};
 pub use scaling::{
     LossKind, SampleWeight, average_loss_over, compute_average_loss, scale_regularization_loss,
 };
