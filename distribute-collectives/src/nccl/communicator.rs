@@ -470,7 +470,7 @@ pub(super) fn in_words(request_error: &RequestError) -> String {
     match request_error {
         RequestError::GroupEnded(error) => error.to_string(),
         RequestError::TimedOut(elapsed) => format!("it took longer than {elapsed:.1?}"),
-        RequestError::Failed(failed) => failed.to_string(),
+        RequestError::Library(failed) => failed.to_string(),
         RequestError::Stuck => "the thread of NCCL does not answer; end this process".to_string(),
     }
 }

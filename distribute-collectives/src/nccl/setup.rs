@@ -21,7 +21,7 @@ pub(super) struct Setup {
 }
 
 /// What one rank has found on its machine.
-struct Found {
+struct LocalInstallation {
     context: Arc<Context>,
     nccl: Arc<Nccl>,
     uuid: [u8; 16],
@@ -81,12 +81,12 @@ fn check_group(group: &Description, options: &NcclOptions) -> Result<()> {
     })
 }
 
-fn find(options: &NcclOptions) -> Result<Found, NcclUnavailable> {
+fn find(options: &NcclOptions) -> Result<LocalInstallation, NcclUnavailable> {
     let cuda = Cuda::load(options.cuda_path())?;
     let nccl = Nccl::load(options.nccl_path())?;
     let uuid = cuda.describe(options.device)?.uuid;
     let context = Context::retain(&cuda, options.device)?;
-    Ok(Found {
+    Ok(LocalInstallation {
         context,
         nccl,
         uuid,
@@ -123,15 +123,15 @@ impl Refusal {
 }
 
 /// Why the ranks with these reports cannot work together.
-type Judge = fn(&[&[u8]]) -> Option<String>;
+type ReportCheck = fn(&[&[u8]]) -> Option<String>;
 
 /// All ranks tell each other whether they are ready: `failed` says why this one is not. When one is
-/// not, or `judge` does not accept their reports, all ranks return the same error.
+/// not, or `check` does not accept their reports, all ranks return the same error.
 fn agree_on(
     group: &mut impl ControlGroup,
     failed: Option<Refusal>,
     report: &[u8],
-    judge: Judge,
+    check: ReportCheck,
 ) -> Result<()> {
     let mut message = vec![u8::from(failed.is_some())];
     match &failed {
@@ -160,7 +160,7 @@ fn agree_on(
         });
     }
     let reports: Vec<&[u8]> = all.iter().map(|message| &message[1..]).collect();
-    match judge(&reports) {
+    match check(&reports) {
         None => Ok(()),
         Some(reason) => Err(unavailable(reason)),
     }
@@ -225,21 +225,21 @@ mod tests {
 
     #[test]
     fn ranks_that_cannot_work_together_are_named() {
-        let judge = |reports: &[Vec<u8>]| {
+        let check = |reports: &[Vec<u8>]| {
             let reports: Vec<&[u8]> = reports.iter().map(Vec::as_slice).collect();
             same_gpu_and_version(&reports)
         };
         let version = Version::MIN_NCCL.code();
-        assert_eq!(judge(&[report(version, 8, 1), report(version, 8, 2)]), None);
-        let same = judge(&[
+        assert_eq!(check(&[report(version, 8, 1), report(version, 8, 2)]), None);
+        let same = check(&[
             report(version, 8, 1),
             report(version, 8, 2),
             report(version, 8, 1),
         ]);
         assert!(same.is_some_and(|why| why.contains("rank 0 and rank 2 are on one GPU")));
-        let versions = judge(&[report(version, 8, 1), report(Version::FLOAT8.code(), 8, 2)]);
+        let versions = check(&[report(version, 8, 1), report(Version::FLOAT8.code(), 8, 2)]);
         assert!(versions.is_some_and(|why| why.contains("rank 1 has 2.24.0")));
-        let staging = judge(&[report(version, 8, 1), report(version, 9, 2)]);
+        let staging = check(&[report(version, 8, 1), report(version, 9, 2)]);
         assert!(staging.is_some_and(|why| why.contains("staging_bytes")));
     }
 }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use super::element::ElementType;
 use super::raw::{
-    Call, Comm, Context, DeviceMemory, Event, Failed, Nccl, OwnedStream, PinnedMemory, Span,
+    Call, Comm, Context, DeviceMemory, Event, LibraryError, Nccl, OwnedStream, PinnedMemory, Span,
     Stream, UniqueId,
 };
 use crate::error::CollectiveError;
@@ -73,7 +73,7 @@ pub(super) enum RequestError {
     /// The deadline of NCCL's part passed.
     TimedOut(Duration),
     /// A library failed.
-    Failed(Failed),
+    Library(LibraryError),
     /// The thread has ended, or it does not answer any more.
     Stuck,
 }
@@ -357,10 +357,10 @@ impl ThreadSide {
                 }
                 connected.map(|()| Answer::Done)
             }
-            Request::Stage(bytes) => self.stage(bytes).map_err(RequestError::Failed),
+            Request::Stage(bytes) => self.stage(bytes).map_err(RequestError::Library),
             Request::Allocate(element, count) => DeviceMemory::new(&self.context, element, count)
                 .map(Answer::Memory)
-                .map_err(RequestError::Failed),
+                .map_err(RequestError::Library),
             Request::Run(round) => self.run(round),
             Request::Abort => {
                 self.abort();
@@ -375,15 +375,15 @@ impl ThreadSide {
         rank: usize,
         world_size: usize,
     ) -> Result<(), RequestError> {
-        let stream = OwnedStream::new(&self.context).map_err(RequestError::Failed)?;
-        let event = Event::new(&self.context).map_err(RequestError::Failed)?;
+        let stream = OwnedStream::new(&self.context).map_err(RequestError::Library)?;
+        let event = Event::new(&self.context).map_err(RequestError::Library)?;
         self.queue = Some((stream, event));
-        let comm = Comm::begin(&self.nccl, id, rank, world_size).map_err(RequestError::Failed)?;
+        let comm = Comm::begin(&self.nccl, id, rank, world_size).map_err(RequestError::Library)?;
         let comm = self.shared.comm.get_or_init(|| comm);
         self.wait(|| comm.state())
     }
 
-    fn stage(&self, bytes: usize) -> Result<Answer, Failed> {
+    fn stage(&self, bytes: usize) -> Result<Answer, LibraryError> {
         let host = PinnedMemory::new(&self.context, bytes)?;
         let device = DeviceMemory::new(&self.context, ElementType::U8, bytes)?;
         Ok(Answer::Staging(Staging {
@@ -418,22 +418,22 @@ impl ThreadSide {
     fn put(&self, round: &mut Round) -> Result<(), RequestError> {
         let (stream, event, comm) = self.parts()?;
         for other in &round.after {
-            event.record_in(*other).map_err(RequestError::Failed)?;
-            stream.wait(event).map_err(RequestError::Failed)?;
+            event.record_in(*other).map_err(RequestError::Library)?;
+            stream.wait(event).map_err(RequestError::Library)?;
         }
         if let (Some(span), Some(host)) = (&round.upload, &round.host) {
-            span.upload(host, stream).map_err(RequestError::Failed)?;
+            span.upload(host, stream).map_err(RequestError::Library)?;
         }
         if !round.calls.is_empty() {
             comm.issue(&round.calls, stream)
-                .map_err(RequestError::Failed)?;
+                .map_err(RequestError::Library)?;
             // Until then the calls may not be in the stream yet.
             self.wait(|| comm.state())?;
         }
         if let (Some(span), Some(host)) = (&round.download, &mut round.host) {
-            span.download(host, stream).map_err(RequestError::Failed)?;
+            span.download(host, stream).map_err(RequestError::Library)?;
         }
-        event.record(stream).map_err(RequestError::Failed)
+        event.record(stream).map_err(RequestError::Library)
     }
 
     /// Waits until the stream is empty.
@@ -465,9 +465,12 @@ impl ThreadSide {
         false
     }
 
-    fn wait(&self, mut ready: impl FnMut() -> Result<bool, Failed>) -> Result<(), RequestError> {
+    fn wait(
+        &self,
+        mut ready: impl FnMut() -> Result<bool, LibraryError>,
+    ) -> Result<(), RequestError> {
         let mut polls = 0;
-        while !ready().map_err(RequestError::Failed)? {
+        while !ready().map_err(RequestError::Library)? {
             if self.shared.stop.load(Ordering::Acquire) {
                 return Err(RequestError::Stuck);
             }

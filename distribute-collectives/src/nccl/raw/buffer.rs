@@ -6,7 +6,7 @@ use std::ops::{Deref, DerefMut, Range};
 use std::sync::Arc;
 
 use super::cuda::{Context, OwnedStream};
-use super::library::{Failed, Handle};
+use super::library::{Handle, LibraryError};
 use crate::nccl::element::ElementType;
 
 /// A stream of the caller (`CUstream` or `cudaStream_t`).
@@ -148,7 +148,11 @@ impl Span {
     }
 
     /// Copies from the beginning of page-locked memory, in a stream.
-    pub(crate) fn upload(&self, from: &PinnedMemory, stream: &OwnedStream) -> Result<(), Failed> {
+    pub(crate) fn upload(
+        &self,
+        from: &PinnedMemory,
+        stream: &OwnedStream,
+    ) -> Result<(), LibraryError> {
         let cuda = &from.context.cuda;
         let bytes = self.size_bytes().min(from.bytes);
         // SAFETY: both are at least that long; whoever made the span promised that of it. The
@@ -165,7 +169,7 @@ impl Span {
         &self,
         to: &mut PinnedMemory,
         stream: &OwnedStream,
-    ) -> Result<(), Failed> {
+    ) -> Result<(), LibraryError> {
         let cuda = &to.context.cuda;
         let bytes = self.size_bytes().min(to.bytes);
         // SAFETY: as in `upload`.
@@ -215,7 +219,7 @@ impl DeviceMemory {
         context: &Arc<Context>,
         element: ElementType,
         count: usize,
-    ) -> Result<Self, Failed> {
+    ) -> Result<Self, LibraryError> {
         let mut address = 0;
         let bytes = count.saturating_mul(element.size_bytes()).max(1);
         // SAFETY: `address` outlives the call.
@@ -287,7 +291,7 @@ unsafe impl Send for PinnedMemory {}
 
 impl PinnedMemory {
     /// Takes memory and fills it with zeros. The context must be current.
-    pub(crate) fn new(context: &Arc<Context>, bytes: usize) -> Result<Self, Failed> {
+    pub(crate) fn new(context: &Arc<Context>, bytes: usize) -> Result<Self, LibraryError> {
         let mut pointer = std::ptr::null_mut();
         let bytes = bytes.max(1);
         // SAFETY: `pointer` outlives the call.
