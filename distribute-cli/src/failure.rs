@@ -11,8 +11,8 @@ use distribute_core::collectives::CollectiveError;
 use distribute_launch::{FailureReport, REPORT_VARIABLE};
 use distribute_ps::PsError;
 
-use crate::events::note;
-use crate::flags::in_flags;
+use crate::notes::note;
+use crate::option_names::in_flags;
 use crate::permanent_errors::is_permanent;
 
 /// What is printed, and what the program ends with.
@@ -222,7 +222,7 @@ failure_from!(
     distribute_core::checkpoint::CheckpointError,
     distribute_core::collectives::flight_record::FlightRecordError,
     distribute_data::readers::ReadError,
-    distribute_cli::model::ModelError,
+    distribute_keras::ModelError,
     distribute_ps::PsError,
     distribute_tpu_xla::TpuError
 );

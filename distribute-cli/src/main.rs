@@ -1,10 +1,8 @@
-//! The command line program: see `distribute-cli --help`.
+//! `distribute-cli train` and the commands around it: flags, and what they call.
 #![deny(unsafe_code)]
 
 #[allow(unsafe_code)]
 mod allocator;
-mod args;
-mod bench;
 mod cluster;
 mod commands;
 mod compile_watch;
@@ -16,7 +14,9 @@ mod failure;
 mod flags;
 mod identity;
 mod libtpu;
+mod notes;
 mod objective;
+mod option_names;
 mod parameter_server;
 mod permanent_errors;
 mod signals;
