@@ -1,4 +1,4 @@
-//! The operations on memory of the devices: in place, without a trip through the host.
+//! The operations on memory of the devices: in place, without a trip through host memory.
 
 use std::ops::Range;
 

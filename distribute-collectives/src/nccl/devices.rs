@@ -45,7 +45,7 @@ pub struct PeerLink {
 impl fmt::Display for PeerLink {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = match (self.access, self.native_atomics) {
-            (false, _) => return write!(f, "GPU {} through the host", self.device),
+            (false, _) => return write!(f, "GPU {} through host memory", self.device),
             (true, true) => "with atomics (NVLink)",
             (true, false) => "without atomics (PCIe)",
         };

@@ -267,7 +267,7 @@ fn long_buffers_are_moved_in_rounds() {
     });
 }
 
-/// The host divides once: the same bits as the other transports.
+/// The CPU divides once: the same bits as the other transports.
 #[test]
 fn a_mean_of_host_buffers_is_the_sum_divided_once() {
     within_limit(|| {
