@@ -17,8 +17,8 @@ use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use distribute_collectives::{
-    AbortHandle, CommunicationOptions, Communicator, CommunicatorExt, Description, Held,
-    Interruption,
+    AbortHandle, CommunicationOptions, Communicator, CommunicatorExt, Description, Interruption,
+    InterruptionHold,
 };
 
 use agreement::Wishes;
@@ -45,7 +45,7 @@ struct Shared {
     agreed: Wishes,
     /// Ends the waits of the communicator.
     interruption: OnceLock<Interruption>,
-    held: Mutex<Option<Held>>,
+    held: Mutex<Option<InterruptionHold>>,
     /// With the replicas 0 of the other workers, in the memory of their devices.
     device: OnceLock<Mutex<Box<dyn DeviceReducer>>>,
 }
