@@ -36,7 +36,7 @@ const CRATES: &[Row] = &[
     ),
     row(
         "distribute-checkpoint",
-        MayUse::Only(&["distribute-error"]),
+        MayUse::Only(&["distribute-error", "distribute-features"]),
         true,
     ),
     row(
