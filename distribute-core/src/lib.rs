@@ -38,8 +38,6 @@ mod error;
 mod gradients;
 mod host_reduce;
 mod indexed_slices;
-#[cfg(feature = "burn-train")]
-mod learner;
 pub mod loss;
 pub mod metric;
 mod module_tensors;
@@ -79,8 +77,6 @@ pub use error::{Error, Result};
 pub use gradients::Gradients;
 pub use host_reduce::concatenate;
 pub use indexed_slices::IndexedSlices;
-#[cfg(feature = "burn-train")]
-pub use learner::LearnerStrategy;
 pub use nest::{Leaf, Nest};
 pub use optim::{Adam, AdamW, Sgd};
 pub use replica::{ReplicaContext, ReplicaRng};
@@ -92,7 +88,7 @@ pub use strategy::{
     OneDeviceStrategy, Replica, ReplicaStep, Strategy, StrategyExt, StrategyId, VariablePlacement,
     current_strategy, run_alone,
 };
-pub use train_state::{Applied, TrainState};
+pub use train_state::{Applied, TrainState, check_running_statistics};
 pub use values::{Mirrored, PerReplica, Replicate};
 pub use variable::{
     AssignTo, DistributedVariable, VariableAggregation, VariableContext, VariableError,

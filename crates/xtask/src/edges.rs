@@ -36,7 +36,7 @@ const CRATES: &[Row] = &[
     ),
     row(
         "distribute-checkpoint",
-        MayUse::Only(&["distribute-error"]),
+        MayUse::Only(&["distribute-error", "distribute-features"]),
         true,
     ),
     row(
@@ -64,6 +64,11 @@ const CRATES: &[Row] = &[
     row(
         "distribute-fit",
         MayUse::Only(&["distribute-core", "distribute-error"]),
+        true,
+    ),
+    row(
+        "distribute-learner",
+        MayUse::Only(&["distribute-core"]),
         true,
     ),
     row(

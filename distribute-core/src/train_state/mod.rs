@@ -232,8 +232,12 @@ fn refuse_batch_norm(path: Option<&str>, replicas: usize) -> Result<()> {
     }
 }
 
-/// Refuses a model whose replicas would share running statistics.
-pub(crate) fn check_running_statistics(model: &impl Module, replicas: usize) -> Result<()> {
+/// Refuses a model that so many replicas cannot train, because they would share the running
+/// statistics of its batch normalizations. A training state asks it itself.
+///
+/// # Errors
+/// [`Error::InvalidArgument`], which names the layer.
+pub fn check_running_statistics(model: &impl Module, replicas: usize) -> Result<()> {
     let mut names = Names::default();
     model.visit(&mut names);
     refuse_batch_norm(names.batch_norm.as_deref(), replicas)
