@@ -72,7 +72,7 @@ fn gradients_flow_through_several_all_reduces() {
         let mean = ctx.all_reduce_tensor(ReduceOp::Mean, model.x.val())?;
         let loss = sum.clone() * sum + mean;
         let gradients = ctx.gradient(&loss, &model)?;
-        let gradient = gradients.get(0).cloned();
+        let gradient = gradients.get(0)?.cloned();
         gradient.ok_or_else(|| Error::invalid("no gradient"))
     });
     // 2 * (1 + 2 + 3) from each of 3 replicas, and the mean of three ones.

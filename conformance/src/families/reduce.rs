@@ -523,7 +523,7 @@ fn gradient(case: &Case, env: &Env<'_>, strategy: &dyn Strategy) -> Checked {
         let loss = (reduced.clone() * reduced).sum();
         let gradients = ctx.gradient(&loss, &model)?;
         let found = gradients
-            .get(0)
+            .get(0)?
             .ok_or_else(|| Error::invalid("no gradient"))?;
         Ok(crate::tensors::reshaped(found, &shape))
     });

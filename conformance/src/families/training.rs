@@ -165,7 +165,7 @@ impl<M: Model> Run<'_, M> {
         let names = self.state.primary().parameter_names().to_vec();
         for gradients in gradients.values() {
             for (index, name) in names.iter().enumerate() {
-                let gradient = gradients.get(index);
+                let gradient = gradients.get(index)?;
                 let gradient = gradient.ok_or_else(|| Failure::got("no gradient"))?;
                 tolerance
                     .same(wanted.field("gradients")?.field(name)?, gradient)

@@ -84,7 +84,7 @@ pub enum ModelError {
     },
 }
 
-distribute_core::debug_as_message!(ModelError);
+distribute_error::debug_as_message!(ModelError);
 
 impl From<ModelError> for distribute_core::Error {
     fn from(error: ModelError) -> Self {

@@ -372,12 +372,7 @@ pub enum ReadError {
     },
 }
 
-/// What `main` prints of it is the message.
-impl fmt::Debug for ReadError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
+distribute_error::debug_as_message!(ReadError);
 
 #[cfg(feature = "core")]
 impl From<ReadError> for distribute_core::Error {
