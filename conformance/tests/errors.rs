@@ -119,7 +119,7 @@ fn values_show_what_they_hold() {
 #[test]
 fn variables_and_mirrored_values_show_what_they_hold() {
     let strategy = MirroredStrategy::builder().replicas(2).build().unwrap();
-    let variable: DistributedVariable = strategy
+    let variable: DistributedVariable<f32> = strategy
         .variable(1.5_f32, VariableOptions::default())
         .unwrap();
     let text = format!("{variable:?}");

@@ -26,7 +26,7 @@ use crate::{Gradients, ReplicaContext, Replicate, Result, WorkerGroup};
 /// let mut state = strategy.scope(|device| {
 ///     BurnTrainState::new(LinearConfig::new(3, 1).init(device), AdamConfig::new().init(), 1e-2)
 /// })?;
-/// strategy.run((&mut state,), |ctx, (state,)| {
+/// strategy.run(&mut state, |ctx, state| {
 ///     let loss = state.model.forward(Tensor::<2>::ones([4, 3], ctx.device())).sum();
 ///     let gradients = ctx.gradient(&loss, &state.model)?;
 ///     state.apply_gradients(ctx, gradients)

@@ -47,6 +47,7 @@ mod module_tensors;
 mod nest;
 pub mod optim;
 pub mod partitioners;
+pub mod prelude;
 pub mod remote;
 mod replica;
 mod scope;
@@ -95,7 +96,7 @@ pub use strategy::{
 pub use train_state::{Applied, TrainState};
 pub use values::{Mirrored, PerReplica, Replicate};
 pub use variable::{
-    DistributedVariable, VariableAggregation, VariableContext, VariableError, VariableKind,
-    VariableOptions, VariableSynchronization,
+    AssignTo, DistributedVariable, VariableAggregation, VariableContext, VariableError,
+    VariableKind, VariableOptions, VariableSynchronization, VariableValue,
 };
 pub use workers::WorkerGroup;

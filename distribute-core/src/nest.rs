@@ -45,6 +45,12 @@ pub trait Leaf {
 ///     examples: u64,
 /// }
 /// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not known to be made of tensors and numbers",
+    label = "steps cannot be handed this, nor return it",
+    note = "derive it for a struct or enum of your own: `#[derive(Nest)]`",
+    note = "a `Result` is opened first, with a `?`"
+)]
 pub trait Nest {
     /// Visits every leaf, always in the same order.
     fn walk(&mut self, visit: &mut dyn FnMut(&mut dyn Leaf) -> Result<()>) -> Result<()>;
@@ -150,6 +156,12 @@ macro_rules! tensor {
                 visit: &mut dyn FnMut(&mut dyn Leaf) -> Result<()>,
             ) -> Result<()> {
                 visit(self)
+            }
+
+            fn fingerprint(&self, key: &mut dyn Fingerprint) {
+                if let Some(rows) = self.dims().first() {
+                    key.rows(*rows);
+                }
             }
 
             fn placeholder() -> Option<Self> {

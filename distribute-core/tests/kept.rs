@@ -101,7 +101,7 @@ fn parameters_of_every_kind_are_saved_and_restored() {
     restore(&mut fresh, &checkpoint).unwrap();
     for model in strategy.local_results(
         strategy
-            .run((&mut fresh,), |_, (state,)| Ok(state.model.values()))
+            .run(&mut fresh, |_, state| Ok(state.model.values()))
             .unwrap(),
     ) {
         assert_eq!(model, expected);
@@ -237,7 +237,7 @@ fn a_slot_that_is_missing_or_of_another_size_is_refused() {
     };
     let mut state = strategy.scope(build).unwrap();
     strategy
-        .run((&mut state,), |ctx, (state,)| {
+        .run(&mut state, |ctx, state| {
             let loss = state.model.forward(Tensor::<2>::ones([1, 2], ctx.device()));
             let gradients = ctx.gradient(&loss.sum(), &state.model)?;
             state.apply_gradients(ctx, gradients)?;

@@ -136,7 +136,7 @@ fn gradients_are_reduced_where_backward_put_them() {
         .scope(|device| TrainState::new(Net::new(device), Sgd::new(0.1)))
         .unwrap();
     let found = strategy
-        .run((&mut state,), |ctx, (state,)| {
+        .run(&mut state, |ctx, state| {
             let plain_loss = state.model.loss(ctx.device());
             let (plain, _gradients) = large_allocations(|| plain_loss.backward());
             let loss = state.model.loss(ctx.device());

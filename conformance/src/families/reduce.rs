@@ -10,14 +10,14 @@ use distribute_core::{
 };
 use serde_json::Value;
 
-use super::compiled;
+use super::support::{compiled, expected, per_replica, reduce_op};
 use crate::case::Case;
 use crate::compare::equal;
+use crate::env::Env;
 use crate::error_kind::{ErrorKind, same_error};
 use crate::expression::{evaluate, evaluate_list};
 use crate::json::{Fields, counts, numbers_in};
 use crate::outcome::{Checked, Deviation, Failure, Outcome, Rule, passed};
-use crate::suite::Env;
 use crate::tensors::{number, scalar, tensor};
 
 type CoreResult<T> = distribute_core::Result<T>;
@@ -49,30 +49,6 @@ pub(super) fn check(case: &Case, env: &Env<'_>) -> Checked {
         op if op.contains("reduce_to(SUM, x, v)") => reduce_to(case, env, strategy),
         other => Err(Failure::schema(format!("unknown operation `{other}`"))),
     }
-}
-
-/// The case's reduction; `None` if it is not one that TensorFlow knows either.
-pub(crate) fn reduce_op(value: &Value) -> Option<ReduceOp> {
-    let text = value.as_str()?.to_ascii_lowercase();
-    match text.trim_start_matches("reduceop.") {
-        "sum" => Some(ReduceOp::Sum),
-        "mean" => Some(ReduceOp::Mean),
-        _ => None,
-    }
-}
-
-/// One tensor per replica; `None` where the file describes the values in words.
-pub(super) fn per_replica(value: &Value) -> Result<Option<PerReplica<TensorData>>, Failure> {
-    let Some(list) = value.as_array() else {
-        return Ok(None);
-    };
-    let tensors = list.iter().map(tensor).collect::<Result<_, _>>()?;
-    Ok(Some(PerReplica::new(tensors)))
-}
-
-/// The value that TensorFlow returned.
-pub(super) fn expected(case: &Case) -> Result<&Value, Failure> {
-    case.value().ok_or_else(|| Failure::got("a value"))
 }
 
 /// Passed if the result is what TensorFlow returned, or the same kind of error.
@@ -363,7 +339,7 @@ fn merge_of_one(case: &Case, strategy: &dyn Strategy) -> Checked {
 fn merge_call(case: &Case, env: &Env<'_>, strategy: &dyn Strategy) -> Checked {
     let replicas = strategy.replicas().len();
     let values = per_replica(&case.inputs["values"])?.ok_or_else(|| Failure::schema("values"))?;
-    let found = strategy.run((values,), |ctx, (value,)| {
+    let found = strategy.run(values, |ctx, value| {
         let (sum, seen) = ctx.merge_call(value, |values| {
             let seen = (u8::from(!in_step()), values.values().len());
             let sum = strategy.reduce(ReduceOp::Sum, values)?;
@@ -419,7 +395,7 @@ fn run(case: &Case, env: &Env<'_>, strategy: &dyn Strategy) -> Checked {
         // Arguments that are no tuple.
         return Ok(Outcome::NotApplicable(Rule::PythonType));
     };
-    let found = strategy.run((arguments[0],), |_, (x,)| {
+    let found = strategy.run(arguments[0], |_, x| {
         let value = evaluate(body, &|name| (name == "x").then_some(x));
         value.ok_or_else(|| Error::invalid(format!("the function `{body}`")))
     })?;
@@ -438,7 +414,7 @@ fn run_dictionary(
     strategy: &dyn Strategy,
     values: PerReplica<TensorData>,
 ) -> Checked {
-    let found = strategy.run((values,), |ctx, (value,)| {
+    let found = strategy.run(values, |ctx, value| {
         let doubled: Vec<f64> = value.iter::<f64>().map(|x| 2.0 * x).collect();
         let doubled = TensorData::new(doubled, value.shape().clone()).convert_dtype(value.dtype());
         Ok((ctx.replica_id(), (ctx.num_replicas_in_sync(), doubled)))
@@ -499,7 +475,7 @@ fn reduce_to(case: &Case, env: &Env<'_>, strategy: &dyn Strategy) -> Checked {
     let expected = expected(case)?.field("locals")?;
     passed(
         env.tolerance()
-            .same_list(expected, &variable.local_values()),
+            .same_list(expected, &variable.local_values()?),
     )
 }
 
@@ -512,7 +488,7 @@ struct Input {
 fn gradient(case: &Case, env: &Env<'_>, strategy: &dyn Strategy) -> Checked {
     let op = reduce_op(&case.inputs["reduce_op"]).ok_or_else(|| Failure::schema("reduce_op"))?;
     let values = per_replica(&case.inputs["values"])?.ok_or_else(|| Failure::schema("values"))?;
-    let result = strategy.run((values,), |ctx, (value,)| {
+    let result = strategy.run(values, |ctx, value| {
         let shape = value.shape().to_vec();
         let elements: usize = shape.iter().product();
         let flat = crate::tensors::reshaped(&value, &[elements]);

@@ -4,29 +4,27 @@
 //! reads its output; they end with it, and all are joined here. The calling thread also starts the
 //! processes, because on Linux they die with the thread that started them.
 
-use std::net::Ipv4Addr;
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::Signal;
 
-use crate::cluster::{Cluster, Token};
+use crate::cluster::Token;
 use crate::console::Screen;
 use crate::crew::Crew;
-use crate::events::{Event, Events};
-use crate::group::{Group, Place, Waited};
-use crate::guard::Guard;
+use crate::events::Event;
+use crate::group::Waited;
 use crate::leftovers::{self, Marks};
-use crate::logs::LogDirectory;
+use crate::outcome::WRONG_USAGE;
 use crate::process::Process;
 use crate::report::Ended;
-use crate::run::WRONG_USAGE;
+use crate::session::Session;
 use crate::start::{LastLines, Starter};
 use crate::survival::{Death, Deaths};
 use crate::verdict::{Verdict, root_cause};
 use crate::wire::{Item, Post};
-use crate::{Ending, Job, LaunchError, ReservedPorts, Result, Role, Task};
+use crate::{Ending, LaunchError, Result, Role, Task};
 
 /// After a failure the others are left alone this long, because the system may tell of the death
 /// that made them fail a little later than of their own.
@@ -34,24 +32,6 @@ const SETTLE: Duration = Duration::from_millis(100);
 
 /// How often it is looked whether the guard is there.
 const GUARD_LOOK: Duration = Duration::from_secs(1);
-
-/// What the attempts of a job share.
-pub struct Session<'a, 's> {
-    pub job: &'a Job,
-    /// What this host starts, counted from 0.
-    pub tasks: Vec<Task>,
-    pub screen: &'a Screen<'s>,
-    pub logs: &'a LogDirectory,
-    pub guard: Guard,
-    /// The launchers of the other hosts, if there are any.
-    pub group: Option<Group>,
-    pub events: Events,
-    pub received: Receiver<Event>,
-    /// The signal that told this launcher, or that of another host, to stop.
-    pub interrupted: Option<i32>,
-    /// How many signals this launcher got itself.
-    pub signals: usize,
-}
 
 /// What the processes of an attempt are waited for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -85,47 +65,6 @@ struct Attempt<'a, 's> {
     grace: Duration,
     restart: u32,
     screen: &'a Screen<'s>,
-}
-
-impl Session<'_, '_> {
-    /// Ports for the processes of this host.
-    fn ports(&self) -> Result<ReservedPorts> {
-        let loopback = Ipv4Addr::LOCALHOST.into();
-        let address = self.group.as_ref().map_or(loopback, Group::own_address);
-        let needed = self.tasks.len();
-        ReservedPorts::new(needed, address).map_err(|source| LaunchError::NoFreePort {
-            address,
-            needed,
-            source,
-        })
-    }
-
-    /// Gives the processes of this host these ports, and finds what the other hosts have.
-    fn place(&mut self, restart: u32, ports: &ReservedPorts) -> Result<Waited<Place>> {
-        let cluster = Cluster::at(ports, &self.tasks);
-        if let Some(group) = &mut self.group {
-            return group.meet(restart, cluster, (&self.received, self.screen));
-        }
-        Ok(Waited::Done(Place {
-            cluster,
-            tasks: self.tasks.clone(),
-            token: Token::random()?,
-        }))
-    }
-
-    /// Has a guard that has ended followed by another one.
-    fn look_after_guard(&mut self) -> Result<()> {
-        match self.guard.look() {
-            Some(said) => self.screen.say(&said),
-            None => Ok(()),
-        }
-    }
-
-    fn post(&self, restart: u32, item: Item) {
-        if let Some(group) = &self.group {
-            group.post(restart, item);
-        }
-    }
 }
 
 /// Runs the job's processes once.

@@ -103,6 +103,7 @@ mod process;
 mod relay;
 mod report;
 mod run;
+mod session;
 mod start;
 mod survival;
 mod verdict;
@@ -114,10 +115,7 @@ pub use failure_report::FailureReport;
 pub use guard::guard_main;
 pub use hosts::Hosts;
 pub use job::Job;
-pub use outcome::{Ending, Outcome, Role, RootCause, Task};
+pub use outcome::{Ending, Outcome, PREEMPTED_EXIT_CODE, Role, RootCause, Task};
 pub use ports::ReservedPorts;
 pub use process::REPORT_VARIABLE;
 pub use run::run;
-
-/// What a process exits with after it was asked to stop and has saved a checkpoint.
-pub const PREEMPTED_EXIT_CODE: u8 = 42;

@@ -2,7 +2,11 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::PREEMPTED_EXIT_CODE;
+/// What a process exits with after it was asked to stop and has saved a checkpoint.
+pub const PREEMPTED_EXIT_CODE: u8 = 42;
+
+/// What a process exits with when its command line is wrong: it would be wrong again.
+pub(crate) const WRONG_USAGE: Ending = Ending::Exit(2);
 
 /// What a process is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

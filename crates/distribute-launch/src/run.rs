@@ -1,17 +1,16 @@
-use crate::attempt::{self, Session};
+use crate::attempt;
 use crate::console::{Console, Screen};
 use crate::crew::Crew;
 use crate::events::{self, Event, SignalWatch};
 use crate::group::{Group, Waited};
 use crate::guard::Guard;
 use crate::logs::LogDirectory;
+use crate::outcome::WRONG_USAGE;
 use crate::relay::Relay;
 use crate::report::Ended;
+use crate::session::Session;
 use crate::verdict::Verdict;
-use crate::{Ending, Job, LaunchError, Outcome, Result, RootCause};
-
-/// What a process exits with when its command line is wrong: it would be wrong again.
-pub const WRONG_USAGE: Ending = Ending::Exit(2);
+use crate::{Job, LaunchError, Outcome, Result, RootCause};
 
 /// Runs a job to its end, restarts included. Blocks until no process of it is left.
 ///

@@ -3,7 +3,6 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::mpsc::{self, Receiver, SyncSender};
 
-use crate::attempt::Session;
 use crate::cluster::Token;
 use crate::collapse::{self, Line};
 use crate::crew::Crew;
@@ -16,6 +15,7 @@ use crate::process::{
     self, CONFIG_VARIABLE, MARK_VARIABLE, Process, REPORT_VARIABLE, RESTART_VARIABLE,
     TOKEN_VARIABLE,
 };
+use crate::session::Session;
 use crate::{LaunchError, Result, Role, Task};
 
 /// How many lines wait for the thread that shows them, before the processes wait.

@@ -5,7 +5,7 @@ use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 
 use crate::Ending;
-use crate::run::WRONG_USAGE;
+use crate::outcome::WRONG_USAGE;
 
 /// How an attempt ended, its processes named by their numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -7,6 +7,7 @@ use std::path::Path;
 use csv::ByteRecord;
 
 use crate::error::ReadError;
+use crate::lines::number;
 
 /// What stands for a value that is not there, in lower case.
 const MISSING: [&str; 12] = [
@@ -86,12 +87,6 @@ impl Doubt {
             _ => None,
         }
     }
-}
-
-/// A finite number.
-pub(crate) fn number(field: &[u8]) -> Option<f32> {
-    let text = std::str::from_utf8(field.trim_ascii()).ok()?;
-    text.parse().ok().filter(|value: &f32| value.is_finite())
 }
 
 /// A whole number that is written as one.

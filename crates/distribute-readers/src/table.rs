@@ -5,8 +5,8 @@ use std::path::Path;
 use crate::array::{Array, Values};
 use crate::error::ReadError;
 use crate::examples::{Examples, Features, Labels};
-use crate::header::{self, Doubt, number};
-use crate::lines::{Column, Lines};
+use crate::header::{self, Doubt};
+use crate::lines::{Column, Lines, number};
 use crate::source::Source;
 
 /// Whether a table starts with a line of column names.

@@ -1,11 +1,12 @@
 //! Runs the steps one after the other and says how long each took.
 
 use std::path::Path;
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use crate::cargo::{cargo, cargo_command, finish};
 use crate::tree::Tree;
-use crate::{edges, fuzz, suite, tidy};
+use crate::{edges, features, fuzz, modules, suite, tidy};
 
 /// Which steps to run.
 #[derive(Debug, PartialEq, Eq)]
@@ -42,7 +43,7 @@ struct Step {
     run: fn(&Path) -> Result<String, String>,
 }
 
-const STEPS: [Step; 8] = [
+const STEPS: [Step; 10] = [
     Step {
         name: "tidy",
         advice: "fix the places above; crates/xtask/README.md explains each rule",
@@ -52,6 +53,16 @@ const STEPS: [Step; 8] = [
         name: "edges",
         advice: "change the manifests above; ARCHITECTURE.md says who may use whom",
         run: edges_step,
+    },
+    Step {
+        name: "modules",
+        advice: "break the circles above; `cargo xtask modules CRATE` shows who imports whom",
+        run: modules_step,
+    },
+    Step {
+        name: "features",
+        advice: "add what is missing to crates/distribute-features/Cargo.toml and `Cargo.toml`",
+        run: features::run,
     },
     Step {
         name: "fmt",
@@ -116,7 +127,7 @@ pub fn run(root: &Path, selection: &Selection) -> ExitCode {
         println!("  {line}");
     }
     for step in &steps[summary.len()..] {
-        println!("  {:<6} not run", step.name);
+        println!("  {:<8} not run", step.name);
     }
     match failed {
         None => {
@@ -136,7 +147,7 @@ fn summary_line(name: &str, result: &Result<String, String>, elapsed: Duration) 
         Err(_) => ("FAILED", ""),
     };
     let line = format!(
-        "{name:<6} {verdict:<6} {:7.1} s  {note}",
+        "{name:<8} {verdict:<6} {:7.1} s  {note}",
         elapsed.as_secs_f64()
     );
     line.trim_end().to_owned()
@@ -155,6 +166,11 @@ fn tidy_step(root: &Path) -> Result<String, String> {
 fn edges_step(root: &Path) -> Result<String, String> {
     let tree = Tree::read(root)?;
     verdict(edges::problems(&tree), tree.members.len(), "crates")
+}
+
+fn modules_step(root: &Path) -> Result<String, String> {
+    let tree = Tree::read(root)?;
+    verdict(modules::problems(&tree), tree.members.len(), "crates")
 }
 
 /// Reads the types of what only a machine with a GPU can run. In the workspace's own set of
@@ -192,37 +208,6 @@ fn verdict(problems: Vec<String>, count: usize, what: &str) -> Result<String, St
     ))
 }
 
-/// The cargo that runs this program, without the variables that it set for this program alone:
-/// build scripts that watch them would run again at every change between the two.
-pub fn cargo_command(root: &Path, arguments: &str) -> Command {
-    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    command.args(arguments.split_whitespace()).current_dir(root);
-    for (name, _) in std::env::vars_os() {
-        let is_ours =
-            |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIF");
-        if name.to_str().is_some_and(is_ours) {
-            command.env_remove(name);
-        }
-    }
-    command
-}
-
-fn cargo(root: &Path, arguments: &str) -> Result<String, String> {
-    finish(&mut cargo_command(root, arguments))
-}
-
-/// Runs a command of cargo to its end.
-pub fn finish(command: &mut Command) -> Result<String, String> {
-    let status = command
-        .status()
-        .map_err(|error| format!("cannot start cargo: {error}"))?;
-    if status.success() {
-        Ok(String::new())
-    } else {
-        Err(format!("cargo: {status}"))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::{STEPS, Selection, summary_line, verdict};
@@ -239,10 +224,10 @@ mod tests {
     #[test]
     fn steps_are_selected_in_their_order() {
         let all = [
-            "tidy", "edges", "fmt", "clippy", "gpu", "doc", "fuzz", "test",
+            "tidy", "edges", "modules", "features", "fmt", "clippy", "gpu", "doc", "fuzz", "test",
         ];
         assert_eq!(names(&Selection::All), all);
-        assert_eq!(names(&Selection::AllButTests), all[..6]);
+        assert_eq!(names(&Selection::AllButTests), all[..8]);
         assert_eq!(names(&Selection::only("doc").expect("a step")), ["doc"]);
     }
 
@@ -251,12 +236,12 @@ mod tests {
         let elapsed = Duration::from_millis(1260);
         assert_eq!(
             summary_line("fmt", &Ok(String::new()), elapsed),
-            "fmt    ok         1.3 s"
+            "fmt      ok         1.3 s"
         );
         let failed = Err("many lines".to_owned());
         assert_eq!(
             summary_line("clippy", &failed, elapsed),
-            "clippy FAILED     1.3 s"
+            "clippy   FAILED     1.3 s"
         );
     }
 

@@ -28,6 +28,7 @@ const CRATES: &[Row] = &[
     row("distribute-collectives", MayUse::Only(&[]), false),
     row("distribute-core-derive", MayUse::Only(&[]), false),
     row("distribute-error", MayUse::Only(&[]), false),
+    row("distribute-features", MayUse::Only(&[]), false),
     row(
         "distribute-cluster",
         MayUse::Only(&["distribute-error"]),
@@ -51,6 +52,7 @@ const CRATES: &[Row] = &[
             "distribute-collectives",
             "distribute-core-derive",
             "distribute-error",
+            "distribute-features",
         ]),
         true,
     ),

@@ -7,7 +7,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use crate::check::{cargo_command, finish};
+use crate::cargo::{cargo_command, finish};
 
 /// The programs of `crates/fuzz/Cargo.toml`.
 pub const TARGETS: [&str; 5] = [

@@ -1,12 +1,18 @@
 //! The one command a change must pass: `cargo xtask check`.
 #![forbid(unsafe_code)]
 
+mod cargo;
 mod check;
 mod edges;
+mod features;
+mod files;
 mod fuzz;
+mod lines;
+mod modules;
 mod same_bits;
 mod suite;
 mod tidy;
+mod tokens;
 mod tree;
 
 use std::path::{Path, PathBuf};
@@ -15,12 +21,16 @@ use std::process::ExitCode;
 const USAGE: &str = "\
 usage: cargo xtask check [--skip-tests] [--only STEP]
        cargo xtask fuzz TARGET SECONDS
+       cargo xtask lines [CRATE]
+       cargo xtask modules [CRATE]
        cargo xtask same-bits OLD [NEW]
 
   --skip-tests   every step but `fuzz` and `test`
-  --only STEP    one step: tidy, edges, fmt, clippy, gpu, doc, fuzz or test
+  --only STEP    one step: tidy, edges, modules, features, fmt, clippy, gpu, doc, fuzz or test
   TARGET         a fuzz target: operation_header, data_frames, flight_record, control_message or
                  shared_memory_welcome
+  CRATE          whose modules are shown: how much code each has, or who imports whom, and in
+                 which circles
   OLD, NEW       two builds of distribute-cli, whose trained weights are compared; NEW is what
                  `cargo build` has made last unless given";
 
@@ -29,6 +39,8 @@ usage: cargo xtask check [--skip-tests] [--only STEP]
 enum Task {
     Check(check::Selection),
     Fuzz(&'static str, u64),
+    Lines(Option<String>),
+    Modules(Option<String>),
     SameBits(PathBuf, PathBuf),
 }
 
@@ -39,12 +51,24 @@ fn main() -> ExitCode {
         Ok(Task::Fuzz(target, seconds)) => {
             verdict("fuzz", fuzz::run(&workspace_root(), &[target], seconds))
         }
+        Ok(Task::Lines(name)) => verdict("lines", show_lines(name.as_deref())),
+        Ok(Task::Modules(name)) => verdict("modules", show_modules(name.as_deref())),
         Ok(Task::SameBits(old, new)) => verdict("same-bits", same_bits::run(&old, &new)),
         Err(message) => {
             eprintln!("{message}\n\n{USAGE}");
             ExitCode::from(2)
         }
     }
+}
+
+fn show_lines(name: Option<&str>) -> Result<String, String> {
+    let table = lines::table(&tree::Tree::read(&workspace_root())?, name)?;
+    println!("{table}");
+    Ok("lines of code, without tests, comments and blanks".to_owned())
+}
+
+fn show_modules(name: Option<&str>) -> Result<String, String> {
+    modules::print(&tree::Tree::read(&workspace_root())?, name)
 }
 
 fn verdict(task: &str, outcome: Result<String, String>) -> ExitCode {
@@ -66,6 +90,8 @@ fn parse(arguments: &[String]) -> Result<Task, String> {
     match words.next() {
         Some("check") => {}
         Some("fuzz") => return parse_fuzz(words),
+        Some("lines") => return Ok(Task::Lines(words.next().map(str::to_owned))),
+        Some("modules") => return Ok(Task::Modules(words.next().map(str::to_owned))),
         Some("same-bits") => return parse_same_bits(words),
         Some(other) => return Err(format!("unknown command `{other}`")),
         None => return Err("no command given".to_owned()),

@@ -10,7 +10,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use crate::check::{cargo_command, finish};
+use crate::cargo::{cargo_command, finish};
 
 /// Test programs that compute for most of their time. They give way to the others, whose deadlines
 /// are shorter, but not without limit: `conformance` and `other_inputs` make groups whose ranks

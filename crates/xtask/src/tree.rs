@@ -101,6 +101,12 @@ impl Tree {
         })
     }
 
+    /// What to say where a name is that of no member.
+    pub fn no_such_crate(&self) -> String {
+        let names: Vec<&str> = self.members.iter().map(|member| &*member.name).collect();
+        format!("no such crate; there are {}", names.join(", "))
+    }
+
     /// The member that a file belongs to: the one with the deepest directory around it.
     pub fn member_of(&self, path: &str) -> Option<&Member> {
         let around = |member: &&Member| {

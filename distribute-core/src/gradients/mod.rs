@@ -72,7 +72,7 @@ impl Gradients {
     ) -> Result<Self> {
         if loss.shape().num_elements() != 1 {
             return Err(Error::Shape {
-                op: "gradient: the loss must be one number (average with `compute_average_loss`)",
+                op: "gradient: the loss must be one number (average with `average_loss`)",
                 expected: vec![1],
                 found: loss.shape().to_vec(),
             });

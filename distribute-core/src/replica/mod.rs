@@ -36,8 +36,8 @@ use crate::strategy::{Replica, VariablePlacement};
 use crate::trace::Trace;
 use crate::variable::Owner;
 use crate::{
-    DistributedVariable, Error, Leaf, LogicalDevice, Nest, PerReplica, Result, VariableOptions,
-    WorkerGroup, scope,
+    DistributedVariable, Error, LogicalDevice, Nest, PerReplica, Result, VariableOptions,
+    VariableValue, WorkerGroup, scope,
 };
 
 /// The replica a step is running on (TensorFlow: `tf.distribute.ReplicaContext`).
@@ -141,6 +141,14 @@ impl ReplicaContext {
     /// The number of replicas whose gradients are summed, over all workers.
     pub fn num_replicas_in_sync(&self) -> usize {
         self.num_replicas
+    }
+
+    /// The examples of a full global batch, if the step was handed a part of one that knows: what
+    /// losses are divided by. Batches of `distribute-data` know, and those of
+    /// [`fit`](crate::fit); others are told by [`PerReplica::of_global_batch`]. `None` also for
+    /// parts of batches of different sizes.
+    pub fn global_batch_size(&self) -> Option<usize> {
+        crate::loss::global_batch_size().ok().flatten()
     }
 
     /// burn's device of this replica, with autodiff.
@@ -263,11 +271,11 @@ impl ReplicaContext {
     /// # Errors
     /// Those of [`DistributedVariable::new`], and another replica's failure. With parameter servers
     /// variables are made outside of steps.
-    pub fn variable(
+    pub fn variable<T: VariableValue + 'static>(
         &self,
-        mut initial: impl Leaf,
+        mut initial: T,
         options: VariableOptions,
-    ) -> Result<DistributedVariable> {
+    ) -> Result<DistributedVariable<T>> {
         self.peers.refuse("ctx.variable")?;
         let strategy = scope::current_strategy();
         if strategy.remote_store().is_some() {

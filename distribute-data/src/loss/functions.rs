@@ -4,7 +4,7 @@ use burn::tensor::activation::log_softmax;
 use burn::tensor::{Bool, Device, Int, Tensor};
 use distribute_core::Result;
 
-use super::objects::{LossValue, Reduction, reduce};
+use super::reduction::{LossValue, Reduction, reduce};
 
 /// A tensor of predictions whose last axis a loss takes away: `[n, classes]`, or
 /// `[n, height, width, classes]` for labels per pixel. Ranks 2 to 6.
@@ -155,7 +155,7 @@ fn sigmoid_crossentropy<const D: usize>(logits: Tensor<D>, labels: Tensor<D>) ->
 /// `logits` has one axis more than `labels`, the last one, of the size of the number of classes:
 /// `[n, classes]` and `[n]`, or `[n, height, width, classes]` and `[n, height, width]`. The result
 /// has the shape of `labels`. With labels per pixel remember that
-/// [`compute_average_loss`](super::compute_average_loss) divides by the number of examples and
+/// [`average_loss`](super::average_loss) divides by the number of examples and
 /// not of pixels.
 ///
 /// # Panics

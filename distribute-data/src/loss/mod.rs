@@ -2,11 +2,12 @@
 //!
 //! Under a strategy every replica computes the loss of its own examples, and gradients are summed
 //! over replicas. The loss of a replica must therefore be divided by the size of the *global*
-//! batch: [`compute_average_loss`]. What is not per example, such as a penalty on the weights, is
+//! batch: [`average_loss`]. What is not per example, such as a penalty on the weights, is
 //! the same on every replica and must be divided by their number: [`scale_regularization_loss`].
 
 mod functions;
 mod objects;
+mod reduction;
 mod scaling;
 
 pub use functions::{
@@ -14,9 +15,7 @@ pub use functions::{
     logits_of_softmax, mean_squared_error, sparse_categorical_crossentropy,
 };
 pub use objects::{
-    BinaryCrossentropy, CategoricalCrossentropy, LossValue, MeanSquaredError, Reduction,
-    SparseCategoricalCrossentropy,
+    BinaryCrossentropy, CategoricalCrossentropy, MeanSquaredError, SparseCategoricalCrossentropy,
 };
-pub use scaling::{
-    LossKind, SampleWeight, average_loss_over, compute_average_loss, scale_regularization_loss,
-};
+pub use reduction::{LossValue, Reduction};
+pub use scaling::{AverageLoss, LossKind, SampleWeight, average_loss, scale_regularization_loss};

@@ -10,14 +10,14 @@ use distribute_core::{
 use distribute_data::{Batching, DistributedDataset, FnDataset, StrategyDataExt};
 use serde_json::{Value, json};
 
-use super::super::models::{Linear, Model};
-use super::super::reduce::expected;
+use super::super::support::expected;
+use super::super::support::models::{Linear, Model};
 use super::training::linear;
 use crate::case::Case;
 use crate::compare::equal;
+use crate::env::Env;
 use crate::json::Fields;
 use crate::outcome::{Checked, Failure, passed};
-use crate::suite::Env;
 use crate::tensors::number;
 
 /// A metric of so many examples, so many of them right, updated by all replicas; printed as the
@@ -42,7 +42,7 @@ pub(super) fn accuracy(case: &Case, env: &Env<'_>) -> Checked {
         "BinaryAccuracy" => {
             let metric = BinaryAccuracy::new(strategy);
             for _ in 0..updates {
-                strategy.run((labels.clone(),), |ctx, (labels,)| {
+                strategy.run(labels.clone(), |ctx, labels| {
                     let labels = labels.float();
                     metric.update_state(ctx, &labels, &labels.ones_like())
                 })?;
@@ -54,7 +54,7 @@ pub(super) fn accuracy(case: &Case, env: &Env<'_>) -> Checked {
         "SparseCategoricalAccuracy" => {
             let metric = SparseCategoricalAccuracy::new(strategy);
             for _ in 0..updates {
-                strategy.run((labels.clone(),), |ctx, (labels,)| {
+                strategy.run(labels.clone(), |ctx, labels| {
                     let second = labels.ones_like().float().unsqueeze_dim::<2>(1);
                     let scores = Tensor::cat(vec![second.zeros_like(), second], 1);
                     metric.update_state(ctx, &labels, &scores)

@@ -6,14 +6,14 @@ use distribute_core::fit::{restore, snapshot};
 use distribute_core::{Mirrored, Sgd, Strategy, StrategyExt, TrainState};
 use serde_json::json;
 
-use super::super::models::{Linear, Model};
-use super::super::reduce::expected;
+use super::super::support::expected;
+use super::super::support::models::{Linear, Model};
 use super::training::linear;
 use crate::case::{Case, StrategySpec};
 use crate::compare::equal;
+use crate::env::Env;
 use crate::json::Fields;
 use crate::outcome::{Checked, Failure, passed};
-use crate::suite::Env;
 
 type State = Mirrored<TrainState<Linear>>;
 
@@ -37,10 +37,10 @@ pub(super) fn checkpoints(case: &Case, env: &Env<'_>) -> Checked {
     let mut state = new_state(strategy, 0.0)?;
     let (mut saved, mut newest) = (Vec::new(), None);
     for epoch in 0..epochs {
-        strategy.run((&mut state,), |ctx, (state,)| {
+        strategy.run(&mut state, |ctx, state| {
             let x = Tensor::<2>::ones([1, 1], ctx.device());
             let loss = state.model.losses((x.clone(), x));
-            let loss = distribute_data::compute_average_loss(ctx, loss, None, None)?;
+            let loss = distribute_data::average_loss(ctx, loss)?;
             let gradients = ctx.gradient(&loss, &state.model)?;
             state.apply_gradients(ctx, gradients).map(drop)
         })?;

@@ -12,9 +12,7 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 use distribute_core::{
     Adam, Mirrored, PerReplica, ReduceOp, Result, Strategy, StrategyExt, TrainState,
 };
-use distribute_data::{
-    compute_average_loss, scale_regularization_loss, sparse_categorical_crossentropy,
-};
+use distribute_data::{AverageLoss, scale_regularization_loss, sparse_categorical_crossentropy};
 
 /// Batches that every competitor cycles through.
 pub(super) const BATCHES: usize = 8;
@@ -240,7 +238,9 @@ impl<S: Strategy> Steps for UnderStrategy<S> {
             .strategy
             .run((&mut self.state, batch), |ctx, (state, (x, y))| {
                 let per_example = sparse_categorical_crossentropy(state.model.forward(x), y);
-                let loss = compute_average_loss(ctx, per_example, None, Some(global_batch))?
+                let loss = AverageLoss::new()
+                    .global_batch_size(global_batch)
+                    .of(ctx, per_example)?
                     + scale_regularization_loss(ctx, state.model.l2())?;
                 let gradients = ctx.gradient(&loss, &state.model)?;
                 state.apply_gradients(ctx, gradients)?;

@@ -8,8 +8,7 @@ use distribute_core::{
     Adam, Error, Mirrored, PerReplica, ReduceOp, Result, Strategy, StrategyExt, TrainState,
 };
 use distribute_data::{
-    binary_crossentropy, compute_average_loss, scale_regularization_loss,
-    sparse_categorical_crossentropy,
+    AverageLoss, binary_crossentropy, scale_regularization_loss, sparse_categorical_crossentropy,
 };
 use distribute_keras::{Mode, Plan, Sequential, built_in};
 use rand::{RngExt, SeedableRng};
@@ -142,7 +141,9 @@ impl<S: Strategy> Steps for ModelUnder<S> {
                 1 => binary_crossentropy(logits, y.reshape([examples, 1])),
                 _ => sparse_categorical_crossentropy(logits, y),
             };
-            let mut loss = compute_average_loss(ctx, per_example, None, Some(size))?;
+            let mut loss = AverageLoss::new()
+                .global_batch_size(size)
+                .of(ctx, per_example)?;
             if let Some(penalty) = state.model.regularization_loss() {
                 loss = loss + scale_regularization_loss(ctx, penalty)?;
             }

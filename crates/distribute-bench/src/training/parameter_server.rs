@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use burn::tensor::ElementConversion;
 use distribute_core::{Adam, Error, Result, TrainState};
-use distribute_data::{compute_average_loss, sparse_categorical_crossentropy};
+use distribute_data::{AverageLoss, sparse_categorical_crossentropy};
 use distribute_ps::{
     ClusterCoordinator, CoordinatorOptions, ParameterServer, PsError, RemoteValue, ServerOptions,
     StepRegistry, WorkerContext, WorkerOptions, WorkerServer,
@@ -37,8 +37,10 @@ fn registry(batch_size: usize) -> Result<StepRegistry, PsError> {
         let batch = worker.resource(&data)?[number % BATCHES].clone();
         worker.run(&state, batch, |ctx, (state, (x, y))| {
             let per_example = sparse_categorical_crossentropy(state.model.forward(x), y);
-            let loss =
-                compute_average_loss(ctx, per_example, None, Some(batch_size))? + state.model.l2();
+            let loss = AverageLoss::new()
+                .global_batch_size(batch_size)
+                .of(ctx, per_example)?
+                + state.model.l2();
             let gradients = ctx.gradient(&loss, &state.model)?;
             state.apply_gradients(ctx, gradients)?;
             Ok(loss.into_scalar::<f32>().elem::<f32>())

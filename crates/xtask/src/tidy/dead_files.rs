@@ -3,7 +3,8 @@
 
 use std::collections::BTreeSet;
 
-use super::{Problem, documents, modules};
+use super::{Problem, documents};
+use crate::files;
 use crate::tree::{Member, Tree};
 
 /// Finds source files that no target reaches and documents that nothing links to.
@@ -11,10 +12,10 @@ pub fn dead_file(tree: &Tree) -> Vec<Problem> {
     let problem = |path: &String, message| Problem::new("dead-file", path, 1, message);
     let mut reached = BTreeSet::new();
     for member in &tree.members {
-        reached.extend(modules::all_files(tree, member));
+        reached.extend(files::all_files(tree, member));
     }
     for member in &tree.excluded {
-        reached.extend(modules::all_files(tree, member));
+        reached.extend(files::all_files(tree, member));
     }
     let mut problems = Vec::new();
     for path in tree.rust.keys().filter(|path| !reached.contains(*path)) {

@@ -1,6 +1,7 @@
 //! A newcomer finds the way: every crate says what it is, and every link leads somewhere.
 
-use super::{Problem, modules};
+use super::Problem;
+use crate::files;
 use crate::tree::Tree;
 
 /// A link from a Markdown file to a file of the repository.
@@ -26,8 +27,8 @@ pub fn links(tree: &Tree) -> Vec<Link> {
             }
             for target in targets(&without_code(line)) {
                 let target = match target.strip_prefix('/') {
-                    Some(from_root) => modules::join("", from_root),
-                    None => modules::join(directory, &target),
+                    Some(from_root) => files::join("", from_root),
+                    None => files::join(directory, &target),
                 };
                 links.push(Link {
                     from: from.clone(),
@@ -59,7 +60,7 @@ pub fn dead_link(tree: &Tree) -> Vec<Problem> {
 pub fn crate_doc(tree: &Tree) -> Vec<Problem> {
     let mut problems = Vec::new();
     for member in &tree.members {
-        let roots = [modules::library_root(member), member.path("src/main.rs")];
+        let roots = [files::library_root(member), member.path("src/main.rs")];
         let Some((root, file)) = roots
             .iter()
             .find_map(|root| Some((root, tree.rust.get(root)?)))

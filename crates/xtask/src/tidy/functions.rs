@@ -2,7 +2,8 @@
 
 use proc_macro2::{Group, TokenTree};
 
-use super::{Problem, tokens};
+use super::Problem;
+use crate::tokens;
 use crate::tree::Tree;
 
 const LINES_MAX: usize = 70;

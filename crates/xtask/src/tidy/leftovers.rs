@@ -2,7 +2,8 @@
 
 use proc_macro2::TokenTree;
 
-use super::{Problem, tokens};
+use super::Problem;
+use crate::tokens;
 use crate::tree::Tree;
 
 const RULE: &str = "leftover";

@@ -2,7 +2,8 @@
 
 use proc_macro2::{Literal, TokenTree};
 
-use super::{Problem, tokens};
+use super::Problem;
+use crate::tokens;
 use crate::tree::{RustFile, Tree};
 
 const CHARACTERS_MAX: usize = 100;

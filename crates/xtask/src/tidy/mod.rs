@@ -7,9 +7,7 @@ mod functions;
 mod leftovers;
 mod lines;
 mod machine_paths;
-mod modules;
 mod print;
-mod tokens;
 mod unsafe_code;
 
 use std::fmt;

@@ -1,7 +1,8 @@
 //! Libraries do not write to the terminal: they return values, and the caller decides.
 
-use super::{Problem, modules, tokens};
+use super::Problem;
 use crate::tree::Tree;
+use crate::{files, tokens};
 
 const MACROS: [&str; 4] = ["print", "println", "eprint", "eprintln"];
 /// Crates whose job is to write to the terminal.
@@ -16,7 +17,7 @@ pub fn print(tree: &Tree) -> Vec<Problem> {
         .iter()
         .filter(|member| is_library(&member.name))
     {
-        for path in modules::library_files(tree, member) {
+        for path in files::library_files(tree, member) {
             let Some(file) = tree.rust.get(&path) else {
                 continue;
             };

@@ -2,8 +2,9 @@
 
 use proc_macro2::TokenTree;
 
-use super::{Problem, modules, tokens};
+use super::Problem;
 use crate::tree::{RustFile, Tree};
+use crate::{files, tokens};
 
 /// Where `unsafe` may stand (a file, or a directory with a slash at the end), and why there.
 const UNSAFE_MODULES: &[(&str, &str)] = &[
@@ -142,7 +143,7 @@ fn outside_modules(tree: &Tree, modules: &[(&str, &str)]) -> Vec<Problem> {
 pub fn unsafe_lint(tree: &Tree) -> Vec<Problem> {
     let mut problems = Vec::new();
     for member in &tree.members {
-        for root in [modules::library_root(member), member.path("src/main.rs")] {
+        for root in [files::library_root(member), member.path("src/main.rs")] {
             let Some(file) = tree.rust.get(&root) else {
                 continue;
             };

@@ -14,7 +14,7 @@ use crate::outcome::Failure;
 use crate::tensors::float;
 
 /// A model whose initial weights a file holds.
-pub(super) trait Model: Module + Send + Sync + 'static {
+pub(crate) trait Model: Module + Send + Sync + 'static {
     /// The features of a batch.
     type Features: Nest + Send + 'static;
     /// Its labels.
@@ -63,14 +63,14 @@ fn classes(labels: TensorData, device: &Device) -> Tensor<1, Int> {
 
 /// `y = x @ w + b` with the mean squared error.
 #[derive(Module, Debug)]
-pub(super) struct Linear {
+pub(crate) struct Linear {
     w: Param<Tensor<2>>,
     b: Param<Tensor<1>>,
 }
 
 impl Linear {
     /// The one weight times each number.
-    pub(super) fn products(&self, x: Tensor<1>) -> Tensor<1> {
+    pub(crate) fn products(&self, x: Tensor<1>) -> Tensor<1> {
         x * self.w.val().reshape([1])
     }
 }
@@ -101,7 +101,7 @@ impl Model for Linear {
 
 /// `logits = tanh(x @ w1 + b1) @ w2 + b2`.
 #[derive(Module, Debug)]
-pub(super) struct Mlp {
+pub(crate) struct Mlp {
     w1: Param<Tensor<2>>,
     b1: Param<Tensor<1>>,
     w2: Param<Tensor<2>>,
@@ -138,7 +138,7 @@ impl Model for Mlp {
 /// Twice convolution, relu and 2x2 max pooling, then two dense layers. Images are NHWC and kernels
 /// `[height, width, in, out]`, as in TensorFlow.
 #[derive(Module, Debug)]
-pub(super) struct Cnn {
+pub(crate) struct Cnn {
     k1: Param<Tensor<4>>,
     b1: Param<Tensor<1>>,
     k2: Param<Tensor<4>>,

@@ -9,22 +9,22 @@ use distribute_core::{Error, PerReplica, ReduceOp, Replica, Result, Strategy, St
 use distribute_data::{Batching, FnDataset, StrategyDataExt, Weighted};
 
 use super::given::Given;
-use super::training::take_rows;
+use super::values::take_rows;
 
 /// Whether a compiled step has refused values whose shapes differ between the replicas.
-pub(super) fn is_uneven(error: &Error) -> bool {
+pub(crate) fn is_uneven(error: &Error) -> bool {
     matches!(error.root_cause(), Error::Trace(TraceError::Uneven { .. }))
 }
 
 /// `all_reduce` of a list of values per replica. Host data cannot enter a compiled step; there it
 /// is made of tensors, which give the same data back.
-pub(super) fn all_reduce_lists(
+pub(crate) fn all_reduce_lists(
     strategy: &dyn Strategy,
     op: ReduceOp,
     lists: PerReplica<Vec<TensorData>>,
 ) -> Result<PerReplica<Vec<TensorData>>> {
     if strategy.tracer().is_none() {
-        return strategy.run((lists,), |ctx, (list,)| ctx.all_reduce(op, list));
+        return strategy.run(lists, |ctx, list| ctx.all_reduce(op, list));
     }
     let given = |list: Vec<TensorData>| -> Vec<Given> {
         let given = list.iter().map(|data| Given::of(data, &Device::flex()));
@@ -45,13 +45,13 @@ pub(super) fn all_reduce_lists(
 }
 
 /// `all_reduce` of one value per replica.
-pub(super) fn all_reduce(
+pub(crate) fn all_reduce(
     strategy: &dyn Strategy,
     op: ReduceOp,
     values: PerReplica<TensorData>,
 ) -> Result<PerReplica<TensorData>> {
     if strategy.tracer().is_none() {
-        return strategy.run((values,), |ctx, (value,)| ctx.all_reduce(op, value));
+        return strategy.run(values, |ctx, value| ctx.all_reduce(op, value));
     }
     let found = all_reduce_lists(strategy, op, values.map(|value| vec![value]))?;
     let none = || Error::invalid("no value came back");
@@ -61,7 +61,7 @@ pub(super) fn all_reduce(
 }
 
 /// `all_gather` of one value per replica.
-pub(super) fn all_gather(
+pub(crate) fn all_gather(
     strategy: &dyn Strategy,
     values: PerReplica<TensorData>,
     axis: i64,
@@ -69,7 +69,7 @@ pub(super) fn all_gather(
     let has_scalars = values.values().iter().any(|value| value.rank() == 0);
     // burn's tensors have an axis, along which there is nothing to refuse.
     if strategy.tracer().is_none() || has_scalars {
-        return strategy.run((values,), |ctx, (value,)| ctx.all_gather(value, axis));
+        return strategy.run(values, |ctx, value| ctx.all_gather(value, axis));
     }
     let given = values.map(|value| Given::of(&value, &Device::flex()));
     let found = strategy.run((given, axis), |ctx, (given, axis)| {
@@ -79,26 +79,26 @@ pub(super) fn all_gather(
 }
 
 /// `broadcast` of the value of replica 0.
-pub(super) fn broadcast(
+pub(crate) fn broadcast(
     strategy: &dyn Strategy,
     values: PerReplica<TensorData>,
 ) -> Result<PerReplica<TensorData>> {
     if strategy.tracer().is_none() {
-        return strategy.run((values,), |ctx, (value,)| ctx.broadcast(0, value));
+        return strategy.run(values, |ctx, value| ctx.broadcast(0, value));
     }
     let given = values.map(|value| Given::of(&value, &Device::flex()));
-    let found = strategy.run((given,), |ctx, (given,)| given.broadcast(ctx, 0))?;
+    let found = strategy.run(given, |ctx, given| given.broadcast(ctx, 0))?;
     Ok(found.map(Given::into_data))
 }
 
 /// `all_reduce` of values by name, the same names on every replica.
-pub(super) fn all_reduce_maps(
+pub(crate) fn all_reduce_maps(
     strategy: &dyn Strategy,
     op: ReduceOp,
     maps: PerReplica<BTreeMap<String, TensorData>>,
 ) -> Result<PerReplica<BTreeMap<String, TensorData>>> {
     if strategy.tracer().is_none() {
-        return strategy.run((maps,), |ctx, (map,)| ctx.all_reduce(op, map));
+        return strategy.run(maps, |ctx, map| ctx.all_reduce(op, map));
     }
     let (names, lists) = maps
         .map(|map| map.into_iter().unzip::<_, _, Vec<_>, _>())
@@ -110,11 +110,11 @@ pub(super) fn all_reduce_maps(
 }
 
 /// One replica's features, labels and, of a batch that may be filled up, weights.
-pub(super) type Rows = ((TensorData, TensorData), Option<Tensor<1>>);
+pub(crate) type Rows = ((TensorData, TensorData), Option<Tensor<1>>);
 
 /// These rows as a global batch, cut over the replicas; filled up for a compiled step, which is one
 /// program for all replicas.
-pub(super) fn global_batch(
+pub(crate) fn global_batch(
     strategy: &dyn Strategy,
     (x, y): (&TensorData, &TensorData),
     rows: &[usize],
@@ -137,7 +137,7 @@ pub(super) fn global_batch(
 }
 
 /// The same as tensors on the replicas' devices.
-pub(super) fn on_devices<T>(
+pub(crate) fn on_devices<T>(
     strategy: &dyn Strategy,
     batch: PerReplica<Rows>,
     tensors: impl Fn(TensorData, TensorData, &Device) -> T,
@@ -149,7 +149,7 @@ pub(super) fn on_devices<T>(
 }
 
 /// Weights for a divisor that is the number of rows: they make up for rows that only fill up.
-pub(super) fn per_row(weights: Tensor<1>) -> Tensor<1> {
+pub(crate) fn per_row(weights: Tensor<1>) -> Tensor<1> {
     let rows = weights.dims()[0];
     let own = weights.clone().sum().clamp_min(1.0);
     weights.mul_scalar(rows as f64) / own

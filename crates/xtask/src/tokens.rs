@@ -17,8 +17,8 @@ fn walk(stream: &TokenStream, skip_tests: bool, visit_at: &mut impl FnMut(&[Toke
     let tokens: Vec<TokenTree> = stream.clone().into_iter().collect();
     let mut index = 0;
     while index < tokens.len() {
-        if skip_tests && attribute(&tokens[index..]).is_some_and(is_cfg_test) {
-            index += 2 + item_length(&tokens[index + 2..]);
+        if skip_tests && let Some(length) = test_item_length(&tokens[index..]) {
+            index += length;
             continue;
         }
         visit_at(&tokens[index..]);
@@ -27,6 +27,12 @@ fn walk(stream: &TokenStream, skip_tests: bool, visit_at: &mut impl FnMut(&[Toke
         }
         index += 1;
     }
+}
+
+/// How many tokens the item at the front has, if it is compiled for tests only.
+pub fn test_item_length(tokens: &[TokenTree]) -> Option<usize> {
+    let is_for_tests = attribute(tokens).is_some_and(is_cfg_test);
+    is_for_tests.then(|| 2 + item_length(&tokens[2..]))
 }
 
 /// The brackets of the outer attribute that these tokens begin with.

@@ -12,7 +12,7 @@ type CoreResult<T> = distribute_core::Result<T>;
 
 /// A tensor of any rank and kind: its elements as rows along its first axis, and its shape.
 #[derive(Debug, Clone, Nest)]
-pub(super) struct Given {
+pub(crate) struct Given {
     elements: Elements,
     shape: Vec<usize>,
 }
@@ -35,7 +35,7 @@ fn rows(shape: &[usize]) -> [usize; 2] {
 
 impl Given {
     /// A tensor of the file on a device; a bare number stays one.
-    pub(super) fn new(value: &Value, device: &Device) -> Result<Self, Failure> {
+    pub(crate) fn new(value: &Value, device: &Device) -> Result<Self, Failure> {
         if value.is_number() {
             return Ok(Self {
                 elements: Elements::Number(number(value)?),
@@ -46,7 +46,7 @@ impl Given {
     }
 
     /// Data of the host on a device.
-    pub(super) fn of(data: &TensorData, device: &Device) -> Self {
+    pub(crate) fn of(data: &TensorData, device: &Device) -> Self {
         let (shape, dtype) = (data.shape().to_vec(), data.dtype());
         let row = reshaped(data, &rows(&shape));
         let options = (device, dtype);
@@ -61,7 +61,7 @@ impl Given {
     }
 
     /// What a step has computed.
-    pub(super) fn computed<const D: usize>(tensor: Tensor<D>) -> Self {
+    pub(crate) fn computed<const D: usize>(tensor: Tensor<D>) -> Self {
         let shape: Vec<usize> = tensor.dims().to_vec();
         Self {
             elements: Elements::Float(tensor.reshape(rows(&shape))),
@@ -70,12 +70,12 @@ impl Given {
     }
 
     /// The number of axes; burn's smallest tensor has one.
-    pub(super) fn rank(&self) -> usize {
+    pub(crate) fn rank(&self) -> usize {
         self.shape.len().max(1)
     }
 
     /// The bare number, if it is one.
-    pub(super) fn number(&self) -> Option<f64> {
+    pub(crate) fn number(&self) -> Option<f64> {
         match &self.elements {
             Elements::Number(number) => Some(*number),
             _ => None,
@@ -83,7 +83,7 @@ impl Given {
     }
 
     /// Whether the elements are integers.
-    pub(super) fn is_int(&self) -> bool {
+    pub(crate) fn is_int(&self) -> bool {
         matches!(self.elements, Elements::Int(_))
     }
 
@@ -99,7 +99,7 @@ impl Given {
     }
 
     /// A float tensor of this rank.
-    pub(super) fn float<const D: usize>(&self) -> Result<Tensor<D>, Failure> {
+    pub(crate) fn float<const D: usize>(&self) -> Result<Tensor<D>, Failure> {
         match &self.elements {
             Elements::Float(row) => Ok(row.clone().reshape(self.axes::<D>()?)),
             other => Err(Failure::schema(format!("{other:?} in place of floats"))),
@@ -107,7 +107,7 @@ impl Given {
     }
 
     /// An integer tensor of this rank.
-    pub(super) fn int<const D: usize>(&self) -> Result<Tensor<D, Int>, Failure> {
+    pub(crate) fn int<const D: usize>(&self) -> Result<Tensor<D, Int>, Failure> {
         match &self.elements {
             Elements::Int(row) => Ok(row.clone().reshape(self.axes::<D>()?)),
             other => Err(Failure::schema(format!("{other:?} in place of integers"))),
@@ -115,7 +115,7 @@ impl Given {
     }
 
     /// The sum or mean over the replicas.
-    pub(super) fn all_reduce(self, ctx: &ReplicaContext, op: ReduceOp) -> CoreResult<Self> {
+    pub(crate) fn all_reduce(self, ctx: &ReplicaContext, op: ReduceOp) -> CoreResult<Self> {
         let elements = match self.elements {
             Elements::Float(row) => Elements::Float(ctx.all_reduce(op, row)?),
             Elements::Int(row) => Elements::Int(ctx.all_reduce(op, row)?),
@@ -126,7 +126,7 @@ impl Given {
     }
 
     /// The value of one replica, on all of them.
-    pub(super) fn broadcast(self, ctx: &ReplicaContext, root: usize) -> CoreResult<Self> {
+    pub(crate) fn broadcast(self, ctx: &ReplicaContext, root: usize) -> CoreResult<Self> {
         let elements = match self.elements {
             Elements::Float(row) => Elements::Float(ctx.broadcast(root, row)?),
             Elements::Int(row) => Elements::Int(ctx.broadcast(root, row)?),
@@ -137,7 +137,7 @@ impl Given {
     }
 
     /// The values of all replicas, one behind the other along an axis.
-    pub(super) fn all_gather(&self, ctx: &ReplicaContext, axis: i64) -> CoreResult<Self> {
+    pub(crate) fn all_gather(&self, ctx: &ReplicaContext, axis: i64) -> CoreResult<Self> {
         macro_rules! by_rank {
             ($($rank:literal),*) => {
                 match (self.shape.len(), self.is_int()) {
@@ -161,7 +161,7 @@ impl Given {
     }
 
     /// The values, outside of a step.
-    pub(super) fn into_data(self) -> TensorData {
+    pub(crate) fn into_data(self) -> TensorData {
         let row = match self.elements {
             Elements::Float(row) => row.into_data(),
             Elements::Int(row) => row.into_data(),

@@ -1,11 +1,11 @@
 //! Which files a crate's targets reach through `mod` declarations, found as cargo and rustc do.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use proc_macro2::TokenTree;
 use syn::{Attribute, Item, ItemMod};
 
-use super::tokens;
+use crate::tokens;
 use crate::tree::{Member, Tree};
 
 /// Directories in which every file, and every directory with a `main.rs`, is a target.
@@ -13,26 +13,37 @@ const TARGET_DIRECTORIES: [&str; 4] = ["src/bin", "tests", "benches", "examples"
 
 /// The files of the library that are compiled outside its tests too.
 pub fn library_files(tree: &Tree, member: &Member) -> BTreeSet<String> {
-    let mut walk = Walk {
-        tree,
-        with_tests: false,
-        reached: BTreeSet::new(),
-    };
+    let mut walk = Walk::new(tree, false);
     walk.file(&library_root(member), true);
+    walk.reached
+}
+
+/// The files of the library and the programs that are compiled outside their tests too.
+pub fn program_files(tree: &Tree, member: &Member) -> BTreeSet<String> {
+    let mut walk = Walk::new(tree, false);
+    let source = member.path("src/");
+    let roots = roots(tree, member).into_iter();
+    for root in roots.filter(|root| root.starts_with(&source)) {
+        walk.file(&root, true);
+    }
     walk.reached
 }
 
 /// The files that any target reaches, tests included.
 pub fn all_files(tree: &Tree, member: &Member) -> BTreeSet<String> {
-    let mut walk = Walk {
-        tree,
-        with_tests: true,
-        reached: BTreeSet::new(),
-    };
+    let mut walk = Walk::new(tree, true);
     for root in roots(tree, member) {
         walk.file(&root, true);
     }
     walk.reached
+}
+
+/// The modules of one target that have a file of their own, outside its tests, by their path from
+/// the target's root, which has the empty path.
+pub fn module_files(tree: &Tree, root: &str) -> BTreeMap<Vec<String>, String> {
+    let mut walk = Walk::new(tree, false);
+    walk.file(root, true);
+    walk.modules
 }
 
 /// The file that a library begins with, whether it exists or not.
@@ -75,9 +86,22 @@ struct Walk<'tree> {
     tree: &'tree Tree,
     with_tests: bool,
     reached: BTreeSet<String>,
+    modules: BTreeMap<Vec<String>, String>,
+    /// The path of the module whose items are being read.
+    inside: Vec<String>,
 }
 
-impl Walk<'_> {
+impl<'tree> Walk<'tree> {
+    fn new(tree: &'tree Tree, with_tests: bool) -> Self {
+        Self {
+            tree,
+            with_tests,
+            reached: BTreeSet::new(),
+            modules: BTreeMap::new(),
+            inside: Vec::new(),
+        }
+    }
+
     /// Marks a file and what it declares. The modules of a target's root and of a `mod.rs` lie
     /// beside it, those of any other file in the directory with its name.
     fn file(&mut self, path: &str, is_root: bool) {
@@ -87,6 +111,9 @@ impl Walk<'_> {
         if !self.reached.insert(path.to_owned()) {
             return;
         }
+        self.modules
+            .entry(self.inside.clone())
+            .or_insert_with(|| path.to_owned());
         let parent = parent(path);
         let children = match path.strip_suffix(".rs") {
             Some(module) if !is_root && !path.ends_with("/mod.rs") => module.to_owned(),
@@ -116,6 +143,7 @@ impl Walk<'_> {
     fn module(&mut self, module: &ItemMod, directory: &str, children: &str) {
         let name = module.ident.to_string();
         let name = name.trim_start_matches("r#");
+        self.inside.push(name.to_owned());
         let path = explicit_path(&module.attrs);
         match (&module.content, path) {
             (Some((_, items)), path) => {
@@ -130,6 +158,7 @@ impl Walk<'_> {
                 self.file(&join(children, &format!("{name}/mod.rs")), false);
             }
         }
+        self.inside.pop();
     }
 }
 
@@ -187,7 +216,7 @@ pub fn join(directory: &str, path: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{all_files, join, library_files};
+    use super::{all_files, join, library_files, module_files};
     use crate::tree::samples;
 
     fn reached(files: &[(&str, &str)]) -> Vec<String> {
@@ -213,6 +242,23 @@ mod tests {
         let mut expected = files.map(|(path, _)| path);
         expected.sort_unstable();
         assert_eq!(reached(&files), expected);
+    }
+
+    #[test]
+    fn modules_have_the_paths_that_code_calls_them_by() {
+        let tree = samples::tree(&[
+            (
+                "sample/src/lib.rs",
+                "mod a; mod inline { mod c; } #[cfg(test)] mod tests;",
+            ),
+            ("sample/src/a/mod.rs", "#[path = \"x.rs\"] mod b;"),
+            ("sample/src/a/x.rs", ""),
+            ("sample/src/inline/c.rs", ""),
+            ("sample/src/tests.rs", ""),
+        ]);
+        let modules = module_files(&tree, "sample/src/lib.rs");
+        let paths: Vec<_> = modules.keys().map(|path| path.join("::")).collect();
+        assert_eq!(paths, ["", "a", "a::b", "inline::c"]);
     }
 
     #[test]
