@@ -1,6 +1,7 @@
 //! What each replica reads and how its loss is scaled.
 //!
-//! - [`readers`] turns files into plain host arrays; nothing in it knows of burn or of a strategy.
+//! - [`readers`] turns files into plain arrays in host memory; nothing in it knows of burn or of a
+//!   strategy.
 //! - [`Dataset`] makes tensors of them; [`StrategyDataExt::distribute_dataset`] cuts every global
 //!   batch over the replicas exactly as TensorFlow does and prefetches on a background thread.
 //! - [`average_loss`] and [`scale_regularization_loss`] scale a replica's loss so that the
@@ -26,7 +27,6 @@
 
 #![forbid(unsafe_code)]
 
-mod agreed;
 pub mod auto_shard;
 mod batch_source;
 mod batching;
@@ -39,11 +39,12 @@ mod distribute_epoch;
 mod from_function;
 pub mod loss;
 mod order;
-mod own_stream;
 mod prefetch;
 pub mod prelude;
 pub mod split;
 mod weighted;
+mod worker_agreement;
+mod worker_shard;
 
 pub use auto_shard::{AutoShardPolicy, ShardError};
 pub use batching::Batching;

@@ -95,6 +95,6 @@ pub use update::{
 };
 pub use variable::{OptimizerSpec, Snapshot, VariableRef, VariableSpec};
 pub use worker::{
-    Held, HostTensor, PerWorkerDataset, Resource, Shared, State, StepRegistry, WorkerContext,
-    WorkerOptions, WorkerServer, WorkerStopper,
+    HostTensor, PerWorkerDataset, Resource, ResourceGuard, SharedState, SharedValue, StepRegistry,
+    WorkerContext, WorkerOptions, WorkerServer, WorkerStopper,
 };

@@ -5,7 +5,7 @@ mod endpoint;
 mod group;
 mod mailbox;
 #[allow(unsafe_code)]
-mod shared_memory;
+mod peer_buffers;
 
 use std::sync::{Arc, Condvar, MutexGuard, PoisonError};
 use std::time::Duration;

@@ -167,7 +167,7 @@ pub(super) fn one_update(case: &Case, env: &Env<'_>) -> Checked {
             .same_number(expected.field("weight")?, found)?;
         count += 1;
     }
-    // Where variables are not mirrored, how replicas see the one of the host is not said.
+    // Where variables are not mirrored, how replicas see the one in host memory is not said.
     match expected.get("copies") {
         Some(copies) => passed(equal(copies, &json!(count))),
         None => Ok(Outcome::Passed),

@@ -13,20 +13,20 @@ use std::time::{Duration, Instant};
 
 use super::element::ElementType;
 use super::raw::{
-    Call, Comm, Context, DeviceMemory, Event, Failed, Nccl, OwnStream, PinnedMemory, Span, Stream,
-    UniqueId,
+    Call, Comm, Context, DeviceMemory, Event, LibraryError, Nccl, OwnedStream, PinnedMemory, Span,
+    Stream, UniqueId,
 };
 use crate::error::CollectiveError;
 
 /// How often the caller looks whether the group still holds.
-const LOOK: Duration = Duration::from_millis(2);
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// The longest pause between two polls.
 const LONGEST_PAUSE: Duration = Duration::from_micros(200);
 
 /// One round of an operation, in this order.
 #[derive(Default)]
-pub(super) struct Job {
+pub(super) struct Round {
     /// What the device copies from and to.
     pub(super) host: Option<PinnedMemory>,
     /// Streams of the caller that the round waits for.
@@ -48,11 +48,11 @@ enum Request {
     },
     Stage(usize),
     Allocate(ElementType, usize),
-    Run(Job),
+    Run(Round),
     Abort,
 }
 
-/// Memory for operations on host buffers.
+/// Memory for operations on buffers in host memory.
 pub(super) struct Staging {
     pub(super) host: Option<PinnedMemory>,
     pub(super) device: DeviceMemory,
@@ -67,20 +67,20 @@ enum Answer {
 
 /// Why a request was not carried out.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum Trouble {
+pub(super) enum RequestError {
     /// What the caller saw while it waited: the group has failed, or a deadline passed.
-    Seen(CollectiveError),
+    GroupEnded(CollectiveError),
     /// The deadline of NCCL's part passed.
-    Late(Duration),
+    TimedOut(Duration),
     /// A library failed.
-    Failed(Failed),
+    Library(LibraryError),
     /// The thread has ended, or it does not answer any more.
     Stuck,
 }
 
 /// What the two threads share.
 #[derive(Default)]
-struct Shared {
+struct ThreadShared {
     stop: AtomicBool,
     comm: OnceLock<Comm>,
     /// What the device does could not be ended.
@@ -88,22 +88,22 @@ struct Shared {
 }
 
 /// The caller's side.
-pub(super) struct Worker {
+pub(super) struct NcclThread {
     requests: Option<SyncSender<Request>>,
-    answers: Receiver<Result<Answer, Trouble>>,
-    shared: Arc<Shared>,
+    answers: Receiver<Result<Answer, RequestError>>,
+    shared: Arc<ThreadShared>,
     thread: Option<JoinHandle<()>>,
     grace: Duration,
 }
 
 /// How long to wait for an answer, and what to look at meanwhile.
-pub(super) struct Watch<'a> {
+pub(super) struct WaitLimits<'a> {
     pub(super) timeout: Duration,
     /// Whether the group still holds.
     pub(super) health: &'a dyn Fn() -> Result<(), CollectiveError>,
 }
 
-impl Worker {
+impl NcclThread {
     /// Starts the thread.
     pub(super) fn start(
         context: Arc<Context>,
@@ -112,14 +112,14 @@ impl Worker {
     ) -> std::io::Result<Self> {
         let (requests, inbox) = sync_channel::<Request>(1);
         let (outbox, answers) = sync_channel(1);
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(ThreadShared::default());
         let own = shared.clone();
         let thread = std::thread::Builder::new()
             .name("distribute-nccl".to_string())
             .spawn(move || {
                 let outer = context.clone();
                 let live = || {
-                    let mut side = Side::new(context, nccl, own, grace);
+                    let mut side = ThreadSide::new(context, nccl, own, grace);
                     while let Ok(request) = inbox.recv() {
                         if outbox.send(side.answer(request)).is_err() {
                             break;
@@ -130,7 +130,7 @@ impl Worker {
                 // Without a current context nothing answers, which the caller finds out.
                 let _ = outer.with(live);
             })?;
-        Ok(Worker {
+        Ok(NcclThread {
             requests: Some(requests),
             answers,
             shared,
@@ -149,20 +149,24 @@ impl Worker {
         id: UniqueId,
         rank: usize,
         world_size: usize,
-        watch: &Watch<'_>,
-    ) -> Result<(), Trouble> {
+        limits: &WaitLimits<'_>,
+    ) -> Result<(), RequestError> {
         let request = Request::Connect {
             id,
             rank,
             world_size,
         };
-        self.ask(request, watch).map(drop)
+        self.ask(request, limits).map(drop)
     }
 
-    pub(super) fn stage(&mut self, bytes: usize, watch: &Watch<'_>) -> Result<Staging, Trouble> {
-        match self.ask(Request::Stage(bytes), watch)? {
+    pub(super) fn stage(
+        &mut self,
+        bytes: usize,
+        limits: &WaitLimits<'_>,
+    ) -> Result<Staging, RequestError> {
+        match self.ask(Request::Stage(bytes), limits)? {
             Answer::Staging(staging) => Ok(staging),
-            _ => Err(Trouble::Stuck),
+            _ => Err(RequestError::Stuck),
         }
     }
 
@@ -170,75 +174,75 @@ impl Worker {
         &mut self,
         element: ElementType,
         count: usize,
-        watch: &Watch<'_>,
-    ) -> Result<DeviceMemory, Trouble> {
-        match self.ask(Request::Allocate(element, count), watch)? {
+        limits: &WaitLimits<'_>,
+    ) -> Result<DeviceMemory, RequestError> {
+        match self.ask(Request::Allocate(element, count), limits)? {
             Answer::Memory(memory) => Ok(memory),
-            _ => Err(Trouble::Stuck),
+            _ => Err(RequestError::Stuck),
         }
     }
 
     pub(super) fn run(
         &mut self,
-        job: Job,
-        watch: &Watch<'_>,
-    ) -> Result<Option<PinnedMemory>, Trouble> {
-        match self.ask(Request::Run(job), watch)? {
+        round: Round,
+        limits: &WaitLimits<'_>,
+    ) -> Result<Option<PinnedMemory>, RequestError> {
+        match self.ask(Request::Run(round), limits)? {
             Answer::Ran(host) => Ok(host),
-            _ => Err(Trouble::Stuck),
+            _ => Err(RequestError::Stuck),
         }
     }
 
     /// Ends NCCL's communicator. Returns within about three times the grace period.
     pub(super) fn abort(&mut self) {
         if self.thread.is_some() {
-            let watch = Watch {
+            let limits = WaitLimits {
                 timeout: Duration::ZERO,
                 health: &|| Ok(()),
             };
-            let _ = self.ask(Request::Abort, &watch);
+            let _ = self.ask(Request::Abort, &limits);
         }
     }
 
-    fn ask(&mut self, request: Request, watch: &Watch<'_>) -> Result<Answer, Trouble> {
+    fn ask(&mut self, request: Request, limits: &WaitLimits<'_>) -> Result<Answer, RequestError> {
         if self.is_stuck() {
-            return Err(Trouble::Stuck);
+            return Err(RequestError::Stuck);
         }
         self.shared.stop.store(false, Ordering::Release);
         let Some(inbox) = &self.requests else {
-            return Err(Trouble::Stuck);
+            return Err(RequestError::Stuck);
         };
         if inbox.send(request).is_err() {
-            return Err(Trouble::Stuck);
+            return Err(RequestError::Stuck);
         }
-        self.wait(watch)
+        self.wait(limits)
     }
 
     /// Waits for the answer. When the group fails or the deadline passes, the thread is told to
     /// abort; when it does not come back, NCCL is aborted from here; then it is given up.
-    fn wait(&mut self, watch: &Watch<'_>) -> Result<Answer, Trouble> {
+    fn wait(&mut self, limits: &WaitLimits<'_>) -> Result<Answer, RequestError> {
         let begin = Instant::now();
         let mut lost_at = None;
-        let mut stopped: Option<(Instant, Trouble)> = None;
+        let mut stopped: Option<(Instant, RequestError)> = None;
         let mut forced: Option<Instant> = None;
         loop {
-            match self.answers.recv_timeout(LOOK) {
+            match self.answers.recv_timeout(POLL_INTERVAL) {
                 // It finished in spite of all.
                 Ok(Ok(answer)) => return Ok(answer),
-                Ok(Err(trouble)) => return Err(stopped.map_or(trouble, |(_, why)| why)),
+                Ok(Err(request_error)) => return Err(stopped.map_or(request_error, |(_, why)| why)),
                 Err(RecvTimeoutError::Disconnected) => return Err(self.give_up()),
                 Err(RecvTimeoutError::Timeout) => {}
             }
             match &stopped {
                 None => {
-                    if let Some(why) = self.look(watch, begin, &mut lost_at) {
+                    if let Some(why) = self.interrupting_error(limits, begin, &mut lost_at) {
                         self.shared.stop.store(true, Ordering::Release);
                         stopped = Some((Instant::now(), why));
                     }
                 }
                 Some((at, why)) => match forced {
                     None if at.elapsed() > self.grace => {
-                        self.force();
+                        self.abort_from_here();
                         // The thread has a grace period of its own to come back.
                         forced = Some(Instant::now());
                     }
@@ -255,25 +259,25 @@ impl Worker {
 
     /// Whether to end what runs. A lost rank may have done its part: the rest of the operation then
     /// comes to its end by itself.
-    fn look(
+    fn interrupting_error(
         &self,
-        watch: &Watch<'_>,
+        limits: &WaitLimits<'_>,
         begin: Instant,
         lost_at: &mut Option<Instant>,
-    ) -> Option<Trouble> {
-        if let Err(error) = (watch.health)() {
+    ) -> Option<RequestError> {
+        if let Err(error) = (limits.health)() {
             let lost = matches!(error, CollectiveError::PeerLost { .. });
             if !lost || lost_at.get_or_insert_with(Instant::now).elapsed() > self.grace {
-                return Some(Trouble::Seen(error));
+                return Some(RequestError::GroupEnded(error));
             }
         }
         let elapsed = begin.elapsed();
-        (elapsed > watch.timeout).then_some(Trouble::Late(elapsed))
+        (elapsed > limits.timeout).then_some(RequestError::TimedOut(elapsed))
     }
 
     /// Aborts NCCL though the thread is in a call. On yet another thread: there have been versions
     /// whose abort did not return either.
-    fn force(&self) {
+    fn abort_from_here(&self) {
         let shared = self.shared.clone();
         let abort = move || {
             if let Some(comm) = shared.comm.get() {
@@ -286,13 +290,13 @@ impl Worker {
         }
     }
 
-    fn give_up(&mut self) -> Trouble {
+    fn give_up(&mut self) -> RequestError {
         self.shared.stuck.store(true, Ordering::Release);
-        Trouble::Stuck
+        RequestError::Stuck
     }
 }
 
-impl Drop for Worker {
+impl Drop for NcclThread {
     fn drop(&mut self) {
         self.requests = None;
         let Some(thread) = self.thread.take() else {
@@ -308,25 +312,30 @@ impl Drop for Worker {
             }
             left += 1;
             self.shared.stop.store(true, Ordering::Release);
-            self.force();
+            self.abort_from_here();
         }
         let _ = thread.join();
     }
 }
 
 /// The thread's side.
-struct Side {
+struct ThreadSide {
     context: Arc<Context>,
     nccl: Arc<Nccl>,
-    shared: Arc<Shared>,
+    shared: Arc<ThreadShared>,
     grace: Duration,
     /// Made with the communicator.
-    queue: Option<(OwnStream, Event)>,
+    queue: Option<(OwnedStream, Event)>,
 }
 
-impl Side {
-    fn new(context: Arc<Context>, nccl: Arc<Nccl>, shared: Arc<Shared>, grace: Duration) -> Self {
-        Side {
+impl ThreadSide {
+    fn new(
+        context: Arc<Context>,
+        nccl: Arc<Nccl>,
+        shared: Arc<ThreadShared>,
+        grace: Duration,
+    ) -> Self {
+        ThreadSide {
             context,
             nccl,
             shared,
@@ -335,7 +344,7 @@ impl Side {
         }
     }
 
-    fn answer(&mut self, request: Request) -> Result<Answer, Trouble> {
+    fn answer(&mut self, request: Request) -> Result<Answer, RequestError> {
         match request {
             Request::Connect {
                 id,
@@ -348,11 +357,11 @@ impl Side {
                 }
                 connected.map(|()| Answer::Done)
             }
-            Request::Stage(bytes) => self.stage(bytes).map_err(Trouble::Failed),
+            Request::Stage(bytes) => self.stage(bytes).map_err(RequestError::Library),
             Request::Allocate(element, count) => DeviceMemory::new(&self.context, element, count)
                 .map(Answer::Memory)
-                .map_err(Trouble::Failed),
-            Request::Run(job) => self.run(job),
+                .map_err(RequestError::Library),
+            Request::Run(round) => self.run(round),
             Request::Abort => {
                 self.abort();
                 Ok(Answer::Done)
@@ -360,16 +369,21 @@ impl Side {
         }
     }
 
-    fn connect(&mut self, id: &UniqueId, rank: usize, world_size: usize) -> Result<(), Trouble> {
-        let stream = OwnStream::new(&self.context).map_err(Trouble::Failed)?;
-        let event = Event::new(&self.context).map_err(Trouble::Failed)?;
+    fn connect(
+        &mut self,
+        id: &UniqueId,
+        rank: usize,
+        world_size: usize,
+    ) -> Result<(), RequestError> {
+        let stream = OwnedStream::new(&self.context).map_err(RequestError::Library)?;
+        let event = Event::new(&self.context).map_err(RequestError::Library)?;
         self.queue = Some((stream, event));
-        let comm = Comm::begin(&self.nccl, id, rank, world_size).map_err(Trouble::Failed)?;
+        let comm = Comm::begin(&self.nccl, id, rank, world_size).map_err(RequestError::Library)?;
         let comm = self.shared.comm.get_or_init(|| comm);
         self.wait(|| comm.state())
     }
 
-    fn stage(&self, bytes: usize) -> Result<Answer, Failed> {
+    fn stage(&self, bytes: usize) -> Result<Answer, LibraryError> {
         let host = PinnedMemory::new(&self.context, bytes)?;
         let device = DeviceMemory::new(&self.context, ElementType::U8, bytes)?;
         Ok(Answer::Staging(Staging {
@@ -379,50 +393,51 @@ impl Side {
     }
 
     /// One round, to its end.
-    fn run(&mut self, mut job: Job) -> Result<Answer, Trouble> {
-        let result = self.put(&mut job).and_then(|()| self.finish());
-        let Err(trouble) = result else {
-            return Ok(Answer::Ran(job.host.take()));
+    fn run(&mut self, mut round: Round) -> Result<Answer, RequestError> {
+        let result = self.put(&mut round).and_then(|()| self.finish());
+        let Err(request_error) = result else {
+            return Ok(Answer::Ran(round.host.take()));
         };
         self.abort();
         if !self.drain() {
             // The device may still use it.
             self.shared.stuck.store(true, Ordering::Release);
-            std::mem::forget(job);
+            std::mem::forget(round);
         }
-        Err(trouble)
+        Err(request_error)
     }
 
-    fn parts(&self) -> Result<(&OwnStream, &Event, &Comm), Trouble> {
+    fn parts(&self) -> Result<(&OwnedStream, &Event, &Comm), RequestError> {
         match (&self.queue, self.shared.comm.get()) {
             (Some((stream, event)), Some(comm)) => Ok((stream, event, comm)),
-            _ => Err(Trouble::Stuck),
+            _ => Err(RequestError::Stuck),
         }
     }
 
     /// Puts the round into the stream.
-    fn put(&self, job: &mut Job) -> Result<(), Trouble> {
+    fn put(&self, round: &mut Round) -> Result<(), RequestError> {
         let (stream, event, comm) = self.parts()?;
-        for other in &job.after {
-            event.record_in(*other).map_err(Trouble::Failed)?;
-            stream.wait(event).map_err(Trouble::Failed)?;
+        for other in &round.after {
+            event.record_in(*other).map_err(RequestError::Library)?;
+            stream.wait(event).map_err(RequestError::Library)?;
         }
-        if let (Some(span), Some(host)) = (&job.upload, &job.host) {
-            span.upload(host, stream).map_err(Trouble::Failed)?;
+        if let (Some(span), Some(host)) = (&round.upload, &round.host) {
+            span.upload(host, stream).map_err(RequestError::Library)?;
         }
-        if !job.calls.is_empty() {
-            comm.issue(&job.calls, stream).map_err(Trouble::Failed)?;
+        if !round.calls.is_empty() {
+            comm.issue(&round.calls, stream)
+                .map_err(RequestError::Library)?;
             // Until then the calls may not be in the stream yet.
             self.wait(|| comm.state())?;
         }
-        if let (Some(span), Some(host)) = (&job.download, &mut job.host) {
-            span.download(host, stream).map_err(Trouble::Failed)?;
+        if let (Some(span), Some(host)) = (&round.download, &mut round.host) {
+            span.download(host, stream).map_err(RequestError::Library)?;
         }
-        event.record(stream).map_err(Trouble::Failed)
+        event.record(stream).map_err(RequestError::Library)
     }
 
     /// Waits until the stream is empty.
-    fn finish(&self) -> Result<(), Trouble> {
+    fn finish(&self) -> Result<(), RequestError> {
         let (_, event, comm) = self.parts()?;
         self.wait(|| {
             comm.state()?;
@@ -450,11 +465,14 @@ impl Side {
         false
     }
 
-    fn wait(&self, mut ready: impl FnMut() -> Result<bool, Failed>) -> Result<(), Trouble> {
+    fn wait(
+        &self,
+        mut ready: impl FnMut() -> Result<bool, LibraryError>,
+    ) -> Result<(), RequestError> {
         let mut polls = 0;
-        while !ready().map_err(Trouble::Failed)? {
+        while !ready().map_err(RequestError::Library)? {
             if self.shared.stop.load(Ordering::Acquire) {
-                return Err(Trouble::Stuck);
+                return Err(RequestError::Stuck);
             }
             pause(&mut polls);
         }

@@ -30,16 +30,16 @@ struct Entry {
 }
 
 /// Lines that wait for equal ones.
-pub struct Collapse {
+pub struct LineDeduplicator {
     entries: VecDeque<Entry>,
     bytes: usize,
     /// Who prints lines: an entry that has them all need not wait.
     tasks: Vec<Task>,
 }
 
-impl Collapse {
-    pub fn new(tasks: &[Task]) -> Collapse {
-        Collapse {
+impl LineDeduplicator {
+    pub fn new(tasks: &[Task]) -> LineDeduplicator {
+        LineDeduplicator {
             entries: VecDeque::new(),
             bytes: 0,
             tasks: tasks.to_vec(),
@@ -114,7 +114,7 @@ fn prefix(role: Role, indexes: &BTreeSet<usize>) -> String {
 
 /// Shows the lines until all their senders are gone.
 pub fn show(lines: &Receiver<Line>, tasks: &[Task], screen: &Screen<'_>, events: &Events) {
-    let mut collapse = Collapse::new(tasks);
+    let mut deduplicator = LineDeduplicator::new(tasks);
     let mut is_broken = false;
     let mut write = |line: Vec<u8>| {
         // Lines are read on after an error, so that no process waits for its output.
@@ -124,20 +124,20 @@ pub fn show(lines: &Receiver<Line>, tasks: &[Task], screen: &Screen<'_>, events:
         }
     };
     loop {
-        let received = match collapse.due() {
+        let received = match deduplicator.due() {
             Some(due) => lines.recv_timeout(due.saturating_duration_since(Instant::now())),
             None => lines.recv().map_err(RecvTimeoutError::from),
         };
         match received {
-            Ok(line) => collapse.push(line, Instant::now()),
+            Ok(line) => deduplicator.push(line, Instant::now()),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => break,
         }
-        while let Some(line) = collapse.pop(Some(Instant::now())) {
+        while let Some(line) = deduplicator.pop(Some(Instant::now())) {
             write(line);
         }
     }
-    while let Some(line) = collapse.pop(None) {
+    while let Some(line) = deduplicator.pop(None) {
         write(line);
     }
 }
@@ -146,7 +146,7 @@ pub fn show(lines: &Receiver<Line>, tasks: &[Task], screen: &Screen<'_>, events:
 mod tests {
     use std::time::Instant;
 
-    use super::{BYTES_MAX, Collapse, ENTRIES_MAX, Line, WAIT};
+    use super::{BYTES_MAX, ENTRIES_MAX, Line, LineDeduplicator, WAIT};
     use crate::{Role, Task};
 
     fn workers(range: std::ops::RangeInclusive<usize>) -> Vec<Task> {
@@ -154,59 +154,62 @@ mod tests {
         range.map(|index| Task { role, index }).collect()
     }
 
-    fn push(collapse: &mut Collapse, rank: usize, text: &str, now: Instant) {
+    fn push(deduplicator: &mut LineDeduplicator, rank: usize, text: &str, now: Instant) {
         let task = workers(rank..=rank)[0];
         let text = text.as_bytes().to_vec();
-        collapse.push(Line { task, text }, now);
+        deduplicator.push(Line { task, text }, now);
     }
 
-    fn popped(collapse: &mut Collapse, now: Option<Instant>) -> Vec<String> {
-        let lines = std::iter::from_fn(|| collapse.pop(now));
+    fn popped(deduplicator: &mut LineDeduplicator, now: Option<Instant>) -> Vec<String> {
+        let lines = std::iter::from_fn(|| deduplicator.pop(now));
         lines.map(|line| String::from_utf8(line).unwrap()).collect()
     }
 
     #[test]
     fn equal_lines_become_one_and_complete_ones_do_not_wait() {
-        let (mut collapse, now) = (Collapse::new(&workers(1..=3)), Instant::now());
-        push(&mut collapse, 3, "a", now);
-        push(&mut collapse, 1, "a", now);
-        assert_eq!(popped(&mut collapse, Some(now)), [""; 0]);
-        push(&mut collapse, 2, "a", now);
-        assert_eq!(popped(&mut collapse, Some(now)), ["ranks 1-3: a"]);
+        let (mut deduplicator, now) = (LineDeduplicator::new(&workers(1..=3)), Instant::now());
+        push(&mut deduplicator, 3, "a", now);
+        push(&mut deduplicator, 1, "a", now);
+        assert_eq!(popped(&mut deduplicator, Some(now)), [""; 0]);
+        push(&mut deduplicator, 2, "a", now);
+        assert_eq!(popped(&mut deduplicator, Some(now)), ["ranks 1-3: a"]);
     }
 
     #[test]
     fn incomplete_lines_come_when_they_are_due_in_order() {
-        let (mut collapse, now) = (Collapse::new(&workers(1..=5)), Instant::now());
+        let (mut deduplicator, now) = (LineDeduplicator::new(&workers(1..=5)), Instant::now());
         for (rank, text) in [(1, "a"), (3, "b"), (2, "a"), (5, "a"), (1, "b"), (1, "a")] {
-            push(&mut collapse, rank, text, now);
+            push(&mut deduplicator, rank, text, now);
         }
-        assert_eq!(popped(&mut collapse, Some(now + WAIT / 2)), [""; 0]);
-        let lines = popped(&mut collapse, Some(now + WAIT));
+        assert_eq!(popped(&mut deduplicator, Some(now + WAIT / 2)), [""; 0]);
+        let lines = popped(&mut deduplicator, Some(now + WAIT));
         assert_eq!(lines, ["ranks 1-2,5: a", "ranks 1,3: b", "rank 1: a"]);
     }
 
     #[test]
     fn a_line_does_not_overtake_another_of_its_process() {
-        let (mut collapse, now) = (Collapse::new(&workers(1..=3)), Instant::now());
+        let (mut deduplicator, now) = (LineDeduplicator::new(&workers(1..=3)), Instant::now());
         for (rank, text) in [(1, "a"), (2, "b"), (2, "a"), (1, "b")] {
-            push(&mut collapse, rank, text, now);
+            push(&mut deduplicator, rank, text, now);
         }
         assert_eq!(
-            popped(&mut collapse, None),
+            popped(&mut deduplicator, None),
             ["rank 1: a", "ranks 1-2: b", "rank 2: a"]
         );
     }
 
     #[test]
     fn what_waits_is_bounded() {
-        let (mut collapse, now) = (Collapse::new(&workers(1..=2)), Instant::now());
+        let (mut deduplicator, now) = (LineDeduplicator::new(&workers(1..=2)), Instant::now());
         for number in 0..ENTRIES_MAX + 3 {
-            push(&mut collapse, 1, &number.to_string(), now);
+            push(&mut deduplicator, 1, &number.to_string(), now);
         }
-        assert_eq!(popped(&mut collapse, Some(now)).len(), 3);
-        push(&mut collapse, 2, &"x".repeat(BYTES_MAX), now);
-        assert_eq!(popped(&mut collapse, Some(now)).len(), ENTRIES_MAX + 1 - 1);
+        assert_eq!(popped(&mut deduplicator, Some(now)).len(), 3);
+        push(&mut deduplicator, 2, &"x".repeat(BYTES_MAX), now);
+        assert_eq!(
+            popped(&mut deduplicator, Some(now)).len(),
+            ENTRIES_MAX + 1 - 1
+        );
     }
 
     #[test]
@@ -220,12 +223,12 @@ mod tests {
             index: 0,
         };
         let tasks = [workers(1..=1), vec![ps(0), ps(1), evaluator]].concat();
-        let (mut collapse, now) = (Collapse::new(&tasks), Instant::now());
+        let (mut deduplicator, now) = (LineDeduplicator::new(&tasks), Instant::now());
         for task in tasks {
             let text = b"x".to_vec();
-            collapse.push(Line { task, text }, now);
+            deduplicator.push(Line { task, text }, now);
         }
-        let lines = popped(&mut collapse, Some(now));
+        let lines = popped(&mut deduplicator, Some(now));
         assert_eq!(lines, ["rank 1: x", "ps 0-1: x", "evaluator: x"]);
     }
 }

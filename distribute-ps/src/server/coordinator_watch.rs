@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::{PsError, Result};
 use crate::server::ServerOptions;
-use crate::server::store::Presence;
+use crate::server::store::CoordinatorPresence;
 
 /// After an interruption: how long a coordinator that is connected may say nothing. It speaks once
 /// a second.
@@ -12,7 +12,7 @@ const SILENT_AFTER: Duration = Duration::from_millis(1500);
 
 /// When a coordinator was last there.
 #[derive(Debug)]
-pub(super) struct Attendance<'a> {
+pub(super) struct CoordinatorWatch<'a> {
     options: &'a ServerOptions,
     /// The end of the last time that nothing was wrong.
     since: Instant,
@@ -20,7 +20,7 @@ pub(super) struct Attendance<'a> {
     is_first: bool,
 }
 
-impl<'a> Attendance<'a> {
+impl<'a> CoordinatorWatch<'a> {
     pub(super) fn new(options: &'a ServerOptions) -> Self {
         Self {
             options,
@@ -33,19 +33,19 @@ impl<'a> Attendance<'a> {
     /// of its coordinator, `refused` what is known of processes that were turned away.
     pub(super) fn check(
         &mut self,
-        presence: Presence,
+        presence: CoordinatorPresence,
         silence: Option<Duration>,
         refused: impl FnOnce() -> Option<String>,
     ) -> Result<()> {
-        let is_awaited = presence == Presence::Awaited;
-        if presence == Presence::Connected || is_awaited != self.is_first {
+        let is_awaited = presence == CoordinatorPresence::Awaited;
+        if presence == CoordinatorPresence::Connected || is_awaited != self.is_first {
             self.since = Instant::now();
             self.is_first = is_awaited;
         }
         let waited = self.since.elapsed();
         let silence = silence.filter(|silence| *silence > SILENT_AFTER);
         if let Some(silence) = silence
-            && presence == Presence::Connected
+            && presence == CoordinatorPresence::Connected
             && self.options.interruption.is_raised()
         {
             let chief = self.chief();
@@ -55,35 +55,35 @@ impl<'a> Attendance<'a> {
                 waited: silence,
             });
         }
-        if presence != Presence::Connected && self.options.interruption.is_raised() {
-            let what = format!("{}{}", self.chief(), noted(refused()));
+        if presence != CoordinatorPresence::Connected && self.options.interruption.is_raised() {
+            let what = format!("{}{}", self.chief(), with_refusal(refused()));
             let task = self.task();
             return Err(PsError::Interrupted { task, what, waited });
         }
         match presence {
-            Presence::Awaited if waited >= self.options.coordinator_timeout => {
-                Err(self.nobody(waited, refused()))
+            CoordinatorPresence::Awaited if waited >= self.options.coordinator_timeout => {
+                Err(self.no_coordinator_error(waited, refused()))
             }
-            Presence::Gone(remote) if waited >= self.options.orphan_timeout => {
+            CoordinatorPresence::Gone(remote) if waited >= self.options.orphan_timeout => {
                 Err(PsError::CoordinatorLost {
                     task: self.task(),
                     chief: format!("{} (connected from {remote})", self.chief()),
                     waited,
                     option: "ServerOptions::orphan_timeout",
-                    refused: noted(refused()),
+                    refused: with_refusal(refused()),
                 })
             }
             _ => Ok(()),
         }
     }
 
-    fn nobody(&self, waited: Duration, refused: Option<String>) -> PsError {
+    fn no_coordinator_error(&self, waited: Duration, refused: Option<String>) -> PsError {
         PsError::NoCoordinator {
             task: self.task(),
             chief: self.chief(),
             waited,
             option: "ServerOptions::coordinator_timeout",
-            refused: noted(refused),
+            refused: with_refusal(refused),
         }
     }
 
@@ -105,7 +105,7 @@ pub(crate) fn chief(address: Option<&str>) -> String {
 }
 
 /// What is added to a message about a process that was turned away.
-pub(crate) fn noted(refused: Option<String>) -> String {
+pub(crate) fn with_refusal(refused: Option<String>) -> String {
     refused.map_or_else(String::new, |refused| {
         format!("; the last process that was turned away: {refused}")
     })
@@ -127,14 +127,18 @@ mod tests {
     #[test]
     fn a_server_is_patient_before_and_between_coordinators() {
         let (long, none) = (Duration::from_secs(3600), Duration::ZERO);
-        let gone = Presence::Gone("127.0.0.1:9".parse().unwrap());
+        let gone = CoordinatorPresence::Gone("127.0.0.1:9".parse().unwrap());
         let (first, orphan) = (options(none, long), options(long, none));
-        let mut attendance = Attendance::new(&orphan);
-        assert!(attendance.check(Presence::Awaited, None, || None).is_ok());
+        let mut watch = CoordinatorWatch::new(&orphan);
+        assert!(
+            watch
+                .check(CoordinatorPresence::Awaited, None, || None)
+                .is_ok()
+        );
         let silence = Some(long);
-        let connected = attendance.check(Presence::Connected, silence, || None);
+        let connected = watch.check(CoordinatorPresence::Connected, silence, || None);
         assert!(connected.is_ok());
-        let error = attendance
+        let error = watch
             .check(gone, None, || Some("a stranger".to_string()))
             .unwrap_err();
         assert!(matches!(error, PsError::CoordinatorLost { .. }), "{error}");
@@ -148,24 +152,28 @@ mod tests {
         ] {
             assert!(text.contains(part), "{text}");
         }
-        let mut attendance = Attendance::new(&first);
-        let awaited = attendance.check(Presence::Awaited, None, || None);
+        let mut watch = CoordinatorWatch::new(&first);
+        let awaited = watch.check(CoordinatorPresence::Awaited, None, || None);
         let error = awaited.unwrap_err();
         assert!(
             error.to_string().contains("start the chief at chief:1"),
             "{error}"
         );
         // Told to end, with a coordinator that says nothing.
-        let mut attendance = Attendance::new(&first);
+        let mut watch = CoordinatorWatch::new(&first);
         first.interruption.raise();
         let now = Some(none);
-        assert!(attendance.check(Presence::Connected, now, || None).is_ok());
-        let error = attendance.check(Presence::Connected, silence, || None);
+        assert!(
+            watch
+                .check(CoordinatorPresence::Connected, now, || None)
+                .is_ok()
+        );
+        let error = watch.check(CoordinatorPresence::Connected, silence, || None);
         let text = error.unwrap_err().to_string();
         assert!(text.contains("no sign of life"), "{text}");
         let first = options(none, long);
         // One that has come and gone before anybody looked.
-        let mut attendance = Attendance::new(&first);
-        assert!(attendance.check(gone, None, || None).is_ok());
+        let mut watch = CoordinatorWatch::new(&first);
+        assert!(watch.check(gone, None, || None).is_ok());
     }
 }

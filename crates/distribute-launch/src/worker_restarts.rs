@@ -8,34 +8,34 @@ use crate::Ending;
 
 /// A worker that died, by its number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Death {
+pub struct WorkerDeath {
     pub index: usize,
     pub ending: Ending,
 }
 
 /// The deaths that are still to be acted on, and what has been done about earlier ones.
 #[derive(Default)]
-pub struct Deaths {
-    waiting: VecDeque<(Instant, Death)>,
+pub struct WorkerRestarts {
+    waiting: VecDeque<(Instant, WorkerDeath)>,
     /// How often each process alone was started again.
     again: Vec<u32>,
-    /// How many are not started again.
+    /// How many workers are not started again.
     lost: usize,
 }
 
-impl Deaths {
-    /// Acts on it later: a worker may have failed because the chief has just ended.
-    pub fn push(&mut self, death: Death, wait: Duration) {
+impl WorkerRestarts {
+    /// Acts on the death later: a worker may have failed because the chief has just ended.
+    pub fn push(&mut self, death: WorkerDeath, wait: Duration) {
         self.waiting.push_back((Instant::now() + wait, death));
     }
 
-    /// When the first one is to be acted on.
+    /// When the first death is to be acted on.
     pub fn due(&self) -> Option<Instant> {
         self.waiting.front().map(|(due, _)| *due)
     }
 
-    /// The first one, if its time has come.
-    pub fn pop(&mut self) -> Option<Death> {
+    /// The first death, if its time has come.
+    pub fn pop(&mut self) -> Option<WorkerDeath> {
         let (due, death) = self.waiting.front().copied()?;
         if Instant::now() < due {
             return None;
@@ -50,7 +50,7 @@ impl Deaths {
     }
 
     /// Counts one more start of the process with this number; nothing if there were `most` already.
-    pub fn again(&mut self, index: usize, most: u32) -> Option<u32> {
+    pub fn count_restart(&mut self, index: usize, most: u32) -> Option<u32> {
         if self.again.len() <= index {
             self.again.resize(index + 1, 0);
         }
@@ -62,8 +62,8 @@ impl Deaths {
         Some(*again)
     }
 
-    /// One that is not started again; returns how many there are by now.
-    pub fn lose(&mut self) -> usize {
+    /// Counts a worker that is not started again; returns how many there are by now.
+    pub fn give_up(&mut self) -> usize {
         self.lost += 1;
         self.lost
     }

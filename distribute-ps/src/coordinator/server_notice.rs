@@ -2,7 +2,7 @@
 
 /// What the servers should know.
 #[derive(Debug, Default)]
-pub(super) struct News {
+pub(super) struct ServerNotice {
     /// Closures that have ended: nobody should wait for their updates.
     pub(super) ended: Vec<u64>,
     /// Closures whose workers were lost. They run again when the servers have been told; a server
@@ -14,7 +14,7 @@ pub(super) struct News {
     pub(super) first_unfinished: u64,
 }
 
-impl News {
+impl ServerNotice {
     /// Whether somebody waits for it at the servers.
     pub(super) fn is_urgent(&self) -> bool {
         !self.ended.is_empty() || !self.lost.is_empty() || self.cancelled_below.is_some()

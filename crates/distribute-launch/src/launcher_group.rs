@@ -10,29 +10,29 @@ use std::time::{Duration, Instant};
 
 use crate::cluster::{Cluster, Token};
 use crate::console::Screen;
-use crate::crew::Crew;
 use crate::events::{Event, Events};
-use crate::report::Ended;
+use crate::report::AttemptResult;
+use crate::thread_scope::ThreadScope;
 use crate::verdict::{Verdict, root_cause};
 use crate::wire::{
-    Answer, BEAT, Challenge, Frame, Hello, Item, Post, Side, VERSION, close, derive, prepare,
-    proof, random, receive_frame, receive_greeting, send, verify,
+    Answer, Challenge, Frame, HEARTBEAT_INTERVAL, Hello, Post, PostBody, Side, VERSION, close,
+    derive, prepare, proof, random, receive_frame, receive_handshake, send, verify,
 };
 use crate::{Ending, Hosts, LaunchError, Result, Role, Task};
 
 /// How long to wait before connecting again to a host that does not listen yet.
-const RETRY: Duration = Duration::from_millis(200);
+const RETRY_PAUSE: Duration = Duration::from_millis(200);
 /// How long one attempt to connect takes: a signal is heard after it at the latest.
-const DIAL: Duration = Duration::from_secs(1);
+const DIAL_TIMEOUT: Duration = Duration::from_secs(1);
 /// How often it is looked for a signal while an attempt is under way.
-const LOOK: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// When it is said what is waited for, and how often after that.
 const FIRST_REPORT: Duration = Duration::from_secs(2);
 const NEXT_REPORT: Duration = Duration::from_secs(20);
 const OUTBOX_MAX: usize = 1024;
 
-/// This launcher among those of the other hosts.
-pub struct Group {
+/// The launchers of all hosts, as this launcher sees them.
+pub struct LauncherGroup {
     hosts: Hosts,
     outbox: SyncSender<Frame>,
     own_address: IpAddr,
@@ -41,42 +41,42 @@ pub struct Group {
     nonce: String,
 }
 
-/// Where this host's processes stand in the whole job.
-pub struct Place {
+/// The whole job in one attempt: its cluster, the tasks of this host, and the token.
+pub struct AttemptCluster {
     pub cluster: Cluster,
     pub tasks: Vec<Task>,
     pub token: Token,
 }
 
-/// What came of waiting for the other hosts.
-pub enum Waited<T> {
+/// How waiting for the other hosts ended.
+pub enum WaitOutcome<T> {
     Done(T),
     /// A launcher got this signal.
     Stopped(i32),
 }
 
-impl Group {
+impl LauncherGroup {
     /// Connects to the relay, which may not be there yet, and says what it waits for.
     pub fn join(
-        crew: &Crew<'_, '_>,
+        threads: &ThreadScope<'_, '_>,
         hosts: &Hosts,
         restarts_max: u32,
         events: &Events,
         (received, screen): (&Receiver<Event>, &Screen<'_>),
-    ) -> Result<Waited<Group>> {
+    ) -> Result<WaitOutcome<LauncherGroup>> {
         let address = hosts.address;
         let failed = |source| LaunchError::Rendezvous { address, source };
-        let stream = match connect(crew, hosts, restarts_max, (received, screen))? {
-            Waited::Done(stream) => stream,
-            Waited::Stopped(signal) => return Ok(Waited::Stopped(signal)),
+        let stream = match connect(threads, hosts, restarts_max, (received, screen))? {
+            WaitOutcome::Done(stream) => stream,
+            WaitOutcome::Stopped(signal) => return Ok(WaitOutcome::Stopped(signal)),
         };
         let local = stream.local_addr().map_err(failed)?.ip();
         let (outbox, frames) = sync_channel(OUTBOX_MAX);
         let reader = stream.try_clone().map_err(failed)?;
         let events = events.clone();
-        crew.spawn("group posts", move || read(&reader, &events))?;
-        crew.spawn("group outbox", move || write(&stream, &frames))?;
-        Ok(Waited::Done(Group {
+        threads.spawn("group posts", move || read(&reader, &events))?;
+        threads.spawn("group outbox", move || write(&stream, &frames))?;
+        Ok(WaitOutcome::Done(LauncherGroup {
             hosts: hosts.clone(),
             outbox,
             own_address: hosts.own_address.unwrap_or(local),
@@ -97,7 +97,7 @@ impl Group {
     }
 
     /// Tells all launchers, this one included.
-    pub fn post(&self, restart: u32, item: Item) {
+    pub fn post(&self, restart: u32, item: PostBody) {
         let host = self.hosts.index;
         // Never full but with a connection that is about to be given up.
         let _lost = self.outbox.try_send(Frame::Post(Box::new(Post {
@@ -108,8 +108,8 @@ impl Group {
     }
 
     /// Remembers what a launcher has told; an error if one is gone.
-    pub fn take(&mut self, post: Post) -> Result<()> {
-        let lost = matches!(post.item, Item::Lost).then_some(post.host);
+    pub fn record(&mut self, post: Post) -> Result<()> {
+        let lost = matches!(post.item, PostBody::Lost).then_some(post.host);
         self.posts.push(post);
         match lost {
             Some(host) => Err(LaunchError::HostLost { host }),
@@ -118,28 +118,28 @@ impl Group {
     }
 
     /// Waits until all hosts are ready for an attempt.
-    pub fn meet(
+    pub fn wait_for_hosts(
         &mut self,
         restart: u32,
         cluster: Cluster,
         (received, screen): (&Receiver<Event>, &Screen<'_>),
-    ) -> Result<Waited<Place>> {
-        let is_stop = |post: &Post| matches!(post.item, Item::Stop(_));
+    ) -> Result<WaitOutcome<AttemptCluster>> {
+        let is_stop = |post: &Post| matches!(post.item, PostBody::Stop(_));
         self.posts
             .retain(|post| post.restart >= restart || is_stop(post));
-        self.post(restart, Item::Ready(self.nonce.clone(), cluster));
-        let mut report = Report::new(self.hosts.join_timeout);
+        self.post(restart, PostBody::Ready(self.nonce.clone(), cluster));
+        let mut report = WaitReport::new(self.hosts.join_timeout);
         loop {
             let is_stop = |post: &Post| match post.item {
-                Item::Stop(signal) => Some(signal),
+                PostBody::Stop(signal) => Some(signal),
                 _ => None,
             };
             if let Some(signal) = self.posts.iter().find_map(is_stop) {
-                return Ok(Waited::Stopped(signal));
+                return Ok(WaitOutcome::Stopped(signal));
             }
             let ready = self.ready(restart);
             if ready.len() == self.hosts.count {
-                return self.place(restart, &ready).map(Waited::Done);
+                return self.attempt_cluster(restart, &ready).map(WaitOutcome::Done);
             }
             let missing = (0..self.hosts.count).filter(|host| !ready.contains_key(host));
             let missing: Vec<usize> = missing.collect();
@@ -147,10 +147,10 @@ impl Group {
                 return Err(LaunchError::HostsMissing { missing });
             }
             let here: Vec<usize> = ready.keys().copied().collect();
-            report.say(screen, || self.describe(&here, &missing))?;
+            report.log_if_due(screen, || self.describe(&here, &missing))?;
             match received.recv_timeout(report.left()) {
-                Ok(Event::Post(post)) => self.take(*post)?,
-                Ok(Event::Signal(signal)) => self.post(restart, Item::Stop(signal)),
+                Ok(Event::Post(post)) => self.record(*post)?,
+                Ok(Event::Signal(signal)) => self.post(restart, PostBody::Stop(signal)),
                 Ok(Event::Broken(error)) => return Err(error),
                 Ok(Event::Ended { .. }) | Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => {
@@ -173,13 +173,17 @@ impl Group {
     fn ready(&self, restart: u32) -> BTreeMap<usize, (&String, &Cluster)> {
         let posts = self.posts.iter().filter(|post| post.restart == restart);
         let ready = posts.filter_map(|post| match &post.item {
-            Item::Ready(nonce, cluster) => Some((post.host, (nonce, cluster))),
+            PostBody::Ready(nonce, cluster) => Some((post.host, (nonce, cluster))),
             _ => None,
         });
         ready.collect()
     }
 
-    fn place(&self, restart: u32, ready: &BTreeMap<usize, (&String, &Cluster)>) -> Result<Place> {
+    fn attempt_cluster(
+        &self,
+        restart: u32,
+        ready: &BTreeMap<usize, (&String, &Cluster)>,
+    ) -> Result<AttemptCluster> {
         let mut cluster = Cluster::default();
         let mut tasks = Vec::new();
         let restart = restart.to_string();
@@ -191,7 +195,7 @@ impl Group {
                 tasks = added;
             }
         }
-        cluster.settle(&mut tasks);
+        cluster.reconcile_chief(&mut tasks);
         let is_evaluator = |task: &Task| task.role == Role::Evaluator;
         if cluster.tasks().filter(is_evaluator).count() > 1 {
             let what = "more than one host starts an evaluator: ask for it on one".to_owned();
@@ -201,7 +205,7 @@ impl Group {
         let token = token.ok_or_else(|| LaunchError::InvalidHosts {
             what: "the secret cannot be used as a key: choose another".to_owned(),
         })?;
-        Ok(Place {
+        Ok(AttemptCluster {
             cluster,
             tasks,
             token,
@@ -212,7 +216,7 @@ impl Group {
     pub fn is_last_worker(&self, restart: u32, task: Task, workers: usize) -> bool {
         let posts = self.posts.iter().filter(|post| post.restart == restart);
         let gone = posts.filter_map(|post| match &post.item {
-            Item::WorkerGone(task, _) => Some(*task),
+            PostBody::WorkerGone(task, _) => Some(*task),
             _ => None,
         });
         let gone: Vec<Task> = gone.collect();
@@ -224,29 +228,30 @@ impl Group {
         let is_done = |host| {
             let mut posts = self.posts.iter();
             posts.any(|post| {
-                let is_done = matches!(post.item, Item::WorkersDone);
+                let is_done = matches!(post.item, PostBody::WorkersDone);
                 post.host == host && post.restart == restart && is_done
             })
         };
         (0..self.hosts.count).all(is_done)
     }
 
-    /// Tells how this host's part ended and waits for the other hosts; then all as one.
+    /// Sends how this host's part ended, waits for the other hosts, and returns the results of all
+    /// hosts as one.
     pub fn gather(
         &mut self,
         restart: u32,
-        ended: Ended,
+        ended: AttemptResult,
         received: &Receiver<Event>,
-    ) -> Result<(Ended, Option<i32>)> {
-        self.post(restart, Item::Ended(ended));
+    ) -> Result<(AttemptResult, Option<i32>)> {
+        self.post(restart, PostBody::Ended(ended));
         loop {
-            if let Some(whole) = self.whole(restart) {
+            if let Some(whole) = self.combined(restart) {
                 return Ok(whole);
             }
             // The relay says within seconds if a host is gone, and its silence is noticed too.
             match received.recv() {
-                Ok(Event::Post(post)) => self.take(*post)?,
-                Ok(Event::Signal(signal)) => self.post(restart, Item::Stop(signal)),
+                Ok(Event::Post(post)) => self.record(*post)?,
+                Ok(Event::Signal(signal)) => self.post(restart, PostBody::Stop(signal)),
                 Ok(Event::Broken(error)) => return Err(error),
                 Ok(Event::Ended { .. }) => {}
                 Err(_) => return Err(LaunchError::HostLost { host: 0 }),
@@ -255,17 +260,17 @@ impl Group {
     }
 
     /// The attempt on all hosts, and the signal that one launcher got before the last host's end.
-    fn whole(&self, restart: u32) -> Option<(Ended, Option<i32>)> {
-        let mut ended: BTreeMap<usize, &Ended> = BTreeMap::new();
+    fn combined(&self, restart: u32) -> Option<(AttemptResult, Option<i32>)> {
+        let mut ended: BTreeMap<usize, &AttemptResult> = BTreeMap::new();
         let mut failures: Vec<(Task, Ending)> = Vec::new();
         let mut signal = None;
         for post in self.posts.iter().filter(|post| post.restart <= restart) {
             match &post.item {
-                Item::Ended(part) => {
+                PostBody::Ended(part) => {
                     ended.insert(post.host, part);
                 }
-                Item::Failed(task, ending) => failures.push((*task, *ending)),
-                Item::Stop(got) => {
+                PostBody::Failed(task, ending) => failures.push((*task, *ending)),
+                PostBody::Stop(got) => {
                     signal.get_or_insert(*got);
                 }
                 _ => {}
@@ -277,9 +282,9 @@ impl Group {
         if ended.len() < self.hosts.count {
             return None;
         }
-        let parts: Vec<Ended> = ended.into_values().cloned().collect();
+        let parts: Vec<AttemptResult> = ended.into_values().cloned().collect();
         let verdicts: Vec<Verdict> = parts.iter().map(|part| part.verdict).collect();
-        let mut whole = Ended::join(parts);
+        let mut whole = AttemptResult::join(parts);
         let number = |task: &Task| whole.number(*task);
         let failures = failures.iter();
         let failures = failures.filter_map(|(task, ending)| Some((number(task)?, *ending)));
@@ -295,24 +300,24 @@ impl Group {
 }
 
 /// When to say again what is waited for.
-struct Report {
+struct WaitReport {
     next: Instant,
     begun: Instant,
     until: Instant,
 }
 
-impl Report {
-    fn new(patience: Duration) -> Report {
+impl WaitReport {
+    fn new(timeout: Duration) -> WaitReport {
         let begun = Instant::now();
-        Report {
+        WaitReport {
             next: begun + FIRST_REPORT,
             begun,
-            until: begun + patience,
+            until: begun + timeout,
         }
     }
 
     /// Says it, if it is time. `what` is what is waited for.
-    fn say(&mut self, screen: &Screen<'_>, what: impl FnOnce() -> String) -> Result<()> {
+    fn log_if_due(&mut self, screen: &Screen<'_>, what: impl FnOnce() -> String) -> Result<()> {
         let now = Instant::now();
         if now < self.next {
             return Ok(());
@@ -320,7 +325,7 @@ impl Report {
         self.next = now + NEXT_REPORT;
         let waited = self.begun.elapsed().as_secs();
         let left = self.until.saturating_duration_since(now).as_secs();
-        screen.say(&format!(
+        screen.log(&format!(
             "{} (for {waited} s, at most {left} s more)",
             what()
         ))
@@ -340,31 +345,31 @@ impl Report {
 /// Connects and proves itself, again and again until the deadline: a connection that breaks says
 /// nothing about whether this launcher is welcome.
 fn connect(
-    crew: &Crew<'_, '_>,
+    threads: &ThreadScope<'_, '_>,
     hosts: &Hosts,
     restarts_max: u32,
     (received, screen): (&Receiver<Event>, &Screen<'_>),
-) -> Result<Waited<TcpStream>> {
+) -> Result<WaitOutcome<TcpStream>> {
     let address = hosts.address;
-    let mut report = Report::new(hosts.join_timeout);
+    let mut report = WaitReport::new(hosts.join_timeout);
     let index = hosts.index;
     let mut last = "it has not answered".to_owned();
     loop {
-        let attempt = Attempt::start(crew, hosts, restarts_max)?;
+        let attempt = JoinAttempt::start(threads, hosts, restarts_max)?;
         let source = loop {
-            match attempt.outcome.recv_timeout(LOOK) {
-                Ok(Ok(stream)) => return Ok(Waited::Done(stream)),
+            match attempt.outcome.recv_timeout(POLL_INTERVAL) {
+                Ok(Ok(stream)) => return Ok(WaitOutcome::Done(stream)),
                 Ok(Err(LaunchError::Rendezvous { source, .. })) => break source,
                 Ok(Err(refused)) => return Err(refused),
                 Err(RecvTimeoutError::Disconnected) => break io::ErrorKind::Other.into(),
                 Err(RecvTimeoutError::Timeout) => {}
             }
             match received.try_recv() {
-                Ok(Event::Signal(signal)) => return Ok(Waited::Stopped(signal)),
+                Ok(Event::Signal(signal)) => return Ok(WaitOutcome::Stopped(signal)),
                 Ok(Event::Broken(error)) => return Err(error),
                 _ => {}
             }
-            report.say(screen, || {
+            report.log_if_due(screen, || {
                 format!("host {index} waits for the launcher of host 0 at {address}: {last}")
             })?;
         };
@@ -372,8 +377,8 @@ fn connect(
             return Err(LaunchError::Rendezvous { address, source });
         }
         last = source.to_string();
-        match received.recv_timeout(RETRY) {
-            Ok(Event::Signal(signal)) => return Ok(Waited::Stopped(signal)),
+        match received.recv_timeout(RETRY_PAUSE) {
+            Ok(Event::Signal(signal)) => return Ok(WaitOutcome::Stopped(signal)),
             Ok(Event::Broken(error)) => return Err(error),
             _ => {}
         }
@@ -382,24 +387,28 @@ fn connect(
 
 /// One attempt to become a member, on a thread of its own so that a signal is heard meanwhile.
 /// Dropping it ends it.
-struct Attempt {
+struct JoinAttempt {
     outcome: Receiver<Result<TcpStream>>,
-    stream: Arc<InProgress>,
+    stream: Arc<JoinConnection>,
 }
 
-impl Attempt {
-    fn start(crew: &Crew<'_, '_>, hosts: &Hosts, restarts_max: u32) -> Result<Attempt> {
+impl JoinAttempt {
+    fn start(
+        threads: &ThreadScope<'_, '_>,
+        hosts: &Hosts,
+        restarts_max: u32,
+    ) -> Result<JoinAttempt> {
         let (sender, outcome) = sync_channel(1);
-        let stream = Arc::new(InProgress::default());
+        let stream = Arc::new(JoinConnection::default());
         let (place, hosts) = (stream.clone(), hosts.clone());
-        crew.spawn("join the group", move || {
-            let _gone = sender.send(attempt(&hosts, restarts_max, &place));
+        threads.spawn("join the group", move || {
+            let _gone = sender.send(try_join(&hosts, restarts_max, &place));
         })?;
-        Ok(Attempt { outcome, stream })
+        Ok(JoinAttempt { outcome, stream })
     }
 }
 
-impl Drop for Attempt {
+impl Drop for JoinAttempt {
     fn drop(&mut self) {
         self.stream.end();
     }
@@ -407,10 +416,10 @@ impl Drop for Attempt {
 
 /// The connection of an attempt, from its begin to the end of the handshake.
 #[derive(Default)]
-struct InProgress(Mutex<Progress>);
+struct JoinConnection(Mutex<JoinProgress>);
 
 #[derive(Default)]
-enum Progress {
+enum JoinProgress {
     /// Dialing, or through with it.
     #[default]
     Nothing,
@@ -419,35 +428,35 @@ enum Progress {
     Ended,
 }
 
-impl InProgress {
-    fn state(&self) -> MutexGuard<'_, Progress> {
+impl JoinConnection {
+    fn state(&self) -> MutexGuard<'_, JoinProgress> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn begin(&self, stream: TcpStream) {
         let mut state = self.state();
         match &*state {
-            Progress::Ended => close(&stream, Shutdown::Both),
-            _ => *state = Progress::Handshake(stream),
+            JoinProgress::Ended => close(&stream, Shutdown::Both),
+            _ => *state = JoinProgress::Handshake(stream),
         }
     }
 
     fn finish(&self) {
         let mut state = self.state();
-        if let Progress::Handshake(_) = &*state {
-            *state = Progress::Nothing;
+        if let JoinProgress::Handshake(_) = &*state {
+            *state = JoinProgress::Nothing;
         }
     }
 
     fn end(&self) {
-        let before = std::mem::replace(&mut *self.state(), Progress::Ended);
-        if let Progress::Handshake(stream) = before {
+        let before = std::mem::replace(&mut *self.state(), JoinProgress::Ended);
+        if let JoinProgress::Handshake(stream) = before {
             close(&stream, Shutdown::Both);
         }
     }
 }
 
-fn attempt(hosts: &Hosts, restarts_max: u32, place: &InProgress) -> Result<TcpStream> {
+fn try_join(hosts: &Hosts, restarts_max: u32, place: &JoinConnection) -> Result<TcpStream> {
     let address = hosts.address;
     let failed = |source| LaunchError::Rendezvous { address, source };
     let stream = dial(&address).map_err(failed)?;
@@ -459,7 +468,7 @@ fn attempt(hosts: &Hosts, restarts_max: u32, place: &InProgress) -> Result<TcpSt
 
 /// Connects to somebody who listens there.
 fn dial(address: &SocketAddr) -> io::Result<TcpStream> {
-    let stream = TcpStream::connect_timeout(address, DIAL)?;
+    let stream = TcpStream::connect_timeout(address, DIAL_TIMEOUT)?;
     if stream.local_addr()? == stream.peer_addr()? {
         // The system drew this very port for the attempt, which makes TCP answer itself.
         return Err(io::Error::new(
@@ -483,7 +492,7 @@ fn handshake(hosts: &Hosts, restarts_max: u32, stream: &TcpStream) -> Result<()>
         nonce: random()?,
     };
     send(stream, &hello).map_err(failed)?;
-    let challenge: Challenge = receive_greeting(stream).map_err(failed)?;
+    let challenge: Challenge = receive_handshake(stream).map_err(failed)?;
     let nonce = &challenge.nonce;
     let refused = |why: &str| LaunchError::HostRefused {
         why: why.to_owned(),
@@ -494,7 +503,7 @@ fn handshake(hosts: &Hosts, restarts_max: u32, stream: &TcpStream) -> Result<()>
     let own = proof(&hosts.secret, Side::Launcher, &hello, nonce);
     let own = own.ok_or_else(|| refused("the secret cannot be used as a key"))?;
     send(stream, &own).map_err(failed)?;
-    match receive_greeting(stream).map_err(failed)? {
+    match receive_handshake(stream).map_err(failed)? {
         Answer::Welcome => Ok(()),
         Answer::Refused(why) => Err(refused(&why)),
     }
@@ -509,10 +518,10 @@ fn read(stream: &TcpStream, events: &Events) {
             Err(_) => Box::new(Post {
                 host: 0,
                 restart: u32::MAX,
-                item: Item::Lost,
+                item: PostBody::Lost,
             }),
         };
-        let is_last = matches!(post.item, Item::Lost);
+        let is_last = matches!(post.item, PostBody::Lost);
         if !events.deliver(Event::Post(post)) || is_last {
             return close(stream, Shutdown::Both);
         }
@@ -521,7 +530,7 @@ fn read(stream: &TcpStream, events: &Events) {
 
 fn write(stream: &TcpStream, frames: &Receiver<Frame>) {
     loop {
-        let frame = match frames.recv_timeout(BEAT) {
+        let frame = match frames.recv_timeout(HEARTBEAT_INTERVAL) {
             Ok(frame) => frame,
             Err(RecvTimeoutError::Timeout) => Frame::Beat,
             Err(RecvTimeoutError::Disconnected) => return close(stream, Shutdown::Both),

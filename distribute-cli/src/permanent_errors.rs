@@ -14,7 +14,7 @@ use distribute_ps::PsError;
 
 /// Whether an error, or what caused it, is that of flags, models, data or checkpoints that are not
 /// there, are damaged or do not fit each other or those of another process.
-pub(crate) fn is_lasting(error: &(dyn StdError + 'static)) -> bool {
+pub(crate) fn is_permanent(error: &(dyn StdError + 'static)) -> bool {
     let mut next = Some(error);
     while let Some(error) = next {
         if known(error) {
@@ -42,7 +42,9 @@ fn of_core(error: &Error) -> bool {
         | Error::DifferentModels { .. }
         | Error::NotShared { .. } => true,
         // They hide the error they are made of from `source`.
-        Error::Checkpoint(error) | Error::Fit(error) | Error::Input(error) => is_lasting(&**error),
+        Error::Checkpoint(error) | Error::Fit(error) | Error::Input(error) => {
+            is_permanent(&**error)
+        }
         _ => false,
     }
 }
@@ -120,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_lasting_however_it_is_wrapped() {
+    fn what_does_not_fit_is_permanent_however_it_is_wrapped() {
         let models = Error::DifferentModels {
             worker: 1,
             what: "w".to_string(),
@@ -133,31 +135,31 @@ mod tests {
             what: "no".to_string(),
         };
         for error in [models, shared, Error::from(resume())] {
-            assert!(is_lasting(&error), "{error}");
-            assert!(is_lasting(&PsError::from(error)));
+            assert!(is_permanent(&error), "{error}");
+            assert!(is_permanent(&PsError::from(error)));
         }
         let missing = || CheckpointError::Missing {
             path: PathBuf::from("saved"),
         };
-        assert!(is_lasting(&missing()));
-        assert!(is_lasting(&Error::from(missing())));
-        assert!(is_lasting(&Error::from(file(ErrorKind::NotFound))));
-        assert!(is_lasting(&file(ErrorKind::IsADirectory)));
+        assert!(is_permanent(&missing()));
+        assert!(is_permanent(&Error::from(missing())));
+        assert!(is_permanent(&Error::from(file(ErrorKind::NotFound))));
+        assert!(is_permanent(&file(ErrorKind::IsADirectory)));
     }
 
     #[test]
     fn what_may_pass_is_not() {
-        assert!(!is_lasting(&file(ErrorKind::TimedOut)));
+        assert!(!is_permanent(&file(ErrorKind::TimedOut)));
         let memory = ReadError::OutOfMemory {
             path: PathBuf::from("a.csv"),
             bytes: 1,
         };
-        assert!(!is_lasting(&Error::from(memory)));
+        assert!(!is_permanent(&Error::from(memory)));
         let busy = CheckpointError::Busy {
             path: PathBuf::from("saved"),
             holder: None,
         };
-        assert!(!is_lasting(&Error::from(busy)));
-        assert!(!is_lasting(&Error::step("no luck")));
+        assert!(!is_permanent(&Error::from(busy)));
+        assert!(!is_permanent(&Error::step("no luck")));
     }
 }

@@ -1,5 +1,5 @@
-//! The operations of the trait: on host buffers, through page-locked memory and memory on the
-//! device, piece by piece.
+//! The operations of the trait: on buffers in host memory, through page-locked memory and memory on
+//! the device, piece by piece.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -9,7 +9,7 @@ use super::communicator::NcclCommunicator;
 use super::control::ControlGroup;
 use super::element::ElementType;
 use super::raw::Call;
-use super::worker::Job;
+use super::thread::Round;
 use crate::algorithm::exchange::segment_of;
 use crate::buffer::{Buffer, DType, Element, with_dtype};
 use crate::communicator::{AbortHandle, Communicator, Description, GatherTarget, chunk_range};
@@ -26,7 +26,7 @@ enum Target {
     Root(usize),
 }
 
-/// What NCCL computes for a reduction, and what is left to the host. The mean of types that are
+/// What NCCL computes for a reduction, and what is left to the CPU. The mean of types that are
 /// their own accumulator is their sum, divided once, as everywhere in this crate; for the half
 /// types, whose sum could overflow, NCCL divides.
 fn split(op: ReduceOp, dtype: DType) -> (ReduceOp, Option<ReduceOp>) {
@@ -86,14 +86,14 @@ impl<G: ControlGroup> NcclCommunicator<G> {
             let at = self.staged(range.len() * size_of::<T>())?;
             let at = at.cast(ElementType::from(T::DTYPE));
             let gets = target == Target::All || target == Target::Root(own);
-            let job = Job {
+            let job = Round {
                 upload: Some(at.clone()),
                 download: gets.then(|| at.clone()),
                 calls: vec![match target {
                     Target::All => Call::AllReduce { at, op },
                     Target::Root(root) => Call::Reduce { at, op, root },
                 }],
-                ..Job::default()
+                ..Round::default()
             };
             let cell = RefCell::new(&mut *buffers);
             let filled = |host: &mut [u8]| fill::<T>(&cell.borrow(), range.clone(), host);
@@ -141,11 +141,11 @@ impl<G: ControlGroup> NcclCommunicator<G> {
                 }],
                 false => reduce_each(&spans, op),
             };
-            let job = Job {
+            let job = Round {
                 upload: Some(all),
                 download: Some(spans[own].clone()),
                 calls,
-                ..Job::default()
+                ..Round::default()
             };
             let cell = RefCell::new(&mut *buffers);
             let filled = |host: &mut [u8]| {
@@ -195,11 +195,11 @@ impl<G: ControlGroup> NcclCommunicator<G> {
         range: Range<usize>,
     ) -> Result<()> {
         let bytes = at.size_bytes();
-        let job = Job {
+        let job = Round {
             upload: up.then(|| at.clone()),
             download: (!up).then_some(at),
             calls: vec![call],
-            ..Job::default()
+            ..Round::default()
         };
         if up {
             let filled = |host: &mut [u8]| fill::<T>(buffers, range, host);
@@ -234,11 +234,11 @@ impl<G: ControlGroup> NcclCommunicator<G> {
                 }],
                 false => broadcast_each(&spans),
             };
-            let job = Job {
+            let job = Round {
                 upload: Some(spans[own].clone()),
                 download: Some(all),
                 calls,
-                ..Job::default()
+                ..Round::default()
             };
             let part = segment_of(&(0..input.len()), segment, index);
             let filled = |host: &mut [u8]| host[..part.len()].copy_from_slice(&input[part]);
@@ -317,7 +317,7 @@ impl<G: ControlGroup> Communicator for NcclCommunicator<G> {
 
     fn all_reduce(&mut self, op: ReduceOp, buffers: &mut [Buffer<'_>]) -> Result<()> {
         let header = self.header(OperationKind::AllReduce).with_op(op);
-        let record = Record::of_host(header, self.rank(), buffers)?;
+        let record = Record::of_host_memory(header, self.rank(), buffers)?;
         self.prepare_staging()?;
         self.operate(&record, None, |this| match record.header.dtype {
             None => Ok(()),
@@ -330,7 +330,7 @@ impl<G: ControlGroup> Communicator for NcclCommunicator<G> {
     fn reduce_scatter(&mut self, op: ReduceOp, mut buffer: Buffer<'_>) -> Result<Range<usize>> {
         let own = chunk_range(buffer.len(), self.world_size(), self.rank());
         let header = self.header(OperationKind::ReduceScatter).with_op(op);
-        let record = Record::of_host(header, self.rank(), &[buffer.reborrow()])?;
+        let record = Record::of_host_memory(header, self.rank(), &[buffer.reborrow()])?;
         self.prepare_staging()?;
         self.operate(
             &record,
@@ -370,7 +370,7 @@ impl<G: ControlGroup> Communicator for NcclCommunicator<G> {
     fn broadcast(&mut self, root: usize, buffers: &mut [Buffer<'_>]) -> Result<()> {
         self.check_rank(OperationKind::Broadcast, root)?;
         let header = self.header(OperationKind::Broadcast).with_root(root);
-        let record = Record::of_host(header, self.rank(), buffers)?;
+        let record = Record::of_host_memory(header, self.rank(), buffers)?;
         self.prepare_staging()?;
         self.operate(&record, None, |this| match record.header.dtype {
             None => Ok(()),
@@ -384,7 +384,7 @@ impl<G: ControlGroup> Communicator for NcclCommunicator<G> {
             .header(OperationKind::Reduce)
             .with_op(op)
             .with_root(root);
-        let record = Record::of_host(header, self.rank(), buffers)?;
+        let record = Record::of_host_memory(header, self.rank(), buffers)?;
         self.prepare_staging()?;
         self.operate(&record, None, |this| match record.header.dtype {
             None => Ok(()),
@@ -397,7 +397,7 @@ impl<G: ControlGroup> Communicator for NcclCommunicator<G> {
     fn send(&mut self, to: usize, mut buffer: Buffer<'_>) -> Result<()> {
         self.check_rank(OperationKind::Send, to)?;
         let header = self.header(OperationKind::Send);
-        let record = Record::of_host(header, self.rank(), &[buffer.reborrow()])?;
+        let record = Record::of_host_memory(header, self.rank(), &[buffer.reborrow()])?;
         self.prepare_staging()?;
         self.operate(
             &record,
@@ -409,7 +409,7 @@ impl<G: ControlGroup> Communicator for NcclCommunicator<G> {
     fn recv(&mut self, from: usize, mut buffer: Buffer<'_>) -> Result<()> {
         self.check_rank(OperationKind::Recv, from)?;
         let header = self.header(OperationKind::Recv);
-        let record = Record::of_host(header, self.rank(), &[buffer.reborrow()])?;
+        let record = Record::of_host_memory(header, self.rank(), &[buffer.reborrow()])?;
         self.prepare_staging()?;
         self.operate(&record, Some(from), |this| {
             with_dtype!(buffer.dtype(), T => this.point_to_point::<T>(&header, from, buffer))

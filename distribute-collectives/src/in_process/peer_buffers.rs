@@ -1,4 +1,4 @@
-//! The only module with `unsafe`: ranks work on each other's buffers where they lie.
+//! Ranks of one process work on each other's buffers where they lie, through pointers (`unsafe`).
 //!
 //! Why this is sound, in one place:
 //!
@@ -6,8 +6,8 @@
 //!   lent to the running call, and does not touch these slices itself until the operation is
 //!   completed or withdrawn ([`Group::start`](super::group::Group::start)).
 //! - Nobody uses a pointer before all ranks have published, and then only while working on a
-//!   claimed block. The call does not return, nor unwind (see [`Running`]), before all blocks are
-//!   done, so the memory outlives every use.
+//!   claimed block. The call does not return, nor unwind (see [`CompletionGuard`]), before all
+//!   blocks are done, so the memory outlives every use.
 //! - Headers and lengths were compared before the start, so all ranks have the same types and
 //!   lengths.
 //! - Blocks are disjoint: a block is claimed once, by an atomic counter, and every element that is
@@ -112,12 +112,12 @@ impl Plan<'_> {
 }
 
 /// Keeps the call from returning or unwinding while other ranks use its buffers.
-pub(crate) struct Running<'a> {
+pub(crate) struct CompletionGuard<'a> {
     pub(crate) group: &'a Group,
     pub(crate) sequence: u64,
 }
 
-impl Drop for Running<'_> {
+impl Drop for CompletionGuard<'_> {
     fn drop(&mut self) {
         self.group.wait_completed(self.sequence);
     }
@@ -140,7 +140,7 @@ impl Drop for Claimed<'_> {
                 sequence: self.header.sequence,
                 reason: "its thread panicked in the operation".to_string(),
             };
-            self.group.fail(error, self.header.sequence);
+            self.group.record_failure(error, self.header.sequence);
         }
         self.group.block_done(self.header.sequence);
     }
@@ -271,7 +271,7 @@ pub(crate) fn gather(
     };
     let mut rest = inputs
         .memory(output)
-        .inspect_err(|error| group.fail(error.clone(), header.sequence))?;
+        .inspect_err(|error| group.record_failure(error.clone(), header.sequence))?;
     for input in table {
         let (to, after) = rest.split_at_mut(input.len());
         // SAFETY: published inputs are only read while the operation runs.

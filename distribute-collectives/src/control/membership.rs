@@ -18,7 +18,7 @@ use crate::control::{Announcement, convert, watch};
 use crate::error::CollectiveError;
 use crate::header::OperationHeader;
 use crate::interruption::Interruption;
-use crate::status::{Failure, GroupStatus, Trouble};
+use crate::status::{Failure, FailureKind, GroupStatus};
 
 /// How many reasons for which certificates were not accepted are kept.
 const CERTIFICATES_MAX: usize = 8;
@@ -54,7 +54,7 @@ pub(super) struct Link {
     pub(super) ip: IpAddr,
     pub(super) announcement: Option<Announcement>,
     pub(super) ready: bool,
-    pub(super) heard: Instant,
+    pub(super) last_received: Instant,
     /// The peer has left, or was found silent: it is not watched any more.
     pub(super) unwatched: bool,
     /// The peer said goodbye.
@@ -62,7 +62,7 @@ pub(super) struct Link {
     /// The stream still delivers messages.
     pub(super) open: bool,
     /// The two headers that differed at the last heartbeat.
-    pub(super) suspicion: Option<(OperationHeader, OperationHeader)>,
+    pub(super) differing_headers: Option<(OperationHeader, OperationHeader)>,
 }
 
 impl Link {
@@ -72,7 +72,7 @@ impl Link {
     }
 
     /// Queues a heartbeat, unless that would take the room of what is more important.
-    pub(super) fn beat(&self, heartbeat: message::Heartbeat) {
+    pub(super) fn send_heartbeat(&self, heartbeat: message::Heartbeat) {
         if self
             .sender
             .as_ref()
@@ -104,18 +104,18 @@ pub(super) struct Refusal {
 }
 
 /// The group cannot form, and this rank knows why; the others are told while they come.
-pub(super) struct Doom {
+pub(super) struct JoinFailure {
     pub(super) refusal: Refusal,
     pub(super) since: Instant,
     /// By rank.
-    pub(super) told: Vec<bool>,
+    pub(super) notified: Vec<bool>,
 }
 
-impl Doom {
+impl JoinFailure {
     /// Tells a rank why the group cannot form, once.
-    pub(super) fn tell(&mut self, rank: usize, link: &Link) {
-        if let Some(told) = self.told.get_mut(rank)
-            && !std::mem::replace(told, true)
+    pub(super) fn send_to(&mut self, rank: usize, link: &Link) {
+        if let Some(notified) = self.notified.get_mut(rank)
+            && !std::mem::replace(notified, true)
         {
             link.send(Message::Refusal(message::Refusal {
                 address: self.refusal.address.clone(),
@@ -126,7 +126,7 @@ impl Doom {
 }
 
 /// A peer that claimed a rank without the right token. The right one may still come.
-pub(super) struct Doubt {
+pub(super) struct UnprovenClaim {
     pub(super) since: Instant,
     pub(super) rank: usize,
     pub(super) refusal: Refusal,
@@ -134,15 +134,15 @@ pub(super) struct Doubt {
 
 /// Why a rank is not there.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Absence {
+pub(super) struct MissingReason {
     pub(super) reason: String,
     /// It was there and gave up waiting for these ranks. They are to blame, not this one.
     pub(super) waited_for: Vec<usize>,
 }
 
-impl From<String> for Absence {
-    fn from(reason: String) -> Absence {
-        Absence {
+impl From<String> for MissingReason {
+    fn from(reason: String) -> MissingReason {
+        MissingReason {
             reason,
             waited_for: Vec::new(),
         }
@@ -155,22 +155,22 @@ pub(super) struct State {
     pub(super) links: Vec<Option<Link>>,
     pub(super) next_link: u64,
     /// What happened last with each rank, for the error when it does not come.
-    pub(super) last: Vec<Absence>,
-    pub(super) doom: Option<Doom>,
-    pub(super) doubts: Vec<Doubt>,
+    pub(super) last: Vec<MissingReason>,
+    pub(super) join_failure: Option<JoinFailure>,
+    pub(super) unproven_claims: Vec<UnprovenClaim>,
     /// Connections whose certificate was not accepted, the first ones of every reason.
     pub(super) certificates: Vec<Refusal>,
     /// The parts of gatherings by number, then by rank.
     pub(super) gathers: BTreeMap<u64, Vec<Option<Vec<u8>>>>,
     pub(super) next_gather: u64,
-    pub(super) next_beat: Instant,
+    pub(super) next_heartbeat: Instant,
     /// Streams that were turned away and still carry the reason to their peers.
     pub(super) turned_away: usize,
     /// The peers know of the first failure.
-    pub(super) spread: bool,
+    pub(super) failure_sent: bool,
 }
 
-pub(super) struct Shared {
+pub(super) struct Membership {
     pub(super) rank: usize,
     pub(super) addresses: Vec<String>,
     pub(super) hello: Hello,
@@ -200,14 +200,14 @@ impl State {
             links: (0..world_size).map(|_| None).collect(),
             next_link: 0,
             last: vec!["it has not connected".to_string().into(); world_size],
-            doom: None,
-            doubts: Vec::new(),
+            join_failure: None,
+            unproven_claims: Vec::new(),
             certificates: Vec::new(),
             gathers: BTreeMap::new(),
             next_gather: 0,
-            next_beat: Instant::now(),
+            next_heartbeat: Instant::now(),
             turned_away: 0,
-            spread: false,
+            failure_sent: false,
         }
     }
 
@@ -236,7 +236,7 @@ impl State {
 
     /// Whether a failure only says that a healthy rank has left.
     pub(super) fn is_departure(&self, failure: &Failure) -> bool {
-        let Trouble::Lost { rank, .. } = failure.trouble else {
+        let FailureKind::Lost { rank, .. } = failure.kind else {
             return false;
         };
         let link = self.links.get(rank).and_then(Option::as_ref);
@@ -244,19 +244,19 @@ impl State {
     }
 }
 
-impl Shared {
+impl Membership {
     pub(super) fn new(
         parts: Parts,
         hello: Hello,
         tls: Option<DataTls>,
         status: Arc<GroupStatus>,
-    ) -> Shared {
+    ) -> Membership {
         let started = Instant::now();
         let timeout = parts.rendezvous_timeout.min(FOREVER);
         let failed = Arc::new(Notify::new());
         let bell = failed.clone();
         status.on_failure(move || bell.notify_one());
-        Shared {
+        Membership {
             state: Mutex::new(State::new(parts.addresses.len())),
             rank: parts.rank,
             addresses: parts.addresses,
@@ -291,9 +291,9 @@ impl Shared {
         self.interval.saturating_mul(self.misses).min(FOREVER)
     }
 
-    pub(super) fn fail(&self, trouble: Trouble, from_sequence: u64) {
-        self.status.fail(Failure {
-            trouble,
+    pub(super) fn record_failure(&self, kind: FailureKind, from_sequence: u64) {
+        self.status.record_failure(Failure {
+            kind,
             from_sequence,
         });
     }
@@ -307,14 +307,14 @@ impl Shared {
 
     /// Notes what happened last with a rank that is still missing. Why it gave up tells more than
     /// that nobody listens there afterwards.
-    pub(super) fn note(&self, rank: usize, absence: impl Into<Absence>) {
-        let absence = absence.into();
-        let reason = &absence.reason;
+    pub(super) fn record_missing(&self, rank: usize, missing: impl Into<MissingReason>) {
+        let missing = missing.into();
+        let reason = &missing.reason;
         tracing::debug!(rank = self.rank, peer = rank, reason, "not joined yet");
         if let Some(last) = self.state().last.get_mut(rank)
-            && (last.waited_for.is_empty() || !absence.waited_for.is_empty())
+            && (last.waited_for.is_empty() || !missing.waited_for.is_empty())
         {
-            *last = absence;
+            *last = missing;
         }
     }
 
@@ -323,19 +323,23 @@ impl Shared {
     pub(super) fn refuse(&self, informed: Option<usize>, address: String, reason: String) {
         let mut state = self.state();
         if state.phase == Phase::Joining {
-            let State { doom, links, .. } = &mut *state;
-            let doom = doom.get_or_insert_with(|| Doom {
+            let State {
+                join_failure,
+                links,
+                ..
+            } = &mut *state;
+            let join_failure = join_failure.get_or_insert_with(|| JoinFailure {
                 refusal: Refusal { address, reason },
                 since: Instant::now(),
-                told: vec![false; links.len()],
+                notified: vec![false; links.len()],
             });
-            doom.told[self.rank] = true;
-            if let Some(told) = informed.and_then(|rank| doom.told.get_mut(rank)) {
-                *told = true;
+            join_failure.notified[self.rank] = true;
+            if let Some(notified) = informed.and_then(|rank| join_failure.notified.get_mut(rank)) {
+                *notified = true;
             }
             for (rank, link) in links.iter().enumerate() {
                 if let Some(link) = link.as_ref().filter(|link| link.open) {
-                    doom.tell(rank, link);
+                    join_failure.send_to(rank, link);
                 }
             }
         }
@@ -350,7 +354,7 @@ impl Shared {
             let Some(link) = state.link(rank, id) else {
                 return false;
             };
-            link.heard = Instant::now();
+            link.last_received = Instant::now();
         }
         match envelope.message {
             Some(Message::Announcement(announcement)) => {
@@ -369,7 +373,7 @@ impl Shared {
             Some(Message::Notice(notice)) => {
                 let failure = convert::failure(self.world_size(), &notice);
                 if let Some(failure) = failure.filter(|_| self.first_failure().is_none()) {
-                    self.status.fail(failure);
+                    self.status.record_failure(failure);
                 }
             }
             Some(Message::Gather(part)) => self.take_part(rank, part),
@@ -403,17 +407,17 @@ impl Shared {
             Phase::Leaving => {}
             Phase::Joining | Phase::Formed if !joined => {
                 let waited_for = goodbye.waited_for.iter().map(|rank| *rank as usize);
-                let absence = Absence {
+                let missing = MissingReason {
                     reason: format!("it gave up joining{because}"),
                     waited_for: waited_for.collect(),
                 };
-                self.note(rank, absence);
+                self.record_missing(rank, missing);
                 self.changed.notify_one();
             }
             _ => {
                 let count = goodbye.completed;
                 let reason = format!("it left the group after {count} operations{because}");
-                self.fail(Trouble::Lost { rank, reason }, count);
+                self.record_failure(FailureKind::Lost { rank, reason }, count);
             }
         }
     }
@@ -427,7 +431,7 @@ impl Shared {
         if beat.answer {
             let answer = watch::heartbeat(self, false);
             if let Some(link) = self.state().link(rank, id) {
-                link.beat(answer);
+                link.send_heartbeat(answer);
             }
         }
         let pair = own.zip(theirs).filter(|(own, theirs)| {
@@ -441,8 +445,8 @@ impl Shared {
         let Some(link) = state.link(rank, id) else {
             return;
         };
-        let again = pair.is_some() && link.suspicion == pair;
-        link.suspicion = pair;
+        let again = pair.is_some() && link.differing_headers == pair;
+        link.differing_headers = pair;
         drop(state);
         let Some((own, theirs)) = pair.filter(|_| again) else {
             return;
@@ -458,7 +462,7 @@ impl Shared {
             sequence: own.sequence,
             what: first.1.difference(&second.1).unwrap_or_default(),
         };
-        self.fail(Trouble::Ended(error), 0);
+        self.record_failure(FailureKind::Ended(error), 0);
     }
 
     /// Handles the end of a stream; `reason` says what is known.
@@ -480,14 +484,14 @@ impl Shared {
         }
         drop(state);
         if phase == Phase::Formed && !left {
-            self.fail(Trouble::Lost { rank, reason }, 0);
+            self.record_failure(FailureKind::Lost { rank, reason }, 0);
         }
         self.changed.notify_one();
         self.gathered.notify_all();
     }
 }
 
-impl AbortTarget for Shared {
+impl AbortTarget for Membership {
     fn abort(&self, rank: usize, reason: &str) {
         if self.first_failure().is_some() {
             return;
@@ -496,11 +500,11 @@ impl AbortTarget for Shared {
             rank,
             reason: reason.to_string(),
         };
-        self.fail(Trouble::Ended(error), 0);
+        self.record_failure(FailureKind::Ended(error), 0);
     }
 }
 
-/// What [`Shared`] takes from the options.
+/// What [`Membership`] takes from the options.
 pub(super) struct Parts {
     pub(super) rank: usize,
     pub(super) addresses: Vec<String>,

@@ -9,24 +9,24 @@ use crate::{LaunchError, Result};
 /// Starts threads and joins them. A scope alone waits until what its threads run has returned, not
 /// until the system has ended them.
 #[derive(Clone)]
-pub struct Crew<'scope, 'env> {
+pub struct ThreadScope<'scope, 'env> {
     scope: &'scope Scope<'scope, 'env>,
     threads: Arc<Mutex<Threads<'scope>>>,
 }
 
 type Threads<'scope> = Vec<ScopedJoinHandle<'scope, ()>>;
 
-impl<'scope, 'env> Crew<'scope, 'env> {
-    /// Runs `work` with a crew, and returns when all its threads have ended: when `work` returns,
-    /// they must have nothing left to wait for.
-    pub fn work<T>(work: impl for<'s> FnOnce(&Crew<'s, 'env>) -> T) -> T {
+impl<'scope, 'env> ThreadScope<'scope, 'env> {
+    /// Runs `work` with a new scope, and returns when all its threads have ended: when `work`
+    /// returns, they must have nothing left to wait for.
+    pub fn run<T>(work: impl for<'s> FnOnce(&ThreadScope<'s, 'env>) -> T) -> T {
         thread::scope(|scope| {
-            let crew = Crew {
+            let threads = ThreadScope {
                 scope,
                 threads: Arc::default(),
             };
-            let result = work(&crew);
-            crew.join();
+            let result = work(&threads);
+            threads.join();
             result
         })
     }

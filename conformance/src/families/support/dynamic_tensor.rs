@@ -1,5 +1,6 @@
-//! What a file gives a step, as an argument: a compiled step takes tensors and no values of the
-//! host, and what it only captured would keep the value of the first call.
+//! A tensor of a golden file, of any rank and kind, as an argument of a step: a compiled step takes
+//! tensors and no values in host memory, and one that it only captured would keep the value of the
+//! first call.
 
 use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
 use distribute_core::{Nest, ReduceOp, ReplicaContext};
@@ -12,7 +13,7 @@ type CoreResult<T> = distribute_core::Result<T>;
 
 /// A tensor of any rank and kind: its elements as rows along its first axis, and its shape.
 #[derive(Debug, Clone, Nest)]
-pub(crate) struct Given {
+pub(crate) struct DynamicTensor {
     elements: Elements,
     shape: Vec<usize>,
 }
@@ -33,7 +34,7 @@ fn rows(shape: &[usize]) -> [usize; 2] {
     [*first, others.iter().product()]
 }
 
-impl Given {
+impl DynamicTensor {
     /// A tensor of the file on a device; a bare number stays one.
     pub(crate) fn new(value: &Value, device: &Device) -> Result<Self, Failure> {
         if value.is_number() {
@@ -45,7 +46,7 @@ impl Given {
         Ok(Self::of(&tensor(value)?, device))
     }
 
-    /// Data of the host on a device.
+    /// Data from host memory on a device.
     pub(crate) fn of(data: &TensorData, device: &Device) -> Self {
         let (shape, dtype) = (data.shape().to_vec(), data.dtype());
         let row = reshaped(data, &rows(&shape));

@@ -8,10 +8,10 @@ use bytes::Bytes;
 use distribute_core::Configuration;
 use tokio::sync::{Notify, watch};
 
-use super::news::{LostClosure, News};
 use super::options::CoordinatorOptions;
-use super::queue::{ClosureQueue, Handed, Lost, Refusal};
+use super::queue::{ClosureQueue, LostOutcome, Refusal, TakenClosure};
 use super::remote_value::{RemoteValue, Slot};
+use super::server_notice::{LostClosure, ServerNotice};
 use crate::error::{PsError, Result};
 use crate::update::{RunId, StalenessPolicy};
 
@@ -20,7 +20,7 @@ use crate::update::{RunId, StalenessPolicy};
 const ENDED_MAX: usize = 1024;
 
 /// The longest [`CoordinatorOptions::cancel_timeout`] of a coordinator that was told to end.
-const HASTY_CANCEL: Duration = Duration::from_millis(300);
+const INTERRUPTED_CANCEL_TIMEOUT: Duration = Duration::from_millis(300);
 
 /// One call of a step, as it was scheduled.
 #[derive(Debug)]
@@ -42,7 +42,7 @@ impl Closure {
 
 /// What all connections watch.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Orders {
+pub(super) struct StopSignals {
     /// Closures with a smaller id are to stop.
     pub(super) cancelled_below: u64,
     /// The coordinator ends: why it gave up, or empty.
@@ -52,11 +52,12 @@ pub(super) struct Orders {
 /// A worker as the coordinator sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WorkerStatus {
-    /// It runs closures, or waits for one.
+    /// The worker runs closures, or waits for one.
     Connected,
-    /// It cannot be reached: it has not started yet, or it was lost. Why, in words.
+    /// The worker cannot be reached: it has not started yet, or it was lost. The text says why.
     Absent(String),
-    /// It is not a worker of this job: another token, version or program. Why, in words.
+    /// The process is not a worker of this job: another token, version or program. The text
+    /// says why.
     Refused(String),
 }
 
@@ -67,18 +68,18 @@ pub(super) struct State {
     /// How often each dataset was made anew.
     datasets: BTreeMap<String, u64>,
     /// Since when no worker is connected.
-    unattended: Option<Instant>,
+    without_workers: Option<Instant>,
     /// When the last closure ended.
     progress: Instant,
     ended: u64,
     /// What the servers are to be told.
-    news: News,
+    notice: ServerNotice,
     /// Whether nobody tells them anything any more.
     is_silent: bool,
 }
 
 #[derive(Debug)]
-pub(super) struct Shared {
+pub(super) struct Scheduler {
     pub(super) run: RunId,
     pub(super) options: CoordinatorOptions,
     pub(super) addresses: Vec<String>,
@@ -89,13 +90,13 @@ pub(super) struct Shared {
     /// Anything that a waiting caller may want to know.
     changed: Condvar,
     /// There is something that the servers should know at once.
-    newsworthy: Condvar,
+    notice_ready: Condvar,
     /// A closure is there to be taken.
     work: Notify,
-    pub(super) orders: watch::Sender<Orders>,
+    pub(super) stop_signals: watch::Sender<StopSignals>,
 }
 
-impl Shared {
+impl Scheduler {
     pub(super) fn new(
         run: RunId,
         options: CoordinatorOptions,
@@ -107,10 +108,10 @@ impl Shared {
             queue: ClosureQueue::new(options.queue_limits()),
             workers: vec![absent; addresses.len()],
             datasets: BTreeMap::new(),
-            unattended: Some(Instant::now()),
+            without_workers: Some(Instant::now()),
             progress: Instant::now(),
             ended: 0,
-            news: News::default(),
+            notice: ServerNotice::default(),
             is_silent: parameter_servers.is_empty(),
         };
         Self {
@@ -122,9 +123,9 @@ impl Shared {
             configuration,
             state: Mutex::new(state),
             changed: Condvar::new(),
-            newsworthy: Condvar::new(),
+            notice_ready: Condvar::new(),
             work: Notify::new(),
-            orders: watch::Sender::new(Orders::default()),
+            stop_signals: watch::Sender::new(StopSignals::default()),
         }
     }
 
@@ -145,7 +146,7 @@ impl Shared {
         let begun = Instant::now();
         let step: Arc<str> = step.into();
         let slot = Arc::new(Slot::default());
-        let mut state = self.surface()?;
+        let mut state = self.surface_error()?;
         loop {
             let datasets = state.datasets.clone().into_iter().collect();
             let closure = Closure {
@@ -167,14 +168,14 @@ impl Shared {
                 Err(Refusal::Stopped) => return Err(PsError::Stopped),
                 Err(Refusal::Failing) => {
                     drop(state);
-                    state = self.surface()?;
+                    state = self.surface_error()?;
                 }
                 Err(Refusal::Full) => {
                     let since = state.progress.max(begun);
                     let limit = self.options.schedule_timeout;
                     let left = limit.saturating_sub(since.elapsed());
                     if left.is_zero() {
-                        return Err(self.no_room(&state, limit));
+                        return Err(self.no_room_error(&state, limit));
                     }
                     state = self.wait(state, left);
                 }
@@ -182,7 +183,7 @@ impl Shared {
         }
     }
 
-    fn no_room(&self, state: &State, waited: Duration) -> PsError {
+    fn no_room_error(&self, state: &State, waited: Duration) -> PsError {
         let (queued, running) = (state.queue.queued(), state.queue.running().count());
         PsError::Deadline {
             op: "schedule",
@@ -197,7 +198,7 @@ impl Shared {
     /// Waits until everything that was scheduled before has ended.
     pub(super) fn join(&self, timeout: Option<Duration>) -> Result<()> {
         let begun = Instant::now();
-        let mut state = self.surface()?;
+        let mut state = self.surface_error()?;
         let cutoff = state.queue.next_id();
         while state.queue.first_unfinished() < cutoff {
             let left = timeout.map(|limit| limit.saturating_sub(begun.elapsed()));
@@ -207,7 +208,7 @@ impl Shared {
             state = self.wait(state, left.unwrap_or(Duration::from_secs(3600)));
             if state.queue.is_failing() {
                 drop(state);
-                state = self.surface()?;
+                state = self.surface_error()?;
             }
         }
         Ok(())
@@ -232,7 +233,7 @@ impl Shared {
                 "wait_any: there is no closure to wait for",
             ));
         }
-        let mut state = self.surface()?;
+        let mut state = self.surface_error()?;
         loop {
             // Under the lock: closures end under it.
             if let Some(ended) = values.clone().into_iter().position(RemoteValue::is_ready) {
@@ -241,26 +242,26 @@ impl Shared {
             state = self.wait(state, Duration::from_secs(3600));
             if state.queue.is_failing() {
                 drop(state);
-                state = self.surface()?;
+                state = self.surface_error()?;
             }
         }
     }
 
     /// Whether nothing is queued and nothing runs.
     pub(super) fn done(&self) -> Result<bool> {
-        Ok(self.surface()?.queue.is_idle())
+        Ok(self.surface_error()?.queue.is_idle())
     }
 
-    /// Counts a dataset's generation up.
+    /// Counts one more renewal of a dataset.
     pub(super) fn renew_dataset(&self, name: &str) -> Result<()> {
-        let mut state = self.surface()?;
+        let mut state = self.surface_error()?;
         *state.datasets.entry(name.to_string()).or_default() += 1;
         Ok(())
     }
 
     /// Returns the lock when no error waits. Otherwise cancels everything, waits until nothing
     /// runs, and returns the error; the queue is as new then.
-    fn surface(&self) -> Result<MutexGuard<'_, State>> {
+    fn surface_error(&self) -> Result<MutexGuard<'_, State>> {
         let mut state = self.state();
         while state.queue.is_cancelling() {
             // Another call surfaces the error.
@@ -293,7 +294,7 @@ impl Shared {
     fn cancel_timeout(&self) -> Duration {
         let limit = self.options.cancel_timeout;
         match self.options.interruption.is_raised() {
-            true => limit.min(HASTY_CANCEL),
+            true => limit.min(INTERRUPTED_CANCEL_TIMEOUT),
             false => limit,
         }
     }
@@ -316,10 +317,10 @@ impl Shared {
     /// cancel that.
     fn cancel_running(&self, state: &mut State) {
         let next = state.queue.next_id();
-        self.orders
-            .send_modify(|orders| orders.cancelled_below = next);
-        state.news.cancelled_below = Some(next);
-        self.newsworthy.notify_all();
+        self.stop_signals
+            .send_modify(|stop_signals| stop_signals.cancelled_below = next);
+        state.notice.cancelled_below = Some(next);
+        self.notice_ready.notify_all();
     }
 
     /// Waits until a worker is connected, or one is there that cannot be used.
@@ -330,7 +331,7 @@ impl Shared {
         loop {
             if state.queue.is_failing() {
                 drop(state);
-                return self.surface().map(drop);
+                return self.surface_error().map(drop);
             }
             if state.workers.contains(&WorkerStatus::Connected) {
                 return Ok(());
@@ -340,7 +341,7 @@ impl Shared {
             }
             let left = limit.saturating_sub(begun.elapsed());
             if left.is_zero() {
-                return Err(self.nobody(&state, limit));
+                return Err(self.no_workers_error(&state, limit));
             }
             state = self.wait(state, left);
         }
@@ -354,8 +355,8 @@ impl Shared {
         }
         self.changed.notify_all();
         drop(state);
-        self.orders
-            .send_modify(|orders| orders.finish = Some(failure));
+        self.stop_signals
+            .send_modify(|stop_signals| stop_signals.finish = Some(failure));
     }
 
     /// Nothing runs or will run for this coordinator any more.
@@ -376,7 +377,7 @@ impl Shared {
 
     /// What the servers should know: as soon as something cannot wait, else after so long. `None`
     /// at the end.
-    pub(super) fn await_news(&self, limit: Duration) -> Option<News> {
+    pub(super) fn wait_for_notice(&self, limit: Duration) -> Option<ServerNotice> {
         let begun = Instant::now();
         let mut state = self.state();
         loop {
@@ -384,20 +385,20 @@ impl Shared {
                 return None;
             }
             let left = limit.saturating_sub(begun.elapsed());
-            if state.news.is_urgent() || left.is_zero() {
-                let mut news = std::mem::take(&mut state.news);
-                news.first_unfinished = state.queue.first_unfinished();
-                return Some(news);
+            if state.notice.is_urgent() || left.is_zero() {
+                let mut notice = std::mem::take(&mut state.notice);
+                notice.first_unfinished = state.queue.first_unfinished();
+                return Some(notice);
             }
-            let waited = self.newsworthy.wait_timeout(state, left);
+            let waited = self.notice_ready.wait_timeout(state, left);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
     /// Nobody tells the servers anything any more.
-    pub(super) fn stop_asking(&self) {
+    pub(super) fn stop_notices(&self) {
         self.state().is_silent = true;
-        self.newsworthy.notify_all();
+        self.notice_ready.notify_all();
     }
 
     /// Whether workers wait for each other's updates at the servers.
@@ -413,7 +414,7 @@ impl Shared {
     // What connections do.
 
     /// The next closure for a worker that has none.
-    pub(super) async fn take(&self) -> Handed<Arc<Closure>> {
+    pub(super) async fn take(&self) -> TakenClosure<Arc<Closure>> {
         loop {
             let notified = self.work.notified();
             tokio::pin!(notified);
@@ -442,9 +443,9 @@ impl Shared {
         // Before anybody can see that it has ended.
         closure.end(outcome.clone());
         // Also of one that went well: it may have pulled where it had nothing to push.
-        if self.is_waited_for() && state.news.ended.len() < ENDED_MAX {
-            state.news.ended.push(id);
-            self.newsworthy.notify_all();
+        if self.is_waited_for() && state.notice.ended.len() < ENDED_MAX {
+            state.notice.ended.push(id);
+            self.notice_ready.notify_all();
         }
         match outcome {
             Ok(_) => state.queue.finished(id),
@@ -464,16 +465,16 @@ impl Shared {
         };
         let mut state = self.state();
         if self.is_waited_for() && !state.is_silent {
-            state.news.lost.push(lost);
-            self.newsworthy.notify_all();
+            state.notice.lost.push(lost);
+            self.notice_ready.notify_all();
             return;
         }
         drop(state);
-        self.run_again(lost);
+        self.requeue(lost);
     }
 
     /// A closure whose worker was lost goes to another one.
-    pub(super) fn run_again(&self, lost: LostClosure) {
+    pub(super) fn requeue(&self, lost: LostClosure) {
         let LostClosure {
             closure: id,
             worker,
@@ -481,9 +482,9 @@ impl Shared {
         } = lost;
         let mut state = self.state();
         match state.queue.lost(id) {
-            Lost::Requeued => self.work.notify_one(),
-            Lost::Cancelled(closure) => closure.end(Err(PsError::Cancelled)),
-            Lost::GivenUp(closure) => {
+            LostOutcome::Requeued => self.work.notify_one(),
+            LostOutcome::Cancelled(closure) => closure.end(Err(PsError::Cancelled)),
+            LostOutcome::GivenUp(closure) => {
                 let error = PsError::LostTooOften {
                     step: closure.step.to_string(),
                     closure: id,
@@ -494,7 +495,7 @@ impl Shared {
                 closure.end(Err(error.clone()));
                 state.queue.failed(id, error);
             }
-            Lost::Unknown => {}
+            LostOutcome::Unknown => {}
         }
         self.changed.notify_all();
     }
@@ -523,9 +524,9 @@ impl Shared {
             *place = status;
         }
         let attended = state.workers.contains(&WorkerStatus::Connected);
-        state.unattended = match attended {
+        state.without_workers = match attended {
             true => None,
-            false => Some(state.unattended.unwrap_or_else(Instant::now)),
+            false => Some(state.without_workers.unwrap_or_else(Instant::now)),
         };
         self.changed.notify_all();
     }
@@ -537,10 +538,10 @@ impl Shared {
     }
 
     /// Gives up when there is work but no worker for too long.
-    pub(super) fn check_attended(&self) {
+    pub(super) fn check_workers(&self) {
         let mut state = self.state();
         let limit = self.options.worker_recovery_timeout;
-        let Some(since) = state.unattended else {
+        let Some(since) = state.without_workers else {
             return;
         };
         // Also when an error waits to surface: somebody may wait for a result first.
@@ -550,7 +551,7 @@ impl Shared {
         }
         let error = match is_raised {
             true => self.interrupted(&state, since.elapsed()),
-            false => self.nobody(&state, since.elapsed()),
+            false => self.no_workers_error(&state, since.elapsed()),
         };
         for closure in state.queue.clear() {
             closure.end(Err(error.clone()));
@@ -575,7 +576,7 @@ impl Shared {
         }
     }
 
-    fn nobody(&self, state: &State, waited: Duration) -> PsError {
+    fn no_workers_error(&self, state: &State, waited: Duration) -> PsError {
         let workers = self.described(state);
         PsError::NoWorkers { waited, workers }
     }

@@ -12,7 +12,7 @@ use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::net::{self, RecvFlags, SocketFlags};
 
-use crate::control::strangers_max;
+use crate::control::pending_connections_max;
 use crate::shared_memory::layout::MEMBERS_MAX;
 use crate::shared_memory::passing::{MAGIC, same_user};
 
@@ -25,42 +25,45 @@ const PAUSE: Timespec = Timespec {
 
 /// What a connection has said, as far as can be seen without reading it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Said {
+enum FirstPacket {
     Nothing,
     /// What a member says first.
     Hello,
-    /// It is no member, or has gone.
+    /// The peer is no member, or has gone.
     Nonsense,
 }
 
-fn said(connection: &OwnedFd) -> Said {
+fn peek_first_packet(connection: &OwnedFd) -> FirstPacket {
     let mut start = [0; MAGIC.len()];
     let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
     match net::recv(connection, &mut start[..], flags) {
-        Err(Errno::AGAIN | Errno::INTR) => Said::Nothing,
-        Ok(_) if start == MAGIC => Said::Hello,
-        Ok(_) | Err(_) => Said::Nonsense,
+        Err(Errno::AGAIN | Errno::INTR) => FirstPacket::Nothing,
+        Ok(_) if start == MAGIC => FirstPacket::Hello,
+        Ok(_) | Err(_) => FirstPacket::Nonsense,
     }
 }
 
 /// Whether something can be read, be it the end.
-pub(super) fn has_spoken(connection: &OwnedFd) -> bool {
-    said(connection) != Said::Nothing
+pub(super) fn has_received(connection: &OwnedFd) -> bool {
+    peek_first_packet(connection) != FirstPacket::Nothing
 }
 
 /// Connections in the order in which they came.
 #[derive(Default)]
-struct Waiting(Vec<OwnedFd>);
+struct PendingConnections(Vec<OwnedFd>);
 
-impl Waiting {
+impl PendingConnections {
     /// Ends a connection that talks nonsense, or the oldest one of more than so many that say
     /// nothing; whether there was one.
     fn make_room(&mut self, silent_max: usize) -> bool {
-        let said: Vec<Said> = self.0.iter().map(said).collect();
-        let first = |wanted: Said| said.iter().position(|said| *said == wanted);
-        let silent = said.iter().filter(|said| **said == Said::Nothing).count();
-        let of_silent = || first(Said::Nothing).filter(|_| silent > silent_max);
-        let index = first(Said::Nonsense).or_else(of_silent);
+        let said: Vec<FirstPacket> = self.0.iter().map(peek_first_packet).collect();
+        let first = |wanted: FirstPacket| said.iter().position(|said| *said == wanted);
+        let silent = said
+            .iter()
+            .filter(|said| **said == FirstPacket::Nothing)
+            .count();
+        let of_silent = || first(FirstPacket::Nothing).filter(|_| silent > silent_max);
+        let index = first(FirstPacket::Nonsense).or_else(of_silent);
         index.map(|index| self.0.remove(index)).is_some()
     }
 
@@ -87,22 +90,25 @@ impl Waiting {
 }
 
 /// A socket whose connections a thread takes; dropping it ends the thread and closes them.
-pub(super) struct Door {
+pub(super) struct BackgroundAcceptor {
     listener: Arc<OwnedFd>,
-    waiting: Arc<Mutex<Waiting>>,
+    waiting: Arc<Mutex<PendingConnections>>,
     stop: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Door {
+impl BackgroundAcceptor {
     /// Takes connections from now on.
     pub(super) fn open(listener: OwnedFd) -> std::io::Result<Self> {
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        let (listener, waiting) = (Arc::new(listener), Arc::<Mutex<Waiting>>::default());
+        let (listener, waiting) = (
+            Arc::new(listener),
+            Arc::<Mutex<PendingConnections>>::default(),
+        );
         let own = (listener.clone(), waiting.clone(), stop.clone());
         let thread = std::thread::Builder::new()
-            .name("distribute-door".to_string())
-            .spawn(move || take(&own.0, &own.1, &own.2))?;
+            .name("distribute-acceptor".to_string())
+            .spawn(move || accept_all(&own.0, &own.1, &own.2))?;
         Ok(Self {
             listener,
             waiting,
@@ -127,19 +133,19 @@ impl Door {
     }
 }
 
-impl Drop for Door {
+impl Drop for BackgroundAcceptor {
     fn drop(&mut self) {
         self.end();
     }
 }
 
-fn lock(waiting: &Mutex<Waiting>) -> MutexGuard<'_, Waiting> {
+fn lock(waiting: &Mutex<PendingConnections>) -> MutexGuard<'_, PendingConnections> {
     waiting.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The thread.
-fn take(listener: &OwnedFd, waiting: &Mutex<Waiting>, stop: &OwnedFd) {
-    let most = strangers_max();
+fn accept_all(listener: &OwnedFd, waiting: &Mutex<PendingConnections>, stop: &OwnedFd) {
+    let most = pending_connections_max();
     loop {
         let mut fds = [
             PollFd::new(stop, PollFlags::IN),

@@ -24,13 +24,13 @@ pub(crate) fn poll_some(ready: &impl Fn() -> bool) -> bool {
 /// (another program has their core) it only takes their time: after a poll in vain, some waits do
 /// not poll.
 #[derive(Default)]
-pub(crate) struct Patience {
+pub(crate) struct SpinPolicy {
     /// Waits from now on that do not poll, and after the next one in vain.
     skip: AtomicU32,
     next_skip: AtomicU32,
 }
 
-impl Patience {
+impl SpinPolicy {
     /// As [`poll`](Self::poll), for ranks that share their cores.
     pub(crate) fn poll_yielding(&self, mut ready: impl FnMut() -> bool) -> bool {
         self.poll(YIELD, || {
@@ -67,12 +67,12 @@ mod tests {
 
     #[test]
     fn waits_in_vain_become_rare() {
-        let patience = Patience::default();
+        let spin_policy = SpinPolicy::default();
         let mut polls = 0;
         for _ in 0..1000 {
             let mut asked = false;
             let limit = Duration::from_nanos(1);
-            assert!(!patience.poll(limit, || {
+            assert!(!spin_policy.poll(limit, || {
                 asked = true;
                 false
             }));
@@ -80,7 +80,7 @@ mod tests {
         }
         assert!(polls < 12, "{polls}");
         // Success ends the restraint.
-        while !patience.poll(Duration::from_secs(1), || true) {}
-        assert!(patience.poll(Duration::from_secs(1), || true));
+        while !spin_policy.poll(Duration::from_secs(1), || true) {}
+        assert!(spin_policy.poll(Duration::from_secs(1), || true));
     }
 }

@@ -4,20 +4,20 @@
 use distribute_core::{Error, Result, WorkerGroup};
 use serde::{Deserialize, Serialize};
 
-/// What is the same on all workers.
+/// Sizes that are the same on all workers.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-pub(crate) struct Agreed {
+pub(crate) struct AgreedSizes {
     /// The steps of the worker that has most; the others fill up with empty batches.
     pub(crate) steps: usize,
     /// The examples of every batch, where all are filled up.
     pub(crate) rows: usize,
 }
 
-/// What a worker has to say.
+/// What a worker tells the others.
 #[derive(Debug, Serialize, Deserialize)]
-enum Said {
+enum WorkerReport {
     Ready {
-        own: Agreed,
+        own: AgreedSizes,
         /// What must be the same, by name.
         settings: Vec<(String, String)>,
     },
@@ -29,33 +29,33 @@ enum Said {
 ///
 /// # Errors
 /// On all workers: what went wrong on one of them, and settings that differ.
-pub(crate) fn agree(
+pub(crate) fn agree_on_sizes(
     workers: Option<&WorkerGroup>,
-    own: Result<Agreed>,
+    own: Result<AgreedSizes>,
     settings: Vec<(String, String)>,
-) -> Result<Agreed> {
+) -> Result<AgreedSizes> {
     let Some(workers) = workers.filter(|workers| workers.num_workers() > 1) else {
         return own;
     };
-    let said = match &own {
-        Ok(own) => Said::Ready {
+    let report = match &own {
+        Ok(own) => WorkerReport::Ready {
             own: *own,
             settings,
         },
-        Err(error) => Said::Failed(error.to_string()),
+        Err(error) => WorkerReport::Failed(error.to_string()),
     };
-    let text = serde_json::to_string(&said).map_err(Error::step)?;
+    let text = serde_json::to_string(&report).map_err(Error::step)?;
     let all = workers.gather_text(&text)?.into_iter();
     let mut agreed = own?;
     let mut first: Option<Vec<(String, String)>> = None;
     for (worker, text) in all.enumerate() {
-        let said: Said = serde_json::from_str(&text).map_err(|_| other_call(worker))?;
-        match said {
-            Said::Failed(cause) => {
+        let report: WorkerReport = serde_json::from_str(&text).map_err(|_| other_call(worker))?;
+        match report {
+            WorkerReport::Failed(cause) => {
                 let what = format!("worker {worker} cannot distribute its data: {cause}");
                 return Err(Error::invalid(what));
             }
-            Said::Ready { own, settings } => {
+            WorkerReport::Ready { own, settings } => {
                 agreed.steps = agreed.steps.max(own.steps);
                 agreed.rows = agreed.rows.max(own.rows);
                 let first = first.get_or_insert_with(|| settings.clone());

@@ -9,7 +9,7 @@ use crate::{Batching, Dataset};
 
 /// One worker's examples, and how they are cut into the batches of its replicas.
 #[derive(Debug, Clone)]
-pub(crate) struct OwnStream {
+pub(crate) struct WorkerShard {
     examples: Vec<usize>,
     /// How many of them an epoch reads, in its order: all but a remainder that is dropped.
     read: usize,
@@ -19,12 +19,12 @@ pub(crate) struct OwnStream {
     /// The steps of the worker that has most; the others fill up with empty batches.
     steps: usize,
     /// The examples of the worker that has most.
-    most: usize,
+    most_examples: usize,
 }
 
-/// The worker, and how many there are.
+/// Which worker this is, how many there are, and their replicas.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Place {
+pub(crate) struct WorkerLayout {
     pub(crate) worker: usize,
     pub(crate) workers: usize,
     pub(crate) local_replicas: usize,
@@ -33,7 +33,7 @@ pub(crate) struct Place {
     pub(crate) global_batch: usize,
 }
 
-impl OwnStream {
+impl WorkerShard {
     /// The stream under this policy; `None` if the workers share every global batch (DATA, and AUTO
     /// for a dataset that is not read from files).
     ///
@@ -43,7 +43,7 @@ impl OwnStream {
         policy: AutoShardPolicy,
         dataset: &D,
         batching: &Batching,
-        place: Place,
+        layout: WorkerLayout,
     ) -> Result<Option<Self>> {
         let files = dataset.files();
         let files = match (policy, files) {
@@ -53,43 +53,43 @@ impl OwnStream {
             (AutoShardPolicy::Auto | AutoShardPolicy::File, Some(files)) => Some(files),
             (AutoShardPolicy::File, None) => return Err(Error::input(ShardError::Unshardable)),
         };
-        if !place.is_equal {
+        if !layout.is_equal {
             return Err(Error::invalid(
                 "the auto-shard policies OFF and FILE need workers with equally many replicas; \
                  use DATA",
             ));
         }
-        if let Some(files) = files.as_ref().filter(|files| files.len() < place.workers) {
-            let (files, workers) = (files.len(), place.workers);
+        if let Some(files) = files.as_ref().filter(|files| files.len() < layout.workers) {
+            let (files, workers) = (files.len(), layout.workers);
             return Err(Error::input(ShardError::TooFewFiles { files, workers }));
         }
         let examples_of = |worker: usize| -> Vec<usize> {
             match &files {
                 None => (0..dataset.len()).collect(),
                 Some(files) => {
-                    let own = files.iter().skip(worker).step_by(place.workers);
+                    let own = files.iter().skip(worker).step_by(layout.workers);
                     own.cloned().flatten().collect()
                 }
             }
         };
         let read = |examples: usize| match batching.drop_remainder {
-            true => examples / place.global_batch * place.global_batch,
+            true => examples / layout.global_batch * layout.global_batch,
             false => examples,
         };
-        let (mut steps, mut most) = (0, 0);
-        for worker in 0..place.workers {
-            let (sizes, own) = (place.sizes(worker)?, read(examples_of(worker).len()));
-            steps = steps.max(count(own, &sizes, place.local_replicas));
-            most = most.max(own);
+        let (mut steps, mut most_examples) = (0, 0);
+        for worker in 0..layout.workers {
+            let (sizes, own) = (layout.sizes(worker)?, read(examples_of(worker).len()));
+            steps = steps.max(step_count(own, &sizes, layout.local_replicas));
+            most_examples = most_examples.max(own);
         }
-        let examples = examples_of(place.worker);
+        let examples = examples_of(layout.worker);
         Ok(Some(Self {
             read: read(examples.len()),
             examples,
-            sizes: place.sizes(place.worker)?,
-            local_replicas: place.local_replicas,
+            sizes: layout.sizes(layout.worker)?,
+            local_replicas: layout.local_replicas,
             steps,
-            most,
+            most_examples,
         }))
     }
 
@@ -99,8 +99,8 @@ impl OwnStream {
     }
 
     /// The examples of the worker that has most.
-    pub(crate) fn most(&self) -> usize {
-        self.most
+    pub(crate) fn most_examples(&self) -> usize {
+        self.most_examples
     }
 
     /// The examples in the order of an epoch. What the epoch does not read is at the end, so that
@@ -139,7 +139,7 @@ impl OwnStream {
     }
 }
 
-impl Place {
+impl WorkerLayout {
     fn sizes(self, worker: usize) -> Result<Vec<usize>> {
         batch_sizes_for_worker(self.global_batch, self.workers, self.local_replicas, worker)
     }
@@ -147,7 +147,7 @@ impl Place {
 
 /// The steps in which a stream of `examples` is used up. Batches of size 0 behind the last example
 /// count, as in TensorFlow.
-fn count(examples: usize, sizes: &[usize], local_replicas: usize) -> usize {
+fn step_count(examples: usize, sizes: &[usize], local_replicas: usize) -> usize {
     let per_round: usize = sizes.iter().sum();
     if examples == 0 || per_round == 0 {
         return 0;
