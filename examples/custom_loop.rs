@@ -15,7 +15,7 @@ use distribute_core::{
     Adam, MirroredStrategy, ReduceOp, Result, Strategy, StrategyExt, TrainState,
 };
 use distribute_data::{
-    Batching, Digits, StrategyDataExt, compute_average_loss, l2, scale_regularization_loss,
+    Batching, Digits, StrategyDataExt, average_loss, l2, scale_regularization_loss,
     sparse_categorical_crossentropy,
 };
 
@@ -69,8 +69,8 @@ fn main() -> Result<()> {
                     let logits = state.model.forward(images);
                     let per_example = sparse_categorical_crossentropy(logits, labels);
                     let weights = l2(state.model.hidden.weight.val(), 1e-5);
-                    let loss = compute_average_loss(ctx, per_example, None, Some(global_batch))?
-                        + scale_regularization_loss(ctx, weights)?;
+                    let loss =
+                        average_loss(ctx, per_example)? + scale_regularization_loss(ctx, weights)?;
                     let gradients = ctx.gradient(&loss, &state.model)?;
                     state.apply_gradients(ctx, gradients)?;
                     Ok(loss)

@@ -57,36 +57,33 @@ fn main() -> Result<()> {
         device.seed(42);
         TrainState::new(LinearConfig::new(1, 1).init(device), Sgd::new(0.1))
     });
-    program.step(
-        "train",
-        move |worker: &WorkerContext, (number,): (usize,)| {
-            let examples = (number * BATCH..(number + 1) * BATCH).map(|at| example(at as u64));
-            let (ids, numbers): (Vec<_>, Vec<_>) = examples.unzip();
-            let (user_ids, film_ids): (Vec<i64>, Vec<i64>) = ids.into_iter().unzip();
-            let (ages, ratings): (Vec<f32>, Vec<f32>) = numbers.into_iter().unzip();
-            // Each distinct row is pulled once.
-            let users = worker.lookup(&users, user_ids.as_slice())?;
-            let films = worker.lookup(&films, film_ids.as_slice())?;
-            let pulled = users.distinct_ids().len() + films.distinct_ids().len();
-            let loss = worker.run(&state, (users, films), |ctx, (state, (users, films))| {
-                let flat = |values: &[f32]| Tensor::<1>::from_data(values, ctx.device());
-                let product = users.tensor::<2>(ctx)? * films.tensor::<2>(ctx)?;
-                let of_age = state.model.forward(flat(&ages).reshape([BATCH, 1]));
-                let guess = (product.sum_dim(1) + of_age).squeeze_dim(1);
-                let loss = (guess - flat(&ratings)).square().mean();
-                let gradients = ctx.gradient(&loss, &state.model)?;
-                // Those of the rows are pushed with those of the model.
-                state.apply_gradients(ctx, gradients)?;
-                Ok(loss.into_scalar::<f32>())
-            })?;
-            Ok((loss, pulled))
-        },
-    );
+    program.step("train", move |worker: &WorkerContext, number: usize| {
+        let examples = (number * BATCH..(number + 1) * BATCH).map(|at| example(at as u64));
+        let (ids, numbers): (Vec<_>, Vec<_>) = examples.unzip();
+        let (user_ids, film_ids): (Vec<i64>, Vec<i64>) = ids.into_iter().unzip();
+        let (ages, ratings): (Vec<f32>, Vec<f32>) = numbers.into_iter().unzip();
+        // Each distinct row is pulled once.
+        let users = worker.lookup(&users, user_ids.as_slice())?;
+        let films = worker.lookup(&films, film_ids.as_slice())?;
+        let pulled = users.distinct_ids().len() + films.distinct_ids().len();
+        let loss = worker.run(&state, (users, films), |ctx, (state, (users, films))| {
+            let flat = |values: &[f32]| Tensor::<1>::from_data(values, ctx.device());
+            let product = users.tensor::<2>(ctx)? * films.tensor::<2>(ctx)?;
+            let of_age = state.model.forward(flat(&ages).reshape([BATCH, 1]));
+            let guess = (product.sum_dim(1) + of_age).squeeze_dim(1);
+            let loss = (guess - flat(&ratings)).square().mean();
+            let gradients = ctx.gradient(&loss, &state.model)?;
+            // Those of the rows are pushed with those of the model.
+            state.apply_gradients(ctx, gradients)?;
+            Ok(loss.into_scalar::<f32>())
+        })?;
+        Ok((loss, pulled))
+    });
 
     program.run(|coordinator: &ClusterCoordinator| {
         for epoch in 0..6 {
             let numbers = epoch * 60..(epoch + 1) * 60;
-            let results = numbers.map(|number| coordinator.schedule("train", (number,)));
+            let results = numbers.map(|number| coordinator.schedule("train", number));
             let results = results.collect::<Result<Vec<_>>>()?;
             coordinator.join()?;
             let results: Vec<(f32, usize)> = coordinator.fetch(&results)?;

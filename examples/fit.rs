@@ -12,7 +12,7 @@ use distribute_core::fit::callbacks::{EarlyStopping, ProgressBar};
 use distribute_core::fit::{Fit, Objective, StepContext, evaluate, predict};
 use distribute_core::{Adam, MirroredStrategy, Result, StrategyExt, TrainState};
 use distribute_data::{
-    Batching, Digits, StrategyDataExt, compute_average_loss, sparse_categorical_crossentropy,
+    Batching, Digits, StrategyDataExt, average_loss, sparse_categorical_crossentropy,
 };
 
 #[derive(Module, Debug)]
@@ -50,7 +50,7 @@ fn objective(
         .int()
         .sum();
     let per_example = sparse_categorical_crossentropy(logits, labels);
-    let loss = compute_average_loss(ctx, per_example, None, ctx.global_batch_size())?;
+    let loss = average_loss(ctx, per_example)?;
     Ok(Objective::new(loss)
         .examples(examples)
         .metric("accuracy", correct, examples))

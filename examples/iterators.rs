@@ -19,7 +19,7 @@ fn main() -> Result<()> {
     let mut brightness = 0.0;
     for _ in 0..10 {
         let Some(batch) = epoch.next() else { break };
-        let sums = strategy.run((batch?,), |_, ((images, _labels),)| Ok(images.mean()))?;
+        let sums = strategy.run(batch?, |_, (images, _labels)| Ok(images.mean()))?;
         brightness += strategy.reduce(ReduceOp::Mean, sums)?.into_scalar::<f32>();
     }
     println!("mean brightness of 640 digits: {:.3}", brightness / 10.0);
@@ -30,7 +30,7 @@ fn main() -> Result<()> {
         let Some(batch) = batch else {
             return Ok(Vec::new());
         };
-        let labels = strategy.run((batch?,), |_, ((_images, labels),)| Ok(labels))?;
+        let labels = strategy.run(batch?, |_, (_images, labels)| Ok(labels))?;
         Ok(strategy.gather(labels, 0)?.into_data().iter().collect())
     };
     let now = labels(epoch.next())?;

@@ -8,9 +8,7 @@ use burn::tensor::Tensor;
 use distribute_core::{
     OneDeviceStrategy, ReduceOp, Result, Sgd, Strategy, StrategyExt, TrainState,
 };
-use distribute_data::{
-    Batching, FnDataset, StrategyDataExt, compute_average_loss, mean_squared_error,
-};
+use distribute_data::{AverageLoss, Batching, FnDataset, StrategyDataExt, mean_squared_error};
 
 fn main() -> Result<()> {
     let strategy = OneDeviceStrategy::new("cpu:0".parse()?)?;
@@ -40,7 +38,9 @@ fn main() -> Result<()> {
         for batch in batches.epoch(epoch) {
             let losses = strategy.run((&mut state, batch?), |ctx, (state, (x, y))| {
                 let per_example = mean_squared_error(state.model.forward(x), y);
-                let loss = compute_average_loss(ctx, per_example, None, Some(20))?;
+                let loss = AverageLoss::new()
+                    .global_batch_size(20)
+                    .of(ctx, per_example)?;
                 let gradients = ctx.gradient(&loss, &state.model)?;
                 state.apply_gradients(ctx, gradients)?;
                 Ok(loss)

@@ -55,7 +55,7 @@ fn main() -> Result<()> {
         .build()?;
     println!("cross-device ops: {}", strategy.cross_device_ops().name());
     let values = PerReplica::new(vec![1.0_f32, 10.0, 100.0]);
-    let sums = strategy.run((values,), |ctx, (value,)| {
+    let sums = strategy.run(values, |ctx, value| {
         Ok((
             ctx.all_reduce(ReduceOp::Sum, value)?,
             ctx.all_reduce(ReduceOp::Mean, value)?,

@@ -67,9 +67,7 @@ fn main() -> Result<()> {
         }
         let strategy = coordinator.strategy()?;
         let weights = coordinator.with(&state, |state| {
-            let read = strategy.run((state,), |_, (state,)| {
-                Ok(state.model.weight.val().into_data())
-            })?;
+            let read = strategy.run(state, |_, state| Ok(state.model.weight.val().into_data()))?;
             Ok(read.into_values().remove(0))
         })?;
         println!("weights {weights}");

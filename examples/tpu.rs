@@ -7,8 +7,8 @@
 use burn::nn::{Linear, LinearConfig};
 use burn::prelude::*;
 use distribute_core::{Adam, ReduceOp, ReplicaContext, Result, StrategyExt, TrainState};
+use distribute_data::{AverageLoss, sparse_categorical_crossentropy};
 use distribute_data::{Batching, Digits, StrategyDataExt, Weighted};
-use distribute_data::{compute_average_loss, sparse_categorical_crossentropy};
 use distribute_tpu_xla::{TpuClusterResolver, TpuStrategy};
 
 /// Images with their labels, and how much each counts: nothing, if it only fills the batch up.
@@ -38,8 +38,7 @@ impl Mlp {
 fn train_step(ctx: &ReplicaContext, (state, batch): (&mut State, Batch)) -> Result<Tensor<1>> {
     let ((images, labels), weights) = batch;
     let per_example = sparse_categorical_crossentropy(state.model.forward(images), labels);
-    // Without a size the loss is divided by that of a full batch, over all replicas.
-    let loss = compute_average_loss(ctx, per_example, Some(weights.into()), None)?;
+    let loss = AverageLoss::new().weights(weights).of(ctx, per_example)?;
     let gradients = ctx.gradient(&loss, &state.model)?;
     state.apply_gradients(ctx, gradients)?;
     Ok(loss)

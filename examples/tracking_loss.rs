@@ -8,16 +8,16 @@
 use burn::tensor::Tensor;
 use distribute_core::metric::Mean;
 use distribute_core::{MirroredStrategy, PerReplica, ReduceOp, Result, StrategyExt};
-use distribute_data::compute_average_loss;
+use distribute_data::AverageLoss;
 
 fn main() -> Result<()> {
     let strategy = MirroredStrategy::builder().replicas(2).build()?;
     let metric = Mean::new(&strategy);
     let per_example = PerReplica::new(vec![[2.0_f32, 3.0], [4.0, 5.0]]);
 
-    let scaled = strategy.run((per_example,), |ctx, (losses,)| {
+    let scaled = strategy.run(per_example, |ctx, losses| {
         let losses = Tensor::<1>::from_floats(losses, ctx.device());
-        let loss = compute_average_loss(ctx, losses, None, Some(4))?;
+        let loss = AverageLoss::new().global_batch_size(4).of(ctx, losses)?;
         metric.update_state(ctx, loss.clone())?;
         Ok(loss.into_scalar::<f32>())
     })?;

@@ -10,7 +10,7 @@ use burn::prelude::*;
 use distribute_core::{AdamW, MirroredStrategy, ReduceOp, ReplicaContext};
 use distribute_core::{Result, Strategy, StrategyExt, TrainState};
 use distribute_data::{Batching, FnDataset, StrategyDataExt};
-use distribute_data::{compute_average_loss, sparse_categorical_crossentropy};
+use distribute_data::{average_loss, sparse_categorical_crossentropy};
 use distribute_tpu_xla::{TpuClusterResolver, TpuStrategy};
 
 const LENGTH: usize = 8;
@@ -58,7 +58,7 @@ fn train_step(ctx: &ReplicaContext, (state, tokens): TrainInput<'_>) -> Result<T
     // Nothing is asked about the first two digits, which can be any.
     let (logits, next) = (logits.slice(s![.., 1..]), tokens.slice(s![.., 2..]));
     let per_token = sparse_categorical_crossentropy(logits, next);
-    let loss = compute_average_loss(ctx, per_token.mean_dim(1), None, None)?;
+    let loss = average_loss(ctx, per_token.mean_dim(1))?;
     let gradients = ctx.gradient(&loss, &state.model)?;
     state.apply_gradients(ctx, gradients)?;
     Ok(loss)

@@ -79,7 +79,7 @@ pub use suite::Suite;
 /// use distribute_core::{ReplicaContext, Result, Tensor};
 ///
 /// fn loss(ctx: &ReplicaContext, losses: Tensor<1>) -> Result<Tensor<1>> {
-///     distribute_data::compute_average_loss(ctx, losses, None, Some(-2))
+///     distribute_data::AverageLoss::new().global_batch_size(-2).of(ctx, losses)
 /// }
 /// ```
 ///

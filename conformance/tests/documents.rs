@@ -3,7 +3,7 @@
 use conformance::{Deviation, Rule};
 use distribute_core::metric::Mean;
 use distribute_core::{MirroredStrategy, PerReplica, ReduceOp, Strategy, StrategyExt, Tensor};
-use distribute_data::compute_average_loss;
+use distribute_data::{AverageLoss, average_loss};
 
 fn mirrored(replicas: usize) -> MirroredStrategy {
     MirroredStrategy::builder()
@@ -20,8 +20,10 @@ fn a_batch_of_64_on_4_replicas_of_16_divides_by_64() {
     assert_eq!(context.per_replica_batch_size(64).unwrap(), 16);
     let losses = strategy.run((), |ctx, ()| {
         let per_example = Tensor::<1>::ones([16], ctx.device());
-        let by_default = compute_average_loss(ctx, per_example.clone(), None, None)?;
-        let explicit = compute_average_loss(ctx, per_example, None, Some(64))?;
+        let by_default = average_loss(ctx, per_example.clone())?;
+        let explicit = AverageLoss::new()
+            .global_batch_size(64)
+            .of(ctx, per_example)?;
         Ok((
             by_default.into_scalar::<f32>(),
             explicit.into_scalar::<f32>(),
@@ -38,9 +40,9 @@ fn losses_2_3_and_4_5_are_1_25_and_2_25_their_sum_3_5_and_their_mean_1_75() {
     let strategy = mirrored(2);
     let mean = Mean::new(&strategy);
     let values = PerReplica::new(vec![[2.0_f32, 3.0], [4.0, 5.0]]);
-    let losses = strategy.run((values,), |ctx, (values,)| {
+    let losses = strategy.run(values, |ctx, values| {
         let per_example = Tensor::<1>::from_floats(values, ctx.device());
-        let loss = compute_average_loss(ctx, per_example, None, None)?;
+        let loss = average_loss(ctx, per_example)?;
         mean.update_state(ctx, loss.clone())?;
         Ok(loss.into_scalar::<f32>())
     });

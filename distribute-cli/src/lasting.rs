@@ -4,12 +4,12 @@
 use std::error::Error as StdError;
 use std::io::{self, ErrorKind};
 
-use distribute_cli::model::ModelError;
 use distribute_core::Error;
 use distribute_core::checkpoint::CheckpointError;
 use distribute_core::fit::FitError;
 use distribute_core::tensorboard::TensorBoardError;
 use distribute_data::readers::ReadError;
+use distribute_keras::ModelError;
 use distribute_ps::PsError;
 
 /// Whether an error, or what caused it, is that of flags, models, data or checkpoints that are not

@@ -1,13 +1,12 @@
 //! The one forward pass that training, validation and evaluation share.
 
 use burn::tensor::{Bool, Int};
-use distribute_cli::model::{Loss, Mode, Sequential};
 use distribute_core::fit::{Objective, StepContext};
 use distribute_core::{Result, Tensor};
 use distribute_data::{
-    binary_crossentropy, compute_average_loss, scale_regularization_loss,
-    sparse_categorical_crossentropy,
+    AverageLoss, binary_crossentropy, scale_regularization_loss, sparse_categorical_crossentropy,
 };
+use distribute_keras::{Loss, Mode, Sequential};
 
 use crate::data::Batch;
 
@@ -34,8 +33,7 @@ pub(crate) fn objective(
     let (per_example, predicted) = losses(loss, logits, labels.clone());
     let correct = (predicted.equal(labels).float() * weights.clone()).sum();
     let examples = weights.clone().sum();
-    let global_batch = ctx.global_batch_size();
-    let loss = compute_average_loss(ctx, per_example, Some(weights.into()), global_batch)?;
+    let loss = AverageLoss::new().weights(weights).of(ctx, per_example)?;
     let objective = Objective::new(loss).examples(examples.clone());
     let objective = objective.metric("accuracy", correct, examples);
     regularized(ctx, model, objective)

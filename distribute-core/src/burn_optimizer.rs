@@ -26,7 +26,7 @@ use crate::{Gradients, ReplicaContext, Replicate, Result, WorkerGroup};
 /// let mut state = strategy.scope(|device| {
 ///     BurnTrainState::new(LinearConfig::new(3, 1).init(device), AdamConfig::new().init(), 1e-2)
 /// })?;
-/// strategy.run((&mut state,), |ctx, (state,)| {
+/// strategy.run(&mut state, |ctx, state| {
 ///     let loss = state.model.forward(Tensor::<2>::ones([4, 3], ctx.device())).sum();
 ///     let gradients = ctx.gradient(&loss, &state.model)?;
 ///     state.apply_gradients(ctx, gradients)
@@ -67,7 +67,7 @@ impl<M: Module> BurnTrainState<M> {
     ) -> Result<()> {
         gradients.refuse_rows("`apply_gradients` of a burn optimizer")?;
         gradients.all_reduce(ctx, ReduceOp::Sum)?;
-        let gradients = gradients.into_params(&self.model);
+        let gradients = gradients.into_params(&self.model)?;
         let model = self.model.clone();
         self.model = self.optimizer.step(self.learning_rate, model, gradients);
         self.step += 1;
@@ -111,14 +111,18 @@ impl Gradients {
     /// The gradients as burn's optimizers take them, without a copy on the flex backend.
     ///
     /// `model` is the one they were computed for. Those of rows of tables are not among them.
-    pub fn into_params<M: Module>(self, model: &M) -> GradientsParams {
+    ///
+    /// # Errors
+    /// In a step that is compiled: burn's optimizers cannot be captured.
+    pub fn into_params<M: Module>(self, model: &M) -> Result<GradientsParams> {
         let mut fill = Fill {
             from: self,
             into: GradientsParams::new(),
             index: 0,
+            outcome: Ok(()),
         };
         model.visit(&mut fill);
-        fill.into
+        fill.outcome.map(|()| fill.into)
     }
 }
 
@@ -126,6 +130,7 @@ struct Fill {
     from: Gradients,
     into: GradientsParams,
     index: usize,
+    outcome: Result<()>,
 }
 
 impl ModuleVisitor for Fill {
@@ -134,8 +139,14 @@ impl ModuleVisitor for Fill {
         if !value.is_require_grad() {
             return;
         }
-        if let Some(gradient) = self.from.take(self.index, &value) {
-            self.into.register(param.id, gradient);
+        let device = value.device().without_autodiff();
+        match self.from.take_flat(self.index, &device) {
+            Ok(Some(gradient)) => {
+                let gradient: Tensor<D> = gradient.reshape(value.shape());
+                self.into.register(param.id, gradient);
+            }
+            Ok(None) => {}
+            Err(error) => self.outcome = Err(error),
         }
         self.index += 1;
     }

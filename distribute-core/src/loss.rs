@@ -1,7 +1,7 @@
 //! What a function that averages losses says to the step that calls it.
 //!
 //! A loss carries its divisor: what is averaged over batches, as [`fit`](crate::fit) does, must be
-//! weighted by what it was divided by, which the loss itself does not show. `compute_average_loss`
+//! weighted by what it was divided by, which the loss itself does not show. `average_loss`
 //! of the crate `distribute-data` and its relatives call these functions; a loss function of your
 //! own may.
 
@@ -38,6 +38,24 @@ pub fn divided_by(divisor: LossDivisor) {
     });
 }
 
+/// The examples of a full global batch, if the running step was handed a batch that knows
+/// ([`PerReplica::of_global_batch`](crate::PerReplica::of_global_batch)).
+///
+/// # Errors
+/// [`Error::InvalidArgument`] if it was handed parts of batches of different sizes.
+pub fn global_batch_size() -> Result<Option<usize>> {
+    let sizes = scope::with_step(|notes| notes.batch.global_batch_sizes.clone());
+    match sizes.unwrap_or_default()[..] {
+        [] => Ok(None),
+        [size] => Ok(Some(size)),
+        [first, second, ..] => Err(Error::invalid(format!(
+            "the step was handed batches of different global batch sizes ({first} and {second}), so \
+             none of them is what a loss is divided by: say it with \
+             `AverageLoss::new().global_batch_size(n)`"
+        ))),
+    }
+}
+
 /// Refuses losses that cannot be one per example: `found` of them, where the tensors of the batch
 /// that [`run`](crate::StrategyExt::run) has handed to the replica have other numbers of rows.
 /// Tensors of one row count only where all have one.
@@ -47,7 +65,7 @@ pub fn divided_by(divisor: LossDivisor) {
 /// # Errors
 /// [`Error::InvalidArgument`], which says both numbers.
 pub fn check_per_example(op: &str, found: usize) -> Result<()> {
-    let mut rows = scope::with_step(|notes| notes.rows.clone()).unwrap_or_default();
+    let mut rows = scope::with_step(|notes| notes.batch.rows.clone()).unwrap_or_default();
     // A tensor of one element beside those of several examples is a setting: no batch of one.
     if rows.iter().any(|rows| *rows > 1) {
         rows.retain(|rows| *rows > 1);

@@ -5,6 +5,7 @@
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Bool, BoolStore, DType, Int, Tensor, TensorData};
 
+use crate::gradients::is_off_host;
 use crate::nest::different_structure;
 use crate::{Error, Leaf, Result};
 
@@ -178,5 +179,29 @@ impl ModuleMapper for Put {
     ) -> Param<Tensor<D, Bool>> {
         let (id, _, value, mapper) = replaced!(self, param);
         Param::from_mapped_value(id, value, mapper)
+    }
+}
+
+/// Tells whether the weights of a model on a GPU were computed at all: reads an element of each.
+///
+/// A kernel that failed (no memory, not compiled) leaves its results without values, and so do the
+/// kernels after it; burn tells that when one is read. Sums are the exception: in cubecl 0.11.3
+/// `Tensor::sum` of what was never computed reads as 0, so a loss alone does not show it.
+pub(crate) fn check_computed<M: Module>(model: &M) -> Result<()> {
+    let mut check = CheckComputed(Ok(()));
+    model.visit(&mut check);
+    check.0
+}
+
+struct CheckComputed(Result<()>);
+
+impl ModuleVisitor for CheckComputed {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let value = param.val();
+        let count = value.shape().num_elements();
+        if self.0.is_ok() && count > 0 && value.is_require_grad() && is_off_host(&value.device()) {
+            let first = value.inner().reshape([count]).narrow(0, 0, 1);
+            self.0 = first.try_into_data().map(drop).map_err(Error::step);
+        }
     }
 }

@@ -4,12 +4,13 @@
 //! [`scope`](crate::StrategyExt::scope), [`within`](crate::StrategyExt::within) and a step. It is
 //! read by [`current_strategy`], so that library code can adapt to the strategy it is called under
 //! without having it passed in, and by [`loss`](crate::loss), where functions that average losses
-//! say what they divided by.
+//! learn the size of the global batch and say what they divided by.
 
 use std::cell::RefCell;
 use std::sync::Arc;
 
 use crate::loss::LossDivisor;
+use crate::step_args::BatchFacts;
 use crate::strategy::StrategyId;
 use crate::trace::Trace;
 use crate::{DefaultStrategy, Error, Result, Strategy};
@@ -40,8 +41,8 @@ impl Entry {
 /// What is known of a step of one replica beside its arguments.
 #[derive(Debug, Default)]
 pub(crate) struct StepNotes {
-    /// The extents of the first axes of the per-replica tensors that the step was handed.
-    pub(crate) rows: Vec<usize>,
+    /// What is known of the batch that the step was handed.
+    pub(crate) batch: BatchFacts,
     /// What losses were divided by.
     pub(crate) divisors: Vec<LossDivisor>,
 }

@@ -30,6 +30,20 @@ impl<T: fmt::Debug + 'static> fmt::Debug for Shown<'_, T> {
     }
 }
 
+/// Components as TensorFlow prints them: `PerReplica:{0: f32[1] [2.5], 1: f32[1] [4]}`.
+pub(crate) fn write_components<'a, T: fmt::Debug + 'static>(
+    f: &mut fmt::Formatter<'_>,
+    name: &str,
+    components: impl IntoIterator<Item = &'a T>,
+) -> fmt::Result {
+    write!(f, "{name}:{{")?;
+    for (index, component) in components.into_iter().enumerate() {
+        let comma = if index > 0 { ", " } else { "" };
+        write!(f, "{comma}{index}: {:?}", Shown(component))?;
+    }
+    f.write_str("}")
+}
+
 /// The text with `Tensor` in place of `Tensor { primitive: BridgeTensor { .. } .. }`.
 fn without_inside(mut text: String) -> String {
     while let Some(place) = text.find(INSIDE) {

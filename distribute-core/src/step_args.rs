@@ -1,5 +1,6 @@
 //! How values are handed to a step: [`StepArgs`].
 
+use std::fmt;
 use std::sync::{Arc, Mutex};
 
 use crate::nest::different_structure;
@@ -20,6 +21,13 @@ pub trait Lend<'x, Lives = &'x Self> {
 pub type Item<'x, A> = <A as Lend<'x>>::Item;
 
 /// The arguments of [`run`](crate::StrategyExt::run): a value of this kind, or a tuple of them.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no argument of a step",
+    label = "not `&mut state`, a batch, a number, `Same(value)` or a tuple of these",
+    note = "a batch that comes out of a dataset is a `Result`: hand it over with a `?`, as `batch?`",
+    note = "a mirrored value is lent: `&mut state` or `&state`",
+    note = "a value that is the same on every replica is wrapped: `Same(value)`"
+)]
 pub trait StepArgs: for<'x> Lend<'x> + Sized {
     /// The argument while a step is captured.
     type Captured;
@@ -71,23 +79,54 @@ pub trait StepArgs: for<'x> Lend<'x> + Sized {
 #[derive(Debug, Default)]
 pub struct Watch {
     flags: Vec<Arc<Mutex<Option<String>>>>,
-    /// For every replica the rows of the tensors of its batch.
-    rows: Vec<Vec<usize>>,
+    /// For every replica what is known of its batch.
+    batches: Vec<BatchFacts>,
+}
+
+/// What is known of the batch that a step is handed.
+#[derive(Debug, Default, Clone)]
+pub(crate) struct BatchFacts {
+    /// The extents of the first axes of its tensors.
+    pub(crate) rows: Vec<usize>,
+    /// The sizes of the global batches that it is a part of.
+    pub(crate) global_batch_sizes: Vec<usize>,
+}
+
+impl BatchFacts {
+    /// Adds what is known of a per-replica value and of one replica's part of it.
+    pub(crate) fn add(&mut self, part: &impl Nest, global_batch_size: Option<usize>) {
+        part.fingerprint(self);
+        if let Some(size) = global_batch_size
+            && !self.global_batch_sizes.contains(&size)
+        {
+            self.global_batch_sizes.push(size);
+        }
+    }
+}
+
+impl Fingerprint for BatchFacts {
+    fn fixed(&mut self, _: fmt::Arguments<'_>) {}
+
+    fn rows(&mut self, rows: usize) {
+        if !self.rows.contains(&rows) {
+            self.rows.push(rows);
+        }
+    }
 }
 
 impl Watch {
-    /// Notes the rows of the tensors that the replicas are handed.
-    fn note_rows<T: Nest>(&mut self, parts: &mut [T]) -> Result<()> {
-        self.rows.resize(parts.len(), Vec::new());
-        for (part, rows) in parts.iter_mut().zip(&mut self.rows) {
-            note_rows(part, rows)?;
+    /// Notes what is known of the parts that the replicas are handed.
+    fn note_batch<T: Nest>(&mut self, batch: &PerReplica<T>) {
+        let facts = BatchFacts::default;
+        self.batches.resize_with(batch.values.len(), facts);
+        for (part, facts) in batch.values.iter().zip(&mut self.batches) {
+            facts.add(part, batch.global_batch_size());
         }
-        Ok(())
     }
 
-    /// For every replica the rows of the tensors that it is handed.
-    pub(crate) fn take_rows(&mut self) -> Vec<Vec<usize>> {
-        std::mem::take(&mut self.rows)
+    /// For every replica what is known of its batch.
+    pub(crate) fn take_batches(&mut self) -> Vec<BatchFacts> {
+        std::mem::take(&mut self.batches)
     }
 
     /// Marks every watched value as possibly different between replicas.
@@ -96,19 +135,6 @@ impl Watch {
             *lock(flag) = Some(cause.to_string());
         }
     }
-}
-
-/// Adds the extents of the first axes of all tensors in a value.
-pub(crate) fn note_rows(part: &mut impl Nest, rows: &mut Vec<usize>) -> Result<()> {
-    part.walk(&mut |leaf| {
-        let tensor = leaf.traced().map(|tensor| tensor.spec());
-        if let Some(first) = tensor.and_then(|spec| spec.shape.first().copied())
-            && !rows.contains(&first)
-        {
-            rows.push(first);
-        }
-        Ok(())
-    })
 }
 
 impl<'x, T: Replicate + Send> Lend<'x> for &mut Mirrored<T> {
@@ -204,16 +230,17 @@ impl<T: Nest + Send> StepArgs for PerReplica<T> {
 
     fn split(&mut self, _: &StrategyId, replicas: usize, watch: &mut Watch) -> Result<Vec<T>> {
         count("a per-replica argument", replicas, self.values.len())?;
-        watch.note_rows(&mut self.values)?;
+        watch.note_batch(self);
         Ok(std::mem::take(&mut self.values))
     }
 
     fn enter(&mut self, call: &mut Call<'_>) -> Result<()> {
+        fix_size(self, call);
         call.enter_batch(&mut self.values)
     }
 
     fn capture(&mut self, capture: &mut Capture) -> Result<Option<T>> {
-        capture.batch(&mut self.values).map(Some)
+        capture.batch(self).map(Some)
     }
 
     fn captured_item(captured: &mut Option<T>) -> Result<T> {
@@ -238,11 +265,12 @@ impl<T: Nest + Clone + Sync> StepArgs for &PerReplica<T> {
 
     fn split(&mut self, _: &StrategyId, replicas: usize, watch: &mut Watch) -> Result<Vec<&T>> {
         count("a per-replica argument", replicas, self.values.len())?;
-        watch.note_rows(&mut self.values.clone())?;
+        watch.note_batch(self);
         Ok(self.values.iter().collect())
     }
 
     fn enter(&mut self, call: &mut Call<'_>) -> Result<()> {
+        fix_size(self, call);
         // The caller keeps its tensors, so their values are copied.
         call.enter_batch(&mut self.values.clone())
     }
@@ -250,7 +278,7 @@ impl<T: Nest + Clone + Sync> StepArgs for &PerReplica<T> {
     fn capture(&mut self, capture: &mut Capture) -> Result<T> {
         let first = self.values.first().ok_or_else(different_structure)?;
         let mut part = first.clone();
-        capture.bind_batch(&mut part)?;
+        capture.bind_batch(&mut part, self.global_batch_size())?;
         Ok(part)
     }
 
@@ -264,6 +292,13 @@ impl<T: Nest + Clone + Sync> StepArgs for &PerReplica<T> {
 
     fn leave(&mut self, _: &mut Changes) -> Result<()> {
         Ok(())
+    }
+}
+
+/// A program divides losses by the size of the global batch.
+fn fix_size<T>(batch: &PerReplica<T>, call: &mut Call<'_>) {
+    if let Some(size) = batch.global_batch_size() {
+        call.fixed(format_args!("part of a global batch of {size}"));
     }
 }
 

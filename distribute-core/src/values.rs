@@ -7,7 +7,7 @@ use burn::module::Module;
 use burn::tensor::Device;
 
 use crate::remote::{self, RemoteStore};
-use crate::shown::Shown;
+use crate::shown::{Shown, write_components};
 use crate::strategy::StrategyId;
 use crate::trace::{self, OnDevice, StateVisitor, TraceError};
 use crate::{Error, Result, WorkerGroup, module_tensors};
@@ -15,10 +15,19 @@ use crate::{Error, Result, WorkerGroup, module_tensors};
 /// One value per local replica, in replica order; the values may differ
 /// (TensorFlow: `tf.distribute.DistributedValues`, `PerReplica`).
 ///
-/// [`StrategyExt::run`](crate::StrategyExt::run) returns one; datasets yield them.
-#[derive(Clone, PartialEq)]
+/// [`StrategyExt::run`](crate::StrategyExt::run) returns one; datasets yield them, as batches that
+/// know the size of their global batch.
+#[derive(Clone)]
 pub struct PerReplica<T> {
     pub(crate) values: Vec<T>,
+    global_batch_size: Option<usize>,
+}
+
+/// Compares the components.
+impl<T: PartialEq> PartialEq for PerReplica<T> {
+    fn eq(&self, other: &Self) -> bool {
+        self.values == other.values
+    }
 }
 
 /// The components; tensors with their values (large ones: the first hundred).
@@ -31,11 +40,36 @@ impl<T: fmt::Debug + 'static> fmt::Debug for PerReplica<T> {
     }
 }
 
+/// `PerReplica:{0: f32[1] [2.5], 1: f32[1] [4]}`, the components with their values.
+impl<T: fmt::Debug + 'static> fmt::Display for PerReplica<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write_components(f, "PerReplica", &self.values)
+    }
+}
+
 impl<T> PerReplica<T> {
     /// Wraps one value per local replica, in replica order
     /// (TensorFlow: `experimental_distribute_values_from_function`).
     pub fn new(values: Vec<T>) -> Self {
-        Self { values }
+        Self {
+            values,
+            global_batch_size: None,
+        }
+    }
+
+    /// The replicas' parts of a global batch: `examples` is what a full one has, over all replicas
+    /// of all workers. In a step that is handed them it is
+    /// [`ReplicaContext::global_batch_size`](crate::ReplicaContext::global_batch_size), which
+    /// losses are divided by.
+    #[must_use]
+    pub fn of_global_batch(mut self, examples: impl Into<Option<usize>>) -> Self {
+        self.global_batch_size = examples.into();
+        self
+    }
+
+    /// The examples of a full global batch, if the components are parts of one.
+    pub fn global_batch_size(&self) -> Option<usize> {
+        self.global_batch_size
     }
 
     /// The components in replica order (TensorFlow: `experimental_local_results`).
@@ -50,15 +84,22 @@ impl<T> PerReplica<T> {
 
     /// Applies a function to every component.
     pub fn map<U>(self, function: impl FnMut(T) -> U) -> PerReplica<U> {
-        PerReplica::new(self.values.into_iter().map(function).collect())
+        PerReplica {
+            values: self.values.into_iter().map(function).collect(),
+            global_batch_size: self.global_batch_size,
+        }
     }
 }
 
 impl<A, B> PerReplica<(A, B)> {
     /// Splits a per-replica pair into a pair of per-replica values.
     pub fn unzip(self) -> (PerReplica<A>, PerReplica<B>) {
+        let size = self.global_batch_size;
         let (first, second) = self.values.into_iter().unzip();
-        (PerReplica::new(first), PerReplica::new(second))
+        (
+            PerReplica::new(first).of_global_batch(size),
+            PerReplica::new(second).of_global_batch(size),
+        )
     }
 }
 
@@ -66,6 +107,13 @@ impl<A, B> PerReplica<(A, B)> {
 ///
 /// Every burn module is one, and so are `TrainState`, numbers' and metrics' types of this crate.
 /// For other structs use `#[derive(Replicate)]`.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be copied to every replica",
+    label = "a strategy's scope cannot mirror this",
+    note = "derive it for a struct or enum of your own: `#[derive(Replicate)]`, or \
+            `#[derive(Module, Debug)]` for a model",
+    note = "a closure that can fail is for `try_scope`"
+)]
 pub trait Replicate: Sized {
     /// A copy for a replica on `device`. Parameters keep their ids and become leaves of their
     /// own in the autodiff graph; their storage is shared until one side is changed.
@@ -199,6 +247,13 @@ impl<T: fmt::Debug + 'static> fmt::Debug for Mirrored<T> {
         f.write_str("Mirrored ")?;
         let copies = self.fetched.get().unwrap_or(&self.values);
         f.debug_list().entries(copies.iter().map(Shown)).finish()
+    }
+}
+
+/// `Mirrored:{0: .., 1: ..}`, the host's part of each copy with its values.
+impl<T: fmt::Debug + 'static> fmt::Display for Mirrored<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write_components(f, "Mirrored", self.fetched.get().unwrap_or(&self.values))
     }
 }
 

@@ -19,7 +19,7 @@ fn trained(replicas: usize, ops: impl CrossDeviceOps + 'static) -> Vec<Vec<f32>>
         .unwrap();
     for step in 0..3 {
         strategy
-            .run((&mut state,), |ctx, (state,)| {
+            .run(&mut state, |ctx, state| {
                 let scale = (ctx.replica_id() + step) as f32;
                 let input = Tensor::<2>::ones([4, 3], ctx.device()).mul_scalar(scale);
                 let loss = state.model.forward(input).sum();

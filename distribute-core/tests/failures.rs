@@ -164,7 +164,7 @@ fn scalar_state(
 
 /// Every replica's gradient is `base * 10^replica`.
 fn micro_batch(strategy: &dyn Strategy, state: &mut State, base: f32) -> Result<()> {
-    strategy.run((state,), |ctx, (state,)| {
+    strategy.run(state, |ctx, state| {
         let factor = base * 10_f32.powi(ctx.replica_id() as i32);
         let loss = state.model.weight.val() * factor;
         let gradients = ctx.gradient(&loss, &state.model)?;
@@ -192,7 +192,7 @@ fn accumulated_gradients_are_the_sum_of_all_replicas_and_micro_batches() {
 fn a_failure_between_micro_batches_is_found_and_can_be_mended() {
     let strategy = MirroredStrategy::builder().replicas(2).build().unwrap();
     let mut state = scalar_state(&strategy, |state| state.accumulate(2));
-    let failed = strategy.run((&mut state,), |ctx, (state,)| {
+    let failed = strategy.run(&mut state, |ctx, state| {
         if ctx.replica_id() == 1 {
             return Err(Error::invalid("no data"));
         }
@@ -219,9 +219,9 @@ fn one_copy_is_never_out_of_step_with_itself() {
     let mut value = strategy
         .scope(|device| Tensor::<1>::zeros([1], device))
         .unwrap();
-    let failed = strategy.run((&mut value,), |_, (_,)| Err::<(), _>(Error::invalid("no")));
+    let failed = strategy.run(&mut value, |_, _| Err::<(), _>(Error::invalid("no")));
     assert!(failed.is_err());
-    strategy.run((&mut value,), |_, (_,)| Ok(())).unwrap();
+    strategy.run(&mut value, |_, _| Ok(())).unwrap();
 }
 
 #[derive(Module, Debug)]
@@ -239,7 +239,7 @@ fn running_statistics_are_saved_up_to_date_and_refused_where_they_would_race() {
     };
     let train = |strategy: &dyn Strategy| {
         let mut state = strategy.scope(build).unwrap();
-        strategy.run((&mut state,), |ctx, (state,)| {
+        strategy.run(&mut state, |ctx, state| {
             let x = Tensor::<2>::from_floats([[1.0], [3.0]], ctx.device());
             let loss = state.model.norm.forward(x).sum() * state.model.weight.val();
             let gradients = ctx.gradient(&loss, &state.model)?;

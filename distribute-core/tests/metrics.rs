@@ -25,7 +25,7 @@ fn losses_2_3_and_4_5_on_two_replicas_sum_to_3_5_and_a_mean_metric_says_1_75() {
     let mean = Mean::new(&strategy);
     let per_example = Mean::new(&strategy);
     let losses = PerReplica::new(vec![[2.0_f32, 3.0], [4.0, 5.0]]);
-    let scaled = strategy.run((losses,), |ctx, (losses,)| {
+    let scaled = strategy.run(losses, |ctx, losses| {
         let losses = Tensor::<1>::from_data(TensorData::from(losses), ctx.device());
         let loss = losses.clone().sum().div_scalar(4.0);
         mean.update_state(ctx, loss.clone())?;
@@ -210,7 +210,7 @@ proptest! {
                 batch[from..(from + 3).min(batch.len())].to_vec()
             });
             strategy
-                .run((share,), |ctx, (share,)| {
+                .run(share, |ctx, share| {
                     let count = share.len();
                     mean.update_state(ctx, TensorData::new(share, [count]))
                 })

@@ -29,7 +29,7 @@ fn all_reduce_of_equal_counts_but_different_shapes_is_an_error_on_all_replicas()
     let strategy = mirrored(2);
     let errors = std::sync::Mutex::new(Vec::new());
     let shapes = PerReplica::new(vec![[2, 3], [3, 2]]);
-    let result = strategy.run((shapes,), |ctx, (shape,)| {
+    let result = strategy.run(shapes, |ctx, shape| {
         let value = TensorData::new(vec![1.0_f32; 6], shape);
         let result = ctx.all_reduce(ReduceOp::Sum, value);
         if let Err(error) = &result {
@@ -54,7 +54,7 @@ fn all_reduce_of_equal_counts_but_different_shapes_is_an_error_on_all_replicas()
 fn different_numbers_of_leaves_are_an_error() {
     let strategy = mirrored(2);
     let lists = PerReplica::new(vec![vec![1.0_f32], vec![1.0, 2.0]]);
-    let result = strategy.run((lists,), |ctx, (list,)| ctx.all_reduce(ReduceOp::Sum, list));
+    let result = strategy.run(lists, |ctx, list| ctx.all_reduce(ReduceOp::Sum, list));
     assert!(result.unwrap_err().to_string().contains("structure"));
 }
 
@@ -72,7 +72,7 @@ fn gradients_flow_through_several_all_reduces() {
         let mean = ctx.all_reduce_tensor(ReduceOp::Mean, model.x.val())?;
         let loss = sum.clone() * sum + mean;
         let gradients = ctx.gradient(&loss, &model)?;
-        let gradient = gradients.get(0).cloned();
+        let gradient = gradients.get(0)?.cloned();
         gradient.ok_or_else(|| Error::invalid("no gradient"))
     });
     // 2 * (1 + 2 + 3) from each of 3 replicas, and the mean of three ones.

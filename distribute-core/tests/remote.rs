@@ -433,7 +433,7 @@ fn variables_are_read_and_changed_in_the_store() {
     let strategy = Remotely::new(&Arc::default());
     for aggregation in [VariableAggregation::None, VariableAggregation::Mean] {
         let options = VariableOptions::default().aggregation(aggregation);
-        let variable = strategy.variable(2.0_f32, options).unwrap();
+        let variable = strategy.variable(scalar(2.0), options).unwrap();
         strategy
             .run((), |ctx, ()| variable.assign_add(ctx, 3.0_f32))
             .unwrap();
@@ -446,7 +446,7 @@ fn variables_are_read_and_changed_in_the_store() {
         let error = made.unwrap_err().to_string();
         assert!(error.contains("outside of steps"), "{error}");
         variable.update(&strategy, |_| Ok(scalar(9.0))).unwrap();
-        assert_eq!(variable.local_values(), [scalar(9.0)]);
+        assert_eq!(variable.local_values().unwrap(), [scalar(9.0)]);
     }
 }
 

@@ -6,6 +6,7 @@ use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use distribute_core::{
     Device, Mirrored, MirroredStrategy, PerReplica, Sgd, StrategyExt, Tensor, TrainState,
+    VariableOptions,
 };
 
 #[derive(Debug, Clone)]
@@ -83,7 +84,7 @@ fn modules_states_and_gradients_show_no_inside_of_burn() {
     let mut state = state.unwrap();
     plain(&state);
     strategy
-        .run((&mut state,), |ctx, (state,)| {
+        .run(&mut state, |ctx, state| {
             let x = Tensor::<2>::ones([4, 2], ctx.device());
             let loss = state.model.rest[0]
                 .forward(state.model.first.forward(x))
@@ -100,4 +101,40 @@ fn loss_of(
     state: &TrainState<Net>,
 ) -> distribute_core::Result<distribute_core::Gradients> {
     ctx.gradient(loss, &state.model)
+}
+
+/// TensorFlow: `PerReplica:{0: <tf.Tensor ...>, 1: <tf.Tensor ...>}`.
+#[test]
+fn what_is_printed_shows_the_value_of_every_replica() {
+    let strategy = MirroredStrategy::builder().replicas(2).build().unwrap();
+    let losses = strategy.run((), |ctx, ()| {
+        let loss = Tensor::<1>::from_floats([2.5], ctx.device());
+        Ok(loss + ctx.replica_id() as f32)
+    });
+    let losses = losses.unwrap();
+    assert_eq!(
+        losses.to_string(),
+        "PerReplica:{0: f32[1] [2.5], 1: f32[1] [3.5]}"
+    );
+    let numbers = PerReplica::new(vec![1, 2]);
+    assert_eq!(numbers.to_string(), "PerReplica:{0: 1, 1: 2}");
+    let variable = strategy.variable(1.5_f32, VariableOptions::default());
+    assert_eq!(
+        variable.unwrap().to_string(),
+        "MirroredVariable:{0: f32[] [1.5], 1: f32[] [1.5]}"
+    );
+    let counts = VariableOptions::on_read_sum();
+    let count = strategy.variable(0_i64, counts).unwrap();
+    strategy
+        .run((), |ctx, ()| count.assign_add(ctx, ctx.replica_id() as i64))
+        .unwrap();
+    assert_eq!(
+        count.to_string(),
+        "SyncOnReadVariable:{0: i64[] [0], 1: i64[] [1]}"
+    );
+    let state: Mirrored<Net> = strategy.scope(net).unwrap();
+    assert!(
+        state.to_string().starts_with("Mirrored:{0: Net {"),
+        "{state}"
+    );
 }

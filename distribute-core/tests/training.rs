@@ -366,7 +366,7 @@ fn gradients_are_clipped_to_their_global_norm_after_the_reduction() {
         .scope(|device| TrainState::new(Pair::new(device), Sgd::new(1.0)).clip_by_global_norm(1.0))
         .unwrap();
     strategy
-        .run((&mut state,), |ctx, (state,)| {
+        .run(&mut state, |ctx, state| {
             // Over both replicas the gradients are 3 and 4: a norm of 5.
             let model = &state.model;
             let loss = model.first.val() * 1.5 + model.second.val() * 2.0;
@@ -391,7 +391,7 @@ fn a_parameter_that_some_replicas_do_not_use_gets_the_others_gradients() {
             .scope(|device| TrainState::new(Pair::new(device), Adam::new(0.1)))
             .unwrap();
         strategy
-            .run((&mut state,), |ctx, (state,)| {
+            .run(&mut state, |ctx, state| {
                 let model = &state.model;
                 let loss = match ctx.replica_id() {
                     1 => model.first.val() * 2.0,

@@ -118,6 +118,7 @@ fn address(gradients: &Gradients, index: usize) -> usize {
     gradients
         .get(index)
         .unwrap()
+        .unwrap()
         .as_slice::<f32>()
         .unwrap()
         .as_ptr() as usize
@@ -135,7 +136,7 @@ fn gradients_are_reduced_where_backward_put_them() {
         .scope(|device| TrainState::new(Net::new(device), Sgd::new(0.1)))
         .unwrap();
     let found = strategy
-        .run((&mut state,), |ctx, (state,)| {
+        .run(&mut state, |ctx, state| {
             let plain_loss = state.model.loss(ctx.device());
             let (plain, _gradients) = large_allocations(|| plain_loss.backward());
             let loss = state.model.loss(ctx.device());
@@ -156,7 +157,7 @@ fn gradients_are_reduced_where_backward_put_them() {
             assert_eq!(copies, 0, "the all-reduce copies nothing");
             assert_eq!(before, [address(&gradients, 0), address(&gradients, 1)]);
 
-            let data = gradients.get(0).cloned();
+            let data = gradients.get(0)?.cloned();
             let from = Tensor::<2>::from_data(data.unwrap(), &ctx.device().clone().inner());
             assert_eq!(
                 from.into_data().as_slice::<f32>().unwrap()[0],
@@ -194,7 +195,7 @@ fn gradients_leave_burns_own_type_and_return_to_it_without_a_copy() {
     assert_eq!(copies, 0);
     let gradients = gradients.unwrap();
     let at = address(&gradients, 0);
-    let (copies, mut params) = large_allocations(|| gradients.into_params(&model));
+    let (copies, mut params) = large_allocations(|| gradients.into_params(&model).unwrap());
     assert_eq!(copies, 0);
     let back: Tensor<2> = params.remove(model.linear.weight.id).unwrap();
     let back = back.into_data();

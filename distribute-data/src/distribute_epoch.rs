@@ -169,7 +169,8 @@ impl<D: Dataset> DistributedDataset<D> {
     fn global_batch(&self, order: &Order, batch: usize) -> Result<PerReplica<D::Batch>> {
         let replicas = self.replicas.iter().zip(self.parts(batch));
         let batches = replicas.map(|((_, device), part)| self.replica_batch(order, part, device));
-        batches.collect::<Result<Vec<_>>>().map(PerReplica::new)
+        let batches = PerReplica::new(batches.collect::<Result<Vec<_>>>()?);
+        Ok(batches.of_global_batch(self.global_batch_size()))
     }
 
     /// The batch of one replica.

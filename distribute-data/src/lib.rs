@@ -3,7 +3,7 @@
 //! - [`readers`] turns files into plain host arrays; nothing in it knows of burn or of a strategy.
 //! - [`Dataset`] makes tensors of them; [`StrategyDataExt::distribute_dataset`] cuts every global
 //!   batch over the replicas exactly as TensorFlow does and prefetches on a background thread.
-//! - [`compute_average_loss`] and [`scale_regularization_loss`] scale a replica's loss so that the
+//! - [`average_loss`] and [`scale_regularization_loss`] scale a replica's loss so that the
 //!   SUM over all replicas is the loss of the global batch.
 //!
 //! ```
@@ -15,7 +15,7 @@
 //! let train = strategy.distribute_dataset(digits, Batching::global(64).shuffle(42))?;
 //! let mut examples = 0;
 //! for batch in train.epoch(0).take(3) {
-//!     let counts = strategy.run((batch?,), |_ctx, ((images, _labels),)| Ok(images.dims()[0]))?;
+//!     let counts = strategy.run(batch?, |_ctx, (images, _labels)| Ok(images.dims()[0]))?;
 //!     assert_eq!(counts.values(), [32, 32]);
 //!     examples += strategy.reduce(ReduceOp::Sum, counts)?;
 //! }
@@ -40,7 +40,7 @@ pub mod loss;
 mod order;
 mod own_stream;
 mod prefetch;
-pub mod readers;
+pub mod prelude;
 pub mod split;
 mod weighted;
 
@@ -52,10 +52,11 @@ pub use dataset_openers::{Digits, FashionMnist, Mnist};
 pub use dataset_text::{PADDING, TextDataset, UNKNOWN, Vocabulary};
 pub use distribute::{DistributedDataset, Position, StrategyDataExt};
 pub use distribute_epoch::Epoch;
+pub use distribute_readers as readers;
 pub use from_function::{DistributedFunction, ReplicationMode, Steps};
 pub use loss::{
-    LossValue, Reduction, SampleWeight, binary_crossentropy, categorical_crossentropy,
-    compute_average_loss, l2, mean_squared_error, scale_regularization_loss,
+    AverageLoss, LossValue, Reduction, SampleWeight, average_loss, binary_crossentropy,
+    categorical_crossentropy, l2, mean_squared_error, scale_regularization_loss,
     sparse_categorical_crossentropy,
 };
 pub use prefetch::DataError;

@@ -24,7 +24,7 @@ use crate::Dataset;
 /// let test = strategy.distribute_dataset(test, batching)?;
 /// let mut examples = 0.0;
 /// for batch in test.epoch(0) {
-///     let counts = strategy.run((batch?,), |_ctx, (((images, _labels), weights),)| {
+///     let counts = strategy.run(batch?, |_ctx, ((images, _labels), weights)| {
 ///         assert_eq!(images.dims()[0], 32);
 ///         Ok(weights.sum())
 ///     })?;

@@ -9,8 +9,8 @@ use distribute_data::readers::{
     Array, Examples, Features, Labels, ReadError, Values, parse_text_csv,
 };
 use distribute_data::{
-    ArrayDataset, Dataset, Digits, FashionMnist, ImageDataset, Mnist, StrategyDataExt,
-    TabularDataset, TextDataset, ValueDataset, Vocabulary, compute_average_loss,
+    ArrayDataset, AverageLoss, Dataset, Digits, FashionMnist, ImageDataset, Mnist, StrategyDataExt,
+    TabularDataset, TextDataset, ValueDataset, Vocabulary,
 };
 
 fn examples(shape: &[usize], values: Values) -> Examples {
@@ -179,11 +179,13 @@ fn padded_batches_go_through_a_step() {
     });
     let mut sums = Vec::new();
     for step in distributed.epoch().unwrap() {
-        let losses = strategy.run((step.unwrap(),), |ctx, ((rows, size),)| {
+        let losses = strategy.run(step.unwrap(), |ctx, (rows, size)| {
             assert_eq!(rows.dims(), [size, 3]);
             let weights = Tensor::<2>::ones([3, 1], ctx.device()).require_grad();
             let per_example = rows.matmul(weights.clone()).squeeze_dim::<1>(1);
-            let loss = compute_average_loss(ctx, per_example, None, Some(4))?;
+            let loss = AverageLoss::new()
+                .global_batch_size(4)
+                .of(ctx, per_example)?;
             let gradients = weights.grad(&loss.backward());
             gradients.ok_or_else(|| Error::invalid("no gradient"))
         });

@@ -11,8 +11,8 @@ use distribute_core::{
 };
 use distribute_data::readers::{Array, Examples, Features, Labels, Values};
 use distribute_data::{
-    Batching, ImageDataset, StrategyDataExt, compute_average_loss, l2, scale_regularization_loss,
-    sparse_categorical_crossentropy,
+    AverageLoss, Batching, ImageDataset, StrategyDataExt, average_loss, l2,
+    scale_regularization_loss, sparse_categorical_crossentropy,
 };
 
 #[derive(Module, Debug)]
@@ -97,7 +97,7 @@ fn program(strategy: &impl Strategy, losses: &mut Vec<f32>) -> Result<Vec<f32>> 
                 strategy.run((&mut state, batch?), |ctx, (state, (images, labels))| {
                     let logits = state.model.forward(images);
                     let per_example = sparse_categorical_crossentropy(logits, labels);
-                    let loss = compute_average_loss(ctx, per_example, None, Some(global_batch))?
+                    let loss = average_loss(ctx, per_example)?
                         + scale_regularization_loss(ctx, state.model.l2(1e-5))?;
                     let grads = ctx.gradient(&loss, &state.model)?;
                     state.apply_gradients(ctx, grads)?;
@@ -162,7 +162,7 @@ fn replicas_with_empty_batches_take_part() {
                 let size = images.dims()[0];
                 let logits = state.model.forward(images);
                 let per_example = sparse_categorical_crossentropy(logits, labels);
-                let loss = compute_average_loss(ctx, per_example, None, None)?;
+                let loss = AverageLoss::new().own_batch().of(ctx, per_example)?;
                 let grads = ctx.gradient(&loss, &state.model)?;
                 state.apply_gradients(ctx, grads)?;
                 Ok((size, loss))

@@ -9,8 +9,8 @@ use distribute_data::loss::{
     BinaryCrossentropy, CategoricalCrossentropy, Reduction, logits_of_sigmoid, logits_of_softmax,
 };
 use distribute_data::{
-    binary_crossentropy, categorical_crossentropy, compute_average_loss, l2, mean_squared_error,
-    scale_regularization_loss, sparse_categorical_crossentropy,
+    AverageLoss, average_loss, binary_crossentropy, categorical_crossentropy, l2,
+    mean_squared_error, scale_regularization_loss, sparse_categorical_crossentropy,
 };
 
 fn device() -> Device {
@@ -127,7 +127,7 @@ fn empty_batches_have_a_loss_of_zero_and_gradients_of_zero() {
     let labels = Tensor::<1, Int>::zeros([0], &device());
     let per_example = sparse_categorical_crossentropy(logits.clone(), labels);
     assert_eq!(per_example.dims(), [0]);
-    let loss = alone(|ctx| compute_average_loss(ctx, per_example.clone(), None, None));
+    let loss = alone(|ctx| average_loss(ctx, per_example.clone()));
     close(&values(loss.clone()), &[0.0]);
     let gradients = weights.grad(&loss.backward()).unwrap();
     close(&values(gradients), &[0.0; 12]);
@@ -143,7 +143,11 @@ fn empty_batches_have_a_loss_of_zero_and_gradients_of_zero() {
 #[test]
 fn a_global_batch_size_of_zero_gives_zero_even_for_infinite_losses() {
     let losses = Tensor::<1>::from_floats([f32::INFINITY, f32::NAN], &device()).require_grad();
-    let loss = alone(|ctx| compute_average_loss(ctx, losses.clone(), None, Some(0)));
+    let loss = alone(|ctx| {
+        AverageLoss::new()
+            .global_batch_size(0)
+            .of(ctx, losses.clone())
+    });
     close(&values(loss.clone()), &[0.0]);
     let gradients = losses.grad(&loss.backward()).unwrap();
     close(&values(gradients), &[0.0, 0.0]);
@@ -155,8 +159,10 @@ fn sixteen_examples_on_each_of_four_replicas_are_divided_by_64() {
     let strategy = MirroredStrategy::builder().replicas(4).build().unwrap();
     let losses = strategy.run((), |ctx, ()| {
         let per_example = Tensor::<1>::ones([16], ctx.device());
-        let given = compute_average_loss(ctx, per_example.clone(), None, Some(64))?;
-        let default = compute_average_loss(ctx, per_example, None, None)?;
+        let given = AverageLoss::new()
+            .global_batch_size(64)
+            .of(ctx, per_example.clone())?;
+        let default = average_loss(ctx, per_example)?;
         Ok((given, default))
     });
     let (given, default) = losses.unwrap().unzip();
@@ -183,11 +189,13 @@ fn gradients_do_not_depend_on_the_number_of_replicas() {
                 .map(|i| i as f32 / 8.0)
                 .collect::<Vec<_>>()
         });
-        let gradients = strategy.run((PerReplica::new(inputs.collect()),), |ctx, (inputs,)| {
+        let gradients = strategy.run(PerReplica::new(inputs.collect()), |ctx, inputs| {
             let weight = Tensor::<1>::from_floats([0.5], ctx.device()).require_grad();
             let inputs = Tensor::<1>::from_floats(inputs.as_slice(), ctx.device());
             let error = inputs.clone() * weight.clone() - inputs;
-            let loss = compute_average_loss(ctx, error.clone() * error, None, Some(12))?
+            let loss = AverageLoss::new()
+                .global_batch_size(12)
+                .of(ctx, error.clone() * error)?
                 + scale_regularization_loss(ctx, l2(weight.clone(), 0.1))?;
             let missing = || Error::invalid("no gradient");
             weight.grad(&loss.backward()).ok_or_else(missing)
@@ -218,7 +226,7 @@ fn refused_reductions_say_what_to_do() {
             reduction.name(),
             "mirrored",
             "Reduction::None",
-            "compute_average_loss",
+            "average_loss",
         ] {
             assert!(message.contains(part), "{message}");
         }

@@ -13,7 +13,7 @@ use distribute_core::{
     StrategyExt, Tensor, TensorData, TrainState,
 };
 use distribute_data::{
-    AutoShardPolicy, Batching, Dataset, FnDataset, StrategyDataExt, Weighted, compute_average_loss,
+    AutoShardPolicy, AverageLoss, Batching, Dataset, FnDataset, StrategyDataExt, Weighted,
     mean_squared_error,
 };
 use proptest::prelude::*;
@@ -206,8 +206,8 @@ fn objective(ctx: &StepContext<'_>, model: &Linear, ((x, y), weights): Row) -> R
     let close = (predicted.clone() - y.clone()).abs().lower_elem(0.5);
     let close = close.float().flatten::<1>(0, 1) * weights.clone();
     let losses = mean_squared_error(predicted, y);
-    let (examples, size) = (weights.clone().sum(), ctx.global_batch_size());
-    let loss = compute_average_loss(ctx, losses, Some(weights.into()), size)?;
+    let examples = weights.clone().sum();
+    let loss = AverageLoss::new().weights(weights).of(ctx, losses)?;
     let objective = Objective::new(loss).examples(examples.clone());
     Ok(objective.metric("close", close.sum(), examples))
 }

@@ -10,9 +10,9 @@ use distribute_core::{
     CentralStorageStrategy, DefaultStrategy, Device, Error, MirroredStrategy, PerReplica, Result,
     Sgd, Strategy, StrategyExt, Tensor, TrainState,
 };
-use distribute_data::loss::{MeanSquaredError, Reduction, average_loss_over};
+use distribute_data::loss::{MeanSquaredError, Reduction};
 use distribute_data::{
-    Batching, Dataset, FnDataset, StrategyDataExt, Weighted, compute_average_loss,
+    AverageLoss, Batching, Dataset, FnDataset, StrategyDataExt, Weighted, average_loss,
     mean_squared_error, scale_regularization_loss,
 };
 use rstest::rstest;
@@ -50,12 +50,20 @@ fn objective(by: By, ctx: &StepContext<'_>, model: &Linear, batch: Batch) -> Res
     let predicted = model.forward(x);
     let targets = predicted.zeros_like();
     let losses = mean_squared_error(predicted.clone(), targets.clone());
-    let weighted = Some(weights.clone().into());
+    let weighted = weights.clone();
     let loss = match by {
-        By::Default | By::Weights => compute_average_loss(ctx, losses, weighted, None)?,
-        By::GlobalBatch => compute_average_loss(ctx, losses, weighted, ctx.global_batch_size())?,
-        By::Seven => compute_average_loss(ctx, losses, weighted, Some(7))?,
-        By::SevenWithoutContext => average_loss_over(losses, weighted, 7)?,
+        By::Default | By::Weights => AverageLoss::new()
+            .weights(weighted)
+            .own_batch()
+            .of(ctx, losses)?,
+        By::GlobalBatch => AverageLoss::new().weights(weighted).of(ctx, losses)?,
+        By::Seven => AverageLoss::new()
+            .weights(weighted)
+            .global_batch_size(7)
+            .of(ctx, losses)?,
+        By::SevenWithoutContext => AverageLoss::new()
+            .weights(weighted)
+            .without_context(losses, 7)?,
         By::MeanOverReplicas => {
             let loss = MeanSquaredError::new(Reduction::MeanOverReplicas);
             loss.call(predicted, targets)?.reduced()?
@@ -63,7 +71,10 @@ fn objective(by: By, ctx: &StepContext<'_>, model: &Linear, batch: Batch) -> Res
         By::PerPixel => {
             let halves = losses.mul_scalar(0.5).reshape([rows, 1]).repeat_dim(1, 2);
             let weights = weights.clone().reshape([rows, 1]);
-            compute_average_loss(ctx, halves, Some(weights.into()), None)?
+            AverageLoss::new()
+                .weights(weights)
+                .own_batch()
+                .of(ctx, halves)?
         }
         By::Hand => losses.sum().div_scalar((2 * rows.max(1)) as f64),
     };
@@ -228,7 +239,7 @@ fn what_fit_reports_of_a_loss_object_is_what_its_reduction_says() {
         let [one, two] = of(reduction);
         close(&one, 7.0);
         let refused = two.unwrap_err().to_string();
-        assert!(refused.contains("compute_average_loss"), "{refused}");
+        assert!(refused.contains("average_loss"), "{refused}");
     }
     for found in of(Reduction::MeanOverReplicas) {
         close(&found, 7.0);
@@ -239,7 +250,7 @@ fn what_fit_reports_of_a_loss_object_is_what_its_reduction_says() {
     }
     for found in of(Reduction::None) {
         let refused = found.unwrap_err().to_string();
-        assert!(refused.contains("compute_average_loss"), "{refused}");
+        assert!(refused.contains("average_loss"), "{refused}");
     }
 }
 
@@ -255,8 +266,8 @@ fn losses_that_were_divided_by_different_numbers_are_refused() {
     let mixed = |ctx: &StepContext<'_>, model: &Linear, (x, weights): Batch| {
         let predicted = model.forward(x);
         let losses = mean_squared_error(predicted.clone(), predicted.zeros_like());
-        let loss = compute_average_loss(ctx, losses.clone(), None, None)?
-            + compute_average_loss(ctx, losses, None, Some(4))?;
+        let loss = AverageLoss::new().own_batch().of(ctx, losses.clone())?
+            + AverageLoss::new().global_batch_size(4).of(ctx, losses)?;
         Ok(Objective::new(loss).examples(weights.sum()))
     };
     let error = evaluate(&strategy, &state, &data, mixed).unwrap_err();
@@ -271,7 +282,7 @@ fn averaged(
     let strategy = MirroredStrategy::builder().replicas(rows.len()).build()?;
     let parts = strategy.replicas().iter().zip(rows);
     let parts = parts.map(|(replica, rows)| Tensor::<2>::ones([*rows, 3], &replica.device));
-    let losses = strategy.run((PerReplica::new(parts.collect()),), |ctx, (x,)| {
+    let losses = strategy.run(PerReplica::new(parts.collect()), |ctx, x| {
         average(ctx, x.mean_dim(1).squeeze_dim(1).mul_scalar(3.0))
     })?;
     Ok(losses
@@ -290,7 +301,9 @@ fn a_loss_that_is_reduced_already_is_refused() {
         ([4, 0], Some(8)),
     ] {
         let found = averaged(&rows, |ctx, losses| {
-            compute_average_loss(ctx, losses.mean(), None, size)
+            AverageLoss::new()
+                .global_batch_size(size)
+                .of(ctx, losses.mean())
         });
         let error = found.unwrap_err().to_string();
         assert!(
@@ -309,14 +322,17 @@ fn a_loss_that_is_reduced_already_is_refused() {
         );
     };
     refused(averaged(&[4, 4], |_, losses| {
-        average_loss_over(losses.sum(), None, 8)
+        AverageLoss::new().without_context(losses.sum(), 8)
     }));
     refused(averaged(&[4, 4], |ctx, losses| {
         let weights = losses.ones_like();
-        compute_average_loss(ctx, losses.mean(), Some(weights.into()), None)
+        AverageLoss::new()
+            .weights(weights)
+            .own_batch()
+            .of(ctx, losses.mean())
     }));
     refused(averaged(&[4, 4], |ctx, losses| {
-        compute_average_loss(ctx, losses.repeat_dim(0, 2), None, None)
+        average_loss(ctx, losses.repeat_dim(0, 2))
     }));
 }
 
@@ -329,7 +345,7 @@ fn a_reduced_loss_is_refused_also_beside_a_tensor_of_one_element() {
     let factor = PerReplica::new(vec![Tensor::<1>::ones([1], &device)]);
     let args = (batch, factor);
     let error = strategy.run(args.clone(), |ctx, (losses, factor)| {
-        compute_average_loss(ctx, losses.mean() * factor, None, None)
+        average_loss(ctx, losses.mean() * factor)
     });
     let text = error.unwrap_err().to_string();
     assert!(
@@ -337,7 +353,7 @@ fn a_reduced_loss_is_refused_also_beside_a_tensor_of_one_element() {
         "{text}"
     );
     let taken = strategy.run(args, |ctx, (losses, factor)| {
-        compute_average_loss(ctx, losses * factor, None, None)
+        average_loss(ctx, losses * factor)
     });
     let value = taken.unwrap().into_values().remove(0);
     assert_eq!(value.into_scalar::<f32>(), 1.0);
@@ -355,7 +371,7 @@ fn losses_of_tokens_in_one_row_are_told_which_shape_they_need() {
                 let loss = MeanSquaredError::new(Reduction::MeanOverReplicas);
                 return loss.call(predicted, targets)?.reduced();
             }
-            compute_average_loss(ctx, flat, None, None)
+            average_loss(ctx, flat)
         });
         let text = error.unwrap_err().to_string();
         assert!(text.contains("12 elements"), "{text}");
@@ -364,30 +380,103 @@ fn losses_of_tokens_in_one_row_are_told_which_shape_they_need() {
     }
     let shaped = averaged(&[4, 4], |ctx, losses| {
         let tokens = losses.reshape([4, 1]).repeat_dim(1, 3);
-        compute_average_loss(ctx, tokens, None, None)
+        average_loss(ctx, tokens)
     });
     assert_eq!(shaped.unwrap(), [4.5, 4.5]);
 }
 
 #[test]
 fn a_loss_of_each_example_is_taken_also_of_one_and_of_none() {
-    let average = |ctx: &distribute_core::ReplicaContext, losses: Tensor<1>| {
-        compute_average_loss(ctx, losses, None, None)
-    };
+    let average =
+        |ctx: &distribute_core::ReplicaContext, losses: Tensor<1>| average_loss(ctx, losses);
     assert_eq!(averaged(&[4, 4], average).unwrap(), [1.5, 1.5]);
     assert_eq!(averaged(&[1, 1], average).unwrap(), [1.5, 1.5]);
     assert_eq!(averaged(&[1, 0], average).unwrap(), [1.5, 0.0]);
     // One element for one example, and no batch to compare with.
-    let one = averaged(&[1], |ctx, losses| {
-        compute_average_loss(ctx, losses.mean(), None, None)
-    });
+    let one = averaged(&[1], |ctx, losses| average_loss(ctx, losses.mean()));
     assert_eq!(one.unwrap(), [3.0]);
     let strategy = DefaultStrategy::new();
     let losses = strategy.run((), |ctx, ()| {
-        compute_average_loss(ctx, Tensor::<1>::ones([5], ctx.device()), None, Some(10))
+        AverageLoss::new()
+            .global_batch_size(10)
+            .of(ctx, Tensor::<1>::ones([5], ctx.device()))
     });
     assert_eq!(
         losses.unwrap().into_values().remove(0).into_scalar::<f32>(),
         0.5
+    );
+}
+
+/// The losses of ones, as every replica's step divides them.
+fn averages<A>(strategy: &MirroredStrategy, args: A) -> Result<Vec<f32>>
+where
+    A: distribute_core::StepArgs,
+    for<'x> distribute_core::Item<'x, A>: Rows,
+{
+    let losses = strategy.run(args, |ctx, batch| {
+        average_loss(ctx, Tensor::<1>::ones([batch.rows()], ctx.device()))
+    })?;
+    let losses = losses.into_values().into_iter();
+    Ok(losses.map(Tensor::into_scalar::<f32>).collect())
+}
+
+trait Rows {
+    fn rows(&self) -> usize;
+}
+
+impl Rows for Batch {
+    fn rows(&self) -> usize {
+        self.0.dims()[0]
+    }
+}
+
+impl Rows for &Batch {
+    fn rows(&self) -> usize {
+        self.0.dims()[0]
+    }
+}
+
+impl Rows for (Batch, Batch) {
+    fn rows(&self) -> usize {
+        self.0.rows()
+    }
+}
+
+#[test]
+fn a_batch_knows_what_its_losses_are_divided_by() {
+    let strategy = MirroredStrategy::builder().replicas(2).build().unwrap();
+    let data = |size| {
+        let data = strategy.distribute_dataset(numbers(10), Batching::global(size));
+        let batches: Result<Vec<_>> = data.unwrap().epoch(0).collect();
+        batches.unwrap()
+    };
+    let batches = data(8);
+    let sizes = batches.iter().map(PerReplica::global_batch_size);
+    assert_eq!(sizes.collect::<Vec<_>>(), [Some(8), Some(8)]);
+    for (batch, expected) in batches.iter().zip([[0.5, 0.5], [0.125, 0.125]]) {
+        assert_eq!(averages(&strategy, batch).unwrap(), expected);
+        assert_eq!(averages(&strategy, batch.clone()).unwrap(), expected);
+        let (x, weights) = batch.clone().unzip();
+        assert_eq!(x.global_batch_size(), Some(8));
+        let again = weights.map(|weights| {
+            (
+                Tensor::<2>::ones([weights.dims()[0], 1], &weights.device()),
+                weights,
+            )
+        });
+        assert_eq!(averages(&strategy, again).unwrap(), expected);
+    }
+    // Without a size, TensorFlow's default: the replica's examples times the replicas.
+    let unknown = PerReplica::new(batches[1].values().to_vec());
+    assert_eq!(averages(&strategy, unknown).unwrap(), [0.5, 0.5]);
+    // Which of two would it be?
+    let [eight, ten] = [8, 10].map(|size| data(size).remove(0));
+    let error = averages(&strategy, (eight.clone(), ten)).unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("(8 and 10)"), "{text}");
+    assert!(text.contains("global_batch_size(n)"), "{text}");
+    assert_eq!(
+        averages(&strategy, (eight.clone(), eight)).unwrap(),
+        [0.5, 0.5]
     );
 }

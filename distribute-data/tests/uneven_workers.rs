@@ -11,7 +11,7 @@ use distribute_core::{
 };
 use distribute_data::auto_shard::AutoShardPolicy;
 use distribute_data::{
-    Batching, Dataset, FnDataset, ReplicationMode, StrategyDataExt, Weighted, compute_average_loss,
+    AverageLoss, Batching, Dataset, FnDataset, ReplicationMode, StrategyDataExt, Weighted,
 };
 use rstest::rstest;
 use workers_common::workers;
@@ -42,7 +42,7 @@ fn steps(batches: &'static [usize], replicas: &'static [usize]) -> Vec<Vec<(f32,
         });
         let mut seen = Vec::new();
         for step in input.epoch().unwrap() {
-            let sums = strategy.run((step.unwrap(),), |ctx, (batch,)| {
+            let sums = strategy.run(step.unwrap(), |ctx, batch| {
                 let rows = batch.labels.shape()[0] as i64;
                 assert_eq!(batch.labels.dtype().name(), "i64");
                 assert_eq!(batch.x.dims()[1], 3);
@@ -221,7 +221,7 @@ fn rows_of_steps(
         for epoch in 0..2 {
             let mut steps = 0;
             for step in data.epoch(epoch) {
-                let sums = strategy.run((step.unwrap(),), |ctx, (batch,)| {
+                let sums = strategy.run(step.unwrap(), |ctx, batch| {
                     let rows = batch.labels.shape()[0] as i64;
                     let x = batch.x.sum().into_scalar::<f32>();
                     let (x, rows) = ctx.all_reduce(ReduceOp::Sum, (x, rows))?;
@@ -307,7 +307,7 @@ fn a_batch_that_one_worker_cannot_read_ends_the_loops_of_the_others() {
         let data = strategy.distribute_dataset(Torn(index == 1), Batching::global(4));
         let mut steps = 0;
         let outcome: Result<()> = data.unwrap().epoch(0).try_for_each(|step| {
-            let ran = strategy.run((step?,), |ctx, (batch,)| {
+            let ran = strategy.run(step?, |ctx, batch| {
                 ctx.all_reduce(ReduceOp::Sum, batch.x.sum())
             });
             steps += 1;
@@ -334,7 +334,7 @@ fn fitted(lengths: &'static [usize], from_function: bool) -> Vec<(u64, Vec<f32>)
             let examples = batch.x.dims()[0];
             let wrong = model.forward(batch.x) - 1.0;
             let losses = wrong.powi_scalar(2).reshape([examples]);
-            let loss = compute_average_loss(ctx, losses, None, Some(4))?;
+            let loss = AverageLoss::new().global_batch_size(4).of(ctx, losses)?;
             Ok(Objective::new(loss).examples(examples))
         };
         let fit = Fit::new(&strategy).epochs(2);

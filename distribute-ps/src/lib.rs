@@ -23,7 +23,7 @@
 //!     let first = input.input_pipeline_id as u64;
 //!     Ok((first..1_000).step_by(input.num_input_pipelines).map(Ok))
 //! });
-//! program.step("train", move |worker: &WorkerContext, (scale,): (f32,)| {
+//! program.step("train", move |worker: &WorkerContext, scale: f32| {
 //!     let number = worker.next(&data)? as f32 * scale;
 //!     worker.run(&state, number, |ctx, (state, number)| {
 //!         let x = Tensor::<2>::full([1, 2], number, ctx.device());
@@ -34,7 +34,7 @@
 //!     })
 //! });
 //! program.run(|coordinator: &ClusterCoordinator| {
-//!     let loss = coordinator.schedule("train", (0.1_f32,))?;
+//!     let loss = coordinator.schedule("train", 0.1_f32)?;
 //!     coordinator.join()?;
 //!     assert!(loss.fetch::<f32>()? >= 0.0);
 //!     Ok(())

@@ -14,7 +14,7 @@ use distribute_core::{
     Error, InputContext, LogicalDevice, PerReplica, Replica, ReplicaContext, ReplicaStep, Result,
     Sgd, Strategy, StrategyExt, StrategyId, TensorData, TrainState,
 };
-use distribute_data::{compute_average_loss, mean_squared_error};
+use distribute_data::{average_loss, mean_squared_error};
 use distribute_tpu_xla::lower_step;
 
 /// Two replicas whose steps are lowered and not run.
@@ -126,7 +126,7 @@ type Batch = (Tensor<2>, Tensor<2>);
 fn step(ctx: &ReplicaContext, (state, (x, y)): (&mut TrainState<Net>, Batch)) -> Result<Tensor<1>> {
     let hidden = relu(state.model.hidden.forward(x));
     let per_example = mean_squared_error(state.model.output.forward(hidden), y);
-    let loss = compute_average_loss(ctx, per_example, None, None)?;
+    let loss = average_loss(ctx, per_example)?;
     let gradients = ctx.gradient(&loss, &state.model)?;
     state.apply_gradients(ctx, gradients)?;
     Ok(loss)

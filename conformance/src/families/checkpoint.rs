@@ -13,9 +13,7 @@ use distribute_core::{
     DistributedVariable, Error, Mirrored, Sgd, Strategy, StrategyExt, TrainState,
     VariableAggregation, VariableOptions, VariableSynchronization,
 };
-use distribute_data::{
-    Batching, FnDataset, SampleWeight, StrategyDataExt, Weighted, compute_average_loss,
-};
+use distribute_data::{AverageLoss, Batching, FnDataset, StrategyDataExt, Weighted};
 use serde_json::{Value, json};
 
 use super::support::compiled::{global_batch, on_devices};
@@ -138,7 +136,7 @@ fn write_then_restore(case: &Case, env: &Env<'_>) -> Checked {
         let wanted = expected.field("restored")?.field(name)?;
         let place = |failure: Failure| failure.at(format!("restored {name}"));
         tolerance
-            .same_list(wanted.field("locals")?, &variable.local_values())
+            .same_list(wanted.field("locals")?, &variable.local_values()?)
             .map_err(place)?;
         tolerance
             .same(wanted.field("read")?, &variable.read(other)?)
@@ -201,8 +199,10 @@ fn train(
         let batch = on_devices(strategy, batch, tensors);
         strategy.run((&mut *state, batch), |ctx, (state, (batch, weights))| {
             let losses = state.model.losses(batch);
-            let weights = weights.map(SampleWeight::from);
-            let loss = compute_average_loss(ctx, losses, weights, Some(rows))?;
+            let loss = AverageLoss::new()
+                .weights(weights)
+                .global_batch_size(rows)
+                .of(ctx, losses)?;
             let gradients = ctx.gradient(&loss, &state.model)?;
             state.apply_gradients(ctx, gradients)?;
             Ok(())
@@ -351,8 +351,7 @@ fn objective(
     (batch, weights): Weighed,
 ) -> distribute_core::Result<Objective> {
     let (losses, examples) = (model.losses(batch), weights.clone().sum());
-    let size = step.global_batch_size();
-    let loss = compute_average_loss(step, losses, Some(weights.into()), size)?;
+    let loss = AverageLoss::new().weights(weights).of(step, losses)?;
     Ok(Objective::new(loss).examples(examples))
 }
 

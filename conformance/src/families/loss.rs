@@ -5,11 +5,10 @@ use distribute_core::metric::{Mean, Sum};
 use distribute_core::{PerReplica, ReduceOp, ReplicaContext, Strategy, StrategyExt};
 use distribute_data::loss::{
     BinaryCrossentropy, CategoricalCrossentropy, LossValue, MeanSquaredError, Reduction,
-    SampleWeight, SparseCategoricalCrossentropy, average_loss_over, logits_of_sigmoid,
-    logits_of_softmax,
+    SampleWeight, SparseCategoricalCrossentropy, logits_of_sigmoid, logits_of_softmax,
 };
 use distribute_data::{
-    binary_crossentropy, categorical_crossentropy, compute_average_loss, mean_squared_error,
+    AverageLoss, binary_crossentropy, categorical_crossentropy, mean_squared_error,
     scale_regularization_loss, sparse_categorical_crossentropy,
 };
 use serde_json::{Value, json};
@@ -131,9 +130,7 @@ fn run_on(
     let replicas = strategy.replicas().iter();
     let given = replicas.map(|replica| Ok((inputs(replica.id, &replica.device)?, config.into())));
     let given: Vec<(Vec<Given>, String)> = given.collect::<Result<_, Failure>>()?;
-    let found = strategy.run((PerReplica::new(given),), |ctx, ((given, _),)| {
-        step(ctx, &given)
-    })?;
+    let found = strategy.run(PerReplica::new(given), |ctx, (given, _)| step(ctx, &given))?;
     Ok(found.map(Given::into_data))
 }
 
@@ -151,7 +148,7 @@ fn average(
 ) -> distribute_core::Result<Given> {
     let weights = given.get(1).map(weight).transpose()?;
     let loss = with_tensor!(given[0], losses => {
-        compute_average_loss(ctx, losses, weights, global_batch_size)
+        AverageLoss::new().weights(weights).global_batch_size(global_batch_size).of(ctx, losses)
     });
     Ok(Given::computed(loss?))
 }
@@ -188,7 +185,7 @@ fn average_loss(case: &Case, env: &Env<'_>) -> Checked {
         let found = strategy.within(|| -> Result<_, Failure> {
             let weights = given.get(1).map(weight).transpose()?;
             let found = with_tensor!(given[0], losses => {
-                average_loss_over(losses, weights, size)
+                AverageLoss::new().weights(weights).without_context(losses, size)
             });
             Ok(as_scalar(found?.into_data()))
         })??;
@@ -390,9 +387,9 @@ fn same_divided(
     let flat = reshaped(losses, &[rows, labels]);
     let flat = replicas.map(|replica| Tensor::<2>::from_data(flat.clone(), &replica.device));
     let flat = PerReplica::new(flat.collect());
-    let found = strategy.run((flat,), |ctx, (flat,)| {
+    let found = strategy.run(flat, |ctx, flat| {
         let flat = flat.div_scalar(labels as f64);
-        let loss = compute_average_loss(ctx, flat.clone(), None, None)?;
+        let loss = distribute_data::average_loss(ctx, flat.clone())?;
         Ok((flat, loss))
     })?;
     for (flat, loss) in found.into_values() {
@@ -420,7 +417,7 @@ fn multidim_labels(case: &Case, env: &Env<'_>) -> Checked {
                         let logits = logits.float::<$rank>()?;
                         let losses = sparse_categorical_crossentropy(logits, labels);
                         let divisor = if divide { elements as f64 } else { 1.0 };
-                        compute_average_loss(ctx, losses.div_scalar(divisor), None, None)
+                        distribute_data::average_loss(ctx, losses.div_scalar(divisor))
                     })*
                     rank => Err(Failure::schema(format!("predictions of rank {rank}")).into()),
                 }

@@ -232,7 +232,7 @@ fn placement(case: &Case, strategy: &dyn Strategy) -> Checked {
     let expected = expected(case)?;
     let inside = strategy.variable(1.0_f32, VariableOptions::default())?;
     let outside = DefaultStrategy::new().variable(1.0_f32, VariableOptions::default())?;
-    let copies = inside.local_values().len();
+    let copies = inside.local_values()?.len();
     let wanted_copies = expected.list("inside_devices")?.len();
     let created = json!([
         inside.was_created_by(strategy),

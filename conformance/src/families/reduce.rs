@@ -339,7 +339,7 @@ fn merge_of_one(case: &Case, strategy: &dyn Strategy) -> Checked {
 fn merge_call(case: &Case, env: &Env<'_>, strategy: &dyn Strategy) -> Checked {
     let replicas = strategy.replicas().len();
     let values = per_replica(&case.inputs["values"])?.ok_or_else(|| Failure::schema("values"))?;
-    let found = strategy.run((values,), |ctx, (value,)| {
+    let found = strategy.run(values, |ctx, value| {
         let (sum, seen) = ctx.merge_call(value, |values| {
             let seen = (u8::from(!in_step()), values.values().len());
             let sum = strategy.reduce(ReduceOp::Sum, values)?;
@@ -395,7 +395,7 @@ fn run(case: &Case, env: &Env<'_>, strategy: &dyn Strategy) -> Checked {
         // Arguments that are no tuple.
         return Ok(Outcome::NotApplicable(Rule::PythonType));
     };
-    let found = strategy.run((arguments[0],), |_, (x,)| {
+    let found = strategy.run(arguments[0], |_, x| {
         let value = evaluate(body, &|name| (name == "x").then_some(x));
         value.ok_or_else(|| Error::invalid(format!("the function `{body}`")))
     })?;
@@ -414,7 +414,7 @@ fn run_dictionary(
     strategy: &dyn Strategy,
     values: PerReplica<TensorData>,
 ) -> Checked {
-    let found = strategy.run((values,), |ctx, (value,)| {
+    let found = strategy.run(values, |ctx, value| {
         let doubled: Vec<f64> = value.iter::<f64>().map(|x| 2.0 * x).collect();
         let doubled = TensorData::new(doubled, value.shape().clone()).convert_dtype(value.dtype());
         Ok((ctx.replica_id(), (ctx.num_replicas_in_sync(), doubled)))
@@ -475,7 +475,7 @@ fn reduce_to(case: &Case, env: &Env<'_>, strategy: &dyn Strategy) -> Checked {
     let expected = expected(case)?.field("locals")?;
     passed(
         env.tolerance()
-            .same_list(expected, &variable.local_values()),
+            .same_list(expected, &variable.local_values()?),
     )
 }
 
@@ -488,7 +488,7 @@ struct Input {
 fn gradient(case: &Case, env: &Env<'_>, strategy: &dyn Strategy) -> Checked {
     let op = reduce_op(&case.inputs["reduce_op"]).ok_or_else(|| Failure::schema("reduce_op"))?;
     let values = per_replica(&case.inputs["values"])?.ok_or_else(|| Failure::schema("values"))?;
-    let result = strategy.run((values,), |ctx, (value,)| {
+    let result = strategy.run(values, |ctx, value| {
         let shape = value.shape().to_vec();
         let elements: usize = shape.iter().product();
         let flat = crate::tensors::reshaped(&value, &[elements]);
@@ -499,7 +499,7 @@ fn gradient(case: &Case, env: &Env<'_>, strategy: &dyn Strategy) -> Checked {
         let loss = (reduced.clone() * reduced).sum();
         let gradients = ctx.gradient(&loss, &model)?;
         let found = gradients
-            .get(0)
+            .get(0)?
             .ok_or_else(|| Error::invalid("no gradient"))?;
         Ok(crate::tensors::reshaped(found, &shape))
     });

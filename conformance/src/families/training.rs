@@ -7,9 +7,8 @@ use distribute_core::optim::Optimizer;
 use distribute_core::{
     Adam, Gradients, PerReplica, ReduceOp, Sgd, Strategy, StrategyExt, TrainState,
 };
-use distribute_data::loss::SampleWeight;
 use distribute_data::split::replica_range;
-use distribute_data::{compute_average_loss, scale_regularization_loss};
+use distribute_data::{AverageLoss, scale_regularization_loss};
 use serde_json::{Value, json};
 
 use super::support::compiled::{global_batch, on_devices, per_row};
@@ -147,7 +146,7 @@ impl<M: Model> Run<'_, M> {
         let names = self.state.primary().parameter_names().to_vec();
         for gradients in gradients.values() {
             for (index, name) in names.iter().enumerate() {
-                let gradient = gradients.get(index);
+                let gradient = gradients.get(index)?;
                 let gradient = gradient.ok_or_else(|| Failure::got("no gradient"))?;
                 tolerance
                     .same(wanted.field("gradients")?.field(name)?, gradient)
@@ -175,9 +174,10 @@ impl<M: Model> Run<'_, M> {
                     true => weights,
                     false => weights.map(per_row),
                 };
-                let weights = weights.map(SampleWeight::from);
-                let mut loss =
-                    compute_average_loss(ctx, losses, weights, constant.then_some(size))?;
+                let mut loss = AverageLoss::new()
+                    .weights(weights)
+                    .global_batch_size(constant.then_some(size))
+                    .of(ctx, losses)?;
                 if l2 != 0.0 {
                     let penalty = state.model.squares().mul_scalar(l2);
                     loss = loss + scale_regularization_loss(ctx, penalty)?;

@@ -172,15 +172,13 @@ fn apply_in_step(
     let values = replicas.map(|replica| value(&case.inputs, replica.id));
     let values = PerReplica::new(values.collect::<Result<Vec<_>, _>>()?);
     if strategy.tracer().is_none() {
-        let run = strategy.run((values,), |ctx, (value,)| {
-            apply(variable, case.op(), ctx, value)
-        });
+        let run = strategy.run(values, |ctx, value| apply(variable, case.op(), ctx, value));
         return run.map(drop);
     }
     let given = values.map(|value| (Given::of(&value, &Device::flex()), case.op().to_string()));
     macro_rules! by_rank {
         ($($rank:literal),*) => {
-            strategy.run((given,), |ctx, ((given, op),)| match (given.rank(), given.is_int()) {
+            strategy.run(given, |ctx, (given, op)| match (given.rank(), given.is_int()) {
                 $(
                     ($rank, false) => apply(variable, &op, ctx, given.float::<$rank>()?),
                     ($rank, true) => apply(variable, &op, ctx, given.int::<$rank>()?),
@@ -272,7 +270,7 @@ fn state(
         equal(wanted, &variable.is_trainable().into())
             .map_err(|failure| failure.at("trainable"))?;
     }
-    let locals = tolerance.same_list(expected.field("locals")?, &variable.local_values());
+    let locals = tolerance.same_list(expected.field("locals")?, &variable.local_values()?);
     locals.map_err(|failure| failure.at("locals"))?;
     let read = variable.read(strategy);
     match (expected.get("read_cross_replica"), read) {
@@ -375,7 +373,7 @@ fn create_inside(case: &Case, env: &Env<'_>, strategy: &dyn Strategy) -> Checked
     equal(expected.field("class")?, &class(variable.kind()).into())?;
     passed(
         env.tolerance()
-            .same_list(expected.field("locals")?, &variable.local_values()),
+            .same_list(expected.field("locals")?, &variable.local_values()?),
     )
 }
 

@@ -2,14 +2,13 @@
 
 use std::sync::Arc;
 
-use distribute_cli::model::{Mode, Plan, Sequential, built_in, parse_keras_json};
 use distribute_core::optim::Optimizer;
 use distribute_core::{Device, PerReplica, ReplicaContext, Result, Tensor, TensorData, TrainState};
 use distribute_data::readers::{Examples, digits};
 use distribute_data::{
-    binary_crossentropy, compute_average_loss, scale_regularization_loss,
-    sparse_categorical_crossentropy,
+    AverageLoss, binary_crossentropy, scale_regularization_loss, sparse_categorical_crossentropy,
 };
+use distribute_keras::{Mode, Plan, Sequential, built_in, parse_keras_json};
 use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -141,7 +140,9 @@ pub fn step(
             1 => binary_crossentropy(logits, labels.reshape([examples, 1])),
             _ => sparse_categorical_crossentropy(logits, labels),
         };
-        let mut loss = compute_average_loss(ctx, per_example, None, Some(global_batch))?;
+        let mut loss = AverageLoss::new()
+            .global_batch_size(global_batch)
+            .of(ctx, per_example)?;
         if let Some(l2) = state.model.regularization_loss() {
             loss = loss + scale_regularization_loss(ctx, l2)?;
         }

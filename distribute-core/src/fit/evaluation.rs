@@ -48,7 +48,7 @@ where
     F: Fn(&StepContext<'_>, &M, D::Batch) -> Result<Objective> + Sync,
 {
     let started = Instant::now();
-    let mut evaluator = Evaluator::new(strategy, state, data.global_batch_size(), 0, 0);
+    let mut evaluator = Evaluator::new(strategy, state, 0, 0);
     let all = || {
         for batch in together::batches(strategy, data, 0, 0)? {
             evaluator.batch(strategy, state, batch?, &objective)?;
@@ -111,7 +111,6 @@ where
     for (index, batch) in together::batches(strategy, data, 0, 0)?.enumerate() {
         let pass = Pass {
             mode: Mode::Predict,
-            global_batch_size: data.global_batch_size(),
             seed: 0,
             epoch: 0,
             batch: index,
@@ -202,7 +201,7 @@ where
 /// Every replica's model without autodiff and training flags; none under a strategy that compiles
 /// steps, where the models stay on the devices. Shares the parameters' storage, so
 /// drop it before the next update, which would have to copy them.
-pub(super) fn validation_models<S: Strategy + ?Sized, M: Module>(
+pub(super) fn validation_models<S: Strategy + ?Sized, M: Module + 'static>(
     strategy: &S,
     state: &Mirrored<TrainState<M>>,
 ) -> Option<PerReplica<M>> {
@@ -251,7 +250,6 @@ impl<M: Module + Sync + 'static> Evaluator<M> {
     pub(super) fn new<S: Strategy + ?Sized>(
         strategy: &S,
         state: &Mirrored<TrainState<M>>,
-        global_batch_size: Option<usize>,
         seed: u64,
         epoch: usize,
     ) -> Self {
@@ -260,7 +258,6 @@ impl<M: Module + Sync + 'static> Evaluator<M> {
             meter: Meter::default(),
             pass: Pass {
                 mode: Mode::Evaluate,
-                global_batch_size,
                 seed,
                 epoch,
                 batch: 0,

@@ -69,8 +69,7 @@ where
             return Ok(Validated::Nothing);
         };
         let (strategy, seed) = (session.strategy, session.run.seed);
-        let size = validation.global_batch_size();
-        let mut evaluator = Evaluator::new(strategy, session.state, size, seed, epoch);
+        let mut evaluator = Evaluator::new(strategy, session.state, seed, epoch);
         session.run.progress.validation_batches = 0;
         for batch in together::batches(strategy, validation, 0, 0)? {
             evaluator.batch(strategy, session.state, batch?, &self.objective)?;
@@ -95,7 +94,6 @@ impl<S: Strategy + ?Sized, M: Module + Sync + 'static> Session<'_, S, M> {
         let run = &mut self.run;
         let pass = Pass {
             mode: Mode::Train,
-            global_batch_size: run.global_batch_size,
             seed: run.seed,
             epoch: run.progress.position.epoch,
             batch: run.progress.position.batches,

@@ -121,6 +121,12 @@ pub trait BatchSource {
     /// if the batches have no fixed size; every batch then counts by its examples.
     fn global_batch_size(&self) -> Option<usize>;
 
+    /// A batch of this source, with the size of its global batch.
+    fn of_global_batch(&self, batch: PerReplica<Self::Batch>) -> PerReplica<Self::Batch> {
+        let known = batch.global_batch_size();
+        batch.of_global_batch(self.global_batch_size().or(known))
+    }
+
     /// Which part of every global batch each local replica reads, in replica order, counted in the
     /// order of the source; by default the replicas' ids. Decides the order of [`predict`]'s rows.
     fn parts(&self) -> Option<Vec<usize>> {

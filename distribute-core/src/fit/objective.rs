@@ -35,7 +35,6 @@ pub struct StepContext<'a> {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Pass {
     pub(super) mode: Mode,
-    pub(super) global_batch_size: Option<usize>,
     pub(super) seed: u64,
     pub(super) epoch: usize,
     pub(super) batch: usize,
@@ -50,12 +49,6 @@ impl StepContext<'_> {
     /// Whether gradients follow.
     pub fn is_training(&self) -> bool {
         self.pass.mode == Mode::Train
-    }
-
-    /// The examples of a full global batch of the source this batch comes from: the number to
-    /// divide losses by. See [`BatchSource::global_batch_size`](super::BatchSource).
-    pub fn global_batch_size(&self) -> Option<usize> {
-        self.pass.global_batch_size
     }
 
     /// The epoch, from 0; 0 outside of [`Fit`](super::Fit).
@@ -125,7 +118,7 @@ host_quantity!(f32, f64, u32, u64, usize, i32, i64);
 /// The loss is scaled as for a hand-written step: the sum over the replica's examples divided by
 /// the GLOBAL batch size, so that the sum over the replicas is the loss of the global batch.
 ///
-/// A loss carries its divisor: `compute_average_loss`, with a size or without, and its relatives
+/// A loss carries its divisor: `average_loss`, with a size or without, and its relatives
 /// say what they divided by (see [`loss`](crate::loss)), and every replica's loss is multiplied by
 /// it before it is averaged over the examples. A loss that was scaled in another way counts as
 /// divided by the source's global batch size, unless [`averaged_over`](Self::averaged_over) says
@@ -282,7 +275,10 @@ where
     let divisor = given.divisor()?;
     let gradients = replica.gradient(&given.total(), &state.model)?;
     let applied = state.apply_gradients(replica, gradients)?;
-    Ok((applied, given.into_sums(pass.global_batch_size, divisor)))
+    Ok((
+        applied,
+        given.into_sums(replica.global_batch_size(), divisor),
+    ))
 }
 
 /// The same without gradients.
@@ -297,7 +293,7 @@ where
 {
     let given = objective(&StepContext { replica, pass }, model, batch)?;
     let divisor = given.divisor()?;
-    Ok(given.into_sums(pass.global_batch_size, divisor))
+    Ok(given.into_sums(replica.global_batch_size(), divisor))
 }
 
 /// One replica's sums of one batch, still on its device; summed over the replicas as a [`Nest`].

@@ -126,7 +126,7 @@ impl RemoteTask {
 
     /// Does it: trains the state on the batch, or evaluates the newest state on it. Blocks.
     ///
-    /// `global_batch_size` is that of the data that the batch is from.
+    /// The batch must know its size, see [`BatchSource::of_global_batch`](super::BatchSource).
     ///
     /// # Errors
     /// Those of the objective and of the state.
@@ -134,7 +134,7 @@ impl RemoteTask {
         &self,
         strategy: &S,
         state: &mut Mirrored<TrainState<M>>,
-        (batch, global_batch_size): (PerReplica<B>, Option<usize>),
+        batch: PerReplica<B>,
         objective: &F,
     ) -> Result<StepReport>
     where
@@ -145,7 +145,6 @@ impl RemoteTask {
     {
         let pass = Pass {
             mode: self.mode(),
-            global_batch_size,
             seed: self.seed,
             epoch: self.epoch,
             batch: self.batch,

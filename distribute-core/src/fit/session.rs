@@ -244,7 +244,7 @@ impl<S: Strategy + ?Sized, M: Module + Sync + 'static> Session<'_, S, M> {
             return Ok(());
         }
         let mut states = self.state.values().iter();
-        states.try_for_each(|state| crate::gradients::check_weights(&state.model))
+        states.try_for_each(|state| crate::module_tensors::check_computed(&state.model))
     }
 
     /// One epoch with its validation; `None` if it was cut short.

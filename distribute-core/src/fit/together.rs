@@ -100,10 +100,11 @@ pub(super) fn batches<'a, D: BatchSource + ?Sized>(
     epoch: usize,
     skip: usize,
 ) -> Result<Batches<'a, D::Batch>> {
-    let mut batches = source.epoch(epoch, skip)?;
+    let batches = source.epoch(epoch, skip)?;
+    let mut batches = batches.map(|batch| Ok(source.of_global_batch(batch?)));
     let workers = strategy.workers().filter(|group| group.num_workers() > 1);
     let (Some(workers), false) = (workers.cloned(), source.ends_together()) else {
-        return Ok(batches);
+        return Ok(Box::new(batches));
     };
     let mut number = skip;
     Ok(Box::new(std::iter::from_fn(move || {

@@ -69,7 +69,7 @@ fn mean<M: Module>(
     }
     let mut gradients = Gradients::from_params(gradients, model)?;
     gradients.all_reduce(ctx, ReduceOp::Mean)?;
-    Ok(gradients.into_params(model))
+    gradients.into_params(model)
 }
 
 /// The gradients of a batch such that their mean over all replicas is the mean over the `batches`

@@ -9,14 +9,16 @@
 mod adam;
 mod sgd;
 
+use std::borrow::Cow;
 use std::fmt::Debug;
 
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 
 pub use adam::{Adam, AdamW};
 pub use sgd::Sgd;
 
 use crate::Result;
+use crate::checkpoint::OptimizerSlots;
 
 /// A number that may change every step: a host number under the eager strategies, an input
 /// tensor of shape `[1]` in a captured step.
@@ -30,6 +32,22 @@ pub enum Coefficient {
 }
 
 impl Coefficient {
+    /// Those for a parameter of this type: the tensors of compiled steps are `f32`.
+    pub(crate) fn of_type(all: &[Self], dtype: DType) -> Cow<'_, [Self]> {
+        let fits = |one: &Self| match one {
+            Self::Host(_) => true,
+            Self::Tensor(value) => value.dtype() == dtype,
+        };
+        if all.iter().all(fits) {
+            return Cow::Borrowed(all);
+        }
+        let cast = |one: &Self| match one {
+            Self::Tensor(value) if !fits(one) => Self::Tensor(value.clone().cast(dtype)),
+            _ => one.clone(),
+        };
+        all.iter().map(cast).collect()
+    }
+
     /// `tensor` times this number.
     pub fn scale(&self, tensor: Tensor<1>) -> Tensor<1> {
         match self {
@@ -74,6 +92,16 @@ pub trait Optimizer: Send + Sync + Debug {
         gradient: Tensor<1>,
         slots: Vec<Tensor<1>>,
     ) -> Result<(Tensor<1>, Vec<Tensor<1>>)>;
+}
+
+impl dyn Optimizer + '_ {
+    /// By what a checkpoint knows it.
+    pub fn checkpoint_slots(&self) -> OptimizerSlots<'_> {
+        OptimizerSlots {
+            optimizer: self.name(),
+            slots: self.slots(),
+        }
+    }
 }
 
 /// Takes exactly `N` items, or reports which optimizer was called wrongly.

@@ -7,9 +7,9 @@ use burn::tensor::{Device, TensorData};
 use crate::step_args::{Item, Watch};
 use crate::values::lock;
 use crate::{
-    Components, DistributedValue, DistributedVariable, Error, IndexedSlices, Leaf, Mirrored, Nest,
+    Components, DistributedValue, DistributedVariable, Error, IndexedSlices, Mirrored, Nest,
     PerReplica, ReduceOp, ReplicaContext, Replicate, Result, StepArgs, Strategy, VariableOptions,
-    host_reduce, scope, trace,
+    VariableValue, host_reduce, scope, trace,
 };
 
 /// The calls of a training program: every [`Strategy`] has them.
@@ -73,11 +73,11 @@ pub trait StrategyExt: Strategy {
     /// # Errors
     /// Those of [`DistributedVariable::new`], [`Error::InsideStep`] inside a step (use
     /// [`ReplicaContext::variable`] there).
-    fn variable(
+    fn variable<T: VariableValue>(
         &self,
-        initial: impl Leaf,
+        initial: T,
         options: VariableOptions,
-    ) -> Result<DistributedVariable> {
+    ) -> Result<DistributedVariable<T>> {
         scope::check_cross_replica(&self.id(), "variable")?;
         DistributedVariable::new(self, initial, options)
     }
@@ -95,8 +95,12 @@ pub trait StrategyExt: Strategy {
     /// Runs a step once per local replica and waits for all of them
     /// (TensorFlow: `Strategy.run`).
     ///
-    /// `args` is a tuple; per-replica values and mirrored values give each replica its own
-    /// component, plain numbers and [`Same`](crate::Same) give every replica the same value.
+    /// `args` is one value or a tuple of several; per-replica values and mirrored values give each
+    /// replica its own component, plain numbers and [`Same`](crate::Same) give every replica the
+    /// same value.
+    ///
+    /// A closure that is written here needs no types. One that is a variable of its own says those of
+    /// its arguments: `|ctx: &ReplicaContext, (state, images): (&mut TrainState<Mlp>, Tensor<4>)|`.
     ///
     /// Under a strategy that compiles steps the closure is called for all replicas together: twice
     /// the first time and when shapes or plain numbers change (what differs between the two was
@@ -114,7 +118,7 @@ pub trait StrategyExt: Strategy {
     ///
     /// let strategy = MirroredStrategy::builder().replicas(2).build()?;
     /// let input = PerReplica::new(vec![1.0_f32, 2.0]);
-    /// let doubled = strategy.run((input,), |_ctx, (value,)| Ok(value * 2.0))?;
+    /// let doubled = strategy.run(input, |_ctx, value| Ok(value * 2.0))?;
     /// assert_eq!(strategy.reduce(ReduceOp::Sum, doubled)?, 6.0);
     /// # Ok::<(), distribute_core::Error>(())
     /// ```
@@ -132,7 +136,7 @@ pub trait StrategyExt: Strategy {
         let replicas = self.replicas().len();
         let mut watch = Watch::default();
         let items = args.split(&id, replicas, &mut watch)?;
-        let rows = watch.take_rows();
+        let batches = watch.take_batches();
         let items: Vec<_> = items
             .into_iter()
             .map(|item| Mutex::new(Some(item)))
@@ -141,8 +145,8 @@ pub trait StrategyExt: Strategy {
         let outcome = self.run_replicas(&|ctx| {
             let item = lock(&items[ctx.local_id()]).take();
             let item = item.ok_or_else(|| Error::invalid("a strategy ran a replica twice"))?;
-            if let Some(rows) = rows.get(ctx.local_id()) {
-                scope::with_step(|notes| notes.rows.clone_from(rows));
+            if let Some(facts) = batches.get(ctx.local_id()) {
+                scope::with_step(|notes| notes.batch.clone_from(facts));
             }
             let result = step(ctx, item)?;
             *lock(&results[ctx.local_id()]) = Some(result);

@@ -13,10 +13,10 @@ use super::state::{
     Bind, Coefficients, Collect, OnDevice, ReadHosts, ReadOwn, ReadTensors, Replay,
 };
 use super::{CapturedTensor, DeviceTensor, Fingerprint, StepKey, TensorSpec, TraceError, Tracer};
-use crate::step_args::note_rows;
+use crate::step_args::BatchFacts;
 use crate::strategy::StrategyId;
 use crate::values::{count, lock};
-use crate::{Mirrored, Nest, Replicate, Result};
+use crate::{Mirrored, Nest, PerReplica, Replicate, Result};
 
 /// The value of one tensor of the arguments.
 #[derive(Debug)]
@@ -279,8 +279,8 @@ pub struct Capture {
     pub(crate) names: HashMap<TensorId, String>,
     hosts: usize,
     pub(crate) states: Vec<CapturedChange>,
-    /// The rows of the tensors of the batch.
-    pub(crate) rows: Vec<usize>,
+    /// What is known of the batch.
+    pub(crate) batch_facts: BatchFacts,
     /// Whether they are captured once more.
     keeps_arguments: bool,
 }
@@ -302,7 +302,7 @@ impl Capture {
             names: HashMap::new(),
             hosts: 0,
             states: Vec::new(),
-            rows: Vec::new(),
+            batch_facts: BatchFacts::default(),
         }
     }
 
@@ -355,21 +355,28 @@ impl Capture {
     }
 
     /// Replica 0's part of a batch, with inputs in place of its tensors.
-    pub(crate) fn batch<T: Nest>(&mut self, parts: &mut Vec<T>) -> Result<T> {
+    pub(crate) fn batch<T: Nest>(&mut self, batch: &mut PerReplica<T>) -> Result<T> {
+        let size = batch.global_batch_size();
+        let parts = &mut batch.values;
         let copy = match (self.keeps_arguments, parts.first_mut()) {
             (_, None) => return Err(crate::nest::different_structure()),
             (true, Some(part)) => copy(part),
             (false, _) => None,
         };
         let mut part = copy.unwrap_or_else(|| parts.swap_remove(0));
-        self.bind_batch(&mut part)?;
+        self.bind_batch(&mut part, size)?;
         Ok(part)
     }
 
     /// [`bind`](Self::bind) for a part of a batch.
-    pub(crate) fn bind_batch<T: Nest>(&mut self, part: &mut T) -> Result<()> {
+    pub(crate) fn bind_batch<T: Nest>(
+        &mut self,
+        part: &mut T,
+        global_batch_size: Option<usize>,
+    ) -> Result<()> {
         self.bind(part)?;
-        note_rows(part, &mut self.rows)
+        self.batch_facts.add(part, global_batch_size);
+        Ok(())
     }
 
     /// Puts inputs in place of a value's tensors.

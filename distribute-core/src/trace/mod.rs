@@ -78,7 +78,9 @@ pub use tensor::{CapturedTensor, TensorSpec, TracedTensor};
 
 pub(crate) use effect::{Given, HostVariable, Target};
 pub(crate) use exchange::{all_gather, broadcast, combine, of_replica, reduce};
-pub(crate) use gradients::{CapturedGradients, all_reduce, all_reduce_tensor, update};
+pub(crate) use gradients::{
+    CapturedTape, all_reduce, all_reduce_tensor, backward, not_captured, of_type,
+};
 pub(crate) use run::run;
 pub(crate) use state::{Fetch, OnDevice, valid, visit_module};
 pub(crate) use tensor::{Tracked, TrackedGradients, captured, read_error, without_autodiff};

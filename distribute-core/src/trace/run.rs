@@ -339,10 +339,10 @@ where
     F: for<'x> Fn(&ReplicaContext, Item<'x, A>) -> Result<R>,
 {
     let trace = Arc::clone(&capture.trace);
-    let ctx = ReplicaContext::captured(&strategy.replicas()[0], Arc::clone(&trace));
+    let ctx = ReplicaContext::captured(&strategy.replicas()[0], &trace, strategy.workers());
     let result = {
         let _entered = scope::enter_capture(strategy.handle(), Arc::clone(&trace));
-        scope::with_step(|notes| notes.rows.clone_from(&capture.rows));
+        scope::with_step(|notes| notes.batch.clone_from(&capture.batch_facts));
         step(&ctx, A::captured_item(&mut captured)?).map_err(translated)?
     };
     if trace.replica_id_used() && trace.num_replicas() > 1 {

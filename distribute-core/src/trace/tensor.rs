@@ -44,6 +44,12 @@ impl CapturedTensor {
         Self(CaptureBackend::float_reshape(self.0.clone(), shape))
     }
 
+    /// As a float tensor of one dimension without autodiff.
+    pub(crate) fn flat(&self) -> Tensor<1> {
+        let count: usize = self.spec().shape.iter().product();
+        self.reshaped(&[count]).float()
+    }
+
     /// As a float tensor without autodiff.
     pub(crate) fn float<const D: usize>(self) -> Tensor<D> {
         Tensor::from_primitive::<CaptureBackend>(self.0)

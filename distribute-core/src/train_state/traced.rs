@@ -9,27 +9,31 @@ use burn::tensor::{DType, Shape, Tensor, TensorData};
 use burn_capture::TensorId;
 use distribute_collectives::ReduceOp;
 
+use super::apply::Placement;
+use super::update::UpdateCoefficients;
 use super::{Applied, TrainState};
-use crate::gradients::GradientPlace;
+use crate::gradients::with_shape;
 use crate::optim::Optimizer;
 use crate::trace::{
-    self, CapturedGradients, CapturedTensor, Coefficients, Fingerprint, HostState, StateVisitor,
-    TensorSpec, Trace, TraceError, TracedTensor,
+    self, CapturedTensor, Coefficients, Fingerprint, HostState, StateVisitor, TensorSpec, Trace,
+    TraceError, TracedTensor,
 };
-use crate::{Error, Gradients, Mirrored, Result};
+use crate::{Gradients, Mirrored, ReplicaContext, Result};
+
+/// Slots as they came in, in the dimensions of their parameters, by their flat views.
+pub(super) type CapturedSlots = HashMap<TensorId, CapturedTensor>;
 
 /// What a state knows while it is captured.
 #[derive(Debug, Clone)]
 pub(super) struct Captured {
-    pub(super) trace: Arc<Trace>,
+    trace: Arc<Trace>,
     /// Of the training states of the arguments, in order.
     index: usize,
     /// The number of updates before the step.
     first_step: u64,
     /// The learning rate that the step itself has set.
-    pub(super) learning_rate: Option<f64>,
-    /// Slots as they came in, in the dimensions of their parameters, by their flat views.
-    slots: HashMap<TensorId, CapturedTensor>,
+    learning_rate: Option<f64>,
+    slots: CapturedSlots,
 }
 
 /// A slot on its way to the device and back. On the host, in checkpoints and in the optimizer it is
@@ -38,7 +42,7 @@ pub(super) struct Captured {
 struct ShapedSlot<'a> {
     slot: &'a mut Tensor<1>,
     shape: &'a [usize],
-    arrived: Option<&'a mut HashMap<TensorId, CapturedTensor>>,
+    arrived: Option<&'a mut CapturedSlots>,
 }
 
 impl TracedTensor for ShapedSlot<'_> {
@@ -51,12 +55,12 @@ impl TracedTensor for ShapedSlot<'_> {
 
     fn data(&self) -> Result<TensorData> {
         let data = self.slot.data()?;
-        with_shape(data, self.shape)
+        with_shape(data, Shape::from(self.shape.to_vec()))
     }
 
     fn set_data(&mut self, data: TensorData) -> Result<()> {
         let count = data.num_elements();
-        self.slot.set_data(with_shape(data, &[count])?)
+        self.slot.set_data(with_shape(data, Shape::new([count]))?)
     }
 
     fn bind(&mut self, tensor: CapturedTensor) {
@@ -76,49 +80,57 @@ impl TracedTensor for ShapedSlot<'_> {
     }
 }
 
-fn with_shape(data: TensorData, shape: &[usize]) -> Result<TensorData> {
-    let dtype = data.dtype();
-    TensorData::try_from_bytes(data.into_bytes(), Shape::from(shape.to_vec()), dtype)
-        .map_err(Error::step)
-}
-
-impl<M: Module + 'static> TrainState<M> {
+impl<M: Module + 'static> Placement<M> for Captured {
     /// Reduces captured gradients and records the update.
-    pub(super) fn apply_captured(
+    fn apply(
         &mut self,
-        trace: &Trace,
+        state: &mut TrainState<M>,
+        ctx: &ReplicaContext,
         mut gradients: Gradients,
     ) -> Result<Applied> {
-        let outside = || {
-            let instead = "pass the training state to `run` as `&mut Mirrored<TrainState<_>>`";
-            TraceError::unsupported("a training state from outside of the step", instead)
-        };
-        let capture = self.capture.clone().ok_or_else(outside)?;
-        let missing = || Error::invalid("apply_gradients: no gradients");
-        let mut gradients = gradients.captured.take().ok_or_else(missing)?;
-        gradients.all_reduce(trace, ReduceOp::Sum)?;
-        if let Some(clip_norm) = self.clip_norm {
-            gradients.clip_by_global_norm(clip_norm)?;
-        }
-        let count = self
-            .optimizer
-            .coefficients(self.learning_rate, self.step + 1);
-        let coefficients = trace.coefficients(
-            capture.index,
-            self.step - capture.first_step,
-            count.len(),
-            capture.learning_rate,
-        );
-        let optimizer = Arc::clone(&self.optimizer);
-        let model = self.model.clone();
-        let slots = &mut self.slots;
-        self.model = trace::update(model, &*optimizer, &coefficients, gradients, slots)?;
-        self.step += 1;
+        ctx.peers()
+            .all_reduce_gradients(ReduceOp::Sum, &mut gradients)?;
+        let coefficients = self.coefficients(state);
+        state.update(gradients, coefficients)?;
         Ok(Applied::Updated)
+    }
+
+    fn boxed(&self) -> Box<dyn Placement<M>> {
+        Box::new(self.clone())
+    }
+
+    fn set_learning_rate(&mut self, learning_rate: f64) {
+        self.learning_rate = Some(learning_rate);
+    }
+
+    fn captured_learning_rate(&self) -> Option<f64> {
+        self.learning_rate
+    }
+
+    fn read_step(&self) {
+        self.trace.read_step();
+    }
+
+    fn captured_slots(&mut self) -> Option<&mut CapturedSlots> {
+        Some(&mut self.slots)
     }
 }
 
-impl<M: Module> Mirrored<TrainState<M>> {
+impl Captured {
+    /// Those of the next update, as inputs of the program.
+    fn coefficients<M>(&self, state: &TrainState<M>) -> UpdateCoefficients {
+        let next = state.step + 1;
+        let count = state
+            .optimizer
+            .coefficients(state.learning_rate, next)
+            .len();
+        let earlier = state.step - self.first_step;
+        let set = self.learning_rate;
+        UpdateCoefficients::captured(self.trace.coefficients(self.index, earlier, count, set))
+    }
+}
+
+impl<M: Module + 'static> Mirrored<TrainState<M>> {
     /// Sets the learning rate of the next updates on all replicas. Tensors stay where they are,
     /// on the host or on the devices.
     pub fn set_learning_rate(&mut self, learning_rate: f64) {
@@ -126,7 +138,7 @@ impl<M: Module> Mirrored<TrainState<M>> {
     }
 }
 
-impl<M: Module> TrainState<M> {
+impl<M: Module + 'static> TrainState<M> {
     pub(super) fn visit_captured(&mut self, visitor: &mut dyn StateVisitor) -> Result<()> {
         visitor.host(self)?;
         if !visitor.wants_tensors() {
@@ -141,7 +153,7 @@ impl<M: Module> TrainState<M> {
         let names = self.optimizer.slots();
         let mut parameters = Parameters::default();
         self.model.visit(&mut parameters);
-        let mut arrived = self.capture.as_mut().map(|capture| &mut capture.slots);
+        let mut arrived = self.placement.captured_slots();
         let slots = self.slots.iter_mut().zip(parameters.shapes);
         for (parameter, (slots, (shape, _))) in self.names.iter().zip(slots) {
             for (name, slot) in names.iter().zip(slots) {
@@ -167,33 +179,13 @@ impl<M: Module> TrainState<M> {
 
     /// The gradients of micro-batches that wait for the rest of their update.
     fn visit_accumulated(&mut self, visitor: &mut dyn StateVisitor) -> Result<()> {
-        let Some((_, gradients)) = &mut self.accumulated else {
-            return Ok(());
-        };
-        let count = gradients.len();
-        self.on_device.resize(count, false);
-        let captured = gradients.captured.clone();
-        let mut captured = captured.map_or_else(|| vec![None; count], |found| found.tensors);
-        let places = gradients.places().zip(&mut captured).zip(&self.on_device);
-        for (((shape, dtype, data), captured), on_device) in places {
-            if data.is_none() && captured.is_none() && !on_device {
-                continue;
-            }
-            let mut place = GradientPlace {
-                spec: TensorSpec { shape, dtype },
-                data,
-                captured,
-            };
-            visitor.own_tensor("a gradient of micro-batches", &mut place)?;
-        }
-        if captured.iter().any(Option::is_some) {
-            gradients.captured = Some(CapturedGradients { tensors: captured });
-        }
-        Ok(())
+        let gradients = self.accumulated.iter_mut();
+        let mut leaves = gradients.flat_map(|(_, gradients)| gradients.leaves());
+        leaves.try_for_each(|mut leaf| visitor.own_tensor("a gradient of micro-batches", &mut leaf))
     }
 }
 
-impl<M: Module> HostState for TrainState<M> {
+impl<M: Module + 'static> HostState for TrainState<M> {
     fn prepare(&mut self) {
         let names = self.optimizer.slots();
         let mut parameters = Parameters::default();
@@ -243,7 +235,7 @@ impl<M: Module> HostState for TrainState<M> {
             )
             .into());
         }
-        self.capture = Some(Captured {
+        self.placement = Box::new(Captured {
             trace,
             index,
             first_step: self.step,
@@ -256,18 +248,12 @@ impl<M: Module> HostState for TrainState<M> {
     /// The number of updates, the learning rate and whether the step has set it, the micro-batches
     /// that wait, and which parameters have a gradient in them.
     fn record(&self) -> Vec<u64> {
-        let capture = self.capture.as_ref();
-        let sets_rate = capture.is_some_and(|capture| capture.learning_rate.is_some());
+        let sets_rate = self.placement.captured_learning_rate().is_some();
         let rate = self.learning_rate.to_bits();
         let mut record = vec![self.step, rate, u64::from(sets_rate)];
         if let Some((count, gradients)) = &self.accumulated {
             record.push(*count as u64);
-            let captured = gradients.captured.iter().flat_map(|found| &found.tensors);
-            let captured: Vec<u64> = captured.map(|found| u64::from(found.is_some())).collect();
-            if captured.is_empty() {
-                record.extend(self.on_device.iter().map(|flag| u64::from(*flag)));
-            }
-            record.extend(captured);
+            record.extend(gradients.compiled().map(u64::from));
         }
         record
     }
@@ -281,9 +267,10 @@ impl<M: Module> HostState for TrainState<M> {
             self.learning_rate = f64::from_bits(*rate);
         }
         let waiting = rest.split_first().and_then(|(count, flags)| {
-            self.on_device = flags.iter().map(|flag| *flag != 0).collect();
             let count = usize::try_from(*count).ok()?;
-            Some((count, Gradients::none(&self.model).ok()?))
+            let none = Gradients::none(&self.model).ok()?;
+            let compiled = flags.iter().map(|flag| *flag != 0);
+            Some((count, none.on_compiled_devices(compiled)))
         });
         self.accumulated = waiting;
     }

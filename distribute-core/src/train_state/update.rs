@@ -3,44 +3,79 @@
 use std::ops::Range;
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
-use burn::tensor::Tensor;
+use burn::tensor::{Shape, Tensor};
 
 use crate::optim::{Coefficient, Optimizer};
-use crate::{Gradients, Result};
+use crate::trace::{self, CapturedTensor, TraceError};
+use crate::{Error, Gradients, Result};
 
 /// The parameters of one update. Until [`put_into`](Self::put_into) the model is as it was; the
 /// slots are not.
 pub(super) struct Update<'a> {
     optimizer: &'a dyn Optimizer,
     coefficients: Vec<Coefficient>,
-    /// Flattened, in visit order.
-    parameters: Vec<Tensor<1>>,
-    updated: Vec<Option<Tensor<1>>>,
+    /// In visit order.
+    parameters: Vec<Parameter>,
+    updated: Vec<Option<Parameter>>,
     slots: &'a mut [Vec<Tensor<1>>],
+    has_begun: bool,
+}
+
+/// The coefficients of one update: of the host, or inputs of a step that is captured.
+pub(super) struct UpdateCoefficients {
+    all: Vec<Coefficient>,
+    is_captured: bool,
+}
+
+impl UpdateCoefficients {
+    pub(super) fn of_host(numbers: Vec<f64>) -> Self {
+        Self {
+            all: numbers.into_iter().map(Coefficient::Host).collect(),
+            is_captured: false,
+        }
+    }
+
+    pub(super) fn captured(inputs: Vec<Tensor<1>>) -> Self {
+        Self {
+            all: inputs.into_iter().map(Coefficient::Tensor).collect(),
+            is_captured: true,
+        }
+    }
 }
 
 impl<'a> Update<'a> {
+    /// # Errors
+    /// For a model that is not the captured one, in a step that is captured.
     pub(super) fn new(
         model: &impl Module,
         optimizer: &'a dyn Optimizer,
-        coefficients: &[f64],
+        coefficients: UpdateCoefficients,
         slots: &'a mut [Vec<Tensor<1>>],
-    ) -> Self {
-        let mut parameters = Parameters::default();
+    ) -> Result<Self> {
+        let mut parameters = Parameters {
+            is_captured: coefficients.is_captured,
+            found: Ok(Vec::new()),
+        };
         model.visit(&mut parameters);
-        let host = coefficients.iter().copied().map(Coefficient::Host);
-        Self {
+        let parameters = parameters.found?;
+        Ok(Self {
             optimizer,
-            coefficients: host.collect(),
-            updated: vec![None; parameters.found.len()],
-            parameters: parameters.found,
+            coefficients: coefficients.all,
+            updated: vec![None; parameters.len()],
+            parameters,
             slots,
-        }
+            has_begun: false,
+        })
     }
 
     /// The number of trainable parameters.
     pub(super) fn len(&self) -> usize {
         self.parameters.len()
+    }
+
+    /// Whether slots may have been changed.
+    pub(super) fn has_begun(&self) -> bool {
+        self.has_begun
     }
 
     /// Updates the parameters of a range in visit order, with gradients that are reduced already.
@@ -51,24 +86,27 @@ impl<'a> Update<'a> {
     }
 
     fn apply_one(&mut self, index: usize, gradients: &mut Gradients) -> Result<()> {
-        let parameter = &self.parameters[index];
-        let Some(gradient) = gradients.take_flat(index, parameter)? else {
+        if !gradients.is_present(index) {
+            return Ok(());
+        }
+        self.has_begun = true;
+        let parameter = self.parameters[index].flat();
+        let device = parameter.device();
+        let Some(gradient) = gradients.take_flat(index, &device)? else {
             return Ok(());
         };
+        let dtype = parameter.dtype();
         let mut slots = std::mem::take(&mut self.slots[index]);
         if slots.is_empty() {
-            let zeros = || {
-                let options = (&parameter.device(), parameter.dtype());
-                Tensor::zeros(parameter.shape(), options)
-            };
+            let zeros = || Tensor::zeros(parameter.shape(), (&device, dtype));
             slots = self.optimizer.slots().iter().map(|_| zeros()).collect();
         }
-        let parameter = parameter.clone();
+        let coefficients = Coefficient::of_type(&self.coefficients, dtype);
         let (parameter, slots) =
             self.optimizer
-                .update(&self.coefficients, parameter, gradient, slots)?;
+                .update(&coefficients, parameter, gradient, slots)?;
         self.slots[index] = slots;
-        self.updated[index] = Some(parameter);
+        self.updated[index] = Some(self.parameters[index].with(parameter)?);
         Ok(())
     }
 
@@ -82,25 +120,76 @@ impl<'a> Update<'a> {
     }
 }
 
+/// A trainable parameter and its value.
+#[derive(Clone)]
+enum Parameter {
+    /// Flattened, in the memory where it is.
+    Here(Tensor<1>),
+    /// A tensor of the step that is captured.
+    Captured(CapturedTensor),
+}
+
+impl Parameter {
+    fn flat(&self) -> Tensor<1> {
+        match self {
+            Self::Here(tensor) => tensor.clone(),
+            Self::Captured(tensor) => tensor.flat(),
+        }
+    }
+
+    /// The same parameter with another value.
+    fn with(&self, flat: Tensor<1>) -> Result<Self> {
+        let Self::Captured(old) = self else {
+            return Ok(Self::Here(flat));
+        };
+        let new = trace::captured(&flat).ok_or_else(foreign)?;
+        Ok(Self::Captured(new.reshaped(&old.spec().shape)))
+    }
+
+    /// As a leaf of the autodiff graph.
+    fn into_leaf<const D: usize>(self, shape: Shape) -> Tensor<D> {
+        match self {
+            Self::Here(flat) => Tensor::from_inner(flat.reshape(shape)).require_grad(),
+            Self::Captured(tensor) => tensor.tracked(true),
+        }
+    }
+}
+
+fn foreign() -> Error {
+    let instead = "update it with tensors of the step";
+    TraceError::unsupported("a parameter that is not one of the captured state", instead).into()
+}
+
 /// Collects the trainable parameters.
-#[derive(Default)]
 struct Parameters {
-    found: Vec<Tensor<1>>,
+    is_captured: bool,
+    found: Result<Vec<Parameter>>,
 }
 
 impl ModuleVisitor for Parameters {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let value = param.val();
-        if value.is_require_grad() {
+        let Ok(found) = &mut self.found else {
+            return;
+        };
+        if !value.is_require_grad() {
+            return;
+        }
+        if !self.is_captured {
             let count = value.shape().num_elements();
-            self.found.push(value.inner().reshape([count]));
+            found.push(Parameter::Here(value.inner().reshape([count])));
+            return;
+        }
+        match trace::captured(&value) {
+            Some(captured) => found.push(Parameter::Captured(captured)),
+            None => self.found = Err(foreign()),
         }
     }
 }
 
 /// Puts updated parameters into their places.
 struct Put {
-    updated: std::vec::IntoIter<Option<Tensor<1>>>,
+    updated: std::vec::IntoIter<Option<Parameter>>,
 }
 
 impl ModuleMapper for Put {
@@ -111,7 +200,7 @@ impl ModuleMapper for Put {
             .then(|| self.updated.next().flatten())
             .flatten();
         let tensor = match updated {
-            Some(updated) => Tensor::from_inner(updated.reshape(tensor.shape())).require_grad(),
+            Some(updated) => updated.into_leaf(tensor.shape()),
             None => tensor,
         };
         Param::from_mapped_value(id, tensor, mapper)

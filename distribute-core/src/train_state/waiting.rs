@@ -17,10 +17,12 @@ impl<M> TrainState<M> {
         (waiting, self.accumulation_steps)
     }
 
-    fn waiting(&self) -> Option<Sums> {
-        let (_, gradients) = self.accumulated.as_ref()?;
-        let all = 0..gradients.len();
-        Some(all.map(|index| gradients.get(index).cloned()).collect())
+    fn waiting(&self) -> Result<Option<Sums>> {
+        let Some((_, gradients)) = &self.accumulated else {
+            return Ok(None);
+        };
+        let all = (0..gradients.len()).map(|index| Ok(gradients.get(index)?.cloned()));
+        all.collect::<Result<_>>().map(Some)
     }
 }
 
@@ -30,7 +32,9 @@ impl<M: Module + 'static> Mirrored<TrainState<M>> {
         if !self.host_part().is_accumulating() {
             return Ok(None);
         }
-        Ok(self.try_values()?.iter().map(TrainState::waiting).collect())
+        let waiting = self.try_values()?.iter().map(TrainState::waiting);
+        let waiting = waiting.collect::<Result<Vec<_>>>()?;
+        Ok(waiting.into_iter().collect())
     }
 
     /// Puts back what waited after `count` micro-batches, one list for each local replica.
@@ -40,7 +44,6 @@ impl<M: Module + 'static> Mirrored<TrainState<M>> {
         for (state, sums) in states.iter_mut().zip(replicas) {
             let gradients = Gradients::of_values(&state.model, sums)?;
             state.accumulated = Some((count, gradients));
-            state.on_device.clear();
         }
         Ok(())
     }

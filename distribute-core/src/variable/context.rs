@@ -2,7 +2,7 @@
 
 use crate::strategy::StrategyId;
 use crate::{Error, PerReplica, ReduceOp, ReplicaContext, Result, Strategy, StrategyExt};
-use burn::tensor::TensorData;
+use burn::tensor::{Device, TensorData};
 
 /// Where a variable is used: a step passes its [`ReplicaContext`], code outside of a step passes
 /// the strategy. Sealed: those are all there are.
@@ -23,6 +23,12 @@ pub(super) mod sealed {
         /// The replica, in a step.
         fn replica(&self) -> Option<&ReplicaContext>;
 
+        /// Where tensors are put that are read.
+        ///
+        /// # Errors
+        /// For a strategy without replicas.
+        fn device(&self) -> Result<&Device>;
+
         /// Reduces one copy per local replica over all replicas, outside of a step.
         fn reduce(&self, op: ReduceOp, copies: Vec<TensorData>) -> Result<TensorData>;
     }
@@ -35,6 +41,10 @@ pub(super) mod sealed {
 
         fn replica(&self) -> Option<&ReplicaContext> {
             Some(self)
+        }
+
+        fn device(&self) -> Result<&Device> {
+            Ok(ReplicaContext::device(self))
         }
 
         fn reduce(&self, op: ReduceOp, mut copies: Vec<TensorData>) -> Result<TensorData> {
@@ -51,6 +61,12 @@ pub(super) mod sealed {
 
         fn replica(&self) -> Option<&ReplicaContext> {
             None
+        }
+
+        fn device(&self) -> Result<&Device> {
+            let missing = || Error::invalid("the strategy has no replicas");
+            let first = self.replicas().first().ok_or_else(missing)?;
+            Ok(&first.device)
         }
 
         fn reduce(&self, op: ReduceOp, copies: Vec<TensorData>) -> Result<TensorData> {

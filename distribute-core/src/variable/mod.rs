@@ -20,14 +20,16 @@ mod error;
 mod options;
 mod traced;
 mod update;
+mod value;
 
 use std::fmt;
+use std::marker::PhantomData;
 use std::sync::{Arc, Mutex};
 
-use burn::tensor::{DType, Shape, Tensor, TensorData};
+use burn::tensor::{DType, Device, Shape, Tensor, TensorData};
 
 use crate::remote::{RemoteChange, RemoteVariable};
-use crate::shown::Shown;
+use crate::shown::{Shown, write_components};
 use crate::strategy::StrategyId;
 use crate::values::lock;
 use crate::{Error, Leaf, ReduceOp, ReplicaContext, Result, Strategy, VariablePlacement};
@@ -35,14 +37,16 @@ pub use context::VariableContext;
 pub use error::VariableError;
 pub use options::{VariableAggregation, VariableKind, VariableOptions, VariableSynchronization};
 use update::Update;
+use value::not_of_rank;
+pub use value::{AssignTo, VariableValue};
 
 /// A variable that a strategy keeps consistent over its replicas. A cheap handle: clones are the
 /// same variable, and steps capture it by reference.
 ///
 /// `assign`, `assign_add`, `assign_sub` and `read` take the context they are called in: the
-/// step's [`ReplicaContext`], or the strategy outside of a step. Values are a
-/// [`TensorData`], a tensor or a number of the variable's element type and shape; they live in
-/// host memory. In a step every replica must make the same updates in the same order.
+/// step's [`ReplicaContext`], or the strategy outside of a step. `T` is what it holds: a number, a
+/// tensor, or a [`TensorData`] of which only the running program knows the element type and shape.
+/// Values live in host memory. In a step every replica must make the same updates in the same order.
 ///
 /// ```
 /// use distribute_core::{
@@ -53,11 +57,11 @@ use update::Update;
 /// let options = VariableOptions::default().aggregation(VariableAggregation::Mean);
 /// let threshold = strategy.variable(1.0_f32, options)?;
 /// strategy.run((), |ctx, ()| threshold.assign_add(ctx, ctx.replica_id() as f32))?;
-/// assert_eq!(threshold.read(&strategy)?.as_slice::<f32>().unwrap(), [1.5]);
+/// assert_eq!(threshold.read(&strategy)?, 1.5);
 ///
 /// let seen = strategy.variable(0_i64, VariableOptions::on_read_sum())?;
 /// strategy.run((), |ctx, ()| seen.assign_add(ctx, 8_i64))?;
-/// assert_eq!(seen.read(&strategy)?.as_slice::<i64>().unwrap(), [16]);
+/// assert_eq!(seen.read(&strategy)?, 16);
 /// # Ok::<(), distribute_core::Error>(())
 /// ```
 ///
@@ -71,9 +75,16 @@ use update::Update;
 /// variable.assign(&strategy, PerReplica::new(vec![1.0_f32, 2.0]))?;
 /// # Ok::<(), distribute_core::Error>(())
 /// ```
-#[derive(Clone)]
-pub struct DistributedVariable {
+pub struct DistributedVariable<T = TensorData> {
     shared: Arc<Shared>,
+    value: PhantomData<fn(T) -> T>,
+}
+
+/// The same variable.
+impl<T> Clone for DistributedVariable<T> {
+    fn clone(&self) -> Self {
+        Self::of(Arc::clone(&self.shared))
+    }
 }
 
 struct Shared {
@@ -131,7 +142,14 @@ impl Owner {
     }
 }
 
-impl DistributedVariable {
+impl<T> DistributedVariable<T> {
+    fn of(shared: Arc<Shared>) -> Self {
+        Self {
+            shared,
+            value: PhantomData,
+        }
+    }
+
     /// A variable with this initial value in every copy; the chief's if there are several workers,
     /// which all call it together. [`StrategyExt::variable`](crate::StrategyExt::variable) is the
     /// short form.
@@ -140,9 +158,12 @@ impl DistributedVariable {
     /// [`VariableError::UnsupportedSynchronization`] and [`VariableError::MeanOfIntegers`].
     pub fn new(
         strategy: &(impl Strategy + ?Sized),
-        mut initial: impl Leaf,
+        mut initial: T,
         options: VariableOptions,
-    ) -> Result<Self> {
+    ) -> Result<Self>
+    where
+        T: VariableValue,
+    {
         let mut initial = initial.take()?;
         if let Some(workers) = strategy.workers() {
             workers.take_initial_value(&mut initial)?;
@@ -201,9 +222,7 @@ impl DistributedVariable {
             generation: owner.compiles.clone(),
             remote: None,
         };
-        let variable = Self {
-            shared: Arc::new(shared),
-        };
+        let variable = Self::of(Arc::new(shared));
         variable.used_outside();
         Ok(variable)
     }
@@ -244,13 +263,27 @@ impl DistributedVariable {
         self.shared.owner == strategy.id()
     }
 
-    /// The copies in this process, in replica order
+    /// The copies in this process, in replica order, tensors in host memory
     /// (TensorFlow: `experimental_local_results`). A variable on a parameter server counts as one
-    /// copy; there is none while the server cannot be reached.
-    pub fn local_values(&self) -> Vec<TensorData> {
-        if let Some(remote) = &self.shared.remote {
-            return remote.read().into_iter().collect();
-        }
+    /// copy.
+    ///
+    /// # Errors
+    /// If the server cannot be reached.
+    pub fn local_values(&self) -> Result<Vec<T>>
+    where
+        T: VariableValue,
+    {
+        let copies = match &self.shared.remote {
+            Some(remote) => vec![remote.read()?],
+            None => self.copies(),
+        };
+        let copies = copies.into_iter();
+        copies
+            .map(|copy| T::from_data(copy, &Device::flex()))
+            .collect()
+    }
+
+    fn copies(&self) -> Vec<TensorData> {
         let copies = self.shared.copies.iter();
         copies.map(|copy| lock(copy).data.clone()).collect()
     }
@@ -264,7 +297,7 @@ impl DistributedVariable {
     /// # Errors
     /// [`Error::Shape`] and [`Error::DType`] for a value of another shape or type,
     /// [`Error::MixedStrategies`], and [`Error::Variable`] where the options do not allow it.
-    pub fn assign<C>(&self, context: &C, value: impl Leaf) -> Result<()>
+    pub fn assign<C>(&self, context: &C, value: impl AssignTo<T>) -> Result<()>
     where
         C: VariableContext + ?Sized,
     {
@@ -276,7 +309,7 @@ impl DistributedVariable {
     ///
     /// # Errors
     /// As `assign`.
-    pub fn assign_add<C>(&self, context: &C, value: impl Leaf) -> Result<()>
+    pub fn assign_add<C>(&self, context: &C, value: impl AssignTo<T>) -> Result<()>
     where
         C: VariableContext + ?Sized,
     {
@@ -287,7 +320,7 @@ impl DistributedVariable {
     ///
     /// # Errors
     /// As `assign`.
-    pub fn assign_sub<C>(&self, context: &C, value: impl Leaf) -> Result<()>
+    pub fn assign_sub<C>(&self, context: &C, value: impl AssignTo<T>) -> Result<()>
     where
         C: VariableContext + ?Sized,
     {
@@ -300,7 +333,15 @@ impl DistributedVariable {
     /// # Errors
     /// [`Error::MixedStrategies`]; [`VariableError::NoCommonValue`] and
     /// [`VariableError::Diverged`] outside of a step.
-    pub fn read<C>(&self, context: &C) -> Result<TensorData>
+    pub fn read<C>(&self, context: &C) -> Result<T>
+    where
+        T: VariableValue,
+        C: VariableContext + ?Sized,
+    {
+        T::from_data(self.read_data(context)?, context.device()?)
+    }
+
+    fn read_data<C>(&self, context: &C) -> Result<TensorData>
     where
         C: VariableContext + ?Sized,
     {
@@ -325,7 +366,7 @@ impl DistributedVariable {
         };
         self.check_versions("read")?;
         match op {
-            Some(op) => context.reduce(op, self.local_values()),
+            Some(op) => context.reduce(op, self.copies()),
             None => Ok(lock(&self.shared.copies[0]).data.clone()),
         }
     }
@@ -337,16 +378,13 @@ impl DistributedVariable {
     /// As `read`; [`Error::Shape`] if the variable has another number of dimensions.
     pub fn read_tensor<const D: usize>(&self, ctx: &ReplicaContext) -> Result<Tensor<D>> {
         if self.shape().len() != D {
-            return Err(Error::invalid(format!(
-                "a variable of shape {:?} is not a tensor of rank {D}",
-                self.shape()
-            )));
+            return Err(not_of_rank(D, self.shape()));
         }
         if let Some(trace) = ctx.trace() {
             self.check_owner(ctx, "read")?;
             return self.captured(trace);
         }
-        let data = self.read(ctx)?;
+        let data = self.read_data(ctx)?;
         let dtype = data.dtype();
         Ok(Tensor::from_data(data, (ctx.device(), dtype)))
     }
@@ -361,11 +399,16 @@ impl DistributedVariable {
     pub fn update(
         &self,
         strategy: &(impl Strategy + ?Sized),
-        mut change: impl FnMut(&TensorData) -> Result<TensorData>,
-    ) -> Result<()> {
+        mut change: impl FnMut(T) -> Result<T>,
+    ) -> Result<()>
+    where
+        T: VariableValue,
+    {
         self.check_owner(strategy, "update")?;
+        let device = context::sealed::Context::device(strategy)?;
+        let mut change = |data: TensorData| change(T::from_data(data, device)?)?.take();
         if let Some(remote) = &self.shared.remote {
-            let result = change(&remote.read()?)?;
+            let result = change(remote.read()?)?;
             self.check_value("update", &result)?;
             return remote.change(RemoteChange::Assign, result);
         }
@@ -373,7 +416,7 @@ impl DistributedVariable {
         let mut results = Vec::new();
         for copy in &self.shared.copies {
             if results.is_empty() || self.kind() == VariableKind::SyncOnRead {
-                let result = change(&lock(copy).data)?;
+                let result = change(lock(copy).data.clone())?;
                 self.check_value("update", &result)?;
                 results.push(result);
             }
@@ -551,7 +594,7 @@ fn apply(copy: &Mutex<Stored>, update: Update, value: &TensorData) -> Result<()>
 }
 
 /// With its values, except for a variable on parameter servers: printing asks no server.
-impl fmt::Debug for DistributedVariable {
+impl<T> fmt::Debug for DistributedVariable<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut shown = f.debug_struct("DistributedVariable");
         shown
@@ -560,9 +603,26 @@ impl fmt::Debug for DistributedVariable {
             .field("dtype", &self.dtype())
             .field("options", &self.shared.options);
         if self.shared.remote.is_none() {
-            let values = self.local_values();
+            let values = self.copies();
             shown.field("values", &values.iter().map(Shown).collect::<Vec<_>>());
         }
         shown.finish_non_exhaustive()
+    }
+}
+
+/// `MirroredVariable:{0: f32[] [1.5], 1: f32[] [1.5]}`, the copies of this process. Of a variable on
+/// parameter servers there are none: printing asks no server.
+impl<T> fmt::Display for DistributedVariable<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = match self.kind() {
+            VariableKind::Mirrored => "MirroredVariable",
+            VariableKind::SyncOnRead => "SyncOnReadVariable",
+            VariableKind::Aggregating => "AggregatingVariable",
+            VariableKind::Plain => "Variable",
+        };
+        match &self.shared.remote {
+            None => write_components(f, name, &self.copies()),
+            Some(_) => write!(f, "{name} on parameter servers"),
+        }
     }
 }

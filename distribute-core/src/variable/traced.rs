@@ -11,7 +11,7 @@ use crate::trace::{self, CapturedTensor, HostVariable, Target, TensorSpec, Trace
 use crate::values::lock;
 use crate::{Error, Leaf, ReduceOp, Result};
 
-impl DistributedVariable {
+impl<T> DistributedVariable<T> {
     /// The value at this point of the captured step, which must be one of floating-point numbers.
     pub(super) fn captured<const D: usize>(&self, trace: &Trace) -> Result<Tensor<D>> {
         if !self.dtype().is_float() {

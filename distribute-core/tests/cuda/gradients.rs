@@ -71,9 +71,12 @@ fn read_and_change(ctx: &ReplicaContext, state: &mut TrainState<Odd>, (x, y): Ba
     let mut gradients = ctx.gradient(&loss, &state.model)?;
     let norm = gradients.global_norm()?;
     assert!(norm > 0.0 && norm.is_finite(), "{norm}");
-    assert_eq!(gradients.get(0).expect("one").shape().to_vec(), [3, 8]);
+    assert_eq!(
+        gradients.get(0).unwrap().expect("one").shape().to_vec(),
+        [3, 8]
+    );
     if ctx.replica_id() == 1 {
-        for data in gradients.iter_mut().flatten() {
+        for data in gradients.iter_mut().unwrap().flatten() {
             let values = data.as_mut_slice::<f32>().map_err(Error::step)?;
             values.iter_mut().for_each(|value| *value *= 3.0);
         }
@@ -86,7 +89,7 @@ fn mean(ctx: &ReplicaContext, state: &mut TrainState<Odd>, (x, y): Batch) -> Res
     let loss = state.model.loss(ctx.replica_id(), x, y);
     let mut gradients = ctx.gradient(&loss, &state.model)?;
     gradients.all_reduce(ctx, ReduceOp::Mean)?;
-    assert!(gradients.get(gradients.len() - 1).is_none());
+    assert!(gradients.get(gradients.len() - 1).unwrap().is_none());
     state.apply_gradients(ctx, gradients)?;
     Ok(())
 }

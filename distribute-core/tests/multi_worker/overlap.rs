@@ -266,7 +266,7 @@ fn steps(
     progress.watch();
     let mut done = Vec::new();
     for _ in 0..micro_batches {
-        let applied = strategy.run((&mut state,), |ctx, (state,)| {
+        let applied = strategy.run(&mut state, |ctx, state| {
             let input = Tensor::<2>::ones([4, 3], ctx.device());
             let loss = state.model.forward(input).sum();
             let gradients = ctx.gradient(&loss, &state.model)?;

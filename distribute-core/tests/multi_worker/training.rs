@@ -205,7 +205,7 @@ fn packs_with_missing_gradients_give_the_same_weights() {
         let mut state = strategy
             .scope(|device| TrainState::new(Mlp::new(device, 0.5), Sgd::new(0.1).momentum(0.9)))?;
         for step in 0..4 {
-            strategy.run((&mut state,), |ctx, (state,)| {
+            strategy.run(&mut state, |ctx, state| {
                 let (x, y) = examples(step, 0..4, ctx.device());
                 // Replica 0 alone trains the hidden layer, nobody the hidden layer's bias.
                 let hidden = x.matmul(state.model.hidden.weight.val());

@@ -127,15 +127,15 @@ fn variables_start_with_the_chiefs_value_and_stay_together() {
             seen.assign_add(ctx, 8.0_f32)?;
             mean.update_state(ctx, ctx.replica_id() as f32)?;
             let inner = ctx.variable(ctx.replica_id() as f32, VariableOptions::default())?;
-            assert_eq!(inner.read(ctx)?.as_slice::<f32>().unwrap(), [0.0]);
+            assert_eq!(inner.read(ctx)?, 0.0);
             Ok(())
         })?;
         let values: BTreeSet<String> = mirrored
-            .local_values()
+            .local_values()?
             .iter()
-            .map(|value| format!("{:?}", value.as_slice::<f32>().unwrap()))
+            .map(|value| format!("[{value:?}]"))
             .collect();
-        let seen = seen.read(&strategy)?.as_slice::<f32>().unwrap()[0];
+        let seen = seen.read(&strategy)?;
         Ok((values, seen, mean.result()?))
     });
     let value = BTreeSet::from(["[6.0]".to_string()]);

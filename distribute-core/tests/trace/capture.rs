@@ -327,7 +327,7 @@ fn results_may_be_arguments_numbers_and_one_tensor_twice() {
         Tensor::<1>::from_floats([3.0, 4.0], &Device::flex()),
     ]);
     let found = strategy
-        .run((data,), |_, (x,)| {
+        .run(data, |_, x| {
             let sum = x.clone().sum();
             let rest = (vec![Some(sum.clone()), None], "text".to_string(), true);
             Ok((x, (sum.clone(), sum), 7_i64, rest))

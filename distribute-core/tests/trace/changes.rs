@@ -6,8 +6,8 @@ use burn::prelude::*;
 use distribute_core::metric::{Mean, Metric, SparseCategoricalAccuracy, Sum};
 use distribute_core::trace::TraceError;
 use distribute_core::{
-    Error, PerReplica, ReplicaContext, Result, Same, StrategyExt, VariableAggregation,
-    VariableOptions,
+    DistributedVariable, Error, PerReplica, ReplicaContext, Result, Same, StrategyExt,
+    VariableAggregation, VariableOptions,
 };
 
 use crate::support::{Recording, batch, operations};
@@ -46,6 +46,23 @@ fn functions_of_one_type_are_told_apart() {
         assert_eq!(shape, [if number % 2 == 0 { 3 } else { 1 }]);
     }
     assert_eq!(strategy.compiled(), 2);
+}
+
+/// A loss is divided by the size of the global batch, which the program then has in it.
+#[test]
+fn batches_of_another_global_size_have_a_program_of_their_own() {
+    let strategy = Recording::new(2);
+    let step = |ctx: &ReplicaContext, x: Tensor<1>| {
+        let size = ctx.global_batch_size().unwrap_or(1);
+        Ok(x.div_scalar(size as f64))
+    };
+    for size in [Some(6), Some(8), Some(6), None, None] {
+        strategy.run(ones(2).of_global_batch(size), step).unwrap();
+        let lent = ones(2).of_global_batch(size);
+        let of_lent = |ctx: &ReplicaContext, x: &Tensor<1>| step(ctx, x.clone());
+        strategy.run(&lent, of_lent).unwrap();
+    }
+    assert_eq!(strategy.compiled(), 6);
 }
 
 #[test]
@@ -178,15 +195,15 @@ fn the_same_value_and_lent_values_are_inputs() {
     assert_eq!(strategy.compiled(), 1);
     assert_eq!(strategy.last().inputs.len(), 2);
     assert_eq!(lent.values()[1].dims(), [3], "the caller keeps it");
-    strategy.run((Same(1.0_f32),), |_, (x,)| Ok(x)).unwrap();
-    strategy.run((Same(2.0_f32),), |_, (x,)| Ok(x)).unwrap();
+    strategy.run(Same(1.0_f32), |_, x| Ok(x)).unwrap();
+    strategy.run(Same(2.0_f32), |_, x| Ok(x)).unwrap();
     assert_eq!(strategy.compiled(), 3);
 }
 
 #[test]
 fn gathering_and_broadcasting_are_operations() {
     let strategy = Recording::new(2);
-    let found = strategy.run((batch(2, 4),), |ctx, ((x, y),)| {
+    let found = strategy.run(batch(2, 4), |ctx, (x, y)| {
         let rows = ctx.all_gather(x.clone(), 0)?;
         let columns = ctx.all_gather(x, 1)?;
         Ok((
@@ -205,7 +222,7 @@ fn gathering_and_broadcasting_are_operations() {
         .filter(|op| op.starts_with("distribute.all_gather"));
     assert_eq!(gathers.count(), 3);
     for (axis, root) in [(2, 0), (-1, 0), (0, 2)] {
-        let error = strategy.run((batch(2, 4),), move |ctx, ((x, _),)| {
+        let error = strategy.run(batch(2, 4), move |ctx, (x, _)| {
             ctx.broadcast(root, ctx.all_gather(x, axis)?)
         });
         let error = error.unwrap_err();
@@ -218,7 +235,8 @@ fn gathering_and_broadcasting_are_operations() {
 fn variables_go_in_and_come_out() {
     let strategy = Recording::new(2);
     let mean = VariableOptions::default().aggregation(VariableAggregation::Mean);
-    let threshold = strategy.variable(5.0_f32, mean).unwrap();
+    let five = TensorData::new(vec![5.0_f32], Shape::new([]));
+    let threshold = strategy.variable(five, mean).unwrap();
     let seen = strategy
         .variable(0_i64, VariableOptions::on_read_sum())
         .unwrap();
@@ -235,9 +253,8 @@ fn variables_go_in_and_come_out() {
     let captured = strategy.last();
     assert_eq!(captured.inputs.len(), 1, "only the variable");
     // What the program gave, in both copies.
-    let data = seen.read(&strategy).unwrap();
-    assert_eq!(data.as_slice::<i64>().unwrap(), [2]);
-    let refused: [fn(&ReplicaContext, &distribute_core::DistributedVariable) -> Result<()>; 2] = [
+    assert_eq!(seen.read(&strategy).unwrap(), 2);
+    let refused: [fn(&ReplicaContext, &DistributedVariable<f32>) -> Result<()>; 2] = [
         |ctx, variable| variable.read(ctx).map(drop),
         |ctx, variable| variable.assign(ctx, 1.0_f32),
     ];

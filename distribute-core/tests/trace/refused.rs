@@ -28,7 +28,7 @@ fn refused<R: Nest + Send + std::fmt::Debug + 'static>(
     assert_eq!(strategy.compiled(), 0);
     // The strategy goes on.
     let after = strategy
-        .run((batch(replicas, 4),), |_, ((x, _),)| Ok(x.sum()))
+        .run(batch(replicas, 4), |_, (x, _)| Ok(x.sum()))
         .unwrap();
     assert_eq!(after.values().len(), replicas);
     match error.root_cause() {
@@ -132,7 +132,7 @@ fn a_tensor_of_the_cpu_in_the_state() {
 fn arguments_that_a_program_cannot_take() {
     let strategy = Recording::new(2);
     let data = TensorData::from([1.0_f32]);
-    let error = strategy.run((Same(data),), |_, (_,)| Ok(())).unwrap_err();
+    let error = strategy.run(Same(data), |_, _| Ok(())).unwrap_err();
     assert!(
         matches!(error, Error::Trace(TraceError::Unsupported { .. })),
         "{error}"
@@ -141,19 +141,19 @@ fn arguments_that_a_program_cannot_take() {
         TensorData::from([1.0_f32]),
         TensorData::from([2.0_f32]),
     ]);
-    let error = strategy.run((host,), |_, (_,)| Ok(())).unwrap_err();
+    let error = strategy.run(host, |_, _| Ok(())).unwrap_err();
     assert!(
         matches!(error, Error::Trace(TraceError::Unsupported { .. })),
         "{error}"
     );
     let numbers = PerReplica::new(vec![1.0_f32, 2.0]);
-    let error = strategy.run((numbers,), |_, (x,)| Ok(x)).unwrap_err();
+    let error = strategy.run(numbers, |_, x| Ok(x)).unwrap_err();
     assert!(
         matches!(error, Error::Trace(TraceError::Uneven { replica: 1, .. })),
         "{error}"
     );
     let error = strategy
-        .run((uneven(&[3, 2]),), |_, ((x, _),)| Ok(x.sum()))
+        .run(uneven(&[3, 2]), |_, (x, _)| Ok(x.sum()))
         .unwrap_err();
     assert!(error.to_string().contains("drop_remainder"), "{error}");
 }
@@ -170,7 +170,7 @@ fn a_batch_normalization() {
         TrainState::new(Model { norm }, Sgd::new(0.1))
     };
     let mut state = strategy.scope(build).unwrap();
-    let error = strategy.run((&mut state,), |_, (_,)| Ok(())).unwrap_err();
+    let error = strategy.run(&mut state, |_, _| Ok(())).unwrap_err();
     assert!(
         error.to_string().contains("batch normalization `norm`"),
         "{error}"

@@ -155,7 +155,7 @@ fn sigmoid_crossentropy<const D: usize>(logits: Tensor<D>, labels: Tensor<D>) ->
 /// `logits` has one axis more than `labels`, the last one, of the size of the number of classes:
 /// `[n, classes]` and `[n]`, or `[n, height, width, classes]` and `[n, height, width]`. The result
 /// has the shape of `labels`. With labels per pixel remember that
-/// [`compute_average_loss`](super::compute_average_loss) divides by the number of examples and
+/// [`average_loss`](super::average_loss) divides by the number of examples and
 /// not of pixels.
 ///
 /// # Panics

@@ -2,7 +2,7 @@
 //!
 //! Under a strategy every replica computes the loss of its own examples, and gradients are summed
 //! over replicas. The loss of a replica must therefore be divided by the size of the *global*
-//! batch: [`compute_average_loss`]. What is not per example, such as a penalty on the weights, is
+//! batch: [`average_loss`]. What is not per example, such as a penalty on the weights, is
 //! the same on every replica and must be divided by their number: [`scale_regularization_loss`].
 
 mod functions;
@@ -18,6 +18,4 @@ pub use objects::{
     BinaryCrossentropy, CategoricalCrossentropy, MeanSquaredError, SparseCategoricalCrossentropy,
 };
 pub use reduction::{LossValue, Reduction};
-pub use scaling::{
-    LossKind, SampleWeight, average_loss_over, compute_average_loss, scale_regularization_loss,
-};
+pub use scaling::{AverageLoss, LossKind, SampleWeight, average_loss, scale_regularization_loss};

@@ -18,7 +18,7 @@ use distribute_core::{Error, Result, current_strategy, has_strategy};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum Reduction {
-    /// Nothing: one loss per example, for [`compute_average_loss`](super::compute_average_loss).
+    /// Nothing: one loss per example, for [`average_loss`](super::average_loss).
     /// The choice for training under a strategy.
     #[default]
     None,
@@ -90,7 +90,7 @@ impl Reduction {
         Error::invalid(format!(
             "the loss reduction {} cannot be used under the {} strategy: it divides by the \
              examples of one replica, but gradients are summed over the replicas, so the result \
-             would be too large; use Reduction::None and compute_average_loss with the global \
+             would be too large; use Reduction::None and average_loss with the global \
              batch size, or Reduction::Sum and divide yourself",
             self.name(),
             strategy.name()
@@ -153,7 +153,7 @@ impl<T> LossValue<T> {
         match self {
             Self::Reduced(loss) => Ok(loss),
             Self::PerExample(_) => Err(Error::invalid(
-                "the loss is one per example; scale it with compute_average_loss",
+                "the loss is one per example; scale it with average_loss",
             )),
         }
     }

@@ -1,7 +1,7 @@
 //! From per-example losses to the loss of one replica.
 
 use burn::tensor::{Bool, DType, Float, Int, Tensor};
-use distribute_core::loss::{LossDivisor, check_per_example, divided_by};
+use distribute_core::loss::{LossDivisor, check_per_example, divided_by, global_batch_size};
 use distribute_core::{Error, ReplicaContext, Result};
 
 /// The element kinds a loss can have: floats, and integers, which are averaged in `f64`.
@@ -28,14 +28,16 @@ impl LossKind for Int {
 /// weights of the losses' rank are broadcast against them; weights with one axis more lose their
 /// last one, which must be 1; weights with one axis less get one, so `[n]` weighs the examples of
 /// losses `[n, k]`. With losses of three axes and more `[n]` runs along the *last* axis, a trap:
-/// reshape to `[n, 1, 1]`.
-#[derive(Debug, Clone)]
+/// reshape to `[n, 1, 1]`. `None` weighs all examples alike, as 1.
+#[derive(Debug, Clone, Default)]
 pub struct SampleWeight {
     weights: Weights,
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 enum Weights {
+    #[default]
+    One,
     Number(f64),
     /// The values in a row, and their shape.
     Values(Box<Tensor<1>>, Vec<usize>),
@@ -46,6 +48,12 @@ impl From<f64> for SampleWeight {
         Self {
             weights: Weights::Number(weight),
         }
+    }
+}
+
+impl<W: Into<Self>> From<Option<W>> for SampleWeight {
+    fn from(weight: Option<W>) -> Self {
+        weight.map_or_else(Self::default, Into::into)
     }
 }
 
@@ -80,86 +88,168 @@ impl<const D: usize> From<Tensor<D, Bool>> for SampleWeight {
 /// A replica's share of the average loss over the global batch
 /// (TensorFlow: `tf.nn.compute_average_loss`).
 ///
-/// The SUM of all elements, weighted, divided by `global_batch_size`; without one, by the
-/// replica's own number of examples (the first axis alone) times the number of replicas. Pass the
-/// constant global batch size in training: the short last batch then weighs as much per example
-/// as any other, whatever the number of replicas. A divisor of 0 gives 0, so an empty batch has
-/// the loss 0 and gradients of 0. Weights do not change the divisor.
+/// The SUM of all elements divided by the size of the global batch that the step was handed a part
+/// of ([`ReplicaContext::global_batch_size`]): a constant, so that the short last batch weighs as
+/// much per example as any other, whatever the number of replicas. In a step without a batch that
+/// knows its size it is divided as [`AverageLoss::own_batch`] says. [`AverageLoss`] has weights and
+/// other divisors.
+///
+/// ```
+/// use distribute_core::prelude::*;
+/// use distribute_data::prelude::*;
+///
+/// let strategy = MirroredStrategy::builder().replicas(2).build()?;
+/// let digits = Digits::open()?.train()?;
+/// let train = strategy.distribute_dataset(digits, Batching::global(64))?;
+/// for batch in train.epoch(0).take(1) {
+///     let losses = strategy.run(batch?, |ctx, (images, _labels)| {
+///         let per_example = images.flatten::<2>(1, 3).mean_dim(1).squeeze_dim::<1>(1);
+///         average_loss(ctx, per_example) // the sum divided by 64
+///     })?;
+///     assert!(strategy.reduce(ReduceOp::Sum, losses)?.into_scalar::<f32>() < 1.0);
+/// }
+/// # Ok::<(), distribute_core::Error>(())
+/// ```
 ///
 /// It needs a [`ReplicaContext`], so a call outside of a step does not compile:
 ///
 /// ```compile_fail
 /// use distribute_core::{MirroredStrategy, Strategy, Tensor};
-/// use distribute_data::compute_average_loss;
+/// use distribute_data::average_loss;
 ///
 /// let strategy = MirroredStrategy::builder().replicas(2).build().unwrap();
 /// let per_example = Tensor::<1>::ones([4], &strategy.replicas()[0].device);
-/// compute_average_loss(&strategy, per_example, None, None).unwrap();
+/// average_loss(&strategy, per_example).unwrap();
 /// ```
 ///
 /// Nor does a loss without axes (one number, already reduced):
 ///
 /// ```compile_fail
 /// use distribute_core::{ReplicaContext, Result, Tensor};
-/// use distribute_data::compute_average_loss;
+/// use distribute_data::average_loss;
 ///
 /// fn reduced_already(ctx: &ReplicaContext, loss: Tensor<0>) -> Result<Tensor<1>> {
-///     compute_average_loss(ctx, loss, None, None)
+///     average_loss(ctx, loss)
 /// }
 /// let _step: fn(&ReplicaContext, Tensor<0>) -> Result<Tensor<1>> = reduced_already;
-/// ```
-///
-/// Inside a step, with one loss per example:
-///
-/// ```
-/// use distribute_core::{MirroredStrategy, PerReplica, ReduceOp, StrategyExt, Tensor};
-/// use distribute_data::compute_average_loss;
-///
-/// let strategy = MirroredStrategy::builder().replicas(2).build()?;
-/// let values = PerReplica::new(vec![[2.0, 3.0], [4.0, 5.0]]);
-/// let losses = strategy.run((values,), |ctx, (values,)| {
-///     let per_example = Tensor::<1>::from_floats(values, ctx.device());
-///     compute_average_loss(ctx, per_example, None, None)
-/// })?;
-/// let loss = strategy.reduce(ReduceOp::Sum, losses)?; // 1.25 + 2.25
-/// assert_eq!(loss.into_scalar::<f32>(), 3.5);
-/// # Ok::<(), distribute_core::Error>(())
 /// ```
 ///
 /// The first axis must be that of the examples: a loss of another number of elements than the batch
 /// that `run` has handed to the replica has rows is refused. burn's `mean()` and `sum()` give one
 /// element, which would count as one example.
 ///
-/// [`Objective`](distribute_core::fit::Objective) hears what the loss was divided by.
-///
 /// # Errors
-/// [`Error::Shape`] if the weights do not fit; [`Error::InvalidArgument`] for a loss that is not
-/// one per example of the batch. A loss without axes does not compile.
-pub fn compute_average_loss<const D: usize, K: LossKind>(
+/// Those of [`AverageLoss::of`].
+#[doc(alias = "compute_average_loss")]
+pub fn average_loss<const D: usize, K: LossKind>(
     ctx: &ReplicaContext,
     per_example_loss: Tensor<D, K>,
-    sample_weight: Option<SampleWeight>,
-    global_batch_size: Option<usize>,
 ) -> Result<Tensor<1>> {
-    let sum = WeightedSum::new(per_example_loss, sample_weight)?;
-    let divisor = match global_batch_size {
-        Some(size) => LossDivisor::Constant(size as f64),
-        None => LossDivisor::OwnBatch(sum.examples as f64 * ctx.num_replicas_in_sync() as f64),
-    };
-    Ok(sum.divided(divisor))
+    AverageLoss::new().of(ctx, per_example_loss)
 }
 
-/// [`compute_average_loss`] with the global batch size, which then needs no replica context.
+/// [`average_loss`] with weights, or with another divisor than the size of the batch's global
+/// batch.
 ///
-/// # Errors
-/// As [`compute_average_loss`].
-pub fn average_loss_over<const D: usize, K: LossKind>(
-    per_example_loss: Tensor<D, K>,
-    sample_weight: Option<SampleWeight>,
-    global_batch_size: usize,
-) -> Result<Tensor<1>> {
-    let sum = WeightedSum::new(per_example_loss, sample_weight)?;
-    Ok(sum.divided(LossDivisor::Constant(global_batch_size as f64)))
+/// A divisor of 0 gives 0, so an empty batch has the loss 0 and gradients of 0. Weights do not
+/// change the divisor. [`Objective`](distribute_core::fit::Objective) hears what the loss was
+/// divided by.
+///
+/// ```
+/// use distribute_core::prelude::*;
+/// use distribute_data::AverageLoss;
+///
+/// let strategy = MirroredStrategy::builder().replicas(2).build()?;
+/// let values = PerReplica::new(vec![[2.0, 3.0], [4.0, 5.0]]);
+/// let losses = strategy.run(values, |ctx, values| {
+///     let per_example = Tensor::<1>::from_floats(values, ctx.device());
+///     AverageLoss::new().weights(0.5).global_batch_size(4).of(ctx, per_example)
+/// })?;
+/// let loss = strategy.reduce(ReduceOp::Sum, losses)?; // 0.625 + 1.125
+/// assert_eq!(loss.into_scalar::<f32>(), 1.75);
+/// # Ok::<(), distribute_core::Error>(())
+/// ```
+#[derive(Debug, Clone, Default)]
+#[must_use]
+#[doc(alias = "compute_average_loss")]
+pub struct AverageLoss {
+    weights: SampleWeight,
+    divisor: Divisor,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+enum Divisor {
+    /// What the batch knows, else `OwnBatch`.
+    #[default]
+    Batch,
+    OwnBatch,
+    Constant(usize),
+}
+
+impl AverageLoss {
+    /// What [`average_loss`] does: no weights, and the divisor that the batch knows.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// How much each example counts: `Weighted` datasets say it
+    /// (TensorFlow: `sample_weight`).
+    pub fn weights(mut self, weights: impl Into<SampleWeight>) -> Self {
+        self.weights = weights.into();
+        self
+    }
+
+    /// Divides by this number of examples, which must be the same for all batches and replicas
+    /// (TensorFlow: `global_batch_size`). `None` is what the batch knows.
+    pub fn global_batch_size(mut self, examples: impl Into<Option<usize>>) -> Self {
+        self.divisor = examples.into().map_or(Divisor::Batch, Divisor::Constant);
+        self
+    }
+
+    /// Divides by the replica's own number of examples (the first axis of the losses alone) times
+    /// the number of replicas: what TensorFlow does if it is not told a size. The examples of a
+    /// short last batch then weigh more than others.
+    pub fn own_batch(mut self) -> Self {
+        self.divisor = Divisor::OwnBatch;
+        self
+    }
+
+    /// The average of these losses, this replica's share of it.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if the weights do not fit; [`Error::InvalidArgument`] for a loss that is
+    /// not one per example of the batch, and for a step with batches of different global sizes. A
+    /// loss without axes does not compile.
+    pub fn of<const D: usize, K: LossKind>(
+        self,
+        ctx: &ReplicaContext,
+        per_example_loss: Tensor<D, K>,
+    ) -> Result<Tensor<1>> {
+        let known = match self.divisor {
+            Divisor::Batch => global_batch_size()?,
+            Divisor::OwnBatch => None,
+            Divisor::Constant(size) => Some(size),
+        };
+        let sum = WeightedSum::new(per_example_loss, self.weights)?;
+        let divisor = match known {
+            Some(size) => LossDivisor::Constant(size as f64),
+            None => LossDivisor::OwnBatch(sum.examples as f64 * ctx.num_replicas_in_sync() as f64),
+        };
+        Ok(sum.divided(divisor))
+    }
+
+    /// The average over a global batch of this size, where there is no replica context.
+    ///
+    /// # Errors
+    /// As [`of`](Self::of).
+    pub fn without_context<const D: usize, K: LossKind>(
+        self,
+        per_example_loss: Tensor<D, K>,
+        global_batch_size: usize,
+    ) -> Result<Tensor<1>> {
+        let sum = WeightedSum::new(per_example_loss, self.weights)?;
+        Ok(sum.divided(LossDivisor::Constant(global_batch_size as f64)))
+    }
 }
 
 /// A loss that is not per example, such as a penalty on the weights, divided by the number of
@@ -201,7 +291,7 @@ impl WeightedSum {
 
     fn new<const D: usize, K: LossKind>(
         losses: Tensor<D, K>,
-        weights: Option<SampleWeight>,
+        weights: SampleWeight,
     ) -> Result<Self> {
         const {
             assert!(
@@ -210,18 +300,18 @@ impl WeightedSum {
             );
         }
         let shape = losses.dims();
-        check_per_example("compute_average_loss", shape[0])?;
+        check_per_example("average_loss", shape[0])?;
         let losses = K::into_float(losses);
-        match weights.map(|sample_weight| sample_weight.weights) {
-            None => Ok(Self {
+        match weights.weights {
+            Weights::One => Ok(Self {
                 sum: losses.sum(),
                 examples: shape[0],
             }),
-            Some(Weights::Number(weight)) => Ok(Self {
+            Weights::Number(weight) => Ok(Self {
                 sum: losses.mul_scalar(weight).sum(),
                 examples: shape[0],
             }),
-            Some(Weights::Values(weights, weights_shape)) => {
+            Weights::Values(weights, weights_shape) => {
                 let weights_shape = fit_rank(&shape, weights_shape)?;
                 check_broadcast(&shape, &weights_shape)?;
                 let weights = weights.cast(losses.dtype());
@@ -230,9 +320,8 @@ impl WeightedSum {
                 }
                 let rank = weights_shape.len();
                 let flat = losses.reshape([shape.iter().product::<usize>()]);
-                Self::broadcast_up(flat, &shape, weights, &weights_shape).ok_or_else(|| {
-                    Error::invalid(format!("compute_average_loss: weights of rank {rank}"))
-                })
+                Self::broadcast_up(flat, &shape, weights, &weights_shape)
+                    .ok_or_else(|| Error::invalid(format!("average_loss: weights of rank {rank}")))
             }
         }
     }
@@ -299,7 +388,7 @@ fn check_broadcast(losses: &[usize], weights: &[usize]) -> Result<()> {
 
 fn misfit(expected: Vec<usize>, found: Vec<usize>) -> Error {
     Error::Shape {
-        op: "compute_average_loss: sample weights that fit the losses",
+        op: "average_loss: sample weights that fit the losses",
         expected,
         found,
     }

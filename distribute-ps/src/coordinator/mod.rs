@@ -214,7 +214,7 @@ impl ClusterCoordinator {
     /// Schedules a call of a registered step on any worker, and returns at once if there is room
     /// in the queue.
     ///
-    /// `arguments` is a tuple of serde values, tensors among them as
+    /// `arguments` is a serde value or a tuple of them, tensors as
     /// [`HostTensor`](crate::HostTensor). Whether they are what the step takes is checked here
     /// (as TensorFlow's tracing does).
     ///

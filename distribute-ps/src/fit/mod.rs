@@ -207,7 +207,7 @@ impl<M: Module + Sync + 'static, B: Nest + Send + 'static> Training<M, B> {
         let batch = batch.ok_or_else(missing)?;
         worker.check_cancelled()?;
         let mut state = worker.shared(&self.state)?;
-        let batch = (batch, source.global_batch_size());
+        let batch = source.of_global_batch(batch);
         Ok(task.run(worker.strategy()?, &mut *state, batch, objective)?)
     }
 }

@@ -15,9 +15,9 @@
 //! use distribute_ps::{ClusterCoordinator, Program, WorkerContext};
 //!
 //! let mut program = Program::new();
-//! program.step("square", |_: &WorkerContext, (x,): (f64,)| Ok(x * x));
+//! program.step("square", |_: &WorkerContext, x: f64| Ok(x * x));
 //! program.run(|coordinator: &ClusterCoordinator| {
-//!     let value = coordinator.schedule("square", (3.0_f64,))?;
+//!     let value = coordinator.schedule("square", 3.0_f64)?;
 //!     assert_eq!(value.fetch::<f64>()?, 9.0);
 //!     Ok(())
 //! })?;

@@ -125,7 +125,7 @@ impl WorkerContext {
         let mut held = self.resource(&state.resource)?;
         let strategy = self.strategy()?;
         let batch = std::sync::Mutex::new(Some(batch));
-        let results = strategy.run((&mut *held,), |ctx, (state,)| {
+        let results = strategy.run(&mut *held, |ctx, state| {
             let mut place = batch
                 .lock()
                 .unwrap_or_else(std::sync::PoisonError::into_inner);

@@ -59,7 +59,7 @@ fn work(milliseconds: u64) {
 struct Registered {
     registry: StepRegistry,
     /// Counts the steps.
-    counter: Shared<DistributedVariable>,
+    counter: Shared<DistributedVariable<i64>>,
     /// Its weight falls by 1 with every update.
     state: State<TrainState<Linear>>,
 }
@@ -101,7 +101,7 @@ impl Registered {
 /// A coordinator and how often its steps were applied.
 struct Job {
     coordinator: ClusterCoordinator,
-    counter: Shared<DistributedVariable>,
+    counter: Shared<DistributedVariable<i64>>,
     state: State<TrainState<Linear>>,
 }
 
@@ -135,17 +135,15 @@ impl Job {
     /// The counter, and minus the weight.
     fn applied(&self) -> (i64, f32) {
         let strategy = self.coordinator.strategy().unwrap();
-        let read = |counter: &mut DistributedVariable| counter.read(strategy);
+        let read = |counter: &mut DistributedVariable<i64>| counter.read(strategy);
         let counter = self.coordinator.with(&self.counter, read).unwrap();
         let weight = |state: &mut Mirrored<TrainState<Linear>>| {
-            let read = strategy.run((state,), |_, (state,)| {
-                Ok(state.model.weight.val().into_data())
-            })?;
+            let read = strategy.run(state, |_, state| Ok(state.model.weight.val().into_data()))?;
             Ok(read.into_values().remove(0))
         };
         let weight = self.coordinator.with(&self.state, weight).unwrap();
         let weight = weight.as_slice::<f32>().unwrap()[0];
-        (counter.as_slice::<i64>().unwrap()[0], -weight)
+        (counter, -weight)
     }
 
     /// Waits until so many more closures have ended.

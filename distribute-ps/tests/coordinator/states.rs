@@ -47,9 +47,7 @@ fn register(
 fn weight(coordinator: &ClusterCoordinator, state: &State<TrainState<Linear>>) -> f32 {
     let strategy = coordinator.strategy().unwrap();
     let read = |state: &mut Mirrored<TrainState<Linear>>| {
-        let data = strategy.run((state,), |_, (state,)| {
-            Ok(state.model.weight.val().into_data())
-        })?;
+        let data = strategy.run(state, |_, state| Ok(state.model.weight.val().into_data()))?;
         Ok(data.into_values().remove(0))
     };
     let data = coordinator.with(state, read).unwrap();

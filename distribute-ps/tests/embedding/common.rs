@@ -145,7 +145,7 @@ pub fn step(
 ) -> distribute_core::Result<distribute_core::Applied> {
     let rows = table.lookup(ids(batch))?;
     let applied = std::sync::Mutex::new(None);
-    strategy.run((state,), |ctx, (state,)| {
+    strategy.run(state, |ctx, state| {
         let loss = loss(&state.model, rows.tensor(ctx)?, batch);
         let gradients = ctx.gradient(&loss, &state.model)?;
         let done = state.apply_gradients(ctx, gradients)?;

@@ -76,7 +76,7 @@ fn no_ids_give_no_rows_and_train_nothing() {
             whole.push(WIDTH);
             assert_eq!(rows.shape(), whole);
             assert_eq!(rows.to_data().unwrap().shape()[..], whole[..]);
-            let step = strategy.run((&mut state,), |ctx, (state,)| {
+            let step = strategy.run(&mut state, |ctx, state| {
                 // A batch without a word: only the bias has a gradient.
                 let sum = match whole.len() {
                     2 => rows.tensor::<2>(ctx)?.sum(),
@@ -190,7 +190,7 @@ fn states_elsewhere_do_not_take_the_gradients_of_rows() {
             .scope(|device| TrainState::new(dense(device), Sgd::new(0.5)))
             .unwrap();
         let before = state.primary().to_tensors().unwrap();
-        let step = local.run((&mut state,), |ctx, (state,)| {
+        let step = local.run(&mut state, |ctx, state| {
             let loss = crate::common::loss(&state.model, rows.tensor(ctx)?, 0);
             let gradients = ctx.gradient(&loss, &state.model)?;
             assert_eq!(gradients.row_gradients().len(), 1);

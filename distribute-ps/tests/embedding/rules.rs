@@ -132,7 +132,7 @@ fn a_model_whose_rows_are_too_old_keeps_its_weights_too() {
         let after = (state.primary().to_tensors().unwrap(), read(&chief, &table));
         assert_ne!(after.0, before.0);
         let applied = std::sync::Mutex::new(Applied::Updated);
-        let late = worker.run((&mut copy,), |ctx, (state,)| {
+        let late = worker.run(&mut copy, |ctx, state| {
             let loss = crate::common::loss(&state.model, rows.tensor(ctx)?, 0);
             let gradients = ctx.gradient(&loss, &state.model)?;
             *applied.lock().unwrap() = state.apply_gradients(ctx, gradients)?;
@@ -200,7 +200,7 @@ fn gradients_with_nan_are_refused_and_the_model_keeps_its_weights() {
             .unwrap();
         let before = state.primary().to_tensors().unwrap();
         let rows = table.lookup([[1, 2], [2, 9]]).unwrap();
-        let step = strategy.run((&mut state,), |ctx, (state,)| {
+        let step = strategy.run(&mut state, |ctx, state| {
             let loss = crate::common::loss(&state.model, rows.tensor(ctx)?, 0);
             let mut gradients = ctx.gradient(&loss, &state.model)?;
             for rows in gradients.row_gradients_mut() {

@@ -302,7 +302,7 @@ fn gradients_that_a_loss_does_not_have_change_nothing() {
             .scope(|device| TrainState::new(dense(device), Adam::new(0.1)))
             .unwrap();
         let rows = table.lookup([[1, 2, 3]]).unwrap();
-        let train = strategy.run((&mut state,), |ctx, (state,)| {
+        let train = strategy.run(&mut state, |ctx, state| {
             let frozen: Tensor<3> = rows.tensor(ctx)?.detach();
             let gradients = ctx.gradient(&loss(&state.model, frozen, 0), &state.model)?;
             assert!(gradients.row_gradients().is_empty());
@@ -312,7 +312,7 @@ fn gradients_that_a_loss_does_not_have_change_nothing() {
         assert_eq!(read(&strategy, &table), table_values());
         assert_eq!(state.primary().step(), 1);
         // Gradients of a model are for its state.
-        let wrong = strategy.run((&mut state,), |ctx, (state,)| {
+        let wrong = strategy.run(&mut state, |ctx, state| {
             let loss = loss(&state.model, rows.tensor(ctx)?, 0);
             let gradients = ctx.gradient(&loss, &state.model)?;
             ctx.apply_row_gradients(gradients).map(drop)

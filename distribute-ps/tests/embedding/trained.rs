@@ -47,7 +47,7 @@ fn difference(
     whole: &mut WholeState,
     found: (&Dense, &[f32]),
 ) -> f32 {
-    let expected = strategy.run((whole,), |_, (state,)| state.to_tensors());
+    let expected = strategy.run(whole, |_, state| state.to_tensors());
     let expected = expected.unwrap().into_values().remove(0);
     let dense = found.0.primary().to_tensors().unwrap();
     let pairs = [

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use burn::tensor::Tensor;
 use distribute_core::fit::{Fit, Objective, StepContext};
 use distribute_core::{Error, Result};
-use distribute_data::compute_average_loss;
+use distribute_data::{AverageLoss, average_loss};
 
 use crate::cluster::{Cluster, Job, within_limit};
 use crate::data::{Batch, Mlp, TEST, TRAIN, objective, points};
@@ -29,12 +29,19 @@ fn labels(model: &Mlp, (x, y): Batch) -> Tensor<1> {
 #[test]
 fn the_reported_loss_is_the_mean_over_the_examples() {
     within_limit(|| {
-        for divisor in [None, Some(8), Some(3)] {
+        let averages = [
+            AverageLoss::new(),
+            AverageLoss::new().own_batch(),
+            AverageLoss::new().global_batch_size(8),
+            AverageLoss::new().global_batch_size(3),
+        ];
+        for average in averages {
             for workers in [1, 2] {
+                let of_job = average.clone();
                 let job = Job::new(Arc::new(
                     move |ctx: &StepContext<'_>, model: &Mlp, batch: Batch| {
                         let examples = batch.0.dims()[0];
-                        let loss = compute_average_loss(ctx, labels(model, batch), None, divisor)?;
+                        let loss = of_job.clone().of(ctx, labels(model, batch))?;
                         Ok(Objective::new(loss).examples(examples))
                     },
                 ));
@@ -49,7 +56,7 @@ fn the_reported_loss_is_the_mean_over_the_examples() {
                     let close = (found - expected).abs() < 1e-5;
                     assert!(
                         close,
-                        "{divisor:?}, {workers}: {found}, expected {expected}"
+                        "{average:?}, {workers}: {found}, expected {expected}"
                     );
                 }
             }
@@ -63,7 +70,7 @@ fn a_loss_that_is_reduced_already_is_refused() {
         let job = Job::new(Arc::new(
             |ctx: &StepContext<'_>, model: &Mlp, batch: Batch| {
                 let loss = labels(model, batch).mean();
-                Ok(Objective::new(compute_average_loss(ctx, loss, None, None)?).examples(8))
+                Ok(Objective::new(average_loss(ctx, loss)?).examples(8))
             },
         ));
         let cluster = Cluster::start(&job, 1);

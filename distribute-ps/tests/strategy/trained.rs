@@ -115,7 +115,7 @@ fn gradients_beyond_the_staleness_bound_are_dropped() {
         let mut other = second.scope(adam).unwrap();
         let (first, one) = (&first, Mutex::new(&mut one));
         let late = |steps: usize, other: &mut Built| {
-            let said = second.run((other,), |ctx, (state,)| {
+            let said = second.run(other, |ctx, state| {
                 let loss = state.model.hidden.weight.val().powf_scalar(2.0).mean();
                 let gradients = ctx.gradient(&loss, &state.model)?;
                 // Meanwhile another worker goes on.
@@ -215,7 +215,7 @@ fn parameters_of_every_kind_are_the_coordinators_and_in_checkpoints() {
             (mask, ids)
         };
         // What a worker computes with.
-        let seen = second.run((&mut other,), |_, (state,)| {
+        let seen = second.run(&mut other, |_, state| {
             let (mask, ids) = values(state);
             Ok(format!("{mask:?} {ids:?}"))
         });
@@ -316,9 +316,6 @@ fn many_updates_do_not_fill_the_servers() {
                 .run((), |ctx, ()| count.assign_add(ctx, 1_i64))
                 .unwrap();
         }
-        assert_eq!(
-            count.read(&strategy).unwrap().as_slice::<i64>().unwrap(),
-            [3000]
-        );
+        assert_eq!(count.read(&strategy).unwrap(), 3000);
     });
 }

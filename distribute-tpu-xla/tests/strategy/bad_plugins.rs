@@ -135,7 +135,7 @@ fn too_much_memory_is_an_error_and_the_strategy_goes_on() {
     within(60, || {
         let Some(tpu) = strategy(1) else { return };
         let one = || PerReplica::new(vec![Tensor::<2>::ones([1, 1], &Device::flex())]);
-        let outcome = tpu.run((one(),), |_, (x,)| {
+        let outcome = tpu.run(one(), |_, x| {
             let large = x.expand([1 << 22, 1 << 22]);
             Ok(large.clone().matmul(large))
         });
@@ -146,7 +146,7 @@ fn too_much_memory_is_an_error_and_the_strategy_goes_on() {
         assert!(matches!(error, PjrtError::Plugin { .. }), "{error:?}");
         let code = error.code();
         assert_eq!(code, Some(ErrorCode::ResourceExhausted), "{error}");
-        let sum = tpu.run((one(),), |_, (x,)| Ok(x.sum())).unwrap();
+        let sum = tpu.run(one(), |_, x| Ok(x.sum())).unwrap();
         assert_eq!(sum.into_values().remove(0).into_scalar::<f32>(), 1.0);
     });
 }

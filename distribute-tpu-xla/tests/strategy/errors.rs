@@ -27,7 +27,7 @@ fn more_replicas_than_devices() {
             );
         }
         let one = TpuStrategy::builder(&system).replicas(1).build().unwrap();
-        let sum = one.run((tensor(1, 3),), |_, (x,)| Ok(x.sum())).unwrap();
+        let sum = one.run(tensor(1, 3), |_, x| Ok(x.sum())).unwrap();
         assert_eq!(sum.into_values().remove(0).into_scalar::<f32>(), 3.0);
     });
 }
@@ -52,7 +52,7 @@ fn a_step_that_changes_shapes_in_every_call() {
             .unwrap();
         let mut outcome = Ok(());
         for elements in 1..10 {
-            let sum = tpu.run((tensor(1, elements),), |_, (x,)| Ok(x.sum()));
+            let sum = tpu.run(tensor(1, elements), |_, x| Ok(x.sum()));
             outcome = sum.map(drop);
             if outcome.is_err() {
                 assert_eq!(elements, 4);
@@ -80,7 +80,7 @@ fn an_operation_that_is_not_covered_is_named() {
         };
         let square = PerReplica::new(vec![Tensor::<4>::ones([1, 1, 4, 4], &Device::flex())]);
         let error = tpu
-            .run((square,), |_, (x,)| {
+            .run(square, |_, x| {
                 let options = burn::tensor::ops::InterpolateOptions::new(
                     burn::tensor::ops::InterpolateMode::Bicubic,
                 );

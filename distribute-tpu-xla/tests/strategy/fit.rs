@@ -12,8 +12,7 @@ use distribute_core::{
     Adam, Mirrored, MirroredStrategy, Replicate, Result, Strategy, StrategyExt, TrainState, dropout,
 };
 use distribute_data::{
-    Batching, Digits, StrategyDataExt, Weighted, compute_average_loss,
-    sparse_categorical_crossentropy,
+    AverageLoss, Batching, Digits, StrategyDataExt, Weighted, sparse_categorical_crossentropy,
 };
 
 use crate::models::Cnn;
@@ -30,8 +29,8 @@ fn objective(
     let best: Tensor<1, Int> = logits.clone().argmax(1).flatten(0, 1);
     let correct = (best.equal(labels.clone()).float() * weights.clone()).sum();
     let per_example = sparse_categorical_crossentropy(logits, labels);
-    let (examples, size) = (weights.clone().sum(), ctx.global_batch_size());
-    let loss = compute_average_loss(ctx, per_example, Some(weights.into()), size)?;
+    let examples = weights.clone().sum();
+    let loss = AverageLoss::new().weights(weights).of(ctx, per_example)?;
     let objective = Objective::new(loss).examples(examples.clone());
     Ok(objective.metric("accuracy", correct, examples))
 }

@@ -4,9 +4,8 @@
 use burn::prelude::*;
 use distribute_core::metric::{BinaryAccuracy, Mean, SparseCategoricalAccuracy, Sum};
 use distribute_core::{
-    DefaultStrategy, DistributedVariable, MirroredStrategy, PerReplica, ReduceOp, Replicate,
-    Result, Same, Sgd, Strategy, StrategyExt, TensorData, TrainState, VariableAggregation,
-    VariableOptions,
+    DefaultStrategy, MirroredStrategy, PerReplica, ReduceOp, Replicate, Result, Same, Sgd,
+    Strategy, StrategyExt, TensorData, TrainState, VariableAggregation, VariableOptions,
 };
 use distribute_data::sparse_categorical_crossentropy;
 
@@ -110,7 +109,7 @@ fn gathering_and_broadcasting() {
     within(120, || {
         compare(&[1, 2, 4], |strategy| {
             let last = strategy.num_replicas_in_sync() - 1;
-            let found = strategy.run((parts(strategy),), move |ctx, (x,)| {
+            let found = strategy.run(parts(strategy), move |ctx, x| {
                 let labels = x.clone().int();
                 let nan = x.clone().div_scalar(0.0) * ctx.replica_id_tensor().float().unsqueeze();
                 Ok((
@@ -165,7 +164,7 @@ fn variables_of_every_kind() {
             let seen = strategy.variable(0_i64, VariableOptions::on_read_sum())?;
             let mut found = Vec::new();
             for _ in 0..3 {
-                let read = strategy.run((parts(strategy),), |ctx, (x,)| {
+                let read = strategy.run(parts(strategy), |ctx, x| {
                     let before: Tensor<1> = sum.read_tensor(ctx)?;
                     let row: Tensor<1> = x.clone().slice([0..1, 0..2]).flatten(0, 1);
                     sum.assign_add(ctx, row)?;
@@ -178,12 +177,11 @@ fn variables_of_every_kind() {
                     Ok(before + after)
                 })?;
                 found.extend(numbers(read));
-                let read = |variable: &DistributedVariable| -> Result<Vec<f64>> {
-                    Ok(variable.read(strategy)?.iter::<f64>().collect())
-                };
-                for variable in [&mean, &sum, &first, &seen] {
-                    found.extend(read(variable)?);
+                for variable in [&mean, &sum] {
+                    found.extend(variable.read(strategy)?.iter::<f64>());
                 }
+                found.push(f64::from(first.read(strategy)?));
+                found.push(seen.read(strategy)? as f64);
                 sum.assign(strategy, TensorData::from([0.5_f32, -1.0]))?;
             }
             Ok(found)
@@ -243,7 +241,7 @@ fn arguments_of_all_kinds() {
         let Some(tpu) = strategy(2) else { return };
         for number in 0..4 {
             let same = Same(part(number));
-            tpu.run((same,), |_, (x,)| Ok(x)).unwrap();
+            tpu.run(same, |_, x| Ok(x)).unwrap();
         }
         assert_eq!(tpu.statistics().programs, 1);
     });

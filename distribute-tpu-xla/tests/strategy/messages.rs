@@ -33,7 +33,7 @@ fn refused<R: Nest + Send + std::fmt::Debug + 'static>(
     step: impl Fn(&ReplicaContext, Tensor<2>) -> Result<R> + Sync,
 ) -> Error {
     let x = PerReplica::new(vec![ones()]);
-    tpu.run((x,), |ctx, (x,)| step(ctx, x)).unwrap_err()
+    tpu.run(x, |ctx, x| step(ctx, x)).unwrap_err()
 }
 
 #[test]
@@ -138,7 +138,7 @@ fn a_batch_normalization_is_evaluated_and_not_trained() {
         let expected = cpu.gather(rows.unwrap(), 0).unwrap().into_data();
         found.assert_approx_eq::<f32>(&expected, burn::tensor::Tolerance::default());
         let mut state = tpu.scope(build).unwrap();
-        let error = tpu.run((&mut state,), |_, (_,)| Ok(())).unwrap_err();
+        let error = tpu.run(&mut state, |_, _| Ok(())).unwrap_err();
         assert!(error.to_string().contains("`norm`"), "{error}");
     });
 }

@@ -13,7 +13,7 @@ use burn::nn::{
 use burn::prelude::*;
 use distribute_core::{ReplicaContext, Result, TrainState};
 use distribute_data::{
-    compute_average_loss, l2, scale_regularization_loss, sparse_categorical_crossentropy,
+    AverageLoss, l2, scale_regularization_loss, sparse_categorical_crossentropy,
 };
 
 /// Inputs and labels.
@@ -49,7 +49,9 @@ pub fn mlp_step(
 + Copy {
     move |ctx, (state, (x, y))| {
         let per_example = sparse_categorical_crossentropy(state.model.forward(x), y);
-        let loss = compute_average_loss(ctx, per_example, None, Some(global_batch))?
+        let loss = AverageLoss::new()
+            .global_batch_size(global_batch)
+            .of(ctx, per_example)?
             + scale_regularization_loss(ctx, l2(state.model.first.weight.val(), 1e-4))?;
         let gradients = ctx.gradient(&loss, &state.model)?;
         state.apply_gradients(ctx, gradients)?;
@@ -100,7 +102,9 @@ pub fn cnn_step(
 + Copy {
     move |ctx, (state, (x, y))| {
         let per_example = sparse_categorical_crossentropy(state.model.forward(x), y);
-        let loss = compute_average_loss(ctx, per_example, None, Some(global_batch))?;
+        let loss = AverageLoss::new()
+            .global_batch_size(global_batch)
+            .of(ctx, per_example)?;
         let gradients = ctx.gradient(&loss, &state.model)?;
         state.apply_gradients(ctx, gradients)?;
         Ok(loss)
@@ -159,7 +163,9 @@ pub fn transformer_step(
             .forward(tokens.clone().slice([0..batch, 0..length - 1]));
         let next = tokens.slice([0..batch, 1..length]);
         let per_token = sparse_categorical_crossentropy(logits, next);
-        let loss = compute_average_loss(ctx, per_token, None, Some(global_batch))?;
+        let loss = AverageLoss::new()
+            .global_batch_size(global_batch)
+            .of(ctx, per_token)?;
         let gradients = ctx.gradient(&loss, &state.model)?;
         state.apply_gradients(ctx, gradients)?;
         Ok(loss)

@@ -17,7 +17,7 @@ use distribute_core::{
     Adam, Error, PerReplica, ReduceOp, Result, Strategy, StrategyExt, TensorData, TrainState,
 };
 use distribute_data::{
-    Batching, Digits, StrategyDataExt, compute_average_loss, sparse_categorical_crossentropy,
+    Batching, Digits, StrategyDataExt, average_loss, sparse_categorical_crossentropy,
 };
 use distribute_tpu_xla::{TpuClusterResolver, TpuError, TpuStrategy, TpuSystem};
 
@@ -312,7 +312,7 @@ fn a_process_with_other_shapes_is_an_error_of_all() {
     let test = "a_process_with_other_shapes_is_an_error_of_all";
     in_processes(test, 1, |Process { id, strategy, .. }| {
         let part = Tensor::<1>::ones([3 + id], &Device::flex());
-        let outcome = strategy.run((PerReplica::new(vec![part]),), |ctx, (x,)| {
+        let outcome = strategy.run(PerReplica::new(vec![part]), |ctx, x| {
             ctx.all_reduce(ReduceOp::Sum, x.sum())
         });
         let error = outcome.unwrap_err();
@@ -365,7 +365,7 @@ fn fit(process: &Process, stops: bool, epochs: usize) -> (u64, String) {
         let logits = model.forward(rows.slice([0..examples, 0..12]));
         let y = y.remainder_scalar(5);
         let loss = sparse_categorical_crossentropy(logits, y);
-        let loss = compute_average_loss(ctx, loss, None, ctx.global_batch_size())?;
+        let loss = average_loss(ctx, loss)?;
         Ok(Objective::new(loss).examples(examples))
     });
     let history = outcome.unwrap();

@@ -17,7 +17,7 @@ fn reductions_inside_and_outside_of_a_step() {
         let part = |id: usize| Tensor::<1>::from_floats([id as f32, 1.0], &Device::flex());
         let input = || PerReplica::new((0..4).map(part).collect());
         let found = tpu
-            .run((input(),), |ctx, (x,)| {
+            .run(input(), |ctx, x| {
                 let sum = ctx.all_reduce(ReduceOp::Sum, x.clone())?;
                 let mean = ctx.all_reduce(ReduceOp::Mean, x.clone())?;
                 let largest = ctx.all_reduce(ReduceOp::Max, x)?;
@@ -34,7 +34,7 @@ fn reductions_inside_and_outside_of_a_step() {
             assert_eq!(two, 2);
         }
         let doubled = |value: Tensor<1>| -> Result<Tensor<1>> { Ok(value * 2.0) };
-        let found = tpu.run((input(),), |_, (x,)| doubled(x)).unwrap();
+        let found = tpu.run(input(), |_, x| doubled(x)).unwrap();
         let gathered = tpu.gather(found, 0).unwrap().into_data();
         assert_eq!(
             gathered.try_to_vec::<f32>().unwrap(),

@@ -8,7 +8,7 @@ use distribute_core::fit::{Fit, Objective, StepContext, evaluate};
 use distribute_core::{PerReplica, Result, Sgd, Strategy, StrategyExt, TensorData, TrainState};
 use distribute_data::loss::{MeanSquaredError, Reduction};
 use distribute_data::{
-    Batching, FnDataset, StrategyDataExt, Weighted, compute_average_loss, mean_squared_error,
+    AverageLoss, Batching, FnDataset, StrategyDataExt, Weighted, average_loss, mean_squared_error,
 };
 
 use crate::support::{strategy, within};
@@ -42,10 +42,16 @@ fn reported<S: Strategy>(strategy: &S, count: usize, batching: Batching, by: By)
         let predicted = model.forward(x);
         let targets = predicted.zeros_like();
         let losses = mean_squared_error(predicted.clone(), targets.clone());
-        let weighted = Some(weights.clone().into());
+        let weighted = weights.clone();
         let loss = match by {
-            By::Default => compute_average_loss(ctx, losses, weighted, None)?,
-            By::Seven => compute_average_loss(ctx, losses, weighted, Some(7))?,
+            By::Default => AverageLoss::new()
+                .weights(weighted)
+                .own_batch()
+                .of(ctx, losses)?,
+            By::Seven => AverageLoss::new()
+                .weights(weighted)
+                .global_batch_size(7)
+                .of(ctx, losses)?,
             By::MeanOverReplicas => {
                 let loss = MeanSquaredError::new(Reduction::MeanOverReplicas);
                 loss.call(predicted, targets)?.reduced()?
@@ -92,17 +98,15 @@ fn refused(
         return;
     };
     let batch = || PerReplica::new(vec![Tensor::<2>::ones([4, 3], &Device::flex()); 2]);
-    let outcome = tpu.run((batch(),), |ctx, (x,)| {
-        average(ctx, x.mean_dim(1).squeeze_dim(1))
-    });
+    let outcome = tpu.run(batch(), |ctx, x| average(ctx, x.mean_dim(1).squeeze_dim(1)));
     let text = outcome.unwrap_err().to_string();
     assert!(
         text.contains("the replica's batch has 4 examples"),
         "{text}"
     );
     // What was refused is not kept: the next step is compiled and runs.
-    let summed = tpu.run((batch(),), |ctx, (x,)| {
-        compute_average_loss(ctx, x.mean_dim(1).squeeze_dim::<1>(1), None, None)
+    let summed = tpu.run(batch(), |ctx, x| {
+        average_loss(ctx, x.mean_dim(1).squeeze_dim::<1>(1))
     });
     let parts = summed.unwrap().into_values().into_iter();
     let parts: Vec<f32> = parts.map(Tensor::into_scalar).collect();
@@ -112,8 +116,12 @@ fn refused(
 #[test]
 fn a_compiled_step_refuses_a_loss_that_is_reduced_already() {
     within(120, || {
-        refused(|ctx, losses| compute_average_loss(ctx, losses.mean(), None, None));
-        refused(|ctx, losses| compute_average_loss(ctx, losses.sum(), None, Some(8)));
-        refused(|ctx, losses| compute_average_loss(ctx, losses.repeat_dim(0, 3), None, None));
+        refused(|ctx, losses| average_loss(ctx, losses.mean()));
+        refused(|ctx, losses| {
+            AverageLoss::new()
+                .global_batch_size(8)
+                .of(ctx, losses.sum())
+        });
+        refused(|ctx, losses| average_loss(ctx, losses.repeat_dim(0, 3)));
     });
 }

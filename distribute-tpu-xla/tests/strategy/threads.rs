@@ -64,14 +64,14 @@ fn a_run_inside_a_step_is_refused() {
     within(60, || {
         let Some(tpu) = strategy(1) else { return };
         let one = || PerReplica::new(vec![Tensor::<1>::ones([1], &Device::flex())]);
-        let outcome = tpu.run((one(),), |_, (x,)| {
-            tpu.run((one(),), |_, (y,)| Ok(y)).map(drop)?;
+        let outcome = tpu.run(one(), |_, x| {
+            tpu.run(one(), |_, y| Ok(y)).map(drop)?;
             Ok(x)
         });
         let error = outcome.unwrap_err();
         let inside = matches!(error.root_cause(), Error::InsideStep { .. });
         assert!(inside, "{error}");
-        tpu.run((one(),), |_, (x,)| Ok(x)).unwrap();
+        tpu.run(one(), |_, x| Ok(x)).unwrap();
     });
 }
 

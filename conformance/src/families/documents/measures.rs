@@ -42,7 +42,7 @@ pub(super) fn accuracy(case: &Case, env: &Env<'_>) -> Checked {
         "BinaryAccuracy" => {
             let metric = BinaryAccuracy::new(strategy);
             for _ in 0..updates {
-                strategy.run((labels.clone(),), |ctx, (labels,)| {
+                strategy.run(labels.clone(), |ctx, labels| {
                     let labels = labels.float();
                     metric.update_state(ctx, &labels, &labels.ones_like())
                 })?;
@@ -54,7 +54,7 @@ pub(super) fn accuracy(case: &Case, env: &Env<'_>) -> Checked {
         "SparseCategoricalAccuracy" => {
             let metric = SparseCategoricalAccuracy::new(strategy);
             for _ in 0..updates {
-                strategy.run((labels.clone(),), |ctx, (labels,)| {
+                strategy.run(labels.clone(), |ctx, labels| {
                     let second = labels.ones_like().float().unsqueeze_dim::<2>(1);
                     let scores = Tensor::cat(vec![second.zeros_like(), second], 1);
                     metric.update_state(ctx, &labels, &scores)

@@ -23,6 +23,7 @@ use crate::env::Env;
 use crate::golden::FamilyName;
 use crate::json::Fields;
 use crate::outcome::{Checked, Failure, Outcome, passed};
+use crate::tensors::scalar;
 
 pub(super) fn check(case: &Case, env: &Env<'_>) -> Checked {
     if let Some(family) = case.inputs["family"].as_str() {
@@ -76,11 +77,11 @@ fn results(case: &Case, env: &Env<'_>) -> Checked {
 /// What a variable is that is made in the strategy's scope.
 fn variable(case: &Case, env: &Env<'_>) -> Checked {
     let strategy = &*env.strategy(case)?;
-    let variable = strategy.variable(1.0_f32, VariableOptions::default())?;
+    let variable = strategy.variable(scalar(1.0), VariableOptions::default())?;
     let value = variable.read(strategy)?;
     let found = json!({
         "class": class(variable.kind()),
-        "copies": variable.local_values().len(),
+        "copies": variable.local_values()?.len(),
         "shape": value.shape().to_vec(),
         "dtype": "float32",
         "numpy": value.iter::<f64>().next(),

@@ -37,10 +37,10 @@ pub(super) fn checkpoints(case: &Case, env: &Env<'_>) -> Checked {
     let mut state = new_state(strategy, 0.0)?;
     let (mut saved, mut newest) = (Vec::new(), None);
     for epoch in 0..epochs {
-        strategy.run((&mut state,), |ctx, (state,)| {
+        strategy.run(&mut state, |ctx, state| {
             let x = Tensor::<2>::ones([1, 1], ctx.device());
             let loss = state.model.losses((x.clone(), x));
-            let loss = distribute_data::compute_average_loss(ctx, loss, None, None)?;
+            let loss = distribute_data::average_loss(ctx, loss)?;
             let gradients = ctx.gradient(&loss, &state.model)?;
             state.apply_gradients(ctx, gradients).map(drop)
         })?;

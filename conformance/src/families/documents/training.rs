@@ -7,7 +7,7 @@ use distribute_core::{
     TrainState,
 };
 use distribute_data::{
-    Batching, DistributedDataset, FnDataset, StrategyDataExt, Weighted, compute_average_loss,
+    AverageLoss, Batching, DistributedDataset, FnDataset, StrategyDataExt, Weighted, average_loss,
     scale_regularization_loss,
 };
 use serde_json::{Value, json};
@@ -57,8 +57,7 @@ fn objective(
     (batch, weights): Weighed,
 ) -> CoreResult<Objective> {
     let (losses, examples) = (model.losses(batch), weights.clone().sum());
-    let size = ctx.global_batch_size();
-    let loss = compute_average_loss(ctx, losses, Some(weights.into()), size)?;
+    let loss = AverageLoss::new().weights(weights).of(ctx, losses)?;
     Ok(Objective::new(loss).examples(examples))
 }
 
@@ -91,8 +90,10 @@ pub(super) fn one_weight(case: &Case, env: &Env<'_>) -> Checked {
                     strategy.run((&mut state, batch?, size), |ctx, (state, batch, size)| {
                         let (batch, weights) = batch;
                         let losses = state.model.losses(batch);
-                        let weights = Some(weights.into());
-                        let loss = compute_average_loss(ctx, losses, weights, Some(size))?;
+                        let loss = AverageLoss::new()
+                            .weights(weights)
+                            .global_batch_size(size)
+                            .of(ctx, losses)?;
                         let gradients = ctx.gradient(&loss, &state.model)?;
                         state.apply_gradients(ctx, gradients).map(drop)
                     })?;
@@ -145,7 +146,7 @@ pub(super) fn one_update(case: &Case, env: &Env<'_>) -> Checked {
     })?;
     strategy.run((&mut state, x, l2), |ctx, (state, x, l2)| {
         let losses = state.model.products(x);
-        let mut loss = compute_average_loss(ctx, losses, None, None)?;
+        let mut loss = average_loss(ctx, losses)?;
         if l2 != 0.0 {
             let penalty = state.model.squares().mul_scalar(l2);
             loss = loss + scale_regularization_loss(ctx, penalty)?;
@@ -188,8 +189,8 @@ pub(super) fn training_loop(case: &Case, env: &Env<'_>) -> Checked {
         let lists = batch
             .as_array()
             .ok_or_else(|| Failure::schema("not a list"))?;
-        let losses = strategy.run((per_replica(strategy, lists)?,), |ctx, (losses,)| {
-            compute_average_loss(ctx, losses, None, None)
+        let losses = strategy.run(per_replica(strategy, lists)?, |ctx, losses| {
+            average_loss(ctx, losses)
         })?;
         let sum = strategy.reduce(ReduceOp::Sum, losses)?;
         per_batch.push(f64::from(sum.into_scalar::<f32>()));
@@ -210,7 +211,7 @@ pub(super) fn training_loop(case: &Case, env: &Env<'_>) -> Checked {
 pub(super) fn reduce_mean(case: &Case, env: &Env<'_>) -> Checked {
     let strategy = &*env.strategy(case)?;
     let losses = per_replica(strategy, case.inputs.list("losses")?)?;
-    let means = strategy.run((losses,), |_, (losses,)| Ok(losses.mean()))?;
+    let means = strategy.run(losses, |_, losses| Ok(losses.mean()))?;
     let expected = expected(case)?;
     let found = means
         .clone()

@@ -7,7 +7,7 @@ use distribute_core::{
     TrainState, VariableAggregation, VariableOptions, VariableSynchronization, current_strategy,
 };
 use distribute_data::split::replica_range;
-use distribute_data::{compute_average_loss, scale_regularization_loss};
+use distribute_data::{AverageLoss, average_loss, scale_regularization_loss};
 use serde_json::{Value, json};
 
 use crate::compare::{Tolerance, equal};
@@ -123,7 +123,7 @@ impl Task<'_> {
 
     fn all_reduce(&self, op: &str) -> Checked {
         let reduction = reduction(op)?;
-        let found = self.strategy.run((self.values()?,), |ctx, (value,)| {
+        let found = self.strategy.run(self.values()?, |ctx, value| {
             ctx.all_reduce(reduction, value)
         })?;
         self.same_list("result", found.values())
@@ -142,7 +142,7 @@ impl Task<'_> {
         let own = self.own(&all.collect::<Result<Vec<_>, _>>()?)?;
         let found = self
             .strategy
-            .run((own,), |ctx, (value,)| ctx.all_reduce(ReduceOp::Sum, value))?;
+            .run(own, |ctx, value| ctx.all_reduce(ReduceOp::Sum, value))?;
         let result = self.expect.field("result")?;
         let columns = std::iter::once(result.field("a")?).chain(result.list("b")?);
         for (leaf, column) in columns.enumerate() {
@@ -166,7 +166,7 @@ impl Task<'_> {
         let axis = axis(op).ok_or_else(|| Failure::schema("no axis"))?;
         let gathered = |values| {
             self.strategy
-                .run((values,), |ctx, (value,)| ctx.all_gather(value, axis))
+                .run(values, |ctx, value| ctx.all_gather(value, axis))
         };
         if self.expect.get("error").is_none() {
             return self.same_list("result", gathered(self.values()?)?.values());
@@ -223,14 +223,12 @@ impl Task<'_> {
             let value = tensor(value)?.iter::<f64>().next().unwrap_or(f64::NAN);
             losses.push(value * 2.0 * self.strategy.num_replicas_in_sync() as f64);
         }
-        let found = self
-            .strategy
-            .run((PerReplica::new(losses),), |ctx, (sum,)| {
-                let parts = [0.25 * sum as f32, 0.75 * sum as f32];
-                let losses = Tensor::<1>::from_floats(parts, ctx.device());
-                let loss = compute_average_loss(ctx, losses, None, None)?;
-                Ok(loss.into_scalar::<f32>())
-            })?;
+        let found = self.strategy.run(PerReplica::new(losses), |ctx, sum| {
+            let parts = [0.25 * sum as f32, 0.75 * sum as f32];
+            let losses = Tensor::<1>::from_floats(parts, ctx.device());
+            let loss = average_loss(ctx, losses)?;
+            Ok(loss.into_scalar::<f32>())
+        })?;
         self.same_list("local", &scalars(found.clone()))?;
         let sum = self.strategy.reduce(ReduceOp::Sum, found)?;
         self.same("sum", &scalar_f32(sum))
@@ -248,11 +246,11 @@ impl Task<'_> {
     /// Each worker passes `100 * rank + 1`.
     fn initial_value(&self) -> Checked {
         let rank = self.strategy.workers().map_or(0, |workers| workers.index());
-        let initial = 100.0 * rank as f32 + 1.0;
+        let initial = scalar_f32(100.0 * rank as f32 + 1.0);
         let variable = self
             .strategy
             .variable(initial, VariableOptions::default())?;
-        self.same_list("result", &variable.local_values())
+        self.same_list("result", &variable.local_values()?)
     }
 
     /// `[1, 2]`, to which replica `i` adds `(i + 1) * [10, 20]`.
@@ -282,7 +280,7 @@ impl Task<'_> {
         if on_write && aggregation == VariableAggregation::OnlyFirstReplica {
             // TensorFlow takes the first replica of each worker: their copies drift apart.
             let expected = TensorData::new(vec![11.0_f32, 22.0], [2]);
-            for value in variable.local_values() {
+            for value in variable.local_values()? {
                 equal(
                     &json!(format!("{expected:?}")),
                     &json!(format!("{value:?}")),
@@ -290,7 +288,7 @@ impl Task<'_> {
             }
             return Ok(Outcome::Deviation(Deviation::FirstReplica));
         }
-        self.same_list("local", &variable.local_values())?;
+        self.same_list("local", &variable.local_values()?)?;
         match (
             variable.read(self.strategy),
             self.expect.get("read_cross_replica_error"),
@@ -330,7 +328,9 @@ impl Task<'_> {
                 .strategy
                 .run((&mut state, batches), |ctx, (state, batch)| {
                     let losses = state.model.losses(batch);
-                    let loss = compute_average_loss(ctx, losses, None, Some(rows.len()))?;
+                    let loss = AverageLoss::new()
+                        .global_batch_size(rows.len())
+                        .of(ctx, losses)?;
                     let gradients = ctx.gradient(&loss, &state.model)?;
                     state.apply_gradients(ctx, gradients)?;
                     Ok(loss.into_scalar::<f32>())
@@ -354,7 +354,7 @@ impl Task<'_> {
         let strategy = self.strategy;
         let initial = TensorData::new(vec![1.0_f32, 2.0], [2]);
         let value = strategy.variable(initial, VariableOptions::default())?;
-        let count = strategy.variable(0.0_f32, VariableOptions::on_read_sum())?;
+        let count = strategy.variable(scalar_f32(0.0), VariableOptions::on_read_sum())?;
         strategy.run((), |ctx, ()| {
             count.assign_add(ctx, ctx.replica_id() as f32 + 1.0)
         })?;

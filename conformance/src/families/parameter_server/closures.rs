@@ -154,7 +154,7 @@ pub(super) fn within(case: &Case, env: &Env<'_>) -> Checked {
                 let value = PerReplica::new(vec![value.0]);
                 let found = match is_run {
                     true => strategy
-                        .run((value,), |_, (value,)| Ok(value))?
+                        .run(value, |_, value| Ok(value))?
                         .into_values()
                         .remove(0),
                     false => strategy.reduce(ReduceOp::Sum, value)?,

@@ -24,7 +24,7 @@ pub(crate) fn all_reduce_lists(
     lists: PerReplica<Vec<TensorData>>,
 ) -> Result<PerReplica<Vec<TensorData>>> {
     if strategy.tracer().is_none() {
-        return strategy.run((lists,), |ctx, (list,)| ctx.all_reduce(op, list));
+        return strategy.run(lists, |ctx, list| ctx.all_reduce(op, list));
     }
     let given = |list: Vec<TensorData>| -> Vec<Given> {
         let given = list.iter().map(|data| Given::of(data, &Device::flex()));
@@ -51,7 +51,7 @@ pub(crate) fn all_reduce(
     values: PerReplica<TensorData>,
 ) -> Result<PerReplica<TensorData>> {
     if strategy.tracer().is_none() {
-        return strategy.run((values,), |ctx, (value,)| ctx.all_reduce(op, value));
+        return strategy.run(values, |ctx, value| ctx.all_reduce(op, value));
     }
     let found = all_reduce_lists(strategy, op, values.map(|value| vec![value]))?;
     let none = || Error::invalid("no value came back");
@@ -69,7 +69,7 @@ pub(crate) fn all_gather(
     let has_scalars = values.values().iter().any(|value| value.rank() == 0);
     // burn's tensors have an axis, along which there is nothing to refuse.
     if strategy.tracer().is_none() || has_scalars {
-        return strategy.run((values,), |ctx, (value,)| ctx.all_gather(value, axis));
+        return strategy.run(values, |ctx, value| ctx.all_gather(value, axis));
     }
     let given = values.map(|value| Given::of(&value, &Device::flex()));
     let found = strategy.run((given, axis), |ctx, (given, axis)| {
@@ -84,10 +84,10 @@ pub(crate) fn broadcast(
     values: PerReplica<TensorData>,
 ) -> Result<PerReplica<TensorData>> {
     if strategy.tracer().is_none() {
-        return strategy.run((values,), |ctx, (value,)| ctx.broadcast(0, value));
+        return strategy.run(values, |ctx, value| ctx.broadcast(0, value));
     }
     let given = values.map(|value| Given::of(&value, &Device::flex()));
-    let found = strategy.run((given,), |ctx, (given,)| given.broadcast(ctx, 0))?;
+    let found = strategy.run(given, |ctx, given| given.broadcast(ctx, 0))?;
     Ok(found.map(Given::into_data))
 }
 
@@ -98,7 +98,7 @@ pub(crate) fn all_reduce_maps(
     maps: PerReplica<BTreeMap<String, TensorData>>,
 ) -> Result<PerReplica<BTreeMap<String, TensorData>>> {
     if strategy.tracer().is_none() {
-        return strategy.run((maps,), |ctx, (map,)| ctx.all_reduce(op, map));
+        return strategy.run(maps, |ctx, map| ctx.all_reduce(op, map));
     }
     let (names, lists) = maps
         .map(|map| map.into_iter().unzip::<_, _, Vec<_>, _>())

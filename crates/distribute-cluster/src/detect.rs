@@ -1,0 +1,206 @@
+//! Finds out which launcher started this process.
+
+use std::fmt;
+
+use super::environment::{Environment, Variables};
+use super::{
+    ClusterKind, ClusterResolver, KubernetesResolver, OpenMpiResolver, Overridden, Overrides,
+    SimpleResolver, SlurmResolver, TfConfigResolver, TorchrunResolver,
+};
+
+/// A kind of cluster that was not chosen although some of its variables are set.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PassedOver {
+    /// The kind.
+    pub kind: ClusterKind,
+    /// Why not.
+    pub why: String,
+}
+
+/// The resolver that [`detect`] chose. `Display` says which, why and from which variables, on a
+/// line, and what was passed over, on a line each.
+#[derive(Debug)]
+pub struct Detected {
+    /// The kind of cluster.
+    pub kind: ClusterKind,
+    /// Why it was chosen.
+    pub reason: String,
+    /// Reads the cluster; its errors come when it is asked.
+    pub resolver: Box<dyn ClusterResolver>,
+    /// What else looked like a cluster.
+    pub passed_over: Vec<PassedOver>,
+}
+
+impl fmt::Display for Detected {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "cluster from {} ({})",
+            self.resolver.describe(),
+            self.reason
+        )?;
+        for PassedOver { kind, why } in &self.passed_over {
+            write!(f, "\nnot from {kind}: {why}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Chooses the resolver for this environment. A description that is there but broken is chosen
+/// all the same: its error is better news than a process that quietly runs by itself.
+pub fn detect(env: impl Environment + 'static) -> Detected {
+    detect_with(env, Overrides::default())
+}
+
+/// [`detect`], with parts of the answer given by flags or the program.
+pub fn detect_with(env: impl Environment + 'static, overrides: Overrides) -> Detected {
+    let env = Variables::new(env);
+    let mut passed_over = Vec::new();
+    let (mut kind, mut reason) = (
+        ClusterKind::OneProcess,
+        "no launcher's variables".to_string(),
+    );
+    for candidate in ClusterKind::ALL {
+        match look(candidate, &env) {
+            Found::Yes(why) => {
+                (kind, reason) = (candidate, why);
+                break;
+            }
+            Found::Partly(why) => passed_over.push(PassedOver {
+                kind: candidate,
+                why,
+            }),
+            Found::No => {}
+        }
+    }
+    if let Some(wanted) = overrides.kind {
+        if wanted != kind && kind != ClusterKind::OneProcess {
+            let why = format!("{wanted} was asked for, although {reason}");
+            passed_over.push(PassedOver { kind, why });
+        }
+        passed_over.retain(|other| other.kind != wanted);
+        (kind, reason) = (wanted, "asked for".to_string());
+    }
+    let inner = resolver(kind, env, overrides.port_base);
+    let resolver: Box<dyn ClusterResolver> = if has_answers(&overrides) {
+        Box::new(Overridden::new(inner, overrides))
+    } else {
+        inner
+    };
+    Detected {
+        kind,
+        reason,
+        resolver,
+        passed_over,
+    }
+}
+
+fn has_answers(overrides: &Overrides) -> bool {
+    overrides.cluster_spec.is_some()
+        || overrides.task_type.is_some()
+        || overrides.task_id.is_some()
+        || overrides.rpc_layer.is_some()
+}
+
+fn resolver(kind: ClusterKind, env: Variables, port: Option<u16>) -> Box<dyn ClusterResolver> {
+    macro_rules! with_port {
+        ($type:ident) => {{
+            let resolver = $type::with_variables(env);
+            Box::new(match port {
+                Some(port) => resolver.port_base(port),
+                None => resolver,
+            })
+        }};
+    }
+    match kind {
+        ClusterKind::TfConfig => Box::new(TfConfigResolver::with_variables(env)),
+        ClusterKind::Torchrun => with_port!(TorchrunResolver),
+        ClusterKind::OpenMpi => with_port!(OpenMpiResolver),
+        ClusterKind::Slurm => with_port!(SlurmResolver),
+        ClusterKind::Kubernetes => with_port!(KubernetesResolver),
+        ClusterKind::OneProcess => Box::new(SimpleResolver::default()),
+    }
+}
+
+enum Found {
+    Yes(String),
+    Partly(String),
+    No,
+}
+
+fn look(kind: ClusterKind, env: &Variables) -> Found {
+    match kind {
+        ClusterKind::TfConfig => tf_config(env),
+        ClusterKind::Torchrun => all_or_part(
+            env,
+            &["RANK", "WORLD_SIZE", "MASTER_ADDR"],
+            "MASTER_ADDR is set",
+        ),
+        ClusterKind::OpenMpi => all_or_part(
+            env,
+            &["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"],
+            "started by Open MPI's mpirun",
+        ),
+        ClusterKind::Slurm => slurm(env),
+        ClusterKind::Kubernetes => kubernetes(env),
+        ClusterKind::OneProcess => Found::No,
+    }
+}
+
+fn tf_config(env: &Variables) -> Found {
+    let text = match env.get("TF_CONFIG") {
+        Ok(None) => return Found::No,
+        Ok(Some(text)) if text.trim().is_empty() => {
+            return Found::Partly("TF_CONFIG is empty".to_string());
+        }
+        Ok(Some(_)) => "TF_CONFIG is set".to_string(),
+        Err(error) => error.to_string(),
+    };
+    match TfConfigResolver::with_variables(env.clone()).cluster_spec() {
+        Ok(spec) if spec.is_empty() => Found::Partly("TF_CONFIG names no cluster".to_string()),
+        _ => Found::Yes(text),
+    }
+}
+
+/// All of these variables are needed; some of them are worth a word.
+fn all_or_part(env: &Variables, names: &[&str], reason: &str) -> Found {
+    let (set, missing): (Vec<&str>, Vec<&str>) = names.iter().partition(|name| env.has(name));
+    if missing.is_empty() {
+        return Found::Yes(reason.to_string());
+    }
+    if set.is_empty() {
+        return Found::No;
+    }
+    let (set, missing) = (set.join(" and "), missing.join(" and "));
+    Found::Partly(format!("{set} set, but not {missing}"))
+}
+
+fn slurm(env: &Variables) -> Found {
+    if !env.has("SLURM_PROCID") {
+        return if env.has("SLURM_JOB_ID") {
+            Found::Partly("in a SLURM job, but SLURM_PROCID is not set: use srun".to_string())
+        } else {
+            Found::No
+        };
+    }
+    // The batch script itself has the job's variables and rank 0, but the other ranks were never
+    // started.
+    if env.has("SLURM_STEP_NUM_TASKS") || env.has("SLURM_STEP_NODELIST") {
+        Found::Yes("started by srun".to_string())
+    } else {
+        Found::Partly("in a SLURM batch script, not in a step: use srun".to_string())
+    }
+}
+
+fn kubernetes(env: &Variables) -> Found {
+    match (
+        env.has("JOB_COMPLETION_INDEX"),
+        env.has("KUBERNETES_SERVICE_HOST"),
+    ) {
+        (true, _) => Found::Yes("in a pod of an Indexed Job".to_string()),
+        (false, true) if env.has("JOBSET_NAME") => {
+            Found::Partly("in a JobSet, but JOB_COMPLETION_INDEX is not set".to_string())
+        }
+        _ => Found::No,
+    }
+}

@@ -1,0 +1,198 @@
+//! Gradients as what a step returns: one leaf for each parameter that has one.
+
+use burn::tensor::{DType, Shape, TensorData};
+
+use super::{Gradients, Residence};
+use crate::trace::{CapturedTensor, Fingerprint, TensorSpec, TracedTensor};
+use crate::{Error, Leaf, Nest, Result};
+
+/// One gradient that there is.
+pub(crate) struct GradientLeaf<'a> {
+    spec: &'a TensorSpec,
+    gradient: &'a mut Residence,
+}
+
+impl GradientLeaf<'_> {
+    fn host(&self) -> Result<&TensorData> {
+        self.gradient.host(&Shape::from(self.spec.shape.clone()))
+    }
+}
+
+impl TracedTensor for GradientLeaf<'_> {
+    fn spec(&self) -> TensorSpec {
+        self.spec.clone()
+    }
+
+    fn data(&self) -> Result<TensorData> {
+        self.host().cloned()
+    }
+
+    fn set_data(&mut self, data: TensorData) -> Result<()> {
+        *self.gradient = Residence::Host(data);
+        Ok(())
+    }
+
+    fn bind(&mut self, tensor: CapturedTensor) {
+        *self.gradient = Residence::Captured(tensor);
+    }
+
+    fn captured(&self) -> Option<CapturedTensor> {
+        match &*self.gradient {
+            Residence::Captured(tensor) => Some(tensor.clone()),
+            _ => None,
+        }
+    }
+}
+
+fn empty(dtype: DType) -> TensorData {
+    TensorData::from_bytes_vec(Vec::new(), Shape::new([0]), dtype)
+}
+
+impl Leaf for GradientLeaf<'_> {
+    fn take(&mut self) -> Result<TensorData> {
+        if let Residence::Captured(_) | Residence::Compiled = self.gradient {
+            self.host()?;
+        }
+        let nothing = Residence::Host(empty(self.spec.dtype));
+        let gradient = std::mem::replace(self.gradient, nothing);
+        gradient.into_host(&Shape::from(self.spec.shape.clone()))
+    }
+
+    fn put(&mut self, data: TensorData) -> Result<()> {
+        if data.shape()[..] != self.spec.shape[..] {
+            return Err(Error::Shape {
+                op: "put a gradient back: it has the shape of its parameter",
+                expected: self.spec.shape.clone(),
+                found: data.shape().to_vec(),
+            });
+        }
+        if data.dtype() != self.spec.dtype {
+            return Err(Error::DType {
+                op: "put a gradient back: it has the type of its parameter",
+                dtype: data.dtype().name().to_string(),
+            });
+        }
+        self.set_data(data)
+    }
+
+    fn traced(&mut self) -> Option<&mut dyn TracedTensor> {
+        Some(self)
+    }
+}
+
+impl Gradients {
+    /// Which parameters have a gradient.
+    pub(super) fn present(&self) -> impl Iterator<Item = bool> {
+        self.entries.iter().map(|entry| entry.gradient.is_some())
+    }
+
+    /// Whether the parameter at `index` has a gradient.
+    pub(crate) fn is_present(&self, index: usize) -> bool {
+        self.entries
+            .get(index)
+            .is_some_and(|entry| entry.gradient.is_some())
+    }
+
+    /// The gradients that there are.
+    pub(crate) fn leaves(&mut self) -> impl Iterator<Item = GradientLeaf<'_>> {
+        self.entries.iter_mut().filter_map(|entry| {
+            Some(GradientLeaf {
+                spec: &entry.spec,
+                gradient: entry.gradient.as_mut()?,
+            })
+        })
+    }
+
+    /// Which gradients are tensors of a captured step, or on the devices of a compiled one.
+    pub(crate) fn compiled(&self) -> impl Iterator<Item = bool> {
+        let is_compiled =
+            |gradient: &Residence| matches!(gradient, Residence::Captured(_) | Residence::Compiled);
+        let entries = self.entries.iter();
+        entries.map(move |entry| entry.gradient.as_ref().is_some_and(is_compiled))
+    }
+
+    /// Notes which gradients are on the devices of a compiled step.
+    pub(crate) fn on_compiled_devices(mut self, compiled: impl Iterator<Item = bool>) -> Self {
+        for (entry, is_compiled) in self.entries.iter_mut().zip(compiled) {
+            entry.gradient = is_compiled.then_some(Residence::Compiled);
+        }
+        self
+    }
+}
+
+/// One leaf for each parameter that has a gradient, in the order of the parameters. A reduction
+/// of the whole needs the same ones on every replica; [`Gradients::all_reduce`] does not.
+impl Nest for Gradients {
+    fn walk(&mut self, visit: &mut dyn FnMut(&mut dyn Leaf) -> Result<()>) -> Result<()> {
+        self.refuse_rows("a result of a step, or a reduction over replicas")?;
+        self.leaves().try_for_each(|mut leaf| visit(&mut leaf))
+    }
+
+    fn fingerprint(&self, key: &mut dyn Fingerprint) {
+        let present: Vec<bool> = self.present().collect();
+        key.fixed(format_args!("gradients {present:?}"));
+    }
+
+    fn skeleton(&self) -> Option<Self> {
+        let mut skeleton = self.without_values();
+        for (entry, present) in skeleton.entries.iter_mut().zip(self.present()) {
+            entry.gradient = present.then(|| Residence::Host(empty(entry.spec.dtype)));
+        }
+        Some(skeleton)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::module::{Module, Param};
+    use burn::tensor::{Device, Tensor};
+
+    use super::*;
+
+    #[derive(Module, Debug)]
+    struct Model {
+        used: Param<Tensor<2>>,
+        unused: Param<Tensor<1>>,
+        bias: Param<Tensor<1>>,
+    }
+
+    fn gradients() -> Gradients {
+        let device = Device::flex().autodiff();
+        let model = Model {
+            used: Param::from_tensor(Tensor::ones([2, 3], &device).require_grad()),
+            unused: Param::from_tensor(Tensor::ones([4], &device).require_grad()),
+            bias: Param::from_tensor(Tensor::ones([3], &device).require_grad()),
+        };
+        let loss = model.used.val().sum() + model.bias.val().mul_scalar(2.0).sum();
+        Gradients::compute(&loss, &model, &[], false).unwrap()
+    }
+
+    #[test]
+    fn they_are_built_again_from_a_skeleton() {
+        let mut found = gradients();
+        let mut rebuilt = found.skeleton().unwrap();
+        let leaves = found.take_leaves().unwrap();
+        assert_eq!(leaves.len(), 2, "one parameter has none");
+        rebuilt.put_leaves(leaves).unwrap();
+        let expected = gradients();
+        assert_eq!(rebuilt.len(), 3);
+        for index in 0..3 {
+            assert_eq!(rebuilt.get(index).unwrap(), expected.get(index).unwrap());
+        }
+        assert!(rebuilt.get(1).unwrap().is_none());
+    }
+
+    #[test]
+    fn another_shape_or_type_does_not_fit() {
+        let mut found = gradients();
+        let leaves = found.take_leaves().unwrap();
+        let swapped = leaves.iter().rev().cloned().collect();
+        let error = found.put_leaves(swapped).unwrap_err();
+        assert!(matches!(error, Error::Shape { .. }), "{error}");
+        let wide = leaves
+            .into_iter()
+            .map(|leaf| leaf.convert_dtype(DType::F64));
+        let error = found.put_leaves(wide.collect()).unwrap_err();
+        assert!(matches!(error, Error::DType { .. }), "{error}");
+    }
+}

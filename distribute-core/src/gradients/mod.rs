@@ -1,0 +1,401 @@
+//! Gradients of one replica, in the order of the model's parameters.
+
+mod buffers;
+mod elements;
+mod leaves;
+mod residence;
+mod rows;
+
+use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::optim::GradientsParams;
+use burn::tensor::{Device, Gradients as BurnGradients, Shape, Tensor, TensorData};
+
+use crate::trace::{self, TensorSpec, TraceError};
+use crate::{Error, Result};
+
+pub(crate) use buffers::Flags;
+use residence::Number;
+pub(crate) use residence::{Residence, is_off_host, with_shape};
+pub(crate) use rows::Watched;
+pub use rows::{RemoteRows, RowGradients};
+
+/// The gradients of a model's trainable parameters, in visit order (the order in which the
+/// module declares its fields). The order, not burn's random parameter id, is what replicas and
+/// workers agree on.
+///
+/// The buffers are the ones that burn's backward pass produced: on the flex backend they are
+/// reduced over the replicas in place and handed to the optimizer without a copy. On a GPU they
+/// stay in its memory in the same way; what looks at their values ([`get`](Self::get),
+/// [`iter_mut`](Self::iter_mut)) copies them to host memory.
+///
+/// A step can return them. In a compiled step that is the only way to see them: while it is
+/// captured they have no values yet.
+#[derive(Debug, Clone)]
+pub struct Gradients {
+    entries: Vec<Entry>,
+    /// Of rows of tables on parameter servers, once for each table.
+    rows: Vec<RowGradients>,
+}
+
+/// The gradient of one parameter.
+#[derive(Debug, Clone)]
+struct Entry {
+    id: ParamId,
+    spec: TensorSpec,
+    /// None if the loss did not depend on the parameter.
+    gradient: Option<Residence>,
+}
+
+impl Entry {
+    fn shape(&self) -> Shape {
+        Shape::from(self.spec.shape.clone())
+    }
+
+    /// Moves the gradient to host memory.
+    fn bring_to_host(&mut self) -> Result<()> {
+        let shape = self.shape();
+        if let Some(gradient) = self.gradient.take() {
+            self.gradient = Some(Residence::Host(gradient.into_host(&shape)?));
+        }
+        Ok(())
+    }
+}
+
+impl Gradients {
+    /// Those of a loss with respect to a model's parameters and to rows that were looked up.
+    /// `keeps` leaves them where burn has put them, also in host memory.
+    pub(crate) fn compute<M: Module>(
+        loss: &Tensor<1>,
+        model: &M,
+        watched: &[Watched],
+        keeps: bool,
+    ) -> Result<Self> {
+        if loss.shape().num_elements() != 1 {
+            return Err(Error::Shape {
+                op: "gradient: the loss must be one number (average with `average_loss`)",
+                expected: vec![1],
+                found: loss.shape().to_vec(),
+            });
+        }
+        if let Some(mut tape) = trace::backward(loss) {
+            return Self::collect(tape.as_mut().map_err(|error| error.clone())?, model);
+        }
+        if !loss.is_autodiff() {
+            return Err(Error::invalid(
+                "gradient: the loss is not tracked; build the model on `ctx.device()` or in the \
+                 strategy's scope, which have autodiff",
+            ));
+        }
+        let gradients = loss.backward();
+        let mut tape = Tape { gradients, keeps };
+        let mut gradients = Self::collect(&mut tape, model)?;
+        for watched in watched {
+            if let Some(rows) = watched.take(&mut tape.gradients)? {
+                gradients.add_rows(rows)?;
+            }
+        }
+        Ok(gradients)
+    }
+
+    /// The gradients that burn holds for a model's trainable parameters, the way back of
+    /// [`into_params`](Self::into_params); without a copy on the flex backend if nothing else
+    /// holds the tensors.
+    ///
+    /// # Errors
+    /// If the device cannot hand a gradient out.
+    pub fn from_params<M: Module>(mut params: GradientsParams, model: &M) -> Result<Self> {
+        Self::collect(&mut params, model)
+    }
+
+    fn collect<M: Module>(from: &mut impl Source, model: &M) -> Result<Self> {
+        let mut collect = Collect {
+            from,
+            entries: Vec::new(),
+            error: None,
+        };
+        model.visit(&mut collect);
+        match collect.error {
+            Some(error) => Err(error),
+            None => Ok(Self {
+                entries: collect.entries,
+                rows: Vec::new(),
+            }),
+        }
+    }
+
+    /// The number of trainable parameters.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether the model has no trainable parameter.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// The gradient of the parameter at `index` in visit order; `None` if the loss did not
+    /// depend on it. One on a GPU is copied to host memory the first time.
+    ///
+    /// # Errors
+    /// If the device cannot hand it out, and in a step that is compiled
+    /// ([`TraceError::HostRead`]).
+    pub fn get(&self, index: usize) -> Result<Option<&TensorData>> {
+        let entry = self.entries.get(index);
+        let found = entry.and_then(|entry| Some((entry.gradient.as_ref()?, entry.shape())));
+        let host = found.map(|(gradient, shape)| gradient.host(&shape));
+        host.transpose()
+    }
+
+    /// All gradients in visit order, for changing them in place. Those on a GPU are copied to
+    /// host memory and stay there; those of rows of tables are
+    /// [`row_gradients_mut`](Self::row_gradients_mut).
+    ///
+    /// # Errors
+    /// Those of [`get`](Self::get).
+    pub fn iter_mut(&mut self) -> Result<impl Iterator<Item = Option<&mut TensorData>>> {
+        self.bring_to_host()?;
+        let entries = self.entries.iter_mut();
+        Ok(entries.map(|entry| match &mut entry.gradient {
+            Some(Residence::Host(data)) => Some(data),
+            _ => None,
+        }))
+    }
+
+    /// All gradients in visit order, and those of rows of tables.
+    pub(crate) fn into_values(self) -> Result<(Vec<Option<TensorData>>, Vec<RowGradients>)> {
+        let dense = self.entries.into_iter().map(|entry| {
+            let shape = entry.shape();
+            let gradient = entry.gradient;
+            gradient.map(|found| found.into_host(&shape)).transpose()
+        });
+        Ok((dense.collect::<Result<_>>()?, self.rows))
+    }
+
+    /// Moves one gradient out, flattened, as a tensor on `device`; what is there or in host memory
+    /// stays in its memory.
+    pub(crate) fn take_flat(&mut self, index: usize, device: &Device) -> Result<Option<Tensor<1>>> {
+        let entry = self.entries.get_mut(index);
+        let gradient = entry.and_then(|entry| entry.gradient.take());
+        gradient.map(|found| found.into_flat(device)).transpose()
+    }
+
+    /// Moves all gradients to host memory. Waits for the devices.
+    pub(crate) fn bring_to_host(&mut self) -> Result<()> {
+        self.entries.iter_mut().try_for_each(Entry::bring_to_host)
+    }
+
+    /// No gradients, of this model.
+    pub(crate) fn none<M: Module>(model: &M) -> Result<Self> {
+        Self::collect(&mut NoSource, model)
+    }
+
+    /// Gradients of this model with these values in host memory.
+    ///
+    /// # Errors
+    /// If they are not of this model.
+    pub(crate) fn of_values<M: Module>(model: &M, values: Vec<Option<TensorData>>) -> Result<Self> {
+        let mut gradients = Self::none(model)?;
+        let fits = |(entry, value): (&Entry, &Option<TensorData>)| match value {
+            Some(value) => TensorSpec::of(value) == entry.spec,
+            None => true,
+        };
+        let mut pairs = gradients.entries.iter().zip(&values);
+        if gradients.entries.len() != values.len() || !pairs.all(fits) {
+            return Err(Error::invalid("the gradients are of another model"));
+        }
+        for (entry, value) in gradients.entries.iter_mut().zip(values) {
+            entry.gradient = value.map(Residence::Host);
+        }
+        Ok(gradients)
+    }
+
+    /// The same parameters, all without a gradient.
+    pub(crate) fn without_values(&self) -> Self {
+        let entries = self.entries.iter().map(|entry| Entry {
+            id: entry.id,
+            spec: entry.spec.clone(),
+            gradient: None,
+        });
+        Self {
+            entries: entries.collect(),
+            rows: Vec::new(),
+        }
+    }
+
+    /// Adds another step's gradients, for accumulation over micro-batches: on the devices or in the
+    /// captured step if both are there, else in host memory.
+    ///
+    /// # Errors
+    /// If they are not of the same model.
+    pub fn accumulate(&mut self, other: Gradients) -> Result<()> {
+        if self.entries.len() != other.entries.len() {
+            return Err(Error::invalid(
+                "accumulate: the gradients are of different models",
+            ));
+        }
+        other
+            .rows
+            .into_iter()
+            .try_for_each(|rows| self.add_rows(rows))?;
+        for (mine, theirs) in self.entries.iter_mut().zip(other.entries) {
+            if mine.spec.shape != theirs.spec.shape {
+                return Err(Error::Shape {
+                    op: "accumulate",
+                    expected: mine.spec.shape.clone(),
+                    found: theirs.spec.shape,
+                });
+            }
+            let shape = mine.shape();
+            mine.gradient = match (mine.gradient.take(), theirs.gradient) {
+                (Some(sum), Some(other)) => Some(sum.add(other, &shape)?),
+                (mine, theirs) => mine.or(theirs),
+            };
+        }
+        Ok(())
+    }
+
+    /// The square root of the sum of all squared elements, summed in f64 in parameter order, then
+    /// those of rows of tables (TensorFlow: `tf.linalg.global_norm`). A row that was looked up
+    /// several times counts with its summed gradient, as in a dense table.
+    ///
+    /// # Errors
+    /// In a captured step: the norm has no value on the host then.
+    pub fn global_norm(&self) -> Result<f64> {
+        on_host(self.norm()?)
+    }
+
+    fn norm(&self) -> Result<Number> {
+        let dense = self.entries.iter();
+        let dense = dense.filter_map(|entry| entry.gradient.as_ref());
+        residence::norm(dense, self.rows.iter().map(|rows| &rows.values))
+    }
+
+    /// Scales all gradients so that their global norm is at most `clip_norm`
+    /// (TensorFlow: `tf.clip_by_global_norm`). Returns the norm before.
+    ///
+    /// If the norm is not finite, because a gradient holds NaN or infinity, all gradients become
+    /// NaN, as in TensorFlow and in a compiled step: the weights show at once that the training has
+    /// failed ([`TerminateOnNan`](crate::fit::callbacks::TerminateOnNan) ends it), and the norm
+    /// that is returned says so before the update.
+    ///
+    /// # Errors
+    /// If `clip_norm` is not a positive number, and in a captured step, where the norm has no value
+    /// on the host; there [`TrainState::clip_by_global_norm`](crate::TrainState::clip_by_global_norm)
+    /// clips.
+    pub fn clip_by_global_norm(&mut self, clip_norm: f64) -> Result<f64> {
+        on_host(self.clip(clip_norm)?)
+    }
+
+    /// [`clip_by_global_norm`](Self::clip_by_global_norm), also in a captured step.
+    pub(crate) fn clip(&mut self, clip_norm: f64) -> Result<Number> {
+        if !(clip_norm.is_finite() && clip_norm > 0.0) {
+            return Err(Error::invalid(format!(
+                "clip_by_global_norm: the norm must be a positive number, got {clip_norm}"
+            )));
+        }
+        let norm = self.norm()?;
+        if let Some(factor) = norm.clip_factor(clip_norm) {
+            let mut dense = self.entries.iter_mut();
+            dense.try_for_each(|entry| match &mut entry.gradient {
+                Some(gradient) => gradient.scale(&factor),
+                None => Ok(()),
+            })?;
+            if let Number::Host(factor) = factor {
+                let mut rows = self.rows.iter_mut();
+                rows.try_for_each(|rows| elements::scale(&mut rows.values, factor))?;
+            }
+        }
+        Ok(norm)
+    }
+
+    /// The parameters' ids, in visit order.
+    pub fn param_ids(&self) -> impl Iterator<Item = ParamId> {
+        self.entries.iter().map(|entry| entry.id)
+    }
+}
+
+fn on_host(number: Number) -> Result<f64> {
+    match number {
+        Number::Host(number) => Ok(number),
+        Number::Captured(_) => Err(TraceError::host_read("the global norm").into()),
+    }
+}
+
+/// Where gradients come from: a backward pass, or what burn made of one.
+trait Source {
+    /// Moves one parameter's gradient out.
+    fn take<const D: usize>(&mut self, id: ParamId, value: &Tensor<D>)
+    -> Result<Option<Residence>>;
+}
+
+/// Without any gradient.
+struct NoSource;
+
+impl Source for NoSource {
+    fn take<const D: usize>(&mut self, _: ParamId, _: &Tensor<D>) -> Result<Option<Residence>> {
+        Ok(None)
+    }
+}
+
+/// burn's backward pass.
+struct Tape {
+    gradients: BurnGradients,
+    keeps: bool,
+}
+
+impl Source for Tape {
+    fn take<const D: usize>(&mut self, _: ParamId, value: &Tensor<D>) -> Result<Option<Residence>> {
+        let gradient = value.grad_remove(&mut self.gradients);
+        gradient.map(|found| placed(found, self.keeps)).transpose()
+    }
+}
+
+impl Source for GradientsParams {
+    fn take<const D: usize>(&mut self, id: ParamId, _: &Tensor<D>) -> Result<Option<Residence>> {
+        let gradient = self.remove::<D>(id);
+        gradient.map(|found| placed(found, false)).transpose()
+    }
+}
+
+impl Source for trace::CapturedTape {
+    fn take<const D: usize>(&mut self, _: ParamId, value: &Tensor<D>) -> Result<Option<Residence>> {
+        Ok(self.remove(value).map(Residence::Captured))
+    }
+}
+
+/// A gradient in the memory where burn has put it; that of the host is taken as it is.
+fn placed<const D: usize>(gradient: Tensor<D>, keeps: bool) -> Result<Residence> {
+    if keeps || is_off_host(&gradient.device()) {
+        let count = gradient.shape().num_elements();
+        return Ok(Residence::device(gradient.reshape([count])));
+    }
+    let data = gradient.try_into_data().map_err(Error::step)?;
+    Ok(Residence::Host(data))
+}
+
+struct Collect<'a, S> {
+    from: &'a mut S,
+    entries: Vec<Entry>,
+    error: Option<Error>,
+}
+
+impl<S: Source> ModuleVisitor for Collect<'_, S> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let value = param.val();
+        if !value.is_require_grad() {
+            return;
+        }
+        let gradient = self.from.take(param.id, &value).unwrap_or_else(|error| {
+            self.error.get_or_insert(error);
+            None
+        });
+        self.entries.push(Entry {
+            id: param.id,
+            spec: TensorSpec {
+                shape: value.shape().to_vec(),
+                dtype: value.dtype(),
+            },
+            gradient,
+        });
+    }
+}

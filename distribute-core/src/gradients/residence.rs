@@ -1,0 +1,237 @@
+//! Where one gradient is, and the arithmetic on it there.
+
+use std::sync::OnceLock;
+
+use burn::tensor::{DType, Device, Shape, Tensor, TensorData};
+
+use super::elements;
+use crate::trace::{self, CapturedTensor, TraceError};
+use crate::{Error, Result};
+
+/// One gradient, where it is. Nothing moves it but what has to.
+#[derive(Debug, Clone)]
+pub(crate) enum Residence {
+    /// In host memory, in the shape of its parameter.
+    Host(TensorData),
+    /// In the memory of a device.
+    Device(DeviceGradient),
+    /// A tensor of the step that is being captured, in the shape of its parameter.
+    Captured(CapturedTensor),
+    /// On the devices of a compiled step: the mirrored value has its tensor.
+    Compiled,
+}
+
+/// A gradient in the memory of a device.
+#[derive(Debug, Clone)]
+pub(crate) struct DeviceGradient {
+    /// Flattened.
+    tensor: Tensor<1>,
+    /// The copy in host memory, once somebody has asked for it.
+    copy: OnceLock<TensorData>,
+}
+
+/// A number that is computed from gradients: on the host, or of shape `[1]` in a captured step.
+#[derive(Debug, Clone)]
+#[allow(clippy::large_enum_variant)] // One at a time.
+pub(crate) enum Number {
+    Host(f64),
+    Captured(Tensor<1>),
+}
+
+impl Residence {
+    pub(super) fn device(tensor: Tensor<1>) -> Self {
+        let copy = OnceLock::new();
+        Self::Device(DeviceGradient { tensor, copy })
+    }
+
+    /// The values in host memory; those of a device are copied the first time, which waits for it.
+    pub(super) fn host(&self, shape: &Shape) -> Result<&TensorData> {
+        match self {
+            Self::Host(data) => Ok(data),
+            Self::Device(DeviceGradient { tensor, copy }) => match copy.get() {
+                Some(data) => Ok(data),
+                None => {
+                    let data = fetch(tensor.clone(), shape)?;
+                    Ok(copy.get_or_init(|| data))
+                }
+            },
+            Self::Captured(_) => Err(TraceError::host_read("a gradient").into()),
+            Self::Compiled => Err(not_here()),
+        }
+    }
+
+    /// The same in host memory.
+    pub(super) fn into_host(self, shape: &Shape) -> Result<TensorData> {
+        match self {
+            Self::Host(data) => Ok(data),
+            Self::Device(found) => fetch(found.tensor, shape),
+            other => other.host(shape).cloned(),
+        }
+    }
+
+    /// The same as a flattened tensor on `device`. What is in host memory stays in its memory.
+    pub(super) fn into_flat(self, device: &Device) -> Result<Tensor<1>> {
+        match self {
+            Self::Host(data) => {
+                let dtype = data.dtype();
+                Ok(Tensor::from_data(flat_data(data)?, (device, dtype)))
+            }
+            Self::Device(found) => Ok(found.tensor),
+            Self::Captured(tensor) => Ok(tensor.flat()),
+            Self::Compiled => Err(not_here()),
+        }
+    }
+
+    /// The sum with another gradient of the same parameter, where both are; else in host memory.
+    pub(super) fn add(self, other: Self, shape: &Shape) -> Result<Self> {
+        Ok(match (self, other) {
+            (Self::Device(sum), Self::Device(other)) => Self::device(sum.tensor.add(other.tensor)),
+            (Self::Captured(sum), Self::Captured(other)) => {
+                Self::Captured(trace::combine(sum, other, true))
+            }
+            (sum, other) => {
+                let mut sum = sum.into_host(shape)?;
+                elements::add(&mut sum, &other.into_host(shape)?)?;
+                Self::Host(sum)
+            }
+        })
+    }
+
+    /// Multiplies all elements.
+    pub(super) fn scale(&mut self, factor: &Number) -> Result<()> {
+        match (&mut *self, factor) {
+            (Self::Host(data), Number::Host(factor)) => elements::scale(data, *factor),
+            (Self::Device(found), Number::Host(factor)) => {
+                *self = Self::device(found.tensor.clone().mul_scalar(*factor));
+                Ok(())
+            }
+            (Self::Captured(tensor), Number::Captured(factor)) => {
+                let trace::TensorSpec { shape, dtype } = tensor.spec();
+                let scaled = tensor.flat() * trace::of_type(factor.clone(), dtype);
+                if let Some(scaled) = trace::captured(&scaled) {
+                    *tensor = scaled.reshaped(&shape);
+                }
+                Ok(())
+            }
+            _ => Err(not_here()),
+        }
+    }
+}
+
+impl Number {
+    /// What gradients of this norm are multiplied by to have a norm of at most `clip_norm`: NaN if
+    /// their norm is not finite, nothing if it is small enough.
+    pub(super) fn clip_factor(&self, clip_norm: f64) -> Option<Self> {
+        match self {
+            Self::Host(norm) if !norm.is_finite() => Some(Self::Host(f64::NAN)),
+            Self::Host(norm) if *norm > clip_norm => Some(Self::Host(clip_norm / norm)),
+            Self::Host(_) => None,
+            Self::Captured(norm) => {
+                // 0, or NaN if the norm is not finite.
+                let blemish = norm.clone() - norm.clone();
+                let factor = norm.clone().clamp_min(clip_norm).recip();
+                Some(Self::Captured(factor.mul_scalar(clip_norm) + blemish))
+            }
+        }
+    }
+}
+
+/// The square root of the sum of all squared elements: of those on devices first, with one copy to
+/// the host, then of those in host memory, in order.
+pub(super) fn norm<'a>(
+    dense: impl Iterator<Item = &'a Residence> + Clone,
+    rows: impl Iterator<Item = &'a TensorData>,
+) -> Result<Number> {
+    let captured = dense.clone().filter_map(|gradient| match gradient {
+        Residence::Captured(tensor) => Some(tensor),
+        _ => None,
+    });
+    if let Some(norm) = captured_norm(captured) {
+        return Ok(Number::Captured(norm));
+    }
+    let on_device = dense.clone().filter_map(|gradient| match gradient {
+        Residence::Device(found) => Some(&found.tensor),
+        _ => None,
+    });
+    let mut sum = device_sum_of_squares(on_device)?;
+    for gradient in dense {
+        match gradient {
+            Residence::Host(data) => sum += elements::sum_of_squares(data)?,
+            Residence::Compiled => return Err(not_here()),
+            _ => {}
+        }
+    }
+    for data in rows {
+        sum += elements::sum_of_squares(data)?;
+    }
+    Ok(Number::Host(sum.sqrt()))
+}
+
+/// In `f64`, with one copy to the host.
+fn device_sum_of_squares<'a>(tensors: impl Iterator<Item = &'a Tensor<1>>) -> Result<f64> {
+    let sums = tensors.map(|tensor| {
+        // Squares of 16 bits are soon infinite, and their sums inexact.
+        let wide = match tensor.dtype() {
+            DType::F16 | DType::BF16 => tensor.clone().cast(DType::F32),
+            _ => tensor.clone(),
+        };
+        wide.powi_scalar(2).sum()
+    });
+    let sums: Vec<Tensor<1>> = sums.collect();
+    if sums.is_empty() {
+        return Ok(0.0);
+    }
+    let sums = Tensor::cat(sums, 0).try_into_data().map_err(Error::step)?;
+    Ok(sums.iter::<f64>().sum())
+}
+
+/// Of shape `[1]`, in `f32`, or in `f64` if all gradients are. What is larger than 1 is squared as a
+/// part of the largest, so that no square is infinite before the norm is.
+fn captured_norm<'a>(
+    gradients: impl Iterator<Item = &'a CapturedTensor> + Clone,
+) -> Option<Tensor<1>> {
+    let mut all = gradients.clone();
+    let dtype = match all.all(|gradient| gradient.spec().dtype == DType::F64) {
+        true => DType::F64,
+        false => DType::F32,
+    };
+    let flat = || {
+        let flat = gradients.clone().map(CapturedTensor::flat);
+        flat.map(|gradient| trace::of_type(gradient, dtype))
+    };
+    let largest = flat().map(|gradient| gradient.abs().max());
+    let largest = largest.reduce(|a, b| a.max_pair(b))?.clamp_min(1.0);
+    let squares = flat().map(|gradient| {
+        let part = gradient / largest.clone();
+        (part.clone() * part).sum()
+    });
+    let sum = squares.reduce(|sum, square| sum + square)?;
+    Some(sum.sqrt() * largest)
+}
+
+/// Copies a flattened tensor to host memory. Waits for the device.
+fn fetch(tensor: Tensor<1>, shape: &Shape) -> Result<TensorData> {
+    let data = tensor.try_into_data().map_err(Error::step)?;
+    with_shape(data, shape.clone())
+}
+
+/// The same memory with one dimension.
+fn flat_data(data: TensorData) -> Result<TensorData> {
+    let count = data.num_elements();
+    with_shape(data, Shape::new([count]))
+}
+
+/// The same memory in other dimensions.
+pub(crate) fn with_shape(data: TensorData, shape: Shape) -> Result<TensorData> {
+    let (bytes, _, dtype) = data.into_parts();
+    TensorData::try_from_bytes(bytes, shape, dtype).map_err(Error::step)
+}
+
+fn not_here() -> Error {
+    Error::invalid("a gradient that is not on the host")
+}
+
+/// Whether tensors there are not in host memory already.
+pub(crate) fn is_off_host(device: &Device) -> bool {
+    *device != Device::flex()
+}

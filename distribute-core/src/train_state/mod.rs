@@ -1,0 +1,465 @@
+//! A model together with its optimizer: what one training step changes.
+
+mod apply;
+mod remote;
+mod traced;
+mod update;
+mod waiting;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::Arc;
+
+use apply::{Here, Placement};
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::tensor::{Device, Tensor, TensorData};
+pub(crate) use waiting::Sums as WaitingSums;
+
+use crate::checkpoint::{TensorSpec, check_slots, saved_kinds};
+use crate::optim::Optimizer;
+use crate::remote::RemoteStore;
+use crate::trace::StateVisitor;
+use crate::{Error, Gradients, Replicate, Result, WorkerGroup, module_tensors};
+
+/// A model, its optimizer's state and the step counter.
+///
+/// Build it in a strategy's scope and hand it to steps as `&mut Mirrored<TrainState<M>>`.
+///
+/// ```
+/// use burn::nn::{Linear, LinearConfig};
+/// use distribute_core::{Adam, DefaultStrategy, StrategyExt, TrainState};
+///
+/// let strategy = DefaultStrategy::new();
+/// let state = strategy.scope(|device| {
+///     TrainState::new(LinearConfig::new(4, 2).init(device), Adam::new(1e-3))
+/// })?;
+/// assert_eq!(state.primary().parameter_names(), ["weight", "bias"]);
+/// # Ok::<(), distribute_core::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct TrainState<M> {
+    /// The model.
+    pub model: M,
+    optimizer: Arc<dyn Optimizer>,
+    names: Arc<[String]>,
+    slots: Vec<Vec<Tensor<1>>>,
+    step: u64,
+    learning_rate: f64,
+    clip_norm: Option<f64>,
+    accumulation_steps: usize,
+    accumulated: Option<(usize, Gradients)>,
+    /// An update failed half-way: slots may be ahead of the model.
+    half_updated: bool,
+    /// The path of a layer with running statistics, which burn shares between replicas.
+    batch_norm: Option<String>,
+    /// Where tensors and slots live.
+    placement: Box<dyn Placement<M>>,
+}
+
+/// What [`TrainState::apply_gradients`] did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Applied {
+    /// The gradients were reduced over the replicas and the model was updated.
+    Updated,
+    /// The gradients were added to those of earlier micro-batches; nothing was communicated.
+    Accumulated,
+    /// The parameter servers did not want the gradients: those of faster workers were enough for
+    /// the version of the model that they were computed at. Nothing was changed.
+    Dropped,
+}
+
+impl<M: Module + 'static> TrainState<M> {
+    /// A state at step 0, with all slots zero.
+    pub fn new(model: M, optimizer: impl Optimizer + 'static) -> Self {
+        Self::with_optimizer(model, Arc::new(optimizer))
+    }
+
+    /// [`new`](Self::new) for an optimizer that is chosen at run time.
+    pub fn with_optimizer(model: M, optimizer: Arc<dyn Optimizer>) -> Self {
+        let mut names = Names::default();
+        model.visit(&mut names);
+        let slots = names.found.iter().map(|_| Vec::new()).collect();
+        Self {
+            model,
+            learning_rate: optimizer.learning_rate(),
+            optimizer,
+            names: names.found.into(),
+            slots,
+            step: 0,
+            clip_norm: None,
+            accumulation_steps: 1,
+            accumulated: None,
+            half_updated: false,
+            batch_norm: names.batch_norm,
+            placement: Box::new(Here),
+        }
+    }
+
+    /// Clips the summed gradients to this global norm before every update. A norm that is not
+    /// finite makes all gradients NaN, see [`Gradients::clip_by_global_norm`].
+    pub fn clip_by_global_norm(mut self, clip_norm: f64) -> Self {
+        self.clip_norm = Some(clip_norm);
+        self
+    }
+
+    /// Updates the model on every `micro_batches`-th call of
+    /// [`apply_gradients`](Self::apply_gradients) only, with the SUM of their gradients; the
+    /// replicas communicate on that call alone.
+    ///
+    /// Because gradients are summed, the loss' denominator (`global_batch_size`) must count the
+    /// examples of all replicas and all micro-batches of one update.
+    pub fn accumulate(mut self, micro_batches: usize) -> Self {
+        self.accumulation_steps = micro_batches.max(1);
+        self
+    }
+}
+
+impl<M> TrainState<M> {
+    /// The number of updates so far; of a state on parameter servers, as far as was heard last.
+    ///
+    /// In a step that is compiled this is the number at the time of the capture; use it for nothing
+    /// but [`ReplicaContext::rng`] there.
+    pub fn step(&self) -> u64 {
+        self.placement.read_step();
+        self.step
+    }
+
+    /// The learning rate of the next update.
+    pub fn learning_rate(&self) -> f64 {
+        self.learning_rate
+    }
+
+    /// Sets the learning rate of the next updates. On a mirrored state use
+    /// [`Mirrored::set_learning_rate`](crate::Mirrored::set_learning_rate). Of a state on parameter
+    /// servers it is the learning rate of all workers; servers that cannot be reached are told by
+    /// the next call that needs them, whose error it is if they are gone.
+    pub fn set_learning_rate(&mut self, learning_rate: f64) {
+        self.learning_rate = learning_rate;
+        self.placement.set_learning_rate(learning_rate);
+    }
+
+    /// Whether an update takes the gradients of several micro-batches ([`accumulate`]).
+    ///
+    /// [`accumulate`]: TrainState::accumulate
+    pub(crate) fn accumulates(&self) -> bool {
+        self.accumulation_steps > 1
+    }
+
+    /// Whether tensors and slots live elsewhere, and this is a copy.
+    pub fn is_remote(&self) -> bool {
+        self.placement.store().is_some()
+    }
+
+    /// Whether gradients of some micro-batches wait for the rest of their update.
+    pub fn is_accumulating(&self) -> bool {
+        self.accumulated.is_some()
+    }
+
+    /// The optimizer.
+    pub fn optimizer(&self) -> &dyn Optimizer {
+        &*self.optimizer
+    }
+
+    /// The paths of the trainable parameters in visit order, for example `conv1.weight`.
+    pub fn parameter_names(&self) -> &[String] {
+        &self.names
+    }
+}
+
+impl<M> fmt::Debug for TrainState<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TrainState")
+            .field("optimizer", &self.optimizer)
+            .field("step", &self.step)
+            .field("parameters", &self.names)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<M: Module + 'static> Replicate for TrainState<M> {
+    fn replicate(&self, device: &Device) -> Self {
+        let mut copy = self.clone();
+        copy.model = copy.model.fork(device);
+        copy
+    }
+
+    fn sync_from(&mut self, primary: &Self, device: &Device) {
+        let mine = self.accumulated.take();
+        *self = primary.replicate(device);
+        let primary = self.accumulated.take();
+        self.accumulated = match (mine, primary) {
+            (Some((mine, sum)), Some((count, _))) if mine == count => Some((count, sum)),
+            // A failed run left this replica behind: its part of the sum is lost.
+            (_, Some((count, other))) => Some((count, other.without_values())),
+            (_, None) => None,
+        };
+    }
+
+    /// A state that was just built: the model is all that the workers may differ in.
+    fn attach_remote(&mut self, store: &dyn RemoteStore, path: &str) -> Result<()> {
+        self.attach(store, path)
+    }
+
+    fn refresh_remote(&mut self) -> Result<()> {
+        self.refresh()
+    }
+
+    fn take_from_chief(&mut self, workers: &WorkerGroup) -> Result<()> {
+        workers.take_state(&mut self.model, self.step)
+    }
+
+    fn visit_state(&mut self, visitor: &mut dyn StateVisitor) -> Result<()> {
+        self.visit_captured(visitor)
+    }
+
+    fn check_replicas(&self, replicas: usize) -> Result<()> {
+        refuse_batch_norm(self.batch_norm.as_deref(), replicas)
+    }
+
+    /// Counts updates and the micro-batches since the last one.
+    fn version(&self) -> Option<u64> {
+        let waiting = self
+            .accumulated
+            .as_ref()
+            .map_or(0, |(count, _)| *count as u64);
+        (!self.half_updated).then_some((self.step << 16) | waiting)
+    }
+}
+
+fn refuse_batch_norm(path: Option<&str>, replicas: usize) -> Result<()> {
+    match path {
+        Some(path) if replicas > 1 => Err(Error::invalid(format!(
+            "the layer `{path}` is a batch normalization: burn 0.22.1 shares its running \
+             statistics between replica threads, so the result would depend on their timing; \
+             use a layer or group normalization, or one replica (to evaluate only, build the \
+             model without a training state)"
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Refuses a model whose replicas would share running statistics.
+pub(crate) fn check_running_statistics(model: &impl Module, replicas: usize) -> Result<()> {
+    let mut names = Names::default();
+    model.visit(&mut names);
+    refuse_batch_norm(names.batch_norm.as_deref(), replicas)
+}
+
+/// Collects the paths of the trainable parameters.
+#[derive(Default)]
+struct Names {
+    path: Vec<String>,
+    found: Vec<String>,
+    batch_norm: Option<String>,
+}
+
+impl ModuleVisitor for Names {
+    fn enter_module(&mut self, name: &str, container: &str) {
+        self.path.push(name.to_string());
+        if container.contains("BatchNorm") && self.batch_norm.is_none() {
+            // The container is what the entered field belongs to.
+            self.batch_norm = Some(self.path[..self.path.len() - 1].join("."));
+        }
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if param.val().is_require_grad() {
+            self.found.push(self.path.join("."));
+        }
+    }
+}
+
+impl<M: Module + 'static> TrainState<M> {
+    /// All tensors of the state by name, for a checkpoint: `model/<path>` for every parameter
+    /// (also those that are not trained, and integers and bools) and `optimizer/<slot>/<path>` for
+    /// every slot.
+    ///
+    /// Waits for the device, or for the parameter servers if the state lives there.
+    pub fn to_tensors(&self) -> Result<BTreeMap<String, TensorData>> {
+        self.save().map(|(_, tensors)| tensors)
+    }
+
+    /// [`to_tensors`](Self::to_tensors), and the number of updates that they are the result of.
+    pub(crate) fn save(&self) -> Result<(u64, BTreeMap<String, TensorData>)> {
+        match self.placement.store() {
+            Some(store) => store.save(),
+            None => Ok((self.step, self.local_tensors()?)),
+        }
+    }
+
+    fn local_tensors(&self) -> Result<BTreeMap<String, TensorData>> {
+        if self.batch_norm.is_some() {
+            // Making the validation copy brings the running statistics up to date.
+            drop(self.model.valid());
+        }
+        let mut tensors = self.model_tensors()?;
+        for (name, slots) in self.names.iter().zip(&self.slots) {
+            for (slot, tensor) in self.optimizer.slots().iter().zip(slots) {
+                let data = tensor.clone().try_into_data().map_err(Error::step)?;
+                tensors.insert(format!("optimizer/{slot}/{name}"), data);
+            }
+        }
+        Ok(tensors)
+    }
+
+    /// The model's tensors, of every kind, by their names in checkpoints.
+    fn model_tensors(&self) -> Result<BTreeMap<String, TensorData>> {
+        let tensors = module_tensors::take(&self.model)?.into_iter();
+        let named = tensors.map(|tensor| (format!("model/{}", tensor.path), tensor.value));
+        Ok(named.collect())
+    }
+
+    /// Puts a checkpoint's tensors back, in place.
+    ///
+    /// Without any slots the optimizer's start at zero. Checkpoints that hold none of the model's
+    /// integers and bools were written when those were not saved; they stay as they are then.
+    ///
+    /// # Errors
+    /// If a parameter is missing or has another shape or kind, or the slots are those of another
+    /// optimizer
+    /// ([`CheckpointError::WrongOptimizer`](crate::checkpoint::CheckpointError::WrongOptimizer));
+    /// the state is unchanged then. Tensors do not say which optimizer they are of but by the names
+    /// of its slots; [`fit::restore`](crate::fit::restore) also compares the optimizer's name.
+    pub fn load_tensors(
+        &mut self,
+        tensors: &BTreeMap<String, TensorData>,
+        step: u64,
+    ) -> Result<()> {
+        let model = self.fitting_tensors(tensors)?;
+        self.check_slots(tensors)?;
+        if let Some(store) = self.placement.store() {
+            let mut all = tensors.clone();
+            let paths = model.into_iter();
+            all.extend(paths.map(|(path, value)| (format!("model/{path}"), value)));
+            store.restore(&all, step)?;
+            self.accumulated = None;
+            self.refresh()?;
+            self.step = step;
+            return Ok(());
+        }
+        let values = model.into_iter().map(|(_, value)| Some(value));
+        let model = module_tensors::put(self.model.clone(), values)?;
+        let device = self.model.devices().into_iter().next();
+        let device = device.map(|device| device.without_autodiff());
+        let mut slots = Vec::with_capacity(self.names.len());
+        for name in self.names.iter() {
+            let stored = self.optimizer.slots().iter().map_while(|slot| {
+                let data = tensors.get(&format!("optimizer/{slot}/{name}"))?.clone();
+                let dtype = data.dtype();
+                Some(Tensor::<1>::from_data(data, (device.as_ref()?, dtype)))
+            });
+            slots.push(stored.collect());
+        }
+        self.model = model;
+        self.slots = slots;
+        self.step = step;
+        self.accumulated = None;
+        self.half_updated = false;
+        Ok(())
+    }
+
+    /// The values of the model's tensors, by path and in visit order: the checkpoint's, or the own
+    /// ones of kinds that it does not know. Looked at before any is changed, because a running
+    /// statistic is changed in place.
+    fn fitting_tensors(
+        &self,
+        tensors: &BTreeMap<String, TensorData>,
+    ) -> Result<Vec<(String, TensorData)>> {
+        let own = module_tensors::take(&self.model)?;
+        let named = |path: &str| format!("model/{path}");
+        let specs = own
+            .iter()
+            .map(|tensor| TensorSpec::of(named(&tensor.path), &tensor.value));
+        let saved: BTreeSet<String> = saved_kinds(specs, tensors).map(|spec| spec.name).collect();
+        let values = own.into_iter().map(|tensor| {
+            let name = named(&tensor.path);
+            match saved.contains(&name) {
+                true => Ok((tensor.path, fitting(tensors, &name, &tensor.value)?.clone())),
+                false => Ok((tensor.path, tensor.value)),
+            }
+        });
+        values.collect()
+    }
+
+    /// Whether the checkpoint's slots are those of this optimizer, or there are none.
+    fn check_slots(&self, tensors: &BTreeMap<String, TensorData>) -> Result<()> {
+        let of_parameter = |path: &str| self.names.iter().any(|name| name == path);
+        let own = self.optimizer.checkpoint_slots();
+        check_slots(own, None, tensors, of_parameter)?;
+        let mut sizes = Sizes::default();
+        self.model.visit(&mut sizes);
+        for (name, count) in self.names.iter().zip(sizes.0) {
+            let slots = self.optimizer.slots().iter();
+            let slots: Vec<String> = slots
+                .map(|slot| format!("optimizer/{slot}/{name}"))
+                .collect();
+            let found: Vec<_> = slots.iter().filter_map(|slot| tensors.get(slot)).collect();
+            if let (false, Some(missing)) = (
+                found.is_empty(),
+                slots.iter().find(|slot| !tensors.contains_key(*slot)),
+            ) {
+                return Err(Error::invalid(format!(
+                    "the checkpoint has no `{missing}`, only other slots of that parameter: it \
+                     is not whole"
+                )));
+            }
+            for (slot, data) in slots.iter().zip(found) {
+                if data.num_elements() != count || !data.dtype().is_float() {
+                    return Err(Error::invalid(format!(
+                        "`{slot}` has shape {:?} and type {} in the checkpoint, and the parameter \
+                         `model/{name}` has {count} elements: it is from another model",
+                        data.shape().to_vec(),
+                        data.dtype().name(),
+                    )));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The numbers of elements of the trainable parameters.
+#[derive(Default)]
+struct Sizes(Vec<usize>);
+
+impl ModuleVisitor for Sizes {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let value = param.val();
+        if value.is_require_grad() {
+            self.0.push(value.shape().num_elements());
+        }
+    }
+}
+
+/// The stored tensor of this name, if it has the shape and the kind of elements of `like`.
+fn fitting<'a>(
+    tensors: &'a BTreeMap<String, TensorData>,
+    name: &str,
+    like: &TensorData,
+) -> Result<&'a TensorData> {
+    match tensors.get(name) {
+        None => Err(Error::invalid(format!(
+            "the checkpoint has no parameter `{name}`"
+        ))),
+        Some(data) if data.shape() != like.shape() => Err(Error::invalid(format!(
+            "parameter `{name}` has shape {:?} in the checkpoint and {:?} in the model: it is \
+             from another model",
+            data.shape().to_vec(),
+            like.shape().to_vec()
+        ))),
+        Some(data) if !module_tensors::is_same_kind(like.dtype(), data.dtype()) => {
+            Err(Error::invalid(format!(
+                "parameter `{name}` has elements of type {} in the checkpoint and {} in the \
+                 model: it is from another model",
+                data.dtype().name(),
+                like.dtype().name()
+            )))
+        }
+        Some(data) => Ok(data),
+    }
+}

@@ -1,0 +1,18 @@
+//! What a training program names: `use distribute_data::prelude::*;`, next to that of
+//! `distribute-core`.
+
+pub use distribute_core::fit::callbacks::{
+    EarlyStopping, HistoryFile, Interrupt, LearningRateScheduler, ModelCheckpoint, ProgressBar,
+    TensorBoard, TerminateOnNan,
+};
+pub use distribute_core::fit::{
+    BatchSource, Callback, Fit, History, Objective, StepContext, evaluate, predict,
+};
+
+pub use crate::{
+    ArrayDataset, AutoShardPolicy, AverageLoss, Batching, Dataset, Digits, DistributedDataset,
+    FashionMnist, FnDataset, ImageDataset, Mnist, SampleWeight, StrategyDataExt, TabularDataset,
+    TextDataset, ValueDataset, Weighted, average_loss, binary_crossentropy,
+    categorical_crossentropy, l2, mean_squared_error, scale_regularization_loss,
+    sparse_categorical_crossentropy,
+};
