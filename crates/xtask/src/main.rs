@@ -1,5 +1,6 @@
 //! The one command a change must pass: `cargo xtask check`.
 #![forbid(unsafe_code)]
+#![deny(clippy::expect_used, clippy::panic, clippy::unwrap_used)]
 
 mod cargo;
 mod check;

@@ -4,7 +4,7 @@
 //! where they are missing. So [`check`] looks for them before anything of burn is called.
 
 mod burn_reducer;
-#[allow(unsafe_code)]
+#[expect(unsafe_code, reason = "each use says why it is sound")]
 mod memory;
 mod unfused;
 

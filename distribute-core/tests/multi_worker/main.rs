@@ -8,7 +8,10 @@ mod failures;
 mod fit;
 mod interrupted;
 mod overlap;
-#[allow(dead_code)] // shared with the tests of `fit`, which use all of it
+#[expect(
+    dead_code,
+    reason = "shared with the tests of fit, which use all of it"
+)]
 #[path = "../fit/common.rs"]
 mod points;
 mod training;

@@ -15,7 +15,7 @@ mod context;
 mod dataset;
 mod desk;
 pub(crate) mod failure;
-#[allow(missing_docs, clippy::all)]
+#[allow(clippy::allow_attributes, missing_docs, clippy::all, reason = "generated")]
 #[rustfmt::skip]
 pub(crate) mod generated;
 mod registry;
