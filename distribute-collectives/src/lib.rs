@@ -68,11 +68,11 @@ pub mod nccl;
 mod options;
 pub mod overlap;
 pub mod pack;
-mod patience;
 mod pieces;
 mod process_group;
 pub mod reduce;
 mod shared_memory;
+mod spin_policy;
 mod status;
 #[cfg(test)]
 mod testing;
@@ -90,7 +90,7 @@ pub use header::{OperationHeader, OperationKind};
 pub use in_process::{
     InProcessCommunicator, InProcessTransport, in_process, in_process_transports,
 };
-pub use interruption::{Held, Interruption, Listening};
+pub use interruption::{Interruption, InterruptionHold, InterruptionListener};
 pub use link_cost::LinkCost;
 pub use messages::TransportCommunicator;
 pub use options::{Algorithm, GroupOptions, Order, WireType};

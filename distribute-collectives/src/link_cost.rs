@@ -42,7 +42,7 @@ pub struct LinkCost {
     pub latency: Duration,
     /// What a rank sends while it receives as much, in bytes per second, with ring.
     pub ring_bytes_per_second: f64,
-    /// The same with direct_exchange.
+    /// As `ring_bytes_per_second`, with direct_exchange.
     pub direct_exchange_bytes_per_second: f64,
 }
 

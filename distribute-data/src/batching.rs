@@ -13,7 +13,7 @@ use crate::auto_shard::AutoShardPolicy;
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Batching {
-    size: Size,
+    size: BatchSize,
     pub(crate) seed: Option<u64>,
     pub(crate) drop_remainder: bool,
     pub(crate) pad_remainder: bool,
@@ -23,7 +23,7 @@ pub struct Batching {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Size {
+enum BatchSize {
     Global(usize),
     PerReplica(usize),
 }
@@ -32,15 +32,15 @@ impl Batching {
     /// Steps of `examples` over all replicas together: the same training with any number of
     /// replicas.
     pub fn global(examples: usize) -> Self {
-        Self::new(Size::Global(examples))
+        Self::new(BatchSize::Global(examples))
     }
 
     /// Steps of `examples` on every replica: the global batch grows with their number.
     pub fn per_replica(examples: usize) -> Self {
-        Self::new(Size::PerReplica(examples))
+        Self::new(BatchSize::PerReplica(examples))
     }
 
-    fn new(size: Size) -> Self {
+    fn new(size: BatchSize) -> Self {
         Self {
             size,
             seed: None,
@@ -137,8 +137,8 @@ impl Batching {
 
     pub(crate) fn global_size(&self, replicas: usize) -> Result<usize> {
         let size = match self.size {
-            Size::Global(examples) => Some(examples),
-            Size::PerReplica(examples) => examples.checked_mul(replicas),
+            BatchSize::Global(examples) => Some(examples),
+            BatchSize::PerReplica(examples) => examples.checked_mul(replicas),
         };
         match size {
             Some(0) => Err(Error::invalid(

@@ -23,7 +23,7 @@ pub struct Epoch<B> {
     items: Prefetch<PerReplica<B>>,
     position: Position,
     remaining: usize,
-    /// Those who wait in every step for this worker.
+    /// The other workers, which wait in every step for this one.
     others: Option<WorkerGroup>,
 }
 
@@ -158,8 +158,8 @@ impl<D: Dataset> DistributedDataset<D> {
 
     fn order(&self, epoch: usize) -> Order {
         let epoch = epoch as u64;
-        match (&self.own, self.batching.seed) {
-            (Some(own), seed) => Order::Shuffled(own.order(seed, epoch)),
+        match (&self.shard, self.batching.seed) {
+            (Some(shard), seed) => Order::Shuffled(shard.order(seed, epoch)),
             (None, Some(seed)) => Order::Shuffled(split::shuffled(self.len(), seed, epoch)),
             (None, None) => Order::AsIs,
         }

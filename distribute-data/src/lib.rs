@@ -1,10 +1,12 @@
 //! What each replica reads and how its loss is scaled.
 //!
-//! - [`readers`] turns files into plain host arrays; nothing in it knows of burn or of a strategy.
+//! - [`readers`] turns files into plain arrays in host memory; nothing in it knows of burn or of a
+//!   strategy.
 //! - [`Dataset`] makes tensors of them; [`StrategyDataExt::distribute_dataset`] cuts every global
 //!   batch over the replicas exactly as TensorFlow does and prefetches on a background thread.
 //! - [`average_loss`] and [`scale_regularization_loss`] scale a replica's loss so that the
 //!   SUM over all replicas is the loss of the global batch.
+//! - [`fit`] is the loop that trains on such data sets, with callbacks.
 //!
 //! ```
 //! use distribute_core::{MirroredStrategy, ReduceOp, StrategyExt};
@@ -32,7 +34,6 @@
     clippy::unwrap_used
 )]
 
-mod agreed;
 pub mod auto_shard;
 mod batch_source;
 mod batching;
@@ -45,11 +46,12 @@ mod distribute_epoch;
 mod from_function;
 pub mod loss;
 mod order;
-mod own_stream;
 mod prefetch;
 pub mod prelude;
 pub mod split;
 mod weighted;
+mod worker_agreement;
+mod worker_shard;
 
 pub use auto_shard::{AutoShardPolicy, ShardError};
 pub use batching::Batching;
@@ -59,6 +61,8 @@ pub use dataset_openers::{Digits, FashionMnist, Mnist};
 pub use dataset_text::{PADDING, TextDataset, UNKNOWN, Vocabulary};
 pub use distribute::{DistributedDataset, Position, StrategyDataExt};
 pub use distribute_epoch::Epoch;
+pub use distribute_fit as fit;
+pub use distribute_fit::tensorboard;
 pub use distribute_readers as readers;
 pub use from_function::{DistributedFunction, ReplicationMode, Steps};
 pub use loss::{

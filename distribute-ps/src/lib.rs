@@ -75,6 +75,7 @@ pub mod fit;
 #[allow(clippy::allow_attributes, missing_docs, dead_code, clippy::all, reason = "generated")]
 #[rustfmt::skip]
 mod generated;
+pub mod partitioners;
 pub mod placement;
 pub mod program;
 pub mod rpc;
@@ -101,6 +102,6 @@ pub use update::{
 };
 pub use variable::{OptimizerSpec, Snapshot, VariableRef, VariableSpec};
 pub use worker::{
-    Held, HostTensor, PerWorkerDataset, Resource, Shared, State, StepRegistry, WorkerContext,
-    WorkerOptions, WorkerServer, WorkerStopper,
+    HostTensor, PerWorkerDataset, Resource, ResourceGuard, SharedState, SharedValue, StepRegistry,
+    WorkerContext, WorkerOptions, WorkerServer, WorkerStopper,
 };

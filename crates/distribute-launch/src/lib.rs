@@ -88,18 +88,17 @@
 
 mod attempt;
 mod cluster;
-mod collapse;
 mod console;
-mod crew;
 mod error;
 mod events;
 mod failure_report;
 mod gpus;
-mod group;
 mod guard;
 mod hosts;
 mod job;
+mod launcher_group;
 mod leftovers;
+mod line_deduplicator;
 mod logs;
 mod outcome;
 mod output;
@@ -112,9 +111,10 @@ mod report;
 mod run;
 mod session;
 mod start;
-mod survival;
+mod thread_scope;
 mod verdict;
 mod wire;
+mod worker_restarts;
 
 pub use console::Console;
 pub use error::{LaunchError, Result};

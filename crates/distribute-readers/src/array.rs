@@ -1,4 +1,4 @@
-//! A host array: a shape and its values in row-major order.
+//! An array in host memory: a shape and its values in row-major order.
 
 use std::collections::TryReserveError;
 

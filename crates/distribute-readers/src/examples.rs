@@ -236,7 +236,7 @@ impl Examples {
         }
     }
 
-    /// These examples and behind them those of `other`, in memory of their own.
+    /// The examples of this set followed by those of `other`, copied.
     ///
     /// # Errors
     /// [`ReadError::ShapesDiffer`] if the examples have other shapes, [`ReadError::WrongKind`] if

@@ -61,12 +61,18 @@ const CRATES: &[Row] = &[
         false,
     ),
     row(
+        "distribute-fit",
+        MayUse::Only(&["distribute-core", "distribute-error"]),
+        true,
+    ),
+    row(
         "distribute-data",
         MayUse::Only(&[
             "distribute-collectives",
             "distribute-core",
             "distribute-error",
             "distribute-readers",
+            "distribute-fit",
         ]),
         true,
     ),
@@ -242,7 +248,9 @@ fn burn_by_default(member: &Member) -> Vec<String> {
     }
     let is_burns = |feature: &&&str| match feature.split_once('/') {
         Some((name, _)) => is_burn(name.trim_end_matches('?')),
-        None => feature.strip_prefix("dep:").is_some_and(is_burn),
+        None => feature
+            .strip_prefix("dep:")
+            .is_some_and(|name| is_burn(name) && name != "burn"),
     };
     let problem = |feature: &&str| format!("the default features turn on `{feature}`");
     reached.iter().filter(is_burns).map(problem).collect()

@@ -83,7 +83,7 @@ struct Memory {
 
 pub(crate) fn run(args: &DoctorArgs) -> Result<(), Failure> {
     if args.probe_gpus {
-        return gpus::answer();
+        return gpus::run_probe();
     }
     let report = Report::collect();
     match args.general.output {

@@ -5,7 +5,7 @@ mod endpoint;
 mod group;
 mod mailbox;
 #[expect(unsafe_code, reason = "each use says why it is sound")]
-mod shared_memory;
+mod peer_buffers;
 
 use std::sync::{Arc, Condvar, MutexGuard, PoisonError};
 use std::time::Duration;

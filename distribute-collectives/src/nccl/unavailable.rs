@@ -104,8 +104,8 @@ impl NcclUnavailable {
     }
 }
 
-impl From<super::raw::Failed> for NcclUnavailable {
-    fn from(failed: super::raw::Failed) -> Self {
+impl From<super::raw::LibraryError> for NcclUnavailable {
+    fn from(failed: super::raw::LibraryError) -> Self {
         NcclUnavailable::Failed {
             what: failed.to_string(),
         }

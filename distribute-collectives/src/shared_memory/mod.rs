@@ -5,9 +5,9 @@
 //! of a group whose ranks are all in it; [`mailbox`] carries single segments, for transports that
 //! use shared memory between some ranks only.
 
+mod acceptor;
 mod arrival;
 mod direct;
-mod door;
 mod doorbell;
 mod endpoint;
 mod group;

@@ -17,11 +17,10 @@ use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use distribute_collectives::{
-    AbortHandle, CommunicationOptions, Communicator, CommunicatorExt, Description, Held,
-    Interruption,
+    AbortHandle, CommunicationOptions, Communicator, CommunicatorExt, Description, Interruption,
+    InterruptionHold,
 };
 
-pub(crate) use agreement::Wish;
 use agreement::Wishes;
 
 use crate::values::lock;
@@ -46,7 +45,7 @@ struct Shared {
     agreed: Wishes,
     /// Ends the waits of the communicator.
     interruption: OnceLock<Interruption>,
-    held: Mutex<Option<Held>>,
+    held: Mutex<Option<InterruptionHold>>,
     /// With the replicas 0 of the other workers, in the memory of their devices.
     device: OnceLock<Mutex<Box<dyn DeviceReducer>>>,
 }
@@ -97,16 +96,17 @@ impl WorkerGroup {
     }
 
     /// From now on there is something to lose: an interruption ends waits only for workers that
-    /// give no sign of life.
-    pub(crate) fn hold(&self) {
+    /// give no sign of life. A training loop calls it when it begins with what would have to be
+    /// repeated.
+    pub fn hold(&self) {
         let mut held = lock(&self.shared.held);
         if held.is_none() {
             *held = self.shared.interruption.get().map(Interruption::hold);
         }
     }
 
-    /// From now on an interruption ends every wait.
-    pub(crate) fn release(&self) {
+    /// From now on an interruption ends every wait again.
+    pub fn release(&self) {
         *lock(&self.shared.held) = None;
     }
 

@@ -3,16 +3,9 @@
 //! with the same groups between them as between processes; the command line's tests have
 //! processes.
 
-mod common;
 mod failures;
-mod fit;
-mod interrupted;
+mod group;
+mod options;
 mod overlap;
-#[expect(
-    dead_code,
-    reason = "shared with the tests of fit, which use all of it"
-)]
-#[path = "../fit/common.rs"]
-mod points;
 mod training;
 mod values;

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use crate::client::pull::{one_by_one, pull_of_server};
 use crate::client::server::{Call, Server};
 use crate::client::split::{Piece, lend, tensor};
-use crate::client::{VariableClient, together};
+use crate::client::{VariableClient, in_parallel};
 use crate::error::{PsError, Result};
 use crate::generated as wire;
 use crate::server::elements;
@@ -74,7 +74,7 @@ impl VariableClient {
         // Ids ascend, and so do shards: their rows follow each other.
         for (number, (version, bytes)) in places
             .into_iter()
-            .zip(self.inner.driver.run(together(works))?)
+            .zip(self.inner.driver.run(in_parallel(works))?)
         {
             versions.0[number] = version;
             match bf16 {

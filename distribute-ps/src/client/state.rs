@@ -165,7 +165,7 @@ pub(super) fn restore(client: &VariableClient, snapshot: &Snapshot) -> Result<()
             }
         });
     let works: Vec<_> = works.collect();
-    client.inner.driver.run(super::together(works)).map(drop)
+    client.inner.driver.run(super::in_parallel(works)).map(drop)
 }
 
 /// Adds one variable to what is sent.

@@ -18,7 +18,7 @@ type OfRows = dyn Fn(Range<usize>) -> Result<Vec<f32>> + Send + Sync;
 #[derive(Clone)]
 #[non_exhaustive]
 pub enum TableInitializer {
-    /// The same number everywhere.
+    /// Every element is this number.
     Constant(f32),
     /// Uniformly distributed from `low` to `high`.
     Uniform {

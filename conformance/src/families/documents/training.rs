@@ -1,11 +1,11 @@
 //! The documents' training: the model with one weight, one update, and the losses of a loop.
 
 use burn::tensor::{Device, Tensor};
-use distribute_core::fit::{Fit, Objective, StepContext, evaluate};
 use distribute_core::{
     Error, Mirrored, PerReplica, ReduceOp, Result as CoreResult, Sgd, Strategy, StrategyExt,
     TrainState,
 };
+use distribute_data::fit::{Fit, Objective, StepContext, evaluate};
 use distribute_data::{
     AverageLoss, Batching, DistributedDataset, FnDataset, StrategyDataExt, Weighted, average_loss,
     scale_regularization_loss,
@@ -165,7 +165,7 @@ pub(super) fn one_update(case: &Case, env: &Env<'_>) -> Checked {
             .same_number(expected.field("weight")?, found)?;
         count += 1;
     }
-    // Where variables are not mirrored, how replicas see the one of the host is not said.
+    // Where variables are not mirrored, how replicas see the one in host memory is not said.
     match expected.get("copies") {
         Some(copies) => passed(equal(copies, &json!(count))),
         None => Ok(Outcome::Passed),

@@ -1,5 +1,5 @@
-//! The rules that neither the compiler nor clippy checks. Each rule is one function from the tree to its problems, tested
-//! on a sample that breaks it and on one that does not.
+//! The rules that neither the compiler nor clippy checks. Each is one function from the tree to its
+//! problems, tested on a sample that breaks it and on one that does not.
 
 mod dead_files;
 mod documents;

@@ -14,7 +14,7 @@ const UNSAFE_MODULES: &[(&str, &str)] = &[
         "glibc's allocator is told to keep freed pages",
     ),
     (
-        "distribute-collectives/src/in_process/shared_memory.rs",
+        "distribute-collectives/src/in_process/peer_buffers.rs",
         "the ranks of one process reduce each other's buffers where they lie, without a copy",
     ),
     (
@@ -39,7 +39,7 @@ const UNSAFE_MODULES: &[(&str, &str)] = &[
     ),
     (
         "distribute-collectives/tests/nccl_device.rs",
-        "memory of a GPU under types that the host does not have, and the driver's own count of it",
+        "memory of a GPU under types that the CPU does not have, and the driver's own count of it",
     ),
     (
         "distribute-core/src/cuda/memory.rs",
