@@ -1,7 +1,8 @@
 //! `distribute-cli train` and the commands around it: flags, and what they call.
 #![deny(unsafe_code)]
+#![deny(clippy::expect_used, clippy::panic, clippy::unwrap_used)]
 
-#[allow(unsafe_code)]
+#[expect(unsafe_code, reason = "each use says why it is sound")]
 mod allocator;
 mod cluster;
 mod commands;

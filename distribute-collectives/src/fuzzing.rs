@@ -111,6 +111,7 @@ pub fn control_message(bytes: &[u8]) {
     }
 }
 
+#[expect(clippy::expect_used, reason = "a fuzz target fails by a panic")]
 fn noticed(notice: &message::Notice) {
     let Some(failure) = convert::failure(WORLD_SIZE, notice) else {
         return;

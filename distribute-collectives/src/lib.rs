@@ -28,6 +28,13 @@
 //!   The group is then poisoned: make a new one.
 //! - No call leaves a thread behind; waiting blocks, it does not burn a core.
 #![deny(unsafe_code)]
+#![deny(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stderr,
+    clippy::print_stdout,
+    clippy::unwrap_used
+)]
 
 /// Compiles the program of the document.
 #[cfg(doctest)]

@@ -12,6 +12,13 @@
 //! # Ok::<(), distribute_core::Error>(())
 //! ```
 #![deny(unsafe_code)]
+#![deny(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stderr,
+    clippy::print_stdout,
+    clippy::unwrap_used
+)]
 
 extern crate self as distribute_core;
 

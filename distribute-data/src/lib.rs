@@ -26,6 +26,13 @@
 //! ```
 
 #![forbid(unsafe_code)]
+#![deny(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stderr,
+    clippy::print_stdout,
+    clippy::unwrap_used
+)]
 
 pub mod auto_shard;
 mod batch_source;

@@ -35,6 +35,13 @@
 //! # Ok::<(), distribute_cluster::ClusterError>(())
 //! ```
 #![forbid(unsafe_code)]
+#![deny(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stderr,
+    clippy::print_stdout,
+    clippy::unwrap_used
+)]
 
 mod detect;
 mod environment;

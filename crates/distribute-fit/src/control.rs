@@ -65,7 +65,7 @@ pub struct CallbackState {
 ///     }
 /// }
 /// ```
-#[allow(unused_variables)]
+#[expect(unused_variables, reason = "the names say what a method gets")]
 pub trait Callback {
     /// Before the first step; after a resume everything is restored.
     ///

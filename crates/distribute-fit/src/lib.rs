@@ -69,6 +69,13 @@
 //! [`dropout`](distribute_core::dropout): burn's own `Dropout` shares one generator between all
 //! replicas.)
 #![forbid(unsafe_code)]
+#![deny(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stderr,
+    clippy::print_stdout,
+    clippy::unwrap_used
+)]
 
 use distribute_core::{Nest, PerReplica, Result};
 

@@ -102,7 +102,6 @@ impl From<Tensor<1, Int>> for Quantity {
 macro_rules! host_quantity {
     ($($type:ty),*) => {$(
         impl From<$type> for Quantity {
-            #[allow(clippy::cast_lossless, clippy::cast_precision_loss)]
             fn from(value: $type) -> Self {
                 Self::Host(value as f64)
             }
@@ -201,7 +200,6 @@ impl Objective {
     fn divisor(&self) -> Result<Option<f64>> {
         let noted = loss::take_divisor();
         match self.averaged_over {
-            #[allow(clippy::cast_precision_loss)]
             Some(count) => Ok(Some(count as f64)),
             None => noted,
         }
@@ -211,7 +209,6 @@ impl Objective {
     fn into_sums(self, global_batch_size: Option<usize>, own: Option<f64>) -> StepSums {
         // All replicas give their loss in one unit: divided by the global batch size, or not at
         // all. Only if neither is known they cannot.
-        #[allow(clippy::cast_precision_loss)]
         let common = global_batch_size.map(|size| size as f64);
         let common = common.filter(|size| *size > 0.0);
         let unit = common.or(own.map(|_| 1.0));

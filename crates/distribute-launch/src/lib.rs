@@ -78,6 +78,13 @@
 //! ended: processes that a command has left in the background too. With a [guard](Job::guard)
 //! this also holds when the launcher is killed. On other systems only process groups are ended.
 #![deny(unsafe_code)]
+#![deny(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stderr,
+    clippy::print_stdout,
+    clippy::unwrap_used
+)]
 
 mod attempt;
 mod cluster;
@@ -95,7 +102,7 @@ mod line_deduplicator;
 mod logs;
 mod outcome;
 mod output;
-#[allow(unsafe_code)]
+#[expect(unsafe_code, reason = "each use says why it is sound")]
 mod parent_death;
 mod ports;
 mod process;

@@ -84,7 +84,6 @@ fn weighted<M: Module>(
     if batches == replicas {
         return gradients;
     }
-    #[allow(clippy::cast_precision_loss)]
     let factor = replicas as f64 / batches as f64;
     let mut weigh = Weigh {
         from: gradients,

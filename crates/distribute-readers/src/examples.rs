@@ -275,7 +275,7 @@ impl Examples {
     }
 
     /// The number of examples, at least 1.
-    #[allow(clippy::len_without_is_empty)] // There is always an example.
+    #[expect(clippy::len_without_is_empty, reason = "there is always an example")]
     pub fn len(&self) -> usize {
         self.rows
             .as_ref()

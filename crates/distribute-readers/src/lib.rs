@@ -8,6 +8,13 @@
 //! anything is allocated, and no input makes a reader panic.
 
 #![forbid(unsafe_code)]
+#![deny(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stderr,
+    clippy::print_stdout,
+    clippy::unwrap_used
+)]
 
 mod array;
 mod decode;

@@ -52,7 +52,6 @@ const CRATES: &[Row] = &[
             "distribute-collectives",
             "distribute-core-derive",
             "distribute-error",
-            "distribute-features",
         ]),
         true,
     ),
@@ -254,7 +253,9 @@ fn burn_by_default(member: &Member) -> Vec<String> {
     }
     let is_burns = |feature: &&&str| match feature.split_once('/') {
         Some((name, _)) => is_burn(name.trim_end_matches('?')),
-        None => feature.strip_prefix("dep:").is_some_and(is_burn),
+        None => feature
+            .strip_prefix("dep:")
+            .is_some_and(|name| is_burn(name) && name != "burn"),
     };
     let problem = |feature: &&str| format!("the default features turn on `{feature}`");
     reached.iter().filter(is_burns).map(problem).collect()

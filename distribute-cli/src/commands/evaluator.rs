@@ -168,7 +168,6 @@ impl Evaluator {
         let now = SystemTime::now();
         let mut write = || {
             for (name, value) in found.logs.iter() {
-                #[allow(clippy::cast_possible_truncation)] // TensorBoard's numbers are f32
                 let value = value as f32;
                 log.scalar(
                     &format!("evaluation_{name}_vs_iterations"),

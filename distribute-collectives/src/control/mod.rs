@@ -11,7 +11,7 @@ mod client;
 mod connection;
 pub(crate) mod convert;
 mod gather;
-#[allow(missing_docs, clippy::all)]
+#[allow(clippy::allow_attributes, missing_docs, clippy::all, reason = "generated")]
 #[rustfmt::skip]
 pub(crate) mod generated;
 mod handshake;

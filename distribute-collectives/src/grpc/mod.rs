@@ -31,7 +31,7 @@ mod hello;
 mod lane;
 mod links;
 mod pool;
-#[allow(unsafe_code)]
+#[expect(unsafe_code, reason = "each use says why it is sound")]
 mod raw;
 mod socket;
 mod stream;

@@ -4,7 +4,7 @@ mod direct;
 mod endpoint;
 mod group;
 mod mailbox;
-#[allow(unsafe_code)]
+#[expect(unsafe_code, reason = "each use says why it is sound")]
 mod peer_buffers;
 
 use std::sync::{Arc, Condvar, MutexGuard, PoisonError};

@@ -95,7 +95,7 @@ mod devices;
 mod element;
 mod host_memory;
 mod options;
-#[allow(unsafe_code)]
+#[expect(unsafe_code, reason = "each use says why it is sound")]
 mod raw;
 mod setup;
 mod shared;

@@ -11,25 +11,25 @@ mod direct;
 mod doorbell;
 mod endpoint;
 mod group;
-#[allow(unsafe_code)]
+#[expect(unsafe_code, reason = "each use says why it is sound")]
 mod in_place;
-#[allow(unsafe_code)]
+#[expect(unsafe_code, reason = "each use says why it is sound")]
 mod inline;
 mod kernels;
 mod layout;
-#[allow(unsafe_code)]
+#[expect(unsafe_code, reason = "each use says why it is sound")]
 mod mailbox;
 mod passing;
 mod pieces;
 #[cfg(test)]
 mod processes_test;
-#[allow(unsafe_code)]
+#[expect(unsafe_code, reason = "each use says why it is sound")]
 mod segment;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]
 mod tests;
-#[allow(unsafe_code)]
+#[expect(unsafe_code, reason = "each use says why it is sound")]
 mod windows;
 
 pub(crate) use direct::SharedMemoryCommunicator;

@@ -1,9 +1,9 @@
 //! Replicas on NVIDIA GPUs, by burn's CUDA backend (feature `cuda`).
 
 mod burn_reducer;
-#[allow(unsafe_code)]
+#[expect(unsafe_code, reason = "each use says why it is sound")]
 mod libraries;
-#[allow(unsafe_code)]
+#[expect(unsafe_code, reason = "each use says why it is sound")]
 mod memory;
 pub(crate) mod presence;
 mod unfused;

@@ -10,6 +10,7 @@ use crate::{Error, Result};
 
 /// One gradient, where it is. Nothing moves it but what has to.
 #[derive(Debug, Clone)]
+#[expect(clippy::large_enum_variant, reason = "there are as many as parameters")]
 pub(crate) enum Residence {
     /// In host memory, in the shape of its parameter.
     Host(TensorData),
@@ -32,7 +33,7 @@ pub(crate) struct DeviceGradient {
 
 /// A number that is computed from gradients: on the host, or of shape `[1]` in a captured step.
 #[derive(Debug, Clone)]
-#[allow(clippy::large_enum_variant)] // One at a time.
+#[expect(clippy::large_enum_variant, reason = "one at a time")]
 pub(crate) enum Number {
     Host(f64),
     Captured(Tensor<1>),

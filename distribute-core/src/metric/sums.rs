@@ -214,7 +214,6 @@ pub(super) fn batch(values: &TensorData, weights: Option<&TensorData>) -> Result
     Ok(total)
 }
 
-#[allow(clippy::cast_precision_loss)] // element counts are far below 2^53
 fn to_f64(count: usize) -> f64 {
     count as f64
 }

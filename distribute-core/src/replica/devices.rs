@@ -92,7 +92,6 @@ impl<L: Link + 'static> Peers for Devices<L> {
         self.host.receive(&flags.take_signals());
         let mut sums = self.sum(gradients.take_tensors(&flags, &self.device)?)?;
         if op == ReduceOp::Mean {
-            #[allow(clippy::cast_precision_loss)]
             let replicas = self.num_replicas as f64;
             sums = sums
                 .into_iter()

@@ -195,7 +195,6 @@ fn arguments(program: &StepProgram, call: &Call<'_>) -> Result<Vec<Argument>> {
             let numbers = updates.entry(key);
             let numbers = numbers.or_insert_with(|| source.of_update(update, learning_rate));
             let value = *numbers.get(index)?;
-            #[allow(clippy::cast_possible_truncation)]
             let value = value as f32;
             Some(Argument::Same(TensorData::new(vec![value], [1])))
         }
@@ -219,7 +218,6 @@ fn random_key(call: &Call<'_>, program: &StepProgram) -> TensorData {
             hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
         }
     }
-    #[allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap)]
     let halves = vec![hash as u32 as i32, (hash >> 32) as u32 as i32];
     TensorData::new(halves, [2])
 }

@@ -485,7 +485,6 @@ impl<T> DistributedVariable<T> {
     }
 
     /// Tells this variable from the others of this process; the same on all replicas.
-    #[allow(clippy::cast_possible_wrap)]
     fn number(&self) -> i64 {
         Arc::as_ptr(&self.shared) as usize as i64
     }

@@ -123,7 +123,7 @@ impl FromStr for Reduction {
 
 /// What a loss object returns.
 #[derive(Debug, Clone)]
-#[allow(clippy::large_enum_variant)] // `T` is a tensor too.
+#[expect(clippy::large_enum_variant, reason = "T is a tensor too")]
 pub enum LossValue<T> {
     /// One loss per example.
     PerExample(T),

@@ -15,7 +15,7 @@ mod context;
 mod dataset;
 pub(crate) mod failure;
 mod step_queue;
-#[allow(missing_docs, clippy::all)]
+#[allow(clippy::allow_attributes, missing_docs, clippy::all, reason = "generated")]
 #[rustfmt::skip]
 pub(crate) mod generated;
 mod registry;

@@ -1,7 +1,10 @@
 //! The error function, which StableHLO does not have, and what is made of it.
 
 // Coefficients as they were published, with more digits than f64 holds.
-#![allow(clippy::excessive_precision)]
+#![expect(
+    clippy::excessive_precision,
+    reason = "the coefficients stand as they are published"
+)]
 
 use crate::stablehlo::{Binary, Comparison, ElementType, Unary, Value};
 

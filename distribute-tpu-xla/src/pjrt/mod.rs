@@ -35,7 +35,7 @@ mod element;
 mod error;
 mod libtpu;
 mod program;
-#[allow(unsafe_code)]
+#[expect(unsafe_code, reason = "each use says why it is sound")]
 mod raw;
 mod search;
 mod value;

@@ -66,7 +66,7 @@ fn judge(tree: &Tree, allowed: &[Allowed<'_>], known: &[(&str, usize)]) -> Vec<S
         } else if count < known {
             problems.push(format!(
                 "{name}: only {count} modules are in circles: lower the number in KNOWN \
-                 (xtask/src/modules/mod.rs) from {known}"
+                 (crates/xtask/src/modules/mod.rs) from {known}"
             ));
         }
     }

@@ -43,7 +43,7 @@ pub(crate) struct RawConfig {
 macro_rules! functions {
     ($(#[$meta:meta])* $name:ident { $($symbol:ident($($argument:ty),*) -> $result:ty;)* }) => {
         $(#[$meta])*
-        #[allow(non_snake_case)]
+        #[expect(non_snake_case, reason = "the fields have the names of the C functions")]
         pub(crate) struct $name {
             $(pub(crate) $symbol: unsafe extern "C" fn($($argument),*) -> $result,)*
         }
