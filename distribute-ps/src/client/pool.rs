@@ -132,7 +132,7 @@ mod tests {
         let lend = |bytes| pool.lend(bytes, vec![SIZE / 4], DType::F32);
         let [mut first, second] = [first, second].map(lend);
         let copy = first.clone();
-        // Whoever writes gets memory of his own.
+        // A writer gets memory of its own.
         first.as_mut_slice::<f32>().unwrap()[0] = 5.0;
         assert_eq!(copy.as_slice::<f32>().unwrap()[..2], [1.0, 1.0]);
         assert_eq!(first.as_slice::<f32>().unwrap()[..2], [5.0, 1.0]);

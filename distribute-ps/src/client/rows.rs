@@ -156,7 +156,7 @@ impl VariableClient {
     }
 }
 
-/// Those of ascending ids that are in a range.
+/// The part of ascending ids that is in a range.
 fn between(ids: &[u64], range: Range<usize>) -> &[u64] {
     let below = |end: usize| ids.partition_point(|id| *id < end as u64);
     &ids[below(range.start)..below(range.end)]
