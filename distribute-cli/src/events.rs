@@ -4,8 +4,8 @@ use std::fs;
 use std::io::{self, Write};
 use std::path::Path;
 
-use distribute_core::fit::{Callback, Control, EpochRecord, json_number};
 use distribute_core::{Error, Result};
+use distribute_data::fit::{Callback, Control, EpochRecord, json_number};
 use serde_json::{Value, json};
 
 use crate::failure::Failure;

@@ -1,8 +1,8 @@
 //! The one forward pass that training, validation and evaluation share.
 
 use burn::tensor::{Bool, Int};
-use distribute_core::fit::{Objective, StepContext};
 use distribute_core::{Result, Tensor};
+use distribute_data::fit::{Objective, StepContext};
 use distribute_data::{
     AverageLoss, binary_crossentropy, scale_regularization_loss, sparse_categorical_crossentropy,
 };

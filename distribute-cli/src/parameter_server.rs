@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use distribute_core::partitioners::MaxSizePartitioner;
+use distribute_ps::partitioners::MaxSizePartitioner;
 use distribute_ps::{
     ClientOptions, CoordinatorOptions, NonFinite, RunOptions, Staleness, StalenessPolicy,
     WorkerOptions,

@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use distribute_core::collectives::Interruption;
-use distribute_core::fit::{Callback, Control, Outcome};
+use distribute_data::fit::{Callback, Control, Outcome};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::failure::Failure;

@@ -62,12 +62,18 @@ const CRATES: &[Row] = &[
         false,
     ),
     row(
+        "distribute-fit",
+        MayUse::Only(&["distribute-core", "distribute-error"]),
+        true,
+    ),
+    row(
         "distribute-data",
         MayUse::Only(&[
             "distribute-collectives",
             "distribute-core",
             "distribute-error",
             "distribute-readers",
+            "distribute-fit",
         ]),
         true,
     ),

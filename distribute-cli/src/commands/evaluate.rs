@@ -1,6 +1,6 @@
 //! `evaluate`: loss and accuracy of a checkpoint.
 
-use distribute_core::fit::{evaluate, json_number};
+use distribute_data::fit::{evaluate, json_number};
 use serde_json::json;
 
 use super::restore::restored;

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use distribute_core::checkpoint::{self, Checkpoint, CheckpointError};
-use distribute_core::fit::{Evaluation, FitError, evaluate, json_number, restore_weights};
-use distribute_core::tensorboard::EventWriter;
 use distribute_core::{
     Configuration, DefaultStrategy, Error, Mirrored, Sgd, StrategyExt, TrainState,
 };
+use distribute_data::fit::{Evaluation, FitError, evaluate, json_number, restore_weights};
+use distribute_data::tensorboard::EventWriter;
 use distribute_data::{Batching, DistributedDataset, StrategyDataExt};
 use serde_json::json;
 

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use distribute_core::cluster::{Cluster, ClusterResolver, TaskType};
-use distribute_core::fit::RunInfo;
 use distribute_core::{Error, Strategy, StrategyExt, TrainState};
+use distribute_data::fit::RunInfo;
 use distribute_data::readers::TrainTest;
 use distribute_data::{Batching, StrategyDataExt};
 use distribute_keras::Sequential;

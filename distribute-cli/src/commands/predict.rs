@@ -4,7 +4,7 @@ use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
 use distribute_core::Tensor;
-use distribute_core::fit::predict;
+use distribute_data::fit::predict;
 use distribute_keras::Mode;
 
 use super::output_file::OutputFile;
@@ -45,7 +45,7 @@ fn cannot_write(path: &Path, error: &io::Error) -> Failure {
 /// The most likely class of every example and its probability, in the order of the data.
 fn probabilities(restored: &Restored) -> Result<Vec<(usize, f32)>, Failure> {
     let outputs = restored.task.plan.output().elements();
-    let forward = |_: &distribute_core::fit::StepContext<'_>,
+    let forward = |_: &distribute_data::fit::StepContext<'_>,
                    model: &distribute_keras::Sequential,
                    ((input, _), _): crate::data::Batch| {
         if input.dims()[0] == 0 {

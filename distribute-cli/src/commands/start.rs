@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use distribute_core::checkpoint::{self, Checkpoint};
-use distribute_core::fit::callbacks::ModelCheckpoint;
 use distribute_core::{Configuration, Strategy};
+use distribute_data::fit::callbacks::ModelCheckpoint;
 use distribute_data::readers::TrainTest;
 
 use super::restore::usable;

@@ -1,7 +1,7 @@
 //! What is said when training begins.
 
 use distribute_core::Error;
-use distribute_core::fit::{Callback, Control};
+use distribute_data::fit::{Callback, Control};
 use serde_json::json;
 
 use super::Run;

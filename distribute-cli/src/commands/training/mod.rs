@@ -9,11 +9,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use distribute_core::fit::callbacks::{
+use distribute_core::{Configuration, Mirrored, Strategy, StrategyExt, TrainState, WorkerGroup};
+use distribute_data::fit::callbacks::{
     HistoryFile, Interrupt, ModelCheckpoint, ProgressBar, TensorBoard, TerminateOnNan,
 };
-use distribute_core::fit::{Fit, History};
-use distribute_core::{Configuration, Mirrored, Strategy, StrategyExt, TrainState, WorkerGroup};
+use distribute_data::fit::{Fit, History};
 use distribute_data::readers::{Examples, TrainTest};
 use distribute_data::{Batching, DistributedDataset, StrategyDataExt};
 use distribute_keras::Sequential;

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use distribute_core::checkpoint::weights_sha256;
-use distribute_core::fit::{History, Logs, Outcome, evaluate, json_number};
+use distribute_data::fit::{History, Logs, Outcome, evaluate, json_number};
 use serde_json::json;
 
 use super::{Batches, Run, State};

@@ -1,6 +1,6 @@
 //! How large a model, its data and its steps are.
 
-use distribute_core::fit::RunInfo;
+use distribute_data::fit::RunInfo;
 use distribute_data::readers::TrainTest;
 
 use crate::commands::start::Start;
