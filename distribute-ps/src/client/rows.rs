@@ -9,7 +9,7 @@ use bytes::Bytes;
 
 use crate::client::pull::{one_by_one, pull_of_server};
 use crate::client::server::{Call, Server};
-use crate::client::split::{Piece, lend, tensor};
+use crate::client::split::{Piece, tensor, tensor_bytes};
 use crate::client::{VariableClient, in_parallel};
 use crate::error::{PsError, Result};
 use crate::generated as wire;
@@ -130,7 +130,7 @@ impl VariableClient {
             });
         }
         let dtype = elements::name(value.dtype())?.to_string();
-        let payload = lend(value);
+        let payload = tensor_bytes(value);
         let piece = Piece {
             server: shard.server,
             shard: number,
