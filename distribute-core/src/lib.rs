@@ -50,8 +50,9 @@ pub mod remote;
 mod replica;
 mod scope;
 mod shown;
-mod step_args;
+mod step;
 mod strategy;
+mod sync;
 pub mod trace;
 mod train_state;
 mod values;
@@ -83,13 +84,13 @@ pub use learner::LearnerStrategy;
 pub use nest::{Leaf, Nest};
 pub use optim::{Adam, AdamW, Sgd};
 pub use replica::{ReplicaContext, ReplicaRng};
-pub use scope::{current_strategy, has_strategy, in_step};
-pub use step_args::{Item, Lend, Lent, Same, StepArgs};
+pub use scope::{has_strategy, in_step};
+pub use step::{Call, Capture, CapturedState, Changes, Item, Lend, Lent, Same, StepArgs};
 pub use strategy::{
     CentralStorageStrategy, DefaultStrategy, InputContext, MirroredStrategy,
     MirroredStrategyBuilder, MultiWorkerMirroredStrategy, MultiWorkerMirroredStrategyBuilder,
     OneDeviceStrategy, Replica, ReplicaStep, Strategy, StrategyExt, StrategyId, VariablePlacement,
-    run_alone,
+    current_strategy, run_alone,
 };
 pub use train_state::{Applied, TrainState};
 pub use values::{Mirrored, PerReplica, Replicate};

@@ -12,7 +12,7 @@ use burn_train::{
 
 use super::replica::{LearnerReplica, Share};
 use super::training_error;
-use crate::values::lock;
+use crate::sync::lock;
 use crate::{Error, Result, Strategy, scope};
 
 type Input<M> = <M as TrainStep>::Input;

@@ -18,6 +18,7 @@ use crate::checkpoint::{TensorSpec, check_slots, saved_kinds};
 use crate::optim::Optimizer;
 use crate::remote::RemoteStore;
 use crate::trace::StateVisitor;
+use crate::values::take_state;
 use crate::{Error, Gradients, Replicate, Result, WorkerGroup, module_tensors};
 
 /// A model, its optimizer's state and the step counter.
@@ -198,7 +199,7 @@ impl<M: Module + 'static> Replicate for TrainState<M> {
     }
 
     fn take_from_chief(&mut self, workers: &WorkerGroup) -> Result<()> {
-        workers.take_state(&mut self.model, self.step)
+        take_state(workers, &mut self.model, self.step)
     }
 
     fn visit_state(&mut self, visitor: &mut dyn StateVisitor) -> Result<()> {

@@ -25,7 +25,6 @@ const ALLOWED: &[Allowed<'_>] = &[];
 const KNOWN: &[(&str, usize)] = &[
     ("distribute-cli", 22),
     ("distribute-collectives", 31),
-    ("distribute-core", 58),
     ("distribute-ps", 27),
     ("distribute-tpu-xla", 38),
 ];
