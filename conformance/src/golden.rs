@@ -143,7 +143,7 @@ pub enum GoldenError {
     },
 }
 
-distribute_core::debug_as_message!(GoldenError);
+distribute_error::debug_as_message!(GoldenError);
 
 impl From<GoldenError> for distribute_core::Error {
     fn from(error: GoldenError) -> Self {

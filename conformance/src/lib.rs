@@ -27,6 +27,7 @@
 mod backend;
 mod case;
 mod compare;
+mod env;
 mod error_kind;
 mod expression;
 mod families;

@@ -51,7 +51,7 @@ pub enum SelectionError {
     },
 }
 
-distribute_core::debug_as_message!(SelectionError);
+distribute_error::debug_as_message!(SelectionError);
 
 impl From<SelectionError> for distribute_core::Error {
     fn from(error: SelectionError) -> Self {

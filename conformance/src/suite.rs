@@ -5,12 +5,11 @@ use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use distribute_core::{CrossDeviceOps, Result, Strategy};
 use distribute_tpu_xla::TpuError;
 
 use crate::backend::Backend;
-use crate::case::{Case, Expected, StrategyKind, StrategySpec};
-use crate::compare::Tolerance;
+use crate::case::{Case, Expected, StrategyKind};
+use crate::env::Env;
 use crate::families;
 use crate::families::multi_worker::{Jobs, WorkerProgram};
 use crate::golden::{FamilyName, Golden, GoldenFile};
@@ -87,7 +86,7 @@ impl Suite {
     ///
     /// # Errors
     /// If there is a plugin, and it cannot be loaded or has no devices.
-    pub fn tpu(self) -> std::result::Result<Self, TpuError> {
+    pub fn tpu(self) -> Result<Self, TpuError> {
         match tpu::plugin() {
             Ok(plugin) => Ok(self.backend(tpu::backend(&plugin)?)),
             Err(why) => Ok(self.skipped(tpu::TPU, &why)),
@@ -206,8 +205,10 @@ impl Suite {
     fn env<'a>(&'a self, file: &'a GoldenFile, backend: Option<&'a Backend>) -> Env<'a> {
         Env {
             file,
-            suite: self,
             backend,
+            backends: &self.backends,
+            workers: self.workers.as_ref(),
+            jobs: &self.jobs,
         }
     }
 
@@ -323,72 +324,4 @@ fn text_of(payload: &(dyn Any + Send)) -> &str {
     let text = payload.downcast_ref::<&str>().copied();
     let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
     text.unwrap_or("without a message")
-}
-
-/// What an adapter may use.
-pub(crate) struct Env<'a> {
-    pub(crate) file: &'a GoldenFile,
-    suite: &'a Suite,
-    backend: Option<&'a Backend>,
-}
-
-impl Env<'_> {
-    pub(crate) fn tolerance(&self) -> Tolerance {
-        self.file.tolerance
-    }
-
-    /// The program of worker processes.
-    pub(crate) fn workers(&self) -> Option<&WorkerProgram> {
-        self.suite.workers.as_ref()
-    }
-
-    /// Worker processes that serve many cases.
-    pub(crate) fn jobs(&self) -> &Jobs {
-        &self.suite.jobs
-    }
-
-    /// The strategy of the case.
-    pub(crate) fn strategy(&self, case: &Case) -> Result<Arc<dyn Strategy>, Failure> {
-        match self.backend {
-            Some(backend) => Ok(backend.strategy(case.strategy.replicas)?),
-            None => self.strategy_of(case.strategy),
-        }
-    }
-
-    /// The strategy of the case with other cross-device ops, where the backend can exchange them.
-    pub(crate) fn strategy_with(
-        &self,
-        case: &Case,
-        ops: Arc<dyn CrossDeviceOps>,
-    ) -> Result<Arc<dyn Strategy>, Failure> {
-        match self.backend {
-            Some(backend) => Ok(backend.strategy_with(case.strategy.replicas, ops)?),
-            None => self.strategy_of(case.strategy),
-        }
-    }
-
-    /// Another strategy than the case's own: one that is checked, else the built-in one.
-    pub(crate) fn strategy_of(&self, spec: StrategySpec) -> Result<Arc<dyn Strategy>, Failure> {
-        let own = self.backend.into_iter();
-        let checked = own.chain(&self.suite.backends);
-        if let Some(backend) = checked
-            .into_iter()
-            .find(|backend| backend.kind() == spec.kind)
-        {
-            return Ok(backend.strategy(spec.replicas)?);
-        }
-        let built_in = Backend::built_in();
-        let found = built_in.iter().find(|backend| backend.kind() == spec.kind);
-        let unknown = || Failure::schema(format!("no strategy `{}` on one machine", spec.kind));
-        Ok(found.ok_or_else(unknown)?.strategy(spec.replicas)?)
-    }
-
-    /// A strategy with several replicas that is not the case's own: those with cases of this kind
-    /// have two.
-    pub(crate) fn other_mirrored(&self) -> Result<Arc<dyn Strategy>, Failure> {
-        self.strategy_of(StrategySpec {
-            kind: StrategyKind::Mirrored,
-            replicas: 3,
-        })
-    }
 }

@@ -10,7 +10,7 @@ use distribute_tpu_xla::{TpuClusterResolver, TpuError, TpuStrategy, TpuSystem};
 
 use crate::backend::{Backend, StrategyFactory};
 use crate::case::{Case, StrategyKind};
-use crate::families::reduce_op;
+use crate::families::support::reduce_op;
 use crate::golden::FamilyName;
 use crate::outcome::Rule;
 use crate::tensors::is_int;

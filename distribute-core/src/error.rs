@@ -210,7 +210,7 @@ pub enum Error {
     Step(Arc<dyn std::error::Error + Send + Sync>),
 }
 
-crate::debug_as_message!(Error);
+distribute_error::debug_as_message!(Error);
 
 impl From<CheckpointError> for Error {
     fn from(error: CheckpointError) -> Self {

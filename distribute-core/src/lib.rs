@@ -25,11 +25,7 @@ mod many_machines {}
 #[doc = include_str!("../../docs/from-keras.md")]
 mod from_keras {}
 
-mod all_reduce_tensor;
-mod board;
 mod burn_optimizer;
-pub mod checkpoint;
-pub mod cluster;
 mod configuration;
 mod cross_device;
 #[cfg(feature = "cuda")]
@@ -39,7 +35,6 @@ mod device_reduce;
 mod distributed_value;
 mod dropout;
 mod error;
-mod error_text;
 pub mod fit;
 mod gradients;
 mod host_reduce;
@@ -51,12 +46,10 @@ pub mod metric;
 mod module_tensors;
 mod nest;
 pub mod optim;
-mod packs;
 pub mod partitioners;
 pub mod prelude;
 pub mod remote;
-mod replica_context;
-mod replica_rng;
+mod replica;
 mod scope;
 mod shown;
 mod step_args;
@@ -78,21 +71,20 @@ pub use device::{LogicalDevice, available_cores};
 pub use device_reduce::{DeviceReducer, DeviceReducers, DeviceReduction};
 #[cfg(feature = "nccl")]
 pub use device_reduce::{NcclReducer, NcclReducers, TensorMemory};
+pub use distribute_checkpoint as checkpoint;
+pub use distribute_cluster as cluster;
 pub use distribute_collectives::{self as collectives, ReduceOp};
 pub use distribute_core_derive::{Nest, Replicate};
 pub use distributed_value::{Components, DistributedValue};
 pub use dropout::{dropout, dropout_mask};
 pub use error::{Error, Result};
-#[doc(hidden)]
-pub use error_text::fmt_error;
 pub use gradients::Gradients;
 pub use indexed_slices::IndexedSlices;
 #[cfg(feature = "burn-train")]
 pub use learner::LearnerStrategy;
 pub use nest::{Leaf, Nest};
 pub use optim::{Adam, AdamW, Sgd};
-pub use replica_context::ReplicaContext;
-pub use replica_rng::ReplicaRng;
+pub use replica::{ReplicaContext, ReplicaRng};
 pub use scope::{current_strategy, has_strategy, in_step};
 pub use step_args::{Item, Lend, Same, StepArgs};
 pub use strategy::{

@@ -51,14 +51,17 @@ pub trait Leaf {
     note = "derive it for a struct or enum of your own: `#[derive(Nest)]`",
     note = "a `Result` is opened first, with a `?`"
 )]
-pub trait Nest: Sized {
+pub trait Nest {
     /// Visits every leaf, always in the same order.
     fn walk(&mut self, visit: &mut dyn FnMut(&mut dyn Leaf) -> Result<()>) -> Result<()>;
 
     /// A value whose leaves can be put in place, for a worker that never had one of its own to put
     /// another worker's leaves into. `None` where the number of leaves is not known from the type
     /// (vectors, options, maps, enums).
-    fn placeholder() -> Option<Self> {
+    fn placeholder() -> Option<Self>
+    where
+        Self: Sized,
+    {
         None
     }
 
@@ -66,7 +69,10 @@ pub trait Nest: Sized {
     /// its results into. `None` if there is no such value.
     ///
     /// Lengths, variants, numbers and strings are those of `self`; tensors are empty ones.
-    fn skeleton(&self) -> Option<Self> {
+    fn skeleton(&self) -> Option<Self>
+    where
+        Self: Sized,
+    {
         Self::placeholder()
     }
 

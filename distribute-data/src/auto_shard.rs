@@ -91,7 +91,7 @@ pub enum ShardError {
     },
 }
 
-distribute_core::debug_as_message!(ShardError);
+distribute_error::debug_as_message!(ShardError);
 
 impl From<ShardError> for distribute_core::Error {
     fn from(error: ShardError) -> Self {

@@ -3,165 +3,16 @@
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::AtomicUsize;
 
-use distribute_core::{Device, Error, InputContext, PerReplica, Result, Strategy, WorkerGroup};
+use distribute_core::{Device, Error, InputContext, Result, Strategy, WorkerGroup};
 use serde::{Deserialize, Serialize};
 
 use crate::agreed::{Agreed, agree};
-use crate::auto_shard::AutoShardPolicy;
 use crate::dataset::no_weights;
-use crate::distribute_epoch::LastOrder;
+use crate::order::LastOrder;
 use crate::own_stream::{OwnStream, Place};
-use crate::{Dataset, DistributedFunction, Epoch, split};
-
-/// How examples become batches.
-///
-/// ```
-/// use distribute_data::Batching;
-///
-/// let batching = Batching::global(64).shuffle(42).drop_remainder(true).prefetch(4);
-/// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Batching {
-    size: Size,
-    seed: Option<u64>,
-    drop_remainder: bool,
-    pad_remainder: bool,
-    allow_empty: bool,
-    prefetch: usize,
-    auto_shard: AutoShardPolicy,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Size {
-    Global(usize),
-    PerReplica(usize),
-}
-
-impl Batching {
-    /// Steps of `examples` over all replicas together: the same training with any number of
-    /// replicas.
-    pub fn global(examples: usize) -> Self {
-        Self::new(Size::Global(examples))
-    }
-
-    /// Steps of `examples` on every replica: the global batch grows with their number.
-    pub fn per_replica(examples: usize) -> Self {
-        Self::new(Size::PerReplica(examples))
-    }
-
-    fn new(size: Size) -> Self {
-        Self {
-            size,
-            seed: None,
-            drop_remainder: false,
-            pad_remainder: false,
-            allow_empty: false,
-            prefetch: 2,
-            auto_shard: AutoShardPolicy::Auto,
-        }
-    }
-
-    /// Another order in every epoch, see [`split::shuffled`](crate::split::shuffled). Without
-    /// it, examples come in the dataset's order.
-    pub fn shuffle(mut self, seed: u64) -> Self {
-        self.seed = Some(seed);
-        self
-    }
-
-    /// Leaves out the last global batch of an epoch if it is short (not by default). With
-    /// [`shuffle`](Self::shuffle) that are other examples in every epoch.
-    pub fn drop_remainder(mut self, drop: bool) -> Self {
-        self.drop_remainder = drop;
-        self
-    }
-
-    /// Gives every replica batches of one size, for steps that are compiled for fixed shapes (not
-    /// by default): the largest global batch of an epoch divided by the replicas, rounded up.
-    ///
-    /// Each replica gets the examples that it would get without, and where these are too few
-    /// (the short last batch, or a size that does not divide evenly) others behind them that
-    /// weigh nothing: copies of examples of the dataset, so that they are as harmless in the model
-    /// as any. The batches must carry weights, see [`Weighted`](crate::Weighted). What a model
-    /// computes *across* the examples of a batch (batch normalization) sees the copies too.
-    ///
-    /// The number of batches stays the same, and [`drop_remainder`](Self::drop_remainder) still
-    /// leaves the last one out.
-    pub fn pad_remainder(mut self, pad: bool) -> Self {
-        self.pad_remainder = pad;
-        self
-    }
-
-    /// Accepts a dataset without examples, whose epochs have no batches, as TensorFlow does. It is
-    /// an error otherwise, because it is mostly a wrong path or filter.
-    pub fn allow_empty(mut self, allow: bool) -> Self {
-        self.allow_empty = allow;
-        self
-    }
-
-    /// How many global batches a background thread may hold ready, 2 by default. With 0 there is
-    /// no thread and every batch is made when it is asked for.
-    pub fn prefetch(mut self, batches: usize) -> Self {
-        self.prefetch = batches;
-        self
-    }
-
-    /// How several workers divide the dataset (TensorFlow: `options.auto_shard_policy`).
-    ///
-    /// - DATA: every worker takes its replicas' parts of each global batch, so the batches do not
-    ///   depend on the number of workers.
-    /// - FILE: every worker reads files of its own ([`Dataset::files`]) and cuts its own stream.
-    /// - OFF: every worker reads everything.
-    /// - AUTO, the default: FILE for datasets that say which files they are read from (none of
-    ///   this crate's readers does: they hold everything in memory), else DATA.
-    ///
-    /// Under FILE and OFF a worker shuffles its own stream. All workers make the same number of
-    /// steps, under every policy: one that has fewer examples, because of its files or because it
-    /// was given a shorter dataset, ends with empty batches. Losses and gradients of empty batches
-    /// are zeros.
-    pub fn auto_shard(mut self, policy: AutoShardPolicy) -> Self {
-        self.auto_shard = policy;
-        self
-    }
-
-    pub(crate) fn drops_remainder(&self) -> bool {
-        self.drop_remainder
-    }
-
-    /// What all workers must set alike, by name. Streams of their own may be shuffled as they like.
-    fn settings(&self, global_batch_size: usize, is_shared: bool) -> Vec<(String, String)> {
-        let seed = match (is_shared, self.seed) {
-            (false, _) => "its own".to_string(),
-            (true, None) => "none".to_string(),
-            (true, Some(seed)) => seed.to_string(),
-        };
-        let settings = [
-            ("the global batch size", global_batch_size.to_string()),
-            ("the auto-shard policy", format!("{:?}", self.auto_shard)),
-            ("the seed of the shuffle", seed),
-            ("drop_remainder", self.drop_remainder.to_string()),
-            ("pad_remainder", self.pad_remainder.to_string()),
-        ];
-        settings.map(|(name, value)| (name.into(), value)).into()
-    }
-
-    fn global_size(&self, replicas: usize) -> Result<usize> {
-        let size = match self.size {
-            Size::Global(examples) => Some(examples),
-            Size::PerReplica(examples) => examples.checked_mul(replicas),
-        };
-        match size {
-            Some(0) => Err(Error::invalid(
-                "the batch size is 0; pass at least 1 example",
-            )),
-            Some(size) => Ok(size),
-            None => Err(Error::invalid(format!(
-                "the batch size is too large for {replicas} replicas"
-            ))),
-        }
-    }
-}
+use crate::{Batching, Dataset, DistributedFunction, split};
 
 /// Where an input pipeline is: what a checkpoint keeps to go on with the same batches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -194,7 +45,7 @@ pub struct DistributedDataset<D> {
     pub(crate) others: Option<WorkerGroup>,
     pub(crate) last_order: Arc<LastOrder>,
     /// The epoch that the next iteration reads.
-    next_epoch: Arc<AtomicUsize>,
+    pub(crate) next_epoch: Arc<AtomicUsize>,
 }
 
 impl<D: Dataset> DistributedDataset<D> {
@@ -287,68 +138,6 @@ impl<D: Dataset> DistributedDataset<D> {
             start + part.start..start + part.end
         });
         parts.collect()
-    }
-
-    /// The batches of one epoch, made on a background thread that ends with the iterator.
-    ///
-    /// The same number gives the same batches in the same order each time, so that a run can be
-    /// repeated and resumed: count up, or iterate over the dataset itself (`for batch in &train`),
-    /// which reads another epoch each time.
-    ///
-    /// An error or a panic in [`Dataset::batch`] comes out as the last item.
-    pub fn epoch(&self, epoch: usize) -> Epoch<D::Batch> {
-        self.epoch_from(epoch, 0)
-    }
-
-    /// [`epoch`](Self::epoch) without its first `batches_to_skip` batches, which are not read:
-    /// the rest of an interrupted epoch, in the same order.
-    pub fn epoch_from(&self, epoch: usize, batches_to_skip: usize) -> Epoch<D::Batch> {
-        Epoch::start(self, epoch, batches_to_skip)
-    }
-
-    /// Goes on where [`Epoch::position`] was taken. The next iteration over the dataset itself
-    /// reads the epoch after that one.
-    pub fn resume(&self, position: Position) -> Epoch<D::Batch> {
-        let next = position.epoch.saturating_add(1);
-        self.next_epoch.store(next, Ordering::Relaxed);
-        self.epoch_from(position.epoch, position.batch)
-    }
-
-    pub(crate) fn seed(&self) -> Option<u64> {
-        self.batching.seed
-    }
-
-    pub(crate) fn prefetch(&self) -> usize {
-        self.batching.prefetch
-    }
-}
-
-/// The next epoch: 0 the first time, then 1, and so on, so that a shuffled dataset comes in another
-/// order each time (TensorFlow: every iteration over a dataset shuffles anew). Clones count
-/// together.
-///
-/// ```
-/// use distribute_core::{Device, DefaultStrategy};
-/// use distribute_data::{Batching, FnDataset, StrategyDataExt};
-///
-/// let numbers = FnDataset::new(6, |indices: &[usize], _: &Device| Ok(indices.to_vec()));
-/// let batching = Batching::global(6).shuffle(1);
-/// let train = DefaultStrategy::new().distribute_dataset(numbers, batching)?;
-/// let mut orders = Vec::new();
-/// for _epoch in 0..2 {
-///     for batch in &train {
-///         orders.push(batch?.into_values());
-///     }
-/// }
-/// assert_ne!(orders[0], orders[1]);
-/// # Ok::<(), distribute_core::Error>(())
-/// ```
-impl<D: Dataset> IntoIterator for &DistributedDataset<D> {
-    type Item = Result<PerReplica<D::Batch>>;
-    type IntoIter = Epoch<D::Batch>;
-
-    fn into_iter(self) -> Epoch<D::Batch> {
-        self.epoch(self.next_epoch.fetch_add(1, Ordering::Relaxed))
     }
 }
 

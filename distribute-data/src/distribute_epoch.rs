@@ -3,10 +3,12 @@
 use std::borrow::Cow;
 use std::fmt;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 
 use distribute_core::{Device, PerReplica, Result, WorkerGroup};
 
+use crate::order::Order;
 use crate::prefetch::Prefetch;
 use crate::{Dataset, DistributedDataset, Position, split};
 
@@ -26,7 +28,7 @@ pub struct Epoch<B> {
 }
 
 impl<B: Send + 'static> Epoch<B> {
-    pub(crate) fn start<D: Dataset<Batch = B>>(
+    fn start<D: Dataset<Batch = B>>(
         from: &DistributedDataset<D>,
         epoch: usize,
         skip: usize,
@@ -40,7 +42,7 @@ impl<B: Send + 'static> Epoch<B> {
             end: batches,
         };
         Self {
-            items: Prefetch::new(producer, from.prefetch()),
+            items: Prefetch::new(producer, from.batching.prefetch),
             position: Position { epoch, batch: skip },
             remaining: batches.saturating_sub(skip),
             others: from.others.clone(),
@@ -92,16 +94,6 @@ impl<B> fmt::Debug for Epoch<B> {
     }
 }
 
-/// The order of an epoch's examples.
-#[derive(Debug)]
-pub(crate) enum Order {
-    AsIs,
-    Shuffled(Vec<usize>),
-}
-
-/// The order of the epoch that single batches were asked of last.
-pub(crate) type LastOrder = Mutex<Option<(usize, Arc<Order>)>>;
-
 struct Producer<D> {
     from: DistributedDataset<D>,
     epoch: usize,
@@ -112,6 +104,31 @@ struct Producer<D> {
 }
 
 impl<D: Dataset> DistributedDataset<D> {
+    /// The batches of one epoch, made on a background thread that ends with the iterator.
+    ///
+    /// The same number gives the same batches in the same order each time, so that a run can be
+    /// repeated and resumed: count up, or iterate over the dataset itself (`for batch in &train`),
+    /// which reads another epoch each time.
+    ///
+    /// An error or a panic in [`Dataset::batch`] comes out as the last item.
+    pub fn epoch(&self, epoch: usize) -> Epoch<D::Batch> {
+        self.epoch_from(epoch, 0)
+    }
+
+    /// [`epoch`](Self::epoch) without its first `batches_to_skip` batches, which are not read:
+    /// the rest of an interrupted epoch, in the same order.
+    pub fn epoch_from(&self, epoch: usize, batches_to_skip: usize) -> Epoch<D::Batch> {
+        Epoch::start(self, epoch, batches_to_skip)
+    }
+
+    /// Goes on where [`Epoch::position`] was taken. The next iteration over the dataset itself
+    /// reads the epoch after that one.
+    pub fn resume(&self, position: Position) -> Epoch<D::Batch> {
+        let next = position.epoch.saturating_add(1);
+        self.next_epoch.store(next, Ordering::Relaxed);
+        self.epoch_from(position.epoch, position.batch)
+    }
+
     /// One batch by its place; `None` after the last one of its epoch. It is made on this thread,
     /// without reading others. The order of the last epoch that was asked for is kept, so ask
     /// epoch by epoch.
@@ -141,7 +158,7 @@ impl<D: Dataset> DistributedDataset<D> {
 
     fn order(&self, epoch: usize) -> Order {
         let epoch = epoch as u64;
-        match (&self.own, self.seed()) {
+        match (&self.own, self.batching.seed) {
             (Some(own), seed) => Order::Shuffled(own.order(seed, epoch)),
             (None, Some(seed)) => Order::Shuffled(split::shuffled(self.len(), seed, epoch)),
             (None, None) => Order::AsIs,
@@ -175,6 +192,35 @@ impl<D: Dataset> DistributedDataset<D> {
         let filler = indices.first().copied();
         indices.resize(rows, filler.unwrap_or_else(|| filler_of(order)));
         self.dataset.padded_batch(&indices, examples, device)
+    }
+}
+
+/// The next epoch: 0 the first time, then 1, and so on, so that a shuffled dataset comes in another
+/// order each time (TensorFlow: every iteration over a dataset shuffles anew). Clones count
+/// together.
+///
+/// ```
+/// use distribute_core::{Device, DefaultStrategy};
+/// use distribute_data::{Batching, FnDataset, StrategyDataExt};
+///
+/// let numbers = FnDataset::new(6, |indices: &[usize], _: &Device| Ok(indices.to_vec()));
+/// let batching = Batching::global(6).shuffle(1);
+/// let train = DefaultStrategy::new().distribute_dataset(numbers, batching)?;
+/// let mut orders = Vec::new();
+/// for _epoch in 0..2 {
+///     for batch in &train {
+///         orders.push(batch?.into_values());
+///     }
+/// }
+/// assert_ne!(orders[0], orders[1]);
+/// # Ok::<(), distribute_core::Error>(())
+/// ```
+impl<D: Dataset> IntoIterator for &DistributedDataset<D> {
+    type Item = Result<PerReplica<D::Batch>>;
+    type IntoIter = Epoch<D::Batch>;
+
+    fn into_iter(self) -> Epoch<D::Batch> {
+        self.epoch(self.next_epoch.fetch_add(1, Ordering::Relaxed))
     }
 }
 

@@ -28,6 +28,7 @@
 mod agreed;
 pub mod auto_shard;
 mod batch_source;
+mod batching;
 mod dataset;
 mod dataset_arrays;
 mod dataset_openers;
@@ -36,6 +37,7 @@ mod distribute;
 mod distribute_epoch;
 mod from_function;
 pub mod loss;
+mod order;
 mod own_stream;
 mod prefetch;
 pub mod prelude;
@@ -44,11 +46,12 @@ pub mod split;
 mod weighted;
 
 pub use auto_shard::{AutoShardPolicy, ShardError};
+pub use batching::Batching;
 pub use dataset::{Dataset, FnDataset};
 pub use dataset_arrays::{ArrayDataset, ImageDataset, TabularDataset, ValueDataset};
 pub use dataset_openers::{Digits, FashionMnist, Mnist};
 pub use dataset_text::{PADDING, TextDataset, UNKNOWN, Vocabulary};
-pub use distribute::{Batching, DistributedDataset, Position, StrategyDataExt};
+pub use distribute::{DistributedDataset, Position, StrategyDataExt};
 pub use distribute_epoch::Epoch;
 pub use from_function::{DistributedFunction, ReplicationMode, Steps};
 pub use loss::{

@@ -72,7 +72,7 @@ impl OwnStream {
                 }
             }
         };
-        let read = |examples: usize| match batching.drops_remainder() {
+        let read = |examples: usize| match batching.drop_remainder {
             true => examples / place.global_batch * place.global_batch,
             false => examples,
         };

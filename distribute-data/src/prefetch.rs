@@ -33,7 +33,7 @@ pub enum DataError {
     },
 }
 
-distribute_core::debug_as_message!(DataError);
+distribute_error::debug_as_message!(DataError);
 
 impl From<DataError> for distribute_core::Error {
     fn from(error: DataError) -> Self {

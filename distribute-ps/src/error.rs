@@ -368,7 +368,7 @@ pub enum PsError {
     Core(Arc<distribute_core::Error>),
 }
 
-distribute_core::debug_as_message!(PsError);
+distribute_error::debug_as_message!(PsError);
 
 impl PsError {
     /// [`InvalidArgument`](Self::InvalidArgument) with this text.

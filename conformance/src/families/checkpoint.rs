@@ -16,15 +16,14 @@ use distribute_core::{
 use distribute_data::{AverageLoss, Batching, FnDataset, StrategyDataExt, Weighted};
 use serde_json::{Value, json};
 
-use super::compiled::{global_batch, on_devices};
-use super::reduce::expected;
-use super::training::take_rows;
+use super::support::compiled::{global_batch, on_devices};
+use super::support::{expected, take_rows};
 use crate::case::{Case, StrategySpec};
 use crate::compare::equal;
+use crate::env::Env;
 use crate::expression::evaluate;
 use crate::json::{Fields, counts_in};
 use crate::outcome::{Checked, Failure, Outcome, passed};
-use crate::suite::Env;
 use crate::tensors::{scalar, tensor};
 
 pub(super) fn check(case: &Case, env: &Env<'_>) -> Checked {

@@ -7,8 +7,7 @@ use burn::tensor::{DType, TensorData, bf16, f16};
 use distribute_collectives::{Buffer, Communicator, CommunicatorExt, Gathered, ReduceOp};
 use serde_json::Value;
 
-use super::cross_device::{lists, same_lists};
-use super::reduce::reduce_op;
+use super::support::{lists, reduce_op, same_lists};
 use crate::case::{Case, StrategyKind};
 use crate::compare::show;
 use crate::golden::{FamilyName, GoldenFile};

@@ -14,14 +14,14 @@ use distribute_core::{
 };
 use serde_json::{Value, json};
 
-use super::compiled::{all_reduce_lists, broadcast as broadcast_first};
-use super::reduce::{expected, per_replica, reduce_op};
+use super::support::compiled::{all_reduce_lists, broadcast as broadcast_first};
+use super::support::{expected, lists, per_replica, reduce_op, same_lists};
 use crate::case::Case;
-use crate::compare::{Tolerance, equal};
+use crate::compare::equal;
+use crate::env::Env;
 use crate::error_kind::same_error;
 use crate::json::{Fields, count, counts};
 use crate::outcome::{Checked, Deviation, Failure, Outcome, Rule, passed};
-use crate::suite::Env;
 use crate::tensors::{element_bytes, tensor};
 
 pub(super) fn check(case: &Case, env: &Env<'_>) -> Checked {
@@ -93,41 +93,6 @@ impl CrossDeviceOps for Batched {
     ) -> distribute_core::Result<()> {
         Ok(communicator.batch_all_reduce(op, buffers, &self.0)?)
     }
-}
-
-/// A list of tensors per replica; single tensors are lists of one.
-pub(super) fn lists(case: &Case) -> Result<Vec<Vec<TensorData>>, Failure> {
-    let list = |value: &Value| match value {
-        Value::Array(list) => list.iter().map(tensor).collect(),
-        single => Ok(vec![tensor(single)?]),
-    };
-    case.inputs.list("values")?.iter().map(list).collect()
-}
-
-/// `expect` is `[tensor][device]`, or per device where there is one tensor, or `per_replica`.
-pub(super) fn same_lists(
-    tolerance: Tolerance,
-    expected: &Value,
-    found: &[Vec<TensorData>],
-) -> Result<(), Failure> {
-    let expected = expected.get("per_replica").unwrap_or(expected);
-    let is_nested = expected[0].is_array();
-    let tensors = found.first().map_or(0, Vec::len);
-    if is_nested && expected.as_array().map(Vec::len) != Some(tensors) {
-        return Err(Failure::got(format!("{tensors} tensors")));
-    }
-    for index in 0..tensors {
-        let column: Vec<_> = found.iter().map(|list| list[index].clone()).collect();
-        let wanted = if is_nested {
-            &expected[index]
-        } else {
-            expected
-        };
-        tolerance
-            .same_list(wanted, &column)
-            .map_err(|failure| failure.at(format!("tensor {index}")))?;
-    }
-    Ok(())
 }
 
 fn reduce(case: &Case, env: &Env<'_>) -> Checked {

@@ -10,14 +10,14 @@ use distribute_data::split::batch_sizes_for_worker;
 use distribute_data::{Batching, Dataset, FnDataset, ReplicationMode, StrategyDataExt};
 use serde_json::{Value, json};
 
-use super::reduce::expected;
+use super::support::expected;
 use crate::case::Case;
 use crate::compare::equal;
+use crate::env::Env;
 use crate::error_kind::same_error;
 use crate::expression::evaluate;
 use crate::json::{Fields, count, counts_in};
 use crate::outcome::{Checked, Failure, Outcome, Rule, passed};
-use crate::suite::Env;
 
 pub(super) fn check(case: &Case, env: &Env<'_>) -> Checked {
     match case.op() {

@@ -13,13 +13,13 @@ use distribute_data::{
 };
 use serde_json::{Value, json};
 
-use super::compiled::is_uneven;
-use super::given::Given;
+use super::support::Given;
+use super::support::compiled::is_uneven;
 use crate::case::Case;
+use crate::env::Env;
 use crate::error_kind::same_error;
 use crate::json::Fields;
 use crate::outcome::{Checked, Failure, Outcome, Rule, passed};
-use crate::suite::Env;
 use crate::tensors::{as_scalar, float, int, number, rank, reshaped};
 
 /// The tensors of the replica with an id, on its device.

@@ -3,26 +3,22 @@
 mod checkpoint;
 mod cluster;
 pub(crate) mod communicator;
-mod compiled;
 mod cross_device;
 mod datasets;
 mod documents;
-mod given;
 mod loss;
-mod models;
 pub(crate) mod multi_worker;
 mod parameter_server;
 mod properties;
 mod reduce;
+pub(crate) mod support;
 mod training;
 mod variables;
 
-pub(crate) use reduce::reduce_op;
-
 use crate::case::{Case, StrategyKind};
+use crate::env::Env;
 use crate::golden::FamilyName;
 use crate::outcome::Checked;
-use crate::suite::Env;
 
 /// Checks one case.
 pub(crate) type Adapter = fn(&Case, &Env<'_>) -> Checked;

@@ -16,14 +16,13 @@ use distribute_core::{
 };
 use serde_json::{Value, json};
 
-use super::reduce::expected;
-use super::variables::class;
+use super::support::{class, expected};
 use crate::case::{Case, StrategyKind, StrategySpec};
 use crate::compare::equal;
+use crate::env::Env;
 use crate::error_kind::same_error;
 use crate::json::{Fields, count, counts};
 use crate::outcome::{Checked, Deviation, Failure, Outcome, Rule, passed};
-use crate::suite::Env;
 use crate::tensors::{element_bytes, scalar};
 
 type CoreResult<T> = distribute_core::Result<T>;

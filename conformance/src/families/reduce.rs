@@ -10,14 +10,14 @@ use distribute_core::{
 };
 use serde_json::Value;
 
-use super::compiled;
+use super::support::{compiled, expected, per_replica, reduce_op};
 use crate::case::Case;
 use crate::compare::equal;
+use crate::env::Env;
 use crate::error_kind::{ErrorKind, same_error};
 use crate::expression::{evaluate, evaluate_list};
 use crate::json::{Fields, counts, numbers_in};
 use crate::outcome::{Checked, Deviation, Failure, Outcome, Rule, passed};
-use crate::suite::Env;
 use crate::tensors::{number, scalar, tensor};
 
 type CoreResult<T> = distribute_core::Result<T>;
@@ -49,30 +49,6 @@ pub(super) fn check(case: &Case, env: &Env<'_>) -> Checked {
         op if op.contains("reduce_to(SUM, x, v)") => reduce_to(case, env, strategy),
         other => Err(Failure::schema(format!("unknown operation `{other}`"))),
     }
-}
-
-/// The case's reduction; `None` if it is not one that TensorFlow knows either.
-pub(crate) fn reduce_op(value: &Value) -> Option<ReduceOp> {
-    let text = value.as_str()?.to_ascii_lowercase();
-    match text.trim_start_matches("reduceop.") {
-        "sum" => Some(ReduceOp::Sum),
-        "mean" => Some(ReduceOp::Mean),
-        _ => None,
-    }
-}
-
-/// One tensor per replica; `None` where the file describes the values in words.
-pub(super) fn per_replica(value: &Value) -> Result<Option<PerReplica<TensorData>>, Failure> {
-    let Some(list) = value.as_array() else {
-        return Ok(None);
-    };
-    let tensors = list.iter().map(tensor).collect::<Result<_, _>>()?;
-    Ok(Some(PerReplica::new(tensors)))
-}
-
-/// The value that TensorFlow returned.
-pub(super) fn expected(case: &Case) -> Result<&Value, Failure> {
-    case.value().ok_or_else(|| Failure::got("a value"))
 }
 
 /// Passed if the result is what TensorFlow returned, or the same kind of error.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use burn::tensor::{DType, Shape, Tensor, TensorData};
+use burn::tensor::{DType, Tensor, TensorData};
 use distribute_core::optim::Optimizer;
 use distribute_core::{
     Adam, Gradients, PerReplica, ReduceOp, Sgd, Strategy, StrategyExt, TrainState,
@@ -11,14 +11,14 @@ use distribute_data::split::replica_range;
 use distribute_data::{AverageLoss, scale_regularization_loss};
 use serde_json::{Value, json};
 
-use super::compiled::{global_batch, on_devices, per_row};
-use super::models::{Cnn, Linear, Mlp, Model};
-use super::reduce::expected;
+use super::support::compiled::{global_batch, on_devices, per_row};
+use super::support::expected;
+use super::support::models::{Cnn, Linear, Mlp, Model};
 use crate::case::Case;
 use crate::compare::equal;
+use crate::env::Env;
 use crate::json::{Fields, counts};
 use crate::outcome::{Checked, Failure, Outcome};
-use crate::suite::Env;
 use crate::tensors::{as_scalar, tensor};
 
 pub(super) fn check(case: &Case, env: &Env<'_>) -> Checked {
@@ -57,24 +57,6 @@ pub(super) fn optimizer(parameters: &Value) -> Result<Arc<dyn Optimizer>, Failur
         Sgd::new(learning_rate)
             .momentum(momentum)
             .nesterov(nesterov),
-    ))
-}
-
-/// Some rows of a tensor.
-pub(super) fn take_rows(data: &TensorData, indices: &[usize]) -> Result<TensorData, Failure> {
-    let mut shape = data.shape().to_vec();
-    let bytes = data.as_bytes();
-    let row = bytes.len() / shape[0].max(1);
-    let mut taken = Vec::with_capacity(indices.len() * row);
-    for index in indices {
-        let bytes = bytes.get(index * row..(index + 1) * row);
-        taken.extend_from_slice(bytes.ok_or_else(|| Failure::schema(format!("no row {index}")))?);
-    }
-    shape[0] = indices.len();
-    Ok(TensorData::from_bytes_vec(
-        taken,
-        Shape::from(shape),
-        data.dtype(),
     ))
 }
 

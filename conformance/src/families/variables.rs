@@ -10,15 +10,14 @@ use distribute_core::{
 };
 use serde_json::Value;
 
-use super::given::Given;
-use super::reduce::expected;
+use super::support::{Given, class, expected};
 use crate::case::Case;
 use crate::compare::equal;
+use crate::env::Env;
 use crate::error_kind::{ErrorKind, same_error};
 use crate::expression::{evaluate, evaluate_list};
 use crate::json::{Fields, numbers_in};
 use crate::outcome::{Checked, Deviation, Failure, Outcome, Rule, passed};
-use crate::suite::Env;
 use crate::tensors::tensor;
 
 pub(super) fn check(case: &Case, env: &Env<'_>) -> Checked {
@@ -297,17 +296,6 @@ fn state(
         None => {}
     }
     Ok(Outcome::Passed)
-}
-
-/// TensorFlow's class of a variable.
-pub(super) fn class(kind: VariableKind) -> &'static str {
-    match kind {
-        VariableKind::Plain => "ResourceVariable",
-        VariableKind::Mirrored => "MirroredVariable",
-        VariableKind::SyncOnRead => "SyncOnReadVariable",
-        VariableKind::Aggregating => "AggregatingVariable",
-        _ => "unknown",
-    }
 }
 
 /// `scatter_add index I += X`.

@@ -1,4 +1,4 @@
-//! The seeds in `fuzz/corpus`: what they are made of, and that no target fails with one.
+//! The seeds in `crates/fuzz/corpus`: what they are made of, and that no target fails with one.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -24,7 +24,7 @@ const TARGETS: [Target; 5] = [
 ];
 
 fn directory(target: &str) -> PathBuf {
-    let fuzz = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpus");
+    let fuzz = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../crates/fuzz/corpus");
     fuzz.join(target)
 }
 

@@ -67,7 +67,7 @@ pub enum FitError {
     },
 }
 
-crate::debug_as_message!(FitError);
+distribute_error::debug_as_message!(FitError);
 
 impl From<FitError> for crate::Error {
     fn from(error: FitError) -> Self {

@@ -201,7 +201,7 @@ where
 /// Every replica's model without autodiff and training flags; none under a strategy that compiles
 /// steps, where the models stay on the devices. Shares the parameters' storage, so
 /// drop it before the next update, which would have to copy them.
-pub(super) fn validation_models<S: Strategy + ?Sized, M: Module>(
+pub(super) fn validation_models<S: Strategy + ?Sized, M: Module + 'static>(
     strategy: &S,
     state: &Mirrored<TrainState<M>>,
 ) -> Option<PerReplica<M>> {

@@ -1,7 +1,6 @@
 //! A training state as a checkpoint, and back.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use burn::module::Module;
 use burn::tensor::TensorData;
@@ -206,9 +205,8 @@ pub fn restore<M: Module + 'static>(
     let saved_by = Some(checkpoint.metadata.optimizer.name.as_str());
     let names = state.host_part().parameter_names();
     let is_own = |path: &str| names.iter().any(|name| name == path);
-    let optimizer = state.host_part().optimizer();
-    check_slots(optimizer, saved_by, &checkpoint.tensors, is_own)
-        .map_err(|error| Error::Checkpoint(Arc::new(error)))?;
+    let own = state.host_part().optimizer().checkpoint_slots();
+    check_slots(own, saved_by, &checkpoint.tensors, is_own)?;
     check_sizes_of_slots(&checkpoint.tensors)?;
     let step = checkpoint.metadata.step;
     state.update(|state| state.load_tensors(&checkpoint.tensors, step))
@@ -239,9 +237,7 @@ fn expect_model<M: Module + 'static>(
 ) -> Result<()> {
     let tensors = state.try_primary()?.to_tensors()?;
     let expected = saved_kinds(model_specs(&tensors), &checkpoint.tensors);
-    checkpoint
-        .expect("model/", expected)
-        .map_err(|error| Error::Checkpoint(Arc::new(error)))
+    Ok(checkpoint.expect("model/", expected)?)
 }
 
 fn model_specs(tensors: &BTreeMap<String, TensorData>) -> Vec<TensorSpec> {

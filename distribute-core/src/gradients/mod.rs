@@ -1,8 +1,8 @@
 //! Gradients of one replica, in the order of the model's parameters.
 
+mod buffers;
 mod elements;
 mod leaves;
-mod reduce;
 mod residence;
 mod rows;
 
@@ -13,6 +13,7 @@ use burn::tensor::{Device, Gradients as BurnGradients, Shape, Tensor, TensorData
 use crate::trace::{self, TensorSpec, TraceError};
 use crate::{Error, Result};
 
+pub(crate) use buffers::Flags;
 use residence::Number;
 pub(crate) use residence::{Residence, is_off_host, with_shape};
 pub(crate) use rows::Watched;

@@ -4,13 +4,11 @@ use std::cmp::Ordering;
 use std::fmt;
 use std::sync::Arc;
 
-use burn::module::Param;
-use burn::tensor::{DType, Gradients as BurnGradients, Tensor, TensorData};
+use burn::tensor::{DType, Device, Gradients as BurnGradients, Tensor, TensorData};
 
 use super::Gradients;
-use crate::remote::{Pushed, RemoteVersion};
-use crate::values::lock;
-use crate::{Applied, Error, ReplicaContext, Result, scope};
+use crate::remote::RemoteVersion;
+use crate::{Error, Result};
 
 /// Some rows of a table in a [`RemoteStore`](crate::remote::RemoteStore), as they were looked up.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -106,6 +104,22 @@ pub(crate) struct Watched {
 }
 
 impl Watched {
+    /// Makes rows a leaf of the graph.
+    ///
+    /// # Errors
+    /// For values that are not rows of `f32`, one for each id.
+    pub(crate) fn new(rows: RemoteRows, values: TensorData, device: &Device) -> Result<Self> {
+        check(&rows, &values)?;
+        let options = (&device.clone().without_autodiff(), DType::F32);
+        let leaf = Tensor::from_inner(Tensor::<2>::from_data(values, options)).require_grad();
+        Ok(Self { rows, leaf })
+    }
+
+    /// The leaf.
+    pub(crate) fn leaf(&self) -> Tensor<2> {
+        self.leaf.clone()
+    }
+
     /// Moves the rows' gradient out, if the loss depends on them.
     pub(super) fn take(&self, from: &mut BurnGradients) -> Result<Option<RowGradients>> {
         let rows = self.rows.clone();
@@ -136,6 +150,11 @@ impl Gradients {
         self.rows.iter_mut().map(|rows| &mut rows.values)
     }
 
+    /// The gradients of rows, by value.
+    pub(crate) fn into_rows(self) -> Vec<RowGradients> {
+        self.rows
+    }
+
     /// Adds to the gradients of a table.
     pub(super) fn add_rows(&mut self, rows: RowGradients) -> Result<()> {
         let mut all = self.rows.iter_mut();
@@ -163,72 +182,10 @@ impl Gradients {
     }
 }
 
-/// A model without parameters.
-type NoModel = Vec<Param<Tensor<1>>>;
-
-impl ReplicaContext {
-    /// Makes rows of a table a leaf of the graph (TensorFlow: `GradientTape.watch`): from now on
-    /// the gradients of every loss of this step that depends on the leaf hold those of the rows,
-    /// and `apply_gradients` of a state on parameter servers sends them with its own.
-    ///
-    /// `values` are the rows of the ids, `[ids, width]`, of `f32`. What users call is the lookup of
-    /// the crate that has the tables.
-    ///
-    /// # Errors
-    /// [`Error::Shape`] and [`Error::DType`] for other values, and in a step that is compiled.
-    pub fn watch_rows(&self, rows: RemoteRows, values: TensorData) -> Result<Tensor<2>> {
-        self.refuse_captured("watch_rows")?;
-        check(&rows, &values)?;
-        let device = self.device();
-        let options = (&device.clone().without_autodiff(), DType::F32);
-        let leaf = Tensor::from_inner(Tensor::<2>::from_data(values, options)).require_grad();
-        lock(&self.watched).push(Watched {
-            rows,
-            leaf: leaf.clone(),
-        });
-        Ok(leaf)
-    }
-
-    /// The gradients of `loss` with respect to the rows that this step has looked up, and to
-    /// nothing else: for a model that is nothing but tables.
-    ///
-    /// # Errors
-    /// Those of [`gradient`](Self::gradient).
-    pub fn row_gradients(&self, loss: &Tensor<1>) -> Result<Gradients> {
-        self.gradient(loss, &NoModel::new())
-    }
-
-    /// Sends gradients of rows of tables to the parameter servers, where no state is updated: for
-    /// a model that is nothing but tables. Otherwise a state's
-    /// [`apply_gradients`](crate::TrainState::apply_gradients) sends them with its own. Blocks.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] for gradients of a model too, and under a strategy without
-    /// parameter servers; those of the servers.
-    pub fn apply_row_gradients(&self, gradients: Gradients) -> Result<Applied> {
-        if !gradients.is_empty() {
-            return Err(Error::invalid(format!(
-                "apply_row_gradients: there are also gradients of {} parameters of a model; hand \
-                 all of them to `apply_gradients` of its state",
-                gradients.len()
-            )));
-        }
-        let strategy = scope::current_strategy();
-        let Some(store) = strategy.remote_store() else {
-            return Err(Error::invalid(format!(
-                "apply_row_gradients: the strategy `{}` has no parameter servers",
-                strategy.name()
-            )));
-        };
-        match store.push_rows(gradients.rows)? {
-            Pushed::Applied { .. } => Ok(Applied::Updated),
-            Pushed::Dropped => Ok(Applied::Dropped),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use burn::module::Param;
+
     use super::*;
 
     fn of(table: &str, ids: &[u64], values: &[f32], base: &[u64]) -> RowGradients {
@@ -243,7 +200,7 @@ mod tests {
     }
 
     fn none() -> Gradients {
-        Gradients::none(&NoModel::new()).unwrap()
+        Gradients::none(&Vec::<Param<Tensor<1>>>::new()).unwrap()
     }
 
     #[test]

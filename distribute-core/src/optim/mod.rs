@@ -18,6 +18,7 @@ pub use adam::{Adam, AdamW};
 pub use sgd::Sgd;
 
 use crate::Result;
+use crate::checkpoint::OptimizerSlots;
 
 /// A number that may change every step: a host number under the eager strategies, an input
 /// tensor of shape `[1]` in a captured step.
@@ -91,6 +92,16 @@ pub trait Optimizer: Send + Sync + Debug {
         gradient: Tensor<1>,
         slots: Vec<Tensor<1>>,
     ) -> Result<(Tensor<1>, Vec<Tensor<1>>)>;
+}
+
+impl dyn Optimizer + '_ {
+    /// By what a checkpoint knows it.
+    pub fn checkpoint_slots(&self) -> OptimizerSlots<'_> {
+        OptimizerSlots {
+            optimizer: self.name(),
+            slots: self.slots(),
+        }
+    }
 }
 
 /// Takes exactly `N` items, or reports which optimizer was called wrongly.

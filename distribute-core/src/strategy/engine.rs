@@ -10,12 +10,11 @@ use distribute_collectives::GroupOptions;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use super::{Replica, ReplicaStep, Strategy, VariablePlacement};
-use crate::board::Board;
 use crate::cross_device::CrossDeviceOps;
 use crate::device_reduce::DevicePlan;
-use crate::replica_context::Link;
+use crate::replica::{Alone, Devices, HostPeers, Link, LocalExchange, Peers, Threads, Workers};
 use crate::values::lock;
-use crate::{Error, LogicalDevice, ReplicaContext, Result, WorkerGroup, scope};
+use crate::{DeviceReducer, Error, LogicalDevice, ReplicaContext, Result, WorkerGroup, scope};
 
 /// Runs a step on the calling thread, for strategies with one replica.
 pub(crate) fn run_inline(
@@ -139,7 +138,7 @@ impl Engine {
             current.list = build_contexts(&self.replicas, &self.options, current.generation)?;
         }
         let contexts = &mut current.list;
-        contexts[0].begin_run();
+        contexts[0].peers().begin_run();
         let outcomes: Vec<Mutex<Result<()>>> =
             contexts.iter().map(|_| Mutex::new(Ok(()))).collect();
         let jobs = contexts
@@ -174,10 +173,10 @@ fn run_one(
             replica,
             source: Arc::new(source),
         };
-        ctx.finish_run().map_err(wrap)
+        ctx.peers().finish_run(replica).map_err(wrap)
     });
     if let Err(error) = &outcome {
-        ctx.stop_others(error);
+        ctx.peers().stop_others(error);
     }
     outcome
 }
@@ -228,25 +227,54 @@ fn build_contexts(
     options: &EngineOptions,
     generation: u64,
 ) -> Result<Vec<ReplicaContext>> {
-    let board = Arc::new(Board::new(replicas.len(), options.timeout));
+    let exchange = Arc::new(LocalExchange::new(replicas.len(), options.timeout));
     let group = distribute_collectives::in_process(
         replicas.len(),
         options.group.clone().generation(generation),
     )?;
     let logical: Vec<LogicalDevice> = replicas.iter().map(|replica| replica.logical).collect();
     let devices = options.devices.connect(&logical, generation)?;
+    let num_local = replicas.len();
+    let num_replicas = options
+        .workers
+        .as_ref()
+        .map_or(num_local, WorkerGroup::num_replicas);
     let contexts = replicas.iter().zip(group).zip(devices).enumerate().map(
-        |(local_id, ((replica, endpoint), devices))| {
-            let link = Link {
-                devices,
-                communicator: Box::new(endpoint),
-                workers: options.workers.clone(),
-                cross_device_ops: Arc::clone(&options.cross_device_ops),
-                board: Arc::clone(&board),
-                calls: 0,
+        |(local_id, ((replica, endpoint), reducer))| {
+            let counts = (local_id, num_local, num_replicas);
+            let ops = Arc::clone(&options.cross_device_ops);
+            let threads = Threads::new(Box::new(endpoint), ops);
+            let peers: Box<dyn Peers> = match &options.workers {
+                _ if num_replicas == 1 => Box::new(Alone),
+                None => {
+                    let host = HostPeers::new(threads, local_id, num_local, Arc::clone(&exchange));
+                    on_devices(host, replica, num_replicas, reducer, None)
+                }
+                Some(workers) => {
+                    let link = Workers::new(threads, workers.clone());
+                    let host = HostPeers::new(link, local_id, num_local, Arc::clone(&exchange));
+                    on_devices(host, replica, num_replicas, reducer, Some(workers.clone()))
+                }
             };
-            ReplicaContext::linked(replica, local_id, replicas.len(), options.placement, link)
+            ReplicaContext::new(replica, counts, options.placement, peers)
         },
     );
     Ok(contexts.collect())
+}
+
+/// The way of a replica that may reduce gradients in the memory of its device.
+fn on_devices<L: Link + 'static>(
+    host: HostPeers<L>,
+    replica: &Replica,
+    num_replicas: usize,
+    reducer: Option<Box<dyn DeviceReducer>>,
+    workers: Option<WorkerGroup>,
+) -> Box<dyn Peers> {
+    match (&reducer, &workers) {
+        (None, None) => Box::new(host),
+        _ => {
+            let device = &replica.device;
+            Box::new(Devices::new(host, device, num_replicas, reducer, workers))
+        }
+    }
 }

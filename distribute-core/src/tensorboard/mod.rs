@@ -83,7 +83,7 @@ pub enum TensorBoardError {
     },
 }
 
-crate::debug_as_message!(TensorBoardError);
+distribute_error::debug_as_message!(TensorBoardError);
 
 /// Writes one event file. Calls block only for the copy into a buffer, and for the disk when the
 /// buffer is full; dropping the writer writes what is left (and logs an error).

@@ -97,7 +97,7 @@ pub enum TraceError {
     Backend(Arc<dyn std::error::Error + Send + Sync>),
 }
 
-crate::debug_as_message!(TraceError);
+distribute_error::debug_as_message!(TraceError);
 
 impl TraceError {
     /// An error of the layer that compiles and runs programs.

@@ -10,7 +10,7 @@ use crate::{Error, Nest, ReduceOp, Result, host_reduce};
 
 /// Concatenates all leaves of a value over the replicas: tensors by operations of the graph,
 /// numbers, which are the same on every replica, right away.
-pub(crate) fn all_gather<T: Nest>(trace: &Trace, value: &mut T, axis: i64) -> Result<()> {
+pub(crate) fn all_gather(trace: &Trace, value: &mut dyn Nest, axis: i64) -> Result<()> {
     each(value, |given| match given {
         Leaf::Number(data) => {
             host_reduce::gather(vec![data; trace.num_replicas()], axis).map(Leaf::Number)
@@ -38,7 +38,7 @@ pub(crate) fn all_gather<T: Nest>(trace: &Trace, value: &mut T, axis: i64) -> Re
 }
 
 /// Gives every replica the value of replica `root`, which there is.
-pub(crate) fn broadcast<T: Nest>(trace: &Trace, value: &mut T, root: usize) -> Result<()> {
+pub(crate) fn broadcast(trace: &Trace, value: &mut dyn Nest, root: usize) -> Result<()> {
     each(value, |given| {
         Ok(match given {
             Leaf::Number(data) => Leaf::Number(data),
@@ -107,7 +107,7 @@ enum Leaf {
 }
 
 /// Replaces every leaf of a value.
-fn each<T: Nest>(value: &mut T, mut change: impl FnMut(Leaf) -> Result<Leaf>) -> Result<()> {
+fn each(value: &mut dyn Nest, mut change: impl FnMut(Leaf) -> Result<Leaf>) -> Result<()> {
     value.walk(&mut |leaf| {
         if let Some(tensor) = leaf.traced() {
             let captured = tensor.captured().ok_or_else(not_captured)?;

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use super::tensor::tracked;
 use super::{CapturedTensor, Trace, TraceError, Tracked, TrackedGradients, captured};
-use crate::{Error, Nest, Result, host_reduce, scope};
+use crate::{Error, Nest, Result, host_reduce};
 
 /// The backward pass of a captured loss.
 pub(crate) struct CapturedTape(TrackedGradients);
@@ -36,27 +36,6 @@ pub(crate) fn backward(loss: &Tensor<1>) -> Option<Result<CapturedTape>> {
     Some(root.map(|root| CapturedTape(Tracked::backward(root))))
 }
 
-/// Reduces gradients over the replicas, as one operation, together with what the workers wish.
-pub(crate) fn all_reduce_gradients<'a>(
-    trace: &Trace,
-    op: ReduceOp,
-    gradients: impl Iterator<Item = &'a mut CapturedTensor>,
-) -> Result<()> {
-    let strategy = scope::current_strategy();
-    let workers = strategy.workers();
-    let mut gradients: Vec<_> = gradients.collect();
-    let mut tensors: Vec<_> = gradients.iter().map(|tensor| (**tensor).clone()).collect();
-    tensors.extend(workers.map(|workers| workers.captured_signals(trace)));
-    let mut reduced = trace.all_reduce(op, tensors)?.into_iter();
-    for (gradient, tensor) in gradients.iter_mut().zip(&mut reduced) {
-        **gradient = tensor;
-    }
-    if let (Some(workers), Some(signals)) = (workers, reduced.next()) {
-        workers.hear_signals(trace, signals);
-    }
-    Ok(())
-}
-
 /// The tensor with elements of this type.
 pub(crate) fn of_type(tensor: Tensor<1>, dtype: DType) -> Tensor<1> {
     match tensor.dtype() == dtype {
@@ -67,7 +46,7 @@ pub(crate) fn of_type(tensor: Tensor<1>, dtype: DType) -> Tensor<1> {
 
 /// Reduces all leaves of a value over the replicas: tensors by one operation of the graph, numbers,
 /// which are the same on every replica, right away.
-pub(crate) fn all_reduce<T: Nest>(trace: &Trace, op: ReduceOp, value: &mut T) -> Result<()> {
+pub(crate) fn all_reduce(trace: &Trace, op: ReduceOp, value: &mut dyn Nest) -> Result<()> {
     let mut tensors = Vec::new();
     value.walk(&mut |leaf| {
         if let Some(tensor) = leaf.traced() {
@@ -86,7 +65,7 @@ pub(crate) fn all_reduce<T: Nest>(trace: &Trace, op: ReduceOp, value: &mut T) ->
     })
 }
 
-pub(super) fn not_captured() -> Error {
+pub(crate) fn not_captured() -> Error {
     let instead = "compute it from the step's arguments, on `ctx.device()`";
     TraceError::unsupported("`all_reduce` of a tensor of the CPU", instead).into()
 }

@@ -79,7 +79,7 @@ pub use tensor::{CapturedTensor, TensorSpec, TracedTensor};
 pub(crate) use effect::{Given, HostVariable, Target};
 pub(crate) use exchange::{all_gather, broadcast, combine, of_replica, reduce};
 pub(crate) use gradients::{
-    CapturedTape, all_reduce, all_reduce_gradients, all_reduce_tensor, backward, of_type,
+    CapturedTape, all_reduce, all_reduce_tensor, backward, not_captured, of_type,
 };
 pub(crate) use run::run;
 pub(crate) use state::{Fetch, OnDevice, valid, visit_module};

@@ -339,7 +339,7 @@ where
     F: for<'x> Fn(&ReplicaContext, Item<'x, A>) -> Result<R>,
 {
     let trace = Arc::clone(&capture.trace);
-    let ctx = ReplicaContext::captured(&strategy.replicas()[0], Arc::clone(&trace));
+    let ctx = ReplicaContext::captured(&strategy.replicas()[0], &trace, strategy.workers());
     let result = {
         let _entered = scope::enter_capture(strategy.handle(), Arc::clone(&trace));
         scope::with_step(|notes| notes.batch.clone_from(&capture.batch_facts));

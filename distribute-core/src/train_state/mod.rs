@@ -1,5 +1,6 @@
 //! A model together with its optimizer: what one training step changes.
 
+mod apply;
 mod remote;
 mod traced;
 mod update;
@@ -9,20 +10,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
+use apply::{Here, Placement};
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, Tensor, TensorData};
-use distribute_collectives::ReduceOp;
-use update::Update;
 pub(crate) use waiting::Sums as WaitingSums;
 
 use crate::checkpoint::{TensorSpec, check_slots, saved_kinds};
-use crate::optim::{Coefficient, Optimizer};
+use crate::optim::Optimizer;
 use crate::remote::RemoteStore;
 use crate::trace::StateVisitor;
-use crate::{
-    Error, Gradients, ReplicaContext, Replicate, Result, VariablePlacement, WorkerGroup,
-    module_tensors,
-};
+use crate::{Error, Gradients, Replicate, Result, WorkerGroup, module_tensors};
 
 /// A model, its optimizer's state and the step counter.
 ///
@@ -55,10 +52,8 @@ pub struct TrainState<M> {
     half_updated: bool,
     /// The path of a layer with running statistics, which burn shares between replicas.
     batch_norm: Option<String>,
-    /// The capture that this state is part of.
-    capture: Option<traced::Captured>,
-    /// Where tensors and slots live, if not here.
-    remote: Option<remote::Remote>,
+    /// Where tensors and slots live.
+    placement: Box<dyn Placement<M>>,
 }
 
 /// What [`TrainState::apply_gradients`] did.
@@ -97,8 +92,7 @@ impl<M: Module + 'static> TrainState<M> {
             accumulated: None,
             half_updated: false,
             batch_norm: names.batch_norm,
-            capture: None,
-            remote: None,
+            placement: Box::new(Here),
         }
     }
 
@@ -119,156 +113,6 @@ impl<M: Module + 'static> TrainState<M> {
         self.accumulation_steps = micro_batches.max(1);
         self
     }
-
-    /// Reduces the gradients over all replicas (SUM) and updates the model
-    /// (Keras: `Optimizer.apply_gradients`).
-    ///
-    /// Every replica must call it equally often. Blocks until all replicas have called it.
-    /// Parameters without a gradient on any replica are left alone; one with a gradient on some
-    /// replicas only counts as zero on the others.
-    ///
-    /// Under several workers with `bytes_per_pack` the gradients travel in packs, those of the last
-    /// layers first, and the parameters of one pack are updated while the next one travels. Not
-    /// when gradients are clipped: their norm is known when all have arrived.
-    ///
-    /// With parameter servers the gradients are sent to them, and the model here changes with the
-    /// next run, or with [`refresh`](Self::refresh).
-    ///
-    /// # Errors
-    /// Another replica's failure, gradients of another model, and what the optimizer reports.
-    pub fn apply_gradients(
-        &mut self,
-        ctx: &ReplicaContext,
-        gradients: Gradients,
-    ) -> Result<Applied> {
-        if gradients.len() != self.names.len() {
-            return Err(Error::invalid(format!(
-                "apply_gradients: {} gradients for a model of {} trainable parameters; compute \
-                 them with `ctx.gradient(&loss, &state.model)`",
-                gradients.len(),
-                self.names.len()
-            )));
-        }
-        self.check_running_statistics(ctx)?;
-        if !self.is_remote() {
-            gradients.refuse_rows("`apply_gradients` of a state that is not on servers")?;
-        }
-        let Some(mut gradients) = self.collect(gradients)? else {
-            return Ok(Applied::Accumulated);
-        };
-        if self.is_remote() {
-            return self.push(gradients);
-        }
-        if let Some(trace) = ctx.trace() {
-            return self.apply_captured(trace, gradients);
-        }
-        match ctx.variable_placement() {
-            VariablePlacement::Mirrored => self.reduce_and_update(ctx, gradients)?,
-            VariablePlacement::Central => {
-                gradients.reduce_to_host(ctx, ReduceOp::Sum)?;
-                self.update_centrally(ctx, gradients)?;
-            }
-        }
-        Ok(Applied::Updated)
-    }
-
-    fn check_running_statistics(&self, ctx: &ReplicaContext) -> Result<()> {
-        refuse_batch_norm(self.batch_norm.as_deref(), ctx.num_replicas_in_sync())
-    }
-
-    /// Adds micro-batches up; gives the sum out when there are enough.
-    fn collect(&mut self, gradients: Gradients) -> Result<Option<Gradients>> {
-        if self.accumulation_steps == 1 {
-            return Ok(Some(gradients));
-        }
-        let (count, sum) = match self.accumulated.take() {
-            None => (1, gradients),
-            Some((count, mut sum)) => {
-                sum.accumulate(gradients)?;
-                (count + 1, sum)
-            }
-        };
-        if count == self.accumulation_steps {
-            return Ok(Some(sum));
-        }
-        self.accumulated = Some((count, sum));
-        Ok(None)
-    }
-
-    /// Reduces the gradients over the replicas and updates the model.
-    fn reduce_and_update(&mut self, ctx: &ReplicaContext, mut gradients: Gradients) -> Result<()> {
-        // A norm is known when all gradients are.
-        if self.clip_norm.is_some() || !ctx.has_packs() || ctx.reduces_on_device() {
-            gradients.all_reduce(ctx, ReduceOp::Sum)?;
-            return self.update(gradients);
-        }
-        self.update_with(|update| {
-            gradients.all_reduce_in_packs(ctx, |range, gradients| update.apply(range, gradients))
-        })
-    }
-
-    /// Applies one update with gradients that are already reduced.
-    pub(crate) fn update(&mut self, mut gradients: Gradients) -> Result<()> {
-        if let Some(clip_norm) = self.clip_norm {
-            gradients.clip(clip_norm)?;
-        }
-        self.update_with(|update| update.apply(0..update.len(), &mut gradients))
-    }
-
-    fn update_with(&mut self, apply: impl FnOnce(&mut Update<'_>) -> Result<()>) -> Result<()> {
-        let optimizer = Arc::clone(&self.optimizer);
-        let coefficients = match &self.capture {
-            None => {
-                let numbers = optimizer.coefficients(self.learning_rate, self.step + 1);
-                numbers.into_iter().map(Coefficient::Host).collect()
-            }
-            Some(capture) => capture.coefficients(&*optimizer, self.learning_rate, self.step),
-        };
-        let is_captured = self.capture.is_some();
-        let slots = &mut self.slots;
-        let mut update = Update::new(&self.model, &*optimizer, coefficients, slots, is_captured)?;
-        if let Err(error) = apply(&mut update) {
-            self.half_updated = true;
-            return Err(error);
-        }
-        self.model = update.put_into(self.model.clone());
-        self.step += 1;
-        Ok(())
-    }
-
-    /// One update for all replicas: replica 0 applies it to the only copy, the others take the
-    /// new tensors' handles.
-    fn update_centrally(&mut self, ctx: &ReplicaContext, gradients: Gradients) -> Result<()> {
-        let is_host = ctx.local_id() == 0;
-        if is_host {
-            self.update(gradients)?;
-        }
-        let mine = is_host.then(|| Central {
-            model: self.model.clone(),
-            slots: self.slots.clone(),
-            step: self.step,
-        });
-        let count = ctx.num_local();
-        let central = ctx.exchange("apply_gradients", 0, mine, |mut all| {
-            Ok(vec![all.swap_remove(0); count])
-        })?;
-        let missing = || Error::invalid("apply_gradients: replica 0 made no update");
-        let central = central.ok_or_else(missing)?;
-        if !is_host {
-            self.model = central.model.fork(ctx.device());
-            self.slots = central.slots;
-            self.step = central.step;
-        }
-        Ok(())
-    }
-}
-
-/// What the host hands to the replicas under central storage: handles, not copies.
-#[derive(Clone)]
-struct Central<M> {
-    model: M,
-    slots: Vec<Vec<Tensor<1>>>,
-    step: u64,
 }
 
 impl<M> TrainState<M> {
@@ -277,9 +121,7 @@ impl<M> TrainState<M> {
     /// In a step that is compiled this is the number at the time of the capture; use it for nothing
     /// but [`ReplicaContext::rng`] there.
     pub fn step(&self) -> u64 {
-        if let Some(capture) = &self.capture {
-            capture.trace.read_step();
-        }
+        self.placement.read_step();
         self.step
     }
 
@@ -294,12 +136,7 @@ impl<M> TrainState<M> {
     /// the next call that needs them, whose error it is if they are gone.
     pub fn set_learning_rate(&mut self, learning_rate: f64) {
         self.learning_rate = learning_rate;
-        if let Some(remote) = &mut self.remote {
-            remote.set_learning_rate(learning_rate);
-        }
-        if let Some(capture) = &mut self.capture {
-            capture.learning_rate = Some(learning_rate);
-        }
+        self.placement.set_learning_rate(learning_rate);
     }
 
     /// Whether an update takes the gradients of several micro-batches ([`accumulate`]).
@@ -307,6 +144,11 @@ impl<M> TrainState<M> {
     /// [`accumulate`]: TrainState::accumulate
     pub(crate) fn accumulates(&self) -> bool {
         self.accumulation_steps > 1
+    }
+
+    /// Whether tensors and slots live elsewhere, and this is a copy.
+    pub fn is_remote(&self) -> bool {
+        self.placement.store().is_some()
     }
 
     /// Whether gradients of some micro-batches wait for the rest of their update.
@@ -335,7 +177,7 @@ impl<M> fmt::Debug for TrainState<M> {
     }
 }
 
-impl<M: Module> Replicate for TrainState<M> {
+impl<M: Module + 'static> Replicate for TrainState<M> {
     fn replicate(&self, device: &Device) -> Self {
         let mut copy = self.clone();
         copy.model = copy.model.fork(device);
@@ -432,7 +274,7 @@ impl ModuleVisitor for Names {
     }
 }
 
-impl<M: Module> TrainState<M> {
+impl<M: Module + 'static> TrainState<M> {
     /// All tensors of the state by name, for a checkpoint: `model/<path>` for every parameter
     /// (also those that are not trained, and integers and bools) and `optimizer/<slot>/<path>` for
     /// every slot.
@@ -444,10 +286,10 @@ impl<M: Module> TrainState<M> {
 
     /// [`to_tensors`](Self::to_tensors), and the number of updates that they are the result of.
     pub(crate) fn save(&self) -> Result<(u64, BTreeMap<String, TensorData>)> {
-        if let Some(saved) = self.saved_remotely() {
-            return saved;
+        match self.placement.store() {
+            Some(store) => store.save(),
+            None => Ok((self.step, self.local_tensors()?)),
         }
-        Ok((self.step, self.local_tensors()?))
     }
 
     fn local_tensors(&self) -> Result<BTreeMap<String, TensorData>> {
@@ -490,11 +332,15 @@ impl<M: Module> TrainState<M> {
     ) -> Result<()> {
         let model = self.fitting_tensors(tensors)?;
         self.check_slots(tensors)?;
-        if self.is_remote() {
+        if let Some(store) = self.placement.store() {
             let mut all = tensors.clone();
             let paths = model.into_iter();
             all.extend(paths.map(|(path, value)| (format!("model/{path}"), value)));
-            return self.load_remotely(&all, step);
+            store.restore(&all, step)?;
+            self.accumulated = None;
+            self.refresh()?;
+            self.step = step;
+            return Ok(());
         }
         let values = model.into_iter().map(|(_, value)| Some(value));
         let model = module_tensors::put(self.model.clone(), values)?;
@@ -543,8 +389,8 @@ impl<M: Module> TrainState<M> {
     /// Whether the checkpoint's slots are those of this optimizer, or there are none.
     fn check_slots(&self, tensors: &BTreeMap<String, TensorData>) -> Result<()> {
         let of_parameter = |path: &str| self.names.iter().any(|name| name == path);
-        check_slots(&*self.optimizer, None, tensors, of_parameter)
-            .map_err(|error| Error::Checkpoint(Arc::new(error)))?;
+        let own = self.optimizer.checkpoint_slots();
+        check_slots(own, None, tensors, of_parameter)?;
         let mut sizes = Sizes::default();
         self.model.visit(&mut sizes);
         for (name, count) in self.names.iter().zip(sizes.0) {

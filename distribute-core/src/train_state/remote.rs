@@ -1,16 +1,15 @@
 //! A training state whose tensors and slots live in a [`RemoteStore`].
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use burn::module::Module;
-use burn::tensor::TensorData;
 
+use super::apply::Placement;
 use super::{Applied, TrainState};
 use crate::remote::{
     Pushed, RemoteSpec, RemoteState, RemoteStore, RemoteVersion, tensors_of, with_values,
 };
-use crate::{Error, Gradients, Mirrored, Result};
+use crate::{Error, Gradients, Mirrored, ReplicaContext, Result};
 
 /// The state's place in the store, and what of it is here.
 #[derive(Debug, Clone)]
@@ -31,15 +30,7 @@ impl Remote {
         trained.map(|(version, _)| version.clone()).collect()
     }
 
-    pub(super) fn set_learning_rate(&mut self, learning_rate: f64) {
-        self.learning_rate = Some(learning_rate);
-        if let Err(error) = self.send_learning_rate() {
-            // It is kept, and sent before the next pull or push.
-            tracing::debug!(%error, "the store does not know the new learning rate yet");
-        }
-    }
-
-    fn send_learning_rate(&mut self) -> Result<()> {
+    fn send(&mut self) -> Result<()> {
         if let Some(learning_rate) = self.learning_rate {
             self.state.set_learning_rate(learning_rate)?;
             self.learning_rate = None;
@@ -48,44 +39,78 @@ impl Remote {
     }
 }
 
-impl<M> TrainState<M> {
-    /// Whether tensors and slots live elsewhere, and this is a copy.
-    pub fn is_remote(&self) -> bool {
-        self.remote.is_some()
-    }
-
+impl<M: Module + 'static> Placement<M> for Remote {
     /// Sends gradients where the state lives; the values here stay as they are.
-    pub(super) fn push(&mut self, mut gradients: Gradients) -> Result<Applied> {
-        if let Some(clip_norm) = self.clip_norm {
-            gradients.clip_by_global_norm(clip_norm)?;
+    fn apply(
+        &mut self,
+        state: &mut TrainState<M>,
+        _: &ReplicaContext,
+        mut gradients: Gradients,
+    ) -> Result<Applied> {
+        if let Some(clip_norm) = state.clip_norm {
+            gradients.clip(clip_norm)?;
         }
-        let Some(remote) = &mut self.remote else {
-            return Err(Error::invalid("push: the state is not remote"));
-        };
-        remote.send_learning_rate()?;
+        self.send()?;
         let (dense, rows) = gradients.into_values()?;
-        match remote.state.push(dense, &remote.base(), rows)? {
+        match self.state.push(dense, &self.base(), rows)? {
             Pushed::Applied { step } => {
-                self.step = self.step.max(step);
+                state.step = state.step.max(step);
                 Ok(Applied::Updated)
             }
             Pushed::Dropped => Ok(Applied::Dropped),
         }
     }
 
-    /// Tells the store a learning rate that was set here; does nothing without one.
-    pub(crate) fn send_learning_rate(&mut self) -> Result<()> {
-        let remote = self.remote.as_mut();
-        remote.map_or(Ok(()), Remote::send_learning_rate)
+    fn boxed(&self) -> Box<dyn Placement<M>> {
+        Box::new(self.clone())
     }
 
-    /// What a checkpoint holds, if it lives elsewhere.
-    pub(super) fn saved_remotely(&self) -> Option<Result<(u64, BTreeMap<String, TensorData>)>> {
-        Some(self.remote.as_ref()?.state.save())
+    fn store(&self) -> Option<&dyn RemoteState> {
+        Some(&*self.state)
+    }
+
+    fn refresh(&mut self, state: &mut TrainState<M>) -> Result<()> {
+        self.send()?;
+        let pulled = self.state.pull(&self.known)?;
+        let (mut versions, mut values) = (Vec::new(), Vec::new());
+        for (index, version, value) in pulled.changed {
+            versions.push((index, version));
+            values.push((index, value));
+        }
+        if !values.is_empty() {
+            state.model = with_values(state.model.clone(), self.known.len(), values)?;
+        }
+        for (index, version) in versions {
+            if let Some(known) = self.known.get_mut(index) {
+                *known = version;
+            }
+        }
+        state.step = pulled.step;
+        state.learning_rate = pulled.learning_rate.unwrap_or(state.learning_rate);
+        Ok(())
+    }
+
+    fn set_learning_rate(&mut self, learning_rate: f64) {
+        self.learning_rate = Some(learning_rate);
+        if let Err(error) = self.send() {
+            // It is kept, and sent before the next pull or push.
+            tracing::debug!(%error, "the store does not know the new learning rate yet");
+        }
+    }
+
+    fn send_learning_rate(&mut self) -> Result<()> {
+        self.send()
     }
 }
 
-impl<M: Module> TrainState<M> {
+impl<M> TrainState<M> {
+    /// Tells the store a learning rate that was set here; does nothing without one.
+    pub(crate) fn send_learning_rate(&mut self) -> Result<()> {
+        self.placement.send_learning_rate()
+    }
+}
+
+impl<M: Module + 'static> TrainState<M> {
     /// Takes over the newest values, if the state lives on parameter servers; does nothing under
     /// other strategies, and between the micro-batches of one update.
     ///
@@ -96,28 +121,10 @@ impl<M: Module> TrainState<M> {
     /// # Errors
     /// Those of the store; the state is unchanged then.
     pub fn refresh(&mut self) -> Result<()> {
-        let is_between = self.is_accumulating();
-        let Some(remote) = self.remote.as_mut().filter(|_| !is_between) else {
+        if self.is_accumulating() {
             return Ok(());
-        };
-        remote.send_learning_rate()?;
-        let pulled = remote.state.pull(&remote.known)?;
-        let (mut versions, mut values) = (Vec::new(), Vec::new());
-        for (index, version, value) in pulled.changed {
-            versions.push((index, version));
-            values.push((index, value));
         }
-        if !values.is_empty() {
-            self.model = with_values(self.model.clone(), remote.known.len(), values)?;
-        }
-        for (index, version) in versions {
-            if let Some(known) = remote.known.get_mut(index) {
-                *known = version;
-            }
-        }
-        self.step = pulled.step;
-        self.learning_rate = pulled.learning_rate.unwrap_or(self.learning_rate);
-        Ok(())
+        self.with_placement(|placement, state| placement.refresh(state))
     }
 
     /// Hands the tensors to a store and takes over what it has of them.
@@ -136,28 +143,13 @@ impl<M: Module> TrainState<M> {
             tensors,
             optimizer: Some(&*self.optimizer),
         })?;
-        self.remote = Some(Remote {
+        self.placement = Box::new(Remote {
             state,
             known: vec![RemoteVersion::new(); is_trained.len()],
             is_trained,
             learning_rate: None,
         });
         self.refresh()
-    }
-
-    /// Puts a checkpoint's tensors where the state lives; they have been checked.
-    pub(super) fn load_remotely(
-        &mut self,
-        tensors: &BTreeMap<String, TensorData>,
-        step: u64,
-    ) -> Result<()> {
-        self.accumulated = None;
-        if let Some(remote) = &self.remote {
-            remote.state.restore(tensors, step)?;
-        }
-        self.refresh()?;
-        self.step = step;
-        Ok(())
     }
 }
 

@@ -9,27 +9,31 @@ use burn::tensor::{DType, Shape, Tensor, TensorData};
 use burn_capture::TensorId;
 use distribute_collectives::ReduceOp;
 
+use super::apply::Placement;
+use super::update::UpdateCoefficients;
 use super::{Applied, TrainState};
 use crate::gradients::with_shape;
-use crate::optim::{Coefficient, Optimizer};
+use crate::optim::Optimizer;
 use crate::trace::{
     self, CapturedTensor, Coefficients, Fingerprint, HostState, StateVisitor, TensorSpec, Trace,
     TraceError, TracedTensor,
 };
-use crate::{Gradients, Mirrored, Result};
+use crate::{Gradients, Mirrored, ReplicaContext, Result};
+
+/// Slots as they came in, in the dimensions of their parameters, by their flat views.
+pub(super) type CapturedSlots = HashMap<TensorId, CapturedTensor>;
 
 /// What a state knows while it is captured.
 #[derive(Debug, Clone)]
 pub(super) struct Captured {
-    pub(super) trace: Arc<Trace>,
+    trace: Arc<Trace>,
     /// Of the training states of the arguments, in order.
     index: usize,
     /// The number of updates before the step.
     first_step: u64,
     /// The learning rate that the step itself has set.
-    pub(super) learning_rate: Option<f64>,
-    /// Slots as they came in, in the dimensions of their parameters, by their flat views.
-    slots: HashMap<TensorId, CapturedTensor>,
+    learning_rate: Option<f64>,
+    slots: CapturedSlots,
 }
 
 /// A slot on its way to the device and back. On the host, in checkpoints and in the optimizer it is
@@ -38,7 +42,7 @@ pub(super) struct Captured {
 struct ShapedSlot<'a> {
     slot: &'a mut Tensor<1>,
     shape: &'a [usize],
-    arrived: Option<&'a mut HashMap<TensorId, CapturedTensor>>,
+    arrived: Option<&'a mut CapturedSlots>,
 }
 
 impl TracedTensor for ShapedSlot<'_> {
@@ -76,44 +80,57 @@ impl TracedTensor for ShapedSlot<'_> {
     }
 }
 
-impl<M: Module + 'static> TrainState<M> {
+impl<M: Module + 'static> Placement<M> for Captured {
     /// Reduces captured gradients and records the update.
-    pub(super) fn apply_captured(
+    fn apply(
         &mut self,
-        trace: &Trace,
+        state: &mut TrainState<M>,
+        ctx: &ReplicaContext,
         mut gradients: Gradients,
     ) -> Result<Applied> {
-        let outside = || {
-            let instead = "pass the training state to `run` as `&mut Mirrored<TrainState<_>>`";
-            TraceError::unsupported("a training state from outside of the step", instead)
-        };
-        if self.capture.is_none() {
-            return Err(outside().into());
-        }
-        trace::all_reduce_gradients(trace, ReduceOp::Sum, gradients.captured_mut())?;
-        self.update(gradients)?;
+        ctx.peers()
+            .all_reduce_gradients(ReduceOp::Sum, &mut gradients)?;
+        let coefficients = self.coefficients(state);
+        state.update(gradients, coefficients)?;
         Ok(Applied::Updated)
+    }
+
+    fn boxed(&self) -> Box<dyn Placement<M>> {
+        Box::new(self.clone())
+    }
+
+    fn set_learning_rate(&mut self, learning_rate: f64) {
+        self.learning_rate = Some(learning_rate);
+    }
+
+    fn captured_learning_rate(&self) -> Option<f64> {
+        self.learning_rate
+    }
+
+    fn read_step(&self) {
+        self.trace.read_step();
+    }
+
+    fn captured_slots(&mut self) -> Option<&mut CapturedSlots> {
+        Some(&mut self.slots)
     }
 }
 
 impl Captured {
-    /// The coefficients of the next update, as inputs of the program.
-    pub(super) fn coefficients(
-        &self,
-        optimizer: &dyn Optimizer,
-        learning_rate: f64,
-        step: u64,
-    ) -> Vec<Coefficient> {
-        let count = optimizer.coefficients(learning_rate, step + 1).len();
-        let earlier = step - self.first_step;
-        let inputs = self
-            .trace
-            .coefficients(self.index, earlier, count, self.learning_rate);
-        inputs.into_iter().map(Coefficient::Tensor).collect()
+    /// Those of the next update, as inputs of the program.
+    fn coefficients<M>(&self, state: &TrainState<M>) -> UpdateCoefficients {
+        let next = state.step + 1;
+        let count = state
+            .optimizer
+            .coefficients(state.learning_rate, next)
+            .len();
+        let earlier = state.step - self.first_step;
+        let set = self.learning_rate;
+        UpdateCoefficients::captured(self.trace.coefficients(self.index, earlier, count, set))
     }
 }
 
-impl<M: Module> Mirrored<TrainState<M>> {
+impl<M: Module + 'static> Mirrored<TrainState<M>> {
     /// Sets the learning rate of the next updates on all replicas. Tensors stay where they are,
     /// on the host or on the devices.
     pub fn set_learning_rate(&mut self, learning_rate: f64) {
@@ -121,7 +138,7 @@ impl<M: Module> Mirrored<TrainState<M>> {
     }
 }
 
-impl<M: Module> TrainState<M> {
+impl<M: Module + 'static> TrainState<M> {
     pub(super) fn visit_captured(&mut self, visitor: &mut dyn StateVisitor) -> Result<()> {
         visitor.host(self)?;
         if !visitor.wants_tensors() {
@@ -136,7 +153,7 @@ impl<M: Module> TrainState<M> {
         let names = self.optimizer.slots();
         let mut parameters = Parameters::default();
         self.model.visit(&mut parameters);
-        let mut arrived = self.capture.as_mut().map(|capture| &mut capture.slots);
+        let mut arrived = self.placement.captured_slots();
         let slots = self.slots.iter_mut().zip(parameters.shapes);
         for (parameter, (slots, (shape, _))) in self.names.iter().zip(slots) {
             for (name, slot) in names.iter().zip(slots) {
@@ -168,7 +185,7 @@ impl<M: Module> TrainState<M> {
     }
 }
 
-impl<M: Module> HostState for TrainState<M> {
+impl<M: Module + 'static> HostState for TrainState<M> {
     fn prepare(&mut self) {
         let names = self.optimizer.slots();
         let mut parameters = Parameters::default();
@@ -218,7 +235,7 @@ impl<M: Module> HostState for TrainState<M> {
             )
             .into());
         }
-        self.capture = Some(Captured {
+        self.placement = Box::new(Captured {
             trace,
             index,
             first_step: self.step,
@@ -231,8 +248,7 @@ impl<M: Module> HostState for TrainState<M> {
     /// The number of updates, the learning rate and whether the step has set it, the micro-batches
     /// that wait, and which parameters have a gradient in them.
     fn record(&self) -> Vec<u64> {
-        let capture = self.capture.as_ref();
-        let sets_rate = capture.is_some_and(|capture| capture.learning_rate.is_some());
+        let sets_rate = self.placement.captured_learning_rate().is_some();
         let rate = self.learning_rate.to_bits();
         let mut record = vec![self.step, rate, u64::from(sets_rate)];
         if let Some((count, gradients)) = &self.accumulated {

@@ -18,38 +18,64 @@ pub(super) struct Update<'a> {
     parameters: Vec<Parameter>,
     updated: Vec<Option<Parameter>>,
     slots: &'a mut [Vec<Tensor<1>>],
+    has_begun: bool,
+}
+
+/// The coefficients of one update: of the host, or inputs of a step that is captured.
+pub(super) struct UpdateCoefficients {
+    all: Vec<Coefficient>,
+    is_captured: bool,
+}
+
+impl UpdateCoefficients {
+    pub(super) fn of_host(numbers: Vec<f64>) -> Self {
+        Self {
+            all: numbers.into_iter().map(Coefficient::Host).collect(),
+            is_captured: false,
+        }
+    }
+
+    pub(super) fn captured(inputs: Vec<Tensor<1>>) -> Self {
+        Self {
+            all: inputs.into_iter().map(Coefficient::Tensor).collect(),
+            is_captured: true,
+        }
+    }
 }
 
 impl<'a> Update<'a> {
-    /// `is_captured` says that the update is one of a step that is captured.
-    ///
     /// # Errors
     /// For a model that is not the captured one, in a step that is captured.
     pub(super) fn new(
         model: &impl Module,
         optimizer: &'a dyn Optimizer,
-        coefficients: Vec<Coefficient>,
+        coefficients: UpdateCoefficients,
         slots: &'a mut [Vec<Tensor<1>>],
-        is_captured: bool,
     ) -> Result<Self> {
         let mut parameters = Parameters {
-            is_captured,
+            is_captured: coefficients.is_captured,
             found: Ok(Vec::new()),
         };
         model.visit(&mut parameters);
         let parameters = parameters.found?;
         Ok(Self {
             optimizer,
-            coefficients,
+            coefficients: coefficients.all,
             updated: vec![None; parameters.len()],
             parameters,
             slots,
+            has_begun: false,
         })
     }
 
     /// The number of trainable parameters.
     pub(super) fn len(&self) -> usize {
         self.parameters.len()
+    }
+
+    /// Whether slots may have been changed.
+    pub(super) fn has_begun(&self) -> bool {
+        self.has_begun
     }
 
     /// Updates the parameters of a range in visit order, with gradients that are reduced already.
@@ -63,6 +89,7 @@ impl<'a> Update<'a> {
         if !gradients.is_present(index) {
             return Ok(());
         }
+        self.has_begun = true;
         let parameter = self.parameters[index].flat();
         let device = parameter.device();
         let Some(gradient) = gradients.take_flat(index, &device)? else {

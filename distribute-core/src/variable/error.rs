@@ -63,4 +63,4 @@ pub enum VariableError {
     },
 }
 
-crate::debug_as_message!(VariableError);
+distribute_error::debug_as_message!(VariableError);

@@ -3,10 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use burn::tensor::{DType, TensorData};
-
 use super::WorkerGroup;
-use crate::trace::{CapturedTensor, Given, HostVariable, Target, TensorSpec, Trace};
 use crate::{Configuration, Error, Result};
 
 /// What one worker can wish and all do together.
@@ -90,66 +87,22 @@ impl WorkerGroup {
     }
 
     /// What this worker adds to the signals that travel with the gradients.
-    pub(crate) fn signal(&self, wish: Wish) -> f32 {
-        match self.shared.requested.get(wish) {
-            true => 1.0,
-            false => 0.0,
-        }
+    pub(crate) fn signals(&self) -> Vec<f32> {
+        let signal = |wish| f32::from(u8::from(self.shared.requested.get(wish)));
+        Wish::ALL.map(signal).to_vec()
     }
 
-    /// Takes a reduced signal.
-    pub(crate) fn receive(&self, wish: Wish, signal: f32) {
-        if signal > 0.0 {
-            self.shared.agreed.set(wish, true);
-        }
-    }
-}
-
-/// The wishes of this worker as the input of a compiled step.
-struct Signals(WorkerGroup);
-
-impl Target for Signals {
-    fn address(&self) -> Option<usize> {
-        Some(Arc::as_ptr(&self.0.shared) as usize)
-    }
-}
-
-impl HostVariable for Signals {
-    fn values(&self, replicas: usize) -> Option<Vec<TensorData>> {
-        let own = Wish::ALL.map(|wish| self.0.signal(wish)).to_vec();
-        // The first replica speaks for the worker.
-        let first = std::iter::once(own).chain(std::iter::repeat(vec![0.0; Wish::ALL.len()]));
-        let values = first.take(replicas);
-        Some(
-            values
-                .map(|one| TensorData::new(one, [Wish::ALL.len()]))
-                .collect(),
-        )
-    }
-}
-
-impl WorkerGroup {
-    /// The wishes as a tensor that is to be summed with the gradients of a captured step.
-    pub(crate) fn captured_signals(&self, trace: &Trace) -> CapturedTensor {
-        let spec = TensorSpec {
-            shape: vec![Wish::ALL.len()],
-            dtype: DType::F32,
-        };
-        let host: Arc<dyn HostVariable> = Arc::new(Signals(self.clone()));
-        trace.variable(&host, &spec)
-    }
-
-    /// Hears the sum after each call of the compiled step.
-    pub(crate) fn hear_signals(&self, trace: &Trace, sum: CapturedTensor) {
-        let workers = self.clone();
-        let hear = move |replica: usize, values: Vec<TensorData>| {
-            let signals = values.iter().flat_map(TensorData::iter::<f32>);
-            for (wish, signal) in Wish::ALL.into_iter().zip(signals).filter(|_| replica == 0) {
-                workers.receive(wish, signal);
+    /// Takes the reduced signals.
+    pub(crate) fn receive(&self, signals: &[f32]) {
+        for (wish, signal) in Wish::ALL.into_iter().zip(signals) {
+            if *signal > 0.0 {
+                self.shared.agreed.set(wish, true);
             }
-            Ok(())
-        };
-        let target = Arc::new(Signals(self.clone()));
-        trace.defer(vec![Given::Captured(sum)], target, Arc::new(hear));
+        }
+    }
+
+    /// Tells this group from others.
+    pub(crate) fn address(&self) -> usize {
+        Arc::as_ptr(&self.shared) as usize
     }
 }

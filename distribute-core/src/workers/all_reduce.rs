@@ -10,7 +10,7 @@ use burn::tensor::TensorData;
 use distribute_collectives::{Buffer, Communicator, CommunicatorExt, ReduceOp, pack, reduce};
 
 use super::WorkerGroup;
-use crate::replica_context::as_buffer;
+use crate::cross_device::as_buffer;
 use crate::values::lock;
 use crate::{Error, Result};
 

@@ -6,7 +6,7 @@ use burn::tensor::Tensor;
 use distribute_collectives::{CommunicatorExt, ReduceOp};
 
 use super::WorkerGroup;
-use crate::replica_context::as_buffer;
+use crate::cross_device::as_buffer;
 use crate::values::lock;
 use crate::{DeviceReducer, Error, Result};
 

@@ -4,7 +4,7 @@ use burn::tensor::activation::log_softmax;
 use burn::tensor::{Bool, Device, Int, Tensor};
 use distribute_core::Result;
 
-use super::objects::{LossValue, Reduction, reduce};
+use super::reduction::{LossValue, Reduction, reduce};
 
 /// A tensor of predictions whose last axis a loss takes away: `[n, classes]`, or
 /// `[n, height, width, classes]` for labels per pixel. Ranks 2 to 6.

@@ -7,6 +7,7 @@
 
 mod functions;
 mod objects;
+mod reduction;
 mod scaling;
 
 pub use functions::{
@@ -14,7 +15,7 @@ pub use functions::{
     logits_of_softmax, mean_squared_error, sparse_categorical_crossentropy,
 };
 pub use objects::{
-    BinaryCrossentropy, CategoricalCrossentropy, LossValue, MeanSquaredError, Reduction,
-    SparseCategoricalCrossentropy,
+    BinaryCrossentropy, CategoricalCrossentropy, MeanSquaredError, SparseCategoricalCrossentropy,
 };
+pub use reduction::{LossValue, Reduction};
 pub use scaling::{AverageLoss, LossKind, SampleWeight, average_loss, scale_regularization_loss};

@@ -372,7 +372,7 @@ pub enum ReadError {
     },
 }
 
-distribute_core::debug_as_message!(ReadError);
+distribute_error::debug_as_message!(ReadError);
 
 impl From<ReadError> for distribute_core::Error {
     fn from(error: ReadError) -> Self {

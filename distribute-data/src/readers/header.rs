@@ -7,7 +7,7 @@ use std::path::Path;
 use csv::ByteRecord;
 
 use super::error::ReadError;
-use super::table::number;
+use super::lines::number;
 
 /// What stands for a value that is not there, in lower case.
 const MISSING: [&str; 12] = [

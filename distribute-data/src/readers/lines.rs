@@ -197,6 +197,12 @@ impl<R: Read> Read for LastChunk<R> {
     }
 }
 
+/// A finite number.
+pub(super) fn number(field: &[u8]) -> Option<f32> {
+    let text = std::str::from_utf8(field.trim_ascii()).ok()?;
+    text.parse().ok().filter(|value: &f32| value.is_finite())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -6,7 +6,7 @@ use super::array::{Array, Values};
 use super::error::ReadError;
 use super::examples::{Examples, Features, Labels};
 use super::header::{self, Doubt};
-use super::lines::{Column, Lines};
+use super::lines::{Column, Lines, number};
 use super::source::Source;
 
 /// Whether a table starts with a line of column names.
@@ -222,12 +222,6 @@ impl Table {
         let features = Features::Numbers(features);
         Examples::from_files(&table_name(path), (features, path), (labels, path), &[])
     }
-}
-
-/// A finite number.
-pub(super) fn number(field: &[u8]) -> Option<f32> {
-    let text = std::str::from_utf8(field.trim_ascii()).ok()?;
-    text.parse().ok().filter(|value: &f32| value.is_finite())
 }
 
 /// `data.csv.gz` is called `data`.

@@ -33,7 +33,7 @@ pub enum ConnectError {
     Unavailable(String),
 }
 
-distribute_core::debug_as_message!(ConnectError);
+distribute_error::debug_as_message!(ConnectError);
 
 impl From<ConnectError> for distribute_core::Error {
     fn from(error: ConnectError) -> Self {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use burn::tensor::{DType, TensorData};
-use distribute_core::checkpoint::check_slot_names;
+use distribute_core::checkpoint::{OptimizerSlots, check_slot_names};
 use distribute_core::remote::{
     Pushed, RemoteSpec, RemoteState, RemoteValues, RemoteVersion, RowGradients,
 };
@@ -100,8 +100,11 @@ impl State {
         if found.is_empty() || variable.spec().optimizer.is_none() {
             return Ok(());
         }
-        check_slot_names((self.optimizer, self.slots), None, found)
-            .map_err(|error| Error::Checkpoint(Arc::new(error)))
+        let own = OptimizerSlots {
+            optimizer: self.optimizer,
+            slots: self.slots,
+        };
+        Ok(check_slot_names(own, None, found)?)
     }
 
     fn slot_name(&self, variable: &VariableRef, slot: &str) -> String {

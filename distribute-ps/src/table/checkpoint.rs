@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use burn::tensor::TensorData;
-use distribute_core::checkpoint::check_slot_names;
+use distribute_core::checkpoint::{OptimizerSlots, check_slot_names};
 
 use super::PREFIX;
 use crate::error::{PsError, Result};
@@ -98,11 +98,15 @@ pub(crate) fn slots_in<'a>(tensors: &'a BTreeMap<String, TensorData>, path: &str
 /// servers know are compared there.
 fn check_slots(table: &VariableRef, tensors: &BTreeMap<String, TensorData>) -> Result<()> {
     let optimizer = table.spec().optimizer.as_ref();
-    let Some((optimizer, own)) = optimizer.and_then(|spec| Some((spec, slots_of(spec)?))) else {
+    let Some((optimizer, slots)) = optimizer.and_then(|spec| Some((spec, slots_of(spec)?))) else {
         return Ok(());
     };
+    let own = OptimizerSlots {
+        optimizer: &optimizer.name,
+        slots,
+    };
     let found = slots_in(tensors, table.name());
-    check_slot_names((&optimizer.name, own), None, found)
+    check_slot_names(own, None, found)
         .map_err(|error| PsError::invalid(format!("`{}`: {error}", table.name())))
 }
 

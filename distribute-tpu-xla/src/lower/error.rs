@@ -73,7 +73,7 @@ pub enum LowerError {
     Program(Box<StableHloError>),
 }
 
-distribute_core::debug_as_message!(LowerError);
+distribute_error::debug_as_message!(LowerError);
 
 impl From<LowerError> for distribute_core::Error {
     fn from(error: LowerError) -> Self {

@@ -134,7 +134,7 @@ pub enum PjrtError {
     },
 }
 
-distribute_core::debug_as_message!(PjrtError);
+distribute_error::debug_as_message!(PjrtError);
 
 impl From<PjrtError> for distribute_core::Error {
     fn from(error: PjrtError) -> Self {

@@ -43,7 +43,7 @@ pub enum StableHloError {
     },
 }
 
-distribute_core::debug_as_message!(StableHloError);
+distribute_error::debug_as_message!(StableHloError);
 
 impl From<StableHloError> for distribute_core::Error {
     fn from(error: StableHloError) -> Self {

@@ -84,7 +84,7 @@ pub enum TpuError {
     Internal(String),
 }
 
-distribute_core::debug_as_message!(TpuError);
+distribute_error::debug_as_message!(TpuError);
 
 impl TpuError {
     /// The error of this crate behind one that `run` has returned.

@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 use errors::same_error;
 
 use crate::case::{Case, Expected};
+use crate::env::Env;
 use crate::outcome::{Deviation, Failure, Outcome, Rule};
-use crate::suite::Env;
 
 /// The result of a case, or what differs.
 type Checked = Result<Outcome, String>;

@@ -4,12 +4,12 @@ use distribute_core::{Device, Strategy};
 use distribute_data::{Batching, FnDataset, StrategyDataExt};
 use serde_json::json;
 
-use super::super::reduce::expected;
+use super::super::support::expected;
 use crate::case::Case;
 use crate::compare::equal;
+use crate::env::Env;
 use crate::json::Fields;
 use crate::outcome::{Checked, Failure, passed};
-use crate::suite::Env;
 
 /// The examples of each replica.
 type Batch = Vec<Vec<usize>>;

@@ -10,14 +10,14 @@ use distribute_core::{
 use distribute_data::{Batching, DistributedDataset, FnDataset, StrategyDataExt};
 use serde_json::{Value, json};
 
-use super::super::models::{Linear, Model};
-use super::super::reduce::expected;
+use super::super::support::expected;
+use super::super::support::models::{Linear, Model};
 use super::training::linear;
 use crate::case::Case;
 use crate::compare::equal;
+use crate::env::Env;
 use crate::json::Fields;
 use crate::outcome::{Checked, Failure, passed};
-use crate::suite::Env;
 use crate::tensors::number;
 
 /// A metric of so many examples, so many of them right, updated by all replicas; printed as the

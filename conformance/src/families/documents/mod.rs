@@ -16,14 +16,13 @@ use distribute_core::{
 use distribute_tpu_xla::TpuClusterResolver;
 use serde_json::json;
 
-use super::reduce::expected;
-use super::variables::class;
+use super::support::{class, expected};
 use crate::case::Case;
 use crate::compare::equal;
+use crate::env::Env;
 use crate::golden::FamilyName;
 use crate::json::Fields;
 use crate::outcome::{Checked, Failure, Outcome, passed};
-use crate::suite::Env;
 use crate::tensors::scalar;
 
 pub(super) fn check(case: &Case, env: &Env<'_>) -> Checked {

@@ -6,14 +6,14 @@ use distribute_core::fit::{restore, snapshot};
 use distribute_core::{Mirrored, Sgd, Strategy, StrategyExt, TrainState};
 use serde_json::json;
 
-use super::super::models::{Linear, Model};
-use super::super::reduce::expected;
+use super::super::support::expected;
+use super::super::support::models::{Linear, Model};
 use super::training::linear;
 use crate::case::{Case, StrategySpec};
 use crate::compare::equal;
+use crate::env::Env;
 use crate::json::Fields;
 use crate::outcome::{Checked, Failure, passed};
-use crate::suite::Env;
 
 type State = Mirrored<TrainState<Linear>>;
 

@@ -12,13 +12,13 @@ use distribute_data::{
 };
 use serde_json::{Value, json};
 
-use super::super::models::{Linear, Model};
-use super::super::reduce::expected;
+use super::super::support::expected;
+use super::super::support::models::{Linear, Model};
 use crate::case::Case;
 use crate::compare::equal;
+use crate::env::Env;
 use crate::json::Fields;
 use crate::outcome::{Checked, Failure, Outcome, passed};
-use crate::suite::Env;
 use crate::tensors::number;
 
 /// `Dense(1, input_shape=(1,))` with this kernel and no bias yet.

@@ -7,7 +7,7 @@ use distribute_core::collectives::CommunicationOptions;
 use distribute_core::{Error, MultiWorkerMirroredStrategy, Result};
 use serde_json::{Value, json};
 
-use super::operations;
+use super::{input, operations};
 use crate::compare::Tolerance;
 use crate::json::Fields;
 use crate::outcome::{Checked, Failure, Outcome};
@@ -59,7 +59,11 @@ fn check(strategy: &MultiWorkerMirroredStrategy, order: &Value) -> Checked {
             absolute: order["tolerance"][1].as_f64().unwrap_or(0.0),
         },
     };
-    task.check(order.text("op")?)
+    let op = order.text("op")?;
+    match op.strip_prefix("dataset_") {
+        Some(dataset) => input::check(&task, dataset),
+        None => task.check(op),
+    }
 }
 
 fn say(checked: Checked) -> Value {

@@ -22,9 +22,9 @@ pub use program::WorkerProgram;
 
 use crate::case::Case;
 use crate::compare::equal;
+use crate::env::Env;
 use crate::json::Fields;
 use crate::outcome::{Checked, Failure, Outcome};
-use crate::suite::Env;
 
 /// How long a worker waits for the others where the case is about a worker that does not come.
 const SHORT: Duration = Duration::from_millis(300);
@@ -42,7 +42,7 @@ pub(super) fn check(case: &Case, env: &Env<'_>) -> Checked {
     let tasks: Vec<(&str, &Value)> = tasks.iter().map(|(name, value)| (&**name, value)).collect();
     let scenario = Scenario::of(case)?;
     let program = env
-        .workers()
+        .workers
         .ok_or_else(|| Failure::schema("no program for the workers"))?;
     let setting = Setting {
         roles: case.roles.clone(),
@@ -54,7 +54,7 @@ pub(super) fn check(case: &Case, env: &Env<'_>) -> Checked {
         },
     };
     if scenario == Scenario::Main {
-        return env.jobs().with(program, &setting, |job| {
+        return env.jobs.with(program, &setting, |job| {
             job.check(case.op(), &tasks, env.tolerance())
         });
     }

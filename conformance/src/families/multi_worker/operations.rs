@@ -10,12 +10,10 @@ use distribute_data::split::replica_range;
 use distribute_data::{AverageLoss, average_loss, scale_regularization_loss};
 use serde_json::{Value, json};
 
-use super::input;
 use crate::compare::{Tolerance, equal};
 use crate::error_kind::ErrorKind;
-use crate::families::models::{Linear, Model};
-use crate::families::reduce::reduce_op;
-use crate::families::training::take_rows;
+use crate::families::support::models::{Linear, Model};
+use crate::families::support::{reduce_op, take_rows};
 use crate::json::Fields;
 use crate::outcome::{Checked, Deviation, Failure, Outcome, passed};
 use crate::tensors::tensor;
@@ -31,9 +29,6 @@ pub(super) struct Task<'a> {
 impl Task<'_> {
     /// `op` is a name with its parameters behind it: `reduce_SUM_s3_ax0`.
     pub(super) fn check(&self, op: &str) -> Checked {
-        if let Some(text) = op.strip_prefix("dataset_") {
-            return input::check(self, text);
-        }
         match op {
             "properties" => self.properties(),
             "all_reduce_nested" => self.all_reduce_nested(),

@@ -12,10 +12,10 @@ use serde_json::{Value, json};
 use super::cluster::Cluster;
 use crate::case::Case;
 use crate::compare::equal;
-use crate::families::reduce::expected;
+use crate::env::Env;
+use crate::families::support::expected;
 use crate::json::{Fields, count};
 use crate::outcome::{Checked, Failure, Outcome, passed};
-use crate::suite::Env;
 use crate::tensors::tensor;
 
 /// The variable that steps add to.

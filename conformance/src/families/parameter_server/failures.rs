@@ -12,10 +12,10 @@ use super::closures::{VARIABLE, register_add, zero};
 use super::cluster::{Cluster, LIMIT};
 use crate::case::Case;
 use crate::compare::equal;
-use crate::families::reduce::expected;
+use crate::env::Env;
+use crate::families::support::expected;
 use crate::json::Fields;
 use crate::outcome::{Checked, Failure, Outcome, passed};
-use crate::suite::Env;
 use crate::tensors::{scalar, tensor};
 
 /// What the failing step says, as in the golden file.

@@ -12,8 +12,8 @@ mod placement;
 mod values;
 
 use crate::case::Case;
+use crate::env::Env;
 use crate::outcome::{Checked, Failure, Outcome, Rule};
-use crate::suite::Env;
 
 pub(super) fn check(case: &Case, env: &Env<'_>) -> Checked {
     match case.op() {

@@ -7,10 +7,10 @@ use serde_json::Value;
 use super::cluster::Servers;
 use crate::case::Case;
 use crate::compare::equal;
-use crate::families::reduce::expected;
+use crate::env::Env;
+use crate::families::support::expected;
 use crate::json::Fields;
 use crate::outcome::{Checked, Failure, Outcome, passed};
-use crate::suite::Env;
 use crate::tensors::{rank, tensor};
 
 /// The variables that a case creates: their shapes. The file says no sizes where they must not

@@ -9,10 +9,10 @@ use serde_json::{Value, json};
 use super::cluster::Servers;
 use crate::case::Case;
 use crate::compare::equal;
-use crate::families::reduce::expected;
+use crate::env::Env;
+use crate::families::support::expected;
 use crate::json::Fields;
 use crate::outcome::{Checked, Failure, Outcome, passed};
-use crate::suite::Env;
 use crate::tensors::{scalar, tensor};
 
 pub(super) fn properties(case: &Case) -> Checked {

@@ -1,0 +1,221 @@
+//! What can go wrong with a checkpoint, and what to do about it.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Why a checkpoint could not be saved, found or restored.
+///
+/// [`is_damage`](Self::is_damage) separates a damaged checkpoint (an older one can be used) from
+/// everything else (the user has to act).
+#[derive(thiserror::Error)]
+#[non_exhaustive]
+pub enum CheckpointError {
+    /// There is no checkpoint at this path. Give another path, or start without one.
+    #[error(
+        "no checkpoint at {}: check the path, or train without resuming to write one",
+        path.display()
+    )]
+    Missing {
+        /// The path that was looked at.
+        path: PathBuf,
+    },
+    /// The completeness marker is absent: the save never finished, or it was copied in part.
+    #[error(
+        "checkpoint {} is incomplete ({what}): use an older one or copy it again",
+        path.display()
+    )]
+    Incomplete {
+        /// The checkpoint's directory.
+        path: PathBuf,
+        /// What is absent.
+        what: String,
+    },
+    /// The bytes are not the ones that were saved, or not a checkpoint at all.
+    #[error("checkpoint file {} is corrupt ({what}): use an older checkpoint", path.display())]
+    Corrupt {
+        /// The damaged file.
+        path: PathBuf,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// The checkpoint was written by a newer version of this library.
+    #[error(
+        "checkpoint {} has format version {found}, this program reads up to {supported}: \
+         use a newer program",
+        path.display()
+    )]
+    Version {
+        /// The checkpoint's directory.
+        path: PathBuf,
+        /// The version that is stored.
+        found: u32,
+        /// The newest version that this program reads.
+        supported: u32,
+    },
+    /// The stored tensors are not those of the model that is to be restored. The first
+    /// difference in the order of names is reported, and how many others there are.
+    #[error(
+        "received incompatible tensor {found} when attempting to restore {parameter} with \
+         {expected}; {missing} missing and {extra} unexpected tensors in the checkpoint: \
+         build the model (and optimizer) that was saved"
+    )]
+    WrongModel {
+        /// Name of the first tensor that differs.
+        parameter: String,
+        /// Shape and dtype that the model has, or `nothing`.
+        expected: String,
+        /// Shape and dtype that the checkpoint has, or `nothing`.
+        found: String,
+        /// Tensors that the model has and the checkpoint lacks.
+        missing: usize,
+        /// Tensors that the checkpoint has and the model lacks.
+        extra: usize,
+    },
+    /// The slots in the checkpoint belong to another optimizer: with this one they would mean
+    /// something else.
+    #[error(
+        "the checkpoint is of {saved_by} ({found}) and cannot be restored into {optimizer} \
+         ({expected}): build the state with the optimizer that was saved, or take the weights \
+         alone with `fit::restore_weights` (the tensors whose names do not begin with `optimizer/`)"
+    )]
+    WrongOptimizer {
+        /// The optimizer that the checkpoint names, or what its slots look like.
+        saved_by: String,
+        /// The checkpoint's slots.
+        found: String,
+        /// The optimizer of the state.
+        optimizer: String,
+        /// Its slots.
+        expected: String,
+    },
+    /// The directory is read-only or belongs to somebody else. Older checkpoints are untouched.
+    #[error(
+        "cannot write to {} ({source}): choose a writable checkpoint directory; \
+         older checkpoints are untouched",
+        path.display()
+    )]
+    NotWritable {
+        /// What was to be written.
+        path: PathBuf,
+        /// The operating system's reason.
+        source: io::Error,
+    },
+    /// The disk or the quota is full. Older checkpoints are untouched.
+    #[error(
+        "no space left to write {} ({source}): free some space, remove the oldest checkpoints or \
+         choose a directory on another disk; older checkpoints are untouched",
+        path.display()
+    )]
+    DiskFull {
+        /// What was to be written.
+        path: PathBuf,
+        /// The operating system's reason.
+        source: io::Error,
+    },
+    /// Any other failure of the file system.
+    #[error("cannot {operation} {} ({source}): check the path and the disk", path.display())]
+    Io {
+        /// The file or directory.
+        path: PathBuf,
+        /// What was attempted, a verb.
+        operation: &'static str,
+        /// The operating system's reason.
+        source: io::Error,
+    },
+    /// Somebody else writes checkpoints into this directory: another process, or another
+    /// [`CheckpointManager`](super::CheckpointManager) of this one. Reading is possible all the
+    /// same. The directory is free as soon as that process has ended, however it ends.
+    #[error(
+        "{} is in use by {}, which saves its checkpoints there: wait until it has ended, or \
+         choose another checkpoint directory (of several workers, only the chief saves)",
+        path.display(),
+        Holder(*holder)
+    )]
+    Busy {
+        /// The directory of the checkpoints.
+        path: PathBuf,
+        /// The id of the process that holds the directory, if it could be found out.
+        holder: Option<u32>,
+    },
+    /// Checkpoints came and went faster than they could be read, several times in a row.
+    #[error(
+        "the checkpoints in {} are replaced faster than they can be read: try again",
+        path.display()
+    )]
+    Changing {
+        /// The directory of the checkpoints.
+        path: PathBuf,
+    },
+    /// A tensor that the format cannot hold.
+    #[error("cannot store tensor {parameter:?}: {what}")]
+    Unsupported {
+        /// The tensor's name.
+        parameter: String,
+        /// Why it cannot be stored and what to store in its place.
+        what: String,
+    },
+    /// The thread that saves in the background panicked: a bug, please report it.
+    #[error("the thread saving into {} panicked: {what}", path.display())]
+    SaverPanicked {
+        /// The directory of the checkpoints.
+        path: PathBuf,
+        /// The panic's message.
+        what: String,
+    },
+}
+
+distribute_error::debug_as_message!(CheckpointError);
+
+impl CheckpointError {
+    /// Whether this checkpoint is damaged, so that an older one should be tried.
+    pub fn is_damage(&self) -> bool {
+        matches!(
+            self,
+            Self::Missing { .. } | Self::Incomplete { .. } | Self::Corrupt { .. }
+        )
+    }
+
+    /// Sorts an error of the file system into the variant that says what to do.
+    pub(super) fn from_io(path: &Path, operation: &'static str, source: io::Error) -> Self {
+        let path = path.to_path_buf();
+        match source.kind() {
+            io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem
+                if operation != READ =>
+            {
+                Self::NotWritable { path, source }
+            }
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                Self::DiskFull { path, source }
+            }
+            _ => Self::Io {
+                path,
+                operation,
+                source,
+            },
+        }
+    }
+
+    pub(super) fn corrupt(path: &Path, what: impl Into<String>) -> Self {
+        Self::Corrupt {
+            path: path.to_path_buf(),
+            what: what.into(),
+        }
+    }
+}
+
+/// Who is in the way, for people.
+struct Holder(Option<u32>);
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(id) if id == std::process::id() => f.write_str("another manager of this process"),
+            Some(id) => write!(f, "process {id}"),
+            None => f.write_str("another process"),
+        }
+    }
+}
+
+/// The operation of [`CheckpointError::Io`] that changes nothing on disk.
+pub(super) const READ: &str = "read";

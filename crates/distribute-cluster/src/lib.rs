@@ -1,0 +1,82 @@
+//! Who takes part in a job of several processes, and this process' place in it.
+//!
+//! A [`ClusterSpec`] says which jobs (`chief`, `worker`, `ps`, `evaluator`) there are and at which
+//! addresses their tasks listen. A [`ClusterResolver`] finds it, and the task this process is:
+//!
+//! | resolver | reads |
+//! |---|---|
+//! | [`TfConfigResolver`] | `TF_CONFIG`, exactly as TensorFlow does |
+//! | [`SlurmResolver`] | the variables of a SLURM step, else of the job |
+//! | [`KubernetesResolver`] | an Indexed Job or a JobSet |
+//! | [`OpenMpiResolver`] | `OMPI_COMM_WORLD_*` |
+//! | [`TorchrunResolver`] | `RANK`, `WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT` |
+//! | [`SimpleResolver`], [`UnionResolver`] | what the program gives them |
+//!
+//! [`detect`] picks one and says why; [`Overrides`] replaces any part of what it found. Roles and
+//! ranks follow TensorFlow's `multi_worker_util`: [`is_chief`], [`id_in_cluster`],
+//! [`worker_count`], [`collective_leader`], [`coordination_leader`], [`validate`]. [`Cluster`] is
+//! all of it together, checked once.
+//!
+//! Nothing here does input or output. Variables come from an [`Environment`], which is
+//! [`ProcessEnvironment`] in a program and a map in a test:
+//!
+//! ```
+//! use std::collections::BTreeMap;
+//! use distribute_cluster::{Cluster, detect};
+//!
+//! let tf_config = r#"{"cluster": {"worker": ["h1:2222", "h2:2222"]},
+//!                     "task": {"type": "worker", "index": 1}}"#;
+//! let env = BTreeMap::from([("TF_CONFIG".to_string(), tf_config.to_string())]);
+//! let detected = detect(env);
+//! let cluster = Cluster::resolve(&*detected.resolver)?.expect("TF_CONFIG names a cluster");
+//! assert_eq!(cluster.rank(), Some(1));
+//! assert_eq!(cluster.leader_address(), Some("h1:2222"));
+//! assert!(!cluster.is_chief());
+//! # Ok::<(), distribute_cluster::ClusterError>(())
+//! ```
+#![forbid(unsafe_code)]
+
+mod detect;
+mod environment;
+mod error;
+mod hostlist;
+mod json;
+mod kubernetes;
+mod member;
+mod overrides;
+mod ranks;
+mod resolver;
+mod roles;
+mod simple;
+mod slurm;
+mod spec;
+mod tf_config;
+mod union;
+
+pub use detect::{ClusterKind, Detected, PassedOver, detect, detect_with};
+pub use environment::{Environment, ProcessEnvironment};
+pub use error::ClusterError;
+pub use hostlist::{expand_hostlist, expand_tasks_per_node};
+pub use json::parse_task_index;
+pub use kubernetes::KubernetesResolver;
+pub use member::Cluster;
+pub use overrides::{Overridden, Overrides};
+pub use ranks::{OpenMpiResolver, TorchrunResolver, is_placeholder};
+pub use resolver::{Accelerators, ClusterResolver, Description, MasterTarget};
+pub use roles::{
+    TaskType, collective_leader, coordination_leader, id_in_cluster, is_chief, validate,
+    worker_count,
+};
+pub use simple::SimpleResolver;
+pub use slurm::SlurmResolver;
+pub use spec::{ClusterSpec, Tasks};
+pub use tf_config::{TfConfigResolver, tf_config_json};
+pub use union::UnionResolver;
+
+/// The most tasks (and SLURM nodes) that a cluster may have. Text such as `[1-999999999]` is
+/// refused before memory is taken for it.
+pub const MAX_TASKS: usize = 1 << 16;
+
+/// The first port that tasks listen on where the environment names none (TensorFlow's SLURM
+/// resolver has the same).
+pub const DEFAULT_PORT: u16 = 8888;

@@ -1,0 +1,312 @@
+//! The tasks of a cluster and their addresses.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::Serialize;
+
+use super::json::{Json, parse_index, python_quoted};
+use super::{ClusterError, MAX_TASKS};
+
+/// The tasks of a cluster, by job: which there are and where they listen (TensorFlow's
+/// `tf.train.ClusterSpec`).
+///
+/// A job's tasks are numbered from 0 (dense), or are any set of indices (sparse), for a process
+/// that only knows some of them. Addresses are usually `host:port`; they are not interpreted
+/// here. Two specs are equal if they have the same tasks, whatever the order of their jobs.
+///
+/// `Display` writes it as TensorFlow does: `ClusterSpec({'worker': ['a:1', 'b:1']})`.
+#[derive(Debug, Clone, Default)]
+pub struct ClusterSpec {
+    jobs: BTreeMap<String, BTreeMap<i64, String>>,
+    /// The jobs in the order they were given in.
+    order: Vec<String>,
+    tasks: usize,
+}
+
+/// The tasks of one job, in the form that TensorFlow's `as_dict` gives them.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(untagged)]
+pub enum Tasks {
+    /// Tasks 0, 1, 2, ...
+    Dense(Vec<String>),
+    /// Tasks by index; also a job without tasks.
+    Sparse(BTreeMap<i64, String>),
+}
+
+impl PartialEq for ClusterSpec {
+    fn eq(&self, other: &Self) -> bool {
+        self.jobs == other.jobs
+    }
+}
+
+impl Eq for ClusterSpec {}
+
+impl ClusterSpec {
+    /// A cluster whose jobs have the tasks 0, 1, 2, ... at these addresses.
+    ///
+    /// ```
+    /// use distribute_cluster::ClusterSpec;
+    ///
+    /// let spec = ClusterSpec::new([("worker", vec!["a:1", "b:1"]), ("ps", vec!["c:1"])])?;
+    /// assert_eq!(spec.task_address("worker", 1)?, "b:1");
+    /// # Ok::<(), distribute_cluster::ClusterError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ClusterError::TooMany`] beyond [`MAX_TASKS`].
+    pub fn new<J, L, A>(jobs: impl IntoIterator<Item = (J, L)>) -> Result<Self, ClusterError>
+    where
+        J: Into<String>,
+        L: IntoIterator<Item = A>,
+        A: Into<String>,
+    {
+        Self::sparse(jobs.into_iter().map(|(job, list)| (job, (0..).zip(list))))
+    }
+
+    /// A cluster whose jobs have tasks with these indices at these addresses. Of equal jobs or
+    /// indices the last one counts.
+    ///
+    /// # Errors
+    ///
+    /// [`ClusterError::TooMany`] beyond [`MAX_TASKS`]; [`ClusterError::InvalidIndex`] if an index
+    /// has more than 32 bits.
+    pub fn sparse<J, L, A>(jobs: impl IntoIterator<Item = (J, L)>) -> Result<Self, ClusterError>
+    where
+        J: Into<String>,
+        L: IntoIterator<Item = (i64, A)>,
+        A: Into<String>,
+    {
+        let mut spec = Self::default();
+        for (job, tasks) in jobs {
+            spec.insert(job.into(), tasks)?;
+        }
+        Ok(spec)
+    }
+
+    /// Reads the JSON form: `{"worker": ["a:1", "b:1"], "ps": {"1": "c:1"}}`.
+    ///
+    /// # Errors
+    ///
+    /// [`ClusterError::Json`], [`ClusterError::NotACluster`], [`ClusterError::TasksNotAList`],
+    /// [`ClusterError::AddressNotAString`], [`ClusterError::InvalidIndex`] or
+    /// [`ClusterError::TooMany`], whichever TensorFlow would find first.
+    pub fn parse(json: &str) -> Result<Self, ClusterError> {
+        Self::from_json(&Json::parse("the cluster", json)?)
+    }
+
+    pub(super) fn from_json(json: &Json) -> Result<Self, ClusterError> {
+        let Json::Object(entries) = json else {
+            return Err(ClusterError::NotACluster { found: json.kind() });
+        };
+        let mut jobs = Vec::new();
+        for (job, tasks) in entries {
+            jobs.push((job, indexed_tasks(job, tasks)?));
+        }
+        // TensorFlow looks at the addresses only now, and in this order.
+        let mut sorted: Vec<_> = jobs.iter().collect();
+        sorted.sort_by_key(|(job, _)| *job);
+        for (job, tasks) in sorted {
+            for (&index, address) in tasks {
+                if !matches!(address, Json::Text(_)) {
+                    return Err(ClusterError::AddressNotAString {
+                        job: job.to_string(),
+                        index,
+                        found: super::environment::shortened(&address.python_repr()),
+                    });
+                }
+            }
+        }
+        Self::sparse(jobs.into_iter().map(|(job, tasks)| {
+            let tasks = tasks.into_iter();
+            (
+                job.as_str(),
+                tasks.map(|(index, address)| (index, address.python_str())),
+            )
+        }))
+    }
+
+    fn insert<A: Into<String>>(
+        &mut self,
+        job: String,
+        tasks: impl IntoIterator<Item = (i64, A)>,
+    ) -> Result<(), ClusterError> {
+        let others = self.tasks - self.task_count(&job);
+        let mut new = BTreeMap::new();
+        for (index, address) in tasks {
+            // The tasks of TensorFlow's ClusterDef are a map<int32, string>.
+            i32::try_from(index).map_err(|_| ClusterError::InvalidIndex {
+                what: format!("job '{job}'"),
+                text: index.to_string(),
+            })?;
+            new.insert(index, address.into());
+            check_size(others + new.len())?;
+        }
+        self.tasks = others + new.len();
+        if self.jobs.insert(job.clone(), new).is_none() {
+            self.order.push(job);
+        }
+        check_size(self.order.len())
+    }
+
+    /// Whether there are no jobs at all: the process runs by itself.
+    pub fn is_empty(&self) -> bool {
+        self.jobs.is_empty()
+    }
+
+    /// The names of the jobs, in the order they were given in.
+    pub fn jobs(&self) -> impl Iterator<Item = &str> {
+        self.order.iter().map(String::as_str)
+    }
+
+    /// Whether there is such a job, even one without tasks.
+    pub fn has_job(&self, job: &str) -> bool {
+        self.jobs.contains_key(job)
+    }
+
+    /// The number of tasks in a job.
+    ///
+    /// # Errors
+    ///
+    /// [`ClusterError::NoSuchJob`].
+    pub fn num_tasks(&self, job: &str) -> Result<usize, ClusterError> {
+        self.job(job).map(BTreeMap::len)
+    }
+
+    /// The number of tasks in a job, 0 if there is no such job.
+    pub fn task_count(&self, job: &str) -> usize {
+        self.jobs.get(job).map_or(0, BTreeMap::len)
+    }
+
+    /// The indices of a job's tasks, ascending.
+    ///
+    /// # Errors
+    ///
+    /// [`ClusterError::NoSuchJob`].
+    pub fn task_indices(&self, job: &str) -> Result<Vec<i64>, ClusterError> {
+        self.job(job).map(|tasks| tasks.keys().copied().collect())
+    }
+
+    /// The address of a task.
+    ///
+    /// # Errors
+    ///
+    /// [`ClusterError::NoSuchJob`] or [`ClusterError::NoSuchTask`].
+    pub fn task_address(&self, job: &str, index: i64) -> Result<&str, ClusterError> {
+        let task = self.job(job)?.get(&index);
+        task.map(String::as_str)
+            .ok_or_else(|| ClusterError::NoSuchTask {
+                job: job.to_string(),
+                index: Some(index),
+            })
+    }
+
+    /// The addresses of a job by task index, with gaps where a sparse job has no task.
+    ///
+    /// # Errors
+    ///
+    /// [`ClusterError::NoSuchJob`]; [`ClusterError::EmptyJob`] as TensorFlow has it;
+    /// [`ClusterError::SparseJob`] if an index is negative or beyond [`MAX_TASKS`].
+    pub fn job_tasks(&self, job: &str) -> Result<Vec<Option<&str>>, ClusterError> {
+        let tasks = self.job(job)?;
+        let (Some((&first, _)), Some((&last, _))) =
+            (tasks.first_key_value(), tasks.last_key_value())
+        else {
+            return Err(ClusterError::EmptyJob {
+                job: job.to_string(),
+            });
+        };
+        let sparse = |index| ClusterError::SparseJob {
+            job: job.to_string(),
+            index,
+        };
+        usize::try_from(first).map_err(|_| sparse(first))?;
+        let count = usize::try_from(last).map_err(|_| sparse(last))? + 1;
+        if count > MAX_TASKS {
+            return Err(sparse(last));
+        }
+        Ok((0..=last)
+            .map(|index| tasks.get(&index).map(String::as_str))
+            .collect())
+    }
+
+    /// The jobs and their tasks (TensorFlow's `as_dict`): a list where the tasks are 0, 1, 2, ...,
+    /// else a map. It serialises to the JSON form that [`ClusterSpec::parse`] reads.
+    pub fn as_dict(&self) -> BTreeMap<String, Tasks> {
+        let jobs = self.jobs.iter();
+        jobs.map(|(job, tasks)| (job.clone(), normalised(tasks)))
+            .collect()
+    }
+
+    fn job(&self, job: &str) -> Result<&BTreeMap<i64, String>, ClusterError> {
+        self.jobs.get(job).ok_or_else(|| ClusterError::NoSuchJob {
+            job: Some(job.to_string()),
+        })
+    }
+}
+
+fn check_size(tasks: usize) -> Result<(), ClusterError> {
+    if tasks > MAX_TASKS {
+        return Err(ClusterError::TooMany {
+            what: "tasks of a cluster".to_string(),
+            limit: MAX_TASKS,
+        });
+    }
+    Ok(())
+}
+
+fn normalised(tasks: &BTreeMap<i64, String>) -> Tasks {
+    let is_dense = !tasks.is_empty()
+        && (0..)
+            .zip(tasks.keys())
+            .all(|(place, &index)| place == index);
+    if is_dense {
+        Tasks::Dense(tasks.values().cloned().collect())
+    } else {
+        Tasks::Sparse(tasks.clone())
+    }
+}
+
+fn indexed_tasks<'a>(job: &str, tasks: &'a Json) -> Result<BTreeMap<i64, &'a Json>, ClusterError> {
+    match tasks {
+        Json::List(list) => Ok((0..).zip(list).collect()),
+        Json::Object(entries) => entries
+            .iter()
+            .map(|(key, task)| Ok((parse_index(&format!("job '{job}'"), key)?, task)))
+            .collect(),
+        other => Err(ClusterError::TasksNotAList {
+            job: job.to_string(),
+            found: other.kind(),
+        }),
+    }
+}
+
+impl fmt::Display for ClusterSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let jobs: Vec<_> = self
+            .as_dict()
+            .iter()
+            .map(|(job, tasks)| format!("{}: {tasks}", python_quoted(job)))
+            .collect();
+        write!(f, "ClusterSpec({{{}}})", jobs.join(", "))
+    }
+}
+
+impl fmt::Display for Tasks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Dense(list) => {
+                let list: Vec<_> = list.iter().map(|address| python_quoted(address)).collect();
+                write!(f, "[{}]", list.join(", "))
+            }
+            Self::Sparse(map) => {
+                let map: Vec<_> = map
+                    .iter()
+                    .map(|(index, address)| format!("{index}: {}", python_quoted(address)))
+                    .collect();
+                write!(f, "{{{}}}", map.join(", "))
+            }
+        }
+    }
+}

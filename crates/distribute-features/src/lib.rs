@@ -1,0 +1,6 @@
+//! One feature set of what burn depends on, so that every command builds burn once.
+//!
+//! Cargo gives a dependency the features that the packages of a command ask for together. Where two
+//! commands differ in a feature of anything below burn, burn is built twice. Every crate that names
+//! burn depends on this one, by itself or through another crate; there is nothing in it to call.
+#![forbid(unsafe_code)]

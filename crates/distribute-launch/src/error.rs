@@ -1,0 +1,170 @@
+use std::ffi::OsString;
+use std::io;
+use std::path::PathBuf;
+
+/// What keeps a job from being started or watched. A process of it that fails is no such error but
+/// [`Outcome::Failed`](crate::Outcome::Failed).
+#[derive(thiserror::Error)]
+#[non_exhaustive]
+pub enum LaunchError {
+    /// The job has no worker.
+    #[error("a job needs at least one worker: ask for 1 or more")]
+    NoWorkers,
+    /// The job has no command.
+    #[error("there is no command to start: name one, after `--` on a command line")]
+    NoCommand,
+    /// The launcher was given fewer GPUs than the workers of this host are to get.
+    #[error(
+        "{workers} workers with {per_worker} GPUs each need {}, but there are {visible} (named by \
+         CUDA_VISIBLE_DEVICES, else at most 1024): name more, or start fewer workers on this host",
+        .workers.saturating_mul(*.per_worker)
+    )]
+    TooFewGpus {
+        /// Workers of this host.
+        workers: usize,
+        /// GPUs that each is to get.
+        per_worker: usize,
+        /// GPUs that the launcher was given; 1024 where nobody says how many there are.
+        visible: usize,
+    },
+    /// No file has the command's name.
+    #[error(
+        "the command `{}` was not found: check the spelling, give a path, or put its directory \
+         into PATH (a script's `#!` line may also name a missing interpreter)",
+        .command.display()
+    )]
+    CommandNotFound {
+        /// The name as it was given.
+        command: OsString,
+    },
+    /// The command is a file that must not be executed.
+    #[error(
+        "the command `{}` cannot be executed: make it executable (`chmod +x`), or start it with \
+         its interpreter",
+        .command.display()
+    )]
+    NotExecutable {
+        /// The name as it was given.
+        command: OsString,
+    },
+    /// The system did not start the command.
+    #[error("the command `{}` cannot be started: {source}", .command.display())]
+    Spawn {
+        /// The name as it was given.
+        command: OsString,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Log files cannot be made.
+    #[error(
+        "cannot make log files in {}: {source}; choose a log directory that you may write to",
+        .path.display()
+    )]
+    LogDirectory {
+        /// The directory or file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A log file takes no more bytes. The job was stopped.
+    #[error(
+        "cannot write the log of {task}: {source}; the job was stopped, make room or choose \
+         another log directory"
+    )]
+    LogWrite {
+        /// Whose log it is.
+        task: crate::Task,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The launcher's own output takes no more bytes. The job was stopped.
+    #[error("cannot write to {stream}: {source}; the job was stopped")]
+    Console {
+        /// `standard output` or `standard error`.
+        stream: &'static str,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// No port is free.
+    #[error(
+        "no free port for {needed} processes on {address}: {source}; use an address of this host, \
+         start fewer processes, or raise the limit of open files (`ulimit -n`)"
+    )]
+    NoFreePort {
+        /// The address of this host.
+        address: std::net::IpAddr,
+        /// How many ports the job needs.
+        needed: usize,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The guard that ends processes after a killed launcher cannot be started. One that ends later
+    /// is replaced.
+    #[error("the guard `{}` does not run: {source}; start the job again", .program.display())]
+    Guard {
+        /// The guard's program.
+        program: OsString,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The options of a job on several hosts do not fit.
+    #[error("{what}")]
+    InvalidHosts {
+        /// What is wrong, and what to do.
+        what: String,
+    },
+    /// The launchers cannot meet.
+    #[error(
+        "the launchers cannot meet at {address}: {source}; host 0 must be able to listen there, \
+         and the others to connect"
+    )]
+    Rendezvous {
+        /// Where host 0 listens.
+        address: std::net::SocketAddr,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Hosts did not come in time.
+    #[error(
+        "no launcher came for the hosts {missing:?} of the job (counted from 0): start it there"
+    )]
+    HostsMissing {
+        /// Their numbers.
+        missing: Vec<usize>,
+    },
+    /// The launchers of the hosts do not fit together.
+    #[error("host 0 does not take part with this launcher: {why}; use the same options everywhere")]
+    HostRefused {
+        /// What does not fit.
+        why: String,
+    },
+    /// The launcher of a host is gone or cannot be reached. The job was stopped.
+    #[error("the launcher of host {host} is gone or cannot be reached; the job was stopped")]
+    HostLost {
+        /// The host's number.
+        host: usize,
+    },
+    /// The system lacks something the launcher needs: threads, pipes, random numbers.
+    #[error("{what}: {source}; start fewer processes, or raise the limits of the system")]
+    System {
+        /// What was not to be had.
+        what: &'static str,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+distribute_error::debug_as_message!(LaunchError);
+
+/// The result of what can fail in this crate.
+pub type Result<T, E = LaunchError> = std::result::Result<T, E>;
+
+impl LaunchError {
+    /// Makes a [`LaunchError::System`] of what the system said.
+    pub(crate) fn system<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> Self {
+        move |source| LaunchError::System {
+            what,
+            source: source.into(),
+        }
+    }
+}

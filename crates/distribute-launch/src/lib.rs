@@ -1,0 +1,121 @@
+//! Starts the processes of a job on this host, watches them, says why one failed, and starts all of
+//! them again.
+//!
+//! A [`Job`] says what to start: workers, parameter servers with a chief, an evaluator, all with
+//! the same command line. [`run`] starts them, gives each its `TF_CONFIG`, and returns when the job
+//! is over:
+//!
+//! ```
+//! use distribute_launch::{Console, Job, Outcome, run};
+//!
+//! let job = Job::new(["sh", "-c", "echo this is $TF_CONFIG"]).workers(2);
+//! let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+//! let outcome = run(&job, &mut Console::new(&mut stdout, &mut stderr))?;
+//! assert_eq!(outcome, Outcome::Succeeded { restarts: 0 });
+//! assert!(stdout.starts_with(b"this is {\"cluster\":{\"worker\":[\"127.0.0.1:"));
+//! # Ok::<(), distribute_launch::LaunchError>(())
+//! ```
+//!
+//! # What a process finds
+//!
+//! | environment variable | value |
+//! |---|---|
+//! | `TF_CONFIG` | the cluster and the own task, as TensorFlow reads them |
+//! | `DISTRIBUTE_RESTART` | how often the job was restarted before: 0 at first |
+//! | `DISTRIBUTE_FAILURE_REPORT` | a file for a [`FailureReport`] as JSON: who is to blame |
+//! | `DISTRIBUTE_JOB_TOKEN` | a secret of this attempt of the job: 64 hexadecimal digits |
+//! | `DISTRIBUTE_LAUNCH_MARK` | by which the launcher finds its processes: leave it there |
+//! | `CUDA_VISIBLE_DEVICES` | with [`Job::gpus_per_worker`]: a worker's GPUs, else nothing |
+//!
+//! Its standard input is empty, and it leads a process group of its own.
+//!
+//! Every process gets a port of its own for as long as the attempt lasts, also when it is started
+//! again alone: one between 20,000 and 32,767 that no other launcher on this host has, and that the
+//! system gives to no connection ([`ReservedPorts`]).
+//!
+//! # Where output goes
+//!
+//! The two output streams of the first process (the chief, else worker 0) pass through unchanged.
+//! The lines of the others are shown on request, see [`Job::prefix_output`]. Everything is in the
+//! log files: `worker-0.log`, `ps-1.log`, `chief-0.log`, `evaluator-0.log`, those of the first
+//! restart in `restart-1/worker-0.log` and so on; a worker that was started again alone writes into
+//! `worker-0-again-1.log`. A log file holds both streams line by line in order of their arrival.
+//!
+//! # How a job ends
+//!
+//! When all workers have exited with 0, parameter servers get SIGTERM, and the evaluator gets it
+//! after the grace period. When a process fails before, it is the *root cause*: the others get
+//! SIGTERM, and SIGKILL after the grace period. Then the job starts again, with new ports and a new
+//! token, as often as [`Job::max_restarts`] allows. It does not start again after exit code 2
+//! (wrong usage would be wrong again).
+//!
+//! With parameter servers, one more process is started: the chief, which coordinates. Its end is
+//! the end of the job: workers and servers get SIGTERM when it has exited with 0, and a failure of
+//! the chief or of a server is a failure as above. A worker that dies is not: the chief gives its
+//! work to others. It alone is started again, at most [`Job::max_restarts`] times, with the
+//! same address, and only if no worker is left the job has failed. A worker that exits with 0 is
+//! done, and with 2 it is not started again.
+//!
+//! Exit code 42 means "stopped on request after saving a checkpoint". When all workers (or the
+//! chief, if there is one) have exited with 0 or 42, the job ends as [`Outcome::Preempted`] if it
+//! was the launcher that was signalled. Otherwise somebody signalled a member, and the job starts
+//! again; that counts as a restart, so that a job which always ends with 42 ends at all.
+//!
+//! SIGINT, SIGTERM and SIGHUP to the launcher reach the processes once, as the signal they are but
+//! SIGHUP, which becomes SIGTERM. A second signal kills the processes, a third the launcher.
+//!
+//! # Several hosts
+//!
+//! [`Job::hosts`] makes the launchers of several hosts one: they wait for each other, number the
+//! processes through, and start and stop them together; a failure on one host is the same failure
+//! on all. What they must know of each other is kept in the launcher of host 0, and in none of the
+//! job's processes. When a launcher is lost, the others stop their processes and say which it was.
+//!
+//! # What cannot stay behind
+//!
+//! On Linux, processes die with the launcher even if SIGKILL ends it, and at the end of an attempt
+//! every process with the attempt's mark in its environment or in one of its process groups is
+//! ended: processes that a command has left in the background too. With a [guard](Job::guard)
+//! this also holds when the launcher is killed. On other systems only process groups are ended.
+#![deny(unsafe_code)]
+
+mod attempt;
+mod cluster;
+mod collapse;
+mod console;
+mod crew;
+mod error;
+mod events;
+mod failure_report;
+mod gpus;
+mod group;
+mod guard;
+mod hosts;
+mod job;
+mod leftovers;
+mod logs;
+mod outcome;
+mod output;
+#[allow(unsafe_code)]
+mod parent_death;
+mod ports;
+mod process;
+mod relay;
+mod report;
+mod run;
+mod session;
+mod start;
+mod survival;
+mod verdict;
+mod wire;
+
+pub use console::Console;
+pub use error::{LaunchError, Result};
+pub use failure_report::FailureReport;
+pub use guard::guard_main;
+pub use hosts::Hosts;
+pub use job::Job;
+pub use outcome::{Ending, Outcome, PREEMPTED_EXIT_CODE, Role, RootCause, Task};
+pub use ports::ReservedPorts;
+pub use process::REPORT_VARIABLE;
+pub use run::run;

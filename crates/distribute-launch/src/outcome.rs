@@ -1,0 +1,165 @@
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// What a process exits with after it was asked to stop and has saved a checkpoint.
+pub const PREEMPTED_EXIT_CODE: u8 = 42;
+
+/// What a process exits with when its command line is wrong: it would be wrong again.
+pub(crate) const WRONG_USAGE: Ending = Ending::Exit(2);
+
+/// What a process is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Role {
+    /// Coordinates the workers of a job with parameter servers.
+    Chief,
+    /// Trains; its index is its rank.
+    Worker,
+    /// Holds variables for the workers.
+    ParameterServer,
+    /// Evaluates the checkpoints that the workers write.
+    Evaluator,
+}
+
+impl Role {
+    /// TensorFlow's name of the job: `chief`, `worker`, `ps` or `evaluator`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Role::Chief => "chief",
+            Role::Worker => "worker",
+            Role::ParameterServer => "ps",
+            Role::Evaluator => "evaluator",
+        }
+    }
+}
+
+/// One process of a job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Task {
+    /// What it is for.
+    pub role: Role,
+    /// Its number among the processes of this role, from 0.
+    pub index: usize,
+}
+
+/// `chief`, `rank 1`, `ps 0` or `evaluator`.
+impl fmt::Display for Task {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.role {
+            Role::Chief => write!(formatter, "chief"),
+            Role::Worker => write!(formatter, "rank {}", self.index),
+            Role::ParameterServer => write!(formatter, "ps {}", self.index),
+            Role::Evaluator => write!(formatter, "evaluator"),
+        }
+    }
+}
+
+/// How a process ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Ending {
+    /// It exited with this code.
+    Exit(i32),
+    /// This signal ended it.
+    Signal(i32),
+    /// The system did not tell.
+    Unknown,
+}
+
+impl Ending {
+    /// The code that a shell gives for this ending: 128 + n for signal n.
+    pub fn exit_code(self) -> u8 {
+        match self {
+            Ending::Exit(code) => u8::try_from(code & 0xff).unwrap_or(1),
+            Ending::Signal(signal) => signal_exit_code(signal),
+            Ending::Unknown => 1,
+        }
+    }
+
+    /// Whether this is neither success nor "stopped after saving".
+    pub(crate) fn is_failure(self) -> bool {
+        self != Ending::Exit(0) && !self.is_preempted()
+    }
+
+    pub(crate) fn is_preempted(self) -> bool {
+        self == Ending::Exit(i32::from(PREEMPTED_EXIT_CODE))
+    }
+}
+
+fn signal_exit_code(signal: i32) -> u8 {
+    u8::try_from(128 + (signal & 0x7f)).unwrap_or(u8::MAX)
+}
+
+/// `exit code 3` or `killed by SIGKILL (signal 9)`.
+impl fmt::Display for Ending {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Ending::Exit(code) => write!(formatter, "exit code {code}"),
+            Ending::Signal(signal) => match signal_hook::low_level::signal_name(*signal) {
+                Some(name) => write!(formatter, "killed by {name} (signal {signal})"),
+                None => write!(formatter, "killed by signal {signal}"),
+            },
+            Ending::Unknown => write!(formatter, "ended in a way the system did not tell"),
+        }
+    }
+}
+
+/// The process because of which a job failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RootCause {
+    /// Which process it was.
+    pub task: Task,
+    /// The name of its host.
+    pub host: String,
+    /// Its process id.
+    pub pid: u32,
+    /// How it ended.
+    pub ending: Ending,
+    /// The last lines that it wrote to standard error, 20 at most; long ones are cut.
+    pub last_lines: Vec<String>,
+}
+
+/// How a job ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Outcome {
+    /// All workers exited with 0; with parameter servers, the chief did.
+    Succeeded {
+        /// How often the job was started again.
+        restarts: u32,
+    },
+    /// All workers exited with 0 or 42, some with 42, and the job was not to be started again; with
+    /// parameter servers, the chief exited with 42.
+    Preempted {
+        /// How often the job was started again.
+        restarts: u32,
+    },
+    /// A process failed, and the job was not to be started again.
+    Failed {
+        /// The process that failed first.
+        cause: Box<RootCause>,
+        /// How often the job was started again.
+        restarts: u32,
+    },
+    /// The launcher was signalled, and not all workers have saved and exited with 0 or 42.
+    Stopped {
+        /// The signal that the launcher got.
+        signal: i32,
+        /// How often the job was started again.
+        restarts: u32,
+    },
+}
+
+impl Outcome {
+    /// What the launcher exits with: 0, 42, the root cause's code, or 128 + n for signal n.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Outcome::Succeeded { .. } => 0,
+            Outcome::Preempted { .. } => PREEMPTED_EXIT_CODE,
+            Outcome::Failed { cause, .. } => cause.ending.exit_code(),
+            Outcome::Stopped { signal, .. } => signal_exit_code(*signal),
+        }
+    }
+}

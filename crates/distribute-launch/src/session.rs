@@ -1,0 +1,72 @@
+//! What the attempts of a job share.
+
+use std::net::Ipv4Addr;
+use std::sync::mpsc::Receiver;
+
+use crate::cluster::{Cluster, Token};
+use crate::console::Screen;
+use crate::events::{Event, Events};
+use crate::group::{Group, Place, Waited};
+use crate::guard::Guard;
+use crate::logs::LogDirectory;
+use crate::wire::Item;
+use crate::{Job, LaunchError, ReservedPorts, Result, Task};
+
+/// What the attempts of a job share.
+pub struct Session<'a, 's> {
+    pub job: &'a Job,
+    /// What this host starts, counted from 0.
+    pub tasks: Vec<Task>,
+    pub screen: &'a Screen<'s>,
+    pub logs: &'a LogDirectory,
+    pub guard: Guard,
+    /// The launchers of the other hosts, if there are any.
+    pub group: Option<Group>,
+    pub events: Events,
+    pub received: Receiver<Event>,
+    /// The signal that told this launcher, or that of another host, to stop.
+    pub interrupted: Option<i32>,
+    /// How many signals this launcher got itself.
+    pub signals: usize,
+}
+
+impl Session<'_, '_> {
+    /// Ports for the processes of this host.
+    pub fn ports(&self) -> Result<ReservedPorts> {
+        let loopback = Ipv4Addr::LOCALHOST.into();
+        let address = self.group.as_ref().map_or(loopback, Group::own_address);
+        let needed = self.tasks.len();
+        ReservedPorts::new(needed, address).map_err(|source| LaunchError::NoFreePort {
+            address,
+            needed,
+            source,
+        })
+    }
+
+    /// Gives the processes of this host these ports, and finds what the other hosts have.
+    pub fn place(&mut self, restart: u32, ports: &ReservedPorts) -> Result<Waited<Place>> {
+        let cluster = Cluster::at(ports, &self.tasks);
+        if let Some(group) = &mut self.group {
+            return group.meet(restart, cluster, (&self.received, self.screen));
+        }
+        Ok(Waited::Done(Place {
+            cluster,
+            tasks: self.tasks.clone(),
+            token: Token::random()?,
+        }))
+    }
+
+    /// Has a guard that has ended followed by another one.
+    pub fn look_after_guard(&mut self) -> Result<()> {
+        match self.guard.look() {
+            Some(said) => self.screen.say(&said),
+            None => Ok(()),
+        }
+    }
+
+    pub fn post(&self, restart: u32, item: Item) {
+        if let Some(group) = &self.group {
+            group.post(restart, item);
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! Which of the processes that failed is the reason for the others.
+
+use rustix::process::Signal;
+
+use serde::{Deserialize, Serialize};
+
+use crate::Ending;
+use crate::outcome::WRONG_USAGE;
+
+/// How an attempt ended, its processes named by their numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Verdict {
+    /// All workers exited with 0.
+    Succeeded,
+    /// Some exited with 42 and none failed by itself.
+    Preempted,
+    /// This process failed first.
+    Failed(usize),
+    /// The launcher was told to stop and its processes did not end with 0 or 42.
+    Stopped,
+}
+
+/// Picks the root cause of what failed within a moment, in the order of observation.
+///
+/// A process that a signal has ended goes before one that exited: nothing that its peers do sends
+/// it a signal, while they fail because it is gone, and the order in which the system tells of
+/// both is chance. SIGABRT and SIGPIPE are a process's own ways of failing, also because of a
+/// peer, so they count as exits. Of those, one that says that its command line or configuration is
+/// refused goes before others: no peer makes it say so, and starting again does not mend it.
+pub fn root_cause(failures: &[(usize, Ending)]) -> Option<usize> {
+    let own = [Signal::ABORT, Signal::PIPE].map(Signal::as_raw);
+    let is_foreign = |ending| matches!(ending, Ending::Signal(signal) if !own.contains(&signal));
+    let foreign = failures.iter().find(|(_, ending)| is_foreign(*ending));
+    let refused = failures.iter().find(|(_, ending)| *ending == WRONG_USAGE);
+    let cause = foreign.or(refused).or(failures.first());
+    cause.map(|(index, _)| *index)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::root_cause;
+    use crate::Ending::{Exit, Signal};
+
+    #[test]
+    fn the_first_failure_is_the_root_cause() {
+        assert_eq!(root_cause(&[]), None);
+        assert_eq!(root_cause(&[(2, Exit(1)), (0, Exit(3))]), Some(2));
+        assert_eq!(root_cause(&[(1, Signal(11)), (0, Signal(9))]), Some(1));
+    }
+
+    #[test]
+    fn a_refused_configuration_goes_before_failures_that_follow_from_it() {
+        assert_eq!(
+            root_cause(&[(0, Exit(1)), (1, Exit(2)), (2, Exit(1))]),
+            Some(1)
+        );
+    }
+
+    #[test]
+    fn a_signal_goes_before_exits_of_the_same_moment() {
+        assert_eq!(root_cause(&[(2, Exit(1)), (0, Signal(9))]), Some(0));
+    }
+
+    #[test]
+    fn aborts_are_no_better_than_exits() {
+        assert_eq!(root_cause(&[(2, Exit(1)), (0, Signal(6))]), Some(2));
+        assert_eq!(root_cause(&[(0, Signal(6)), (2, Signal(9))]), Some(2));
+    }
+}

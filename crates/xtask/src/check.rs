@@ -1,0 +1,257 @@
+//! Runs the steps one after the other and says how long each took.
+
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use crate::cargo::{cargo, cargo_command, finish};
+use crate::tree::Tree;
+use crate::{edges, features, fuzz, modules, suite, tidy};
+
+/// Which steps to run.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Selection {
+    All,
+    AllButTests,
+    Only(&'static str),
+}
+
+impl Selection {
+    /// The one step with this name.
+    pub fn only(name: &str) -> Result<Self, String> {
+        let step = STEPS.iter().find(|step| step.name == name);
+        step.map(|step| Self::Only(step.name)).ok_or_else(|| {
+            let names: Vec<_> = STEPS.iter().map(|step| step.name).collect();
+            format!("`--only` takes one of {}", names.join(", "))
+        })
+    }
+
+    fn includes(&self, step: &Step) -> bool {
+        match self {
+            Self::All => true,
+            Self::AllButTests => !matches!(step.name, "test" | "fuzz"),
+            Self::Only(name) => step.name == *name,
+        }
+    }
+}
+
+struct Step {
+    name: &'static str,
+    /// What to do when it fails.
+    advice: &'static str,
+    /// Returns what the summary says about a step that passed, or why it failed.
+    run: fn(&Path) -> Result<String, String>,
+}
+
+const STEPS: [Step; 10] = [
+    Step {
+        name: "tidy",
+        advice: "fix the places above; crates/xtask/README.md explains each rule",
+        run: tidy_step,
+    },
+    Step {
+        name: "edges",
+        advice: "change the manifests above; ARCHITECTURE.md says who may use whom",
+        run: edges_step,
+    },
+    Step {
+        name: "modules",
+        advice: "break the circles above; `cargo xtask modules CRATE` shows who imports whom",
+        run: modules_step,
+    },
+    Step {
+        name: "features",
+        advice: "add what is missing to crates/distribute-features/Cargo.toml and `Cargo.toml`",
+        run: features::run,
+    },
+    Step {
+        name: "fmt",
+        advice: "run `cargo fmt --all`",
+        run: |root| cargo(root, "fmt --all --check"),
+    },
+    Step {
+        name: "clippy",
+        advice: "fix the warnings above; \
+                 `cargo clippy --workspace --all-targets -- -D warnings` shows them again",
+        run: |root| cargo(root, "clippy --workspace --all-targets -- -D warnings"),
+    },
+    Step {
+        name: "gpu",
+        advice: "fix the warnings above; `cargo xtask check --only gpu` shows them again",
+        run: gpu_step,
+    },
+    Step {
+        name: "doc",
+        advice: "fix the warnings above; \
+                 `RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps` shows them again",
+        run: |root| {
+            let mut command = cargo_command(root, "doc --workspace --no-deps");
+            finish(command.env("RUSTDOCFLAGS", "-D warnings"))
+        },
+    },
+    Step {
+        name: "fuzz",
+        advice: "the input that fails is named above; give it to the program as its argument",
+        run: |root| fuzz::run(root, &fuzz::TARGETS, fuzz::BRIEFLY_SECONDS),
+    },
+    Step {
+        name: "test",
+        advice: "fix the failure above; `cargo test -p CRATE NAME` runs one test",
+        run: suite::run,
+    },
+];
+
+/// Runs the selected steps, stops at the first that fails, and prints a summary.
+pub fn run(root: &Path, selection: &Selection) -> ExitCode {
+    let steps: Vec<&Step> = STEPS
+        .iter()
+        .filter(|step| selection.includes(step))
+        .collect();
+    let mut summary = Vec::new();
+    let mut failed = None;
+    for step in &steps {
+        println!("check: {} ...", step.name);
+        let start = Instant::now();
+        let result = (step.run)(root);
+        let line = summary_line(step.name, &result, start.elapsed());
+        println!("check: {line}");
+        summary.push(line);
+        if let Err(reason) = result {
+            println!("{reason}");
+            failed = Some(step);
+            break;
+        }
+    }
+    println!("\ncheck: summary");
+    for line in &summary {
+        println!("  {line}");
+    }
+    for step in &steps[summary.len()..] {
+        println!("  {:<8} not run", step.name);
+    }
+    match failed {
+        None => {
+            println!("check: passed");
+            ExitCode::SUCCESS
+        }
+        Some(step) => {
+            println!("check: FAILED in `{}`: {}", step.name, step.advice);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn summary_line(name: &str, result: &Result<String, String>, elapsed: Duration) -> String {
+    let (verdict, note) = match result {
+        Ok(note) => ("ok", note.as_str()),
+        Err(_) => ("FAILED", ""),
+    };
+    let line = format!(
+        "{name:<8} {verdict:<6} {:7.1} s  {note}",
+        elapsed.as_secs_f64()
+    );
+    line.trim_end().to_owned()
+}
+
+fn tidy_step(root: &Path) -> Result<String, String> {
+    let tree = Tree::read(root)?;
+    let problems = tidy::problems(&tree);
+    verdict(
+        problems.iter().map(ToString::to_string).collect(),
+        tree.paths.len(),
+        "files",
+    )
+}
+
+fn edges_step(root: &Path) -> Result<String, String> {
+    let tree = Tree::read(root)?;
+    verdict(edges::problems(&tree), tree.members.len(), "crates")
+}
+
+fn modules_step(root: &Path) -> Result<String, String> {
+    let tree = Tree::read(root)?;
+    verdict(modules::problems(&tree), tree.members.len(), "crates")
+}
+
+/// Reads the types of what only a machine with a GPU can run. In the workspace's own set of
+/// features and beside the checks of the step `clippy`, so that only burn's CUDA backend comes on
+/// top; its compiler for the other kind of kernels is not downloaded (`DOCS_RS`). Tensors are of
+/// another type with burn's fusion, which users have on by default, so it is read both ways.
+fn gpu_step(root: &Path) -> Result<String, String> {
+    // The crates that have code of their own for it, with all that is not in a default build.
+    let all = "--features distribute-core/cuda --test nccl --test nccl_device --test device_reduce \
+               --test cuda --example gpu_bench";
+    let fused = "--features distribute-core/fusion --test cuda";
+    for what in [all, fused] {
+        gpu_clippy(root, what)?;
+    }
+    Ok(String::new())
+}
+
+fn gpu_clippy(root: &Path, what: &str) -> Result<String, String> {
+    let mut command = cargo_command(root, &format!("clippy --workspace {what} -- -D warnings"));
+    command.env("DOCS_RS", "1");
+    if std::env::var_os("CUDARC_CUDA_VERSION").is_none() {
+        command.env("CUDARC_CUDA_VERSION", "13000");
+    }
+    finish(&mut command)
+}
+
+fn verdict(problems: Vec<String>, count: usize, what: &str) -> Result<String, String> {
+    if problems.is_empty() {
+        return Ok(format!("{count} {what}"));
+    }
+    Err(format!(
+        "{}\n{} problem(s)",
+        problems.join("\n"),
+        problems.len()
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{STEPS, Selection, summary_line, verdict};
+    use std::time::Duration;
+
+    fn names(selection: &Selection) -> Vec<&'static str> {
+        STEPS
+            .iter()
+            .filter(|step| selection.includes(step))
+            .map(|step| step.name)
+            .collect()
+    }
+
+    #[test]
+    fn steps_are_selected_in_their_order() {
+        let all = [
+            "tidy", "edges", "modules", "features", "fmt", "clippy", "gpu", "doc", "fuzz", "test",
+        ];
+        assert_eq!(names(&Selection::All), all);
+        assert_eq!(names(&Selection::AllButTests), all[..8]);
+        assert_eq!(names(&Selection::only("doc").expect("a step")), ["doc"]);
+    }
+
+    #[test]
+    fn a_summary_line_has_a_name_a_verdict_and_seconds() {
+        let elapsed = Duration::from_millis(1260);
+        assert_eq!(
+            summary_line("fmt", &Ok(String::new()), elapsed),
+            "fmt      ok         1.3 s"
+        );
+        let failed = Err("many lines".to_owned());
+        assert_eq!(
+            summary_line("clippy", &failed, elapsed),
+            "clippy   FAILED     1.3 s"
+        );
+    }
+
+    #[test]
+    fn problems_are_listed_and_counted() {
+        assert_eq!(verdict(Vec::new(), 7, "files"), Ok("7 files".to_owned()));
+        let problems = vec!["a".to_owned(), "b".to_owned()];
+        assert_eq!(
+            verdict(problems, 7, "files"),
+            Err("a\nb\n2 problem(s)".to_owned())
+        );
+    }
+}

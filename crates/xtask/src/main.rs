@@ -1,0 +1,214 @@
+//! The one command a change must pass: `cargo xtask check`.
+#![forbid(unsafe_code)]
+
+mod cargo;
+mod check;
+mod edges;
+mod features;
+mod files;
+mod fuzz;
+mod lines;
+mod modules;
+mod same_bits;
+mod suite;
+mod tidy;
+mod tokens;
+mod tree;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+const USAGE: &str = "\
+usage: cargo xtask check [--skip-tests] [--only STEP]
+       cargo xtask fuzz TARGET SECONDS
+       cargo xtask lines [CRATE]
+       cargo xtask modules [CRATE]
+       cargo xtask same-bits OLD [NEW]
+
+  --skip-tests   every step but `fuzz` and `test`
+  --only STEP    one step: tidy, edges, modules, features, fmt, clippy, gpu, doc, fuzz or test
+  TARGET         a fuzz target: operation_header, data_frames, flight_record, control_message or
+                 shared_memory_welcome
+  CRATE          whose modules are shown: how much code each has, or who imports whom, and in
+                 which circles
+  OLD, NEW       two builds of distribute-cli, whose trained weights are compared; NEW is what
+                 `cargo build` has made last unless given";
+
+/// What the command line asks for.
+#[derive(Debug, PartialEq)]
+enum Task {
+    Check(check::Selection),
+    Fuzz(&'static str, u64),
+    Lines(Option<String>),
+    Modules(Option<String>),
+    SameBits(PathBuf, PathBuf),
+}
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match parse(&arguments) {
+        Ok(Task::Check(selection)) => check::run(&workspace_root(), &selection),
+        Ok(Task::Fuzz(target, seconds)) => {
+            verdict("fuzz", fuzz::run(&workspace_root(), &[target], seconds))
+        }
+        Ok(Task::Lines(name)) => verdict("lines", show_lines(name.as_deref())),
+        Ok(Task::Modules(name)) => verdict("modules", show_modules(name.as_deref())),
+        Ok(Task::SameBits(old, new)) => verdict("same-bits", same_bits::run(&old, &new)),
+        Err(message) => {
+            eprintln!("{message}\n\n{USAGE}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn show_lines(name: Option<&str>) -> Result<String, String> {
+    let table = lines::table(&tree::Tree::read(&workspace_root())?, name)?;
+    println!("{table}");
+    Ok("lines of code, without tests, comments and blanks".to_owned())
+}
+
+fn show_modules(name: Option<&str>) -> Result<String, String> {
+    modules::print(&tree::Tree::read(&workspace_root())?, name)
+}
+
+fn verdict(task: &str, outcome: Result<String, String>) -> ExitCode {
+    match outcome {
+        Ok(note) => {
+            println!("{task}: passed: {note}");
+            ExitCode::SUCCESS
+        }
+        Err(reason) => {
+            eprintln!("{task}: FAILED\n{reason}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Reads the command line into the steps to run.
+fn parse(arguments: &[String]) -> Result<Task, String> {
+    let mut words = arguments.iter().map(String::as_str);
+    match words.next() {
+        Some("check") => {}
+        Some("fuzz") => return parse_fuzz(words),
+        Some("lines") => return Ok(Task::Lines(words.next().map(str::to_owned))),
+        Some("modules") => return Ok(Task::Modules(words.next().map(str::to_owned))),
+        Some("same-bits") => return parse_same_bits(words),
+        Some(other) => return Err(format!("unknown command `{other}`")),
+        None => return Err("no command given".to_owned()),
+    }
+    let mut selection = check::Selection::All;
+    while let Some(word) = words.next() {
+        if selection != check::Selection::All {
+            return Err("`--skip-tests` and `--only` exclude each other".to_owned());
+        }
+        selection = match word {
+            "--skip-tests" => check::Selection::AllButTests,
+            "--only" => check::Selection::only(words.next().unwrap_or_default())?,
+            other => return Err(format!("unknown option `{other}`")),
+        };
+    }
+    Ok(Task::Check(selection))
+}
+
+/// Reads what follows `fuzz`: a target and a number of seconds.
+fn parse_fuzz<'a>(mut words: impl Iterator<Item = &'a str>) -> Result<Task, String> {
+    let name = words.next().unwrap_or_default();
+    let target = fuzz::TARGETS.into_iter().find(|target| *target == name);
+    let seconds = words.next().and_then(|word| word.parse().ok());
+    match (target, seconds, words.next()) {
+        (Some(target), Some(seconds), None) => Ok(Task::Fuzz(target, seconds)),
+        _ => Err("`fuzz` takes a target and a number of seconds".to_owned()),
+    }
+}
+
+/// Reads what follows `same-bits`: one program or two.
+fn parse_same_bits<'a>(mut words: impl Iterator<Item = &'a str>) -> Result<Task, String> {
+    let built = || workspace_root().join("target/debug/distribute-cli");
+    match (words.next(), words.next(), words.next()) {
+        (Some(old), new, None) => {
+            let new = new.map_or_else(built, PathBuf::from);
+            Ok(Task::SameBits(PathBuf::from(old), new))
+        }
+        _ => Err("`same-bits` takes one program or two".to_owned()),
+    }
+}
+
+/// The directory above `crates/`: cargo says where this crate is, wherever it is called from.
+fn workspace_root() -> PathBuf {
+    let crate_directory = std::env::var_os("CARGO_MANIFEST_DIR")
+        .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
+    crate_directory
+        .ancestors()
+        .nth(2)
+        .map_or_else(|| PathBuf::from("."), Path::to_path_buf)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Task, check::Selection, parse};
+
+    fn parse_words(line: &str) -> Result<Task, String> {
+        parse(
+            &line
+                .split_whitespace()
+                .map(str::to_owned)
+                .collect::<Vec<_>>(),
+        )
+    }
+
+    #[test]
+    fn known_options_select_steps() {
+        assert_eq!(parse_words("check"), Ok(Task::Check(Selection::All)));
+        assert_eq!(
+            parse_words("check --skip-tests"),
+            Ok(Task::Check(Selection::AllButTests))
+        );
+        assert_eq!(
+            parse_words("check --only fmt"),
+            Ok(Task::Check(Selection::Only("fmt")))
+        );
+        assert_eq!(
+            parse_words("same-bits old new"),
+            Ok(Task::SameBits("old".into(), "new".into()))
+        );
+        assert_eq!(
+            parse_words("fuzz data_frames 60"),
+            Ok(Task::Fuzz("data_frames", 60))
+        );
+    }
+
+    #[test]
+    fn the_usage_names_every_fuzz_target() {
+        for target in crate::fuzz::TARGETS {
+            assert!(super::USAGE.contains(target), "{target}");
+        }
+    }
+
+    #[test]
+    fn a_wrong_command_line_says_what_is_wrong() {
+        assert_eq!(parse_words(""), Err("no command given".to_owned()));
+        assert_eq!(
+            parse_words("test"),
+            Err("unknown command `test`".to_owned())
+        );
+        assert_eq!(
+            parse_words("check --fast"),
+            Err("unknown option `--fast`".to_owned())
+        );
+        assert!(
+            parse_words("check --only nothing")
+                .unwrap_err()
+                .contains("tidy")
+        );
+        assert!(parse_words("check --only").unwrap_err().contains("tidy"));
+        assert!(parse_words("fuzz nothing 1").is_err());
+        assert!(parse_words("same-bits").is_err());
+        assert!(parse_words("same-bits one two three").is_err());
+        assert!(parse_words("fuzz data_frames").is_err());
+        assert!(
+            parse_words("check --skip-tests --only fmt")
+                .unwrap_err()
+                .contains("exclude")
+        );
+    }
+}

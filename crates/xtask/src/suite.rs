@@ -1,0 +1,379 @@
+//! Runs the tests: builds them once, then two lanes of test programs at a time, and counts results.
+//!
+//! Many tests wait for most of their time (for processes, for deadlines) and others compute for all
+//! of it. One after the other they would leave half of a machine with two processors idle.
+
+use std::collections::BTreeSet;
+use std::io::{self, BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::cargo::{cargo_command, finish};
+
+/// Test programs that compute for most of their time. They give way to the others, whose deadlines
+/// are shorter, but not without limit: `conformance` and `other_inputs` make groups whose ranks
+/// have to be heard of every 3 seconds.
+const COMPUTING: [&str; 9] = [
+    "conformance",
+    "lower",
+    "misuse",
+    "other_inputs",
+    "pjrt",
+    "strategy",
+    "strategy_leak",
+    "tpu",
+    "tpu_models",
+];
+
+/// The tests of features that are off by default: `nccl`, whose tests need no GPU or say that they
+/// are skipped, and `mpi` where there is an MPI to build with.
+const FEATURES: &str = "test --workspace --features distribute-cli/nccl --test nccl \
+                        --test nccl_device --test device_reduce --test gpu";
+const MPI: &str = " --features distribute-collectives/mpi --test mpi";
+
+/// Runs all that `cargo test --workspace` runs, and the tests of the features `nccl` and `mpi`.
+pub fn run(root: &Path) -> Result<String, String> {
+    finish(&mut cargo_command(root, "test --workspace --no-run"))?;
+    let lanes = Lanes::of(&test_programs(root)?);
+    let mut counts = std::thread::scope(|scope| {
+        let computing = scope.spawn(|| run_lane(root, &lanes.computing, true));
+        let waiting = run_lane(root, &lanes.waiting, false);
+        let computing = computing.join().map_err(|_| "a lane of tests panicked")?;
+        Ok::<_, String>(waiting?.and(&computing?))
+    })?;
+    let mut features = FEATURES.to_owned();
+    if starts("mpicc") && starts("mpirun") {
+        features.push_str(MPI);
+    } else {
+        let skipped = "SKIPPED: mpi: needs Open MPI and libclang \
+                       (openmpi-bin libopenmpi-dev libclang-dev)";
+        println!("{skipped}");
+        counts.read(skipped);
+    }
+    // Not beside the lanes: it replaces the program that their tests run.
+    counts = counts.and(&run_lane(root, &[features], false)?);
+    counts.verdict()
+}
+
+/// Whether there is such a program.
+fn starts(program: &str) -> bool {
+    let version = Command::new(program).arg("--version").output();
+    version.is_ok_and(|output| output.status.success())
+}
+
+/// The commands of cargo that together do what `cargo test --workspace` does.
+#[derive(Debug, PartialEq, Eq)]
+struct Lanes {
+    waiting: Vec<String>,
+    computing: Vec<String>,
+}
+
+impl Lanes {
+    fn of(programs: &BTreeSet<String>) -> Self {
+        let command = |kinds: &str, computing: bool| {
+            let mut command = format!("test --workspace{kinds}");
+            for program in programs {
+                if COMPUTING.contains(&program.as_str()) == computing {
+                    command.push_str(" --test ");
+                    command.push_str(program);
+                }
+            }
+            command
+        };
+        Self {
+            waiting: vec![command(" --lib --bins", false)],
+            computing: vec![command("", true), "test --workspace --doc".to_owned()],
+        }
+    }
+}
+
+/// The names of the workspace's test programs that its default features build.
+fn test_programs(root: &Path) -> Result<BTreeSet<String>, String> {
+    let mut command = cargo_command(root, "metadata --no-deps --format-version 1");
+    let output = command
+        .output()
+        .map_err(|error| format!("cannot start cargo: {error}"))?;
+    let metadata = serde_json::from_slice(&output.stdout)
+        .map_err(|error| format!("cargo metadata: {error}"))?;
+    Ok(programs_of(&metadata))
+}
+
+fn programs_of(metadata: &Value) -> BTreeSet<String> {
+    let packages = metadata["packages"].as_array().into_iter().flatten();
+    packages
+        .flat_map(|package| package["targets"].as_array().into_iter().flatten())
+        .filter(|target| {
+            let kinds = target["kind"].as_array().into_iter().flatten();
+            let needs = target["required-features"].as_array();
+            kinds.clone().any(|kind| kind == "test") && needs.is_none_or(Vec::is_empty)
+        })
+        .filter_map(|target| target["name"].as_str().map(str::to_owned))
+        .collect()
+}
+
+/// Runs commands one after the other and counts their results.
+fn run_lane(root: &Path, commands: &[String], gives_way: bool) -> Result<Counts, String> {
+    let mut counts = Counts::default();
+    for arguments in commands {
+        let mut command = cargo_command(
+            root,
+            &format!("{arguments} --no-fail-fast -- --show-output"),
+        );
+        if gives_way {
+            command = niced(command);
+        }
+        counts = counts.and(&run_tests(command, arguments)?);
+    }
+    Ok(counts)
+}
+
+/// The same command with a third of the weight when processors are wanted by more than there are,
+/// where there is a `nice`. (With the lowest priority it would have a hundredth.)
+fn niced(command: Command) -> Command {
+    if !starts("nice") {
+        return command;
+    }
+    let mut nice = Command::new("nice");
+    nice.args(["-n", "5"])
+        .arg(command.get_program())
+        .args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => nice.env(name, value),
+            None => nice.env_remove(name),
+        };
+    }
+    if let Some(directory) = command.get_current_dir() {
+        nice.current_dir(directory);
+    }
+    nice
+}
+
+/// Runs tests, shows what each program prints when it has ended and counts the results. A test
+/// that passes keeps what it prints to itself, so that is asked for, and of it only what was
+/// skipped is shown.
+fn run_tests(mut command: Command, arguments: &str) -> Result<Counts, String> {
+    let failed = |error: io::Error| format!("cannot run `cargo {arguments}`: {error}");
+    let (reader, writer) = io::pipe().map_err(failed)?;
+    // One stream, so that the name of a program stands above its results.
+    let errors = writer.try_clone().map_err(failed)?;
+    let mut child = command
+        .stdout(writer)
+        .stderr(errors)
+        .spawn()
+        .map_err(failed)?;
+    // The writing ends that are left belong to the child.
+    drop(command);
+    let mut counts = Counts::default();
+    let (mut filter, mut block) = (Filter::default(), Vec::new());
+    for line in BufReader::new(reader).split(b'\n') {
+        let line = line.map_err(failed)?;
+        let text = String::from_utf8_lossy(&line);
+        counts.read(&text);
+        if let Some(program) = text.strip_prefix("     Running ") {
+            // At once: a reader wants to know it when the program hangs. The line is told again
+            // above the program's results, which the other lane's may come before.
+            println!("check: started {program}");
+        }
+        if filter.shows(&text) {
+            block.extend_from_slice(&line);
+            block.push(b'\n');
+        }
+        if text.starts_with("test result: ") {
+            print(&mut block).map_err(failed)?;
+        }
+    }
+    print(&mut block).map_err(failed)?;
+    let status = child.wait().map_err(failed)?;
+    let note = counts.verdict()?;
+    match status.success() {
+        true => Ok(counts),
+        false => Err(format!("cargo {arguments}: {status}; {note}")),
+    }
+}
+
+/// Prints what was held back, in one piece.
+fn print(block: &mut Vec<u8>) -> io::Result<()> {
+    let mut shown = io::stdout().lock();
+    shown.write_all(block)?;
+    block.clear();
+    shown.flush()
+}
+
+/// Leaves out what tests that passed have printed, but for the reasons why they were skipped.
+#[derive(Debug, Default)]
+struct Filter {
+    of_passed: bool,
+}
+
+impl Filter {
+    fn shows(&mut self, line: &str) -> bool {
+        match line {
+            "successes:" => self.of_passed = true,
+            "failures:" => self.of_passed = false,
+            _ if line.starts_with("test result: ") => self.of_passed = false,
+            _ => {}
+        }
+        !self.of_passed || line.starts_with("SKIPPED")
+    }
+}
+
+/// What the closing lines of all test programs add up to.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Counts {
+    passed: usize,
+    failed: usize,
+    ignored: usize,
+    /// Tests that passed, but said that something they need is missing on this machine.
+    skipped: usize,
+}
+
+impl Counts {
+    fn read(&mut self, line: &str) {
+        if line.starts_with("SKIPPED") {
+            self.skipped += 1;
+        }
+        let Some(results) = line.strip_prefix("test result: ") else {
+            return;
+        };
+        for part in results.split(['.', ';']) {
+            let mut words = part.split_whitespace();
+            let (Some(count), Some(kind)) = (words.next(), words.next()) else {
+                continue;
+            };
+            let count = count.parse().unwrap_or(0);
+            match kind {
+                "passed" => self.passed += count,
+                "failed" => self.failed += count,
+                "ignored" => self.ignored += count,
+                _ => {}
+            }
+        }
+    }
+
+    /// The results of both.
+    fn and(&self, other: &Self) -> Self {
+        Self {
+            passed: self.passed + other.passed,
+            failed: self.failed + other.failed,
+            ignored: self.ignored + other.ignored,
+            skipped: self.skipped + other.skipped,
+        }
+    }
+
+    fn verdict(&self) -> Result<String, String> {
+        let Self {
+            passed,
+            failed,
+            ignored,
+            skipped,
+        } = self;
+        let note = format!(
+            "{passed} passed, {failed} failed, {ignored} ignored, {skipped} skipped with a reason"
+        );
+        // Nothing ran: the output changed its form, or the build failed.
+        if passed + failed == 0 {
+            Err("no test ran".to_owned())
+        } else {
+            Ok(note)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::{Counts, Filter, Lanes, programs_of};
+
+    #[test]
+    fn results_of_all_test_programs_are_added() {
+        let mut counts = Counts::default();
+        for line in [
+            "running 3 tests",
+            "test result: ok. 3 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; \
+             finished in 0.01s",
+            "SKIPPED: no plugin found",
+            "test result: FAILED. 1 passed; 2 failed; 1 ignored; 0 measured; 0 filtered out",
+        ] {
+            counts.read(line);
+        }
+        assert_eq!(
+            counts,
+            Counts {
+                passed: 4,
+                failed: 2,
+                ignored: 1,
+                skipped: 1
+            }
+        );
+        let note = "4 passed, 2 failed, 1 ignored, 1 skipped with a reason";
+        assert_eq!(counts.verdict(), Ok(note.to_owned()));
+    }
+
+    #[test]
+    fn of_what_passed_tests_print_only_the_skipped_is_shown() {
+        let mut filter = Filter::default();
+        let lines = [
+            "test a ... ok",
+            "successes:",
+            "---- a stdout ----",
+            "a detail",
+            "SKIPPED: no plugin found",
+            "successes:",
+            "    a",
+            "failures:",
+            "---- b stdout ----",
+            "test result: FAILED. 1 passed; 1 failed; 0 ignored",
+            "running 2 tests",
+        ];
+        let shown: Vec<_> = lines
+            .into_iter()
+            .filter(|line| filter.shows(line))
+            .collect();
+        let expected = [0, 4, 7, 8, 9, 10].map(|index| lines[index]);
+        assert_eq!(shown, expected);
+    }
+
+    #[test]
+    fn no_test_at_all_is_a_failure() {
+        assert_eq!(Counts::default().verdict(), Err("no test ran".to_owned()));
+    }
+
+    #[test]
+    fn every_test_program_of_the_default_features_is_in_one_lane() {
+        let metadata = json!({"packages": [
+            {"targets": [
+                {"name": "one", "kind": ["lib"]},
+                {"name": "lower", "kind": ["test"]},
+                {"name": "nccl", "kind": ["test"], "required-features": ["nccl"]},
+            ]},
+            {"targets": [
+                {"name": "failures", "kind": ["test"], "required-features": []},
+                {"name": "tpu", "kind": ["test"]},
+                {"name": "bench", "kind": ["example"]},
+            ]},
+        ]});
+        let lanes = Lanes::of(&programs_of(&metadata));
+        let expected = Lanes {
+            waiting: vec!["test --workspace --lib --bins --test failures".to_owned()],
+            computing: vec![
+                "test --workspace --test lower --test tpu".to_owned(),
+                "test --workspace --doc".to_owned(),
+            ],
+        };
+        assert_eq!(lanes, expected);
+    }
+
+    #[test]
+    fn results_of_lanes_are_added() {
+        let (mut one, mut other) = (Counts::default(), Counts::default());
+        one.read("test result: ok. 3 passed; 1 failed; 1 ignored; 0 measured");
+        other.read("test result: ok. 4 passed; 0 failed; 0 ignored; 0 measured");
+        other.read("SKIPPED: no GPU");
+        let note = "7 passed, 1 failed, 1 ignored, 1 skipped with a reason";
+        assert_eq!(one.and(&other).verdict(), Ok(note.to_owned()));
+    }
+}

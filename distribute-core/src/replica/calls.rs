@@ -1,0 +1,87 @@
+//! What the replicas compare before they exchange values, so that those that differ get an error
+//! instead of each other's values.
+
+use burn::tensor::TensorData;
+
+use super::host::Link;
+use crate::nest::different_structure;
+use crate::{Error, Result};
+
+/// Compares the shapes of what the replicas pass to a collective call, and a number that says
+/// which call it is. The communicator itself compares element counts, which `[2, 3]` and
+/// `[3, 2]` share. Gradients of a model skip this: their shapes are those of its parameters.
+pub(super) fn compare_shapes(link: &dyn Link, call: u64, leaves: &[TensorData]) -> Result<()> {
+    let mut mine = vec![i64::try_from(call).map_err(Error::step)?];
+    for size in leaves.iter().flat_map(|leaf| {
+        let rank = std::iter::once(leaf.rank());
+        rank.chain(leaf.shape().iter().copied())
+    }) {
+        mine.push(i64::try_from(size).map_err(Error::step)?);
+    }
+    let all = link.all_gather(&mine)?;
+    let expected = &all[0];
+    // Every replica compares the same lists, so all of them return the same error.
+    match all.iter().find(|shapes| *shapes != expected) {
+        Some(found) if found[0] != expected[0] => Err(Error::invalid(
+            "all_reduce_tensor: the replicas' backward passes reached different calls; use \
+             the same results in the loss on every replica",
+        )),
+        Some(found) => Err(different_shapes(&expected[1..], &found[1..])),
+        None => Ok(()),
+    }
+}
+
+/// Compares which call the replicas make. It goes through the communicator, so a replica that
+/// is in a collective operation or has ended its step instead is found at once as well.
+pub(super) fn compare(link: &dyn Link, op: &'static str, detail: i64) -> Result<()> {
+    let mut mine = vec![detail];
+    mine.extend(op.bytes().map(i64::from));
+    let all = link.all_gather(&mine)?;
+    let name = |call: &[i64]| -> String {
+        let letters = call
+            .iter()
+            .skip(1)
+            .filter_map(|byte| u8::try_from(*byte).ok());
+        letters.map(char::from).collect()
+    };
+    let expected = &all[0];
+    match all.iter().position(|call| call != expected) {
+        Some(replica) => Err(Error::invalid(format!(
+            "the replicas made different cross-replica calls: {}({}) on replica 0, {}({}) on \
+             replica {replica}; every replica must make the same ones in the same order",
+            name(expected),
+            expected[0],
+            name(&all[replica]),
+            all[replica][0],
+        ))),
+        None => Ok(()),
+    }
+}
+
+/// The first difference between two replicas' lists of (rank, dimensions...).
+fn different_shapes(expected: &[i64], found: &[i64]) -> Error {
+    let (expected, found) = (shapes(expected), shapes(found));
+    let differing = expected.iter().zip(&found).find(|(a, b)| a != b);
+    match differing {
+        Some((expected, found)) if expected.len() + found.len() > 0 => Error::Shape {
+            op: "all_reduce: the replicas passed different shapes",
+            expected: expected.clone(),
+            found: found.clone(),
+        },
+        _ => different_structure(),
+    }
+}
+
+fn shapes(mut encoded: &[i64]) -> Vec<Vec<usize>> {
+    let mut shapes = Vec::new();
+    while let Some((rank, rest)) = encoded.split_first() {
+        let rank = usize::try_from(*rank).unwrap_or(0).min(rest.len());
+        let (dimensions, rest) = rest.split_at(rank);
+        let dimensions = dimensions
+            .iter()
+            .map(|size| usize::try_from(*size).unwrap_or(0));
+        shapes.push(dimensions.collect());
+        encoded = rest;
+    }
+    shapes
+}

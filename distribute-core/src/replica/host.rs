@@ -1,0 +1,326 @@
+//! Steps whose values go through host memory: alone, or with other replicas over a [`Link`].
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use burn::tensor::TensorData;
+use distribute_collectives::{CollectiveError, ReduceOp};
+
+use super::calls;
+use super::differentiable::{Differentiable, TensorReduce};
+use super::local_exchange::LocalExchange;
+use super::peers::{OnReduced, Peers};
+use crate::gradients::Flags;
+use crate::values::lock;
+use crate::{Error, Gradients, Nest, Result, host_reduce};
+
+/// What is done with a run of buffers that is reduced.
+pub(crate) type OnPack<'a> = &'a mut dyn FnMut(Range<usize>, Vec<TensorData>) -> Result<()>;
+
+/// How the host buffers of one replica get to the others.
+pub(crate) trait Link: Send + Sync + fmt::Debug {
+    /// Reduces buffers over all replicas, in place, as one operation per element type.
+    fn all_reduce(&self, op: ReduceOp, buffers: &mut [TensorData]) -> Result<()>;
+
+    /// The sum of buffers over all replicas; `on_pack` is called for each run of buffers that is
+    /// complete, while others may be under way.
+    fn sum_in_packs(&self, mut buffers: Vec<TensorData>, on_pack: OnPack<'_>) -> Result<()> {
+        self.all_reduce(ReduceOp::Sum, &mut buffers)?;
+        on_pack(0..buffers.len(), buffers)
+    }
+
+    /// Sums buffers onto replica 0, in place; those of the others are used up.
+    fn reduce(&self, buffers: &mut [TensorData]) -> Result<()>;
+
+    /// The lists of all replicas, in replica order.
+    fn all_gather(&self, mine: &[i64]) -> Result<Vec<Vec<i64>>>;
+
+    /// The values of all replicas, from those of this process; called by one of its replicas.
+    fn gather(&self, call: &str, local: Vec<Vec<TensorData>>) -> Result<Vec<Vec<TensorData>>> {
+        let _ = call;
+        Ok(local)
+    }
+
+    /// What this process says to all with its gradients; replica 0 speaks for it.
+    fn signals(&self) -> Vec<f32> {
+        Vec::new()
+    }
+
+    /// What all say together.
+    fn receive(&self, signals: &[f32]) {
+        let _ = signals;
+    }
+
+    /// Takes over the chief's value of a variable.
+    fn take_initial_value(&self, initial: &mut TensorData) -> Result<()> {
+        let _ = initial;
+        Ok(())
+    }
+
+    /// Returns when the replicas of this process have called it.
+    fn barrier(&self) -> Result<(), CollectiveError>;
+
+    /// Ends the calls of all others with an error.
+    fn abort(&self, reason: &str);
+}
+
+/// The one replica of a strategy.
+#[derive(Debug)]
+pub(crate) struct Alone;
+
+impl Peers for Alone {
+    fn all_reduce(&self, op: ReduceOp, value: &mut dyn Nest) -> Result<()> {
+        let leaves = prepared(op, value)?;
+        value.put_leaves(leaves)
+    }
+
+    fn all_gather(&self, value: &mut dyn Nest, axis: i64) -> Result<()> {
+        let leaves = value.take_leaves()?.into_iter();
+        let gathered = leaves.map(|leaf| host_reduce::gather(vec![leaf], axis));
+        value.put_leaves(gathered.collect::<Result<_>>()?)
+    }
+
+    fn broadcast(&self, value: &mut dyn Nest, _: usize) -> Result<()> {
+        let leaves = value.take_leaves()?;
+        value.put_leaves(leaves)
+    }
+
+    fn all_reduce_tensor(&self, _: ReduceOp, _: &mut dyn Differentiable) -> Result<()> {
+        Ok(())
+    }
+
+    fn all_reduce_gradients(&self, _: ReduceOp, _: &mut Gradients) -> Result<()> {
+        Ok(())
+    }
+
+    fn reduce_gradients(&self, _: &mut Gradients) -> Result<()> {
+        Ok(())
+    }
+
+    fn local_exchange(&self, _: &'static str, _: i64) -> Result<Option<Arc<LocalExchange>>> {
+        Ok(None)
+    }
+}
+
+/// Several replicas.
+#[derive(Debug)]
+pub(crate) struct HostPeers<L> {
+    shared: Arc<Shared<L>>,
+    local_id: usize,
+    num_local: usize,
+    exchange: Arc<LocalExchange>,
+    /// How many differentiable calls were made; equal on all replicas.
+    calls: AtomicU64,
+}
+
+/// What backward passes need too.
+#[derive(Debug)]
+struct Shared<L> {
+    link: L,
+    /// The first failure of a collective call in a backward pass, which cannot return it.
+    backward: Mutex<Option<Error>>,
+}
+
+impl<L: Link> HostPeers<L> {
+    /// Of the replica `local_id` of `num_local` in this process.
+    pub(crate) fn new(
+        link: L,
+        local_id: usize,
+        num_local: usize,
+        exchange: Arc<LocalExchange>,
+    ) -> Self {
+        let backward = Mutex::default();
+        Self {
+            shared: Arc::new(Shared { link, backward }),
+            local_id,
+            num_local,
+            exchange,
+            calls: AtomicU64::new(0),
+        }
+    }
+
+    fn link(&self) -> &L {
+        &self.shared.link
+    }
+
+    /// Whole values of all replicas, one list of leaves each, and what one of them makes of them.
+    fn join(
+        &self,
+        (op, detail, call): (&'static str, i64, &str),
+        value: &mut dyn Nest,
+        join: impl FnOnce(Vec<Vec<TensorData>>) -> Result<Vec<TensorData>>,
+    ) -> Result<()> {
+        let leaves = value.take_leaves()?;
+        self.compare(op, detail)?;
+        let joined = |lists| {
+            let joined = join(self.link().gather(call, lists)?)?;
+            Ok(vec![joined; self.num_local])
+        };
+        let leaves = self.exchange.exchange(op, self.local_id, leaves, joined)?;
+        value.put_leaves(leaves)
+    }
+
+    /// Compares which call the replicas make.
+    fn compare(&self, op: &'static str, detail: i64) -> Result<()> {
+        // Ends at once where another replica's step is over.
+        self.exchange.check_finished(op, self.local_id)?;
+        calls::compare(self.link(), op, detail)
+    }
+
+    pub(super) fn local_id(&self) -> usize {
+        self.local_id
+    }
+
+    pub(super) fn num_local(&self) -> usize {
+        self.num_local
+    }
+
+    /// Sums the flags of gradients that are reduced elsewhere.
+    pub(super) fn sum_flags(&self, flags: TensorData) -> Result<TensorData> {
+        let mut buffers = [flags];
+        self.link().all_reduce(ReduceOp::Sum, &mut buffers)?;
+        let [flags] = buffers;
+        Ok(flags)
+    }
+
+    /// What all say together.
+    pub(super) fn receive(&self, signals: &[f32]) {
+        self.link().receive(signals);
+    }
+
+    /// What this replica says with its gradients: one of a process speaks for all.
+    pub(super) fn signals(&self) -> Vec<f32> {
+        let mut signals = self.link().signals();
+        if self.local_id != 0 {
+            signals.fill(0.0);
+        }
+        signals
+    }
+}
+
+impl<L: Link + 'static> Peers for HostPeers<L> {
+    fn all_reduce(&self, op: ReduceOp, value: &mut dyn Nest) -> Result<()> {
+        let mut leaves = prepared(op, value)?;
+        calls::compare_shapes(self.link(), 0, &leaves)?;
+        self.link().all_reduce(op, &mut leaves)?;
+        value.put_leaves(leaves)
+    }
+
+    fn all_gather(&self, value: &mut dyn Nest, axis: i64) -> Result<()> {
+        let call = format!("all_gather over {axis}");
+        self.join(("all_gather", axis, &call), value, |lists| {
+            let columns = host_reduce::columns(lists)?.into_iter();
+            columns
+                .map(|column| host_reduce::gather(column, axis))
+                .collect()
+        })
+    }
+
+    fn broadcast(&self, value: &mut dyn Nest, root: usize) -> Result<()> {
+        let detail = i64::try_from(root).map_err(Error::step)?;
+        let call = format!("broadcast from {root}");
+        self.join(("broadcast", detail, &call), value, |mut lists| {
+            Ok(lists.swap_remove(root))
+        })
+    }
+
+    fn all_reduce_tensor(&self, op: ReduceOp, tensor: &mut dyn Differentiable) -> Result<()> {
+        let call = self.calls.fetch_add(1, Ordering::Relaxed) + 1;
+        let shared: Arc<dyn TensorReduce> = self.shared.clone();
+        tensor.all_reduce(op, call, &shared)
+    }
+
+    fn all_reduce_gradients(&self, op: ReduceOp, gradients: &mut Gradients) -> Result<()> {
+        let mut buffers = gradients.take_buffers(&self.signals())?;
+        self.link().all_reduce(op, &mut buffers)?;
+        let mut flags = Flags::default();
+        gradients.put_buffers(0..buffers.len(), buffers, &mut flags)?;
+        self.link().receive(&flags.take_signals());
+        Ok(())
+    }
+
+    fn sum_gradients(&self, gradients: &mut Gradients, on_reduced: OnReduced<'_>) -> Result<()> {
+        let buffers = gradients.take_buffers(&self.signals())?;
+        let mut flags = Flags::default();
+        self.link().sum_in_packs(buffers, &mut |range, pack| {
+            let range = gradients.put_buffers(range, pack, &mut flags)?;
+            self.link().receive(&flags.take_signals());
+            on_reduced(range, gradients)
+        })
+    }
+
+    fn reduce_gradients(&self, gradients: &mut Gradients) -> Result<()> {
+        let mut buffers = gradients.take_buffers(&self.signals())?;
+        self.link().reduce(&mut buffers)?;
+        if self.local_id == 0 {
+            gradients.put_buffers(0..buffers.len(), buffers, &mut Flags::default())?;
+        }
+        Ok(())
+    }
+
+    fn local_exchange(&self, op: &'static str, detail: i64) -> Result<Option<Arc<LocalExchange>>> {
+        self.compare(op, detail)?;
+        Ok(Some(Arc::clone(&self.exchange)))
+    }
+
+    fn take_initial_value(&self, initial: &mut TensorData) -> Result<()> {
+        self.link().take_initial_value(initial)
+    }
+
+    fn check_backward(&self) -> Result<()> {
+        lock(&self.shared.backward).take().map_or(Ok(()), Err)
+    }
+
+    fn begin_run(&self) {
+        self.exchange.begin_run();
+    }
+
+    /// The barrier makes a replica of this process that is still waiting for this one in a
+    /// collective fail at once instead of at its deadline. There is none between workers: a step
+    /// without collectives may run on one of them alone.
+    fn finish_run(&self, id: usize) -> Result<()> {
+        self.check_backward()?;
+        self.exchange.finish(self.local_id);
+        self.link().barrier().map_err(|error| match error {
+            CollectiveError::Mismatch { .. } => Error::ReplicaMissing {
+                op: "a collective call (apply_gradients, all_reduce, ...)",
+                replica: id,
+                why: "its step ended without making this call".to_string(),
+            },
+            other => other.into(),
+        })
+    }
+
+    fn stop_others(&self, cause: &Error) {
+        self.exchange.stop(cause);
+        self.link().abort(&cause.to_string());
+    }
+}
+
+impl<L: Link> TensorReduce for Shared<L> {
+    fn reduce(&self, op: ReduceOp, call: u64, data: TensorData) -> Result<TensorData> {
+        let mut tensors = [data];
+        calls::compare_shapes(&self.link, call, &tensors)?;
+        self.link.all_reduce(op, &mut tensors)?;
+        let [data] = tensors;
+        Ok(data)
+    }
+
+    fn fail(&self, error: Error) {
+        lock(&self.backward).get_or_insert(error);
+    }
+}
+
+/// The leaves of a value that is about to be reduced: the mean of integers is a float.
+fn prepared(op: ReduceOp, value: &mut dyn Nest) -> Result<Vec<TensorData>> {
+    let mut leaves = value.take_leaves()?;
+    let integers = leaves
+        .iter_mut()
+        .filter(|leaf| leaf.dtype().is_int() || leaf.dtype().is_uint());
+    if op == ReduceOp::Mean {
+        integers.for_each(|leaf| *leaf = host_reduce::to_f64(leaf));
+    }
+    Ok(leaves)
+}

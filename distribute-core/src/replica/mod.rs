@@ -1,0 +1,333 @@
+//! What a step sees of its replica: [`ReplicaContext`].
+
+mod calls;
+mod captured;
+mod devices;
+mod differentiable;
+mod gradients;
+mod host;
+mod local_exchange;
+mod peers;
+mod rng;
+mod threads;
+mod workers;
+
+use std::cell::Cell;
+use std::fmt;
+use std::marker::PhantomData;
+use std::panic::Location;
+use std::sync::{Arc, Mutex};
+
+use burn::tensor::{Device, Int, Tensor};
+use distribute_collectives::ReduceOp;
+
+use captured::Captured;
+pub(crate) use devices::Devices;
+pub(crate) use host::{Alone, HostPeers, Link};
+pub(crate) use local_exchange::LocalExchange;
+pub(crate) use peers::Peers;
+pub use rng::ReplicaRng;
+pub(crate) use threads::Threads;
+pub(crate) use workers::Workers;
+
+use crate::gradients::Watched;
+use crate::nest::different_structure;
+use crate::strategy::{Replica, VariablePlacement};
+use crate::trace::Trace;
+use crate::variable::Owner;
+use crate::{
+    DistributedVariable, Error, LogicalDevice, Nest, PerReplica, Result, VariableOptions,
+    VariableValue, WorkerGroup, scope,
+};
+
+/// The replica a step is running on (TensorFlow: `tf.distribute.ReplicaContext`).
+///
+/// Only a step is handed one, so the operations that need all replicas to take part cannot be
+/// called from anywhere else. All replicas must make the same cross-replica calls (`all_reduce`,
+/// `all_gather`, `broadcast`, `merge_call`) in the same order; a replica that does not is named
+/// in the error that the others get.
+pub struct ReplicaContext {
+    replica: Replica,
+    local_id: usize,
+    num_local: usize,
+    num_replicas: usize,
+    placement: VariablePlacement,
+    peers: Box<dyn Peers>,
+    /// Rows of tables whose gradients are asked for beside those of a model.
+    watched: Mutex<Vec<Watched>>,
+    /// A context belongs to the thread of its replica.
+    not_sync: PhantomData<Cell<()>>,
+}
+
+impl ReplicaContext {
+    /// The context of a strategy with one replica.
+    pub(crate) fn alone(replica: &Replica) -> Self {
+        Self::new(
+            replica,
+            (0, 1, 1),
+            VariablePlacement::Mirrored,
+            Box::new(Alone),
+        )
+    }
+
+    /// The context of a step that is captured for all replicas.
+    pub(crate) fn captured(
+        replica: &Replica,
+        trace: &Arc<Trace>,
+        workers: Option<&WorkerGroup>,
+    ) -> Self {
+        let mut replica = replica.clone();
+        replica.device = trace.device().clone();
+        let peers = Captured::new(Arc::clone(trace), workers.cloned());
+        let counts = (0, 1, trace.num_replicas());
+        Self::new(
+            &replica,
+            counts,
+            VariablePlacement::Mirrored,
+            Box::new(peers),
+        )
+    }
+
+    /// The context of one replica of several: its index in its process, how many there are in the
+    /// process, and how many in all.
+    pub(crate) fn new(
+        replica: &Replica,
+        (local_id, num_local, num_replicas): (usize, usize, usize),
+        placement: VariablePlacement,
+        peers: Box<dyn Peers>,
+    ) -> Self {
+        Self {
+            replica: replica.clone(),
+            local_id,
+            num_local,
+            num_replicas,
+            placement,
+            peers,
+            watched: Mutex::default(),
+            not_sync: PhantomData,
+        }
+    }
+
+    /// This replica's id among all replicas in sync, from 0
+    /// (TensorFlow: `replica_id_in_sync_group`).
+    ///
+    /// In a step that is compiled for several replicas there is no such number: `run` returns an
+    /// error, and [`replica_id_tensor`](Self::replica_id_tensor) is what can be used.
+    pub fn replica_id(&self) -> usize {
+        self.peers.use_replica_id();
+        self.replica.id
+    }
+
+    /// This replica's id as a tensor of one element, also in a compiled step.
+    pub fn replica_id_tensor(&self) -> Tensor<1, Int> {
+        self.peers.replica_id_tensor(self.replica.id, self.device())
+    }
+
+    /// The capture that this step is part of.
+    pub(crate) fn trace(&self) -> Option<&Arc<Trace>> {
+        self.peers.capture()
+    }
+
+    /// How the other replicas are reached.
+    pub(crate) fn peers(&self) -> &dyn Peers {
+        &*self.peers
+    }
+
+    /// This replica's index in its process.
+    pub fn local_id(&self) -> usize {
+        self.local_id
+    }
+
+    /// The number of replicas whose gradients are summed, over all workers.
+    pub fn num_replicas_in_sync(&self) -> usize {
+        self.num_replicas
+    }
+
+    /// The examples of a full global batch, if the step was handed a part of one that knows: what
+    /// losses are divided by. Batches of `distribute-data` know, and those of
+    /// [`fit`](crate::fit); others are told by [`PerReplica::of_global_batch`]. `None` also for
+    /// parts of batches of different sizes.
+    pub fn global_batch_size(&self) -> Option<usize> {
+        crate::loss::global_batch_size().ok().flatten()
+    }
+
+    /// burn's device of this replica, with autodiff.
+    pub fn device(&self) -> &Device {
+        &self.replica.device
+    }
+
+    /// The name of this replica's device.
+    pub fn logical_device(&self) -> LogicalDevice {
+        self.replica.logical
+    }
+
+    /// Where training states keep their variables under this strategy.
+    pub fn variable_placement(&self) -> VariablePlacement {
+        self.placement
+    }
+
+    /// A random stream of this replica's own for one step.
+    ///
+    /// The stream depends on `seed`, `step` and the replica id alone: the same in every run and
+    /// after a restart, and different on every replica. In a step that is compiled only
+    /// [`dropout`](crate::dropout) can use it: the program makes the numbers, others in every step;
+    /// what is drawn from it on the host is an error of that step. (burn's own generator is one per
+    /// process, so replica threads would race for its numbers.)
+    #[track_caller]
+    pub fn rng(&self, seed: u64, step: u64) -> ReplicaRng {
+        let id = self.replica.id;
+        self.peers.rng(seed, step, id, Location::caller())
+    }
+
+    /// Reduces a value over all replicas; every replica gets the result
+    /// (TensorFlow: `ReplicaContext.all_reduce`). `Mean` divides by the number of replicas.
+    ///
+    /// Blocks until all replicas have called it.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] on every replica if the values' shapes differ, another replica's failure,
+    /// [`Error::DType`] for the mean of integers in an integer tensor, and for bool.
+    pub fn all_reduce<T: Nest>(&self, op: ReduceOp, mut value: T) -> Result<T> {
+        self.peers.all_reduce(op, &mut value)?;
+        Ok(value)
+    }
+
+    /// [`all_reduce`](Self::all_reduce) of a tensor that gradients flow through: the gradient of
+    /// the input is the all-reduce of the result's gradient with the same operation.
+    ///
+    /// The backward pass communicates too, so every replica must use the result in its loss, or
+    /// none. SUM and MEAN only.
+    ///
+    /// # Errors
+    /// As `all_reduce`; [`Error::InvalidArgument`] for other operations and on devices other than
+    /// the CPU. A failure in the backward pass is returned by [`gradient`](Self::gradient), or at
+    /// the end of the step.
+    pub fn all_reduce_tensor<const D: usize>(
+        &self,
+        op: ReduceOp,
+        mut tensor: Tensor<D>,
+    ) -> Result<Tensor<D>> {
+        self.peers.all_reduce_tensor(op, &mut tensor)?;
+        Ok(tensor)
+    }
+
+    /// Concatenates a value over all replicas along `axis`, in replica order; every replica gets
+    /// the result (TensorFlow: `ReplicaContext.all_gather`). Sizes along the axis may differ.
+    ///
+    /// Blocks until all replicas have called it.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if other dimensions differ, [`Error::Axis`] for scalars and axes out of
+    /// range (negative ones too), [`Error::DType`] for bool, and another replica's failure.
+    pub fn all_gather<T: Nest>(&self, mut value: T, axis: i64) -> Result<T> {
+        self.peers.all_gather(&mut value, axis)?;
+        Ok(value)
+    }
+
+    /// Gives every replica the value of replica `root`.
+    ///
+    /// Blocks until all replicas have called it.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if there is no such replica; another replica's failure.
+    pub fn broadcast<T: Nest>(&self, root: usize, mut value: T) -> Result<T> {
+        if root >= self.num_replicas {
+            return Err(Error::invalid(format!(
+                "broadcast from replica {root}, but there are {} replicas",
+                self.num_replicas
+            )));
+        }
+        self.peers.broadcast(&mut value, root)?;
+        Ok(value)
+    }
+
+    /// Leaves replica context: `merge` runs once, with all replicas' values, and its results go
+    /// back to the replicas (TensorFlow: `ReplicaContext.merge_call`).
+    ///
+    /// `merge` runs on replica 0's thread, in cross-replica context: it may call `reduce` and
+    /// `gather` and update variables, but not `run`. Blocks until all replicas have called it.
+    ///
+    /// # Errors
+    /// What `merge` returns, on replica 0, and [`Error::Stopped`] with its text on the others;
+    /// [`Error::ReplicaMissing`] if a replica ends its step without this call.
+    pub fn merge_call<T, R>(
+        &self,
+        value: T,
+        merge: impl FnOnce(PerReplica<T>) -> Result<PerReplica<R>>,
+    ) -> Result<R>
+    where
+        T: Send + 'static,
+        R: Send + 'static,
+    {
+        self.exchange("merge_call", 0, value, |values| {
+            let _cross_replica = scope::enter_merge();
+            Ok(merge(PerReplica::new(values))?.into_values())
+        })
+    }
+
+    /// Creates a variable inside a step, with replica 0's initial value in every copy; every
+    /// replica gets a handle of the same variable. Blocks until all replicas have called it.
+    ///
+    /// # Errors
+    /// Those of [`DistributedVariable::new`], and another replica's failure. With parameter servers
+    /// variables are made outside of steps.
+    pub fn variable<T: VariableValue + 'static>(
+        &self,
+        mut initial: T,
+        options: VariableOptions,
+    ) -> Result<DistributedVariable<T>> {
+        self.peers.refuse("ctx.variable")?;
+        let strategy = scope::current_strategy();
+        if strategy.remote_store().is_some() {
+            return Err(Error::invalid(
+                "ctx.variable: with parameter servers variables are made outside of steps, by the \
+                 coordinator's strategy, and steps use them",
+            ));
+        }
+        let owner = Owner::of(&*strategy);
+        let count = self.num_local();
+        self.exchange("variable", 0, initial.take()?, |mut values| {
+            let mut initial = values.swap_remove(0);
+            self.peers.take_initial_value(&mut initial)?;
+            let variable = DistributedVariable::create(&owner, initial, options)?;
+            Ok(vec![variable; count])
+        })
+    }
+
+    /// Exchanges whole values between the replicas of this process; `join` runs once per process
+    /// and may exchange more with other workers. `op` and `detail` (a root, an
+    /// axis, a variable's number) say which call it is; replicas that differ in them all get an
+    /// error instead of each other's values.
+    pub(crate) fn exchange<T, R>(
+        &self,
+        op: &'static str,
+        detail: i64,
+        value: T,
+        join: impl FnOnce(Vec<T>) -> Result<Vec<R>>,
+    ) -> Result<R>
+    where
+        T: Send + 'static,
+        R: Send + 'static,
+    {
+        let Some(exchange) = self.peers.local_exchange(op, detail)? else {
+            let results = join(vec![value])?;
+            crate::values::count("the result of a merge_call", 1, results.len())?;
+            return results.into_iter().next().ok_or_else(different_structure);
+        };
+        exchange.exchange(op, self.local_id, value, join)
+    }
+
+    /// The replicas of this process.
+    pub(crate) fn num_local(&self) -> usize {
+        self.num_local
+    }
+}
+
+impl fmt::Debug for ReplicaContext {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReplicaContext")
+            .field("replica", &self.replica)
+            .field("num_replicas", &self.num_replicas)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,123 @@
+//! What a step's replica talks to: [`Peers`].
+
+use std::fmt::Debug;
+use std::ops::Range;
+use std::panic::Location;
+use std::sync::Arc;
+
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use distribute_collectives::ReduceOp;
+
+use super::differentiable::Differentiable;
+use super::local_exchange::LocalExchange;
+use crate::trace::Trace;
+use crate::{Error, Gradients, Nest, ReplicaRng, Result};
+
+/// What is done with a range of parameters whose gradients are complete.
+pub(crate) type OnReduced<'a> = &'a mut dyn FnMut(Range<usize>, &mut Gradients) -> Result<()>;
+
+/// The other replicas of a step, as one of them reaches them. There is one implementation for each
+/// way a step runs: alone, on threads of a process, with other workers ([`HostPeers`] over three
+/// links), with gradients in the memory of devices, and captured.
+///
+/// All replicas make the same calls in the same order; each blocks until all have made it.
+///
+/// [`HostPeers`]: super::host::HostPeers
+pub(crate) trait Peers: Send + Debug {
+    /// Reduces a value over all replicas, in place.
+    fn all_reduce(&self, op: ReduceOp, value: &mut dyn Nest) -> Result<()>;
+
+    /// Concatenates a value over all replicas along an axis, in place.
+    fn all_gather(&self, value: &mut dyn Nest, axis: i64) -> Result<()>;
+
+    /// Gives every replica the value of replica `root`, which there is.
+    fn broadcast(&self, value: &mut dyn Nest, root: usize) -> Result<()>;
+
+    /// [`all_reduce`](Self::all_reduce) of a tensor that gradients flow through.
+    fn all_reduce_tensor(&self, op: ReduceOp, tensor: &mut dyn Differentiable) -> Result<()>;
+
+    /// Reduces gradients (SUM or MEAN) over all replicas, in place.
+    fn all_reduce_gradients(&self, op: ReduceOp, gradients: &mut Gradients) -> Result<()>;
+
+    /// Sums gradients over all replicas; `on_reduced` is called for each range of parameters that
+    /// is complete, while others may be under way.
+    fn sum_gradients(&self, gradients: &mut Gradients, on_reduced: OnReduced<'_>) -> Result<()> {
+        self.all_reduce_gradients(ReduceOp::Sum, gradients)?;
+        on_reduced(0..gradients.len(), gradients)
+    }
+
+    /// Sums gradients over all replicas onto replica 0; those of the others are used up.
+    fn reduce_gradients(&self, gradients: &mut Gradients) -> Result<()>;
+
+    /// Whether gradients stay where burn has put them, also in host memory.
+    fn keeps_gradients(&self) -> bool {
+        false
+    }
+
+    /// Where the replicas of this process exchange whole values, or `None` for one replica. `op`
+    /// and `detail` (a root, an axis, a variable's number) say which call it is; replicas that
+    /// differ in them all get an error.
+    fn local_exchange(&self, op: &'static str, detail: i64) -> Result<Option<Arc<LocalExchange>>>;
+
+    /// Refuses a call that this way of running a step has no counterpart for.
+    fn refuse(&self, what: &str) -> Result<()> {
+        let _ = what;
+        Ok(())
+    }
+
+    /// Refuses to update a training state that is not an argument of the step.
+    fn refuse_update(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Takes over the chief's value of a variable that a step makes.
+    fn take_initial_value(&self, initial: &mut TensorData) -> Result<()> {
+        let _ = initial;
+        Ok(())
+    }
+
+    /// Notes that the step asks for its replica's number.
+    fn use_replica_id(&self) {}
+
+    /// The replica's number as a tensor of one element.
+    #[allow(clippy::cast_possible_wrap)] // far fewer replicas
+    fn replica_id_tensor(&self, id: usize, device: &Device) -> Tensor<1, Int> {
+        Tensor::from_data(TensorData::new(vec![id as i64], [1]), device)
+    }
+
+    /// The random stream of a replica for one step.
+    fn rng(
+        &self,
+        seed: u64,
+        step: u64,
+        id: usize,
+        place: &'static Location<'static>,
+    ) -> ReplicaRng {
+        let _ = place;
+        ReplicaRng::new(seed, step, id as u64)
+    }
+
+    /// The capture that the step is part of.
+    fn capture(&self) -> Option<&Arc<Trace>> {
+        None
+    }
+
+    /// Returns the failure of a backward pass, which could not return it, once.
+    fn check_backward(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Called once before the replicas of a run start.
+    fn begin_run(&self) {}
+
+    /// Called when this replica's step has ended well.
+    fn finish_run(&self, id: usize) -> Result<()> {
+        let _ = id;
+        Ok(())
+    }
+
+    /// Called when this replica's step has failed.
+    fn stop_others(&self, cause: &Error) {
+        let _ = cause;
+    }
+}

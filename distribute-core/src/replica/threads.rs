@@ -1,0 +1,68 @@
+//! The replicas of one process, each on a thread of its own.
+
+use std::fmt;
+use std::sync::{Arc, Mutex};
+
+use burn::tensor::TensorData;
+use distribute_collectives::{CollectiveError, Communicator, CommunicatorExt, ReduceOp};
+
+use super::host::Link;
+use crate::Result;
+use crate::cross_device::{CrossDeviceOps, by_type};
+use crate::values::lock;
+
+/// One replica's end of the group of its process.
+pub(crate) struct Threads {
+    pub(super) communicator: Mutex<Box<dyn Communicator>>,
+    cross_device_ops: Arc<dyn CrossDeviceOps>,
+}
+
+impl Threads {
+    pub(crate) fn new(
+        communicator: Box<dyn Communicator>,
+        cross_device_ops: Arc<dyn CrossDeviceOps>,
+    ) -> Self {
+        Self {
+            communicator: Mutex::new(communicator),
+            cross_device_ops,
+        }
+    }
+}
+
+impl Link for Threads {
+    fn all_reduce(&self, op: ReduceOp, buffers: &mut [TensorData]) -> Result<()> {
+        let mut communicator = lock(&self.communicator);
+        by_type(buffers, |buffers| {
+            let ops = &self.cross_device_ops;
+            ops.all_reduce(communicator.as_mut(), op, buffers)
+        })
+    }
+
+    fn reduce(&self, buffers: &mut [TensorData]) -> Result<()> {
+        let mut communicator = lock(&self.communicator);
+        by_type(buffers, |buffers| {
+            Ok(communicator.reduce(ReduceOp::Sum, 0, buffers)?)
+        })
+    }
+
+    fn all_gather(&self, mine: &[i64]) -> Result<Vec<Vec<i64>>> {
+        let all = lock(&self.communicator).all_gather(mine)?;
+        Ok(all.iter().map(<[i64]>::to_vec).collect())
+    }
+
+    fn barrier(&self) -> Result<(), CollectiveError> {
+        lock(&self.communicator).barrier()
+    }
+
+    fn abort(&self, reason: &str) {
+        lock(&self.communicator).abort(reason);
+    }
+}
+
+impl fmt::Debug for Threads {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Threads")
+            .field("cross_device_ops", &self.cross_device_ops)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,166 @@
+//! The replicas of several workers: replica 0 of each process speaks for it with the others.
+//!
+//! Gradients can travel between workers in packs: the exchange of one overlaps what the replicas do
+//! with those before. The replicas of a worker add their gradients up first, all at once. Then
+//! replica 0's *exchange thread* reduces pack after pack between the workers, in TensorFlow's order
+//! ([`reversed_packs`](distribute_collectives::pack::reversed_packs)), and replica 0 passes each on
+//! to the other replicas. The thread lives for one step, because the packs do: starting it takes
+//! tens of microseconds, an exchange between processes at least hundreds.
+
+use std::ops::Range;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread;
+
+use burn::tensor::TensorData;
+use distribute_collectives::{CollectiveError, Communicator, ReduceOp};
+
+use super::host::{Link, OnPack};
+use super::threads::Threads;
+use crate::cross_device::by_type;
+use crate::values::lock;
+use crate::{Error, Result, WorkerGroup};
+
+/// One replica's way to those of its process and of other workers.
+#[derive(Debug)]
+pub(crate) struct Workers {
+    local: Threads,
+    workers: WorkerGroup,
+}
+
+impl Workers {
+    pub(crate) fn new(local: Threads, workers: WorkerGroup) -> Self {
+        Self { local, workers }
+    }
+}
+
+impl Link for Workers {
+    fn all_reduce(&self, op: ReduceOp, buffers: &mut [TensorData]) -> Result<()> {
+        let mut local = lock(&self.local.communicator);
+        by_type(buffers, |buffers| {
+            self.workers.all_reduce(local.as_mut(), op, buffers)
+        })
+    }
+
+    fn sum_in_packs(&self, mut buffers: Vec<TensorData>, on_pack: OnPack<'_>) -> Result<()> {
+        if !self.workers.has_packs() {
+            self.all_reduce(ReduceOp::Sum, &mut buffers)?;
+            return on_pack(0..buffers.len(), buffers);
+        }
+        let mut local = lock(&self.local.communicator);
+        let local = local.as_mut();
+        if local.world_size() > 1 {
+            by_type(&mut buffers, |buffers| {
+                Ok(local.all_reduce(ReduceOp::Sum, buffers)?)
+            })?;
+        }
+        let packs = split(&self.workers, buffers);
+        if local.rank() == 0 {
+            return reduce_packs(local, &self.workers, packs, on_pack);
+        }
+        packs
+            .into_iter()
+            .try_for_each(|pack| broadcast_pack(local, pack, on_pack))
+    }
+
+    fn reduce(&self, buffers: &mut [TensorData]) -> Result<()> {
+        self.all_reduce(ReduceOp::Sum, buffers)
+    }
+
+    fn all_gather(&self, mine: &[i64]) -> Result<Vec<Vec<i64>>> {
+        let mut local = lock(&self.local.communicator);
+        self.workers.all_gather(local.as_mut(), mine)
+    }
+
+    fn gather(&self, call: &str, local: Vec<Vec<TensorData>>) -> Result<Vec<Vec<TensorData>>> {
+        self.workers.gather(call, &local)
+    }
+
+    fn signals(&self) -> Vec<f32> {
+        self.workers.signals()
+    }
+
+    fn receive(&self, signals: &[f32]) {
+        self.workers.receive(signals);
+    }
+
+    fn take_initial_value(&self, initial: &mut TensorData) -> Result<()> {
+        self.workers.take_initial_value(initial)
+    }
+
+    fn barrier(&self) -> Result<(), CollectiveError> {
+        self.local.barrier()
+    }
+
+    fn abort(&self, reason: &str) {
+        self.local.abort(reason);
+        self.workers.abort(reason);
+    }
+}
+
+/// A run of buffers and their places in the whole list.
+type Pack = (Range<usize>, Vec<TensorData>);
+
+/// Cuts the list into packs, in the order in which they are reduced.
+fn split(workers: &WorkerGroup, mut buffers: Vec<TensorData>) -> Vec<Pack> {
+    let sizes_bytes: Vec<usize> = buffers.iter().map(|data| data.as_bytes().len()).collect();
+    let ranges = workers.packs(&sizes_bytes).into_iter();
+    // The first pack is the end of the list.
+    let packs = ranges.map(|range| (range.clone(), buffers.split_off(range.start)));
+    packs.collect()
+}
+
+/// Replica 0's part: its exchange thread reduces the packs, this one hands them on.
+fn reduce_packs(
+    local: &mut dyn Communicator,
+    workers: &WorkerGroup,
+    packs: Vec<Pack>,
+    on_pack: OnPack<'_>,
+) -> Result<()> {
+    // Room for all packs of the step: a slow update must not make other workers wait.
+    let (reduced, arrivals) = sync_channel(packs.len());
+    thread::scope(|scope| {
+        let exchange = thread::Builder::new()
+            .name("gradient-exchange".to_string())
+            .spawn_scoped(scope, move || exchange(workers, packs, &reduced))
+            .map_err(Error::step)?;
+        // Its end of the channel must be gone before the scope waits for the thread.
+        let forwarded = forward_packs(local, arrivals, on_pack);
+        let exchanged = exchange
+            .join()
+            .map_err(|_| Error::invalid("the thread that exchanges gradients panicked"))?;
+        forwarded.and(exchanged)
+    })
+}
+
+fn forward_packs(
+    local: &mut dyn Communicator,
+    arrivals: Receiver<Pack>,
+    on_pack: OnPack<'_>,
+) -> Result<()> {
+    arrivals
+        .into_iter()
+        .try_for_each(|pack| broadcast_pack(local, pack, on_pack))
+}
+
+/// Ends early when nobody takes the packs any more.
+fn exchange(workers: &WorkerGroup, packs: Vec<Pack>, reduced: &SyncSender<Pack>) -> Result<()> {
+    for (range, mut buffers) in packs {
+        workers.all_reduce_pack(&mut buffers)?;
+        if reduced.send((range, buffers)).is_err() {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Gives the other replicas of the process what replica 0 has, and goes on with it.
+fn broadcast_pack(
+    local: &mut dyn Communicator,
+    (range, mut buffers): Pack,
+    on_pack: OnPack<'_>,
+) -> Result<()> {
+    if local.world_size() > 1 {
+        by_type(&mut buffers, |buffers| Ok(local.broadcast(0, buffers)?))?;
+    }
+    on_pack(range, buffers)
+}

@@ -1,0 +1,265 @@
+//! How gradients become an update of a training state.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use burn::module::Module;
+use burn::tensor::Tensor;
+use distribute_collectives::ReduceOp;
+
+use super::traced::CapturedSlots;
+use super::update::{Update, UpdateCoefficients};
+use super::{TrainState, refuse_batch_norm};
+use crate::remote::RemoteState;
+use crate::{Applied, Error, Gradients, ReplicaContext, Result, VariablePlacement};
+
+/// Where the variables of a training state are, and how an update gets there: here (mirrored or
+/// central), in a step that is captured, or in a store.
+pub(super) trait Placement<M>: Debug + Send + Sync {
+    /// Reduces the gradients of all micro-batches over the replicas, and updates.
+    fn apply(
+        &mut self,
+        state: &mut TrainState<M>,
+        ctx: &ReplicaContext,
+        gradients: Gradients,
+    ) -> Result<Applied>;
+
+    /// The same for a copy of the state.
+    fn boxed(&self) -> Box<dyn Placement<M>>;
+
+    /// The store that has tensors and slots, if they are elsewhere.
+    fn store(&self) -> Option<&dyn RemoteState> {
+        None
+    }
+
+    /// Takes over the newest values.
+    fn refresh(&mut self, state: &mut TrainState<M>) -> Result<()> {
+        let _ = state;
+        Ok(())
+    }
+
+    /// The state's learning rate was set.
+    fn set_learning_rate(&mut self, learning_rate: f64) {
+        let _ = learning_rate;
+    }
+
+    /// Tells a store a learning rate that was set here.
+    fn send_learning_rate(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    /// The learning rate that a captured step has set.
+    fn captured_learning_rate(&self) -> Option<f64> {
+        None
+    }
+
+    /// The number of updates was read.
+    fn read_step(&self) {}
+
+    /// The slots of a captured step as they came in.
+    fn captured_slots(&mut self) -> Option<&mut CapturedSlots> {
+        None
+    }
+}
+
+impl<M> Clone for Box<dyn Placement<M>> {
+    fn clone(&self) -> Self {
+        self.boxed()
+    }
+}
+
+impl<M: Module + 'static> TrainState<M> {
+    /// Reduces the gradients over all replicas (SUM) and updates the model
+    /// (Keras: `Optimizer.apply_gradients`).
+    ///
+    /// Every replica must call it equally often. Blocks until all replicas have called it.
+    /// Parameters without a gradient on any replica are left alone; one with a gradient on some
+    /// replicas only counts as zero on the others.
+    ///
+    /// Under several workers with `bytes_per_pack` the gradients travel in packs, those of the last
+    /// layers first, and the parameters of one pack are updated while the next one travels. Not
+    /// when gradients are clipped: their norm is known when all have arrived.
+    ///
+    /// With parameter servers the gradients are sent to them, and the model here changes with the
+    /// next run, or with [`refresh`](Self::refresh).
+    ///
+    /// # Errors
+    /// Another replica's failure, gradients of another model, and what the optimizer reports.
+    pub fn apply_gradients(
+        &mut self,
+        ctx: &ReplicaContext,
+        gradients: Gradients,
+    ) -> Result<Applied> {
+        if gradients.len() != self.names.len() {
+            return Err(Error::invalid(format!(
+                "apply_gradients: {} gradients for a model of {} trainable parameters; compute \
+                 them with `ctx.gradient(&loss, &state.model)`",
+                gradients.len(),
+                self.names.len()
+            )));
+        }
+        refuse_batch_norm(self.batch_norm.as_deref(), ctx.num_replicas_in_sync())?;
+        if !self.is_remote() {
+            gradients.refuse_rows("`apply_gradients` of a state that is not on servers")?;
+        }
+        match self.collect(gradients)? {
+            None => Ok(Applied::Accumulated),
+            Some(gradients) => {
+                self.with_placement(|placement, state| placement.apply(state, ctx, gradients))
+            }
+        }
+    }
+
+    /// Calls something of the placement that changes the state.
+    pub(super) fn with_placement<R>(
+        &mut self,
+        call: impl FnOnce(&mut dyn Placement<M>, &mut Self) -> R,
+    ) -> R {
+        let mut placement = std::mem::replace(&mut self.placement, Box::new(Here));
+        let result = call(&mut *placement, self);
+        self.placement = placement;
+        result
+    }
+
+    /// Adds micro-batches up; gives the sum out when there are enough.
+    fn collect(&mut self, gradients: Gradients) -> Result<Option<Gradients>> {
+        if self.accumulation_steps == 1 {
+            return Ok(Some(gradients));
+        }
+        let (count, sum) = match self.accumulated.take() {
+            None => (1, gradients),
+            Some((count, mut sum)) => {
+                sum.accumulate(gradients)?;
+                (count + 1, sum)
+            }
+        };
+        if count == self.accumulation_steps {
+            return Ok(Some(sum));
+        }
+        self.accumulated = Some((count, sum));
+        Ok(None)
+    }
+
+    /// Applies one update with gradients that are already reduced.
+    pub(super) fn update(
+        &mut self,
+        mut gradients: Gradients,
+        coefficients: UpdateCoefficients,
+    ) -> Result<()> {
+        if let Some(clip_norm) = self.clip_norm {
+            gradients.clip(clip_norm)?;
+        }
+        self.update_with(coefficients, |update| {
+            update.apply(0..update.len(), &mut gradients)
+        })
+    }
+
+    fn update_with(
+        &mut self,
+        coefficients: UpdateCoefficients,
+        apply: impl FnOnce(&mut Update<'_>) -> Result<()>,
+    ) -> Result<()> {
+        let optimizer = Arc::clone(&self.optimizer);
+        let mut update = Update::new(&self.model, &*optimizer, coefficients, &mut self.slots)?;
+        if let Err(error) = apply(&mut update) {
+            self.half_updated |= update.has_begun();
+            return Err(error);
+        }
+        self.model = update.put_into(self.model.clone());
+        self.step += 1;
+        Ok(())
+    }
+
+    /// Those of the next update, on the host.
+    fn coefficients(&self) -> UpdateCoefficients {
+        let numbers = self
+            .optimizer
+            .coefficients(self.learning_rate, self.step + 1);
+        UpdateCoefficients::of_host(numbers)
+    }
+}
+
+/// The variables are in this process: a copy on every replica, or one on replica 0.
+#[derive(Debug)]
+pub(super) struct Here;
+
+impl<M: Module + 'static> Placement<M> for Here {
+    fn apply(
+        &mut self,
+        state: &mut TrainState<M>,
+        ctx: &ReplicaContext,
+        gradients: Gradients,
+    ) -> Result<Applied> {
+        ctx.peers().refuse_update()?;
+        match ctx.variable_placement() {
+            VariablePlacement::Mirrored => mirrored(state, ctx, gradients)?,
+            VariablePlacement::Central => central(state, ctx, gradients)?,
+        }
+        Ok(Applied::Updated)
+    }
+
+    fn boxed(&self) -> Box<dyn Placement<M>> {
+        Box::new(Here)
+    }
+}
+
+/// Every replica applies the same update to its copy.
+fn mirrored<M: Module + 'static>(
+    state: &mut TrainState<M>,
+    ctx: &ReplicaContext,
+    mut gradients: Gradients,
+) -> Result<()> {
+    let coefficients = state.coefficients();
+    if state.clip_norm.is_none() {
+        return state.update_with(coefficients, |update| {
+            ctx.peers()
+                .sum_gradients(&mut gradients, &mut |range, gradients| {
+                    update.apply(range, gradients)
+                })
+        });
+    }
+    // A norm is known when all gradients are.
+    ctx.peers()
+        .all_reduce_gradients(ReduceOp::Sum, &mut gradients)?;
+    state.update(gradients, coefficients)
+}
+
+/// What replica 0 hands to the others under central storage: handles, not copies.
+#[derive(Clone)]
+struct Central<M> {
+    model: M,
+    slots: Vec<Vec<Tensor<1>>>,
+    step: u64,
+}
+
+/// One update for all replicas: replica 0 applies it to the only copy, the others take the new
+/// tensors' handles.
+fn central<M: Module + 'static>(
+    state: &mut TrainState<M>,
+    ctx: &ReplicaContext,
+    mut gradients: Gradients,
+) -> Result<()> {
+    ctx.peers().reduce_gradients(&mut gradients)?;
+    let updates = ctx.local_id() == 0;
+    if updates {
+        let coefficients = state.coefficients();
+        state.update(gradients, coefficients)?;
+    }
+    let mine = updates.then(|| Central {
+        model: state.model.clone(),
+        slots: state.slots.clone(),
+        step: state.step,
+    });
+    let count = ctx.num_local();
+    let central = ctx.exchange("apply_gradients", 0, mine, |mut all| {
+        Ok(vec![all.swap_remove(0); count])
+    })?;
+    let missing = || Error::invalid("apply_gradients: replica 0 made no update");
+    let central = central.ok_or_else(missing)?;
+    if !updates {
+        state.model = central.model.fork(ctx.device());
+        state.slots = central.slots;
+        state.step = central.step;
+    }
+    Ok(())
+}
