@@ -157,11 +157,10 @@ impl<D: Dataset> DistributedDataset<D> {
     }
 
     fn order(&self, epoch: usize) -> Order {
-        let epoch = epoch as u64;
         match (&self.own, self.batching.seed) {
-            (Some(own), seed) => Order::Shuffled(own.order(seed, epoch)),
-            (None, Some(seed)) => Order::Shuffled(split::shuffled(self.len(), seed, epoch)),
-            (None, None) => Order::AsIs,
+            (Some(own), seed) => Order::Listed(own.order(seed, epoch)),
+            (None, None) if self.batching.reads_once() => Order::AsIs,
+            (None, seed) => Order::Listed(split::stream(self.len(), seed, self.read(), epoch)),
         }
     }
 
@@ -181,7 +180,7 @@ impl<D: Dataset> DistributedDataset<D> {
         device: &Device,
     ) -> Result<D::Batch> {
         let own: Cow<'_, [usize]> = match order {
-            Order::Shuffled(order) => Cow::Borrowed(&order[part]),
+            Order::Listed(order) => Cow::Borrowed(&order[part]),
             Order::AsIs => Cow::Owned(part.collect()),
         };
         let Some(rows) = self.rows() else {
@@ -227,7 +226,7 @@ impl<D: Dataset> IntoIterator for &DistributedDataset<D> {
 /// An example that this worker can read, to fill batches up with that have none of their own.
 fn filler_of(order: &Order) -> usize {
     match order {
-        Order::Shuffled(order) => order.first().copied().unwrap_or(0),
+        Order::Listed(order) => order.first().copied().unwrap_or(0),
         Order::AsIs => 0,
     }
 }
