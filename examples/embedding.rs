@@ -13,8 +13,8 @@ use std::sync::Arc;
 
 use burn::nn::LinearConfig;
 use burn::tensor::Tensor;
-use distribute_core::partitioners::MinSizePartitioner;
 use distribute_core::{Adam, Sgd, TrainState};
+use distribute_ps::partitioners::MinSizePartitioner;
 use distribute_ps::{ClusterCoordinator, CoordinatorOptions, Program, Result, WorkerContext};
 use distribute_ps::{TableInitializer, TableSpec};
 

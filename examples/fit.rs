@@ -8,9 +8,9 @@ use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Int, Tensor};
-use distribute_core::fit::callbacks::{EarlyStopping, ProgressBar};
-use distribute_core::fit::{Fit, Objective, StepContext, evaluate, predict};
 use distribute_core::{Adam, MirroredStrategy, Result, StrategyExt, TrainState};
+use distribute_data::fit::callbacks::{EarlyStopping, ProgressBar};
+use distribute_data::fit::{Fit, Objective, StepContext, evaluate, predict};
 use distribute_data::{
     Batching, Digits, StrategyDataExt, average_loss, sparse_categorical_crossentropy,
 };

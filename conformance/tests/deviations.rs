@@ -9,12 +9,12 @@ use distribute_core::cluster::{
     ClusterError, ClusterResolver, SlurmResolver, TfConfigResolver, expand_hostlist, id_in_cluster,
 };
 use distribute_core::collectives::{GroupOptions, in_process};
-use distribute_core::fit::callbacks::ModelCheckpoint;
 use distribute_core::{
     DefaultStrategy, Error, HierarchicalCopy, LogicalDevice, MirroredStrategy,
     MultiWorkerMirroredStrategy, PerReplica, ReduceOp, Same, Strategy, StrategyExt, TensorData,
     VariableAggregation, VariableError, VariableOptions,
 };
+use distribute_data::fit::callbacks::ModelCheckpoint;
 
 fn mirrored(replicas: usize) -> MirroredStrategy {
     MirroredStrategy::builder()

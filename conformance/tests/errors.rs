@@ -21,8 +21,8 @@ where
 fn every_error_of_the_crates_converts() {
     converts::<distribute_core::VariableError>();
     converts::<CheckpointError>();
-    converts::<distribute_core::fit::FitError>();
-    converts::<distribute_core::tensorboard::TensorBoardError>();
+    converts::<distribute_data::fit::FitError>();
+    converts::<distribute_data::tensorboard::TensorBoardError>();
     converts::<distribute_core::cluster::ClusterError>();
     converts::<distribute_core::trace::TraceError>();
     converts::<distribute_collectives::CollectiveError>();

@@ -1,147 +1,22 @@
-//! The flags about several workers, and the strategy that they describe.
+//! What the flags about several workers describe: the cluster and its strategy.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, ValueEnum};
 use distribute_core::cluster::{
     Cluster, ClusterKind, ClusterSpec, Detected, Overrides, ProcessEnvironment, detect_with,
 };
 use distribute_core::collectives::control::security::{Security, TlsIdentity, Token};
-use distribute_core::collectives::{
-    CollectiveError, CommunicationImplementation, CommunicationOptions, Interruption,
-    ProcessTransport,
-};
+use distribute_core::collectives::{CollectiveError, CommunicationOptions, Interruption};
 use distribute_core::{Error, LogicalDevice, MultiWorkerMirroredStrategy};
 
 use crate::failure::Failure;
+use crate::flags::{ClusterArgs, CommunicationName, TransportName};
 
 /// The secret that the workers of a job share.
 pub(crate) const TOKEN_VARIABLE: &str = "DISTRIBUTE_JOB_TOKEN";
 /// The how-manieth start of the job this is, from 0: set by `launch`, and by SLURM for a job that
 /// was put back into the queue.
 const RESTART_VARIABLES: [&str; 2] = ["DISTRIBUTE_RESTART", "SLURM_RESTART_COUNT"];
-
-/// The worker's place among the others, and how they talk.
-#[derive(Debug, Args)]
-#[command(next_help_heading = "Several workers (--strategy multi-worker or parameter-server)")]
-pub(crate) struct ClusterArgs {
-    /// What describes the cluster [default: what is found, see `doctor`]
-    #[arg(long, value_name = "NAME")]
-    pub(crate) cluster: Option<ClusterName>,
-    /// The cluster itself, as in TF_CONFIG: {"worker":["host:port",...]}
-    #[arg(long, value_name = "JSON")]
-    pub(crate) cluster_spec: Option<String>,
-    /// What this process is in it: chief, worker, ps or evaluator
-    #[arg(long, value_name = "NAME")]
-    pub(crate) task_type: Option<String>,
-    /// Which one of its type, from 0
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
-    pub(crate) task_id: Option<i64>,
-    /// The first port of the workers where the cluster names none [default: 8888]
-    #[arg(long, value_name = "PORT")]
-    pub(crate) port: Option<u16>,
-    /// What carries values between workers [default: auto]
-    #[arg(long, value_name = "NAME")]
-    pub(crate) transport: Option<TransportName>,
-    /// How gradients are reduced between workers [default: auto]
-    #[arg(long, value_name = "NAME")]
-    pub(crate) communication: Option<CommunicationName>,
-    /// Reduce gradients in packs of about so many bytes [default: one pack]
-    #[arg(long, value_name = "N")]
-    pub(crate) bytes_per_pack: Option<usize>,
-    /// How long to wait for the other workers at the start [default: 60]
-    #[arg(long, value_name = "SECONDS", value_parser = seconds())]
-    pub(crate) rendezvous_timeout: Option<u64>,
-    /// How long a worker may stay away from an exchange [default: 300]
-    #[arg(long, value_name = "SECONDS", value_parser = seconds())]
-    pub(crate) timeout: Option<u64>,
-    /// How long a worker may show no sign of life [default: 3]
-    #[arg(long, value_name = "SECONDS", value_parser = seconds())]
-    pub(crate) heartbeat_timeout: Option<u64>,
-    /// Encrypt: a host's directory that `certs` wrote, beside ca.pem and token
-    #[arg(long, value_name = "DIR")]
-    pub(crate) certs: Option<PathBuf>,
-    /// Allow addresses beyond this machine without token and certificates
-    #[arg(long)]
-    pub(crate) insecure: bool,
-    /// Write the last operations here when a worker fails, for `blame`
-    #[arg(long, value_name = "DIR")]
-    pub(crate) flight_records: Option<PathBuf>,
-}
-
-fn seconds() -> clap::builder::RangedU64ValueParser {
-    clap::value_parser!(u64).range(1..=10_000_000)
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum ClusterName {
-    /// The variable TF_CONFIG
-    TfConfig,
-    /// RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT
-    Torchrun,
-    /// The variables of Open MPI's mpirun
-    OpenMpi,
-    /// The variables of a SLURM step
-    Slurm,
-    /// An Indexed Job or a JobSet
-    Kubernetes,
-    /// This process alone
-    None,
-}
-
-impl From<ClusterName> for ClusterKind {
-    fn from(name: ClusterName) -> Self {
-        match name {
-            ClusterName::TfConfig => Self::TfConfig,
-            ClusterName::Torchrun => Self::Torchrun,
-            ClusterName::OpenMpi => Self::OpenMpi,
-            ClusterName::Slurm => Self::Slurm,
-            ClusterName::Kubernetes => Self::Kubernetes,
-            ClusterName::None => Self::OneProcess,
-        }
-    }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum TransportName {
-    /// Shared memory within a host, gRPC between hosts
-    Auto,
-    /// Shared memory only
-    Shm,
-    /// gRPC only
-    Grpc,
-}
-
-impl From<TransportName> for ProcessTransport {
-    fn from(name: TransportName) -> Self {
-        match name {
-            TransportName::Auto => Self::Auto,
-            TransportName::Shm => Self::SharedMemory,
-            TransportName::Grpc => Self::Grpc,
-        }
-    }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum CommunicationName {
-    /// The best algorithm for each size
-    Auto,
-    /// A ring
-    Ring,
-    /// Gradients of GPUs by NCCL, or an error; auto uses it where it can
-    Nccl,
-}
-
-impl From<CommunicationName> for CommunicationImplementation {
-    fn from(name: CommunicationName) -> Self {
-        match name {
-            CommunicationName::Auto => Self::Auto,
-            CommunicationName::Ring => Self::Ring,
-            CommunicationName::Nccl => Self::Nccl,
-        }
-    }
-}
 
 /// Workers do not meet whose flags ask for other connections: the error, and which flags they are.
 fn other_options(refused: &CollectiveError) -> Failure {

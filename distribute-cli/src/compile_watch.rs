@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use distribute_tpu_xla::CompileProgress;
 
-use crate::events::note;
 use crate::failure::Failure;
+use crate::notes::note;
 
 /// How often it is said that the compiler is still at work.
 const SAID_EVERY: Duration = Duration::from_secs(10);

@@ -8,8 +8,8 @@ use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Command, FromArgMatches};
 use toml::de::{DeTable, DeValue};
 
-use crate::args::{Cli, program};
 use crate::failure::Failure;
+use crate::flags::{Cli, program};
 
 /// How alike two names must be (Jaro-Winkler) for the other one to be suggested.
 const ALIKE: f64 = 0.7;

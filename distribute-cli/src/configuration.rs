@@ -10,25 +10,18 @@ use distribute_core::checkpoint::Metadata;
 use distribute_core::{Configuration, Difference};
 use distribute_data::readers::TrainTest;
 use serde_json::{Map, Value};
-use sha2::{Digest, Sha256};
 
-use crate::args::{
-    DataArgs, DeviceArgs, FileArgs, GeneralArgs, StrategyName, TrainArgs, TrainingArgs,
-};
-use crate::cluster::ClusterArgs;
-use crate::data::DatasetName;
 use crate::failure::Failure;
-use crate::identity::short_hex;
-use crate::parameter_server::ParameterServerArgs;
+use crate::flags::{
+    ClusterArgs, DataArgs, DatasetName, DeviceArgs, FileArgs, GeneralArgs, ParameterServerArgs,
+    PrecisionName, StrategyName, TpuArgs, TrainArgs, TrainingArgs,
+};
 use crate::task::{EXTRA_KEY, Task, optimizer};
-use crate::tpu::{PrecisionName, TpuArgs};
 
 /// The flag that parameter servers take from the chief.
 pub(crate) const LEARNING_RATE: &str = "--learning-rate";
 /// Where a checkpoint keeps it, beside the task.
 const KEY: &str = "configuration";
-/// Longer lists are shown by their beginning and told apart by a digest.
-const LIST_MAX: usize = 120;
 
 /// What another value of a flag would change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -322,25 +315,6 @@ pub(crate) fn data_settings(task: &Task, data: &TrainTest) -> Result<Configurati
     Ok(configuration)
 }
 
-/// A text for a list of names that is short, and another one for each list.
-pub(crate) fn listed<T: AsRef<str>>(names: &[T]) -> String {
-    let mut hash = Sha256::new();
-    for name in names.iter().map(AsRef::as_ref) {
-        hash.update((name.len() as u64).to_le_bytes());
-        hash.update(name.as_bytes());
-    }
-    let mut shown = String::new();
-    for (index, name) in names.iter().map(AsRef::as_ref).enumerate() {
-        if shown.len() + name.len() > LIST_MAX {
-            let digest = short_hex(&hash.finalize());
-            return format!("{shown}... ({} in all, {digest})", names.len());
-        }
-        shown += if index == 0 { "" } else { ", " };
-        shown += name;
-    }
-    shown
-}
-
 /// What a checkpoint of this run keeps: what decides the result. `global_batch` examples make a
 /// step of all replicas.
 pub(crate) fn of_checkpoint(
@@ -427,7 +401,7 @@ mod tests {
     use clap::FromArgMatches;
 
     use super::*;
-    use crate::args::{Cli, Command, program};
+    use crate::flags::{Cli, Command, program};
 
     fn args(flags: &str) -> TrainArgs {
         let line = format!("distribute-cli train {flags}");
@@ -512,19 +486,5 @@ mod tests {
             let other = flags(&args(&format!("--strategy multi-worker {same}")));
             assert_eq!(other.difference(&own), None, "{same}");
         }
-    }
-
-    #[test]
-    fn long_lists_are_cut_and_told_apart() {
-        assert_eq!(listed(&["cat", "dog"]), "cat, dog");
-        let names: Vec<String> = (0..1000).map(|index| format!("class {index}")).collect();
-        let mut other = names.clone();
-        other[999] = "another".to_string();
-        let (one, other) = (listed(&names), listed(&other));
-        assert_ne!(one, other);
-        assert!(
-            one.contains("1000 in all") && one.len() < 2 * LIST_MAX,
-            "{one}"
-        );
     }
 }

@@ -1,83 +1,18 @@
-//! Data sets by name, and their batches.
+//! What the data sets hold, and their batches.
 
-use std::fmt;
-use std::path::{Path, PathBuf};
-use std::str::FromStr;
+use std::path::Path;
 
 use burn::tensor::Int;
 use distribute_core::{Device, Error, Result, Tensor, TensorData};
 use distribute_data::readers::{self, CsvHeader, CsvOptions, Examples, ImageColor, TrainTest};
 use distribute_data::{Dataset, Weighted};
 
-use crate::args::CsvHeaderName;
 use crate::failure::Failure;
+use crate::flags::{CsvHeaderName, DatasetName};
 use crate::split::Parts;
 
 /// Classes of MNIST and Fashion-MNIST.
 const MNIST_CLASSES: usize = 10;
-
-/// A data set, as on the command line and in checkpoints.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum DatasetName {
-    Digits,
-    Mnist,
-    FashionMnist,
-    Images,
-    Idx(PathBuf),
-    Csv(PathBuf, CsvHeader),
-    Npz(PathBuf),
-}
-
-impl FromStr for DatasetName {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let named = match text {
-            "digits" => Some(Self::Digits),
-            "mnist" => Some(Self::Mnist),
-            "fashion-mnist" => Some(Self::FashionMnist),
-            "images" => Some(Self::Images),
-            _ => None,
-        };
-        let from_file = || {
-            let (kind, path) = text.split_once(':')?;
-            let path = PathBuf::from((!path.is_empty()).then_some(path)?);
-            match kind {
-                "idx" => Some(Self::Idx(path)),
-                "csv" => Some(Self::Csv(path, CsvHeader::Detect)),
-                "npz" => Some(Self::Npz(path)),
-                _ => None,
-            }
-        };
-        named.or_else(from_file).ok_or_else(|| {
-            "use digits, mnist, fashion-mnist, images, idx:DIR, csv:FILE or npz:FILE".to_string()
-        })
-    }
-}
-
-impl From<CsvHeaderName> for CsvHeader {
-    fn from(name: CsvHeaderName) -> Self {
-        match name {
-            CsvHeaderName::Auto => Self::Detect,
-            CsvHeaderName::Yes => Self::Present,
-            CsvHeaderName::No => Self::Absent,
-        }
-    }
-}
-
-impl fmt::Display for DatasetName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Digits => f.write_str("digits"),
-            Self::Mnist => f.write_str("mnist"),
-            Self::FashionMnist => f.write_str("fashion-mnist"),
-            Self::Images => f.write_str("images"),
-            Self::Idx(path) => write!(f, "idx:{}", path.display()),
-            Self::Csv(path, _) => write!(f, "csv:{}", path.display()),
-            Self::Npz(path) => write!(f, "npz:{}", path.display()),
-        }
-    }
-}
 
 impl DatasetName {
     /// The model that is trained on it unless another one is named.

@@ -4,12 +4,13 @@ use std::fs;
 use std::io::{self, Write};
 use std::path::Path;
 
-use distribute_core::fit::{Callback, Control, EpochRecord, json_number};
 use distribute_core::{Error, Result};
+use distribute_data::fit::{Callback, Control, EpochRecord, json_number};
 use serde_json::{Value, json};
 
-use crate::args::OutputFormat;
 use crate::failure::Failure;
+use crate::flags::OutputFormat;
+use crate::notes::note;
 
 /// Writes a line. That nobody reads it any more (`| head`) is not an error.
 pub(crate) fn line(text: &str) -> Result<(), Failure> {
@@ -29,27 +30,6 @@ pub(crate) fn object<'a>(fields: impl IntoIterator<Item = (&'a str, Value)>) -> 
         .map(|(name, value)| format!("{}:{value}", json!(name)))
         .collect();
     format!("{{{}}}", fields.join(","))
-}
-
-/// Writes a line for people to standard error. If nobody can read it (closed, a full disk), the
-/// work goes on: results and exit codes do not depend on it.
-pub(crate) fn note(text: &str) {
-    let _ = writeln!(Notes, "{text}");
-}
-
-/// Standard error, whose failures are not the program's.
-#[derive(Debug)]
-pub(crate) struct Notes;
-
-impl Write for Notes {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        Ok(io::stderr().write(bytes).unwrap_or(bytes.len()))
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        let _ = io::stderr().flush();
-        Ok(())
-    }
 }
 
 /// Removes the curves that an earlier run has left in a log directory: a new run replaces its

@@ -11,9 +11,9 @@ use distribute_core::collectives::CollectiveError;
 use distribute_launch::{FailureReport, REPORT_VARIABLE};
 use distribute_ps::PsError;
 
-use crate::events::note;
-use crate::flags::in_flags;
 use crate::lasting::is_lasting;
+use crate::notes::note;
+use crate::option_names::in_flags;
 
 /// What is printed, and what the program ends with.
 #[derive(Debug)]
@@ -222,7 +222,7 @@ failure_from!(
     distribute_core::checkpoint::CheckpointError,
     distribute_core::collectives::flight_record::FlightRecordError,
     distribute_data::readers::ReadError,
-    distribute_cli::model::ModelError,
+    distribute_keras::ModelError,
     distribute_ps::PsError,
     distribute_tpu_xla::TpuError
 );

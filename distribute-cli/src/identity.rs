@@ -7,6 +7,8 @@ use sha2::{Digest, Sha256};
 const VALUES: usize = 1 << 20;
 /// Hexadecimal digits of a digest that people read.
 const DIGITS: usize = 16;
+/// Longer lists are shown by their beginning and told apart by a digest.
+const LIST_MAX: usize = 120;
 
 /// A digest of each example of a data set: of its features or its text, and of its label.
 #[derive(Debug)]
@@ -120,6 +122,25 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
+/// A text for a list of names that is short, and another one for each list.
+pub(crate) fn listed<T: AsRef<str>>(names: &[T]) -> String {
+    let mut hash = Sha256::new();
+    for name in names.iter().map(AsRef::as_ref) {
+        hash.update((name.len() as u64).to_le_bytes());
+        hash.update(name.as_bytes());
+    }
+    let mut shown = String::new();
+    for (index, name) in names.iter().map(AsRef::as_ref).enumerate() {
+        if shown.len() + name.len() > LIST_MAX {
+            let digest = short_hex(&hash.finalize());
+            return format!("{shown}... ({} in all, {digest})", names.len());
+        }
+        shown += if index == 0 { "" } else { ", " };
+        shown += name;
+    }
+    shown
+}
+
 #[cfg(test)]
 mod tests {
     use distribute_data::readers::{Array, Features, Labels, Values};
@@ -170,5 +191,19 @@ mod tests {
         let other = RowDigests::of(&examples(&[1., 2.], &[0, 1])).unwrap();
         assert_eq!(first, other.in_order(&[1]));
         assert_ne!(first, digests.in_order(&[1]));
+    }
+
+    #[test]
+    fn long_lists_are_cut_and_told_apart() {
+        assert_eq!(listed(&["cat", "dog"]), "cat, dog");
+        let names: Vec<String> = (0..1000).map(|index| format!("class {index}")).collect();
+        let mut other = names.clone();
+        other[999] = "another".to_string();
+        let (one, other) = (listed(&names), listed(&other));
+        assert_ne!(one, other);
+        assert!(
+            one.contains("1000 in all") && one.len() < 2 * LIST_MAX,
+            "{one}"
+        );
     }
 }

@@ -4,12 +4,12 @@
 use std::error::Error as StdError;
 use std::io::{self, ErrorKind};
 
-use distribute_cli::model::ModelError;
 use distribute_core::Error;
 use distribute_core::checkpoint::CheckpointError;
-use distribute_core::fit::FitError;
-use distribute_core::tensorboard::TensorBoardError;
+use distribute_data::fit::FitError;
 use distribute_data::readers::ReadError;
+use distribute_data::tensorboard::TensorBoardError;
+use distribute_keras::ModelError;
 use distribute_ps::PsError;
 
 /// Whether an error, or what caused it, is that of flags, models, data or checkpoints that are not
@@ -31,8 +31,9 @@ fn known(error: &(dyn StdError + 'static)) -> bool {
     let data = || error.downcast_ref::<ReadError>().map(of_data);
     let model = || error.downcast_ref::<ModelError>().map(of_model);
     let checkpoint = || error.downcast_ref::<CheckpointError>().map(of_checkpoint);
+    let fit = || error.downcast_ref::<FitError>().map(of_fit);
     let found = own.or_else(servers).or_else(data).or_else(model);
-    found.or_else(checkpoint).unwrap_or(false)
+    found.or_else(checkpoint).or_else(fit).unwrap_or(false)
 }
 
 fn of_core(error: &Error) -> bool {
@@ -40,14 +41,17 @@ fn of_core(error: &Error) -> bool {
         Error::DifferentConfigurations { .. }
         | Error::DifferentModels { .. }
         | Error::NotShared { .. } => true,
-        Error::Fit(error) => match &**error {
-            FitError::Resume { .. } => true,
-            FitError::File { source, .. }
-            | FitError::TensorBoard(TensorBoardError::Io { source, .. }) => of_file(source),
-            _ => false,
-        },
         // They hide the error they are made of from `source`.
-        Error::Checkpoint(error) | Error::Input(error) => is_lasting(&**error),
+        Error::Checkpoint(error) | Error::Fit(error) | Error::Input(error) => is_lasting(&**error),
+        _ => false,
+    }
+}
+
+fn of_fit(error: &FitError) -> bool {
+    match error {
+        FitError::Resume { .. } => true,
+        FitError::File { source, .. }
+        | FitError::TensorBoard(TensorBoardError::Io { source, .. }) => of_file(source),
         _ => false,
     }
 }

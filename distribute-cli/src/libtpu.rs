@@ -12,8 +12,8 @@ use std::process::{Command, ExitStatus, Stdio};
 
 use distribute_tpu_xla::pjrt::LibtpuEnvironment;
 
-use crate::events::note;
 use crate::failure::Failure;
+use crate::notes::note;
 
 /// Tells the second process that it is one, and of which.
 const PARENT: &str = "DISTRIBUTE_LIBTPU_PARENT";

@@ -1,10 +1,8 @@
-//! The command line program: see `distribute-cli --help`.
+//! `distribute-cli train` and the commands around it: flags, and what they call.
 #![deny(unsafe_code)]
 
 #[allow(unsafe_code)]
 mod allocator;
-mod args;
-mod bench;
 mod cluster;
 mod commands;
 mod compile_watch;
@@ -17,7 +15,9 @@ mod flags;
 mod identity;
 mod lasting;
 mod libtpu;
+mod notes;
 mod objective;
+mod option_names;
 mod parameter_server;
 mod signals;
 mod split;

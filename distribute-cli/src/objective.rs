@@ -1,12 +1,12 @@
 //! The one forward pass that training, validation and evaluation share.
 
 use burn::tensor::{Bool, Int};
-use distribute_cli::model::{Loss, Mode, Sequential};
-use distribute_core::fit::{Objective, StepContext};
 use distribute_core::{Result, Tensor};
+use distribute_data::fit::{Objective, StepContext};
 use distribute_data::{
     AverageLoss, binary_crossentropy, scale_regularization_loss, sparse_categorical_crossentropy,
 };
+use distribute_keras::{Loss, Mode, Sequential};
 
 use crate::data::Batch;
 

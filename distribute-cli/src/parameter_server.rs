@@ -1,61 +1,15 @@
-//! The flags about parameter servers, and what they make of a program's options.
+//! What the flags about parameter servers make of a program's options.
 
 use std::sync::Arc;
 
-use clap::{Args, ValueEnum};
-use distribute_core::partitioners::MaxSizePartitioner;
+use distribute_ps::partitioners::MaxSizePartitioner;
 use distribute_ps::{
     ClientOptions, CoordinatorOptions, NonFinite, RunOptions, Staleness, StalenessPolicy,
     WorkerOptions,
 };
 
 use crate::failure::Failure;
-
-#[derive(Debug, Args)]
-#[command(next_help_heading = "Parameter servers (--strategy parameter-server)")]
-pub(crate) struct ParameterServerArgs {
-    /// The most updates between a worker's weights and its gradient [default: no bound]
-    #[arg(long, value_name = "N")]
-    pub(crate) max_staleness: Option<u64>,
-    /// What happens at that bound [default: wait]
-    #[arg(long, value_name = "NAME", requires = "max_staleness")]
-    pub(crate) stale_gradients: Option<StaleGradients>,
-    /// Update with the mean of so many gradients of one version, and drop later ones
-    #[arg(long, value_name = "N", conflicts_with = "max_staleness",
-          value_parser = clap::value_parser!(u32).range(1..))]
-    pub(crate) synchronous: Option<u32>,
-    /// What happens to a gradient with NaN or infinity [default: refuse]
-    #[arg(long, value_name = "NAME")]
-    pub(crate) non_finite: Option<NonFiniteGradients>,
-    /// The type of values and gradients on the wire; servers keep f32 [default: f32]
-    #[arg(long, value_name = "NAME")]
-    pub(crate) wire: Option<WireType>,
-    /// Cut variables into shards of at most so many bytes [default: whole variables]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
-    pub(crate) shard_bytes: Option<u64>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum StaleGradients {
-    /// Faster workers wait for slower ones
-    Wait,
-    /// Gradients that are too old are left out
-    Refuse,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum NonFiniteGradients {
-    /// Training ends with an error
-    Refuse,
-    /// They are applied
-    Apply,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum WireType {
-    F32,
-    Bf16,
-}
+use crate::flags::{NonFiniteGradients, ParameterServerArgs, StaleGradients, WireType};
 
 impl ParameterServerArgs {
     /// Names a flag that means nothing to another strategy.

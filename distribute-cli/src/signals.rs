@@ -10,11 +10,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use distribute_core::collectives::Interruption;
-use distribute_core::fit::{Callback, Control, Outcome};
+use distribute_data::fit::{Callback, Control, Outcome};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-use crate::events::note;
 use crate::failure::Failure;
+use crate::notes::note;
 
 /// How long a wait may take to end by itself, saying what it waited for.
 const GRACE: Duration = Duration::from_millis(700);

@@ -8,9 +8,8 @@
 use distribute_data::readers::{Examples, ReadError, TrainTest};
 use serde_json::{Value, json};
 
-use crate::args::SplitName;
-use crate::data::DatasetName;
 use crate::failure::Failure;
+use crate::flags::{DatasetName, SplitName};
 use crate::identity::RowDigests;
 
 /// Held out of a data set that comes without test examples.

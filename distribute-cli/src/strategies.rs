@@ -7,8 +7,8 @@ use distribute_core::{
     Strategy, available_cores,
 };
 
-use crate::args::{DeviceArgs, StrategyName};
 use crate::failure::Failure;
+use crate::flags::{DeviceArgs, StrategyName};
 
 /// More threads than this only get in each other's way.
 const MAX_REPLICAS: usize = 1024;

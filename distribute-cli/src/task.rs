@@ -3,21 +3,19 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use distribute_cli::model::{
-    BUILT_IN, LayerSpec, ModelError, ModelSpec, Plan, Sequential, Shape, built_in, parse_keras_json,
-};
 use distribute_core::checkpoint::{CheckpointError, Metadata};
 use distribute_core::optim::Optimizer;
 use distribute_core::{Adam, AdamW, Configuration, Device, Difference, Sgd, TrainState};
 use distribute_data::readers::{Examples, TrainTest};
+use distribute_keras::{
+    BUILT_IN, LayerSpec, ModelError, ModelSpec, Plan, Sequential, Shape, built_in, parse_keras_json,
+};
 use serde_json::{Value, json};
 use std::sync::{Arc, OnceLock};
 
-use crate::args::{CsvHeaderName, OptimizerName, TrainArgs, TrainingArgs};
-use crate::configuration::listed;
-use crate::data::DatasetName;
 use crate::failure::Failure;
-use crate::identity::Identity;
+use crate::flags::{CsvHeaderName, DatasetName, OptimizerName, TrainArgs, TrainingArgs};
+use crate::identity::{Identity, listed};
 use crate::split::SplitRecord;
 use crate::text::Vocabulary;
 

@@ -1,10 +1,8 @@
 //! `--strategy tpu`: which plugin and devices, and compiling for a TPU that is not there.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
-use clap::builder::NonEmptyStringValueParser;
-use clap::{Args, ValueEnum};
 use distribute_core::{Error, Strategy};
 use distribute_tpu_xla::pjrt::{Device, ErrorCode, PjrtError, Plugin, PluginSearch, Topology};
 use distribute_tpu_xla::stablehlo::Precision;
@@ -13,66 +11,18 @@ use distribute_tpu_xla::{
 };
 use serde_json::{Value, json};
 
-use crate::args::{DeviceArgs, OutputFormat};
 use crate::compile_watch::{CompileWatch, compiler_bytes};
-use crate::events::{line, note, object};
+use crate::events::{line, object};
 use crate::failure::Failure;
+use crate::flags::{DeviceArgs, OutputFormat, TpuArgs};
 use crate::libtpu::in_own_process;
+use crate::notes::note;
 use crate::strategies::device_names;
-
-#[derive(Debug, Default, Args)]
-#[command(next_help_heading = "TPU")]
-pub(crate) struct TpuArgs {
-    /// Name or address of the TPU [default: COLAB_TPU_ADDR, TPU_NAME, or that of this machine]
-    #[arg(long, value_name = "NAME")]
-    pub(crate) tpu: Option<String>,
-    /// The PJRT plugin [default: the one that `doctor` shows; docs/tpu.md has the search]
-    #[arg(long, value_name = "FILE")]
-    pub(crate) pjrt_plugin: Option<PathBuf>,
-    /// Compile the step of this job, say what it costs and whether it fits, and end
-    #[arg(long, requires = "topology")]
-    pub(crate) compile_only: bool,
-    /// What to compile for, without having one: v5e:2x4, v4:2x2x2, v5p:2x2x2, v6e:2x4, ...
-    #[arg(
-        long,
-        value_name = "NAME",
-        requires = "compile_only",
-        value_parser = NonEmptyStringValueParser::new()
-    )]
-    pub(crate) topology: Option<String>,
-    /// Write the StableHLO program that the compiler gets to this file
-    #[arg(long, value_name = "FILE", requires = "compile_only")]
-    pub(crate) dump_stablehlo: Option<PathBuf>,
-    /// How exactly a TPU multiplies matrices of f32 [default: highest]
-    #[arg(long, value_name = "PRECISION")]
-    pub(crate) precision_of_matmul: Option<PrecisionName>,
-}
-
-/// The precisions of a TPU's matrix products, by name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum PrecisionName {
-    /// One bf16 product, TensorFlow's and JAX's default: 8 bits of mantissa
-    Default,
-    /// Three bf16 products: about 16 bits
-    High,
-    /// Six bf16 products: f32 as on a CPU
-    Highest,
-}
-
-impl PrecisionName {
-    fn precision(self) -> Precision {
-        match self {
-            Self::Default => Precision::Default,
-            Self::High => Precision::High,
-            Self::Highest => Precision::Highest,
-        }
-    }
-}
 
 impl TpuArgs {
     fn precision(&self) -> Precision {
         let given = self.precision_of_matmul;
-        given.map_or(Precision::Highest, PrecisionName::precision)
+        given.map_or(Precision::Highest, Precision::from)
     }
 
     /// Names a flag that means nothing to another strategy.

@@ -251,8 +251,8 @@ fn texts_are_learned_from_a_csv_and_the_vocabulary_is_in_the_checkpoint() {
 #[test]
 fn a_model_file_of_keras_is_trained_and_kept_in_the_checkpoint() {
     let folder = tempfile::tempdir().unwrap();
-    let source =
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/keras/documents_cnn.keras3.json");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../crates/distribute-keras/tests/keras/documents_cnn.keras3.json");
     let model = fs::read_to_string(source)
         .unwrap()
         .replace("28", "8")

@@ -232,7 +232,7 @@ fn data_of_any_size_and_models_of_files_train_as_under_mirrored(
     }
     let model = concat!(
         env!("CARGO_MANIFEST_DIR"),
-        "/tests/keras/documents_cnn.keras3.json"
+        "/../crates/distribute-keras/tests/keras/documents_cnn.keras3.json"
     );
     fs::copy(model, folder.path().join("model.json")).unwrap();
     let run = format!("{run} --epochs 2");

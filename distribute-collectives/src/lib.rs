@@ -36,7 +36,6 @@ mod between_processes {}
 
 mod algorithm;
 pub mod auto;
-pub mod bench;
 mod bookkeeping;
 mod buffer;
 mod communication;

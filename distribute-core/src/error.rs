@@ -9,8 +9,6 @@ use distribute_collectives::{CollectiveError, ReduceOp};
 
 use crate::VariableError;
 use crate::checkpoint::CheckpointError;
-use crate::fit::FitError;
-use crate::tensorboard::TensorBoardError;
 
 /// The result of everything in this crate that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -204,7 +202,7 @@ pub enum Error {
     Input(Arc<dyn std::error::Error + Send + Sync>),
     /// The training loop or one of its callbacks gave up.
     #[error("{0}")]
-    Fit(Arc<crate::fit::FitError>),
+    Fit(Arc<dyn std::error::Error + Send + Sync>),
     /// An error of the caller's own step.
     #[error("{0}")]
     Step(Arc<dyn std::error::Error + Send + Sync>),
@@ -215,12 +213,6 @@ distribute_error::debug_as_message!(Error);
 impl From<CheckpointError> for Error {
     fn from(error: CheckpointError) -> Self {
         Self::Checkpoint(Arc::new(error))
-    }
-}
-
-impl From<TensorBoardError> for Error {
-    fn from(error: TensorBoardError) -> Self {
-        FitError::from(error).into()
     }
 }
 

@@ -288,6 +288,17 @@ pub(crate) fn gather(components: Vec<TensorData>, axis: i64) -> Result<TensorDat
     ))
 }
 
+/// Concatenates values of several tensors: the first tensors of all values along `axis`, in order,
+/// then the second ones, and so on.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] for values with different numbers of tensors, [`Error::Axis`],
+/// [`Error::Shape`] if other dimensions or the element types differ, [`Error::DType`] for bools.
+pub fn concatenate(values: Vec<Vec<TensorData>>, axis: i64) -> Result<Vec<TensorData>> {
+    let columns = columns(values)?.into_iter();
+    columns.map(|column| gather(column, axis)).collect()
+}
+
 fn same_shape(op: &'static str, first: &TensorData, other: &TensorData) -> Result<()> {
     if first.shape() == other.shape() && first.dtype() == other.dtype() {
         return Ok(());

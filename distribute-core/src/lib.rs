@@ -35,7 +35,6 @@ mod device_reduce;
 mod distributed_value;
 mod dropout;
 mod error;
-pub mod fit;
 mod gradients;
 mod host_reduce;
 mod indexed_slices;
@@ -46,7 +45,6 @@ pub mod metric;
 mod module_tensors;
 mod nest;
 pub mod optim;
-pub mod partitioners;
 pub mod prelude;
 pub mod remote;
 mod replica;
@@ -54,7 +52,6 @@ mod scope;
 mod shown;
 mod step_args;
 mod strategy;
-pub mod tensorboard;
 pub mod trace;
 mod train_state;
 mod values;
@@ -79,6 +76,7 @@ pub use distributed_value::{Components, DistributedValue};
 pub use dropout::{dropout, dropout_mask};
 pub use error::{Error, Result};
 pub use gradients::Gradients;
+pub use host_reduce::concatenate;
 pub use indexed_slices::IndexedSlices;
 #[cfg(feature = "burn-train")]
 pub use learner::LearnerStrategy;
@@ -86,7 +84,7 @@ pub use nest::{Leaf, Nest};
 pub use optim::{Adam, AdamW, Sgd};
 pub use replica::{ReplicaContext, ReplicaRng};
 pub use scope::{current_strategy, has_strategy, in_step};
-pub use step_args::{Item, Lend, Same, StepArgs};
+pub use step_args::{Item, Lend, Lent, Same, StepArgs};
 pub use strategy::{
     CentralStorageStrategy, DefaultStrategy, InputContext, MirroredStrategy,
     MirroredStrategyBuilder, MultiWorkerMirroredStrategy, MultiWorkerMirroredStrategyBuilder,

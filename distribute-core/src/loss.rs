@@ -1,6 +1,6 @@
 //! What a function that averages losses says to the step that calls it.
 //!
-//! A loss carries its divisor: what is averaged over batches, as [`fit`](crate::fit) does, must be
+//! A loss carries its divisor: what is averaged over batches, as `Fit` does, must be
 //! weighted by what it was divided by, which the loss itself does not show. `average_loss`
 //! of the crate `distribute-data` and its relatives call these functions; a loss function of your
 //! own may.
@@ -29,7 +29,7 @@ impl LossDivisor {
 /// Says that a loss of the running step was divided by this number. Outside of a step it does
 /// nothing.
 ///
-/// [`Objective::averaged_over`](crate::fit::Objective::averaged_over) takes precedence.
+/// What the loop is told by itself, as `Objective::averaged_over` does, takes precedence.
 pub fn divided_by(divisor: LossDivisor) {
     scope::with_step(|notes| {
         if !notes.divisors.contains(&divisor) {
@@ -97,11 +97,12 @@ fn losses_of_one(found: usize, rows: &[usize]) -> Option<(usize, usize)> {
     whole.then(|| (examples, found / examples))
 }
 
-/// What the losses of the running step were divided by since the last call; `None` if nobody said.
+/// What the losses of the running step were divided by since the last call; `None` if nobody said,
+/// and outside of a step. For what averages losses over batches.
 ///
 /// # Errors
-/// If they were divided by different numbers.
-pub(crate) fn take_divisor() -> Result<Option<f64>> {
+/// [`Error::InvalidArgument`] if they were divided by different numbers.
+pub fn take_divisor() -> Result<Option<f64>> {
     let divisors = scope::with_step(|notes| std::mem::take(&mut notes.divisors));
     match divisors.unwrap_or_default()[..] {
         [] => Ok(None),

@@ -302,9 +302,10 @@ fn fix_size<T>(batch: &PerReplica<T>, call: &mut Call<'_>) {
     }
 }
 
-/// Values of replicas that a program cannot take, such as models, for strategies that run steps as
-/// they are.
-pub(crate) struct Lent<'a, T>(pub(crate) &'a PerReplica<T>);
+/// Lends every replica a value of its own that is no [`Nest`], such as a copy of a model.
+///
+/// Only for strategies that run steps as they are: a program that is compiled cannot take it.
+pub struct Lent<'a, T>(pub &'a PerReplica<T>);
 
 impl<'x, T: Sync> Lend<'x> for Lent<'_, T> {
     type Item = &'x T;

@@ -1,7 +1,7 @@
 //! Distributed data sets as what `fit`, `evaluate` and `predict` of `distribute-core` read from.
 
-use distribute_core::fit::BatchSource;
 use distribute_core::{InputContext, Nest, PerReplica, Result};
+use distribute_fit::BatchSource;
 
 use crate::{Dataset, DistributedDataset, DistributedFunction, Position};
 

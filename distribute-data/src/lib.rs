@@ -5,6 +5,7 @@
 //!   batch over the replicas exactly as TensorFlow does and prefetches on a background thread.
 //! - [`average_loss`] and [`scale_regularization_loss`] scale a replica's loss so that the
 //!   SUM over all replicas is the loss of the global batch.
+//! - [`fit`] is the loop that trains on such data sets, with callbacks.
 //!
 //! ```
 //! use distribute_core::{MirroredStrategy, ReduceOp, StrategyExt};
@@ -41,7 +42,6 @@ mod order;
 mod own_stream;
 mod prefetch;
 pub mod prelude;
-pub mod readers;
 pub mod split;
 mod weighted;
 
@@ -53,6 +53,9 @@ pub use dataset_openers::{Digits, FashionMnist, Mnist};
 pub use dataset_text::{PADDING, TextDataset, UNKNOWN, Vocabulary};
 pub use distribute::{DistributedDataset, Position, StrategyDataExt};
 pub use distribute_epoch::Epoch;
+pub use distribute_fit as fit;
+pub use distribute_fit::tensorboard;
+pub use distribute_readers as readers;
 pub use from_function::{DistributedFunction, ReplicationMode, Steps};
 pub use loss::{
     AverageLoss, LossValue, Reduction, SampleWeight, average_loss, binary_crossentropy,

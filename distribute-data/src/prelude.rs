@@ -1,11 +1,11 @@
 //! What a training program names: `use distribute_data::prelude::*;`, next to that of
 //! `distribute-core`.
 
-pub use distribute_core::fit::callbacks::{
+pub use distribute_fit::callbacks::{
     EarlyStopping, HistoryFile, Interrupt, LearningRateScheduler, ModelCheckpoint, ProgressBar,
     TensorBoard, TerminateOnNan,
 };
-pub use distribute_core::fit::{
+pub use distribute_fit::{
     BatchSource, Callback, Fit, History, Objective, StepContext, evaluate, predict,
 };
 

@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use burn::nn::{Linear, LinearConfig};
 use distribute_core::collectives::{GroupOptions, in_process};
-use distribute_core::fit::{Fit, Logs, Objective, StepContext, evaluate, predict};
 use distribute_core::{
     Device, Mirrored, MirroredStrategy, MultiWorkerMirroredStrategy, Result, Sgd, Strategy,
     StrategyExt, Tensor, TensorData, TrainState,
 };
+use distribute_data::fit::{Fit, Logs, Objective, StepContext, evaluate, predict};
 use distribute_data::{
     AutoShardPolicy, AverageLoss, Batching, Dataset, FnDataset, StrategyDataExt, Weighted,
     mean_squared_error,

@@ -5,11 +5,11 @@ mod workers_common;
 
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::TensorData;
-use distribute_core::fit::{Fit, Objective, StepContext, evaluate};
 use distribute_core::{
     CentralStorageStrategy, DefaultStrategy, Device, Error, MirroredStrategy, PerReplica, Result,
     Sgd, Strategy, StrategyExt, Tensor, TrainState,
 };
+use distribute_data::fit::{Fit, Objective, StepContext, evaluate};
 use distribute_data::loss::{MeanSquaredError, Reduction};
 use distribute_data::{
     AverageLoss, Batching, Dataset, FnDataset, StrategyDataExt, Weighted, average_loss,

@@ -4,12 +4,12 @@
 mod workers_common;
 
 use burn::nn::{Linear, LinearConfig};
-use distribute_core::fit::{Fit, Objective, StepContext, predict};
 use distribute_core::{
     Device, Error, InputContext, Nest, ReduceOp, Result, Sgd, Strategy, StrategyExt, Tensor,
     TensorData, TrainState,
 };
 use distribute_data::auto_shard::AutoShardPolicy;
+use distribute_data::fit::{Fit, Objective, StepContext, predict};
 use distribute_data::{
     AverageLoss, Batching, Dataset, FnDataset, ReplicationMode, StrategyDataExt, Weighted,
 };

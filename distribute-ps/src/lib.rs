@@ -68,6 +68,7 @@ pub mod fit;
 #[allow(missing_docs, dead_code, clippy::all, clippy::pedantic)]
 #[rustfmt::skip]
 mod generated;
+pub mod partitioners;
 pub mod placement;
 pub mod program;
 pub mod rpc;

@@ -4,7 +4,7 @@
 //! servers in turn, in creation order over all variables: sizes do not matter
 //! (TensorFlow: `ParameterServerStrategyV2._create_variable`).
 
-use distribute_core::partitioners::{Partitioner, shard_sizes};
+use crate::partitioners::{Partitioner, shard_sizes};
 
 use crate::error::{PsError, Result};
 

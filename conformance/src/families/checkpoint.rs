@@ -7,12 +7,12 @@ use burn::tensor::{DType, Device, Shape, Tensor, TensorData};
 use distribute_core::checkpoint::{
     Checkpoint, CheckpointError, CheckpointManager, Metadata, load, load_latest,
 };
-use distribute_core::fit::callbacks::ModelCheckpoint;
-use distribute_core::fit::{Callback, Control, Fit, Objective, StepContext, restore, snapshot};
 use distribute_core::{
     DistributedVariable, Error, Mirrored, Sgd, Strategy, StrategyExt, TrainState,
     VariableAggregation, VariableOptions, VariableSynchronization,
 };
+use distribute_data::fit::callbacks::ModelCheckpoint;
+use distribute_data::fit::{Callback, Control, Fit, Objective, StepContext, restore, snapshot};
 use distribute_data::{AverageLoss, Batching, FnDataset, StrategyDataExt, Weighted};
 use serde_json::{Value, json};
 

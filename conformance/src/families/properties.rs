@@ -6,13 +6,13 @@
 
 use std::sync::Arc;
 
-use distribute_core::partitioners::{
-    FixedShardsPartitioner, MaxSizePartitioner, MinSizePartitioner, Partitioner,
-};
 use distribute_core::{
     CentralStorageStrategy, DefaultStrategy, LogicalDevice, MirroredStrategy, OneDeviceStrategy,
     PerReplica, ReduceOp, Strategy, StrategyExt, VariableKind, VariableOptions, VariablePlacement,
     current_strategy, has_strategy, in_step,
+};
+use distribute_ps::partitioners::{
+    FixedShardsPartitioner, MaxSizePartitioner, MinSizePartitioner, Partitioner,
 };
 use serde_json::{Value, json};
 

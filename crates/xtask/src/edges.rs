@@ -57,11 +57,23 @@ const CRATES: &[Row] = &[
         true,
     ),
     row(
+        "distribute-readers",
+        MayUse::Only(&["distribute-core", "distribute-error"]),
+        false,
+    ),
+    row(
+        "distribute-fit",
+        MayUse::Only(&["distribute-core", "distribute-error"]),
+        true,
+    ),
+    row(
         "distribute-data",
         MayUse::Only(&[
             "distribute-collectives",
             "distribute-core",
             "distribute-error",
+            "distribute-readers",
+            "distribute-fit",
         ]),
         true,
     ),
@@ -78,6 +90,24 @@ const CRATES: &[Row] = &[
     row(
         "distribute-tpu-xla",
         MayUse::Only(&["distribute-core", "distribute-data", "distribute-error"]),
+        true,
+    ),
+    row(
+        "distribute-keras",
+        MayUse::Only(&["distribute-core", "distribute-error"]),
+        true,
+    ),
+    row(
+        "distribute-bench",
+        MayUse::Only(&[
+            "distribute-core",
+            "distribute-data",
+            "distribute-keras",
+            "distribute-launch",
+            "distribute-collectives",
+            "distribute-ps",
+            "distribute-tpu-xla",
+        ]),
         true,
     ),
     row("distribute-cli", MayUse::All, true),

@@ -2,9 +2,9 @@
 
 use distribute_core::collectives::flight_record;
 
-use crate::args::BlameArgs;
 use crate::events::line;
 use crate::failure::Failure;
+use crate::flags::BlameArgs;
 
 /// Prints what the records of a directory say.
 pub(super) fn run(args: &BlameArgs) -> Result<(), Failure> {

@@ -13,9 +13,9 @@ use rcgen::{
 };
 use time::{Duration, OffsetDateTime};
 
-use crate::args::CertsArgs;
 use crate::events::line;
 use crate::failure::Failure;
+use crate::flags::CertsArgs;
 
 type Authority = CertifiedIssuer<'static, KeyPair>;
 

@@ -4,9 +4,9 @@ use ::conformance::{
     FailedCase, FamilyName, Report, Selection, SelectionError, WorkerProgram, run_worker,
 };
 
-use crate::args::{ConformanceArgs, OutputFormat};
 use crate::events;
 use crate::failure::Failure;
+use crate::flags::{ConformanceArgs, OutputFormat};
 
 /// This program as a worker process of the cases about several workers.
 fn workers() -> Result<WorkerProgram, Failure> {

@@ -9,9 +9,9 @@ use serde_json::{Value, json};
 
 use super::gpus::{self, Gpus};
 use super::libraries::{Library, find_all};
-use crate::args::{DoctorArgs, OutputFormat};
 use crate::events;
 use crate::failure::Failure;
+use crate::flags::{DoctorArgs, OutputFormat};
 
 /// Variables by which a cluster tells a process who it is. None of them is a secret.
 const CLUSTER_VARIABLES: [(&str, &[&str]); 6] = [

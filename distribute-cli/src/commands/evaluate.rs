@@ -1,12 +1,12 @@
 //! `evaluate`: loss and accuracy of a checkpoint.
 
-use distribute_core::fit::{evaluate, json_number};
+use distribute_data::fit::{evaluate, json_number};
 use serde_json::json;
 
 use super::restore::restored;
-use crate::args::{EvaluateArgs, OutputFormat};
 use crate::events;
 use crate::failure::Failure;
+use crate::flags::{EvaluateArgs, OutputFormat};
 use crate::objective::objective;
 
 pub(crate) fn run(args: EvaluateArgs) -> Result<(), Failure> {

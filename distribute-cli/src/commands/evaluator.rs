@@ -6,24 +6,25 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use distribute_core::checkpoint::{self, Checkpoint, CheckpointError};
-use distribute_core::fit::{Evaluation, FitError, evaluate, json_number, restore_weights};
-use distribute_core::tensorboard::EventWriter;
 use distribute_core::{
     Configuration, DefaultStrategy, Error, Mirrored, Sgd, StrategyExt, TrainState,
 };
+use distribute_data::fit::{Evaluation, FitError, evaluate, json_number, restore_weights};
+use distribute_data::tensorboard::EventWriter;
 use distribute_data::{Batching, DistributedDataset, StrategyDataExt};
 use serde_json::json;
 
 use super::restore::same_model;
-use crate::args::{OutputFormat, TrainArgs};
 use crate::configuration::{data_settings, same_as_stored};
 use crate::data::{Classified, Data};
 use crate::events;
 use crate::failure::Failure;
+use crate::flags::{OutputFormat, TrainArgs};
+use crate::notes::note;
 use crate::objective::objective;
 use crate::signals::Signals;
 use crate::task::Task;
-use distribute_cli::model::Sequential;
+use distribute_keras::Sequential;
 
 /// How often the directory is looked at: file systems that several hosts share tell nobody what is
 /// new.
@@ -42,7 +43,7 @@ pub(super) fn run(args: &TrainArgs, signals: &Signals) -> Result<(), Failure> {
     };
     let mut evaluator = Evaluator::new(args)?;
     signals.serve();
-    events::note(&format!("evaluator: following {}", directory.display()));
+    note(&format!("evaluator: following {}", directory.display()));
     loop {
         let last = signals.came_already();
         if let Some(checkpoint) = newer(directory, evaluator.seen)? {

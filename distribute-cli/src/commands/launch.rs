@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use distribute_launch::{Console, Hosts, Job, LaunchError, guard_main, run as run_job};
 
-use crate::args::LaunchArgs;
 use crate::cluster::TOKEN_VARIABLE;
 use crate::failure::Failure;
+use crate::flags::LaunchArgs;
 
 /// Runs the job to its end. What went wrong in it has been said by then.
 pub(super) fn run(args: LaunchArgs) -> Result<(), Failure> {

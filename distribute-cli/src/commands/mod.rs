@@ -1,5 +1,6 @@
 //! What the commands do.
 
+mod bench;
 mod blame;
 mod certs;
 mod conformance;
@@ -15,9 +16,10 @@ mod predict;
 mod restore;
 mod start;
 mod train;
+mod training;
 
-use crate::args::Command;
 use crate::failure::Failure;
+use crate::flags::Command;
 
 /// Runs a command.
 pub(crate) fn run(command: Command) -> Result<(), Failure> {
@@ -26,7 +28,7 @@ pub(crate) fn run(command: Command) -> Result<(), Failure> {
         Command::Evaluate(args) => evaluate::run(args),
         Command::Predict(args) => predict::run(args),
         Command::Doctor(args) => doctor::run(&args),
-        Command::Bench(args) => crate::bench::run(args.what),
+        Command::Bench(args) => bench::run(args.what),
         Command::Conformance(args) => conformance::run(args),
         Command::Blame(args) => blame::run(&args),
         Command::Certs(args) => certs::run(&args),

@@ -4,23 +4,23 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use distribute_cli::model::Sequential;
 use distribute_core::cluster::{Cluster, ClusterResolver, TaskType};
-use distribute_core::fit::RunInfo;
 use distribute_core::{Error, Strategy, StrategyExt, TrainState};
+use distribute_data::fit::RunInfo;
 use distribute_data::readers::TrainTest;
 use distribute_data::{Batching, StrategyDataExt};
+use distribute_keras::Sequential;
 use distribute_ps::{
     ClusterCoordinator, Program, PsError, ServerOptions, State, Training, TrainingData,
 };
 
 use super::restore::same_model;
 use super::start::Start;
-use super::train::{GlobalBatch, Run, check_sizes, epochs};
-use crate::args::TrainArgs;
+use super::training::{GlobalBatch, Run, check_sizes, epochs};
 use crate::configuration;
 use crate::data::{Batch, Classified};
 use crate::failure::Failure;
+use crate::flags::TrainArgs;
 use crate::objective::objective;
 use crate::signals::Signals;
 use crate::task::{Task, optimizer};

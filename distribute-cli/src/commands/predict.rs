@@ -3,14 +3,14 @@
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
-use distribute_cli::model::Mode;
 use distribute_core::Tensor;
-use distribute_core::fit::predict;
+use distribute_data::fit::predict;
+use distribute_keras::Mode;
 
 use super::output_file::OutputFile;
 use super::restore::{Restored, restored};
-use crate::args::PredictArgs;
 use crate::failure::Failure;
+use crate::flags::PredictArgs;
 
 pub(crate) fn run(args: PredictArgs) -> Result<(), Failure> {
     let restored = restored(&args.restore, &args.data, &args.devices)?;
@@ -45,8 +45,8 @@ fn cannot_write(path: &Path, error: &io::Error) -> Failure {
 /// The most likely class of every example and its probability, in the order of the data.
 fn probabilities(restored: &Restored) -> Result<Vec<(usize, f32)>, Failure> {
     let outputs = restored.task.plan.output().elements();
-    let forward = |_: &distribute_core::fit::StepContext<'_>,
-                   model: &distribute_cli::model::Sequential,
+    let forward = |_: &distribute_data::fit::StepContext<'_>,
+                   model: &distribute_keras::Sequential,
                    ((input, _), _): crate::data::Batch| {
         if input.dims()[0] == 0 {
             return Ok(Tensor::<2>::zeros([0, outputs], &input.device()));

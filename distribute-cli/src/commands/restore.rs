@@ -3,19 +3,19 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use distribute_cli::model::Sequential;
 use distribute_core::checkpoint::{self, Checkpoint, CheckpointError, Entry, Newest};
-use distribute_core::fit::restore_weights;
 use distribute_core::{Error, Mirrored, Sgd, Strategy, StrategyExt, TrainState};
+use distribute_data::fit::restore_weights;
 use distribute_data::readers::Examples;
 use distribute_data::{Batching, DistributedDataset, StrategyDataExt};
+use distribute_keras::Sequential;
 use serde_json::Value;
 
-use crate::args::{DataArgs, DeviceArgs, RestoreArgs, SplitName};
-use crate::configuration::listed;
 use crate::data::{Classified, Data};
-use crate::events::note;
 use crate::failure::Failure;
+use crate::flags::{DataArgs, DeviceArgs, RestoreArgs, SplitName};
+use crate::identity::listed;
+use crate::notes::note;
 use crate::strategies::strategy;
 use crate::task::Task;
 

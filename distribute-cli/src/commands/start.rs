@@ -3,15 +3,15 @@
 use std::path::{Path, PathBuf};
 
 use distribute_core::checkpoint::{self, Checkpoint};
-use distribute_core::fit::callbacks::ModelCheckpoint;
 use distribute_core::{Configuration, Strategy};
+use distribute_data::fit::callbacks::ModelCheckpoint;
 use distribute_data::readers::TrainTest;
 
 use super::restore::usable;
-use crate::args::{FileArgs, TrainArgs, TrainingArgs};
 use crate::cluster::restarts;
 use crate::configuration::{of_checkpoint, same_as_stored};
 use crate::failure::Failure;
+use crate::flags::{FileArgs, TrainArgs, TrainingArgs};
 use crate::task::{Task, stored_l2};
 
 /// What the flags about files say.

@@ -4,11 +4,11 @@
 use std::sync::Arc;
 
 use burn::tensor::FloatDType;
-use distribute_cli::model::{Activation, Mode, Sequential, parse_keras_json};
 use distribute_core::{
     Adam, Device, MirroredStrategy, PerReplica, ReduceOp, ReplicaContext, Replicate, Result, Sgd,
     Strategy, StrategyExt, Tensor, TrainState,
 };
+use distribute_keras::{Activation, Mode, Sequential, parse_keras_json};
 use rstest::rstest;
 
 use crate::support::{strategy, within};

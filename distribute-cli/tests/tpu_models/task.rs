@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use distribute_cli::model::{Mode, Plan, Sequential, built_in, parse_keras_json};
 use distribute_core::optim::Optimizer;
 use distribute_core::{Device, PerReplica, ReplicaContext, Result, Tensor, TensorData, TrainState};
 use distribute_data::readers::{Examples, digits};
 use distribute_data::{
     AverageLoss, binary_crossentropy, scale_regularization_loss, sparse_categorical_crossentropy,
 };
+use distribute_keras::{Mode, Plan, Sequential, built_in, parse_keras_json};
 use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;

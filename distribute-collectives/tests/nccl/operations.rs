@@ -1,11 +1,9 @@
 //! Every operation against a naive result, on host buffers and on device memory.
 
-use distribute_collectives::bench;
-use distribute_collectives::bench::nccl::NcclBench;
 use distribute_collectives::nccl::{DeviceMemory, ElementType};
 use distribute_collectives::{
-    CollectiveError, CommunicationOptions, Communicator, CommunicatorExt, DType, GroupOptions,
-    ReduceOp, chunk_range,
+    CollectiveError, CommunicationOptions, Communicator, CommunicatorExt, GroupOptions, ReduceOp,
+    chunk_range,
 };
 use half::{bf16, f16};
 use rstest::rstest;
@@ -391,34 +389,5 @@ fn wrong_arguments_leave_the_group_usable() {
         }
         rank.barrier().expect("still usable");
         assert!(rank.describe().to_string().contains("NCCL 2.27.3"));
-    });
-}
-
-#[test]
-fn the_bench_measures_every_size() {
-    within_limit(|| {
-        let fake = Fake::new("");
-        let bench = NcclBench {
-            devices: vec![3, 1],
-            dtype: DType::F32,
-            sizes_bytes: vec![4, 4096],
-            iterations: 3,
-            options: fake.options(0),
-        };
-        let reports = bench::nccl::run(&bench).expect("figures");
-        let found: Vec<_> = reports
-            .iter()
-            .map(|r| (r.size_bytes, r.iterations))
-            .collect();
-        assert_eq!(found, [(4, 3), (4096, 3)]);
-        for report in reports {
-            assert!(report.min_us > 0.0 && report.min_us <= report.median_us);
-            assert!(
-                report.selection.contains("over NCCL 2.27.3"),
-                "{}",
-                report.selection
-            );
-        }
-        fake.assert_clean();
     });
 }

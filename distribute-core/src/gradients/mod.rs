@@ -276,7 +276,7 @@ impl Gradients {
     ///
     /// If the norm is not finite, because a gradient holds NaN or infinity, all gradients become
     /// NaN, as in TensorFlow and in a compiled step: the weights show at once that the training has
-    /// failed ([`TerminateOnNan`](crate::fit::callbacks::TerminateOnNan) ends it), and the norm
+    /// failed (`TerminateOnNan` ends it), and the norm
     /// that is returned says so before the update.
     ///
     /// # Errors

@@ -4,7 +4,7 @@ use burn::tensor::{Int, Tensor, TensorData};
 
 use super::metric;
 use super::sums::{Sums, batch};
-use crate::{Error, Leaf, ReplicaContext, Result, Strategy};
+use crate::{Error, Leaf, Result, Strategy, VariableContext};
 
 /// The share of examples whose largest score is at the label
 /// (Keras: `tf.keras.metrics.SparseCategoricalAccuracy`). Labels are class numbers.
@@ -49,13 +49,13 @@ impl SparseCategoricalAccuracy {
     /// [`Error::Shape`] if the shapes do not fit, [`Error::MixedStrategies`].
     pub fn update_state<const L: usize, const S: usize>(
         &self,
-        ctx: &ReplicaContext,
+        context: &(impl VariableContext + ?Sized),
         labels: &Tensor<L, Int>,
         scores: &Tensor<S>,
     ) -> Result<()> {
         let (mut labels, mut scores) = (labels.clone(), scores.clone());
         self.sums
-            .update(ctx, &mut [&mut labels, &mut scores], |data| {
+            .update(context, &mut [&mut labels, &mut scores], |data| {
                 batch(&sparse_matches(&data[0], &data[1])?, None)
             })
     }
@@ -66,14 +66,14 @@ impl SparseCategoricalAccuracy {
     /// Also if the weights do not fit.
     pub fn update_state_weighted<const L: usize, const S: usize>(
         &self,
-        ctx: &ReplicaContext,
+        context: &(impl VariableContext + ?Sized),
         labels: &Tensor<L, Int>,
         scores: &Tensor<S>,
         mut weights: impl Leaf,
     ) -> Result<()> {
         let (mut labels, mut scores) = (labels.clone(), scores.clone());
         let given: &mut [&mut dyn Leaf] = &mut [&mut labels, &mut scores, &mut weights];
-        self.sums.update(ctx, given, |data| {
+        self.sums.update(context, given, |data| {
             batch(&sparse_matches(&data[0], &data[1])?, Some(&data[2]))
         })
     }
@@ -94,13 +94,13 @@ impl CategoricalAccuracy {
     /// [`Error::Shape`] if the shapes differ, [`Error::MixedStrategies`].
     pub fn update_state<const D: usize>(
         &self,
-        ctx: &ReplicaContext,
+        context: &(impl VariableContext + ?Sized),
         labels: &Tensor<D>,
         scores: &Tensor<D>,
     ) -> Result<()> {
         let (mut labels, mut scores) = (labels.clone(), scores.clone());
         self.sums
-            .update(ctx, &mut [&mut labels, &mut scores], |data| {
+            .update(context, &mut [&mut labels, &mut scores], |data| {
                 batch(&one_hot_matches(&data[0], &data[1])?, None)
             })
     }
@@ -111,14 +111,14 @@ impl CategoricalAccuracy {
     /// Also if the weights do not fit.
     pub fn update_state_weighted<const D: usize>(
         &self,
-        ctx: &ReplicaContext,
+        context: &(impl VariableContext + ?Sized),
         labels: &Tensor<D>,
         scores: &Tensor<D>,
         mut weights: impl Leaf,
     ) -> Result<()> {
         let (mut labels, mut scores) = (labels.clone(), scores.clone());
         let given: &mut [&mut dyn Leaf] = &mut [&mut labels, &mut scores, &mut weights];
-        self.sums.update(ctx, given, |data| {
+        self.sums.update(context, given, |data| {
             batch(&one_hot_matches(&data[0], &data[1])?, Some(&data[2]))
         })
     }
@@ -146,14 +146,14 @@ impl BinaryAccuracy {
     /// [`Error::Shape`] if the shapes differ, [`Error::MixedStrategies`].
     pub fn update_state<const D: usize>(
         &self,
-        ctx: &ReplicaContext,
+        context: &(impl VariableContext + ?Sized),
         labels: &Tensor<D>,
         scores: &Tensor<D>,
     ) -> Result<()> {
         let (mut labels, mut scores) = (labels.clone(), scores.clone());
         let threshold = self.threshold;
         self.sums
-            .update(ctx, &mut [&mut labels, &mut scores], move |data| {
+            .update(context, &mut [&mut labels, &mut scores], move |data| {
                 batch(&side_matches(threshold, &data[0], &data[1])?, None)
             })
     }
@@ -164,7 +164,7 @@ impl BinaryAccuracy {
     /// Also if the weights do not fit.
     pub fn update_state_weighted<const D: usize>(
         &self,
-        ctx: &ReplicaContext,
+        context: &(impl VariableContext + ?Sized),
         labels: &Tensor<D>,
         scores: &Tensor<D>,
         mut weights: impl Leaf,
@@ -172,7 +172,7 @@ impl BinaryAccuracy {
         let (mut labels, mut scores) = (labels.clone(), scores.clone());
         let given: &mut [&mut dyn Leaf] = &mut [&mut labels, &mut scores, &mut weights];
         let threshold = self.threshold;
-        self.sums.update(ctx, given, move |data| {
+        self.sums.update(context, given, move |data| {
             let matches = side_matches(threshold, &data[0], &data[1])?;
             batch(&matches, Some(&data[2]))
         })

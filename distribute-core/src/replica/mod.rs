@@ -145,7 +145,7 @@ impl ReplicaContext {
 
     /// The examples of a full global batch, if the step was handed a part of one that knows: what
     /// losses are divided by. Batches of `distribute-data` know, and those of
-    /// [`fit`](crate::fit); others are told by [`PerReplica::of_global_batch`]. `None` also for
+    /// `Fit`; others are told by [`PerReplica::of_global_batch`]. `None` also for
     /// parts of batches of different sizes.
     pub fn global_batch_size(&self) -> Option<usize> {
         crate::loss::global_batch_size().ok().flatten()

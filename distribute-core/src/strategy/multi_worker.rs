@@ -226,7 +226,7 @@ impl MultiWorkerMirroredStrategyBuilder {
     /// What ends waits for the other workers before their time, such as a signal; nothing by
     /// default. The error is [`CollectiveError::Interrupted`], on all workers. In a loop of one's
     /// own, [hold](Interruption::hold) it once there is something to lose and use
-    /// [`WorkerGroup::request_stop`]; [`Fit`](crate::fit::Fit) holds it from its first step on, so
+    /// [`WorkerGroup::request_stop`]; `Fit` holds it from its first step on, so
     /// that then only waits end for a worker that gives no sign of life for a second.
     ///
     /// [`CollectiveError::Interrupted`]: distribute_collectives::CollectiveError::Interrupted

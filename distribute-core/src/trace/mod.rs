@@ -73,8 +73,8 @@ pub use program::{
     Argument, CapturedStep, DeviceTensor, Executable, InputRole, StepInput, StepOutput,
     StepProgram, Tracer,
 };
-pub use state::{Coefficients, HostState, StateVisitor};
-pub use tensor::{CapturedTensor, TensorSpec, TracedTensor};
+pub use state::{Coefficients, HostState, StateVisitor, valid};
+pub use tensor::{CapturedTensor, TensorSpec, TracedTensor, without_autodiff};
 
 pub(crate) use effect::{Given, HostVariable, Target};
 pub(crate) use exchange::{all_gather, broadcast, combine, of_replica, reduce};
@@ -82,5 +82,5 @@ pub(crate) use gradients::{
     CapturedTape, all_reduce, all_reduce_tensor, backward, not_captured, of_type,
 };
 pub(crate) use run::run;
-pub(crate) use state::{Fetch, OnDevice, valid, visit_module};
-pub(crate) use tensor::{Tracked, TrackedGradients, captured, read_error, without_autodiff};
+pub(crate) use state::{Fetch, OnDevice, visit_module};
+pub(crate) use tensor::{Tracked, TrackedGradients, captured, read_error};

@@ -250,7 +250,7 @@ impl ModuleMapper for Track {
 }
 
 /// A captured model without autodiff, as [`Module::valid`] makes it of other models.
-pub(crate) fn valid<M: Module>(model: &M) -> M {
+pub fn valid<M: Module>(model: &M) -> M {
     model.clone().map(&mut Plain)
 }
 

@@ -148,7 +148,7 @@ pub(crate) fn captured<const D: usize>(tensor: &Tensor<D>) -> Option<CapturedTen
 }
 
 /// [`Tensor::without_autodiff`], also for captured tensors.
-pub(crate) fn without_autodiff<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
+pub fn without_autodiff<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
     let is_capture = crate::scope::trace().is_some();
     match is_capture.then(|| captured(&tensor)).flatten() {
         Some(captured) => captured.float(),

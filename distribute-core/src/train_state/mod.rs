@@ -13,7 +13,6 @@ use std::sync::Arc;
 use apply::{Here, Placement};
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, Tensor, TensorData};
-pub(crate) use waiting::Sums as WaitingSums;
 
 use crate::checkpoint::{TensorSpec, check_slots, saved_kinds};
 use crate::optim::Optimizer;
@@ -137,13 +136,6 @@ impl<M> TrainState<M> {
     pub fn set_learning_rate(&mut self, learning_rate: f64) {
         self.learning_rate = learning_rate;
         self.placement.set_learning_rate(learning_rate);
-    }
-
-    /// Whether an update takes the gradients of several micro-batches ([`accumulate`]).
-    ///
-    /// [`accumulate`]: TrainState::accumulate
-    pub(crate) fn accumulates(&self) -> bool {
-        self.accumulation_steps > 1
     }
 
     /// Whether tensors and slots live elsewhere, and this is a copy.
@@ -285,11 +277,24 @@ impl<M: Module + 'static> TrainState<M> {
     }
 
     /// [`to_tensors`](Self::to_tensors), and the number of updates that they are the result of.
-    pub(crate) fn save(&self) -> Result<(u64, BTreeMap<String, TensorData>)> {
+    ///
+    /// # Errors
+    /// If the device or the parameter servers cannot be read.
+    pub fn save(&self) -> Result<(u64, BTreeMap<String, TensorData>)> {
         match self.placement.store() {
             Some(store) => store.save(),
             None => Ok((self.step, self.local_tensors()?)),
         }
+    }
+
+    /// Looks whether the parameters were computed at all: a kernel that fails on a GPU is told to
+    /// nobody who does not read its result. Reads one element of each that is on a GPU, and waits
+    /// for it.
+    ///
+    /// # Errors
+    /// That of the kernel.
+    pub fn check_weights(&self) -> Result<()> {
+        module_tensors::check_computed(&self.model)
     }
 
     fn local_tensors(&self) -> Result<BTreeMap<String, TensorData>> {
@@ -324,7 +329,7 @@ impl<M: Module + 'static> TrainState<M> {
     /// optimizer
     /// ([`CheckpointError::WrongOptimizer`](crate::checkpoint::CheckpointError::WrongOptimizer));
     /// the state is unchanged then. Tensors do not say which optimizer they are of but by the names
-    /// of its slots; [`fit::restore`](crate::fit::restore) also compares the optimizer's name.
+    /// of its slots; `fit::restore` also compares the optimizer's name.
     pub fn load_tensors(
         &mut self,
         tensors: &BTreeMap<String, TensorData>,

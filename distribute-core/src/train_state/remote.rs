@@ -104,8 +104,11 @@ impl<M: Module + 'static> Placement<M> for Remote {
 }
 
 impl<M> TrainState<M> {
-    /// Tells the store a learning rate that was set here; does nothing without one.
-    pub(crate) fn send_learning_rate(&mut self) -> Result<()> {
+    /// Tells the store a learning rate that was set here; does nothing without one. Blocks.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub fn send_learning_rate(&mut self) -> Result<()> {
         self.placement.send_learning_rate()
     }
 }

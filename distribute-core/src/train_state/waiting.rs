@@ -8,11 +8,11 @@ use super::TrainState;
 use crate::{Error, Gradients, Mirrored, Result};
 
 /// One replica's sums of the gradients, by parameter; none where no loss depended on it.
-pub(crate) type Sums = Vec<Option<TensorData>>;
+type Sums = Vec<Option<TensorData>>;
 
 impl<M> TrainState<M> {
     /// How many micro-batches wait, and how many make an update.
-    pub(crate) fn accumulation(&self) -> (usize, usize) {
+    pub fn accumulation(&self) -> (usize, usize) {
         let waiting = self.accumulated.as_ref().map_or(0, |(count, _)| *count);
         (waiting, self.accumulation_steps)
     }
@@ -27,8 +27,13 @@ impl<M> TrainState<M> {
 }
 
 impl<M: Module + 'static> Mirrored<TrainState<M>> {
-    /// What waits, replica by replica. Waits for the devices.
-    pub(crate) fn waiting(&self) -> Result<Option<Vec<Sums>>> {
+    /// The gradients of micro-batches that wait for the rest of their update, replica by replica:
+    /// one for each parameter, none where no loss depended on it. `None` if no micro-batch waits.
+    /// Waits for the devices.
+    ///
+    /// # Errors
+    /// If a device cannot be read.
+    pub fn waiting_gradients(&self) -> Result<Option<Vec<Sums>>> {
         if !self.host_part().is_accumulating() {
             return Ok(None);
         }
@@ -38,7 +43,10 @@ impl<M: Module + 'static> Mirrored<TrainState<M>> {
     }
 
     /// Puts back what waited after `count` micro-batches, one list for each local replica.
-    pub(crate) fn put_waiting(&mut self, count: usize, replicas: Vec<Sums>) -> Result<()> {
+    ///
+    /// # Errors
+    /// [`Error::ReplicaCount`] for another number of lists; a list of another model.
+    pub fn put_waiting_gradients(&mut self, count: usize, replicas: Vec<Sums>) -> Result<()> {
         let states = self.host_values_mut();
         crate::values::count("the micro-batches", states.len(), replicas.len())?;
         for (state, sums) in states.iter_mut().zip(replicas) {
@@ -48,9 +56,12 @@ impl<M: Module + 'static> Mirrored<TrainState<M>> {
         Ok(())
     }
 
-    /// What waited on other replicas than these, as the sums of the first one and zeros of the
-    /// others.
-    pub(crate) fn redistributed(&self, stored: Vec<Sums>, ids: &[usize]) -> Result<Vec<Sums>> {
+    /// What waited on other replicas than these, which have these ids: the sums for replica 0 and
+    /// zeros for the others.
+    ///
+    /// # Errors
+    /// If nothing is stored, or it is of another model.
+    pub fn redistribute_gradients(&self, stored: Vec<Sums>, ids: &[usize]) -> Result<Vec<Sums>> {
         let model = &self.host_part().model;
         let mut all = stored
             .into_iter()

@@ -59,7 +59,7 @@ impl WorkerGroup {
     ///
     /// The wish travels with the gradients of the next update, so it costs nothing and all workers
     /// learn of it after the same update: [`stop_agreed`](Self::stop_agreed) is true for all of
-    /// them from then on. [`Fit`](crate::fit::Fit) looks at it; a loop of one's own can save a
+    /// them from then on. `Fit` looks at it; a loop of one's own can save a
     /// checkpoint and end there.
     pub fn request_stop(&self) {
         self.request(Wish::Stop);
@@ -70,18 +70,39 @@ impl WorkerGroup {
         self.agreed(Wish::Stop)
     }
 
+    /// Begins anew: nobody has asked to stop. For what follows a loop that has stopped.
+    pub fn clear_stop(&self) {
+        self.forget(Wish::Stop);
+    }
+
+    /// Asks all workers to save a checkpoint together, as [`request_stop`](Self::request_stop) asks
+    /// them to stop.
+    pub fn request_save(&self) {
+        self.request(Wish::Save);
+    }
+
+    /// Whether a worker had asked to save before the last update.
+    pub fn save_agreed(&self) -> bool {
+        self.agreed(Wish::Save)
+    }
+
+    /// The checkpoint that was asked for is saved, or is not wanted any more.
+    pub fn clear_save(&self) {
+        self.forget(Wish::Save);
+    }
+
     /// Lets a wish travel with the gradients of the next update.
-    pub(crate) fn request(&self, wish: Wish) {
+    fn request(&self, wish: Wish) {
         self.shared.requested.set(wish, true);
     }
 
     /// Whether a worker had this wish before the last update.
-    pub(crate) fn agreed(&self, wish: Wish) -> bool {
+    fn agreed(&self, wish: Wish) -> bool {
         self.shared.agreed.get(wish)
     }
 
     /// Forgets a wish that was fulfilled.
-    pub(crate) fn forget(&self, wish: Wish) {
+    fn forget(&self, wish: Wish) {
         self.shared.requested.set(wish, false);
         self.shared.agreed.set(wish, false);
     }

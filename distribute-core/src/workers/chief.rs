@@ -56,8 +56,15 @@ impl WorkerGroup {
         Ok(())
     }
 
-    /// Refuses, on all workers, if one has other numbers or texts than the chief.
-    pub(crate) fn check_equal(&self, what: &str, own: &[(&str, Value)]) -> Result<()> {
+    /// Refuses, on all workers, if one has other numbers or texts than the chief. `what` they are
+    /// settings of; every value stands behind its name, and all workers name the same.
+    ///
+    /// Blocks until all workers have called it.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] with the first that differs. A worker that was lost, ended the
+    /// group or does not come before the deadline.
+    pub fn check_equal(&self, what: &str, own: &[(&str, Value)]) -> Result<()> {
         let values: Vec<&Value> = own.iter().map(|(_, value)| value).collect();
         let all = self.hear_all(what, &json!(values))?;
         let Some(worker) = all.iter().position(|found| *found != all[0]) else {

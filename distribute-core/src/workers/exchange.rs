@@ -14,13 +14,12 @@ impl WorkerGroup {
     /// Gives every worker the lists that all workers hand in, worker by worker. A worker hands in
     /// one list per replica, or one for all of them. `call` says what it is for.
     ///
+    /// Blocks until all workers have called it.
+    ///
     /// # Errors
-    /// On all workers if they do it for different calls.
-    pub(crate) fn gather(
-        &self,
-        call: &str,
-        lists: &[Vec<TensorData>],
-    ) -> Result<Vec<Vec<TensorData>>> {
+    /// On all workers if they do it for different calls. A worker that was lost, ended the group or
+    /// does not come before the deadline.
+    pub fn gather(&self, call: &str, lists: &[Vec<TensorData>]) -> Result<Vec<Vec<TensorData>>> {
         let bytes = encoding::encode(call, lists)?;
         let gathered = lock(&self.shared.communicator).all_gather(&bytes)?;
         let mut all = Vec::new();
@@ -65,8 +64,14 @@ impl WorkerGroup {
         texts.collect()
     }
 
-    /// Gives every worker what all workers say, worker 0's first.
-    pub(crate) fn hear_all<T>(&self, call: &str, said: &T) -> Result<Vec<T>>
+    /// Gives every worker the values of all workers, worker 0's first; they travel as JSON. `call`
+    /// says what it is for.
+    ///
+    /// Blocks until all workers have called it.
+    ///
+    /// # Errors
+    /// As [`gather`](Self::gather); a value that cannot be written as JSON.
+    pub fn hear_all<T>(&self, call: &str, said: &T) -> Result<Vec<T>>
     where
         T: Serialize + DeserializeOwned,
     {

@@ -21,7 +21,6 @@ use distribute_collectives::{
     Interruption,
 };
 
-pub(crate) use agreement::Wish;
 use agreement::Wishes;
 
 use crate::values::lock;
@@ -97,16 +96,17 @@ impl WorkerGroup {
     }
 
     /// From now on there is something to lose: an interruption ends waits only for workers that
-    /// give no sign of life.
-    pub(crate) fn hold(&self) {
+    /// give no sign of life. A training loop calls it when it begins with what would have to be
+    /// repeated.
+    pub fn hold(&self) {
         let mut held = lock(&self.shared.held);
         if held.is_none() {
             *held = self.shared.interruption.get().map(Interruption::hold);
         }
     }
 
-    /// From now on an interruption ends every wait.
-    pub(crate) fn release(&self) {
+    /// From now on an interruption ends every wait again.
+    pub fn release(&self) {
         *lock(&self.shared.held) = None;
     }
 

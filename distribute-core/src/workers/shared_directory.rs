@@ -40,7 +40,7 @@ impl WorkerGroup {
     /// # Errors
     /// What `open` returns, on the chief, and the news of it on the others;
     /// [`Error::NotShared`] on all if a worker sees another directory.
-    pub(crate) fn open_shared<T>(
+    pub fn open_shared<T>(
         &self,
         directory: &Path,
         open: impl FnOnce() -> Result<T>,

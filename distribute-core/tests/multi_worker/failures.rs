@@ -8,11 +8,12 @@ use distribute_core::{
     Error, MultiWorkerMirroredStrategy, ReduceOp, Replicate, Strategy, StrategyExt,
 };
 
-use crate::common::{Between, cluster, free_addresses, try_workers};
+use crate::group::{THREADS, cluster, free_addresses, try_workers};
+use crate::options::LATE;
 
 #[test]
 fn a_worker_with_another_model_is_told_which_parameter_differs() {
-    let outcomes = try_workers(Between::Threads, &[1, 1, 2], |strategy| {
+    let outcomes = try_workers(THREADS, &[1, 1, 2], |strategy| {
         let inputs = if strategy.workers().unwrap().index() == 2 {
             5
         } else {
@@ -33,7 +34,7 @@ fn a_worker_with_another_model_is_told_which_parameter_differs() {
             "{text}"
         );
     }
-    let outcomes = try_workers(Between::Threads, &[1, 1], |strategy| {
+    let outcomes = try_workers(THREADS, &[1, 1], |strategy| {
         let bias = strategy.is_chief();
         strategy.scope(|device| LinearConfig::new(4, 2).with_bias(bias).init(device))?;
         Ok(())
@@ -50,7 +51,7 @@ fn a_worker_with_another_model_is_told_which_parameter_differs() {
 #[test]
 fn a_step_that_fails_on_one_worker_ends_the_others() {
     let started = Instant::now();
-    let outcomes = try_workers(Between::Threads, &[2, 1], |strategy| {
+    let outcomes = try_workers(THREADS, &[2, 1], |strategy| {
         strategy.run((), |ctx, ()| match ctx.replica_id() {
             1 => Err(Error::invalid("no more paper")),
             _ => ctx.all_reduce(ReduceOp::Sum, 1.0_f32),
@@ -72,7 +73,7 @@ fn a_step_that_fails_on_one_worker_ends_the_others() {
 
 #[test]
 fn shapes_that_differ_between_workers_are_an_error_on_all() {
-    let outcomes = try_workers(Between::Threads, &[1, 1], |strategy| {
+    let outcomes = try_workers(THREADS, &[1, 1], |strategy| {
         let size = 1 + strategy.workers().unwrap().index();
         strategy.run((), |ctx, ()| {
             ctx.all_reduce(ReduceOp::Sum, vec![1.0_f32; size])
@@ -87,7 +88,7 @@ fn shapes_that_differ_between_workers_are_an_error_on_all() {
 
 #[test]
 fn calls_that_differ_between_workers_are_an_error_on_all() {
-    let outcomes = try_workers(Between::Threads, &[1, 1], |strategy| {
+    let outcomes = try_workers(THREADS, &[1, 1], |strategy| {
         strategy.run((), |ctx, ()| match ctx.replica_id() {
             0 => ctx.broadcast(0, 1.0_f32),
             _ => ctx.broadcast(1, 1.0_f32),
@@ -103,7 +104,7 @@ fn calls_that_differ_between_workers_are_an_error_on_all() {
 
 #[test]
 fn calls_outside_of_steps_that_differ_are_an_error_on_all() {
-    let outcomes = try_workers(Between::Threads, &[1, 1], |strategy| {
+    let outcomes = try_workers(THREADS, &[1, 1], |strategy| {
         let values = strategy.values_from(|_| 1.0_f32);
         let op = if strategy.is_chief() {
             ReduceOp::Sum
@@ -124,8 +125,8 @@ fn a_late_worker_is_named_by_all_replicas_of_the_others() {
     let (come, late) = std::sync::mpsc::channel::<()>();
     let late = std::sync::Arc::new(std::sync::Mutex::new(late));
     let started = Instant::now();
-    let outcomes = crate::common::try_workers_with(
-        Between::Late,
+    let outcomes = crate::group::try_workers_with(
+        LATE,
         &[2, 1],
         move |strategy| {
             if !strategy.is_chief() {
@@ -156,7 +157,7 @@ fn a_type_that_cannot_be_sent_is_refused_with_several_workers() {
             Opaque
         }
     }
-    let outcomes = try_workers(Between::Threads, &[1, 1], |strategy| {
+    let outcomes = try_workers(THREADS, &[1, 1], |strategy| {
         strategy.scope(|_| Opaque)?;
         Ok(())
     });

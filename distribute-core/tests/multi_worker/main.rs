@@ -3,13 +3,9 @@
 //! with the same groups between them as between processes; the command line's tests have
 //! processes.
 
-mod common;
 mod failures;
-mod fit;
-mod interrupted;
+mod group;
+mod options;
 mod overlap;
-#[allow(dead_code)] // shared with the tests of `fit`, which use all of it
-#[path = "../fit/common.rs"]
-mod points;
 mod training;
 mod values;

@@ -14,7 +14,8 @@ use distribute_core::{
 };
 use rstest::rstest;
 
-use crate::common::{Between, workers, workers_of_cluster, workers_with};
+use crate::group::{Between, SHARED_MEMORY, THREADS, workers};
+use crate::options::{GRPC, workers_of_cluster, workers_with};
 
 const GLOBAL_BATCH: usize = 24;
 
@@ -133,20 +134,20 @@ fn all_numbers_of_workers_and_replicas_give_the_weights_of_one_replica(
             true => train(&DefaultStrategy::new(), Adam::new(0.01)).unwrap(),
             false => train(&DefaultStrategy::new(), Sgd::new(0.1).momentum(0.9)).unwrap(),
         };
-        let all = workers(Between::Threads, &vec![replicas; count], program);
+        let all = workers(THREADS, &vec![replicas; count], program);
         close(&all[0].0, &expected);
         close(&all[0].1, &losses);
         for worker in &all {
             assert_eq!(*worker, all[0], "workers differ");
         }
-        let again = workers(Between::Threads, &vec![replicas; count], program);
+        let again = workers(THREADS, &vec![replicas; count], program);
         assert_eq!(again, all, "equal settings, equal bits");
     }
 }
 
 #[rstest]
-#[case(Between::SharedMemory)]
-#[case(Between::Grpc)]
+#[case(SHARED_MEMORY)]
+#[case(GRPC)]
 fn so_do_workers_that_meet_as_processes_do(#[case] between: Between) {
     let (expected, _) = train(&DefaultStrategy::new(), Adam::new(0.01)).unwrap();
     let program = |strategy| train(&strategy, Adam::new(0.01));
@@ -162,7 +163,7 @@ fn so_do_workers_that_meet_as_processes_do(#[case] between: Between) {
 #[test]
 fn workers_give_the_same_bits_over_every_transport() {
     let program = |strategy| train(&strategy, Adam::new(0.01));
-    let expected = workers(Between::Threads, &[1, 1, 1, 1], program);
+    let expected = workers(THREADS, &[1, 1, 1, 1], program);
     for transport in [ProcessTransport::SharedMemory, ProcessTransport::Grpc] {
         for _ in 0..3 {
             let found = workers_of_cluster(4, transport, program);
@@ -183,10 +184,10 @@ fn packed(
 
 /// Packs only change what travels together, so not even the bits change.
 #[rstest]
-#[case(&[1, 2], Between::Threads)]
-#[case(&[2, 2, 1], Between::Threads)]
-#[case(&[2, 1], Between::SharedMemory)]
-#[case(&[1, 2], Between::Grpc)]
+#[case(&[1, 2], THREADS)]
+#[case(&[2, 2, 1], THREADS)]
+#[case(&[2, 1], SHARED_MEMORY)]
+#[case(&[1, 2], GRPC)]
 fn packs_give_the_same_weights(#[case] replicas: &[usize], #[case] between: Between) {
     let program = |strategy| train(&strategy, Adam::new(0.01));
     let (expected, _) = train(&DefaultStrategy::new(), Adam::new(0.01)).unwrap();
@@ -224,7 +225,7 @@ fn packs_with_missing_gradients_give_the_same_weights() {
         assert!(!tensors.contains_key("optimizer/momentum/hidden.bias"));
         weights(state.primary())
     };
-    let one = workers(Between::Threads, &[1, 2], program);
-    let packs = workers_with(Between::Threads, &[1, 2], program, |b| packed(b, 1));
+    let one = workers(THREADS, &[1, 2], program);
+    let packs = workers_with(THREADS, &[1, 2], program, |b| packed(b, 1));
     assert_eq!(packs, one);
 }

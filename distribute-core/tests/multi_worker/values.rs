@@ -8,14 +8,14 @@ use distribute_core::{
     VariableAggregation, VariableOptions,
 };
 
-use crate::common::{Between, workers};
+use crate::group::{THREADS, workers};
 
 /// Three replicas: two of worker 0, one of worker 1.
 const REPLICAS: [usize; 2] = [2, 1];
 
 #[test]
 fn replicas_are_numbered_over_all_workers() {
-    let all = workers(Between::Threads, &REPLICAS, |strategy| {
+    let all = workers(THREADS, &REPLICAS, |strategy| {
         let ids = strategy.run((), |ctx, ()| {
             assert_eq!(ctx.num_replicas_in_sync(), 3);
             Ok((ctx.replica_id(), ctx.local_id()))
@@ -38,7 +38,7 @@ fn replicas_are_numbered_over_all_workers() {
 
 #[test]
 fn cross_replica_reductions_are_over_all_workers() {
-    let all = workers(Between::Threads, &REPLICAS, |strategy| {
+    let all = workers(THREADS, &REPLICAS, |strategy| {
         let values = || strategy.values_from(|id| [1.0e8_f32, 1.0, -1.0e8][id]);
         let mut results = Vec::new();
         for op in [ReduceOp::Sum, ReduceOp::Mean, ReduceOp::Min, ReduceOp::Max] {
@@ -63,12 +63,12 @@ fn cross_replica_reductions_are_over_all_workers() {
 
 #[test]
 fn a_value_that_is_not_distributed_counts_once_per_worker() {
-    let all = workers(Between::Threads, &[1, 1], |strategy| {
+    let all = workers(THREADS, &[1, 1], |strategy| {
         let sum = strategy.reduce(ReduceOp::Sum, Same(1.5_f32))?;
         Ok((sum, strategy.reduce(ReduceOp::Mean, Same(1.5_f32))?))
     });
     assert_eq!(all, [(3.0, 1.5); 2]);
-    let refused = workers(Between::Threads, &[2, 2], |strategy| {
+    let refused = workers(THREADS, &[2, 2], |strategy| {
         Ok(strategy.reduce(ReduceOp::Sum, Same(1.5_f32)).is_err())
     });
     assert_eq!(refused, [true; 2]);
@@ -76,7 +76,7 @@ fn a_value_that_is_not_distributed_counts_once_per_worker() {
 
 #[test]
 fn sparse_values_of_all_workers_are_concatenated() {
-    let all = workers(Between::Threads, &REPLICAS, |strategy| {
+    let all = workers(THREADS, &REPLICAS, |strategy| {
         let slices = strategy.values_from(|id| {
             let row = TensorData::new(vec![id as f32, 1.0], [1, 2]);
             IndexedSlices::new(row, vec![id], [4, 2]).unwrap()
@@ -90,7 +90,7 @@ fn sparse_values_of_all_workers_are_concatenated() {
 
 #[test]
 fn calls_in_a_step_reach_all_replicas() {
-    let all = workers(Between::Threads, &REPLICAS, |strategy| {
+    let all = workers(THREADS, &REPLICAS, |strategy| {
         let found = strategy.run((), |ctx, ()| {
             let id = ctx.replica_id();
             let sum = ctx.all_reduce(ReduceOp::Sum, (id as f32, 10_i64))?;
@@ -116,7 +116,7 @@ fn calls_in_a_step_reach_all_replicas() {
 
 #[test]
 fn variables_start_with_the_chiefs_value_and_stay_together() {
-    let all = workers(Between::Threads, &REPLICAS, |strategy| {
+    let all = workers(THREADS, &REPLICAS, |strategy| {
         let index = strategy.workers().unwrap().index() as f32;
         let first = VariableOptions::default().aggregation(VariableAggregation::OnlyFirstReplica);
         let mirrored = strategy.variable(100.0 * index + 1.0, first)?;

@@ -116,7 +116,7 @@ pub fn batches(strategy: &dyn Strategy, step: usize) -> PerReplica<Batch> {
 }
 
 /// All weights, flattened, in the order of their names.
-pub fn weights<M: Module>(state: &TrainState<M>) -> Result<Vec<f32>> {
+pub fn weights<M: Module + 'static>(state: &TrainState<M>) -> Result<Vec<f32>> {
     let tensors = state.to_tensors()?;
     let values = tensors.values();
     Ok(values

@@ -10,7 +10,7 @@ use distribute_core::{Error, Result, current_strategy, has_strategy};
 /// What a loss object makes of the losses of a replica's examples
 /// (Keras: `tf.keras.losses.Reduction`).
 ///
-/// What [`Fit`](distribute_core::fit::Fit) and `evaluate` report of it is a mean over the examples
+/// What [`Fit`](distribute_fit::Fit) and `evaluate` report of it is a mean over the examples
 /// of all batches, whatever their sizes: of a mean reduction the mean loss of an example, of
 /// [`Sum`](Self::Sum) that mean times the examples of a full global batch. Keras reports for a sum
 /// the mean of the batches' sums instead, each weighted by its examples, which is the same unless

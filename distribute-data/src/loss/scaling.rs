@@ -152,7 +152,7 @@ pub fn average_loss<const D: usize, K: LossKind>(
 /// batch.
 ///
 /// A divisor of 0 gives 0, so an empty batch has the loss 0 and gradients of 0. Weights do not
-/// change the divisor. [`Objective`](distribute_core::fit::Objective) hears what the loss was
+/// change the divisor. [`Objective`](distribute_fit::Objective) hears what the loss was
 /// divided by.
 ///
 /// ```

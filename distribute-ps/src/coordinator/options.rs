@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::partitioners::Partitioner;
 use distribute_core::collectives::Interruption;
 use distribute_core::collectives::control::security::Security;
-use distribute_core::partitioners::Partitioner;
 
 use super::queue::QueueLimits;
 use crate::client::ClientOptions;

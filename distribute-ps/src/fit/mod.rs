@@ -10,9 +10,9 @@
 //! ```no_run
 //! use burn::nn::{Linear, LinearConfig};
 //! use burn::tensor::Tensor;
-//! use distribute_core::fit::{Fit, Objective, StepContext};
+//! use distribute_data::fit::{Fit, Objective, StepContext};
 //! use distribute_core::{Adam, Result, TrainState};
-//! # use distribute_core::fit::{BatchSource, Batches};
+//! # use distribute_data::fit::{BatchSource, Batches};
 //! # use distribute_ps::ParameterServerStrategy;
 //! use distribute_ps::{ClusterCoordinator, Program, TrainingData};
 //! # struct Points;
@@ -55,10 +55,10 @@ mod steps;
 use std::fmt;
 
 use burn::module::Module;
-use distribute_core::fit::{
+use distribute_core::{Nest, Strategy, TrainState};
+use distribute_data::fit::{
     BatchSource, Fit, History, Mode, Objective, RemoteTask, StepContext, StepReport,
 };
-use distribute_core::{Nest, Strategy, TrainState};
 
 use crate::coordinator::ClusterCoordinator;
 use crate::error::{PsError, Result};

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::fmt;
 
 use distribute_core::Result;
-use distribute_core::fit::{Mode, RemotePass, RemoteStep, RemoteSteps};
+use distribute_data::fit::{Mode, RemotePass, RemoteStep, RemoteSteps};
 
 use super::TrainingData;
 use crate::coordinator::{ClusterCoordinator, RemoteValue};

@@ -34,8 +34,8 @@ use distribute_core::cluster::{
     Cluster, ClusterResolver, ProcessEnvironment, TaskType, TfConfigResolver,
 };
 use distribute_core::collectives::control::security::Security;
-use distribute_core::fit::{Objective, StepContext};
 use distribute_core::{Configuration, Device, InputContext, Nest, Replicate, TrainState};
+use distribute_data::fit::{Objective, StepContext};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 

@@ -33,9 +33,9 @@ mod variable;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::partitioners::Partitioner;
 use burn::tensor::TensorData;
 use distribute_core::optim::Optimizer;
-use distribute_core::partitioners::Partitioner;
 use distribute_core::remote::{
     Pushed, RemoteSpec, RemoteState, RemoteStore, RemoteTensor, RemoteVariable, RowGradients,
 };

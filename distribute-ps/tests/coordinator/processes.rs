@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use burn::nn::Linear;
-use distribute_core::fit::{restore, snapshot};
 use distribute_core::{DistributedVariable, Mirrored, StrategyExt, TrainState, VariableOptions};
+use distribute_data::fit::{restore, snapshot};
 use distribute_ps::{
     ClusterCoordinator, CoordinatorOptions, ParameterServer, PsError, RemoteValue, Result,
     ServerOptions, Shared, Staleness, StalenessPolicy, State, StepRegistry, WorkerContext,

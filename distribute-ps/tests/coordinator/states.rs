@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use burn::nn::{Initializer, Linear, LinearConfig};
 use burn::tensor::Tensor;
-use distribute_core::fit::{restore, snapshot};
 use distribute_core::{Error, Mirrored, Sgd, StrategyExt, TensorData, TrainState};
+use distribute_data::fit::{restore, snapshot};
 use distribute_ps::{
     ClusterCoordinator, CoordinatorOptions, HostTensor, NonFinite, ParameterServer, PsError,
     ServerOptions, State, StepRegistry, WorkerContext,

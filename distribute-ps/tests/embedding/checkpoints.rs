@@ -1,8 +1,8 @@
 //! Tables in checkpoints, and into another number of servers and shards.
 
 use distribute_core::checkpoint::{Checkpoint, CheckpointManager, Metadata, load_latest};
-use distribute_core::fit::{restore, snapshot};
 use distribute_core::{Adam, Device, Sgd, StrategyExt, TrainState};
+use distribute_data::fit::{restore, snapshot};
 use distribute_ps::{PsError, Snapshot};
 
 use crate::common::{Servers, dense, floats, read, spec, step, within_limit};

@@ -8,8 +8,8 @@ use burn::module::Param;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Tensor, TensorData};
 use distribute_core::optim::Optimizer;
-use distribute_core::partitioners::{FixedShardsPartitioner, Partitioner};
 use distribute_core::{InputContext, Mirrored, StrategyExt, TrainState};
+use distribute_ps::partitioners::{FixedShardsPartitioner, Partitioner};
 use distribute_ps::{
     ClientOptions, EmbeddingTable, ParameterServer, ParameterServerStrategy, RunId, RunOptions,
     ServerOptions, TableInitializer, TableSpec, VariableClient,

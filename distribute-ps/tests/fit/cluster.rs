@@ -5,8 +5,8 @@ use std::sync::mpsc::channel;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use distribute_core::fit::{Objective, StepContext};
 use distribute_core::{Adam, Result, TrainState};
+use distribute_data::fit::{Objective, StepContext};
 use distribute_data::{Batching, StrategyDataExt};
 use distribute_ps::{
     ClusterCoordinator, CoordinatorOptions, ParameterServer, ServerOptions, State, StepRegistry,

@@ -5,7 +5,7 @@ use burn::nn::{Linear, LinearConfig};
 use burn::tensor::activation::sigmoid;
 use burn::tensor::{Device, Tensor, TensorData};
 use distribute_core::Result;
-use distribute_core::fit::{Objective, StepContext};
+use distribute_data::fit::{Objective, StepContext};
 use distribute_data::{Dataset, FnDataset};
 
 /// 11 batches of 8, the last one with 4.

@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use distribute_core::checkpoint;
-use distribute_core::fit::Fit;
-use distribute_core::fit::callbacks::ModelCheckpoint;
+use distribute_data::fit::Fit;
+use distribute_data::fit::callbacks::ModelCheckpoint;
 use distribute_ps::{PsError, WorkerStopper};
 
 use crate::cluster::{Cluster, Job, within_limit};

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
-use distribute_core::fit::{Fit, Objective, StepContext};
 use distribute_core::{Error, Result};
+use distribute_data::fit::{Fit, Objective, StepContext};
 use distribute_data::{AverageLoss, average_loss};
 
 use crate::cluster::{Cluster, Job, within_limit};
@@ -88,7 +88,7 @@ fn a_loss_that_is_reduced_already_is_refused() {
 }
 
 /// What is reported when the training examples' metric and loss are `value` from batch 4 on.
-fn with(value: f64) -> Result<distribute_core::fit::History> {
+fn with(value: f64) -> Result<distribute_data::fit::History> {
     let job = Job::new(Arc::new(
         move |ctx: &StepContext<'_>, model: &Mlp, batch: Batch| {
             let from_4 = ctx.is_training() && ctx.batch() >= 4;

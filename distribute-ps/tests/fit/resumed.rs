@@ -4,8 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use distribute_core::checkpoint;
-use distribute_core::fit::callbacks::ModelCheckpoint;
-use distribute_core::fit::{Callback, Control, Fit, History, Outcome, Position};
+use distribute_data::fit::callbacks::ModelCheckpoint;
+use distribute_data::fit::{Callback, Control, Fit, History, Outcome, Position};
 
 use crate::cluster::{Cluster, Job, within_limit};
 use crate::data::{BATCHES, objective};

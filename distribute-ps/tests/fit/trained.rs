@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use burn::tensor::TensorData;
-use distribute_core::fit::callbacks::{
-    Direction, EarlyStopping, LearningRateScheduler, TerminateOnNan,
-};
-use distribute_core::fit::{Callback, Control, EpochRecord, Fit, History, Outcome, Position};
 use distribute_core::{
     Adam, Error, LogicalDevice, OneDeviceStrategy, Result, StrategyExt, TrainState,
 };
+use distribute_data::fit::callbacks::{
+    Direction, EarlyStopping, LearningRateScheduler, TerminateOnNan,
+};
+use distribute_data::fit::{Callback, Control, EpochRecord, Fit, History, Outcome, Position};
 use distribute_data::{Batching, StrategyDataExt};
 use distribute_ps::{CoordinatorOptions, NonFinite, PsError, Staleness, StalenessPolicy};
 

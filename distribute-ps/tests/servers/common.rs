@@ -89,7 +89,7 @@ impl Cluster {
 
     pub fn place(&mut self, shape: &[usize], shards: usize) -> Placement {
         let partitioner =
-            distribute_core::partitioners::FixedShardsPartitioner { num_shards: shards };
+            distribute_ps::partitioners::FixedShardsPartitioner { num_shards: shards };
         self.round_robin
             .place(shape, 4, Some(&partitioner))
             .unwrap()

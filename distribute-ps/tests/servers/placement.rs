@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use distribute_core::partitioners::{
+use distribute_ps::partitioners::{
     FixedShardsPartitioner, MaxSizePartitioner, MinSizePartitioner, Partitioner,
 };
 use distribute_ps::{Placement, RoundRobin};

@@ -116,7 +116,7 @@ impl Job {
             dtype: floats(&[1], |_| 0.0).dtype(),
             optimizer: sgd(1.0),
         };
-        let cut = distribute_core::partitioners::FixedShardsPartitioner {
+        let cut = distribute_ps::partitioners::FixedShardsPartitioner {
             num_shards: addresses.len(),
         };
         let mut round_robin = RoundRobin::new(addresses.len()).unwrap();
@@ -211,7 +211,7 @@ fn a_snapshot_meets(signal: &'static str) {
         let servers: Vec<Process> = (0..2).map(|_| Process::start("127.0.0.1:0")).collect();
         let addresses: Vec<String> = servers.iter().map(|it| it.address.clone()).collect();
         let job = Job::begin(&addresses);
-        let cut = distribute_core::partitioners::FixedShardsPartitioner { num_shards: 2 };
+        let cut = distribute_ps::partitioners::FixedShardsPartitioner { num_shards: 2 };
         let spec = VariableSpec {
             name: "large".to_string(),
             shape: vec![LARGE],

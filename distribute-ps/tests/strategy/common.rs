@@ -7,10 +7,10 @@ use std::time::Duration;
 use burn::module::Module;
 use burn::nn::{Initializer, Linear, LinearConfig};
 use burn::tensor::{Device, Tensor, TensorData};
-use distribute_core::partitioners::Partitioner;
 use distribute_core::{
     Applied, InputContext, Mirrored, Result, Same, Strategy, StrategyExt, TrainState,
 };
+use distribute_ps::partitioners::Partitioner;
 use distribute_ps::{
     ClientOptions, ParameterServer, ParameterServerStrategy, RunId, RunOptions, ServerOptions,
     VariableClient,

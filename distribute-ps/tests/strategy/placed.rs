@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use distribute_core::partitioners::FixedShardsPartitioner;
 use distribute_core::{
     Error, PerReplica, ReduceOp, Strategy, StrategyExt, TensorData, VariableKind, VariableOptions,
 };
+use distribute_ps::partitioners::FixedShardsPartitioner;
 use distribute_ps::{ParameterServerStrategy, PsError, RunId, RunOptions, UpdateSource};
 
 use crate::common::{Servers, coordinator_and_worker_of, within_limit};

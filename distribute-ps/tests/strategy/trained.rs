@@ -4,11 +4,11 @@ use std::sync::{Arc, Mutex};
 
 use burn::module::{Module, Param, ParamId};
 use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
-use distribute_core::fit::{restore, restore_weights, snapshot};
-use distribute_core::partitioners::{FixedShardsPartitioner, Partitioner};
 use distribute_core::{
     Adam, AdamW, Applied, Mirrored, OneDeviceStrategy, Replicate, Sgd, StrategyExt, TrainState,
 };
+use distribute_data::fit::{restore, restore_weights, snapshot};
+use distribute_ps::partitioners::{FixedShardsPartitioner, Partitioner};
 use distribute_ps::{RunOptions, Staleness, StalenessPolicy};
 
 use crate::common::{Built, Net, Servers, coordinator_and_worker, step, within_limit};

@@ -4,12 +4,12 @@ use std::path::Path;
 
 use burn::prelude::*;
 use distribute_core::checkpoint::{Checkpoint, load_latest};
-use distribute_core::fit::callbacks::ModelCheckpoint;
-use distribute_core::fit::{
-    Callback, Control, Fit, Logs, Objective, Outcome, StepContext, evaluate, predict,
-};
 use distribute_core::{
     Adam, Mirrored, MirroredStrategy, Replicate, Result, Strategy, StrategyExt, TrainState, dropout,
+};
+use distribute_data::fit::callbacks::ModelCheckpoint;
+use distribute_data::fit::{
+    Callback, Control, Fit, Logs, Objective, Outcome, StepContext, evaluate, predict,
 };
 use distribute_data::{
     AverageLoss, Batching, Digits, StrategyDataExt, Weighted, sparse_categorical_crossentropy,

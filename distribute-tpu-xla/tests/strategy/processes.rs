@@ -10,12 +10,12 @@ use std::{env, fs};
 
 use burn::prelude::*;
 use distribute_core::checkpoint::Checkpoint;
-use distribute_core::fit::callbacks::ModelCheckpoint;
-use distribute_core::fit::{Callback, Control, Fit, Objective};
 use distribute_core::metric::Mean;
 use distribute_core::{
     Adam, Error, PerReplica, ReduceOp, Result, Strategy, StrategyExt, TensorData, TrainState,
 };
+use distribute_data::fit::callbacks::ModelCheckpoint;
+use distribute_data::fit::{Callback, Control, Fit, Objective};
 use distribute_data::{
     Batching, Digits, StrategyDataExt, average_loss, sparse_categorical_crossentropy,
 };

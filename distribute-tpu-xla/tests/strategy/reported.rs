@@ -4,8 +4,8 @@
 use burn::module::Param;
 use burn::nn::{Linear, LinearConfig};
 use burn::prelude::*;
-use distribute_core::fit::{Fit, Objective, StepContext, evaluate};
 use distribute_core::{PerReplica, Result, Sgd, Strategy, StrategyExt, TensorData, TrainState};
+use distribute_data::fit::{Fit, Objective, StepContext, evaluate};
 use distribute_data::loss::{MeanSquaredError, Reduction};
 use distribute_data::{
     AverageLoss, Batching, FnDataset, StrategyDataExt, Weighted, average_loss, mean_squared_error,

@@ -1,12 +1,12 @@
 //! Metrics and callbacks.
 
 use burn::tensor::{Device, Int, Tensor};
-use distribute_core::fit::callbacks::{EarlyStopping, TensorBoard};
-use distribute_core::fit::{Fit, Mode, Objective, StepContext};
 use distribute_core::metric::{BinaryAccuracy, SparseCategoricalAccuracy};
 use distribute_core::{
     Mirrored, PerReplica, Result as CoreResult, Sgd, Strategy, StrategyExt, TrainState,
 };
+use distribute_data::fit::callbacks::{EarlyStopping, TensorBoard};
+use distribute_data::fit::{Fit, Mode, Objective, StepContext};
 use distribute_data::{Batching, DistributedDataset, FnDataset, StrategyDataExt};
 use serde_json::{Value, json};
 

@@ -1,11 +1,11 @@
 //! The documents' training: the model with one weight, one update, and the losses of a loop.
 
 use burn::tensor::{Device, Tensor};
-use distribute_core::fit::{Fit, Objective, StepContext, evaluate};
 use distribute_core::{
     Error, Mirrored, PerReplica, ReduceOp, Result as CoreResult, Sgd, Strategy, StrategyExt,
     TrainState,
 };
+use distribute_data::fit::{Fit, Objective, StepContext, evaluate};
 use distribute_data::{
     AverageLoss, Batching, DistributedDataset, FnDataset, StrategyDataExt, Weighted, average_loss,
     scale_regularization_loss,

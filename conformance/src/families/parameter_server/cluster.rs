@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use distribute_core::partitioners::{
+use distribute_ps::partitioners::{
     FixedShardsPartitioner, MaxSizePartitioner, MinSizePartitioner, Partitioner,
 };
 use distribute_ps::{

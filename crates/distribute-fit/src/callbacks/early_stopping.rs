@@ -1,0 +1,142 @@
+//! Stops when a value does not improve any more.
+
+use std::collections::BTreeMap;
+
+use burn::tensor::TensorData;
+use distribute_core::{Error, Result};
+use serde::{Deserialize, Serialize};
+
+use super::monitor::{Direction, Monitor};
+use crate::{Callback, CallbackState, Control, EpochRecord, Outcome, exact};
+
+/// Ends training when the watched value has not improved for some epochs
+/// (Keras: `EarlyStopping`).
+///
+/// ```
+/// use distribute_fit::callbacks::EarlyStopping;
+///
+/// let callback = EarlyStopping::new("val_loss").patience(3).restore_best(true);
+/// ```
+#[derive(Debug)]
+pub struct EarlyStopping {
+    monitor: Monitor,
+    patience: usize,
+    restore_best: bool,
+    progress: Watched,
+    best_parameters: Option<BTreeMap<String, TensorData>>,
+}
+
+/// What a checkpoint keeps.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+struct Watched {
+    #[serde(with = "exact::option")]
+    best: Option<f64>,
+    best_epoch: usize,
+    epochs_without_improvement: usize,
+}
+
+impl EarlyStopping {
+    /// Watches a value of the logs, for example `val_loss`; stops at the first epoch that is not
+    /// better than the best so far.
+    pub fn new(monitor: impl Into<String>) -> Self {
+        Self {
+            monitor: Monitor::new(monitor),
+            patience: 0,
+            restore_best: false,
+            progress: Watched::default(),
+            best_parameters: None,
+        }
+    }
+
+    /// Which values are better; by default it follows from the name.
+    #[must_use]
+    pub fn direction(mut self, direction: Direction) -> Self {
+        self.monitor.direction = direction;
+        self
+    }
+
+    /// How much better a value must be to count, 0 by default. In the unit of the value.
+    #[must_use]
+    pub fn min_delta(mut self, min_delta: f64) -> Self {
+        self.monitor.min_delta = min_delta.abs();
+        self
+    }
+
+    /// After how many epochs without improvement to stop; 0 counts as 1, as in Keras.
+    #[must_use]
+    pub fn patience(mut self, epochs: usize) -> Self {
+        self.patience = epochs;
+        self
+    }
+
+    /// Puts the parameters of the best epoch back when training ends (unless it was interrupted:
+    /// then it goes on later). Holds a copy of the parameters in host memory.
+    #[must_use]
+    pub fn restore_best(mut self, restore: bool) -> Self {
+        self.restore_best = restore;
+        self
+    }
+
+    /// The best value and its epoch (from 0), if there was one.
+    pub fn best(&self) -> Option<(f64, usize)> {
+        let best = self.progress.best?;
+        Some((best, self.progress.best_epoch))
+    }
+}
+
+impl Callback for EarlyStopping {
+    fn on_epoch_end(&mut self, record: &EpochRecord, run: &mut Control<'_>) -> Result<()> {
+        let value = self.monitor.value("EarlyStopping", &record.logs)?;
+        // The rest of a part of an epoch may follow after a resume; it must not count twice.
+        if !record.complete {
+            return Ok(());
+        }
+        let progress = &mut self.progress;
+        if self.monitor.improves(value, progress.best) {
+            *progress = Watched {
+                best: Some(value),
+                best_epoch: record.epoch,
+                epochs_without_improvement: 0,
+            };
+            if self.restore_best {
+                let mut parameters = run.tensors()?;
+                parameters.retain(|name, _| name.starts_with("model/"));
+                self.best_parameters = Some(parameters);
+            }
+            return Ok(());
+        }
+        progress.epochs_without_improvement += 1;
+        if progress.epochs_without_improvement >= self.patience {
+            run.stop(Outcome::EarlyStopped {
+                monitor: self.monitor.name.clone(),
+                best_epoch: progress.best_epoch,
+                best: progress.best.unwrap_or(f64::NAN),
+            });
+        }
+        Ok(())
+    }
+
+    fn on_train_end(&mut self, outcome: &Outcome, run: &mut Control<'_>) -> Result<()> {
+        match &self.best_parameters {
+            Some(best) if *outcome != Outcome::Interrupted => run.set_parameters(best),
+            _ => Ok(()),
+        }
+    }
+
+    fn state_name(&self) -> Option<&'static str> {
+        Some("early_stopping")
+    }
+
+    fn state(&self) -> CallbackState {
+        CallbackState {
+            value: serde_json::to_value(&self.progress).unwrap_or_default(),
+            tensors: self.best_parameters.clone().unwrap_or_default(),
+        }
+    }
+
+    fn restore_state(&mut self, state: CallbackState) -> Result<()> {
+        self.progress = serde_json::from_value(state.value).map_err(Error::step)?;
+        self.best_parameters = (!state.tensors.is_empty()).then_some(state.tensors);
+        Ok(())
+    }
+}

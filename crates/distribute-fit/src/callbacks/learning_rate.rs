@@ -1,0 +1,113 @@
+//! Learning rates that change during training.
+
+use std::fmt;
+
+use distribute_core::{Error, Result};
+use serde_json::json;
+
+use crate::{Callback, CallbackState, Control};
+
+type Schedule<'a> = Box<dyn FnMut(u64, f64) -> f64 + 'a>;
+
+/// Sets the learning rate before every epoch or every step
+/// (Keras: `LearningRateScheduler`).
+///
+/// The schedule is a function of the number of the epoch or step (from 0) and of the current
+/// learning rate. A resumed run continues with the rate that was in use.
+///
+/// ```
+/// use distribute_fit::callbacks::LearningRateScheduler;
+///
+/// let halve_every_ten = LearningRateScheduler::per_epoch(|epoch, rate| {
+///     if epoch > 0 && epoch % 10 == 0 { rate / 2.0 } else { rate }
+/// });
+/// let warm_up = LearningRateScheduler::per_step(|step, _| {
+///     1e-3 * ((step + 1) as f64 / 100.0).min(1.0)
+/// });
+/// ```
+pub struct LearningRateScheduler<'a> {
+    schedule: Schedule<'a>,
+    per_step: bool,
+    /// The epoch or step the current rate was made for: it must not be made twice.
+    made_for: Option<u64>,
+}
+
+impl<'a> LearningRateScheduler<'a> {
+    /// Sets the rate at the beginning of every epoch.
+    pub fn per_epoch(schedule: impl FnMut(u64, f64) -> f64 + 'a) -> Self {
+        Self {
+            schedule: Box::new(schedule),
+            per_step: false,
+            made_for: None,
+        }
+    }
+
+    /// Sets the rate before every optimizer step.
+    pub fn per_step(schedule: impl FnMut(u64, f64) -> f64 + 'a) -> Self {
+        Self {
+            per_step: true,
+            ..Self::per_epoch(schedule)
+        }
+    }
+
+    fn set_for(&mut self, number: u64, run: &mut Control<'_>) -> Result<()> {
+        if self.made_for == Some(number) {
+            return Ok(());
+        }
+        let rate = (self.schedule)(number, run.learning_rate());
+        if !(rate.is_finite() && rate >= 0.0) {
+            let unit = if self.per_step { "step" } else { "epoch" };
+            return Err(Error::invalid(format!(
+                "the learning rate schedule gives {rate} for {unit} {number}: it must be a finite \
+                 number, 0 or more"
+            )));
+        }
+        run.set_learning_rate(rate);
+        self.made_for = Some(number);
+        Ok(())
+    }
+}
+
+impl fmt::Debug for LearningRateScheduler<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LearningRateScheduler")
+            .field("per_step", &self.per_step)
+            .field("made_for", &self.made_for)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Callback for LearningRateScheduler<'_> {
+    fn on_epoch_begin(&mut self, run: &mut Control<'_>) -> Result<()> {
+        let progress = run.progress();
+        let number = if self.per_step {
+            progress.step
+        } else {
+            progress.position.epoch as u64
+        };
+        self.set_for(number, run)
+    }
+
+    fn on_batch_end(&mut self, run: &mut Control<'_>) -> Result<()> {
+        if self.per_step {
+            self.set_for(run.progress().step, run)?;
+        }
+        Ok(())
+    }
+
+    fn state_name(&self) -> Option<&'static str> {
+        Some("learning_rate_scheduler")
+    }
+
+    fn state(&self) -> CallbackState {
+        CallbackState {
+            value: json!(self.made_for),
+            ..CallbackState::default()
+        }
+    }
+
+    fn restore_state(&mut self, state: CallbackState) -> Result<()> {
+        self.made_for = serde_json::from_value(state.value).map_err(Error::step)?;
+        Ok(())
+    }
+}

@@ -1,0 +1,442 @@
+//! Saves the run, so that it can be continued.
+
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use burn::tensor::TensorData;
+use distribute_core::checkpoint::{
+    Checkpoint, CheckpointError, CheckpointManager, SaveHandle, Saved, latest, load_latest,
+};
+use distribute_core::{Error, Result, Strategy};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+use super::monitor::{Direction, Monitor};
+use crate::exact::Exact;
+use crate::{Callback, CallbackState, Control, EpochRecord, FitError, Outcome, Position};
+
+/// Saves checkpoints of the whole run (Keras: `ModelCheckpoint` and `BackupAndRestore` in one).
+///
+/// A checkpoint holds the model, the optimizer's slots, step, epoch, position in the data, seed,
+/// learning rate, the sums behind the epoch's losses and the other callbacks' states: what
+/// [`Fit::resume_from`](crate::Fit::resume_from) needs to go on exactly. Taking the copy
+/// blocks training; writing it does not, unless the one before is still being written.
+///
+/// By default it saves after every epoch and when training ends in the middle of one (interrupted,
+/// step limit), and keeps everything. Gradients of micro-batches that wait for the rest of their
+/// update are saved with it, for every replica. What [`TerminateOnNan`](super::TerminateOnNan) has
+/// ended is not saved. A save that fails ends training with the error; checkpoints
+/// that were complete before stay so. Weights that are not finite are never saved.
+///
+/// Only one callback at a time may save into a directory. With several workers every worker has the
+/// callback, made with [`with_workers`](Self::with_workers): the chief's saves, the others take
+/// part. It holds the directory from [`new`](Self::new) until it is dropped, and a second
+/// one is refused, in this process or another. Reading the checkpoints is possible all the while.
+#[derive(Debug)]
+pub struct ModelCheckpoint {
+    /// `None` on a worker that is not the chief.
+    manager: Option<CheckpointManager>,
+    directory: PathBuf,
+    saver: Option<SaveHandle>,
+    every: Every,
+    best_only: Option<Monitor>,
+    best: Option<f64>,
+    model_name: String,
+    extra: Map<String, Value>,
+    last: Option<(u64, Position)>,
+    last_time: Instant,
+    saved: Option<Saved>,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Every {
+    Epochs(usize),
+    Steps(u64),
+    Seconds(Duration),
+}
+
+impl ModelCheckpoint {
+    /// Opens the directory, so that a run does not find out after an epoch that it cannot write.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`] if it cannot be created or written, or if somebody else saves there.
+    pub fn new(directory: impl Into<PathBuf>) -> Result<Self> {
+        let directory = directory.into();
+        let manager = CheckpointManager::open(&directory).map_err(failed)?;
+        Ok(Self::with_manager(directory, Some(manager)))
+    }
+
+    /// [`new`](Self::new) under any strategy, with one worker or several: the chief saves, and all
+    /// workers, which must see the same directory, take part. All of them call it together.
+    ///
+    /// # Errors
+    /// As `new`, on all workers; [`Error::NotShared`] if one sees another directory.
+    pub fn with_workers(
+        strategy: &(impl Strategy + ?Sized),
+        directory: impl Into<PathBuf>,
+    ) -> Result<Self> {
+        let directory = directory.into();
+        let Some(workers) = strategy.workers() else {
+            return Self::new(directory);
+        };
+        let open = || CheckpointManager::open(&directory).map_err(failed);
+        let manager = workers.open_shared(&directory, open)?;
+        Ok(Self::with_manager(directory, manager))
+    }
+
+    fn with_manager(directory: PathBuf, manager: Option<CheckpointManager>) -> Self {
+        Self {
+            manager,
+            directory,
+            saver: None,
+            every: Every::Epochs(1),
+            best_only: None,
+            best: None,
+            model_name: String::new(),
+            extra: Map::new(),
+            last: None,
+            last_time: Instant::now(),
+            saved: None,
+        }
+    }
+
+    /// Saves after every `epochs`-th epoch; 0 counts as 1.
+    #[must_use]
+    pub fn every_epochs(mut self, epochs: usize) -> Self {
+        self.every = Every::Epochs(epochs.max(1));
+        self
+    }
+
+    /// Saves after every `steps`-th optimizer step; 0 counts as 1. Not together with
+    /// [`best_only`](Self::best_only).
+    #[must_use]
+    pub fn every_steps(mut self, steps: u64) -> Self {
+        self.every = Every::Steps(steps.max(1));
+        self
+    }
+
+    /// Saves after the first optimizer step that ends at least this long after the last save. With
+    /// several workers the chief's clock counts, and several such callbacks all save when the first
+    /// of them is due. Not together with [`best_only`](Self::best_only).
+    #[must_use]
+    pub fn every(mut self, interval: Duration) -> Self {
+        self.every = Every::Seconds(interval);
+        self
+    }
+
+    /// Keeps the newest `checkpoints` only; 0 keeps all. Older ones are removed after a new one is
+    /// safely on disk.
+    #[must_use]
+    pub fn keep(mut self, checkpoints: usize) -> Self {
+        let count = NonZeroUsize::new(checkpoints);
+        let manager = self.manager.take();
+        self.manager = manager.map(|manager| manager.with_max_to_keep(count));
+        self
+    }
+
+    /// Saves only after epochs in which this value of the logs was better than ever before.
+    #[must_use]
+    pub fn best_only(mut self, monitor: impl Into<String>) -> Self {
+        self.best_only = Some(Monitor::new(monitor));
+        self
+    }
+
+    /// Which values are better, for [`best_only`](Self::best_only); by default it follows from
+    /// the name.
+    #[must_use]
+    pub fn direction(mut self, direction: Direction) -> Self {
+        if let Some(monitor) = &mut self.best_only {
+            monitor.direction = direction;
+        }
+        self
+    }
+
+    /// The model's name for [`ModelInfo`](distribute_core::checkpoint::ModelInfo).
+    #[must_use]
+    pub fn model_name(mut self, name: impl Into<String>) -> Self {
+        self.model_name = name.into();
+        self
+    }
+
+    /// Adds something to every checkpoint's
+    /// [`Metadata::extra`](distribute_core::checkpoint::Metadata::extra).
+    #[must_use]
+    pub fn extra(mut self, key: impl Into<String>, value: impl Into<Value>) -> Self {
+        self.extra.insert(key.into(), value.into());
+        self
+    }
+
+    /// The last checkpoint that is safely on disk, as far as is known; after training, the last
+    /// one.
+    pub fn last_saved(&self) -> Option<&Saved> {
+        self.saved.as_ref()
+    }
+
+    fn save(&mut self, run: &mut Control<'_>) -> Result<()> {
+        let progress = run.progress();
+        let here = (progress.step, progress.position);
+        if self.last == Some(here) {
+            return Ok(());
+        }
+        if run.is_useless()? {
+            return Ok(());
+        }
+        match self.manager.clone() {
+            Some(manager) => self.write(manager, run)?,
+            None => run.take_part_in_checkpoint()?,
+        }
+        self.last = Some(here);
+        self.last_time = Instant::now();
+        Ok(())
+    }
+
+    /// Waits for the last write. All workers wait for it: one that ended before could end the
+    /// chief's process with it, and believe in a save that fails. Unless they have agreed to end
+    /// like this, an interruption ends that wait; the save is none the worse for it.
+    fn finish(&mut self, outcome: &Outcome, run: &Control<'_>) -> Result<()> {
+        let finished = match self.saver.take() {
+            None => Ok(None),
+            Some(saver) => saver.finish().map_err(failed),
+        };
+        if let Some(workers) = run.strategy().workers() {
+            let said = finished.as_ref().err().map(ToString::to_string);
+            if !workers.is_chief() && *outcome != Outcome::Interrupted {
+                workers.release();
+            }
+            let all = match workers.hear_all("the last checkpoint", &said) {
+                Err(error) if workers.is_chief() && said.is_none() && error.is_interruption() => {
+                    tracing::warn!(%error, "a worker did not wait for the last checkpoint");
+                    Vec::new()
+                }
+                all => all?,
+            };
+            workers.hold();
+            if let Some(cause) = all
+                .into_iter()
+                .flatten()
+                .next()
+                .filter(|_| finished.is_ok())
+            {
+                return Err(Error::Stopped { cause });
+            }
+        }
+        if let Some(saved) = finished? {
+            self.saved = Some(saved);
+        }
+        Ok(())
+    }
+
+    /// Takes the copy and hands it to the thread that writes it.
+    fn write(&mut self, manager: CheckpointManager, run: &mut Control<'_>) -> Result<()> {
+        let mut checkpoint = run.checkpoint(self.state())?;
+        check_finite(&checkpoint)?;
+        checkpoint.metadata.model.name.clone_from(&self.model_name);
+        checkpoint.metadata.extra.extend(self.extra.clone());
+        if let Some(saved) = self.saved_best() {
+            let extra = &mut checkpoint.metadata.extra;
+            extra.insert(BEST_KEY.to_string(), to_json(&saved)?);
+        }
+        let saver = self.saver.get_or_insert_with(|| SaveHandle::new(manager));
+        if let Some(saved) = saver.save(checkpoint).map_err(failed)? {
+            self.saved = Some(saved);
+        }
+        Ok(())
+    }
+
+    /// Whether it is time to save. With several workers the chief says so to all: after the next
+    /// update.
+    fn is_time(&self, interval: Duration, run: &Control<'_>) -> bool {
+        let over = self.last_time.elapsed() >= interval;
+        let Some(workers) = run.strategy().workers() else {
+            return over;
+        };
+        if over && workers.is_chief() {
+            workers.request_save();
+        }
+        workers.save_agreed()
+    }
+
+    /// The newest checkpoint of the directory if the run continues from it, as the chief sees it.
+    fn find_last(&self, run: &Control<'_>) -> Result<bool> {
+        let step = run.progress().step;
+        let is_newest = || -> Result<bool> {
+            let newest = latest(&self.directory).map_err(failed)?;
+            Ok(newest.found.is_some_and(|entry| entry.step == step))
+        };
+        let Some(workers) = run.strategy().workers() else {
+            return is_newest();
+        };
+        let own = workers.is_chief() && is_newest()?;
+        let all = workers.hear_all("whether the newest checkpoint is this run's", &own)?;
+        Ok(all.first() == Some(&true))
+    }
+
+    /// The best value, as a checkpoint of this directory says it.
+    fn saved_best(&self) -> Option<SavedBest> {
+        Some(SavedBest {
+            monitor: self.best_only.as_ref()?.name.clone(),
+            value: Exact(self.best?),
+        })
+    }
+
+    /// The best value whose checkpoint is in the directory, as the chief sees it: another
+    /// callback's checkpoint, which the run goes on from, may be older or newer than that.
+    fn find_best(&self, run: &Control<'_>) -> Result<Option<f64>> {
+        let newest = || -> Result<Option<Exact>> {
+            let newest = load_latest(&self.directory).map_err(failed)?;
+            let Some((_, checkpoint)) = newest.found else {
+                return Ok(None);
+            };
+            let Some(saved) = checkpoint.metadata.extra.get(BEST_KEY) else {
+                // Of a version that kept it with the states of the callbacks.
+                return Ok(self.best.map(Exact));
+            };
+            let saved: SavedBest = serde_json::from_value(saved.clone()).map_err(Error::step)?;
+            let same = Some(&saved.monitor) == self.best_only.as_ref().map(|own| &own.name);
+            Ok(same.then_some(saved.value))
+        };
+        let Some(workers) = run.strategy().workers() else {
+            return Ok(newest()?.map(|best| best.0));
+        };
+        let own = match workers.is_chief() {
+            true => newest()?,
+            false => None,
+        };
+        let all = workers.hear_all("the best value so far", &own)?;
+        Ok(all.into_iter().next().flatten().map(|best| best.0))
+    }
+}
+
+/// Whether anything was trained that a checkpoint could hold.
+fn has_begun(run: &Control<'_>) -> bool {
+    let progress = run.progress();
+    progress.step > 0 || progress.position != Position::default()
+}
+
+/// Where [`Metadata::extra`](distribute_core::checkpoint::Metadata::extra) has the best value.
+const BEST_KEY: &str = "best_only";
+
+/// What a checkpoint of the best value says about it.
+#[derive(Debug, Serialize, Deserialize)]
+struct SavedBest {
+    monitor: String,
+    value: Exact,
+}
+
+fn to_json(value: &impl Serialize) -> Result<Value> {
+    serde_json::to_value(value).map_err(Error::step)
+}
+
+impl Callback for ModelCheckpoint {
+    fn on_train_begin(&mut self, run: &mut Control<'_>) -> Result<()> {
+        if self.best_only.is_some() && !matches!(self.every, Every::Epochs(_)) {
+            return Err(Error::invalid(
+                "ModelCheckpoint: `best_only` compares epochs; leave out `every_steps` and \
+                 `every`, or use one callback for each, with a directory of its own",
+            ));
+        }
+        let progress = run.progress();
+        self.last_time = Instant::now();
+        if self.best_only.is_some() && has_begun(run) {
+            self.best = self.find_best(run)?;
+        }
+        if has_begun(run) {
+            // A run that goes on from a checkpoint of this directory has nothing new to save yet.
+            let found = self.find_last(run)?;
+            self.last = found.then_some((progress.step, progress.position));
+        }
+        Ok(())
+    }
+
+    fn on_batch_end(&mut self, run: &mut Control<'_>) -> Result<()> {
+        let step = run.progress().step;
+        let new_step = self.last.is_none_or(|(last, _)| last != step);
+        let due = match self.every {
+            Every::Steps(steps) => new_step && run.reached_multiple_of(steps),
+            Every::Seconds(interval) => new_step && step > 0 && self.is_time(interval, run),
+            Every::Epochs(_) => false,
+        };
+        if due {
+            self.save(run)?;
+        }
+        Ok(())
+    }
+
+    fn on_epoch_end(&mut self, record: &EpochRecord, run: &mut Control<'_>) -> Result<()> {
+        let Every::Epochs(epochs) = self.every else {
+            return Ok(());
+        };
+        if let Some(monitor) = &self.best_only {
+            let value = monitor.value("ModelCheckpoint", &record.logs)?;
+            // The rest of a part of an epoch may follow after a resume.
+            if !record.complete || !monitor.improves(value, self.best) {
+                return Ok(());
+            }
+            let before = self.best.replace(value);
+            return self.save(run).inspect_err(|_| self.best = before);
+        }
+        if (record.epoch + 1).is_multiple_of(epochs) {
+            self.save(run)?;
+        }
+        Ok(())
+    }
+
+    fn on_train_end(&mut self, outcome: &Outcome, run: &mut Control<'_>) -> Result<()> {
+        let useless = matches!(outcome, Outcome::NotFinite { .. });
+        let nothing_done = !has_begun(run);
+        if self.best_only.is_none() && !useless && !nothing_done {
+            self.save(run)?;
+        }
+        self.finish(outcome, run)
+    }
+
+    fn saves(&self) -> bool {
+        true
+    }
+
+    fn state_name(&self) -> Option<&'static str> {
+        Some("model_checkpoint")
+    }
+
+    fn state(&self) -> CallbackState {
+        CallbackState {
+            value: json!({ "best": self.best.map(Exact) }),
+            ..CallbackState::default()
+        }
+    }
+
+    fn restore_state(&mut self, state: CallbackState) -> Result<()> {
+        let best = state.value.get("best").cloned().unwrap_or_default();
+        let best: Option<Exact> = serde_json::from_value(best).map_err(Error::step)?;
+        self.best = best.map(|best| best.0);
+        Ok(())
+    }
+}
+
+fn failed(error: CheckpointError) -> Error {
+    Error::Checkpoint(Arc::new(error))
+}
+
+/// A model that has diverged never comes back, and must not push good checkpoints out.
+fn check_finite(checkpoint: &Checkpoint) -> Result<()> {
+    let parameters = checkpoint.tensors.iter();
+    for (name, data) in parameters.filter(|(name, _)| name.starts_with("model/")) {
+        if !is_finite(data) {
+            return Err(FitError::WeightsNotFinite {
+                parameter: name.trim_start_matches("model/").to_string(),
+                step: checkpoint.metadata.step,
+            }
+            .into());
+        }
+    }
+    Ok(())
+}
+
+fn is_finite(data: &TensorData) -> bool {
+    match data.as_slice::<f32>() {
+        Ok(values) => values.iter().all(|value| value.is_finite()),
+        Err(_) => data.iter::<f64>().all(f64::is_finite),
+    }
+}

@@ -1,0 +1,105 @@
+//! Whether a value of the logs became better.
+
+use distribute_core::Result;
+
+use crate::{FitError, Logs};
+
+/// Which values are better.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Direction {
+    /// Larger for accuracies, AUC, precision, recall and F1, smaller for everything else.
+    #[default]
+    Auto,
+    /// Smaller is better.
+    Min,
+    /// Larger is better.
+    Max,
+}
+
+/// A value of the logs, and which values of it are better.
+#[derive(Debug, Clone)]
+pub(super) struct Monitor {
+    pub(super) name: String,
+    pub(super) direction: Direction,
+    /// A smaller change is no improvement.
+    pub(super) min_delta: f64,
+}
+
+impl Monitor {
+    pub(super) fn new(name: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            direction: Direction::Auto,
+            min_delta: 0.0,
+        }
+    }
+
+    /// The watched value.
+    pub(super) fn value(&self, callback: &'static str, logs: &Logs) -> Result<f64> {
+        logs.get(&self.name).ok_or_else(|| {
+            FitError::NoSuchLog {
+                callback,
+                monitor: self.name.clone(),
+                available: logs.names(),
+            }
+            .into()
+        })
+    }
+
+    /// Whether `value` is better than the best so far. NaN never is.
+    pub(super) fn improves(&self, value: f64, best: Option<f64>) -> bool {
+        let Some(best) = best else {
+            return !value.is_nan();
+        };
+        if self.larger_is_better() {
+            value - self.min_delta > best
+        } else {
+            value + self.min_delta < best
+        }
+    }
+
+    fn larger_is_better(&self) -> bool {
+        match self.direction {
+            Direction::Min => false,
+            Direction::Max => true,
+            Direction::Auto => ["accuracy", "acc", "auc", "precision", "recall", "f1"]
+                .iter()
+                .any(|ending| self.name.to_lowercase().ends_with(ending)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    #[rstest]
+    #[case("val_loss", 0.5, Some(0.6), true)]
+    #[case("val_loss", 0.6, Some(0.6), false)]
+    #[case("val_loss", f64::NAN, None, false)]
+    #[case("val_loss", f64::NAN, Some(1.0), false)]
+    #[case("val_accuracy", 0.5, Some(0.6), false)]
+    #[case("val_accuracy", 0.7, Some(0.6), true)]
+    #[case("AUC", 0.7, Some(0.6), true)]
+    fn auto_follows_the_name(
+        #[case] name: &str,
+        #[case] value: f64,
+        #[case] best: Option<f64>,
+        #[case] better: bool,
+    ) {
+        assert_eq!(Monitor::new(name).improves(value, best), better);
+    }
+
+    #[test]
+    fn a_change_within_min_delta_is_none() {
+        let mut monitor = Monitor::new("loss");
+        monitor.min_delta = 0.1;
+        assert!(!monitor.improves(0.95, Some(1.0)));
+        assert!(monitor.improves(0.85, Some(1.0)));
+        monitor.direction = Direction::Max;
+        assert!(!monitor.improves(1.05, Some(1.0)));
+        assert!(monitor.improves(1.15, Some(1.0)));
+    }
+}

@@ -1,0 +1,657 @@
+//! What callbacks see of a run and can do to it.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::sync::Arc;
+
+use burn::module::Module;
+use burn::tensor::TensorData;
+use distribute_core::checkpoint::Checkpoint;
+use distribute_core::{Mirrored, Result, Strategy, TrainState};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::meter::Meter;
+use super::snapshot::{self, RunMetadata, Waiting};
+use super::{EpochRecord, Logs};
+
+/// A place in the data: where training continues.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Position {
+    /// The epoch, from 0.
+    pub epoch: usize,
+    /// Global batches of that epoch that were used already.
+    pub batches: usize,
+}
+
+/// How far a run is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Progress {
+    /// Where the run would continue if it ended now. In `on_epoch_end` of a complete epoch that
+    /// is already the next epoch.
+    pub position: Position,
+    /// Optimizer steps so far, also those before a resume.
+    pub step: u64,
+    /// The epochs that were asked for.
+    pub epochs: usize,
+    /// Global batches of an epoch, if known.
+    pub batches_per_epoch: Option<usize>,
+    /// Validation batches done, while validating.
+    pub validation_batches: usize,
+    /// Validation batches in all, if known.
+    pub validation_batches_in_all: Option<usize>,
+}
+
+/// Why training ended.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Outcome {
+    /// All epochs are done.
+    Completed,
+    /// The limit of [`Fit::max_steps`](super::Fit::max_steps) is reached.
+    MaxSteps,
+    /// [`EarlyStopping`](super::callbacks::EarlyStopping): the value did not improve any more.
+    EarlyStopped {
+        /// The value that was watched.
+        monitor: String,
+        /// The epoch with the best one, from 0.
+        best_epoch: usize,
+        /// The best one.
+        #[serde(with = "super::exact")]
+        best: f64,
+    },
+    /// [`TerminateOnNan`](super::callbacks::TerminateOnNan): the loss is NaN or infinite. The
+    /// weights are useless; nothing is saved.
+    NotFinite {
+        /// The step after which it was seen.
+        step: u64,
+    },
+    /// [`Interrupt`](super::callbacks::Interrupt): somebody asked for it (Ctrl-C). The run can be
+    /// resumed from [`History::position`](super::History).
+    Interrupted,
+    /// Another callback asked for it.
+    Requested {
+        /// Its reason.
+        why: String,
+    },
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Completed => f.write_str("all epochs are done"),
+            Self::MaxSteps => f.write_str("the limit of steps is reached"),
+            Self::EarlyStopped {
+                monitor,
+                best_epoch,
+                best,
+            } => {
+                let epoch = best_epoch + 1;
+                write!(
+                    f,
+                    "stopped early: {monitor} was best ({best:.4}) in epoch {epoch}"
+                )
+            }
+            Self::NotFinite { step } => write!(
+                f,
+                "stopped: the loss is not finite after step {step}; lower the learning rate"
+            ),
+            Self::Interrupted => f.write_str("interrupted"),
+            Self::Requested { why } => write!(f, "stopped: {why}"),
+        }
+    }
+}
+
+/// What a callback wants back after a resume.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct CallbackState {
+    /// Anything but tensors.
+    pub value: Value,
+    /// Tensors by name.
+    pub tensors: BTreeMap<String, TensorData>,
+}
+
+/// Something that happens around the steps of [`Fit`](super::Fit): progress, checkpoints,
+/// schedules (Keras: `keras.callbacks.Callback`).
+///
+/// Callbacks are called in the order they were added, on the thread that called
+/// [`Fit::run`](super::Fit::run), between steps: what they do is time that no replica trains. An
+/// error of a callback ends the run with that error.
+///
+/// ```
+/// use distribute_core::Result;
+/// use distribute_fit::{Callback, Control, EpochRecord, Outcome};
+///
+/// /// Stops as soon as the accuracy is good enough.
+/// struct GoodEnough(f64);
+///
+/// impl Callback for GoodEnough {
+///     fn on_epoch_end(&mut self, record: &EpochRecord, run: &mut Control<'_>) -> Result<()> {
+///         if record.logs.get("val_accuracy").is_some_and(|accuracy| accuracy >= self.0) {
+///             run.stop(Outcome::Requested { why: "good enough".to_string() });
+///         }
+///         Ok(())
+///     }
+/// }
+/// ```
+#[allow(unused_variables)]
+pub trait Callback {
+    /// Before the first step; after a resume everything is restored.
+    ///
+    /// # Errors
+    /// Ends the run.
+    fn on_train_begin(&mut self, run: &mut Control<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    /// Before the first batch of an epoch; also when a run resumes in the middle of one.
+    ///
+    /// # Errors
+    /// Ends the run.
+    fn on_epoch_begin(&mut self, run: &mut Control<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    /// After every global batch.
+    ///
+    /// [`Control::logs`] reads the loss from the devices, which waits for the step; a callback
+    /// that does not ask costs nothing.
+    ///
+    /// # Errors
+    /// Ends the run.
+    fn on_batch_end(&mut self, run: &mut Control<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    /// After every global batch of the validation data.
+    ///
+    /// # Errors
+    /// Ends the run.
+    fn on_validation_batch_end(&mut self, run: &mut Control<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    /// After an epoch and its validation. Not called for an epoch that was cut short by
+    /// [`Control::stop`]; called for the part of an epoch before
+    /// [`Outcome::MaxSteps`].
+    ///
+    /// # Errors
+    /// Ends the run.
+    fn on_epoch_end(&mut self, record: &EpochRecord, run: &mut Control<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    /// After the last step, however training ended; not after an error.
+    ///
+    /// # Errors
+    /// Ends the run.
+    fn on_train_end(&mut self, outcome: &Outcome, run: &mut Control<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    /// Whether this callback saves checkpoints. Such callbacks come after all others, so that
+    /// they save what the others have seen; at the end of training they come before, so that they
+    /// save what was trained.
+    fn saves(&self) -> bool {
+        false
+    }
+
+    /// A name for what [`state`](Self::state) gives, if it should be kept in checkpoints.
+    fn state_name(&self) -> Option<&'static str> {
+        None
+    }
+
+    /// What to keep in a checkpoint.
+    fn state(&self) -> CallbackState {
+        CallbackState::default()
+    }
+
+    /// Takes back what [`state`](Self::state) gave, before `on_train_begin` of a resumed run.
+    ///
+    /// # Errors
+    /// If it is not this callback's state.
+    fn restore_state(&mut self, state: CallbackState) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// Lends a callback to a run, so that it can be looked at afterwards.
+impl<C: Callback + ?Sized> Callback for &mut C {
+    fn on_train_begin(&mut self, run: &mut Control<'_>) -> Result<()> {
+        (**self).on_train_begin(run)
+    }
+
+    fn on_epoch_begin(&mut self, run: &mut Control<'_>) -> Result<()> {
+        (**self).on_epoch_begin(run)
+    }
+
+    fn on_batch_end(&mut self, run: &mut Control<'_>) -> Result<()> {
+        (**self).on_batch_end(run)
+    }
+
+    fn on_validation_batch_end(&mut self, run: &mut Control<'_>) -> Result<()> {
+        (**self).on_validation_batch_end(run)
+    }
+
+    fn on_epoch_end(&mut self, record: &EpochRecord, run: &mut Control<'_>) -> Result<()> {
+        (**self).on_epoch_end(record, run)
+    }
+
+    fn on_train_end(&mut self, outcome: &Outcome, run: &mut Control<'_>) -> Result<()> {
+        (**self).on_train_end(outcome, run)
+    }
+
+    fn saves(&self) -> bool {
+        (**self).saves()
+    }
+
+    fn state_name(&self) -> Option<&'static str> {
+        (**self).state_name()
+    }
+
+    fn state(&self) -> CallbackState {
+        (**self).state()
+    }
+
+    fn restore_state(&mut self, state: CallbackState) -> Result<()> {
+        (**self).restore_state(state)
+    }
+}
+
+/// The training state without its model's type.
+pub(super) trait AnyState {
+    fn step(&self) -> u64;
+    fn is_accumulating(&self) -> bool;
+    /// The micro-batches of an update.
+    fn micro_batches(&self) -> usize;
+    fn parameter_names(&self) -> &[String];
+    /// The gradients of micro-batches that wait on the replicas of this process.
+    fn waiting(&self) -> Result<Waiting>;
+    /// Puts those of all replicas back; the replicas of this process have these ids.
+    fn put_waiting(&mut self, waiting: Waiting, ids: &[usize], same: bool) -> Result<()>;
+    fn tensors(&self) -> Result<BTreeMap<String, TensorData>>;
+    fn load(&mut self, tensors: &BTreeMap<String, TensorData>, step: u64) -> Result<()>;
+    fn snapshot(&self) -> Result<Checkpoint>;
+}
+
+impl<M: Module + 'static> AnyState for Mirrored<TrainState<M>> {
+    fn step(&self) -> u64 {
+        self.host_part().step()
+    }
+
+    fn is_accumulating(&self) -> bool {
+        self.host_part().is_accumulating()
+    }
+
+    fn micro_batches(&self) -> usize {
+        self.host_part().accumulation().1
+    }
+
+    fn parameter_names(&self) -> &[String] {
+        self.host_part().parameter_names()
+    }
+
+    fn waiting(&self) -> Result<Waiting> {
+        Ok(Waiting {
+            count: self.host_part().accumulation().0,
+            replicas: self.waiting_gradients()?.unwrap_or_default(),
+        })
+    }
+
+    fn put_waiting(&mut self, waiting: Waiting, ids: &[usize], same: bool) -> Result<()> {
+        let Waiting { count, replicas } = waiting;
+        let own = match same {
+            true => {
+                let own = ids.iter().filter_map(|id| replicas.get(*id).cloned());
+                own.collect()
+            }
+            false => self.redistribute_gradients(replicas, ids)?,
+        };
+        self.put_waiting_gradients(count, own)
+    }
+
+    fn tensors(&self) -> Result<BTreeMap<String, TensorData>> {
+        self.try_primary()?.to_tensors()
+    }
+
+    fn load(&mut self, tensors: &BTreeMap<String, TensorData>, step: u64) -> Result<()> {
+        self.update(|state| state.load_tensors(tensors, step))
+    }
+
+    fn snapshot(&self) -> Result<Checkpoint> {
+        snapshot::snapshot(self.try_primary()?)
+    }
+}
+
+/// The part of a run that does not depend on the types of model and data.
+pub(super) struct Run {
+    pub(super) strategy: Arc<dyn Strategy>,
+    pub(super) progress: Progress,
+    /// The number of updates before the last batch.
+    pub(super) step_before: u64,
+    pub(super) meter: Meter,
+    pub(super) learning_rate: f64,
+    /// The learning rate of the last update.
+    pub(super) last_learning_rate: f64,
+    pub(super) seed: u64,
+    pub(super) global_batch_size: Option<usize>,
+    pub(super) stop: Option<Outcome>,
+}
+
+/// A run, as a callback sees it.
+pub struct Control<'a> {
+    run: &'a mut Run,
+    state: &'a mut dyn AnyState,
+    callbacks: &'a dyn States,
+    caller: usize,
+}
+
+impl Control<'_> {
+    /// How far the run is.
+    pub fn progress(&self) -> Progress {
+        self.run.progress
+    }
+
+    /// Whether the last batch took the number of updates to, or past, a multiple of `every`: for
+    /// what is done every so many steps. Steps that run in other processes may count several
+    /// updates at once, and micro-batches none.
+    pub fn reached_multiple_of(&self, every: u64) -> bool {
+        let every = every.max(1);
+        self.run.progress.step / every > self.run.step_before / every
+    }
+
+    /// The averages of this epoch so far (in `on_epoch_begin` and later, training data only).
+    ///
+    /// Reads what was not read yet from the devices and waits for it. With several workers every
+    /// worker may call it when it likes: of the batches that the workers have not put together yet
+    /// (at most 32) it counts this worker's part. The epoch's record holds the averages over all.
+    ///
+    /// # Errors
+    /// If the objective's values cannot be read or differ in structure.
+    pub fn logs(&mut self) -> Result<Logs> {
+        self.run.meter.logs_so_far(&*self.run.strategy)
+    }
+
+    /// The averages of this epoch so far over all workers. All workers call it after the same
+    /// batch; it blocks until they have. Without several workers the same as
+    /// [`logs`](Self::logs).
+    ///
+    /// # Errors
+    /// As [`logs`](Self::logs), and a worker that was lost or does not come before the deadline.
+    pub fn logs_of_all_workers(&mut self) -> Result<Logs> {
+        self.run.meter.logs(&*self.run.strategy)
+    }
+
+    /// The loss of [`logs`](Self::logs); `None` before the first example.
+    ///
+    /// # Errors
+    /// As [`logs`](Self::logs).
+    pub fn loss_so_far(&mut self) -> Result<Option<f64>> {
+        self.run.meter.loss_so_far(&*self.run.strategy)
+    }
+
+    /// Puts the averages of all workers together. A callback that saves checkpoints calls it on
+    /// the workers that do not: all of them take part in one.
+    pub(super) fn take_part_in_checkpoint(&mut self) -> Result<()> {
+        self.run.meter.read(&*self.run.strategy)?;
+        self.waiting().map(drop)
+    }
+
+    /// The gradients of micro-batches of all replicas.
+    fn waiting(&self) -> Result<Waiting> {
+        let own = self.state.waiting()?;
+        own.gathered(self.run.strategy.workers())
+    }
+
+    /// Whether what was trained is useless on one of the workers, all of which call it.
+    pub(super) fn is_useless(&self) -> Result<bool> {
+        let own = matches!(self.run.stop, Some(Outcome::NotFinite { .. }));
+        let Some(workers) = self.run.strategy.workers() else {
+            return Ok(own);
+        };
+        let all = workers.hear_all("whether the loss is finite", &own)?;
+        Ok(all.into_iter().any(|useless| useless))
+    }
+
+    /// The run's strategy.
+    pub fn strategy(&self) -> &dyn Strategy {
+        &*self.run.strategy
+    }
+
+    /// Ends training after the running batch (or epoch, from `on_epoch_end`). The first reason
+    /// stays, unless a later one is [`Outcome::NotFinite`]: then nothing may be saved. With several
+    /// workers one that asks is enough, and all end after the same update, one later than the
+    /// running one.
+    pub fn stop(&mut self, outcome: Outcome) {
+        match outcome {
+            Outcome::NotFinite { .. } => self.run.stop = Some(outcome),
+            _ => _ = self.run.stop.get_or_insert(outcome),
+        }
+    }
+
+    /// Why training is going to end, if somebody asked for it.
+    pub fn stopping(&self) -> Option<&Outcome> {
+        self.run.stop.as_ref()
+    }
+
+    /// The learning rate of the next step.
+    pub fn learning_rate(&self) -> f64 {
+        self.run.learning_rate
+    }
+
+    /// Sets the learning rate of the next steps. Costs nothing: the replicas take it over when
+    /// they start their next step. With several workers every worker's callback must set the same;
+    /// they compare it between epochs.
+    pub fn set_learning_rate(&mut self, learning_rate: f64) {
+        self.run.learning_rate = learning_rate;
+    }
+
+    /// Whether gradients of some micro-batches wait for the rest of their update
+    /// ([`TrainState::accumulate`]). They are part of a [`checkpoint`](Self::checkpoint): as many
+    /// more tensors of the model's sizes as there are replicas.
+    pub fn is_accumulating(&self) -> bool {
+        self.state.is_accumulating()
+    }
+
+    /// A copy of all tensors of the training state, by name (`model/..`, `optimizer/..`). Waits
+    /// for the device.
+    ///
+    /// # Errors
+    /// If the device cannot be read.
+    pub fn tensors(&self) -> Result<BTreeMap<String, TensorData>> {
+        self.state.tensors()
+    }
+
+    /// Replaces the model's parameters on all replicas; slots and step stay. With several workers
+    /// every worker's callback must do it, with the same parameters.
+    ///
+    /// # Errors
+    /// If `parameters` are not those of this model. The state is unchanged then.
+    pub fn set_parameters(&mut self, parameters: &BTreeMap<String, TensorData>) -> Result<()> {
+        let mut tensors = self.state.tensors()?;
+        tensors.retain(|name, _| !name.starts_with("model/"));
+        tensors.extend(
+            parameters
+                .iter()
+                .map(|(name, data)| (name.clone(), data.clone())),
+        );
+        let step = self.state.step();
+        self.state.load(&tensors, step)
+    }
+
+    /// Everything that is needed to continue the run from here, see
+    /// [`Fit::resume_from`](super::Fit::resume_from). `own` is the state of the calling callback,
+    /// the others are asked for theirs. Waits for the device. With several workers all of them
+    /// call it after the same batch.
+    ///
+    /// # Errors
+    /// If the device cannot be read.
+    pub fn checkpoint(&mut self, own: CallbackState) -> Result<Checkpoint> {
+        let mut checkpoint = self.state.snapshot()?;
+        let position = self.run.progress.position;
+        checkpoint.metadata.epoch = position.epoch as u64;
+        checkpoint.metadata.batches_into_epoch = position.batches as u64;
+        checkpoint.metadata.seed = self.run.seed;
+        let sums = self.run.meter.read(&*self.run.strategy)?.clone();
+        let waiting = self.waiting()?;
+        let waiting_count = waiting.count;
+        waiting.store(self.state.parameter_names(), &mut checkpoint);
+        let mut states = BTreeMap::new();
+        for (key, state) in self.callbacks.states(self.caller, own) {
+            for (name, data) in state.tensors {
+                let name = format!("{}{name}", callback_prefix(&key));
+                checkpoint.tensors.insert(name, data);
+            }
+            states.insert(key, state.value);
+        }
+        let metadata = RunMetadata {
+            learning_rate: self.run.learning_rate,
+            last_learning_rate: Some(self.run.last_learning_rate),
+            micro_batches: self.state.micro_batches(),
+            waiting: waiting_count,
+            global_batch_size: self.run.global_batch_size,
+            replicas: self.run.strategy.num_replicas_in_sync(),
+            sums,
+            callbacks: states,
+        };
+        metadata.store(&mut checkpoint)?;
+        Ok(checkpoint)
+    }
+}
+
+fn callback_prefix(key: &str) -> String {
+    format!("callback/{key}/")
+}
+
+/// The callbacks of a run.
+#[derive(Default)]
+pub(super) struct Callbacks<'a> {
+    slots: Vec<Slot<'a>>,
+}
+
+struct Slot<'a> {
+    /// Where its state is kept; different for each callback.
+    key: Option<String>,
+    callback: RefCell<Box<dyn Callback + 'a>>,
+}
+
+/// [`Callbacks`] without the lifetime of what they borrow.
+trait States {
+    /// The state of every callback that has one; `own` is the caller's.
+    fn states(&self, caller: usize, own: CallbackState) -> Vec<(String, CallbackState)>;
+}
+
+impl States for Callbacks<'_> {
+    fn states(&self, caller: usize, own: CallbackState) -> Vec<(String, CallbackState)> {
+        let named = self.slots.iter().enumerate().filter_map(|(index, slot)| {
+            let key = slot.key.clone()?;
+            // The caller itself is busy.
+            let state = match index == caller {
+                true => own.clone(),
+                false => slot.callback.try_borrow().ok()?.state(),
+            };
+            Some((key, state))
+        });
+        named.collect()
+    }
+}
+
+impl Callbacks<'_> {
+    /// How many of them save checkpoints.
+    pub(super) fn savers(&self) -> usize {
+        let slots = self.slots.iter();
+        slots.filter(|slot| slot.callback.borrow().saves()).count()
+    }
+}
+
+impl<'a> Callbacks<'a> {
+    /// Puts those that save last.
+    pub(super) fn new(callbacks: Vec<Box<dyn Callback + 'a>>) -> Self {
+        let (savers, others): (Vec<_>, Vec<_>) =
+            callbacks.into_iter().partition(|callback| callback.saves());
+        let mut seen: HashMap<&'static str, usize> = HashMap::new();
+        let slots = others.into_iter().chain(savers).map(|callback| {
+            let key = callback.state_name().map(|name| {
+                let count = seen.entry(name).or_default();
+                *count += 1;
+                format!("{name}-{count}")
+            });
+            Slot {
+                key,
+                callback: RefCell::new(callback),
+            }
+        });
+        Self {
+            slots: slots.collect(),
+        }
+    }
+
+    /// Gives every callback its state of the checkpoint back.
+    pub(super) fn restore(
+        &self,
+        checkpoint: &Checkpoint,
+        states: &BTreeMap<String, Value>,
+    ) -> Result<()> {
+        for slot in &self.slots {
+            let Some(key) = &slot.key else { continue };
+            let Some(value) = states.get(key) else {
+                continue;
+            };
+            let prefix = callback_prefix(key);
+            let tensors = checkpoint.tensors.iter().filter_map(|(name, data)| {
+                let name = name.strip_prefix(&prefix)?;
+                Some((name.to_string(), data.clone()))
+            });
+            let state = CallbackState {
+                value: value.clone(),
+                tensors: tensors.collect(),
+            };
+            slot.callback.borrow_mut().restore_state(state)?;
+        }
+        Ok(())
+    }
+
+    /// Calls every callback.
+    pub(super) fn each(
+        &self,
+        run: &mut Run,
+        state: &mut dyn AnyState,
+        call: impl FnMut(&mut dyn Callback, &mut Control<'_>) -> Result<()>,
+    ) -> Result<()> {
+        self.call(0..self.slots.len(), run, state, call)
+    }
+
+    /// Calls every callback, those that save first.
+    pub(super) fn each_savers_first(
+        &self,
+        run: &mut Run,
+        state: &mut dyn AnyState,
+        call: impl FnMut(&mut dyn Callback, &mut Control<'_>) -> Result<()>,
+    ) -> Result<()> {
+        let saves = |index: &usize| self.slots[*index].callback.borrow().saves();
+        let (savers, others): (Vec<_>, Vec<_>) = (0..self.slots.len()).partition(saves);
+        self.call(savers.into_iter().chain(others), run, state, call)
+    }
+
+    fn call(
+        &self,
+        order: impl IntoIterator<Item = usize>,
+        run: &mut Run,
+        state: &mut dyn AnyState,
+        mut call: impl FnMut(&mut dyn Callback, &mut Control<'_>) -> Result<()>,
+    ) -> Result<()> {
+        for caller in order {
+            let mut control = Control {
+                run,
+                state,
+                callbacks: self,
+                caller,
+            };
+            let mut callback = self.slots[caller].callback.borrow_mut();
+            call(&mut **callback, &mut control)?;
+        }
+        Ok(())
+    }
+}

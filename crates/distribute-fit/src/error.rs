@@ -1,0 +1,94 @@
+//! What a callback of this module can fail with.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use distribute_core::Error;
+
+use crate::tensorboard::TensorBoardError;
+
+/// Why the training loop or one of its callbacks gave up; inside [`Error::Fit`].
+#[derive(thiserror::Error)]
+#[non_exhaustive]
+pub enum FitError {
+    /// A file of a callback could not be read or written.
+    #[error(
+        "cannot {operation} {} ({source}): choose a writable path with free space",
+        path.display()
+    )]
+    File {
+        /// The file or directory.
+        path: PathBuf,
+        /// What was attempted, a verb.
+        operation: &'static str,
+        /// The operating system's reason.
+        source: io::Error,
+    },
+    /// An event file could not be written.
+    #[error(transparent)]
+    TensorBoard(#[from] TensorBoardError),
+    /// A row of a CSV file could not be formatted or parsed.
+    #[error("a row of the history: {what}; write it to another file")]
+    Csv {
+        /// The reason.
+        what: String,
+    },
+    /// A callback watches a value that the epoch's logs do not have.
+    #[error("{callback} watches `{monitor}`, but the logs only have {available}")]
+    NoSuchLog {
+        /// The callback.
+        callback: &'static str,
+        /// The value it looked for.
+        monitor: String,
+        /// The names there are.
+        available: String,
+    },
+    /// The weights hold NaN or infinity, so they were not saved over good ones.
+    #[error(
+        "parameter `{parameter}` is not finite after step {step}, it was not saved: lower the \
+         learning rate or clip the gradients, and continue from an earlier checkpoint"
+    )]
+    WeightsNotFinite {
+        /// The first such parameter.
+        parameter: String,
+        /// The step after which it was to be saved.
+        step: u64,
+    },
+    /// A checkpoint does not continue this run.
+    #[error("cannot resume from this checkpoint: {what}")]
+    Resume {
+        /// What differs and what to do.
+        what: String,
+    },
+    /// The training or validation data has no example.
+    #[error("{what} has no examples: check the data, or use smaller batches")]
+    NoExamples {
+        /// Which data.
+        what: &'static str,
+    },
+}
+
+distribute_error::debug_as_message!(FitError);
+
+impl From<TensorBoardError> for Error {
+    fn from(error: TensorBoardError) -> Self {
+        FitError::from(error).into()
+    }
+}
+
+impl From<FitError> for Error {
+    fn from(error: FitError) -> Self {
+        Self::Fit(Arc::new(error))
+    }
+}
+
+impl FitError {
+    pub(super) fn file(path: &Path, operation: &'static str, source: io::Error) -> Self {
+        Self::File {
+            path: path.to_path_buf(),
+            operation,
+            source,
+        }
+    }
+}

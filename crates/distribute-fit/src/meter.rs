@@ -1,0 +1,240 @@
+//! Averages of an epoch: read from the device only when somebody looks.
+
+use std::fmt;
+
+use distribute_core::{Error, PerReplica, ReduceOp, Result, Strategy, StrategyExt};
+use serde::{Deserialize, Serialize};
+
+use super::exact;
+use super::objective::{BatchSums, StepSums};
+
+/// Batches whose sums may stay on the device; bounds the memory that they hold.
+const MAX_UNREAD_BATCHES: usize = 32;
+
+/// Named numbers in a fixed order: `loss` first, then the metrics, then the same of the validation
+/// data with the prefix `val_`.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Logs {
+    entries: Vec<(String, f64)>,
+}
+
+impl Logs {
+    /// The value called `name`.
+    pub fn get(&self, name: &str) -> Option<f64> {
+        let found = self.entries.iter().find(|(entry, _)| entry == name);
+        found.map(|(_, value)| *value)
+    }
+
+    /// The loss: the mean over the examples, plus regularization. NaN if there is none yet.
+    pub fn loss(&self) -> f64 {
+        self.get("loss").unwrap_or(f64::NAN)
+    }
+
+    /// All names and values, in order.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, f64)> {
+        self.entries
+            .iter()
+            .map(|(name, value)| (name.as_str(), *value))
+    }
+
+    /// The number of values.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether there are no values.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Adds the validation data's values.
+    pub(super) fn extend_validation(&mut self, validation: &Logs) {
+        let prefixed = validation.iter();
+        self.entries
+            .extend(prefixed.map(|(name, value)| (format!("val_{name}"), value)));
+    }
+
+    /// The names, for messages.
+    pub(super) fn names(&self) -> String {
+        let names: Vec<_> = self.iter().map(|(name, _)| format!("`{name}`")).collect();
+        names.join(", ")
+    }
+}
+
+impl FromIterator<(String, f64)> for Logs {
+    fn from_iter<I: IntoIterator<Item = (String, f64)>>(entries: I) -> Self {
+        Self {
+            entries: entries.into_iter().collect(),
+        }
+    }
+}
+
+impl fmt::Display for Logs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, (name, value)) in self.iter().enumerate() {
+            let separator = if index == 0 { "" } else { " - " };
+            write!(f, "{separator}{name}: {value:.4}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Adds up the batches of one epoch.
+#[derive(Debug, Default)]
+pub(super) struct Meter {
+    unread: Vec<PerReplica<StepSums>>,
+    sums: Sums,
+}
+
+/// What a checkpoint in the middle of an epoch keeps.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Sums {
+    /// Each batch's loss times what it was divided by.
+    #[serde(with = "exact")]
+    loss: f64,
+    /// Each batch's regularization times its examples.
+    #[serde(with = "exact")]
+    regularization: f64,
+    #[serde(with = "exact")]
+    examples: f64,
+    /// Name, sum, count.
+    #[serde(with = "exact::named")]
+    metrics: Vec<(String, f64, f64)>,
+}
+
+impl Meter {
+    pub(super) fn with_sums(sums: Sums) -> Self {
+        Self {
+            unread: Vec::new(),
+            sums,
+        }
+    }
+
+    /// Takes a batch's sums over; reads the device only when too many are waiting.
+    pub(super) fn add(
+        &mut self,
+        strategy: &dyn Strategy,
+        batch: PerReplica<StepSums>,
+    ) -> Result<()> {
+        self.unread.push(batch);
+        if self.unread.len() >= MAX_UNREAD_BATCHES {
+            self.read(strategy)?;
+        }
+        Ok(())
+    }
+
+    /// Takes sums over that were read already.
+    pub(super) fn add_read(&mut self, batch: BatchSums) -> Result<()> {
+        self.sums.add(batch)
+    }
+
+    /// One batch's sums over the replicas. Waits for the devices.
+    pub(super) fn sums_of<S: Strategy + ?Sized>(
+        strategy: &S,
+        batch: PerReplica<StepSums>,
+    ) -> Result<BatchSums> {
+        if let Some((first, others)) = batch.values().split_first() {
+            others
+                .iter()
+                .try_for_each(|other| first.check_same(other))?;
+        }
+        strategy.reduce(ReduceOp::Sum, batch)?.read()
+    }
+
+    /// Reads and adds up everything so far. Waits for the devices.
+    pub(super) fn read<S: Strategy + ?Sized>(&mut self, strategy: &S) -> Result<&Sums> {
+        for batch in self.unread.drain(..) {
+            self.sums.add(Self::sums_of(strategy, batch)?)?;
+        }
+        Ok(&self.sums)
+    }
+
+    /// The averages so far, without waiting for other workers.
+    pub(super) fn logs_so_far(&mut self, strategy: &dyn Strategy) -> Result<Logs> {
+        Ok(self.so_far(strategy)?.logs())
+    }
+
+    /// The mean loss so far, without waiting for other workers; `None` without examples.
+    pub(super) fn loss_so_far(&mut self, strategy: &dyn Strategy) -> Result<Option<f64>> {
+        Ok(self.so_far(strategy)?.loss())
+    }
+
+    /// All that was put together, and this worker's part of the rest.
+    fn so_far(&mut self, strategy: &dyn Strategy) -> Result<Sums> {
+        if strategy.workers().is_none() {
+            return self.read(strategy).cloned();
+        }
+        let mut sums = self.sums.clone();
+        // Every replica has its share of the regularization.
+        let local = strategy.replicas().len() as f64;
+        let share = strategy.num_replicas_in_sync() as f64 / local;
+        for batch in &self.unread {
+            let mut replicas = batch.values().iter().map(|replica| replica.clone().read());
+            let Some(mut batch) = replicas.next().transpose()? else {
+                continue;
+            };
+            replicas.try_for_each(|other| batch.merge(&other?))?;
+            batch.regularization *= share;
+            sums.add(batch)?;
+        }
+        Ok(sums)
+    }
+
+    /// The averages so far. Waits for the devices.
+    pub(super) fn logs<S: Strategy + ?Sized>(&mut self, strategy: &S) -> Result<Logs> {
+        Ok(self.read(strategy)?.logs())
+    }
+}
+
+impl Sums {
+    /// Adds one batch.
+    fn add(&mut self, batch: BatchSums) -> Result<()> {
+        self.loss += batch.sum_of_losses();
+        self.regularization += batch.regularization * batch.examples;
+        self.examples += batch.examples;
+        if self.metrics.is_empty() {
+            let metrics = batch.metrics.into_iter();
+            self.metrics = metrics
+                .map(|(name, sum, count)| (name.into_owned(), sum, count))
+                .collect();
+            return Ok(());
+        }
+        if self.metrics.len() != batch.metrics.len() {
+            return Err(different_metrics());
+        }
+        for (total, (name, sum, count)) in self.metrics.iter_mut().zip(batch.metrics) {
+            if total.0 != name {
+                return Err(different_metrics());
+            }
+            total.1 += sum;
+            total.2 += count;
+        }
+        Ok(())
+    }
+
+    pub(super) fn examples(&self) -> f64 {
+        self.examples
+    }
+
+    /// The mean loss; `None` without examples.
+    pub(super) fn loss(&self) -> Option<f64> {
+        let mean = (self.loss + self.regularization) / self.examples;
+        (self.examples > 0.0).then_some(mean)
+    }
+
+    fn logs(&self) -> Logs {
+        let loss = self.loss().unwrap_or(f64::NAN);
+        let metrics = self.metrics.iter().map(|(name, sum, count)| {
+            // Keras' `divide_no_nan`: a metric that never saw an example is 0.
+            let value = if *count == 0.0 { 0.0 } else { sum / count };
+            (name.clone(), value)
+        });
+        std::iter::once(("loss".to_string(), loss))
+            .chain(metrics)
+            .collect()
+    }
+}
+
+pub(super) fn different_metrics() -> Error {
+    Error::invalid("the objective must give the same metrics in the same order for every batch")
+}

@@ -1,0 +1,428 @@
+//! What the user's forward pass is told and what it gives back.
+
+use std::borrow::Cow;
+use std::ops::Deref;
+
+use burn::module::Module;
+use burn::tensor::{DType, FloatDType, Int, Tensor, TensorData};
+use distribute_core::{
+    Applied, Error, Leaf, Nest, ReplicaContext, ReplicaRng, Result, TrainState, loss, trace,
+};
+use serde::{Deserialize, Serialize};
+
+/// What a forward pass is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Mode {
+    /// Gradients follow.
+    Train,
+    /// Loss and metrics only; the model is its validation copy (`Module::valid`).
+    Evaluate,
+    /// Outputs only; the model is its validation copy.
+    Predict,
+}
+
+/// The first argument of an objective: the replica's context, and what the pass is for.
+///
+/// It dereferences to [`ReplicaContext`], so it can be passed wherever one is expected.
+#[derive(Debug)]
+pub struct StepContext<'a> {
+    pub(super) replica: &'a ReplicaContext,
+    pub(super) pass: Pass,
+}
+
+/// What is the same on all replicas during one batch.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Pass {
+    pub(super) mode: Mode,
+    pub(super) seed: u64,
+    pub(super) epoch: usize,
+    pub(super) batch: usize,
+}
+
+impl StepContext<'_> {
+    /// Whether this pass trains, evaluates or predicts.
+    pub fn mode(&self) -> Mode {
+        self.pass.mode
+    }
+
+    /// Whether gradients follow.
+    pub fn is_training(&self) -> bool {
+        self.pass.mode == Mode::Train
+    }
+
+    /// The epoch, from 0; 0 outside of [`Fit`](super::Fit).
+    pub fn epoch(&self) -> usize {
+        self.pass.epoch
+    }
+
+    /// The global batch within the epoch, from 0.
+    pub fn batch(&self) -> usize {
+        self.pass.batch
+    }
+
+    /// A random stream of this replica's own for this batch, see [`ReplicaContext::rng`]. It
+    /// follows from the seed of the run, the epoch and the batch, also after resuming.
+    #[track_caller]
+    pub fn rng(&self) -> ReplicaRng {
+        let stream = ((self.pass.epoch as u64) << 32) ^ self.pass.batch as u64;
+        self.replica.rng(self.pass.seed, stream)
+    }
+}
+
+impl Deref for StepContext<'_> {
+    type Target = ReplicaContext;
+
+    fn deref(&self) -> &ReplicaContext {
+        self.replica
+    }
+}
+
+/// A number that a forward pass gives: on the host, or still on the device.
+#[derive(Debug, Clone)]
+pub enum Quantity {
+    /// Known on the host.
+    Host(f64),
+    /// One element on the device; read when somebody wants to see it.
+    Device(Box<Tensor<1>>),
+}
+
+impl From<Tensor<1>> for Quantity {
+    fn from(value: Tensor<1>) -> Self {
+        Self::Device(Box::new(value))
+    }
+}
+
+impl From<Tensor<1, Int>> for Quantity {
+    fn from(value: Tensor<1, Int>) -> Self {
+        value.float().into()
+    }
+}
+
+macro_rules! host_quantity {
+    ($($type:ty),*) => {$(
+        impl From<$type> for Quantity {
+            #[allow(clippy::cast_lossless, clippy::cast_precision_loss)]
+            fn from(value: $type) -> Self {
+                Self::Host(value as f64)
+            }
+        }
+    )*};
+}
+
+host_quantity!(f32, f64, u32, u64, usize, i32, i64);
+
+/// What one replica's forward pass gives: its part of the loss, how many examples it saw, and sums
+/// for metrics.
+///
+/// The loss is scaled as for a hand-written step: the sum over the replica's examples divided by
+/// the GLOBAL batch size, so that the sum over the replicas is the loss of the global batch.
+///
+/// A loss carries its divisor: `average_loss`, with a size or without, and its relatives
+/// say what they divided by (see [`loss`](distribute_core::loss)), and every replica's loss is
+/// multiplied by it before it is averaged over the examples. A loss that was scaled in another way
+/// counts as divided by the source's global batch size, unless
+/// [`averaged_over`](Self::averaged_over) says what it was divided by.
+///
+/// On every replica and for every batch, also an empty one, the same metrics must be given in the
+/// same order.
+#[derive(Debug, Clone)]
+pub struct Objective {
+    pub(super) loss: Tensor<1>,
+    regularization: Option<Tensor<1>>,
+    examples: Quantity,
+    averaged_over: Option<usize>,
+    metrics: Vec<(Cow<'static, str>, Quantity, Quantity)>,
+}
+
+impl Objective {
+    /// An objective with this replica's part of the scaled loss, a tensor with one element.
+    ///
+    /// Regularization may be added to the loss already, or be given separately
+    /// ([`regularization`](Self::regularization)); gradients are the same. Only given separately
+    /// it is reported exactly when the last batch is short, because data loss counts by examples.
+    pub fn new(loss: Tensor<1>) -> Self {
+        Self {
+            loss,
+            regularization: None,
+            examples: Quantity::Host(0.0),
+            averaged_over: None,
+            metrics: Vec::new(),
+        }
+    }
+
+    /// How many examples this replica's batch has (0 if it is empty). Without it the epoch's loss
+    /// has nothing to be averaged over, which is an error. In a batch that is padded up to its full
+    /// size it is a tensor: the sum of the examples' weights.
+    #[must_use]
+    pub fn examples(mut self, examples: impl Into<Quantity>) -> Self {
+        self.examples = examples.into();
+        self
+    }
+
+    /// A term that does not depend on the examples, divided by the number of replicas as
+    /// `scale_regularization_loss` does. It is added to the loss.
+    #[must_use]
+    pub fn regularization(mut self, term: Tensor<1>) -> Self {
+        self.regularization = Some(term);
+        self
+    }
+
+    /// The number that the sum over this replica's examples was divided by, if nobody else says so
+    /// and it is not the source's global batch size. Replicas may say different numbers.
+    #[must_use]
+    pub fn averaged_over(mut self, examples: usize) -> Self {
+        self.averaged_over = Some(examples);
+        self
+    }
+
+    /// A metric that is a quotient of sums over the examples of all replicas and batches: accuracy
+    /// is correct predictions over examples.
+    #[must_use]
+    pub fn metric(
+        mut self,
+        name: impl Into<Cow<'static, str>>,
+        sum: impl Into<Quantity>,
+        count: impl Into<Quantity>,
+    ) -> Self {
+        self.metrics.push((name.into(), sum.into(), count.into()));
+        self
+    }
+
+    /// Loss and regularization: what gradients are taken of.
+    pub fn total(&self) -> Tensor<1> {
+        match &self.regularization {
+            Some(term) => self.loss.clone() + term.clone(),
+            None => self.loss.clone(),
+        }
+    }
+
+    /// What the loss was divided by, if somebody says so.
+    fn divisor(&self) -> Result<Option<f64>> {
+        let noted = loss::take_divisor();
+        match self.averaged_over {
+            #[allow(clippy::cast_precision_loss)]
+            Some(count) => Ok(Some(count as f64)),
+            None => noted,
+        }
+    }
+
+    /// The sums to report, without the graph. `own` is what the loss was divided by.
+    fn into_sums(self, global_batch_size: Option<usize>, own: Option<f64>) -> StepSums {
+        // All replicas give their loss in one unit: divided by the global batch size, or not at
+        // all. Only if neither is known they cannot.
+        #[allow(clippy::cast_precision_loss)]
+        let common = global_batch_size.map(|size| size as f64);
+        let common = common.filter(|size| *size > 0.0);
+        let unit = common.or(own.map(|_| 1.0));
+        let loss = with_f32(trace::without_autodiff(self.loss));
+        let loss = match (own, unit) {
+            (Some(own), Some(unit)) if own != unit => loss.mul_scalar(own / unit),
+            _ => loss,
+        };
+        let mut numbers = Vec::with_capacity(1 + 2 * self.metrics.len());
+        let mut names = Vec::with_capacity(self.metrics.len());
+        let mut tensors = Vec::new();
+        let mut add = |quantity| {
+            numbers.push(match quantity {
+                Quantity::Host(value) => value,
+                Quantity::Device(tensor) => {
+                    // Its place in the numbers; filled in when the tensors are read.
+                    tensors.push((numbers.len(), trace::without_autodiff(*tensor)));
+                    0.0
+                }
+            });
+        };
+        add(self.examples);
+        add(Quantity::Host(if own.is_some() { 1.0 } else { 0.0 }));
+        for (name, sum, count) in self.metrics {
+            names.push(name);
+            add(sum);
+            add(count);
+        }
+        let count = numbers.len();
+        StepSums {
+            common,
+            names,
+            loss,
+            regularization: self.regularization.map(trace::without_autodiff),
+            tensors,
+            numbers: TensorData::new(numbers, [count]),
+        }
+    }
+}
+
+/// A loss of fewer bits as f32, so that multiplying and adding it up costs no digits.
+fn with_f32(loss: Tensor<1>) -> Tensor<1> {
+    match loss.dtype() {
+        DType::F64 | DType::F32 => loss,
+        _ => loss.cast(FloatDType::F32),
+    }
+}
+
+/// What one replica does with a batch to train: forward, backward, update.
+pub(super) fn train_on<M, B, F>(
+    replica: &ReplicaContext,
+    pass: Pass,
+    (state, batch): (&mut TrainState<M>, B),
+    objective: &F,
+) -> Result<(Applied, StepSums)>
+where
+    M: Module + 'static,
+    F: Fn(&StepContext<'_>, &M, B) -> Result<Objective>,
+{
+    let given = objective(&StepContext { replica, pass }, &state.model, batch)?;
+    let divisor = given.divisor()?;
+    let gradients = replica.gradient(&given.total(), &state.model)?;
+    let applied = state.apply_gradients(replica, gradients)?;
+    Ok((
+        applied,
+        given.into_sums(replica.global_batch_size(), divisor),
+    ))
+}
+
+/// The same without gradients.
+pub(super) fn evaluate_on<M, B, F>(
+    replica: &ReplicaContext,
+    pass: Pass,
+    (model, batch): (&M, B),
+    objective: &F,
+) -> Result<StepSums>
+where
+    F: Fn(&StepContext<'_>, &M, B) -> Result<Objective>,
+{
+    let given = objective(&StepContext { replica, pass }, model, batch)?;
+    let divisor = given.divisor()?;
+    Ok(given.into_sums(replica.global_batch_size(), divisor))
+}
+
+/// One replica's sums of one batch, still on its device; summed over the replicas as a [`Nest`].
+#[derive(Debug, Clone)]
+pub(super) struct StepSums {
+    /// What all replicas' losses are divided by.
+    common: Option<f64>,
+    names: Vec<Cow<'static, str>>,
+    loss: Tensor<1>,
+    regularization: Option<Tensor<1>>,
+    tensors: Vec<(usize, Tensor<1>)>,
+    numbers: TensorData,
+}
+
+/// The sums of one global batch, on the host.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct BatchSums {
+    pub(super) loss: f64,
+    pub(super) regularization: f64,
+    pub(super) examples: f64,
+    /// What the loss was divided by; its examples if nobody knows.
+    pub(super) averaged_over: Option<f64>,
+    /// Name, sum, count.
+    pub(super) metrics: Vec<(Cow<'static, str>, f64, f64)>,
+}
+
+impl BatchSums {
+    /// The sum of the examples' losses.
+    pub(super) fn sum_of_losses(&self) -> f64 {
+        self.loss * self.averaged_over.unwrap_or(self.examples)
+    }
+
+    /// Adds what another replica of this process has of the same batch.
+    pub(super) fn merge(&mut self, other: &Self) -> Result<()> {
+        if self.averaged_over == other.averaged_over {
+            self.loss += other.loss;
+        } else {
+            self.loss = self.sum_of_losses() + other.sum_of_losses();
+            self.averaged_over = Some(1.0);
+        }
+        self.regularization += other.regularization;
+        self.examples += other.examples;
+        if self.metrics.len() != other.metrics.len() {
+            return Err(super::meter::different_metrics());
+        }
+        for (own, other) in self.metrics.iter_mut().zip(&other.metrics) {
+            own.1 += other.1;
+            own.2 += other.2;
+        }
+        Ok(())
+    }
+}
+
+impl Nest for StepSums {
+    fn walk(&mut self, visit: &mut dyn FnMut(&mut dyn Leaf) -> Result<()>) -> Result<()> {
+        visit(&mut self.loss)?;
+        if let Some(term) = &mut self.regularization {
+            visit(term)?;
+        }
+        for (_, tensor) in &mut self.tensors {
+            visit(tensor)?;
+        }
+        visit(&mut self.numbers)
+    }
+
+    fn skeleton(&self) -> Option<Self> {
+        let empty = <Tensor<1> as Nest>::placeholder;
+        let tensors = self.tensors.iter().map(|(at, _)| Some((*at, empty()?)));
+        Some(Self {
+            common: self.common,
+            names: self.names.clone(),
+            loss: empty()?,
+            regularization: self.regularization.as_ref().and_then(|_| empty()),
+            tensors: tensors.collect::<Option<_>>()?,
+            numbers: self.numbers.clone(),
+        })
+    }
+}
+
+impl StepSums {
+    /// Refuses to add up sums of different metrics.
+    pub(super) fn check_same(&self, other: &Self) -> Result<()> {
+        let places = |sums: &Self| sums.tensors.iter().map(|(at, _)| *at).collect::<Vec<_>>();
+        let same = self.names == other.names
+            && self.regularization.is_some() == other.regularization.is_some()
+            && places(self) == places(other);
+        if same {
+            return Ok(());
+        }
+        Err(Error::invalid(format!(
+            "the objective gives the metrics {:?} on one replica and {:?} on another, or some of \
+             them on the host and some on the device: give the same on every replica, also for an \
+             empty batch",
+            self.names, other.names
+        )))
+    }
+
+    /// Reads the sums, which were added up over the replicas. Waits for the device.
+    pub(super) fn read(self) -> Result<BatchSums> {
+        let mut numbers = self.numbers.try_into_vec::<f64>().map_err(Error::step)?;
+        for (place, tensor) in self.tensors {
+            numbers[place] = number("a metric", tensor)?;
+        }
+        let (examples, knows) = (numbers[0], numbers[1] > 0.0);
+        let pairs = numbers[2..].chunks_exact(2);
+        let metrics = self.names.into_iter().zip(pairs);
+        Ok(BatchSums {
+            loss: number("the loss", self.loss)?,
+            regularization: match self.regularization {
+                Some(term) => number("the regularization", term)?,
+                None => 0.0,
+            },
+            examples,
+            averaged_over: self.common.or(knows.then_some(1.0)),
+            metrics: metrics
+                .map(|(name, pair)| (name, pair[0], pair[1]))
+                .collect(),
+        })
+    }
+}
+
+fn number(what: &str, tensor: Tensor<1>) -> Result<f64> {
+    let data = tensor.try_into_data().map_err(Error::step)?;
+    let mut values = data.iter::<f64>();
+    match (values.next(), values.next()) {
+        (Some(value), None) => Ok(value),
+        _ => Err(Error::invalid(format!(
+            "{what} must be a tensor with one element, got shape {:?}",
+            data.shape().to_vec()
+        ))),
+    }
+}

@@ -1,0 +1,365 @@
+//! Steps that run in other processes, in any order: [`Fit::run_remotely`](super::Fit::run_remotely)
+//! on the side that says what is to be done, [`RemoteTask`] on the side that does it.
+
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+use std::ops::Range;
+
+use burn::module::Module;
+use distribute_core::{
+    Applied, Error, Mirrored, Nest, PerReplica, ReplicaContext, Result, Strategy, StrategyExt,
+    TrainState,
+};
+use serde::{Deserialize, Serialize};
+
+use super::evaluation::{run_on_models, validation_models};
+use super::meter::Meter;
+use super::objective::{BatchSums, Pass, evaluate_on, train_on};
+use super::session::{Engine, Part, Session, Validated};
+use super::{FitError, Mode, Objective, StepContext};
+
+/// Runs the steps of a training run in other processes. The crate `distribute-ps` has one that
+/// schedules them on the workers of a coordinator.
+///
+/// A *pass* is a range of one epoch's batches. Its steps may run side by side and end in any
+/// order, but how far the newest lies before the oldest that has not ended must be bounded: that
+/// lead is what a resumed run repeats at most.
+pub trait RemoteSteps: Debug {
+    /// The number of global batches of an epoch of training or evaluation data; `None` if there is
+    /// no such data.
+    fn batches(&self, mode: Mode) -> Option<usize>;
+
+    /// The examples of a full global batch of the training data, if they have one size.
+    fn global_batch_size(&self) -> Option<usize>;
+
+    /// Begins with the first batches of a pass. Does not wait for them.
+    ///
+    /// # Errors
+    /// If steps cannot be run.
+    fn begin(&mut self, pass: RemotePass) -> Result<()>;
+
+    /// Waits for the next step of the pass that ends, whichever it is; `None` when all that have
+    /// begun have ended and no further one begins.
+    ///
+    /// # Errors
+    /// That of the step. The pass is over then.
+    fn next(&mut self) -> Result<Option<RemoteStep>>;
+
+    /// Begins no further step of the pass. [`next`](Self::next) gives those that run.
+    fn stop(&mut self);
+}
+
+/// Which steps are to run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RemotePass {
+    /// Training or evaluation.
+    pub mode: Mode,
+    /// The epoch, from 0.
+    pub epoch: usize,
+    /// The global batches of the epoch.
+    pub batches: Range<usize>,
+    /// The most updates that are wanted, if there is a limit.
+    pub updates: Option<u64>,
+    seed: u64,
+}
+
+impl RemotePass {
+    /// What is to be done with one of the batches.
+    pub fn task(&self, batch: usize) -> RemoteTask {
+        RemoteTask {
+            evaluates: self.mode != Mode::Train,
+            epoch: self.epoch,
+            batch,
+            seed: self.seed,
+        }
+    }
+}
+
+/// A step that has ended.
+#[derive(Debug)]
+pub struct RemoteStep {
+    /// The batch within its epoch.
+    pub batch: usize,
+    /// What [`RemoteTask::run`] gave.
+    pub report: StepReport,
+}
+
+/// What one step gives: its part of loss and metrics, and the number of updates so far. Travels to
+/// the process that trains.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct StepReport {
+    sums: BatchSums,
+    step: u64,
+}
+
+/// One step: what is to be done with which batch. Travels to the process that does it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RemoteTask {
+    evaluates: bool,
+    epoch: usize,
+    batch: usize,
+    seed: u64,
+}
+
+impl RemoteTask {
+    /// Whether the batch is one of the training data or of the evaluation data.
+    pub fn mode(&self) -> Mode {
+        match self.evaluates {
+            true => Mode::Evaluate,
+            false => Mode::Train,
+        }
+    }
+
+    /// The epoch whose batch is wanted, from 0. Evaluation data always has epoch 0.
+    pub fn epoch(&self) -> usize {
+        match self.evaluates {
+            true => 0,
+            false => self.epoch,
+        }
+    }
+
+    /// The global batch within the epoch, from 0.
+    pub fn batch(&self) -> usize {
+        self.batch
+    }
+
+    /// Does it: trains the state on the batch, or evaluates the newest state on it. Blocks.
+    ///
+    /// The batch must know its size, see [`BatchSource::of_global_batch`](super::BatchSource).
+    ///
+    /// # Errors
+    /// Those of the objective and of the state.
+    pub fn run<S, M, B, F>(
+        &self,
+        strategy: &S,
+        state: &mut Mirrored<TrainState<M>>,
+        batch: PerReplica<B>,
+        objective: &F,
+    ) -> Result<StepReport>
+    where
+        S: Strategy + ?Sized,
+        M: Module + Sync + 'static,
+        B: Nest + Send,
+        F: Fn(&StepContext<'_>, &M, B) -> Result<Objective> + Sync,
+    {
+        let pass = Pass {
+            mode: self.mode(),
+            seed: self.seed,
+            epoch: self.epoch,
+            batch: self.batch,
+        };
+        let sums = match self.evaluates {
+            true => evaluated(strategy, state, batch, pass, objective)?,
+            false => trained(strategy, state, batch, pass, objective)?,
+        };
+        Ok(StepReport {
+            sums,
+            step: state.host_part().step(),
+        })
+    }
+}
+
+fn trained<S, M, B, F>(
+    strategy: &S,
+    state: &mut Mirrored<TrainState<M>>,
+    batch: PerReplica<B>,
+    pass: Pass,
+    objective: &F,
+) -> Result<BatchSums>
+where
+    S: Strategy + ?Sized,
+    M: Module + Sync + 'static,
+    B: Nest + Send,
+    F: Fn(&StepContext<'_>, &M, B) -> Result<Objective> + Sync,
+{
+    let sums = strategy.run((state, batch), |replica, (state, batch)| {
+        match train_on(replica, pass, (state, batch), objective)? {
+            (Applied::Accumulated, _) => Err(accumulates()),
+            (_, sums) => Ok(sums),
+        }
+    })?;
+    Meter::sums_of(strategy, sums)
+}
+
+fn evaluated<S, M, B, F>(
+    strategy: &S,
+    state: &mut Mirrored<TrainState<M>>,
+    batch: PerReplica<B>,
+    pass: Pass,
+    objective: &F,
+) -> Result<BatchSums>
+where
+    S: Strategy + ?Sized,
+    M: Module + Sync + 'static,
+    B: Nest + Send,
+    F: Fn(&StepContext<'_>, &M, B) -> Result<Objective> + Sync,
+{
+    state.refresh()?;
+    let models = validation_models(strategy, state);
+    let forward = |replica: &ReplicaContext, model: &M, batch| {
+        evaluate_on(replica, pass, (model, batch), objective)
+    };
+    let sums = run_on_models(strategy, state, models.as_ref(), batch, forward)?;
+    Meter::sums_of(strategy, sums)
+}
+
+pub(super) fn accumulates() -> Error {
+    Error::invalid(
+        "the state accumulates micro-batches: a worker that is lost would take their gradients \
+         with it; train without `accumulate`, with larger batches",
+    )
+}
+
+/// The engine of a session whose steps run elsewhere.
+pub(super) struct Remote<'r> {
+    steps: &'r mut dyn RemoteSteps,
+    /// Steps that have ended before one of an earlier batch.
+    early: BTreeMap<usize, StepReport>,
+    /// The learning rate that the state's home knows.
+    learning_rate: Option<f64>,
+}
+
+impl<'r> Remote<'r> {
+    pub(super) fn new(steps: &'r mut dyn RemoteSteps) -> Self {
+        Self {
+            steps,
+            early: BTreeMap::new(),
+            learning_rate: None,
+        }
+    }
+
+    /// Waits for the step of this batch, keeping what ends before it.
+    fn report(&mut self, batch: usize) -> Result<Option<StepReport>> {
+        loop {
+            if let Some(report) = self.early.remove(&batch) {
+                return Ok(Some(report));
+            }
+            let Some(step) = self.steps.next()? else {
+                return Ok(None);
+            };
+            self.early.insert(step.batch, step.report);
+        }
+    }
+
+    /// Sets the learning rate where the state lives, if a callback has changed it.
+    fn send_learning_rate<S, M>(&mut self, session: &mut Session<'_, S, M>) -> Result<()>
+    where
+        S: Strategy + ?Sized,
+        M: Module + Sync + 'static,
+    {
+        let rate = session.run.learning_rate;
+        if self.learning_rate != Some(rate) {
+            session.state.update(|state| {
+                state.set_learning_rate(rate);
+                state.send_learning_rate()
+            })?;
+            self.learning_rate = Some(rate);
+        }
+        Ok(())
+    }
+
+    /// Runs the batches of one pass, as far as they are run.
+    fn pass<S, M>(&mut self, session: &mut Session<'_, S, M>, pass: RemotePass) -> Result<()>
+    where
+        S: Strategy + ?Sized,
+        M: Module + Sync + 'static,
+    {
+        self.early.clear();
+        let batches = pass.batches.clone();
+        self.steps.begin(pass)?;
+        for batch in batches {
+            let Some(report) = self.report(batch)? else {
+                break;
+            };
+            let run = &mut session.run;
+            run.progress.position.batches += 1;
+            run.step_before = run.progress.step;
+            run.progress.step = run.progress.step.max(report.step);
+            run.last_learning_rate = run.learning_rate;
+            session.run.meter.add_read(report.sums)?;
+            session.notify(|callback, run| callback.on_batch_end(run))?;
+            self.send_learning_rate(session)?;
+            if session.stopping()? {
+                self.steps.stop();
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<S: Strategy + ?Sized, M: Module + Sync + 'static> Engine<S, M> for Remote<'_> {
+    fn batches(&self, mode: Mode) -> Option<usize> {
+        self.steps.batches(mode)
+    }
+
+    fn global_batch_size(&self) -> Option<usize> {
+        self.steps.global_batch_size()
+    }
+
+    fn train(&mut self, session: &mut Session<'_, S, M>) -> Result<Part> {
+        let end = self.steps.batches(Mode::Train).unwrap_or(0);
+        self.send_learning_rate(session)?;
+        let part = loop {
+            let position = session.run.progress.position;
+            if position.batches >= end {
+                break Part::Complete;
+            }
+            if session.limit_reached() {
+                break Part::Limited;
+            }
+            let step = session.run.progress.step;
+            let pass = RemotePass {
+                mode: Mode::Train,
+                epoch: position.epoch,
+                batches: position.batches..end,
+                updates: session.max_steps.map(|limit| limit.saturating_sub(step)),
+                seed: session.run.seed,
+            };
+            self.pass(session, pass)?;
+            if session.stopping()? {
+                break Part::CutShort;
+            }
+            if session.run.progress.position == position {
+                return Err(Error::invalid("the steps of the pass have not run"));
+            }
+        };
+        session.state.refresh()?;
+        Ok(part)
+    }
+
+    fn validate(&mut self, session: &mut Session<'_, S, M>, epoch: usize) -> Result<Validated> {
+        let Some(end) = self.steps.batches(Mode::Evaluate) else {
+            return Ok(Validated::Nothing);
+        };
+        self.early.clear();
+        self.steps.begin(RemotePass {
+            mode: Mode::Evaluate,
+            epoch,
+            batches: 0..end,
+            updates: None,
+            seed: session.run.seed,
+        })?;
+        let mut meter = Meter::default();
+        session.run.progress.validation_batches = 0;
+        for batch in 0..end {
+            let Some(report) = self.report(batch)? else {
+                break;
+            };
+            meter.add_read(report.sums)?;
+            session.run.progress.validation_batches += 1;
+            session.notify(|callback, run| callback.on_validation_batch_end(run))?;
+            if session.stopping()? {
+                self.steps.stop();
+            }
+        }
+        if session.stopping()? {
+            return Ok(Validated::Stopped);
+        }
+        if meter.read(session.strategy)?.examples() == 0.0 {
+            let what = "the validation data";
+            return Err(FitError::NoExamples { what }.into());
+        }
+        Ok(Validated::Done(meter.logs(session.strategy)?))
+    }
+}

@@ -1,0 +1,312 @@
+//! The training loop: epochs, callbacks, resuming. Where steps run is an [`Engine`]'s matter.
+
+use std::time::{Duration, Instant};
+
+use burn::module::Module;
+use distribute_core::checkpoint::Checkpoint;
+use distribute_core::{Mirrored, Result, Strategy, TrainState};
+use serde_json::{Value, json};
+
+use super::control::{AnyState, Callbacks, Run};
+use super::meter::Meter;
+use super::snapshot::{self, RunMetadata, Waiting, refuse};
+use super::{Callback, EpochRecord, FitError, History, Logs, Mode, Outcome, Position, together};
+
+/// How the training part of an epoch ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Part {
+    /// The data ran out.
+    Complete,
+    /// The limit of steps was reached.
+    Limited,
+    /// A callback asked to stop.
+    CutShort,
+}
+
+/// Where the batches of a session come from and its steps run.
+pub(super) trait Engine<S: ?Sized, M> {
+    /// The number of global batches of a pass, if known. None for validation without data.
+    fn batches(&self, mode: Mode) -> Option<usize>;
+
+    /// The examples of a full global batch of the training data.
+    fn global_batch_size(&self) -> Option<usize>;
+
+    /// Trains on the rest of the epoch that the session is in.
+    fn train(&mut self, session: &mut Session<'_, S, M>) -> Result<Part>;
+
+    /// The averages of the validation data.
+    fn validate(&mut self, session: &mut Session<'_, S, M>, epoch: usize) -> Result<Validated>;
+}
+
+/// What became of validation.
+pub(super) enum Validated {
+    /// There is no data for it.
+    Nothing,
+    /// Somebody stopped it.
+    Stopped,
+    Done(Logs),
+}
+
+/// A run: what it trains, how far it is and who watches.
+pub(super) struct Session<'a, S: ?Sized, M> {
+    pub(super) strategy: &'a S,
+    pub(super) state: &'a mut Mirrored<TrainState<M>>,
+    pub(super) max_steps: Option<u64>,
+    pub(super) callbacks: Callbacks<'a>,
+    pub(super) run: Run,
+}
+
+impl<S: Strategy + ?Sized, M: Module + Sync + 'static> Session<'_, S, M> {
+    /// Restores the run that a checkpoint is of, if there is one; the same on all workers.
+    pub(super) fn start(&mut self, checkpoint: Option<&Checkpoint>) -> Result<()> {
+        if let Some(workers) = self.strategy.workers() {
+            workers.clear_save();
+            workers.check_equal("fit", &self.settings())?;
+            together::check_same_checkpoint(workers, checkpoint)?;
+        }
+        checkpoint.map_or(Ok(()), |checkpoint| self.resume(checkpoint))
+    }
+
+    /// What all workers must have the same of.
+    fn settings(&self) -> Vec<(&'static str, Value)> {
+        let (run, state) = (&self.run, self.state.primary());
+        let progress = &run.progress;
+        vec![
+            ("the seed", json!(run.seed)),
+            ("the number of epochs", json!(progress.epochs)),
+            ("the limit of steps", json!(self.max_steps)),
+            ("the first epoch", json!(progress.position.epoch)),
+            ("the first batch", json!(progress.position.batches)),
+            ("the number of updates so far", json!(progress.step)),
+            ("the global batch size", json!(run.global_batch_size)),
+            ("the number of batches", json!(progress.batches_per_epoch)),
+            (
+                "the number of validation batches",
+                json!(progress.validation_batches_in_all),
+            ),
+            ("the optimizer", json!(state.optimizer().name())),
+            // As text: it comes back as it was, and is what people read.
+            ("the learning rate", json!(run.learning_rate.to_string())),
+            (
+                "the optimizer with its numbers",
+                json!(format!("{:?}", state.optimizer())),
+            ),
+            (
+                "the number of checkpoint callbacks",
+                json!(self.callbacks.savers()),
+            ),
+        ]
+    }
+
+    /// Whether to stop now. With several workers all of them ask together: one that wants to stop
+    /// is enough, and all stop for its reason.
+    pub(super) fn stopping(&mut self) -> Result<bool> {
+        if let Some(workers) = self.strategy.workers() {
+            let rate = self.run.learning_rate;
+            self.run.stop = together::agree(workers, self.run.stop.as_ref(), rate)?;
+        }
+        Ok(self.run.stop.is_some())
+    }
+
+    /// [`stopping`](Self::stopping) after a batch of training, where workers need not ask each
+    /// other: their gradients have told.
+    pub(super) fn stopping_after_batch(&mut self) -> Result<bool> {
+        let Some(workers) = self.strategy.workers() else {
+            return Ok(self.run.stop.is_some());
+        };
+        if self.run.stop.is_some() {
+            workers.request_stop();
+        }
+        if !workers.stop_agreed() {
+            return Ok(false);
+        }
+        if !self.stopping()? {
+            // Somebody asked the group itself.
+            self.run.stop = Some(Outcome::Interrupted);
+        }
+        Ok(true)
+    }
+
+    /// Restores everything from a checkpoint of a run like this one.
+    fn resume(&mut self, checkpoint: &Checkpoint) -> Result<()> {
+        let metadata = &checkpoint.metadata;
+        let stored = RunMetadata::load(checkpoint)?;
+        let optimizer = self.state.host_part().optimizer().name();
+        if metadata.optimizer.name != optimizer {
+            return Err(refuse(format!(
+                "it was trained with {} and this run uses {optimizer}: use the same optimizer",
+                metadata.optimizer.name
+            )));
+        }
+        if metadata.seed != self.run.seed {
+            return Err(refuse(format!(
+                "its run had the seed {} and this one has {}: use the same seed",
+                metadata.seed, self.run.seed
+            )));
+        }
+        if stored.global_batch_size != self.run.global_batch_size {
+            let size = |size: Option<usize>| size.map_or("no fixed".into(), |n| n.to_string());
+            return Err(refuse(format!(
+                "its run had {} examples in a global batch and this one has {}: use the same \
+                 global batch size",
+                size(stored.global_batch_size),
+                size(self.run.global_batch_size)
+            )));
+        }
+        let own = self.state.micro_batches();
+        if stored.micro_batches > 0 && stored.micro_batches != own {
+            return Err(refuse(format!(
+                "its run made an update of {} micro-batches and this one makes one of {own}: \
+                 accumulate the same number",
+                stored.micro_batches
+            )));
+        }
+        snapshot::restore(self.state, checkpoint)?;
+        self.put_waiting(checkpoint, &stored)?;
+        let too_large = |_| refuse("its position is out of range");
+        self.run.progress.position = Position {
+            epoch: usize::try_from(metadata.epoch).map_err(too_large)?,
+            batches: usize::try_from(metadata.batches_into_epoch).map_err(too_large)?,
+        };
+        self.run.progress.step = self.state.step();
+        self.run.step_before = self.run.progress.step;
+        self.run.learning_rate = stored.learning_rate;
+        let last = stored.last_learning_rate;
+        self.run.last_learning_rate = last.unwrap_or(stored.learning_rate);
+        self.run.meter = Meter::with_sums(stored.sums);
+        self.callbacks.restore(checkpoint, &stored.callbacks)
+    }
+
+    /// Restores the gradients of micro-batches that wait for the rest of their update.
+    fn put_waiting(&mut self, checkpoint: &Checkpoint, stored: &RunMetadata) -> Result<()> {
+        let waiting = Waiting::load(stored, self.state.parameter_names(), checkpoint);
+        if waiting.replicas.is_empty() {
+            return Ok(());
+        }
+        let replicas = self.strategy.replicas().iter();
+        let ids: Vec<usize> = replicas.map(|replica| replica.id).collect();
+        let same = stored.replicas == self.strategy.num_replicas_in_sync();
+        let state: &mut dyn AnyState = self.state;
+        state
+            .put_waiting(waiting, &ids, same)
+            .map_err(|error| refuse(format!("its micro-batches do not fit: {error}")))
+    }
+
+    /// Calls a method of all callbacks.
+    pub(super) fn notify(
+        &mut self,
+        call: impl FnMut(&mut dyn Callback, &mut super::Control<'_>) -> Result<()>,
+    ) -> Result<()> {
+        self.callbacks.each(&mut self.run, self.state, call)
+    }
+
+    pub(super) fn limit_reached(&self) -> bool {
+        self.max_steps
+            .is_some_and(|limit| self.run.progress.step >= limit)
+    }
+
+    pub(super) fn train(&mut self, engine: &mut impl Engine<S, M>) -> Result<History> {
+        let mut epochs = Vec::new();
+        self.notify(|callback, run| callback.on_train_begin(run))?;
+        while !self.stopping()? && self.run.progress.position.epoch < self.run.progress.epochs {
+            if self.limit_reached() {
+                self.run.stop = Some(Outcome::MaxSteps);
+                break;
+            }
+            if let Some(record) = self.epoch(engine)? {
+                self.notify(|callback, run| callback.on_epoch_end(&record, run))?;
+                epochs.push(record);
+            }
+        }
+        let outcome = self.run.stop.clone().unwrap_or(Outcome::Completed);
+        let end = |callback: &mut dyn Callback, run: &mut super::Control<'_>| {
+            callback.on_train_end(&outcome, run)
+        };
+        self.callbacks
+            .each_savers_first(&mut self.run, self.state, end)?;
+        let learning_rate = self.run.learning_rate;
+        if self.state.host_part().learning_rate() != learning_rate {
+            self.state
+                .update(|state| state.set_learning_rate(learning_rate));
+        }
+        Ok(History {
+            epochs,
+            outcome,
+            position: self.run.progress.position,
+        })
+    }
+
+    /// Whether the steps were computed at all. Compiled steps report failures by themselves.
+    fn check_weights(&self) -> Result<()> {
+        if self.strategy.tracer().is_some() {
+            return Ok(());
+        }
+        let mut states = self.state.values().iter();
+        states.try_for_each(TrainState::check_weights)
+    }
+
+    /// One epoch with its validation; `None` if it was cut short.
+    fn epoch(&mut self, engine: &mut impl Engine<S, M>) -> Result<Option<EpochRecord>> {
+        let Position { epoch, batches } = self.run.progress.position;
+        if batches == 0 {
+            self.run.meter = Meter::default();
+        }
+        self.notify(|callback, run| callback.on_epoch_begin(run))?;
+        if self.stopping()? {
+            return Ok(None);
+        }
+        let strategy = self.strategy.handle();
+        let before = self.run.meter.read(&*strategy)?.examples();
+        let started = Instant::now();
+        let part = engine.train(self)?;
+        if part == Part::CutShort {
+            return Ok(None);
+        }
+        self.check_weights()?;
+        let examples = self.run.meter.read(&*strategy)?.examples();
+        let training_time = started.elapsed();
+        if examples == 0.0 {
+            let what = "an epoch of the training data";
+            return Err(FitError::NoExamples { what }.into());
+        }
+        let mut logs = self.run.meter.logs(&*strategy)?;
+        let validation_begun = Instant::now();
+        let mut validation_time = Duration::ZERO;
+        match engine.validate(self, epoch)? {
+            Validated::Nothing => {}
+            Validated::Stopped => return Ok(None),
+            Validated::Done(found) => {
+                logs.extend_validation(&found);
+                validation_time = validation_begun.elapsed();
+            }
+        }
+        match part {
+            Part::Limited => _ = self.run.stop.get_or_insert(Outcome::MaxSteps),
+            _ => {
+                self.run.meter = Meter::default();
+                self.run.progress.position = Position {
+                    epoch: epoch + 1,
+                    batches: 0,
+                }
+            }
+        }
+        Ok(Some(EpochRecord {
+            epoch,
+            complete: part == Part::Complete,
+            step: self.run.progress.step,
+            learning_rate: self.run.last_learning_rate,
+            logs,
+            examples: (examples - before) as u64,
+            training_time,
+            validation_time,
+        }))
+    }
+
+    /// The end of the batches. With several workers one may have wished to stop after the last
+    /// update, and no other has told.
+    pub(super) fn ended(&mut self, part: Part) -> Result<Part> {
+        let has_workers = self.strategy.workers().is_some();
+        let stops = has_workers && self.stopping()?;
+        Ok(if stops { Part::CutShort } else { part })
+    }
+}

@@ -1,0 +1,276 @@
+//! A training state as a checkpoint, and back.
+
+use std::collections::BTreeMap;
+
+use burn::module::Module;
+use burn::tensor::TensorData;
+use distribute_core::checkpoint::{
+    Checkpoint, Metadata, TensorSpec, check_slots, model_signature, saved_kinds,
+};
+use distribute_core::{Error, Mirrored, Result, TrainState, WorkerGroup};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::FitError;
+use super::exact;
+use super::meter::Sums;
+
+/// Where [`Metadata::extra`] keeps what only [`Fit`](super::Fit) needs.
+const EXTRA_KEY: &str = "fit";
+
+/// What the loop needs beyond the training state.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct RunMetadata {
+    #[serde(with = "exact")]
+    pub(super) learning_rate: f64,
+    /// That of the last update; `None` in checkpoints that do not say.
+    #[serde(default, with = "exact::option")]
+    pub(super) last_learning_rate: Option<f64>,
+    /// How many micro-batches make an update; 0 in checkpoints that do not say.
+    #[serde(default)]
+    pub(super) micro_batches: usize,
+    /// How many of them wait for the rest, see [`Waiting`].
+    #[serde(default)]
+    pub(super) waiting: usize,
+    pub(super) global_batch_size: Option<usize>,
+    /// Replicas in sync of the run; 0 in checkpoints that do not say.
+    #[serde(default)]
+    pub(super) replicas: usize,
+    pub(super) sums: Sums,
+    pub(super) callbacks: BTreeMap<String, Value>,
+}
+
+impl RunMetadata {
+    pub(super) fn store(&self, checkpoint: &mut Checkpoint) -> Result<()> {
+        let value = serde_json::to_value(self).map_err(Error::step)?;
+        checkpoint
+            .metadata
+            .extra
+            .insert(EXTRA_KEY.to_string(), value);
+        Ok(())
+    }
+
+    pub(super) fn load(checkpoint: &Checkpoint) -> Result<Self> {
+        let missing = || refuse("it was not written during `fit`; use `restore` for its weights");
+        let value = checkpoint
+            .metadata
+            .extra
+            .get(EXTRA_KEY)
+            .ok_or_else(missing)?;
+        serde_json::from_value(value.clone())
+            .map_err(|error| refuse(format!("its `extra.{EXTRA_KEY}` is not readable ({error})")))
+    }
+}
+
+/// One replica's sums of the gradients, by parameter; none where no loss depended on it.
+type WaitingSums = Vec<Option<TensorData>>;
+
+/// The gradients of micro-batches that wait for the rest of their update, of all replicas. Each
+/// replica has its own; they are added up over the replicas when the update is made.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Waiting {
+    pub(super) count: usize,
+    pub(super) replicas: Vec<WaitingSums>,
+}
+
+impl Waiting {
+    /// Those of all workers, from what each has; all workers call it together.
+    pub(super) fn gathered(self, workers: Option<&WorkerGroup>) -> Result<Self> {
+        let Some(workers) = workers.filter(|_| self.count > 0) else {
+            return Ok(self);
+        };
+        let lists: Vec<_> = self.replicas.into_iter().map(with_flags).collect();
+        let all = workers.gather("the gradients of micro-batches", &lists)?;
+        Ok(Self {
+            count: self.count,
+            replicas: all.into_iter().map(without_flags).collect::<Result<_>>()?,
+        })
+    }
+
+    /// Puts them into a checkpoint.
+    pub(super) fn store(self, names: &[String], checkpoint: &mut Checkpoint) {
+        for (replica, sums) in self.replicas.into_iter().enumerate() {
+            for (name, data) in names.iter().zip(sums) {
+                if let Some(data) = data {
+                    let name = waiting_name(replica, name);
+                    checkpoint.tensors.insert(name, data);
+                }
+            }
+        }
+    }
+
+    /// Those of a checkpoint.
+    pub(super) fn load(run: &RunMetadata, names: &[String], checkpoint: &Checkpoint) -> Self {
+        let of = |replica: usize| {
+            let stored = names.iter().map(|name| {
+                let name = waiting_name(replica, name);
+                checkpoint.tensors.get(&name).cloned()
+            });
+            stored.collect()
+        };
+        let replicas = if run.waiting == 0 { 0 } else { run.replicas };
+        Self {
+            count: run.waiting,
+            replicas: (0..replicas).map(of).collect(),
+        }
+    }
+}
+
+fn waiting_name(replica: usize, parameter: &str) -> String {
+    format!("accumulated/{replica}/{parameter}")
+}
+
+/// The gradients that there are, behind flags that say which.
+fn with_flags(sums: WaitingSums) -> Vec<TensorData> {
+    let flags: Vec<u8> = sums.iter().map(|data| u8::from(data.is_some())).collect();
+    let count = flags.len();
+    let flags = TensorData::new(flags, [count]);
+    std::iter::once(flags)
+        .chain(sums.into_iter().flatten())
+        .collect()
+}
+
+fn without_flags(list: Vec<TensorData>) -> Result<WaitingSums> {
+    let different_structure = || Error::invalid("the workers' micro-batches differ in structure");
+    let mut list = list.into_iter();
+    let flags = list.next().ok_or_else(different_structure)?;
+    let flags = flags.try_into_vec::<u8>().map_err(Error::step)?;
+    let mut sums = Vec::with_capacity(flags.len());
+    for flag in flags {
+        sums.push(match flag {
+            0 => None,
+            _ => Some(list.next().ok_or_else(different_structure)?),
+        });
+    }
+    Ok(sums)
+}
+
+/// What a run that continues from a checkpoint wants to know before it starts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RunInfo {
+    /// The examples of a global batch, if it had a fixed size. A run that continues must have the
+    /// same, with however many replicas.
+    pub global_batch_size: Option<usize>,
+    /// The replicas, over all workers; `None` if the checkpoint does not say.
+    pub replicas: Option<usize>,
+}
+
+impl RunInfo {
+    /// Of the run that wrote the checkpoint.
+    ///
+    /// # Errors
+    /// [`FitError::Resume`] if it was not written during [`Fit`](super::Fit).
+    pub fn of(checkpoint: &Checkpoint) -> Result<Self> {
+        let run = RunMetadata::load(checkpoint)?;
+        Ok(Self {
+            global_batch_size: run.global_batch_size,
+            replicas: (run.replicas > 0).then_some(run.replicas),
+        })
+    }
+}
+
+pub(super) fn refuse(what: impl Into<String>) -> Error {
+    FitError::Resume { what: what.into() }.into()
+}
+
+/// Everything of a training state: parameters, slots, step, optimizer and learning rate. What it
+/// does not know (epoch, position, seed, the model's name) is left empty. Waits for the device.
+///
+/// # Errors
+/// If the device cannot be read.
+pub fn snapshot<M: Module + 'static>(state: &TrainState<M>) -> Result<Checkpoint> {
+    let (step, tensors) = state.save()?;
+    let mut metadata = Metadata::new(step);
+    metadata.optimizer.name = state.optimizer().name().to_string();
+    metadata.optimizer.hyper_parameters = state.optimizer().config();
+    let mut checkpoint = Checkpoint::new(metadata);
+    checkpoint.tensors = tensors;
+    checkpoint.metadata.model.signature = model_signature(model_specs(&checkpoint.tensors));
+    Ok(checkpoint)
+}
+
+/// Puts a checkpoint's parameters, slots and step into a training state, on all replicas. To
+/// continue an interrupted run use [`Fit::resume_from`](super::Fit::resume_from).
+///
+/// # Errors
+/// [`Error::Checkpoint`] with [`WrongModel`] if the parameters are not those of this model, and
+/// with [`WrongOptimizer`] if the checkpoint is of another optimizer (use [`restore_weights`]); the
+/// state is unchanged then.
+///
+/// [`WrongModel`]: distribute_core::checkpoint::CheckpointError::WrongModel
+/// [`WrongOptimizer`]: distribute_core::checkpoint::CheckpointError::WrongOptimizer
+pub fn restore<M: Module + 'static>(
+    state: &mut Mirrored<TrainState<M>>,
+    checkpoint: &Checkpoint,
+) -> Result<()> {
+    expect_model(state, checkpoint)?;
+    let saved_by = Some(checkpoint.metadata.optimizer.name.as_str());
+    let names = state.host_part().parameter_names();
+    let is_own = |path: &str| names.iter().any(|name| name == path);
+    let own = state.host_part().optimizer().checkpoint_slots();
+    check_slots(own, saved_by, &checkpoint.tensors, is_own)?;
+    check_sizes_of_slots(&checkpoint.tensors)?;
+    let step = checkpoint.metadata.step;
+    state.update(|state| state.load_tensors(&checkpoint.tensors, step))
+}
+
+/// As [`restore`], without the optimizer's slots: for evaluating a checkpoint, or for going on with
+/// another optimizer. The optimizer begins anew, with slots of zero and no updates (Keras:
+/// `load_weights` into a model that was compiled anew), because Adam's correction of its first
+/// averages counts the updates.
+///
+/// # Errors
+/// As [`restore`] if the parameters are not those of this model.
+pub fn restore_weights<M: Module + 'static>(
+    state: &mut Mirrored<TrainState<M>>,
+    checkpoint: &Checkpoint,
+) -> Result<()> {
+    expect_model(state, checkpoint)?;
+    let tensors = checkpoint.tensors.iter();
+    let tensors = tensors.filter(|(name, _)| !name.starts_with("optimizer/"));
+    let tensors = tensors.map(|(name, data)| (name.clone(), data.clone()));
+    let tensors: BTreeMap<String, TensorData> = tensors.collect();
+    state.update(|state| state.load_tensors(&tensors, 0))
+}
+
+fn expect_model<M: Module + 'static>(
+    state: &Mirrored<TrainState<M>>,
+    checkpoint: &Checkpoint,
+) -> Result<()> {
+    let tensors = state.try_primary()?.to_tensors()?;
+    let expected = saved_kinds(model_specs(&tensors), &checkpoint.tensors);
+    Ok(checkpoint.expect("model/", expected)?)
+}
+
+fn model_specs(tensors: &BTreeMap<String, TensorData>) -> Vec<TensorSpec> {
+    let model = tensors
+        .iter()
+        .filter(|(name, _)| name.starts_with("model/"));
+    model
+        .map(|(name, data)| TensorSpec::of(name, data))
+        .collect()
+}
+
+/// A slot has one element per element of its parameter; anything else would fail in the middle of
+/// a step.
+fn check_sizes_of_slots(tensors: &BTreeMap<String, TensorData>) -> Result<()> {
+    for (name, slot) in tensors {
+        let parts = name
+            .strip_prefix("optimizer/")
+            .and_then(|rest| rest.split_once('/'));
+        let Some((_, path)) = parts else { continue };
+        let parameter = tensors.get(&format!("model/{path}"));
+        // Tables on parameter servers are beside the model.
+        let parameter = parameter.or_else(|| tensors.get(path));
+        let fits = |data: &TensorData| {
+            data.num_elements() == slot.num_elements() && data.dtype() == slot.dtype()
+        };
+        if !parameter.is_some_and(fits) {
+            return Err(refuse(format!(
+                "`{name}` does not belong to the parameter `model/{path}`"
+            )));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,266 @@
+//! Event files that TensorBoard opens: scalars and histograms over training steps.
+//!
+//! An event file is a sequence of TFRecords (TensorFlow's `lib/io/record_writer.cc`), each holding
+//! one `Event` protobuf message (TensorFlow's `core/util/event.proto`); the first one names the
+//! file version. Point `tensorboard --logdir` at the directory, while the training runs or later.
+//!
+//! ```
+//! use std::time::SystemTime;
+//! use distribute_fit::tensorboard::EventWriter;
+//!
+//! let directory = tempfile::tempdir()?;
+//! let mut events = EventWriter::create(directory.path().join("train"))?;
+//! for (step, loss) in [(0, 2.3), (100, 0.4)] {
+//!     events.scalar("epoch_loss", loss, step, SystemTime::now())?;
+//! }
+//! events.flush()?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod event;
+mod histogram;
+mod record;
+
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use event::{Event, Summary, SummaryValue, Value, What};
+use prost::Message;
+
+/// What the first event of every file says.
+const FILE_VERSION: &str = "brain.Event:2";
+
+/// Larger than any record, so that a record is never written in pieces that an error could
+/// separate.
+const BUFFER_BYTES: usize = 128 * 1024;
+
+/// Longest tag in bytes.
+const MAX_TAG_BYTES: usize = 4096;
+
+/// Why an event could not be written.
+#[derive(thiserror::Error)]
+#[non_exhaustive]
+pub enum TensorBoardError {
+    /// The file system refused.
+    #[error(
+        "cannot {operation} {} ({source}): choose a writable log directory with free space",
+        path.display()
+    )]
+    Io {
+        /// The event file or its directory.
+        path: PathBuf,
+        /// What was attempted, a verb.
+        operation: &'static str,
+        /// The operating system's reason.
+        source: io::Error,
+    },
+    /// A tag that is empty or too long.
+    #[error("tag {tag:?} has {bytes} bytes: use 1 to 4096")]
+    Tag {
+        /// The beginning of the tag.
+        tag: String,
+        /// Its length.
+        bytes: usize,
+    },
+    /// A step beyond what the format holds.
+    #[error("step {step} of {tag:?} is too large for an event file: count from 0")]
+    Step {
+        /// The tag of the event.
+        tag: String,
+        /// The step.
+        step: u64,
+    },
+    /// A histogram has no place for infinities and NaN.
+    #[error("{count} values of histogram {tag:?} are not finite: look for a diverging loss")]
+    NonFinite {
+        /// The tag of the histogram.
+        tag: String,
+        /// How many values are NaN or infinite.
+        count: usize,
+    },
+}
+
+distribute_error::debug_as_message!(TensorBoardError);
+
+/// Writes one event file. Calls block only for the copy into a buffer, and for the disk when the
+/// buffer is full; dropping the writer writes what is left (and logs an error).
+#[derive(Debug)]
+pub struct EventWriter {
+    path: PathBuf,
+    file: BufWriter<File>,
+}
+
+impl EventWriter {
+    /// Creates `directory` and a new file `events.out.tfevents.<seconds>.<host>.<pid>.<n>` in it.
+    ///
+    /// # Errors
+    ///
+    /// [`TensorBoardError::Io`].
+    pub fn create(directory: impl AsRef<Path>) -> Result<Self, TensorBoardError> {
+        Self::create_at(directory.as_ref(), SystemTime::now())
+    }
+
+    fn create_at(directory: &Path, now: SystemTime) -> Result<Self, TensorBoardError> {
+        fs::create_dir_all(directory).map_err(|source| TensorBoardError::Io {
+            path: directory.to_path_buf(),
+            operation: "create",
+            source,
+        })?;
+        let (path, file) = create_file(directory, now)?;
+        let mut writer = Self {
+            path,
+            file: BufWriter::with_capacity(BUFFER_BYTES, file),
+        };
+        writer.write(&Event {
+            wall_time: unix_seconds(now),
+            step: 0,
+            what: Some(What::FileVersion(FILE_VERSION.to_string())),
+        })?;
+        // TensorBoard may look at the file before the first scalar is there.
+        writer.flush()?;
+        Ok(writer)
+    }
+
+    /// The event file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Adds the point (`step`, `value`) to the curve `tag` (`/` in a tag makes groups).
+    /// NaN and infinities are kept and shown by TensorBoard.
+    ///
+    /// # Errors
+    ///
+    /// [`TensorBoardError::Io`], [`TensorBoardError::Tag`] or [`TensorBoardError::Step`].
+    pub fn scalar(
+        &mut self,
+        tag: &str,
+        value: f32,
+        step: u64,
+        wall_time: SystemTime,
+    ) -> Result<(), TensorBoardError> {
+        self.summary(tag, Value::SimpleValue(value), step, wall_time)
+    }
+
+    /// Adds the distribution of `values` at `step` to the histograms of `tag`, in TensorFlow's
+    /// buckets (limits grow by a tenth, `lib/histogram/histogram.cc`).
+    ///
+    /// # Errors
+    ///
+    /// [`TensorBoardError::NonFinite`] (nothing is written), or as [`scalar`](Self::scalar).
+    pub fn histogram(
+        &mut self,
+        tag: &str,
+        values: impl IntoIterator<Item = f64>,
+        step: u64,
+        wall_time: SystemTime,
+    ) -> Result<(), TensorBoardError> {
+        let histogram = histogram::histogram(values).map_err(|count| {
+            let tag = shortened(tag);
+            TensorBoardError::NonFinite { tag, count }
+        })?;
+        self.summary(tag, Value::Histo(histogram), step, wall_time)
+    }
+
+    /// Hands everything to the operating system, so that TensorBoard sees it.
+    ///
+    /// # Errors
+    ///
+    /// [`TensorBoardError::Io`]; what was not written is kept and tried again by the next call.
+    pub fn flush(&mut self) -> Result<(), TensorBoardError> {
+        self.file.flush().map_err(|source| self.io_error(source))
+    }
+
+    fn summary(
+        &mut self,
+        tag: &str,
+        value: Value,
+        step: u64,
+        wall_time: SystemTime,
+    ) -> Result<(), TensorBoardError> {
+        if tag.is_empty() || tag.len() > MAX_TAG_BYTES {
+            return Err(TensorBoardError::Tag {
+                tag: shortened(tag),
+                bytes: tag.len(),
+            });
+        }
+        let signed_step = i64::try_from(step).map_err(|_| TensorBoardError::Step {
+            tag: shortened(tag),
+            step,
+        })?;
+        let value = SummaryValue {
+            tag: tag.to_string(),
+            value: Some(value),
+        };
+        self.write(&Event {
+            wall_time: unix_seconds(wall_time),
+            step: signed_step,
+            what: Some(What::Summary(Summary { value: vec![value] })),
+        })
+    }
+
+    fn write(&mut self, event: &Event) -> Result<(), TensorBoardError> {
+        let record = record::encode(&event.encode_to_vec());
+        self.file
+            .write_all(&record)
+            .map_err(|source| self.io_error(source))
+    }
+
+    fn io_error(&self, source: io::Error) -> TensorBoardError {
+        TensorBoardError::Io {
+            path: self.path.clone(),
+            operation: "write",
+            source,
+        }
+    }
+}
+
+impl Drop for EventWriter {
+    fn drop(&mut self) {
+        if let Err(error) = self.flush() {
+            tracing::error!(%error, "the last events were not written");
+        }
+    }
+}
+
+/// A file of our own, even if several writers of one process start in the same second.
+fn create_file(directory: &Path, now: SystemTime) -> Result<(PathBuf, File), TensorBoardError> {
+    let host = gethostname::gethostname();
+    let host = host.to_string_lossy().replace(['/', '\\'], "_");
+    // Whole seconds, ten digits: TensorBoard reads the files of a directory in order of names.
+    let seconds = unix_seconds(now).max(0.0) as u64;
+    let mut count = 0_u64;
+    loop {
+        let process = std::process::id();
+        let name = format!("events.out.tfevents.{seconds:010}.{host}.{process}.{count}");
+        let path = directory.join(name);
+        match File::create_new(&path) {
+            Ok(file) => return Ok((path, file)),
+            Err(source) if source.kind() == io::ErrorKind::AlreadyExists => count += 1,
+            Err(source) => {
+                return Err(TensorBoardError::Io {
+                    path,
+                    operation: "create",
+                    source,
+                });
+            }
+        }
+    }
+}
+
+/// Seconds since 1970, negative before.
+fn unix_seconds(time: SystemTime) -> f64 {
+    match time.duration_since(UNIX_EPOCH) {
+        Ok(after) => after.as_secs_f64(),
+        Err(before) => -before.duration().as_secs_f64(),
+    }
+}
+
+fn shortened(tag: &str) -> String {
+    tag.chars().take(80).collect()
+}
+
+#[cfg(test)]
+mod tests;

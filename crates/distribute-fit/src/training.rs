@@ -1,0 +1,204 @@
+//! How a training run is asked for.
+
+use std::fmt;
+
+use burn::module::Module;
+use distribute_core::checkpoint::Checkpoint;
+use distribute_core::{Mirrored, Result, Strategy, TrainState};
+
+use super::control::{AnyState, Callbacks, Run};
+use super::local::Local;
+use super::meter::Meter;
+use super::remote::{Remote, RemoteSteps, accumulates};
+use super::session::{Engine, Session};
+use super::{BatchSource, Callback, History, Mode, Objective, Position, Progress, StepContext};
+
+/// A training run (Keras: `Model.fit`).
+///
+/// On the hot path there is one `run` of the strategy per batch, as in a hand-written loop, and
+/// one small reduction of the losses, which is put off until a callback asks for them.
+///
+/// The loss that is reported for an epoch is the mean over its examples, as they were seen during
+/// training (the weights change meanwhile): every batch's loss is multiplied by what it was
+/// divided by, and the sum divided by the number of examples, so that a short last batch counts
+/// for what it has. Regularization is averaged over the batches, weighted by their examples.
+pub struct Fit<'a, S: ?Sized> {
+    strategy: &'a S,
+    epochs: usize,
+    max_steps: Option<u64>,
+    seed: u64,
+    start: Position,
+    checkpoint: Option<Checkpoint>,
+    callbacks: Vec<Box<dyn Callback + 'a>>,
+}
+
+impl<'a, S: Strategy + ?Sized> Fit<'a, S> {
+    /// A run of one epoch.
+    pub fn new(strategy: &'a S) -> Self {
+        Self {
+            strategy,
+            epochs: 1,
+            max_steps: None,
+            seed: 0,
+            start: Position::default(),
+            checkpoint: None,
+            callbacks: Vec::new(),
+        }
+    }
+
+    /// The epoch to end before: the number of epochs, also those before a resume.
+    #[must_use]
+    pub fn epochs(mut self, epochs: usize) -> Self {
+        self.epochs = epochs;
+        self
+    }
+
+    /// Ends training when the state has made this many optimizer steps in all, also those before
+    /// a resume. The epoch that is cut short is validated and reported as far as it went.
+    #[must_use]
+    pub fn max_steps(mut self, steps: impl Into<Option<u64>>) -> Self {
+        self.max_steps = steps.into();
+        self
+    }
+
+    /// The seed behind [`StepContext::rng`]; also written to checkpoints. (The order of the data
+    /// depends on the data source's own seed.)
+    #[must_use]
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.seed = seed;
+        self
+    }
+
+    /// Begins at this place in the data instead of the beginning (Keras: `initial_epoch`). See
+    /// [`resume_from`](Self::resume_from) for continuing a run exactly.
+    #[must_use]
+    pub fn start_at(mut self, position: Position) -> Self {
+        self.start = position;
+        self
+    }
+
+    /// Continues the run that wrote this checkpoint: [`run`](Self::run) restores the training
+    /// state, the position in the data and the callbacks' states from it.
+    #[must_use]
+    pub fn resume_from(mut self, checkpoint: impl Into<Option<Checkpoint>>) -> Self {
+        self.checkpoint = checkpoint.into();
+        self
+    }
+
+    /// Adds a callback. Pass `&mut callback` to look at it after the run.
+    #[must_use]
+    pub fn callback(mut self, callback: impl Callback + 'a) -> Self {
+        self.callbacks.push(Box::new(callback));
+        self
+    }
+
+    /// Trains, and validates after every epoch if there is validation data. Blocks until the end.
+    ///
+    /// # Errors
+    /// Those of the data sources, the objective, the replicas and the callbacks; training ends
+    /// with the first. [`FitError::Resume`](super::FitError::Resume) if the checkpoint is not from
+    /// a run like this one, [`FitError::NoExamples`](super::FitError::NoExamples) for an empty
+    /// epoch.
+    pub fn run<M, D, F>(
+        self,
+        state: &mut Mirrored<TrainState<M>>,
+        train: &D,
+        validation: Option<&dyn BatchSource<Batch = D::Batch>>,
+        objective: F,
+    ) -> Result<History>
+    where
+        M: Module + Sync + 'static,
+        D: BatchSource + ?Sized,
+        F: Fn(&StepContext<'_>, &M, D::Batch) -> Result<Objective> + Sync,
+    {
+        let engine = Local {
+            train,
+            validation,
+            objective,
+        };
+        self.run_on(state, engine)
+    }
+
+    /// [`run`](Self::run) with the steps in other processes: each batch of the data is trained on
+    /// once, where `steps` has it run, and epochs, losses, metrics, callbacks and checkpoints are
+    /// those of `run`. With parameter servers `ClusterCoordinator::fit` calls this.
+    ///
+    /// The steps of several workers end in any order; callbacks hear of them in the order of the
+    /// batches, and a checkpoint's position is the first batch that nobody has told them about. A
+    /// resumed run repeats what others had done beyond it, at most
+    /// [`RemoteSteps`]' lead. Validation is done by the same processes, between epochs.
+    ///
+    /// # Errors
+    /// As `run`; those of `steps`;
+    /// [`Error::InvalidArgument`](distribute_core::Error::InvalidArgument) for a state with
+    /// [`TrainState::accumulate`]: a worker that is lost would take the gradients of its
+    /// micro-batches with it.
+    pub fn run_remotely<M>(
+        self,
+        state: &mut Mirrored<TrainState<M>>,
+        steps: &mut dyn RemoteSteps,
+    ) -> Result<History>
+    where
+        M: Module + Sync + 'static,
+    {
+        if state.host_part().accumulation().1 > 1 {
+            return Err(accumulates());
+        }
+        self.run_on(state, Remote::new(steps))
+    }
+
+    fn run_on<M, E>(self, state: &mut Mirrored<TrainState<M>>, mut engine: E) -> Result<History>
+    where
+        M: Module + Sync + 'static,
+        E: Engine<S, M>,
+    {
+        let run = Run {
+            strategy: self.strategy.handle(),
+            progress: Progress {
+                position: self.start,
+                step: state.step(),
+                epochs: self.epochs,
+                batches_per_epoch: engine.batches(Mode::Train),
+                validation_batches: 0,
+                validation_batches_in_all: engine.batches(Mode::Evaluate),
+            },
+            step_before: state.step(),
+            meter: Meter::default(),
+            learning_rate: state.host_part().learning_rate(),
+            last_learning_rate: state.host_part().learning_rate(),
+            seed: self.seed,
+            global_batch_size: engine.global_batch_size(),
+            stop: None,
+        };
+        let mut session = Session {
+            strategy: self.strategy,
+            state,
+            max_steps: self.max_steps,
+            callbacks: Callbacks::new(self.callbacks),
+            run,
+        };
+        let workers = self.strategy.workers();
+        let outcome = session
+            .start(self.checkpoint.as_ref())
+            .and_then(|()| session.train(&mut engine));
+        let Some(workers) = workers else {
+            return outcome;
+        };
+        workers.clear_stop();
+        workers.release();
+        // The others would wait for this worker in vain.
+        workers.or_abort(outcome)
+    }
+}
+
+impl<S: fmt::Debug + ?Sized> fmt::Debug for Fit<'_, S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Fit")
+            .field("strategy", &self.strategy)
+            .field("epochs", &self.epochs)
+            .field("max_steps", &self.max_steps)
+            .field("seed", &self.seed)
+            .field("callbacks", &self.callbacks.len())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,325 @@
+//! Checkpoints: a run that is interrupted anywhere and resumed is the run that was not.
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use distribute_core::checkpoint::{Checkpoint, Entry, list, load_latest};
+use distribute_core::{DefaultStrategy, Error, Mirrored, MirroredStrategy, Result, TrainState};
+use distribute_fit::callbacks::{
+    EarlyStopping, HistoryFile, Interrupt, LearningRateScheduler, ModelCheckpoint,
+};
+use distribute_fit::{
+    Callback, Control, EpochRecord, Fit, History, Outcome, Position, restore, snapshot,
+};
+
+use crate::common::{BATCHES, Mlp, Points, everything, new_state, objective};
+
+const EPOCHS: usize = 4;
+
+/// Sets the flag after so many events: batches and validation batches.
+struct After {
+    events: usize,
+    flag: Arc<AtomicBool>,
+}
+
+impl After {
+    fn count(&mut self) -> Result<()> {
+        self.events = self.events.saturating_sub(1);
+        if self.events == 0 {
+            self.flag.store(true, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+}
+
+impl Callback for After {
+    fn on_batch_end(&mut self, _: &mut Control<'_>) -> Result<()> {
+        self.count()
+    }
+
+    fn on_validation_batch_end(&mut self, _: &mut Control<'_>) -> Result<()> {
+        self.count()
+    }
+}
+
+fn newest(directory: &Path) -> Checkpoint {
+    load_latest(directory).unwrap().found.unwrap().1
+}
+
+/// One process' part of a run: with a schedule, a history file and early stopping, which must all
+/// go on where they were.
+fn part(
+    strategy: &MirroredStrategy,
+    directory: &Path,
+    checkpoint: Option<Checkpoint>,
+    interrupt_after: Option<usize>,
+) -> (History, Mirrored<TrainState<Mlp>>) {
+    let data = Points::new(strategy);
+    let mut state = new_state(strategy);
+    let interrupt = Interrupt::default();
+    let after = After {
+        events: interrupt_after.unwrap_or(usize::MAX),
+        flag: interrupt.flag(),
+    };
+    let fit = Fit::new(strategy)
+        .epochs(EPOCHS)
+        .seed(7)
+        .resume_from(checkpoint)
+        .callback(
+            ModelCheckpoint::new(directory.join("checkpoints"))
+                .unwrap()
+                .keep(2),
+        )
+        .callback(LearningRateScheduler::per_step(|_, rate| rate * 0.99))
+        .callback(
+            EarlyStopping::new("val_loss")
+                .patience(2)
+                .restore_best(true),
+        )
+        .callback(HistoryFile::json_lines(directory.join("history.jsonl")))
+        .callback(HistoryFile::csv(directory.join("history.csv")))
+        .callback(after)
+        .callback(interrupt);
+    let history = fit.run(&mut state, &data, Some(&data), objective).unwrap();
+    (history, state)
+}
+
+#[test]
+fn interrupted_anywhere_and_resumed_is_the_same_run_bit_for_bit() {
+    let strategy = MirroredStrategy::builder().replicas(2).build().unwrap();
+    let whole = tempfile::tempdir().unwrap();
+    let (_, expected) = part(&strategy, whole.path(), None, None);
+    // In the first batches, in the middle, at the last batch of an epoch, while validating.
+    for events in [
+        1,
+        4,
+        BATCHES,
+        BATCHES + 1,
+        2 * BATCHES,
+        2 * BATCHES + 3,
+        3 * BATCHES + 2,
+    ] {
+        let directory = tempfile::tempdir().unwrap();
+        let (history, _) = part(&strategy, directory.path(), None, Some(events));
+        assert_eq!(history.outcome, Outcome::Interrupted);
+        let checkpoint = newest(&directory.path().join("checkpoints"));
+        let position = Position {
+            epoch: checkpoint.metadata.epoch as usize,
+            batches: checkpoint.metadata.batches_into_epoch as usize,
+        };
+        assert_eq!(position, history.position);
+        let (_, resumed) = part(&strategy, directory.path(), Some(checkpoint), None);
+        for copy in resumed.values() {
+            assert_eq!(
+                everything(copy),
+                everything(expected.primary()),
+                "after {events}"
+            );
+        }
+        assert_eq!(
+            resumed.primary().learning_rate(),
+            expected.primary().learning_rate()
+        );
+        for file in ["history.jsonl", "history.csv"] {
+            let read = |root: &Path| fs::read_to_string(root.join(file)).unwrap();
+            assert_eq!(read(directory.path()), read(whole.path()), "after {events}");
+        }
+    }
+}
+
+#[test]
+fn every_steps_saves_within_epochs_and_keeps_the_newest() {
+    let directory = tempfile::tempdir().unwrap();
+    let strategy = DefaultStrategy::new();
+    let data = Points::new(&strategy);
+    let mut state = new_state(&strategy);
+    let mut checkpoints = ModelCheckpoint::new(directory.path())
+        .unwrap()
+        .every_steps(4)
+        .keep(3)
+        .model_name("mlp")
+        .extra("dataset", "points");
+    let fit = Fit::new(&strategy)
+        .epochs(3)
+        .seed(3)
+        .callback(&mut checkpoints);
+    fit.run(&mut state, &data, None, objective).unwrap();
+    let steps: Vec<u64> = list(directory.path())
+        .unwrap()
+        .iter()
+        .map(|e| e.step)
+        .collect();
+    // 4, 8, 12, 16 and the end, 18.
+    assert_eq!(steps, [12, 16, 18]);
+    assert_eq!(checkpoints.last_saved().unwrap().entry.step, 18);
+    let newest = newest(directory.path());
+    assert_eq!(newest.metadata.model.name, "mlp");
+    assert_eq!(newest.metadata.extra["dataset"], "points");
+    assert_eq!((newest.metadata.seed, newest.metadata.epoch), (3, 3));
+    assert_eq!(newest.metadata.optimizer.name, "adam");
+
+    let mut restored = new_state(&strategy);
+    restore(&mut restored, &newest).unwrap();
+    assert_eq!(everything(restored.primary()), everything(state.primary()));
+    assert_eq!(restored.primary().step(), 18);
+    assert_eq!(snapshot(restored.primary()).unwrap().tensors, {
+        let mut tensors = newest.tensors;
+        tensors.retain(|name, _| !name.starts_with("callback/"));
+        tensors
+    });
+}
+
+#[test]
+fn a_finished_run_that_is_resumed_saves_nothing_again() {
+    let parent = tempfile::tempdir().unwrap();
+    let strategy = DefaultStrategy::new();
+    let data = Points::new(&strategy);
+    let names = |directory: &Path| -> Vec<String> {
+        let name = |entry: Entry| {
+            entry
+                .path
+                .file_name()
+                .unwrap()
+                .to_str()
+                .unwrap()
+                .to_string()
+        };
+        list(directory).unwrap().into_iter().map(name).collect()
+    };
+    let run = |directory: &Path, epochs: usize, checkpoint: Option<Checkpoint>| {
+        let mut state = new_state(&strategy);
+        let checkpoints = ModelCheckpoint::new(directory).unwrap();
+        let fit = Fit::new(&strategy).epochs(epochs).seed(3);
+        let fit = fit.resume_from(checkpoint).callback(checkpoints);
+        fit.run(&mut state, &data, None, objective).unwrap();
+    };
+    let first = parent.path().join("first");
+    run(&first, 1, None);
+    run(&first, 1, Some(newest(&first)));
+    assert_eq!(names(&first), ["step-00000006"], "no step-00000006-r1");
+    // Elsewhere it is new, and so is what a longer run adds.
+    let second = parent.path().join("second");
+    run(&second, 1, Some(newest(&first)));
+    assert_eq!(names(&second), ["step-00000006"]);
+    run(&second, 2, Some(newest(&first)));
+    assert_eq!(names(&second), ["step-00000006", "step-00000012"]);
+}
+
+#[test]
+fn best_only_saves_when_it_got_better() {
+    let directory = tempfile::tempdir().unwrap();
+    let strategy = DefaultStrategy::new();
+    let data = Points::new(&strategy);
+    let mut state = new_state(&strategy);
+    let best = ModelCheckpoint::new(directory.path())
+        .unwrap()
+        .best_only("loss")
+        .direction(distribute_fit::callbacks::Direction::Max);
+    let fit = Fit::new(&strategy).epochs(3).callback(best);
+    let history = fit.run(&mut state, &data, None, objective).unwrap();
+    assert!(history.epochs[2].logs.loss() < history.epochs[0].logs.loss());
+    let steps: Vec<u64> = list(directory.path())
+        .unwrap()
+        .iter()
+        .map(|e| e.step)
+        .collect();
+    assert_eq!(
+        steps,
+        [BATCHES as u64],
+        "the loss was largest after the first epoch"
+    );
+}
+
+#[test]
+fn a_checkpoint_of_another_run_is_refused() {
+    let strategy = DefaultStrategy::new();
+    let data = Points::new(&strategy);
+    let directory = tempfile::tempdir().unwrap();
+    let mut state = new_state(&strategy);
+    let checkpoints = ModelCheckpoint::new(directory.path()).unwrap();
+    let fit = Fit::new(&strategy).callback(checkpoints);
+    fit.run(&mut state, &data, None, objective).unwrap();
+    let good = newest(directory.path());
+    let attempt = |seed: u64, data: &Points<'_, DefaultStrategy>, checkpoint: Checkpoint| {
+        let mut state = new_state(&strategy);
+        let before = everything(state.primary());
+        let fit = Fit::new(&strategy)
+            .epochs(2)
+            .seed(seed)
+            .resume_from(checkpoint);
+        let error = fit.run(&mut state, data, None, objective).unwrap_err();
+        assert_eq!(everything(state.primary()), before, "nothing is changed");
+        error
+    };
+    insta::assert_snapshot!(attempt(1, &data, good.clone()), @"cannot resume from this checkpoint: its run had the seed 0 and this one has 1: use the same seed");
+    let other = Points {
+        global_batch: 4,
+        ..Points::new(&strategy)
+    };
+    insta::assert_snapshot!(attempt(0, &other, good.clone()), @"cannot resume from this checkpoint: its run had 8 examples in a global batch and this one has 4: use the same global batch size");
+    let mut changed = good.clone();
+    changed.metadata.optimizer.name = "sgd".to_string();
+    insta::assert_snapshot!(attempt(0, &data, changed), @"cannot resume from this checkpoint: it was trained with sgd and this run uses adam: use the same optimizer");
+    let mut changed = good.clone();
+    changed.metadata.extra.clear();
+    insta::assert_snapshot!(attempt(0, &data, changed), @"cannot resume from this checkpoint: it was not written during `fit`; use `restore` for its weights");
+    let mut changed = good.clone();
+    changed.tensors.remove("model/hidden.bias");
+    insta::assert_snapshot!(attempt(0, &data, changed), @"received incompatible tensor nothing when attempting to restore model/hidden.bias with shape [8] and dtype f32; 1 missing and 0 unexpected tensors in the checkpoint: build the model (and optimizer) that was saved");
+    let mut changed = good;
+    let slot = changed
+        .tensors
+        .keys()
+        .find(|name| name.starts_with("optimizer/"))
+        .cloned();
+    changed.tensors.insert(
+        slot.unwrap(),
+        distribute_core::TensorData::from([0.0_f32; 3]),
+    );
+    let error = attempt(0, &data, changed).to_string();
+    assert!(
+        error.contains("does not belong to the parameter"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_directory_that_cannot_be_written_is_found_at_once() {
+    let directory = tempfile::tempdir().unwrap();
+    fs::write(directory.path().join("file"), "").unwrap();
+    let error = ModelCheckpoint::new(directory.path().join("file/checkpoints")).unwrap_err();
+    assert!(matches!(error, Error::Checkpoint(_)), "{error:?}");
+}
+
+/// Loses the checkpoint directory in the middle of a run.
+struct Lose<'a>(&'a Path);
+
+impl Callback for Lose<'_> {
+    fn on_epoch_end(&mut self, record: &EpochRecord, _: &mut Control<'_>) -> Result<()> {
+        if record.epoch == 1 {
+            // Renamed at once, because a save may be running.
+            fs::rename(self.0, self.0.with_extension("gone")).map_err(Error::step)?;
+            fs::write(self.0, "not a directory").map_err(Error::step)?;
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn a_save_that_fails_in_the_background_ends_the_run() {
+    let parent = tempfile::tempdir().unwrap();
+    let directory = parent.path().join("checkpoints");
+    let strategy = DefaultStrategy::new();
+    let data = Points::new(&strategy);
+    let mut state = new_state(&strategy);
+    let checkpoints = ModelCheckpoint::new(&directory).unwrap();
+    let fit = Fit::new(&strategy)
+        .epochs(5)
+        .callback(checkpoints)
+        .callback(Lose(&directory));
+    let error = fit.run(&mut state, &data, None, objective).unwrap_err();
+    assert!(matches!(error, Error::Checkpoint(_)), "{error:?}");
+    assert!(error.to_string().contains("checkpoints"), "{error}");
+}

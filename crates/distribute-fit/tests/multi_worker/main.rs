@@ -1,0 +1,9 @@
+//! The loop with several workers, which are threads here.
+
+mod fit;
+#[path = "../../../../distribute-core/tests/multi_worker/group.rs"]
+mod group;
+mod interrupted;
+#[allow(dead_code)] // shared with the tests of `fit`, which use all of it
+#[path = "../fit/common.rs"]
+mod points;

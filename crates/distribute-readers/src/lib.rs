@@ -1,0 +1,39 @@
+//! Turns data files into host arrays: IDX, CSV, NumPy, folders of images, and one embedded set.
+//!
+//! All readers give [`Examples`], plain host arrays that are shared between threads and read in
+//! batches by index; or, for single files, an [`Array`]. A file is recognised by its contents, and
+//! IDX, CSV and `.npy` files may be gzip-compressed whatever their name is. The sizes that a header
+//! claims are held against the size of the file, and against each other, before anything is
+//! allocated, and no input makes a reader panic.
+
+#![forbid(unsafe_code)]
+
+mod array;
+mod decode;
+mod digits;
+mod error;
+mod examples;
+mod header;
+mod idx;
+mod image_folder;
+mod lines;
+mod mnist;
+mod npy;
+mod npz;
+mod source;
+mod split;
+mod table;
+mod text;
+
+pub use array::{Array, Values};
+pub use digits::{digits, digits_split};
+pub use error::{Place, ReadError};
+pub use examples::{Examples, Features, Labels, TrainTest};
+pub use idx::{parse_idx, read_idx};
+pub use image_folder::{ImageColor, read_image_folder};
+pub use mnist::read_mnist_folder;
+pub use npy::{parse_npy, read_npy};
+pub use npz::{parse_npz, read_npz};
+pub use split::permutation;
+pub use table::{CsvHeader, CsvLabels, CsvOptions, LabelColumn, parse_csv, read_csv};
+pub use text::{parse_text_csv, read_text_csv};

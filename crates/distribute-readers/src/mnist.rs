@@ -1,0 +1,169 @@
+//! Folders in the layout of MNIST: four IDX files.
+
+use std::path::{Path, PathBuf};
+
+use crate::array::{Array, Values, with_values};
+use crate::error::{Place, ReadError};
+use crate::examples::{Examples, Features, Labels, TrainTest};
+use crate::idx::{IdxKind, Opened};
+use crate::source::require_directory;
+
+/// Reads a folder with the four files of MNIST, Fashion-MNIST and their kin:
+/// `train-images-idx3-ubyte`, `train-labels-idx1-ubyte`, `t10k-images-idx3-ubyte` and
+/// `t10k-labels-idx1-ubyte`, each with or without `.gz`, and with `.idx` in place of `-idx`.
+///
+/// Pixels are read as `x as f32 / 255.0`, with the feature shape `[28, 28]` for MNIST. `classes`
+/// (10 for MNIST) is what the labels are checked against; `None` takes the largest label plus one.
+///
+/// # Errors
+/// [`ReadError::Missing`] with the names looked for, [`ReadError::CountMismatch`],
+/// [`ReadError::LabelOutOfRange`], [`ReadError::WrongMagic`] also for labels in place of images,
+/// and those of [`read_idx`](crate::read_idx).
+pub fn read_mnist_folder(
+    folder: impl AsRef<Path>,
+    classes: Option<usize>,
+) -> Result<TrainTest, ReadError> {
+    let folder = folder.as_ref();
+    require_directory(folder)?;
+    let name = folder
+        .file_name()
+        .map_or("idx".into(), |name| name.to_string_lossy());
+    // All four are looked for before the first one, which may be large, is read.
+    let train = find_pair(folder, "train")?;
+    let test = find_pair(folder, "t10k")?;
+    // And all counts and shapes are compared before the values of one are read.
+    let train = (open_pair(&train)?, &train);
+    let test = (open_pair(&test)?, &test);
+    same_shape(&train, &test)?;
+    let read = |split, ([pixels, classes_of], (images, labels)): ([Opened<'_>; 2], &Pair)| {
+        let features = Features::Numbers(pixels.read()?);
+        let classes_read = class_labels(classes_of.read()?, labels)?;
+        let name = format!("{name} {split}");
+        let examples =
+            Examples::from_files(&name, (features, images), (classes_read, labels), &[])?;
+        match classes {
+            Some(classes) => examples.with_classes(classes),
+            None => Ok(examples),
+        }
+    };
+    let (train, test) = (read("train", train)?, read("test", test)?);
+    TrainTest { train, test }.with_common_classes()
+}
+
+/// The files of images and of labels.
+type Pair = (PathBuf, PathBuf);
+
+/// Both files up to their values, of which there must be as many.
+fn open_pair((images, labels): &Pair) -> Result<[Opened<'_>; 2], ReadError> {
+    let pixels = Opened::open(images, IdxKind::Images)?;
+    let classes = Opened::open(labels, IdxKind::Labels)?;
+    let rows = |opened: &Opened<'_>| opened.shape().first().copied().unwrap_or(1);
+    let examples = rows(&pixels);
+    same_count((images, examples), (labels, rows(&classes)))?;
+    if examples == 0 {
+        return Err(ReadError::empty(images));
+    }
+    Ok([pixels, classes])
+}
+
+/// Refuses training and test images of different sizes.
+fn same_shape(
+    ([train, _], train_paths): &([Opened<'_>; 2], &Pair),
+    ([test, _], test_paths): &([Opened<'_>; 2], &Pair),
+) -> Result<(), ReadError> {
+    let of_one = |images: &Opened<'_>| images.shape().get(1..).unwrap_or_default().to_vec();
+    let (shape, other) = (of_one(train), of_one(test));
+    if shape == other {
+        return Ok(());
+    }
+    Err(ReadError::ShapesDiffer {
+        path: train_paths.0.clone(),
+        shape,
+        other_path: test_paths.0.clone(),
+        other,
+    })
+}
+
+/// Refuses another number of labels than of examples.
+pub(crate) fn same_count(
+    (features_path, examples): (&Path, usize),
+    (labels_path, labels): (&Path, usize),
+) -> Result<(), ReadError> {
+    if examples == labels {
+        return Ok(());
+    }
+    Err(ReadError::CountMismatch {
+        features_path: features_path.into(),
+        examples,
+        labels_path: labels_path.into(),
+        labels,
+    })
+}
+
+fn find_pair(folder: &Path, split: &str) -> Result<Pair, ReadError> {
+    Ok((
+        find(folder, &format!("{split}-images"), "idx3-ubyte")?,
+        find(folder, &format!("{split}-labels"), "idx1-ubyte")?,
+    ))
+}
+
+fn find(folder: &Path, what: &str, kind: &str) -> Result<PathBuf, ReadError> {
+    let names = ["-", "."].map(|dash| format!("{what}{dash}{kind}"));
+    let looked_for = names
+        .into_iter()
+        .flat_map(|name| [format!("{name}.gz"), name]);
+    let looked_for: Vec<String> = looked_for.collect();
+    match looked_for
+        .iter()
+        .map(|name| folder.join(name))
+        .find(|path| path.is_file())
+    {
+        Some(path) => Ok(path),
+        None => Err(ReadError::Missing {
+            path: folder.into(),
+            looked_for,
+        }),
+    }
+}
+
+/// Labels of one integer per example, from an array of shape `[n]` or `[n, 1]`.
+pub(crate) fn class_labels(array: Array, path: &Path) -> Result<Labels, ReadError> {
+    if !matches!(array.shape(), [_] | [_, 1]) {
+        let what = format!("labels have the shape {:?}", array.shape());
+        let remedy = "pass one label per example";
+        return Err(ReadError::Unsupported {
+            path: path.into(),
+            what,
+            remedy,
+        });
+    }
+    let (_, values) = array.into_parts();
+    let as_integer = |(row, value): (usize, f64)| {
+        // Only floating-point numbers that are integers pass: 3.0, not 3.5.
+        if value.fract() == 0.0 && value.abs() <= i32::MAX.into() {
+            return Ok(value as i64);
+        }
+        Err(ReadError::LabelOutOfRange {
+            path: path.into(),
+            place: Place::Row(row),
+            value: value.to_string(),
+            allowed: "a whole number from 0 on".into(),
+        })
+    };
+    let labels = match values {
+        Values::I64(labels) => labels,
+        Values::F32(v) => v
+            .iter()
+            .map(|&x| x.into())
+            .enumerate()
+            .map(as_integer)
+            .collect::<Result<_, _>>()?,
+        Values::F64(v) => v
+            .into_iter()
+            .enumerate()
+            .map(as_integer)
+            .collect::<Result<_, _>>()?,
+        integers => with_values!(integers, v => v.into_iter().map(|x| x as i64).collect()),
+    };
+    Ok(Labels::Classes(labels))
+}

@@ -1,0 +1,186 @@
+//! NumPy's `.npz`: a zip archive of `.npy` files.
+
+use std::io::{BufReader, Cursor, Read, Seek};
+use std::path::{Path, PathBuf};
+
+use zip::ZipArchive;
+use zip::result::ZipError;
+
+use crate::error::ReadError;
+use crate::examples::{Examples, Features, Labels, TrainTest};
+use crate::mnist::{class_labels, same_count};
+use crate::npy::Opened;
+use crate::source::{Source, open_regular, stream_error};
+
+const WANTED: &str = "x_train and y_train (with x_test and y_test, or without), or x and y";
+
+/// Reads a `.npz` file with the keys `x_train`, `y_train` and, if there is a test set, `x_test`
+/// and `y_test` (the layout of Keras' data sets); or with the keys `x` and `y`.
+///
+/// The first axis counts the examples. Bytes are pixels, read as `x as f32 / 255.0`; all other
+/// features are taken as they are. Integer labels of shape `[n]` or `[n, 1]` are classes, all
+/// others values. Both sets get the same number of classes: the largest label plus one.
+///
+/// # Errors
+/// [`ReadError::MissingName`] with the keys that are there, [`ReadError::CountMismatch`],
+/// [`ReadError::LabelOutOfRange`], [`ReadError::NotFinite`], [`ReadError::Malformed`] for a damaged
+/// archive, and those of [`read_npy`](crate::read_npy) for its members.
+pub fn read_npz(path: impl AsRef<Path>) -> Result<(Examples, Option<Examples>), ReadError> {
+    let path = path.as_ref();
+    let (file, length) = open_regular(path)?;
+    parse(BufReader::with_capacity(1 << 16, file), length, path)
+}
+
+/// Reads `.npz` from memory; `origin` names the data in errors.
+///
+/// # Errors
+/// As [`read_npz`].
+pub fn parse_npz(
+    bytes: &[u8],
+    origin: impl AsRef<Path>,
+) -> Result<(Examples, Option<Examples>), ReadError> {
+    parse(Cursor::new(bytes), bytes.len() as u64, origin.as_ref())
+}
+
+/// An open archive, its path, and its length: what no member can exceed.
+struct Npz<'a, R> {
+    archive: ZipArchive<R>,
+    path: &'a Path,
+    length: u64,
+}
+
+fn parse(
+    reader: impl Read + Seek,
+    length: u64,
+    path: &Path,
+) -> Result<(Examples, Option<Examples>), ReadError> {
+    let archive = ZipArchive::new(reader).map_err(|error| zip_error(path, error))?;
+    let name = path
+        .file_stem()
+        .map_or("npz".into(), |name| name.to_string_lossy().into_owned());
+    let mut npz = Npz {
+        archive,
+        path,
+        length,
+    };
+    let [x, y] = if npz.has("x_train") {
+        ["x_train", "y_train"]
+    } else {
+        ["x", "y"]
+    };
+    let has_test = x == "x_train" && (npz.has("x_test") || npz.has("y_test"));
+    let mut keys = vec![x, y];
+    if has_test {
+        keys.extend(["x_test", "y_test"]);
+    }
+    if !keys.iter().all(|key| npz.has(key)) {
+        let found = npz.keys();
+        return Err(ReadError::MissingName {
+            path: path.into(),
+            wanted: WANTED.into(),
+            found,
+        });
+    }
+    // All sizes are compared before the values of one are read.
+    let shape = npz.compare([x, y])?;
+    if has_test {
+        let other = npz.compare(["x_test", "y_test"])?;
+        if shape != other {
+            return Err(ReadError::ShapesDiffer {
+                path: npz.name("x_train"),
+                shape,
+                other_path: npz.name("x_test"),
+                other,
+            });
+        }
+    }
+    let train = npz.examples(&format!("{name} train"), [x, y])?;
+    if !has_test {
+        return Ok((train, None));
+    }
+    let test = npz.examples(&format!("{name} test"), ["x_test", "y_test"])?;
+    let both = TrainTest { train, test }.with_common_classes()?;
+    Ok((both.train, Some(both.test)))
+}
+
+impl<R: Read + Seek> Npz<'_, R> {
+    fn has(&self, key: &str) -> bool {
+        self.archive.index_for_name(&member(key)).is_some()
+    }
+
+    fn keys(&self) -> Vec<String> {
+        let names = self.archive.file_names_raw().map(String::from_utf8_lossy);
+        names
+            .map(|name| name.trim_end_matches(".npy").to_owned())
+            .collect()
+    }
+
+    /// How errors name a key: `data.npz[x_train]`.
+    fn name(&self, key: &str) -> PathBuf {
+        PathBuf::from(format!("{}[{key}]", self.path.display()))
+    }
+
+    /// Compares the sizes of a pair, of which only the headers are read: the shape of an example.
+    fn compare(&mut self, [x, y]: [&str; 2]) -> Result<Vec<usize>, ReadError> {
+        let (x_path, y_path) = (self.name(x), self.name(y));
+        let features = self.open(x, &x_path)?.shape().to_vec();
+        let labels = self.open(y, &y_path)?.shape().to_vec();
+        for (shape, path) in [(&features, &x_path), (&labels, &y_path)] {
+            if shape.is_empty() {
+                let what = "is a single number, not an array of examples";
+                return Err(ReadError::malformed(path, what));
+            }
+        }
+        let (examples, row) = (features[0], &features[1..]);
+        same_count((&x_path, examples), (&y_path, labels[0]))?;
+        if examples == 0 || row.contains(&0) {
+            return Err(ReadError::empty(&x_path));
+        }
+        Ok(row.to_vec())
+    }
+
+    fn open<'b>(&'b mut self, key: &str, path: &'b Path) -> Result<Opened<'b>, ReadError> {
+        let file = self
+            .archive
+            .by_name(&member(key))
+            .map_err(|error| zip_error(path, error))?;
+        // The archive may claim anything; there cannot be more compressed bytes than the file has.
+        let compressed_bytes = file.compressed_size().min(self.length);
+        Opened::new(Source::compressed(Box::new(file), compressed_bytes, path))
+    }
+
+    fn examples(&mut self, name: &str, [x, y]: [&str; 2]) -> Result<Examples, ReadError> {
+        let (features_path, labels_path) = (self.name(x), self.name(y));
+        let features = self.open(x, &features_path)?.read()?;
+        let labels = self.open(y, &labels_path)?.read()?;
+        let is_class = labels.values().is_integer() && matches!(labels.shape(), [_] | [_, 1]);
+        let labels = match is_class {
+            true => class_labels(labels, &labels_path)?,
+            false => Labels::Numbers(labels),
+        };
+        let features = Features::Numbers(features);
+        let examples = Examples::from_files(
+            name,
+            (features, &features_path),
+            (labels, &labels_path),
+            &[],
+        )?;
+        Ok(examples.with_files(&[self.path.into()]))
+    }
+}
+
+fn member(key: &str) -> String {
+    format!("{key}.npy")
+}
+
+fn zip_error(path: &Path, error: ZipError) -> ReadError {
+    match error {
+        ZipError::Io(error) => stream_error(path, error),
+        ZipError::UnsupportedArchive(what) => ReadError::Unsupported {
+            path: path.into(),
+            what: format!("is a zip archive that is not read here: {what}"),
+            remedy: "write it with numpy.savez or numpy.savez_compressed",
+        },
+        error => ReadError::malformed(path, format!("not a readable .npz archive: {error}")),
+    }
+}

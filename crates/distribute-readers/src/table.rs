@@ -1,0 +1,235 @@
+//! CSV tables of numbers.
+
+use std::path::Path;
+
+use crate::array::{Array, Values};
+use crate::error::ReadError;
+use crate::examples::{Examples, Features, Labels};
+use crate::header::{self, Doubt};
+use crate::lines::{Column, Lines, number};
+use crate::source::Source;
+
+/// Whether a table starts with a line of column names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum CsvHeader {
+    /// The first line is a header if the label column is given by name or a field is `label`, or
+    /// if its fields are different names and none is a number. It is an example if all are
+    /// numbers. Where it may be either it is an error: fields that stand for missing values; whole
+    /// numbers that rise or fall from column to column as in no other line; whole numbers above
+    /// columns of fractions.
+    #[default]
+    Detect,
+    /// The first line is a header.
+    Present,
+    /// The first line is data.
+    Absent,
+}
+
+/// Which column holds the label.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum LabelColumn {
+    /// The column named `label` if the header has one, else the last.
+    #[default]
+    Detect,
+    /// The last column.
+    Last,
+    /// The column of this name; the table needs a header.
+    Name(String),
+}
+
+/// What the label column holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum CsvLabels {
+    /// Class numbers, counted from 0.
+    #[default]
+    Classes,
+    /// Target values of a regression.
+    Numbers,
+}
+
+/// How to read a CSV table.
+///
+/// ```
+/// use distribute_readers::{CsvOptions, LabelColumn, parse_csv};
+///
+/// let options = CsvOptions { label: LabelColumn::Name("kind".into()), ..Default::default() };
+/// let table = parse_csv(b"width,kind,height\n1.5,0,2\n3,1,4\n", "plants.csv", &options)?;
+/// assert_eq!(table.features_f32(&[0, 1])?, [1.5, 2.0, 3.0, 4.0]);
+/// assert_eq!(table.labels_i64(&[0, 1])?, [0, 1]);
+/// # Ok::<(), distribute_readers::ReadError>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CsvOptions {
+    /// Whether there is a header.
+    pub header: CsvHeader,
+    /// Where the label is.
+    pub label: LabelColumn,
+    /// What the label is.
+    pub labels: CsvLabels,
+    /// The byte between two fields, `b','` by default.
+    pub delimiter: u8,
+}
+
+impl Default for CsvOptions {
+    fn default() -> Self {
+        CsvOptions {
+            header: CsvHeader::default(),
+            label: LabelColumn::default(),
+            labels: CsvLabels::default(),
+            delimiter: b',',
+        }
+    }
+}
+
+/// Reads a CSV table, gzip-compressed or not: one example per line, one column with the label, all
+/// others features (`f32`, undivided, feature shape `[columns]`).
+///
+/// # Errors
+/// [`ReadError::RaggedRow`] and [`ReadError::NotANumber`] with the line (and column; NaN and
+/// infinity are refused too), [`ReadError::MissingName`] if there is no such label column,
+/// [`ReadError::LabelOutOfRange`], [`ReadError::AmbiguousHeader`], [`ReadError::Empty`], or a file
+/// that cannot be read.
+pub fn read_csv(path: impl AsRef<Path>, options: &CsvOptions) -> Result<Examples, ReadError> {
+    parse(Source::open(path.as_ref())?, options)
+}
+
+/// Reads a CSV table from memory; `origin` names the data in errors.
+///
+/// # Errors
+/// As [`read_csv`].
+pub fn parse_csv(
+    bytes: &[u8],
+    origin: impl AsRef<Path>,
+    options: &CsvOptions,
+) -> Result<Examples, ReadError> {
+    parse(Source::from_bytes(bytes, origin.as_ref())?, options)
+}
+
+fn parse(source: Source<'_>, options: &CsvOptions) -> Result<Examples, ReadError> {
+    let path = source.origin();
+    let mut lines = Lines::new(source, options.delimiter);
+    if !lines.advance()? {
+        return Err(ReadError::empty(path));
+    }
+    let columns = lines.record.len();
+    if columns < 2 {
+        let what = "the first line has one field: a label, but no feature";
+        return Err(ReadError::malformed(path, what));
+    }
+    let has_header = match (options.header, &options.label) {
+        (CsvHeader::Present, _) | (CsvHeader::Detect, LabelColumn::Name(_)) => true,
+        (CsvHeader::Absent, _) => false,
+        (CsvHeader::Detect, _) => header::is_header(&lines.record, lines.line, path)?,
+    };
+    let detects = options.header == CsvHeader::Detect && !has_header;
+    let mut doubt = detects.then(|| Doubt::new(&lines.record, lines.line));
+    let names = has_header.then(|| lines.names());
+    let label = label_column(names.as_deref(), columns, &options.label, path)?;
+    let mut table = Table {
+        features: Vec::new(),
+        classes: Vec::new(),
+        targets: Vec::new(),
+    };
+    let mut has_line = !has_header || lines.advance()?;
+    while has_line {
+        if let Some(doubt) = &mut doubt {
+            doubt.line(&lines.record, label, lines.line);
+        }
+        table.push(&lines, label, options.labels, names.as_deref())?;
+        has_line = lines.advance()?;
+    }
+    if let Some(why) = doubt.as_ref().and_then(Doubt::why) {
+        return Err(header::ambiguous(path, doubt.map_or(1, |d| d.first), why));
+    }
+    table.into_examples(columns - 1, options.labels, path)
+}
+
+fn label_column(
+    names: Option<&[String]>,
+    columns: usize,
+    wanted: &LabelColumn,
+    path: &Path,
+) -> Result<usize, ReadError> {
+    let position = |name: &str| names.and_then(|names| names.iter().position(|n| n == name));
+    match wanted {
+        LabelColumn::Last => Ok(columns - 1),
+        LabelColumn::Detect => Ok(position("label").unwrap_or(columns - 1)),
+        LabelColumn::Name(name) => position(name).ok_or_else(|| ReadError::MissingName {
+            path: path.into(),
+            wanted: match names {
+                Some(_) => format!("a column named {name:?}"),
+                None => format!("a header with a column named {name:?}"),
+            },
+            found: names.unwrap_or_default().to_vec(),
+        }),
+    }
+}
+
+/// The examples read so far.
+struct Table {
+    features: Vec<f32>,
+    classes: Vec<i64>,
+    targets: Vec<f32>,
+}
+
+impl Table {
+    fn push(
+        &mut self,
+        line: &Lines<'_>,
+        label: usize,
+        labels: CsvLabels,
+        names: Option<&[String]>,
+    ) -> Result<(), ReadError> {
+        let room = self.features.try_reserve(line.record.len());
+        room.and_then(|()| self.classes.try_reserve(1))
+            .and_then(|()| self.targets.try_reserve(1))
+            .map_err(|_| line.no_memory(self.features.len()))?;
+        for (column, field) in line.record.iter().enumerate() {
+            let place = Column {
+                column,
+                name: names.map(|names| &names[column]),
+            };
+            if column != label {
+                let value = number(field).ok_or_else(|| line.not_a_number(&place, field))?;
+                self.features.push(value);
+            } else if labels == CsvLabels::Classes {
+                self.classes.push(line.class(&place, field)?);
+            } else {
+                let value = number(field).ok_or_else(|| line.not_a_number(&place, field))?;
+                self.targets.push(value);
+            }
+        }
+        Ok(())
+    }
+
+    fn into_examples(
+        self,
+        columns: usize,
+        labels: CsvLabels,
+        path: &Path,
+    ) -> Result<Examples, ReadError> {
+        let rows = self.features.len() / columns;
+        let features = Array::new(vec![rows, columns], Values::F32(self.features))?;
+        let labels = match labels {
+            CsvLabels::Classes => Labels::Classes(self.classes),
+            CsvLabels::Numbers => {
+                Labels::Numbers(Array::new(vec![rows], Values::F32(self.targets))?)
+            }
+        };
+        let features = Features::Numbers(features);
+        Examples::from_files(&table_name(path), (features, path), (labels, path), &[])
+    }
+}
+
+/// `data.csv.gz` is called `data`.
+pub(crate) fn table_name(path: &Path) -> String {
+    let name = path
+        .file_name()
+        .map_or("csv".into(), |name| name.to_string_lossy());
+    name.trim_end_matches(".gz")
+        .trim_end_matches(".csv")
+        .to_owned()
+}

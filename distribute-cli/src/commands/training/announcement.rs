@@ -1,0 +1,145 @@
+//! What is said when training begins.
+
+use distribute_core::Error;
+use distribute_data::fit::{Callback, Control};
+use serde_json::json;
+
+use super::Run;
+use crate::events;
+use crate::flags::OutputFormat;
+use crate::notes::note;
+use crate::task::optimizer;
+
+/// Says what is trained, as soon as the run has accepted its checkpoint.
+#[derive(Debug)]
+pub(super) struct Announcement {
+    event: Option<String>,
+    notes: Vec<String>,
+}
+
+impl Callback for Announcement {
+    fn on_train_begin(&mut self, _: &mut Control<'_>) -> distribute_core::Result<()> {
+        for text in &self.notes {
+            note(text);
+        }
+        match &self.event {
+            Some(event) => events::line(event).map_err(|failure| Error::step(failure.to_string())),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Run {
+    /// What is said once nothing can be refused any more.
+    pub(super) fn announcement(&self, continued: Option<u64>) -> Announcement {
+        let details = self.cluster.iter().cloned();
+        let details = details.chain(self.device_reduction());
+        let details = details.chain(self.short_batch(self.global_batch));
+        if self.args.general.output == OutputFormat::Json {
+            return Announcement {
+                event: Some(self.start_event(continued)),
+                notes: details.collect(),
+            };
+        }
+        let continued = continued.map(|step| format!("continuing after step {step}"));
+        let notes = self.headlines().into_iter().chain(details);
+        Announcement {
+            event: None,
+            notes: notes.chain(continued).collect(),
+        }
+    }
+
+    /// Examples of a step of one replica.
+    fn share(&self) -> usize {
+        let replicas = self.strategy.num_replicas_in_sync();
+        self.global_batch.div_ceil(replicas)
+    }
+
+    fn start_event(&self, continued: Option<u64>) -> String {
+        let optimizer = optimizer(&self.args.training);
+        let pipelines = self.strategy.input_context().num_input_pipelines;
+        events::object([
+            ("event", json!("start")),
+            ("step", json!(continued.unwrap_or(0))),
+            ("strategy", json!(self.strategy.name())),
+            ("workers", json!(self.workers.unwrap_or(pipelines))),
+            ("replicas", json!(self.strategy.num_replicas_in_sync())),
+            ("devices", json!(self.devices)),
+            ("model", json!(self.task.model_name())),
+            ("parameters", json!(self.task.plan.parameters())),
+            ("dataset", json!(self.task.dataset.to_string())),
+            ("train_examples", json!(self.data.train.len())),
+            ("test_examples", json!(self.data.test.len())),
+            ("batch_size", json!(self.share())),
+            ("global_batch_size", json!(self.global_batch)),
+            ("epochs", json!(self.epochs)),
+            ("optimizer", json!(optimizer.name())),
+            ("learning_rate", json!(optimizer.learning_rate())),
+            ("seed", json!(self.args.training.seed)),
+        ])
+    }
+
+    /// What is trained, and how.
+    fn headlines(&self) -> [String; 2] {
+        let (global, strategy) = (self.global_batch, self.strategy.name());
+        [
+            format!(
+                "{} ({} parameters) on {}: {} training and {} test examples",
+                self.task.model_name(),
+                self.task.plan.parameters(),
+                self.task.dataset,
+                self.data.train.len(),
+                self.data.test.len()
+            ),
+            match self.workers {
+                Some(workers) => format!(
+                    "{strategy} strategy with {workers} workers: {global} examples a step of one \
+                     worker"
+                ),
+                None => format!(
+                    "{strategy} strategy on {}: {} examples a step each, {global} together",
+                    self.places(),
+                    self.share(),
+                ),
+            },
+        ]
+    }
+
+    /// How gradients of GPUs are reduced, and why so.
+    fn device_reduction(&self) -> Vec<String> {
+        let told = self.strategy.device_reduction().into_iter();
+        told.map(String::from).collect()
+    }
+
+    /// `cpu:0, cpu:1`, `cpu:0 to cpu:63`, or how many replicas on how many workers.
+    fn places(&self) -> String {
+        match self.strategy.workers() {
+            None => listed(&self.devices),
+            Some(workers) => format!(
+                "{} replicas of {} workers",
+                workers.num_replicas(),
+                workers.num_workers()
+            ),
+        }
+    }
+
+    /// What becomes of a batch size beyond the data: as in TensorFlow, one short batch.
+    fn short_batch(&self, global: usize) -> Option<String> {
+        let examples = self.data.train.len();
+        (global > examples).then(|| {
+            format!(
+                "all {examples} training examples are one short batch, so an epoch is one step; \
+                 its loss is divided by {global}, use a smaller --batch-size for more steps"
+            )
+        })
+    }
+}
+
+/// Names one after the other; of many long ones the first and the last.
+fn listed(devices: &[String]) -> String {
+    const LENGTH_MAX: usize = 200;
+    match devices {
+        [first, .., last] if devices.join(", ").len() > LENGTH_MAX => format!("{first} to {last}"),
+        all => all.join(", "),
+    }
+}

@@ -1,0 +1,204 @@
+//! A training run, whoever trains: what is watched, written and saved.
+
+mod announcement;
+mod outcome;
+mod sizes;
+
+use std::io::{self, IsTerminal};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use distribute_core::{Configuration, Mirrored, Strategy, StrategyExt, TrainState, WorkerGroup};
+use distribute_data::fit::callbacks::{
+    HistoryFile, Interrupt, ModelCheckpoint, ProgressBar, TensorBoard, TerminateOnNan,
+};
+use distribute_data::fit::{Fit, History};
+use distribute_data::readers::{Examples, TrainTest};
+use distribute_data::{Batching, DistributedDataset, StrategyDataExt};
+use distribute_keras::Sequential;
+
+pub(super) use self::sizes::{GlobalBatch, check_sizes, epochs};
+use super::start::Start;
+use crate::configuration;
+use crate::data::{Classified, Data};
+use crate::events::{self, JsonEpochs, StepLines};
+use crate::failure::Failure;
+use crate::flags::{OutputFormat, TrainArgs};
+use crate::notes::Notes;
+use crate::objective::objective;
+use crate::signals::Signals;
+use crate::task::{Task, optimizer};
+use crate::tpu::{self, Ahead};
+
+/// Older checkpoints are removed once a newer one is safe.
+const CHECKPOINTS_KEPT: usize = 5;
+/// How often the loss is looked at for NaN, in steps; looking waits for the step.
+const NAN_CHECK_STEPS: usize = 50;
+
+/// Everything a run needs.
+pub(super) struct Run {
+    pub(super) args: TrainArgs,
+    pub(super) task: Task,
+    pub(super) data: TrainTest,
+    pub(super) strategy: Arc<dyn Strategy>,
+    /// The names of the replicas' devices.
+    pub(super) devices: Vec<String>,
+    /// Examples of a step, over all replicas.
+    pub(super) global_batch: usize,
+    /// What decides the result, for the checkpoints; empty without them.
+    pub(super) configuration: Configuration,
+    pub(super) epochs: usize,
+    /// What there is to say about the cluster.
+    pub(super) cluster: Vec<String>,
+    /// Workers that train for themselves, where there is no group of equal ones.
+    pub(super) workers: Option<usize>,
+}
+
+pub(super) type Batches = DistributedDataset<Data>;
+type State = Mirrored<TrainState<Sequential>>;
+
+/// The run while callbacks are added to it.
+pub(super) type Fitting<'a> = Fit<'a, dyn Strategy>;
+
+impl Run {
+    pub(super) fn train(&self, start: Start, signals: &Signals) -> Result<(), Failure> {
+        let mut state = self.state()?;
+        let (train, test) = (self.train_data()?, self.test_data()?);
+        let (history, saved) = self.supervise(start, signals, |fit| {
+            fit.run(&mut state, &train, Some(&test), objective)
+        })?;
+        self.finish(&history, &state, &test, saved)
+    }
+
+    /// Has somebody train, with everything that is to be watched, written and saved; says which
+    /// checkpoint is the newest then.
+    pub(super) fn supervise(
+        &self,
+        mut start: Start,
+        signals: &Signals,
+        train: impl FnOnce(Fitting<'_>) -> distribute_core::Result<History>,
+    ) -> Result<(History, Option<PathBuf>), Failure> {
+        start.hold(&self.args.files)?;
+        let (path, checkpoint) = start.checkpoint.unzip();
+        let continued = checkpoint.as_ref().map(|saved| saved.metadata.step);
+        let mut saver = start.saver.map(|saver| self.describe(saver));
+        let mut fit = Fit::new(&*self.strategy)
+            .epochs(self.epochs)
+            .max_steps(self.args.training.steps)
+            .seed(self.args.training.seed)
+            .resume_from(checkpoint)
+            .callback(Interrupt::new(signals.flag()))
+            .callback(signals.training(self.needs_others()))
+            .callback(TerminateOnNan::every_batches(NAN_CHECK_STEPS))
+            .callback(StepLines {
+                every: self.args.files.log_steps,
+                reports: self.reports(),
+                output: self.args.general.output,
+            });
+        if self.reports() {
+            fit = self.reporting(
+                fit.callback(self.announcement(continued)),
+                continued.is_none(),
+            )?;
+        }
+        if let Some(saver) = &mut saver {
+            fit = fit.callback(saver);
+        }
+        let history = train(fit)?;
+        signals.trained();
+        let saved = saver.as_ref().and_then(ModelCheckpoint::last_saved);
+        // Nothing newer than what the run began with.
+        let began_with = path.filter(|_| self.reports());
+        let saved = saved.map(|saved| saved.entry.path.clone()).or(began_with);
+        Ok((history, saved))
+    }
+
+    /// Whether the first step waits for others, or for a compiler.
+    fn needs_others(&self) -> bool {
+        let strategy = &self.strategy;
+        self.workers.is_some() || strategy.workers().is_some() || strategy.tracer().is_some()
+    }
+
+    /// Whether this process says how training goes: of several workers the chief does.
+    fn reports(&self) -> bool {
+        let workers = self.strategy.workers();
+        workers.is_none_or(WorkerGroup::is_chief)
+    }
+
+    /// The callbacks that show and write how training goes. A run that begins replaces the logs of
+    /// one before.
+    fn reporting<'a>(&self, fit: Fitting<'a>, begins: bool) -> Result<Fitting<'a>, Failure> {
+        let fit = match self.args.general.output {
+            OutputFormat::Text if io::stderr().is_terminal() => fit.callback(ProgressBar::new()),
+            OutputFormat::Text => fit.callback(ProgressBar::plain(Notes)),
+            OutputFormat::Json => fit.callback(JsonEpochs),
+        };
+        let Some(directory) = &self.args.files.log_dir else {
+            return Ok(fit);
+        };
+        if begins {
+            events::remove_curves(directory)?;
+        }
+        Ok(fit
+            .callback(TensorBoard::new(directory)?)
+            .callback(HistoryFile::json_lines(directory.join("history.jsonl")))
+            .callback(HistoryFile::csv(directory.join("history.csv"))))
+    }
+
+    fn state(&self) -> Result<State, Failure> {
+        Ok(self.strategy.try_scope(|device| {
+            let optimizer = optimizer(&self.args.training);
+            Ok(self
+                .task
+                .state(optimizer, self.args.training.seed, device)?)
+        })?)
+    }
+
+    pub(super) fn train_data(&self) -> Result<Batches, Failure> {
+        let batching = Batching::global(self.global_batch).shuffle(self.args.training.seed);
+        self.batches(&self.data.train, batching)
+    }
+
+    pub(super) fn test_data(&self) -> Result<Batches, Failure> {
+        self.batches(&self.data.test, Batching::global(self.global_batch))
+    }
+
+    /// Compiled steps need batches of one size, so short ones are filled up with what weighs
+    /// nothing.
+    fn batches(&self, examples: &Examples, batching: Batching) -> Result<Batches, Failure> {
+        let examples = Classified::weighted(examples.clone());
+        let batching = batching.pad_remainder(self.strategy.tracer().is_some());
+        Ok(self.strategy.distribute_dataset(examples, batching)?)
+    }
+
+    /// Compiles the step that training would make, and ends.
+    pub(super) fn compile(&self, ahead: &Ahead) -> Result<(), Failure> {
+        let (mut state, train) = (self.state()?, self.train_data()?);
+        let fit = Fit::new(&*self.strategy).epochs(1).max_steps(Some(1));
+        let ended = fit.run(&mut state, &train, None, objective);
+        match (ahead.report()?, ended) {
+            // That there is nothing to run it on is how it ends.
+            (Some(report), _) => tpu::print(&report, self.args.general.output),
+            (None, Err(error)) => Err(tpu::not_compiled(error)),
+            (None, Ok(_)) => Err(Failure::failed("training made no step to compile")),
+        }
+    }
+
+    /// Every checkpoint says what it is of.
+    fn describe(&self, saver: ModelCheckpoint) -> ModelCheckpoint {
+        let (key, mut extra) = self.task.to_extra();
+        let (name, configuration) = configuration::to_extra(&self.configuration);
+        extra[name] = configuration;
+        let files = &self.args.files;
+        let saver = match (files.checkpoint_steps, files.checkpoint_seconds) {
+            (Some(steps), _) => saver.every_steps(steps),
+            (None, Some(seconds)) => saver.every(Duration::from_secs(seconds)),
+            (None, None) => saver,
+        };
+        saver
+            .keep(CHECKPOINTS_KEPT)
+            .model_name(self.task.model_name())
+            .extra(key, extra)
+    }
+}

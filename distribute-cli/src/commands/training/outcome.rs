@@ -1,0 +1,129 @@
+//! What is said when training has ended.
+
+use std::path::{Path, PathBuf};
+
+use distribute_core::checkpoint::weights_sha256;
+use distribute_data::fit::{History, Logs, Outcome, evaluate, json_number};
+use serde_json::json;
+
+use super::{Batches, Run, State};
+use crate::events;
+use crate::failure::Failure;
+use crate::flags::OutputFormat;
+use crate::notes::note;
+use crate::objective::objective;
+
+impl Run {
+    /// The last line, or why there is none.
+    pub(in crate::commands) fn finish(
+        &self,
+        history: &History,
+        state: &State,
+        test: &Batches,
+        saved: Option<PathBuf>,
+    ) -> Result<(), Failure> {
+        let step = state.primary().step();
+        match &history.outcome {
+            Outcome::Interrupted => return Err(self.interrupted(step, saved.as_deref())),
+            Outcome::NotFinite { .. } => return Err(Failure::failed(&history.outcome)),
+            _ => {}
+        }
+        // Nothing was left to train when a finished run is resumed.
+        let (logs, trained) = match history.epochs.last() {
+            Some(record) => (record.logs.clone(), true),
+            None => (
+                evaluate(&*self.strategy, state, test, objective)?.logs,
+                false,
+            ),
+        };
+        if !trained && self.reports() {
+            note(&self.nothing_left(&history.outcome, step));
+        }
+        let tensors = state.primary().to_tensors()?;
+        let weights = tensors
+            .iter()
+            .filter(|(name, _)| name.starts_with("model/"));
+        let hash = weights_sha256(weights)?;
+        if let Some(workers) = self
+            .strategy
+            .workers()
+            .filter(|workers| !workers.is_chief())
+        {
+            // On standard error: what a job gives is what its chief writes.
+            note(&format!(
+                "worker {}: {step} steps; weights {hash}",
+                workers.index()
+            ));
+            return Ok(());
+        }
+        let trained = logs.get("loss").filter(|_| trained);
+        self.print(&logs, trained, step, &hash)
+    }
+
+    /// The last line of a run, whose training ended with a loss if there was any.
+    fn print(
+        &self,
+        logs: &Logs,
+        trained: Option<f64>,
+        step: u64,
+        hash: &str,
+    ) -> Result<(), Failure> {
+        let value = |names: [&str; 2]| names.iter().find_map(|name| logs.get(name));
+        let (loss, accuracy) = (
+            value(["val_loss", "loss"]),
+            value(["val_accuracy", "accuracy"]),
+        );
+        if self.args.general.output == OutputFormat::Json {
+            let number = |value: Option<f64>| json!(value.map(json_number));
+            let event = events::object([
+                ("event", json!("done")),
+                ("loss", number(trained)),
+                ("val_loss", number(loss)),
+                ("val_accuracy", number(accuracy)),
+                ("steps", json!(step)),
+                ("weights_sha256", json!(hash)),
+            ]);
+            return events::line(&event);
+        }
+        events::line(&format!(
+            "test accuracy {:.4}, test loss {:.4} after {step} steps; weights {hash}",
+            accuracy.unwrap_or(f64::NAN),
+            loss.unwrap_or(f64::NAN)
+        ))
+    }
+
+    /// Why a run that continues ends at once, and how to go on.
+    fn nothing_left(&self, outcome: &Outcome, step: u64) -> String {
+        let (done, flag) = match outcome {
+            Outcome::MaxSteps => (format!("all {step} steps"), "--steps"),
+            _ => (format!("all {} epochs", self.epochs), "--epochs"),
+        };
+        format!(
+            "nothing was left to train: {done} were done before; give a larger {flag} to train on"
+        )
+    }
+
+    fn interrupted(&self, step: u64, saved: Option<&Path>) -> Failure {
+        match (saved, &self.args.files.checkpoint_dir) {
+            (Some(path), _) => Failure::preempted(format!(
+                "interrupted after step {step}, saved {}; continue with {}",
+                path.display(),
+                match self.args.files.restartable || self.args.files.resume {
+                    true => "the same command",
+                    false => "--restartable",
+                }
+            )),
+            (None, Some(_)) if step == 0 => Failure::preempted(
+                "interrupted before the first step; there was nothing to save yet".to_string(),
+            ),
+            (None, Some(directory)) if !self.reports() => Failure::preempted(format!(
+                "interrupted after step {step}, the chief saved into {}",
+                directory.display()
+            )),
+            _ => Failure::failed(format!(
+                "interrupted after step {step}, nothing was saved; use --checkpoint-dir to be \
+                 able to continue"
+            )),
+        }
+    }
+}

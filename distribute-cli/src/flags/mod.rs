@@ -1,0 +1,526 @@
+//! The command line: one struct per group of flags. Nothing here knows what they lead to.
+
+mod bench;
+mod cluster;
+mod dataset;
+mod parameter_server;
+mod tpu;
+
+use std::path::PathBuf;
+
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use distribute_core::LogicalDevice;
+
+pub(crate) use bench::{
+    AllReduceArgs, BenchCommand, BenchOutput, BenchTransport, CompiledArgs, Role, ServersArgs,
+    StrategiesArgs,
+};
+pub(crate) use cluster::{ClusterArgs, CommunicationName, TransportName};
+pub(crate) use dataset::{CsvHeaderName, DatasetName};
+pub(crate) use parameter_server::{
+    NonFiniteGradients, ParameterServerArgs, StaleGradients, WireType,
+};
+pub(crate) use tpu::{PrecisionName, TpuArgs};
+
+/// Trains burn models on all cores of this machine, as TensorFlow's tf.distribute does.
+#[derive(Debug, Parser)]
+#[command(name = "distribute-cli", version)]
+#[command(
+    after_help = "Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 42 interrupted \
+                        after a checkpoint was saved."
+)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    Train(Box<TrainArgs>),
+    Launch(LaunchArgs),
+    Evaluate(EvaluateArgs),
+    Predict(PredictArgs),
+    Doctor(DoctorArgs),
+    Bench(BenchArgs),
+    Conformance(ConformanceArgs),
+    Blame(BlameArgs),
+    Certs(CertsArgs),
+    /// Runs beside a job and ends what is left of it when the launcher is killed
+    #[command(hide = true)]
+    LaunchGuard,
+}
+
+/// Starts the processes of a job, watches them, and starts all of them again when one fails.
+///
+/// Every process runs COMMAND with its own TF_CONFIG; `train --strategy multi-worker` understands
+/// it. The output of worker 0 (with --ps: of the chief) passes through unchanged, everything is in
+/// the log files. After a restart `train` continues with the newest checkpoint of its
+/// --checkpoint-dir.
+#[derive(Debug, Args)]
+#[command(
+    verbatim_doc_comment,
+    after_help = "Exit codes: that of the process that failed first (128 + N for signal N),\n\
+                        0 done, 42 stopped by a signal after a checkpoint was saved."
+)]
+pub(crate) struct LaunchArgs {
+    /// How many workers to start on this host; without --ps worker 0 is the chief
+    #[arg(long, value_name = "N", value_parser = positive, allow_negative_numbers = true)]
+    pub(crate) workers: usize,
+    /// How many GPUs of this host each worker gets alone, as cuda:0 on [default: all see all]
+    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
+    pub(crate) gpus_per_worker: usize,
+    /// How many parameter servers to start; with them also a chief, whose end is that of the job
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) ps: usize,
+    /// Also start an evaluator
+    #[arg(long)]
+    pub(crate) evaluator: bool,
+    /// Start all processes again so often in all after a failure (with --ps a dead worker alone)
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) max_restarts: u32,
+    /// Write a log file per process here [default: a new temporary directory]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) log_dir: Option<PathBuf>,
+    /// Show the lines of all processes, as `rank 1: line`, on standard error
+    #[arg(long)]
+    pub(crate) all_output: bool,
+    /// How long a process has to end when it is asked to
+    #[arg(long, value_name = "SECONDS", default_value_t = 10)]
+    pub(crate) grace: u64,
+    /// Where host 0 listens; the variable DISTRIBUTE_JOB_TOKEN holds the secret of all hosts
+    #[arg(long, value_name = "IP:PORT", help_heading = "Several hosts", requires_all = ["hosts", "host"])]
+    pub(crate) rendezvous: Option<std::net::SocketAddr>,
+    /// The number of hosts
+    #[arg(
+        long,
+        value_name = "N",
+        help_heading = "Several hosts",
+        requires = "rendezvous"
+    )]
+    pub(crate) hosts: Option<usize>,
+    /// Which of them this is, from 0
+    #[arg(
+        long,
+        value_name = "N",
+        help_heading = "Several hosts",
+        requires = "rendezvous"
+    )]
+    pub(crate) host: Option<usize>,
+    /// This host's address for the others [default: the one that reaches the rendezvous]
+    #[arg(
+        long,
+        value_name = "IP",
+        help_heading = "Several hosts",
+        requires = "rendezvous"
+    )]
+    pub(crate) host_address: Option<std::net::IpAddr>,
+    /// How long to wait for the launchers of the other hosts [default: 300]
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        help_heading = "Several hosts",
+        requires = "rendezvous",
+        value_parser = clap::value_parser!(u64).range(1..=10_000_000)
+    )]
+    pub(crate) rendezvous_timeout: Option<u64>,
+    /// Allow addresses beyond this machine: launchers prove the secret, but do not encrypt
+    #[arg(long, help_heading = "Several hosts", requires = "rendezvous")]
+    pub(crate) insecure: bool,
+    /// Print the chain of causes behind an error
+    #[arg(long)]
+    pub(crate) verbose: bool,
+    /// What every process runs, for example distribute-cli train --strategy multi-worker
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    pub(crate) command: Vec<std::ffi::OsString>,
+}
+
+/// Trains a model. Without options: a small CNN on the embedded digits, one replica per core.
+#[derive(Debug, Args)]
+pub(crate) struct TrainArgs {
+    #[command(flatten)]
+    pub(crate) general: GeneralArgs,
+    /// How the training is distributed
+    #[arg(
+        long,
+        value_name = "NAME",
+        default_value = "mirrored",
+        help_heading = "Strategy"
+    )]
+    pub(crate) strategy: StrategyName,
+    #[command(flatten)]
+    pub(crate) devices: DeviceArgs,
+    #[command(flatten)]
+    pub(crate) data: DataArgs,
+    #[command(flatten)]
+    pub(crate) training: TrainingArgs,
+    #[command(flatten)]
+    pub(crate) files: FileArgs,
+    #[command(flatten)]
+    pub(crate) cluster: ClusterArgs,
+    #[command(flatten)]
+    pub(crate) servers: ParameterServerArgs,
+    #[command(flatten)]
+    pub(crate) tpu: TpuArgs,
+}
+
+/// Loss and accuracy of a checkpoint.
+#[derive(Debug, Args)]
+pub(crate) struct EvaluateArgs {
+    #[command(flatten)]
+    pub(crate) general: GeneralArgs,
+    #[command(flatten)]
+    pub(crate) restore: RestoreArgs,
+    #[command(flatten)]
+    pub(crate) data: DataArgs,
+    #[command(flatten)]
+    pub(crate) devices: DeviceArgs,
+}
+
+/// Predicted classes of a checkpoint, as CSV: index, label, probability.
+#[derive(Debug, Args)]
+pub(crate) struct PredictArgs {
+    /// A TOML file whose keys are these flags; flags given here win
+    #[arg(long, value_name = "FILE.toml")]
+    pub(crate) config: Option<PathBuf>,
+    /// Print the chain of causes behind an error
+    #[arg(long)]
+    pub(crate) verbose: bool,
+    /// Write the CSV here [default: standard output]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) predictions: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) restore: RestoreArgs,
+    #[command(flatten)]
+    pub(crate) data: DataArgs,
+    #[command(flatten)]
+    pub(crate) devices: DeviceArgs,
+}
+
+/// Measures competitors interleaved in one run.
+#[derive(Debug, Args)]
+pub(crate) struct BenchArgs {
+    /// Print the chain of causes behind an error
+    #[arg(long)]
+    pub(crate) verbose: bool,
+    #[command(subcommand)]
+    pub(crate) what: BenchCommand,
+}
+
+/// Names the rank that a hung group waited for, from the flight records its ranks wrote.
+#[derive(Debug, Args)]
+pub(crate) struct BlameArgs {
+    /// The directory with the flight-*.jsonl files of all ranks
+    #[arg(value_name = "DIR")]
+    pub(crate) directory: PathBuf,
+    /// Print the chain of causes behind an error
+    #[arg(long)]
+    pub(crate) verbose: bool,
+}
+
+/// Makes a certificate authority, a certificate per host and a job token.
+#[derive(Debug, Args)]
+pub(crate) struct CertsArgs {
+    /// Where to write them; must not exist
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: PathBuf,
+    /// Names or IP addresses of the hosts, as they stand in the addresses of the ranks
+    #[arg(long, value_name = "HOST", value_delimiter = ',', required = true)]
+    pub(crate) hosts: Vec<String>,
+    /// Days that the certificates are valid
+    #[arg(long, value_name = "DAYS", default_value_t = 365)]
+    pub(crate) days: u32,
+    /// Print the chain of causes behind an error
+    #[arg(long)]
+    pub(crate) verbose: bool,
+}
+
+/// Compares every strategy and communicator with what TensorFlow returned.
+#[derive(Debug, Args)]
+pub(crate) struct ConformanceArgs {
+    /// A directory with golden files of the same schema [default: those built in]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) golden: Option<PathBuf>,
+    /// Check only this: default, one-device, mirrored, multi-worker, central-storage or tpu
+    #[arg(long, value_name = "NAME")]
+    pub(crate) strategy: Vec<String>,
+    /// Check only this: an algorithm between threads (direct, ring, chain, ...), shm or grpc
+    #[arg(long, value_name = "NAME")]
+    pub(crate) communicator: Vec<String>,
+    /// This process is a worker, started by the command itself
+    #[arg(long, hide = true)]
+    pub(crate) worker: bool,
+    /// Run only this family: the name of a golden file, such as loss or cross_device
+    #[arg(long, value_name = "NAME")]
+    pub(crate) family: Vec<conformance::FamilyName>,
+    /// A table for people, or one JSON object
+    #[arg(long, value_name = "FORMAT", default_value = "text")]
+    pub(crate) output: OutputFormat,
+    /// Print the chain of causes behind an error
+    #[arg(long)]
+    pub(crate) verbose: bool,
+}
+
+/// What this machine has: cores, memory, devices, optional libraries, cluster variables.
+#[derive(Debug, Args)]
+pub(crate) struct DoctorArgs {
+    #[command(flatten)]
+    pub(crate) general: GeneralArgs,
+    /// This process asks the driver, started by the command itself
+    #[arg(long, hide = true)]
+    pub(crate) probe_gpus: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct GeneralArgs {
+    /// A TOML file whose keys are these flags; flags given here win
+    #[arg(long, value_name = "FILE.toml")]
+    pub(crate) config: Option<PathBuf>,
+    /// Text for people, or one JSON object a line
+    #[arg(long, value_name = "FORMAT", default_value = "text")]
+    pub(crate) output: OutputFormat,
+    /// Print the chain of causes behind an error
+    #[arg(long)]
+    pub(crate) verbose: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Strategy")]
+pub(crate) struct DeviceArgs {
+    /// Copies of the model in this process [default: one per core, multi-worker: one]
+    #[arg(long, value_name = "N", value_parser = positive, allow_negative_numbers = true)]
+    pub(crate) replicas: Option<usize>,
+    /// The device of each replica: cpu:0,cpu:1,... or, built with the feature cuda, cuda:0,...
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub(crate) devices: Vec<LogicalDevice>,
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Model and data")]
+pub(crate) struct DataArgs {
+    /// digits-cnn, mnist-cnn, mlp, text, or a model file of Keras [default: by data set]
+    #[arg(long, value_name = "NAME|FILE")]
+    pub(crate) model: Option<String>,
+    /// digits, mnist, fashion-mnist, images, idx:DIR, csv:FILE, npz:FILE [default: digits]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) dataset: Option<DatasetName>,
+    /// Where mnist, fashion-mnist [default: data/NAME] or images (a folder per class) are
+    #[arg(long, value_name = "DIR")]
+    pub(crate) data_dir: Option<PathBuf>,
+    /// Whether the first line of csv:FILE names the columns [default: auto]
+    #[arg(long, value_name = "WHETHER")]
+    pub(crate) csv_header: Option<CsvHeaderName>,
+    /// Examples of one step of one replica [default: up to 64, at least 20 steps an epoch]
+    #[arg(long, value_name = "N", value_parser = positive, allow_negative_numbers = true)]
+    pub(crate) batch_size: Option<usize>,
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Training")]
+pub(crate) struct TrainingArgs {
+    /// Times that every example is seen [default: 30 for digits, else 10]
+    #[arg(long, value_name = "N", value_parser = positive, allow_negative_numbers = true)]
+    pub(crate) epochs: Option<usize>,
+    /// Ends after this many updates in all, also in the middle of an epoch
+    #[arg(long, value_name = "N", value_parser = positive_u64, allow_negative_numbers = true)]
+    pub(crate) steps: Option<u64>,
+    /// How weights follow from gradients, with Keras' arithmetic
+    #[arg(long, value_name = "NAME", default_value = "adam")]
+    pub(crate) optimizer: OptimizerName,
+    /// The size of an update [default: 0.001, for sgd 0.01]
+    #[arg(long, value_name = "F", value_parser = learning_rate, allow_negative_numbers = true)]
+    pub(crate) learning_rate: Option<f64>,
+    /// L2 factor of all kernels [default: what the model says]
+    #[arg(long, value_name = "F", value_parser = factor, allow_negative_numbers = true)]
+    pub(crate) l2: Option<f64>,
+    /// Decides initial weights, the order of the examples and dropout
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 1,
+        value_parser = whole,
+        allow_negative_numbers = true
+    )]
+    pub(crate) seed: u64,
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Files")]
+pub(crate) struct FileArgs {
+    /// Save here after every epoch and when interrupted; the newest 5 checkpoints are kept
+    #[arg(long, value_name = "DIR")]
+    pub(crate) checkpoint_dir: Option<PathBuf>,
+    /// Save after every so many updates instead of every epoch
+    #[arg(
+        long,
+        value_name = "N",
+        value_parser = positive_u64,
+        allow_negative_numbers = true,
+        conflicts_with = "checkpoint_seconds"
+    )]
+    pub(crate) checkpoint_steps: Option<u64>,
+    /// Save when the last save is so long ago, instead of every epoch
+    #[arg(long, value_name = "SECONDS", value_parser = positive_u64, allow_negative_numbers = true)]
+    pub(crate) checkpoint_seconds: Option<u64>,
+    /// Continue if --checkpoint-dir holds a checkpoint, else begin: one command line for both
+    #[arg(long, conflicts_with = "resume")]
+    pub(crate) restartable: bool,
+    /// As --restartable, but refuse to begin: there must be a checkpoint
+    #[arg(long)]
+    pub(crate) resume: bool,
+    /// Write history.jsonl, history.csv and TensorBoard files here
+    #[arg(long, value_name = "DIR")]
+    pub(crate) log_dir: Option<PathBuf>,
+    /// Print the averages of the epoch so far after every so many updates
+    #[arg(long, value_name = "N", value_parser = positive_u64, allow_negative_numbers = true)]
+    pub(crate) log_steps: Option<u64>,
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Checkpoint")]
+pub(crate) struct RestoreArgs {
+    /// A directory that `train` saved into, or one checkpoint in it
+    #[arg(long, value_name = "DIR")]
+    pub(crate) checkpoint_dir: Option<PathBuf>,
+    /// The examples to use [default: test; all of data that the checkpoint was not trained on]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) split: Option<SplitName>,
+    /// How the work is distributed
+    #[arg(
+        long,
+        value_name = "NAME",
+        default_value = "default",
+        help_heading = "Strategy"
+    )]
+    pub(crate) strategy: StrategyName,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum StrategyName {
+    /// No distribution: one replica, nothing of this library in between
+    Default,
+    /// One replica on one chosen device
+    OneDevice,
+    /// A copy of the model per device, all kept equal
+    Mirrored,
+    /// A copy of the model per device of several worker processes, all kept equal
+    MultiWorker,
+    /// One copy of the weights, computation on all devices
+    CentralStorage,
+    /// The weights on parameter servers; workers train asynchronously, one step at a time each
+    ParameterServer,
+    /// A copy of the model per TPU core, or device of another PJRT plugin; steps are compiled
+    Tpu,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum OptimizerName {
+    Sgd,
+    Adam,
+    Adamw,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum OutputFormat {
+    Text,
+    Json,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum SplitName {
+    /// What was trained on
+    Train,
+    /// What was held out, or the data set's own test examples
+    Test,
+    /// Both
+    All,
+}
+
+impl SplitName {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Train => "train",
+            Self::Test => "test",
+            Self::All => "all",
+        }
+    }
+}
+
+/// The program's arguments. Commands that train nothing say what the flags they share with
+/// `train` mean to them.
+pub(crate) fn program() -> clap::Command {
+    let reading = |command: clap::Command| {
+        command
+            .mut_arg("replicas", |flag| {
+                flag.help("Replicas that share the examples [default: one per core]")
+            })
+            .mut_arg("model", |flag| {
+                flag.help("The model of the checkpoint: a name or a file [default: as it says]")
+            })
+            .mut_arg("dataset", |flag| {
+                flag.help(
+                    "digits, mnist, fashion-mnist, images, idx:DIR, csv:FILE, npz:FILE [default: \
+                     what the checkpoint says]",
+                )
+            })
+            .mut_arg("batch_size", |flag| {
+                flag.help("Examples of one step of one replica [default: 128]")
+            })
+    };
+    let mut program = Cli::command();
+    for command in program.get_subcommands_mut() {
+        // In its place: `mut_subcommand` would move it to the end.
+        if ["evaluate", "predict"].contains(&command.get_name()) {
+            *command = reading(std::mem::take(command));
+        }
+    }
+    program
+}
+
+impl Command {
+    /// Whether the chain of causes is wanted.
+    pub(crate) fn verbose(&self) -> bool {
+        match self {
+            Self::Train(args) => args.general.verbose,
+            Self::Evaluate(args) => args.general.verbose,
+            Self::Predict(args) => args.verbose,
+            Self::Doctor(args) => args.general.verbose,
+            Self::Bench(args) => args.verbose,
+            Self::Conformance(args) => args.verbose,
+            Self::Blame(args) => args.verbose,
+            Self::Certs(args) => args.verbose,
+            Self::Launch(args) => args.verbose,
+            Self::LaunchGuard => false,
+        }
+    }
+}
+
+fn positive(text: &str) -> Result<usize, String> {
+    let number = text.parse().ok().filter(|number| *number > 0);
+    number.ok_or_else(|| "a whole number from 1 on is needed".to_string())
+}
+
+fn positive_u64(text: &str) -> Result<u64, String> {
+    let number = text.parse().ok().filter(|number| *number > 0);
+    number.ok_or_else(|| "a whole number from 1 on is needed".to_string())
+}
+
+fn whole(text: &str) -> Result<u64, String> {
+    let number = text.parse().ok();
+    number.ok_or_else(|| "a whole number from 0 on is needed".to_string())
+}
+
+fn learning_rate(text: &str) -> Result<f64, String> {
+    let number = text
+        .parse()
+        .ok()
+        .filter(|x: &f64| x.is_finite() && *x > 0.0);
+    number.ok_or_else(|| "a number above 0 is needed".to_string())
+}
+
+fn factor(text: &str) -> Result<f64, String> {
+    let number = text
+        .parse()
+        .ok()
+        .filter(|x: &f64| x.is_finite() && *x >= 0.0);
+    number.ok_or_else(|| "a number from 0 on is needed".to_string())
+}

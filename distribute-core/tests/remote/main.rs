@@ -1,0 +1,141 @@
+//! Training states and variables that live in a store, here one in memory.
+
+mod store;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use burn::nn::Linear;
+use burn::tensor::{Device, TensorData};
+use distribute_core::{
+    Adam, Applied, Replicate, Sgd, StrategyExt, TrainState, VariableAggregation, VariableOptions,
+};
+
+use store::{Built, Remotely, layer, one_device, step};
+
+fn scalar(value: f32) -> TensorData {
+    TensorData::new(vec![value], [0_usize; 0])
+}
+
+type Build = fn(&Device) -> TrainState<Linear>;
+
+#[test]
+fn one_worker_alone_gets_the_numbers_of_the_local_optimizer() {
+    let builds: [Build; 3] = [
+        |device| TrainState::new(layer(device, 0.25), Adam::new(0.01)),
+        |device| TrainState::new(layer(device, 0.5), Sgd::new(0.1).momentum(0.9)),
+        |device| {
+            let state = TrainState::new(layer(device, 0.25), Adam::new(0.01));
+            state.clip_by_global_norm(0.5).accumulate(3)
+        },
+    ];
+    for build in builds {
+        let (local, remote) = (one_device(), Remotely::new(&Arc::default()));
+        let mut states = [local.scope(build).unwrap(), remote.scope(build).unwrap()];
+        for number in 0..9 {
+            if number == 6 {
+                states
+                    .iter_mut()
+                    .for_each(|state| state.set_learning_rate(0.003));
+            }
+            let [one, other] = &mut states;
+            let said = [step(&local, one, number), step(&remote, other, number)];
+            assert_eq!(said[0].as_ref().unwrap(), said[1].as_ref().unwrap());
+        }
+        assert!(states[1].primary().is_remote());
+        let [one, other] = states
+            .each_ref()
+            .map(|state| state.primary().to_tensors().unwrap());
+        assert_eq!(one, other);
+        states[1].refresh().unwrap();
+        assert_eq!(states[0].primary().step(), states[1].primary().step());
+        let rates = states
+            .each_ref()
+            .map(|state| state.primary().learning_rate());
+        assert_eq!(rates, [0.003; 2]);
+        let weights = states
+            .each_ref()
+            .map(|state| state.primary().model.weight.val().to_data());
+        assert_eq!(weights[0], weights[1]);
+    }
+}
+
+#[test]
+fn a_worker_takes_over_what_others_have_made_of_the_state() {
+    let store = Arc::default();
+    let (first, second) = (Remotely::new(&store), Remotely::new(&store));
+    let build = |at| move |device: &Device| TrainState::new(layer(device, at), Adam::new(0.01));
+    let mut one = first.scope(build(0.25)).unwrap();
+    step(&first, &mut one, 0).unwrap();
+    // Another initial value, which does not count.
+    let mut other = second.scope(build(7.0)).unwrap();
+    assert_eq!(other.primary().step(), 1);
+    step(&second, &mut other, 1).unwrap();
+    step(&first, &mut one, 2).unwrap();
+
+    let alone = one_device();
+    let mut expected = alone.scope(build(0.25)).unwrap();
+    for number in 0..3 {
+        step(&alone, &mut expected, number).unwrap();
+    }
+    let tensors = |state: &Built| state.primary().to_tensors().unwrap();
+    assert_eq!(tensors(&one), tensors(&expected));
+    assert_eq!(tensors(&other), tensors(&expected));
+}
+
+#[test]
+fn dropped_gradients_change_nothing() {
+    let strategy = Remotely::new(&Arc::default());
+    let build = |device: &Device| TrainState::new(layer(device, 0.25), Adam::new(0.01));
+    let mut state = strategy.scope(build).unwrap();
+    strategy.store.drops.store(true, Ordering::Relaxed);
+    let before = state.primary().to_tensors().unwrap();
+    assert_eq!(step(&strategy, &mut state, 0).unwrap(), Applied::Dropped);
+    assert_eq!(state.primary().to_tensors().unwrap(), before);
+    assert_eq!(state.primary().step(), 0);
+}
+
+#[derive(Replicate)]
+struct Pair {
+    trained: TrainState<Linear>,
+    fixed: Linear,
+}
+
+#[test]
+fn all_fields_of_a_value_go_to_the_store() {
+    let store = Arc::default();
+    let build = |at| {
+        move |device: &Device| Pair {
+            trained: TrainState::new(layer(device, at), Adam::new(0.01)),
+            fixed: layer(device, at + 1.0),
+        }
+    };
+    let first = Remotely::new(&store).scope(build(0.25)).unwrap();
+    let second = Remotely::new(&store).scope(build(5.0)).unwrap();
+    let weights =
+        |pair: &Pair| [&pair.trained.model, &pair.fixed].map(|layer| layer.weight.val().to_data());
+    assert_eq!(weights(first.primary()), weights(second.primary()));
+    assert_eq!(store.states.lock().unwrap().len(), 2);
+}
+
+#[test]
+fn variables_are_read_and_changed_in_the_store() {
+    let strategy = Remotely::new(&Arc::default());
+    for aggregation in [VariableAggregation::None, VariableAggregation::Mean] {
+        let options = VariableOptions::default().aggregation(aggregation);
+        let variable = strategy.variable(scalar(2.0), options).unwrap();
+        strategy
+            .run((), |ctx, ()| variable.assign_add(ctx, 3.0_f32))
+            .unwrap();
+        variable.assign_sub(&strategy, 1.0_f32).unwrap();
+        assert_eq!(variable.read(&strategy).unwrap(), scalar(4.0));
+        let read = strategy.run((), |ctx, ()| variable.read(ctx)).unwrap();
+        assert_eq!(read.values()[0], scalar(4.0));
+        assert!(variable.assign(&strategy, 1_i64).is_err());
+        let made = strategy.run((), |ctx, ()| ctx.variable(1.0_f32, options).map(|_| ()));
+        let error = made.unwrap_err().to_string();
+        assert!(error.contains("outside of steps"), "{error}");
+        variable.update(&strategy, |_| Ok(scalar(9.0))).unwrap();
+        assert_eq!(variable.local_values().unwrap(), [scalar(9.0)]);
+    }
+}
