@@ -43,6 +43,7 @@ mod own_stream;
 mod prefetch;
 pub mod prelude;
 pub mod split;
+mod supervised;
 mod weighted;
 
 pub use auto_shard::{AutoShardPolicy, ShardError};
@@ -63,6 +64,7 @@ pub use loss::{
     sparse_categorical_crossentropy,
 };
 pub use prefetch::DataError;
+pub use supervised::{Accuracy, BatchMetric, BatchMetrics, LabelledBatch, Named, Supervised};
 pub use weighted::Weighted;
 
 /// The README's program is compiled and run as a test.

@@ -40,7 +40,7 @@ impl SparseCategoricalAccuracy {
         }
     }
 
-    /// Compares a batch in a step: labels of shape `[batch, ...]` (or with a last dimension of 1)
+    /// Compares a batch: labels of shape `[batch, ...]` (or with a last dimension of 1)
     /// and scores (logits or probabilities) of shape `[batch, ..., classes]`.
     ///
     /// An empty batch counts nothing; of equal scores the first wins.
@@ -87,7 +87,7 @@ impl CategoricalAccuracy {
         }
     }
 
-    /// Compares a batch in a step: one-hot labels (or probabilities) and scores, both of shape
+    /// Compares a batch: one-hot labels (or probabilities) and scores, both of shape
     /// `[batch, ..., classes]`.
     ///
     /// # Errors
@@ -140,7 +140,7 @@ impl BinaryAccuracy {
         self
     }
 
-    /// Compares a batch in a step: labels 0 or 1 and scores of the same shape.
+    /// Compares a batch: labels 0 or 1 and scores of the same shape.
     ///
     /// # Errors
     /// [`Error::Shape`] if the shapes differ, [`Error::MixedStrategies`].

@@ -33,7 +33,7 @@ macro_rules! updates {
                 }
             }
 
-            /// Adds values in a step: a number, a tensor or a
+            /// Adds values: a number, a tensor or a
             /// [`TensorData`](crate::TensorData) of any shape. An empty one counts nothing.
             ///
             /// # Errors
