@@ -12,6 +12,7 @@ use crate::auto_shard::AutoShardPolicy;
 /// let batching = Batching::global(64).shuffle(42).drop_remainder(true).prefetch(4);
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
 pub struct Batching {
     size: Size,
     length: Length,

@@ -31,6 +31,7 @@ pub struct Position {
 /// examples of every global batch depend on the dataset and the [`Batching`] alone, never on the
 /// number of replicas or workers (unless the batch size was given per replica, or
 /// [`Batching::auto_shard`] gives the workers streams of their own).
+#[must_use]
 pub struct DistributedDataset<D> {
     pub(crate) dataset: Arc<D>,
     /// Which part of every global batch each replica of this process gets, and its device.

@@ -19,6 +19,7 @@ use crate::{Dataset, DistributedDataset, Position, split};
 /// for it.
 ///
 /// Dropping it early stops its thread and waits until the batch in the making is done.
+#[must_use]
 pub struct Epoch<B> {
     items: Prefetch<PerReplica<B>>,
     position: Position,

@@ -23,6 +23,7 @@ pub struct CategoricalAccuracy {
 /// The share of values that are on the label's side of a threshold
 /// (Keras: `tf.keras.metrics.BinaryAccuracy`). Labels are 0 and 1.
 #[derive(Debug, Clone)]
+#[must_use]
 pub struct BinaryAccuracy {
     sums: Sums,
     threshold: f64,
