@@ -114,8 +114,10 @@ impl Gradients {
     /// `model` is the one they were computed for. Those of rows of tables are not among them.
     ///
     /// # Errors
-    /// In a step that is compiled: burn's optimizers cannot be captured.
+    /// If they are of another model, and in a step that is compiled: burn's optimizers cannot be
+    /// captured.
     pub fn into_params<M: Module>(self, model: &M) -> Result<GradientsParams> {
+        self.check_model("into_params", model)?;
         let mut fill = Fill {
             from: self,
             into: GradientsParams::new(),

@@ -27,11 +27,6 @@ extern crate self as distribute_core;
 #[doc = include_str!("../../docs/many-machines.md")]
 mod many_machines {}
 
-/// Compiles and runs the program of the document.
-#[cfg(doctest)]
-#[doc = include_str!("../../docs/from-keras.md")]
-mod from_keras {}
-
 mod burn_optimizer;
 mod configuration;
 mod cross_device;

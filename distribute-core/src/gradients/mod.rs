@@ -3,6 +3,7 @@
 mod buffers;
 mod elements;
 mod leaves;
+mod owner;
 mod residence;
 mod rows;
 

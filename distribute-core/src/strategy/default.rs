@@ -11,6 +11,7 @@ use crate::{LogicalDevice, ReplicaContext, Result, scope};
 ///
 /// All its handles are one strategy.
 #[derive(Debug, Clone)]
+#[must_use]
 pub struct DefaultStrategy {
     replicas: Arc<[Replica; 1]>,
 }

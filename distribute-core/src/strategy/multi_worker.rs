@@ -56,6 +56,7 @@ use crate::{Error, LogicalDevice, Result, WorkerGroup};
 ///
 /// [`MirroredStrategy`]: crate::MirroredStrategy
 #[derive(Clone)]
+#[must_use]
 pub struct MultiWorkerMirroredStrategy {
     engine: Arc<Engine>,
     id: StrategyId,
@@ -93,6 +94,7 @@ impl MultiWorkerMirroredStrategy {
 
 /// Options of a [`MultiWorkerMirroredStrategy`].
 #[derive(Debug)]
+#[must_use]
 pub struct MultiWorkerMirroredStrategyBuilder {
     devices: Vec<LogicalDevice>,
     cluster: Option<Option<Cluster>>,

@@ -95,14 +95,7 @@ impl<M: Module + 'static> TrainState<M> {
         ctx: &ReplicaContext,
         gradients: Gradients,
     ) -> Result<Applied> {
-        if gradients.len() != self.names.len() {
-            return Err(Error::invalid(format!(
-                "apply_gradients: {} gradients for a model of {} trainable parameters; compute \
-                 them with `ctx.gradient(&loss, &state.model)`",
-                gradients.len(),
-                self.names.len()
-            )));
-        }
+        gradients.check_model("apply_gradients", &self.model)?;
         refuse_batch_norm(self.batch_norm.as_deref(), ctx.num_replicas_in_sync())?;
         if !self.is_remote() {
             gradients.refuse_rows("`apply_gradients` of a state that is not on servers")?;

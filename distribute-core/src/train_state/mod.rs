@@ -37,6 +37,7 @@ use crate::{Error, Gradients, Replicate, Result, WorkerGroup, module_tensors};
 /// # Ok::<(), distribute_core::Error>(())
 /// ```
 #[derive(Clone)]
+#[must_use]
 pub struct TrainState<M> {
     /// The model.
     pub model: M,
