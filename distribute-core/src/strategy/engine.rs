@@ -30,7 +30,7 @@ pub(crate) fn run_inline(
 ///
 /// # Errors
 /// The step's own, as [`Error::Replica`] or [`Error::ReplicaPanicked`].
-pub fn run_alone(
+pub fn run_on_calling_thread(
     strategy: Arc<dyn Strategy>,
     replica: &Replica,
     step: ReplicaStep<'_>,
@@ -87,7 +87,7 @@ pub(crate) struct Engine {
     contexts: Mutex<Contexts>,
 }
 
-/// The replicas' contexts, and the how-manieth group they hold the endpoints of.
+/// The replicas' contexts, and the index of the group that they hold the endpoints of, from 0.
 struct Contexts {
     list: Vec<ReplicaContext>,
     generation: u64,

@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 pub use central_storage::CentralStorageStrategy;
 pub use default::{DefaultStrategy, current_strategy};
-pub use engine::run_alone;
+pub use engine::run_on_calling_thread;
 pub use ext::StrategyExt;
 pub use id::StrategyId;
 pub use mirrored::{MirroredStrategy, MirroredStrategyBuilder};

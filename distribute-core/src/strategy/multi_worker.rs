@@ -63,7 +63,7 @@ pub struct MultiWorkerMirroredStrategy {
     workers: Option<WorkerGroup>,
     cluster: Option<Cluster>,
     /// How gradients on devices are reduced between workers, in words.
-    between: Option<String>,
+    inter_worker: Option<String>,
 }
 
 impl MultiWorkerMirroredStrategy {
@@ -207,7 +207,7 @@ impl MultiWorkerMirroredStrategyBuilder {
         self
     }
 
-    /// The how-manieth start of this job this is, from 0: workers of different starts do not meet.
+    /// The index of this start of the job, from 0: workers of different starts do not join.
     pub fn generation(mut self, generation: u64) -> Self {
         self.generation = generation;
         self
@@ -288,11 +288,11 @@ impl MultiWorkerMirroredStrategyBuilder {
             .map_or(devices.len(), WorkerGroup::num_replicas);
         // Replicas wait for the one that speaks with other workers; who is missing there is to be
         // named, not that one.
-        let between = self
+        let inter_worker = self
             .communication
             .timeout
             .filter(|timeout| !timeout.is_zero());
-        let longest = self.timeout.max(between.unwrap_or_default());
+        let longest = self.timeout.max(inter_worker.unwrap_or_default());
         let timeout = match &workers {
             Some(_) => longest.saturating_add(MARGIN),
             None => self.timeout,
@@ -310,8 +310,10 @@ impl MultiWorkerMirroredStrategyBuilder {
         let plan = options.devices.clone();
         let engine = Arc::new(Engine::new(replicas, options)?);
         #[cfg(feature = "nccl")]
-        let between = match &workers {
-            Some(workers) => workers.or_abort(self.between(workers, shared, &devices, &plan))?,
+        let inter_worker = match &workers {
+            Some(workers) => {
+                workers.or_abort(self.inter_worker(workers, shared, &devices, &plan))?
+            }
             None => None,
         };
         Ok(MultiWorkerMirroredStrategy {
@@ -320,9 +322,9 @@ impl MultiWorkerMirroredStrategyBuilder {
             workers,
             cluster,
             #[cfg(feature = "nccl")]
-            between,
+            inter_worker,
             #[cfg(not(feature = "nccl"))]
-            between: None,
+            inter_worker: None,
         })
     }
 
@@ -341,7 +343,7 @@ impl MultiWorkerMirroredStrategyBuilder {
 
     /// Decides with the other workers how gradients are reduced between them.
     #[cfg(feature = "nccl")]
-    fn between(
+    fn inter_worker(
         &mut self,
         workers: &WorkerGroup,
         group: Option<SharedGroup>,
@@ -507,7 +509,7 @@ impl Strategy for MultiWorkerMirroredStrategy {
 
     fn device_reduction(&self) -> Vec<&str> {
         let local = self.engine.device_reduction().into_iter();
-        local.chain(self.between.as_deref()).collect()
+        local.chain(self.inter_worker.as_deref()).collect()
     }
 
     fn run_replicas(&self, step: ReplicaStep<'_>) -> Result<()> {
