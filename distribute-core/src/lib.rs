@@ -87,8 +87,8 @@ pub use step::{Borrowed, Call, Capture, CapturedState, Changes, Item, Lend, Repl
 pub use strategy::{
     CentralStorageStrategy, DefaultStrategy, InputContext, MirroredStrategy,
     MirroredStrategyBuilder, MultiWorkerMirroredStrategy, MultiWorkerMirroredStrategyBuilder,
-    OneDeviceStrategy, Replica, ReplicaStep, Strategy, StrategyExt, StrategyId, VariablePlacement,
-    current_strategy, run_on_calling_thread,
+    OneDeviceStrategy, Replica, ReplicaStep, ReplicaThreads, ReplicaThreadsBuilder, Strategy,
+    StrategyExt, StrategyId, VariablePlacement, current_strategy, run_on_calling_thread,
 };
 pub use train_state::{Applied, TrainState, check_running_statistics};
 pub use values::{Mirrored, PerReplica, Replicate};

@@ -13,13 +13,12 @@ use distribute_collectives::{
 };
 
 use super::mirrored::{distinct_or_all, no_replicas};
-use super::{InputContext, Replica, ReplicaStep, Strategy, StrategyId, VariablePlacement};
+use super::replica_threads::ReplicaThreads;
+use super::{Replica, ReplicaStep, Strategy, StrategyId};
 use crate::cluster::{Cluster, ProcessEnvironment, TaskType, detect};
-use crate::cross_device::DirectAllReduce;
 use crate::device_reduce::DevicePlan;
 #[cfg(feature = "nccl")]
 use crate::device_reduce::{DeviceReducers, NcclReducers, Worker};
-use crate::strategy::engine::{Engine, EngineOptions};
 use crate::{Error, LogicalDevice, Result, WorkerGroup};
 
 /// One or more replicas in each of several worker processes; every replica has a copy of every
@@ -58,7 +57,7 @@ use crate::{Error, LogicalDevice, Result, WorkerGroup};
 #[derive(Clone)]
 #[must_use]
 pub struct MultiWorkerMirroredStrategy {
-    engine: Arc<Engine>,
+    threads: Arc<ReplicaThreads>,
     id: StrategyId,
     workers: Option<WorkerGroup>,
     cluster: Option<Cluster>,
@@ -297,18 +296,13 @@ impl MultiWorkerMirroredStrategyBuilder {
             Some(_) => longest.saturating_add(MARGIN),
             None => self.timeout,
         };
-        let options = EngineOptions {
-            timeout,
-            threads_per_replica: 1,
-            placement: VariablePlacement::Mirrored,
-            cross_device_ops: Arc::new(DirectAllReduce),
-            group: GroupOptions::default().timeout(timeout),
-            workers: workers.clone(),
-            devices: self.plan(&devices, timeout)?,
-        };
-        #[cfg(feature = "nccl")]
-        let plan = options.devices.clone();
-        let engine = Arc::new(Engine::new(replicas, options)?);
+        let plan = self.plan(&devices, timeout)?;
+        let threads = ReplicaThreads::builder()
+            .timeout(timeout)
+            .workers(workers.clone())
+            .devices(plan.clone())
+            .build(replicas)?;
+        let threads = Arc::new(threads);
         #[cfg(feature = "nccl")]
         let inter_worker = match &workers {
             Some(workers) => {
@@ -317,7 +311,7 @@ impl MultiWorkerMirroredStrategyBuilder {
             None => None,
         };
         Ok(MultiWorkerMirroredStrategy {
-            engine,
+            threads,
             id: StrategyId::new("multi-worker", count),
             workers,
             cluster,
@@ -472,27 +466,8 @@ impl Joined {
 }
 
 impl Strategy for MultiWorkerMirroredStrategy {
-    fn name(&self) -> &'static str {
-        "multi-worker"
-    }
-
-    fn num_replicas_in_sync(&self) -> usize {
-        let local = self.engine.replicas().len();
-        self.workers
-            .as_ref()
-            .map_or(local, WorkerGroup::num_replicas)
-    }
-
     fn replicas(&self) -> &[Replica] {
-        self.engine.replicas()
-    }
-
-    fn input_context(&self) -> InputContext {
-        InputContext {
-            num_input_pipelines: self.workers.as_ref().map_or(1, WorkerGroup::num_workers),
-            input_pipeline_id: self.workers.as_ref().map_or(0, WorkerGroup::index),
-            num_replicas_in_sync: self.num_replicas_in_sync(),
-        }
+        self.threads.replicas()
     }
 
     fn id(&self) -> StrategyId {
@@ -508,19 +483,19 @@ impl Strategy for MultiWorkerMirroredStrategy {
     }
 
     fn device_reduction(&self) -> Vec<&str> {
-        let local = self.engine.device_reduction().into_iter();
+        let local = self.threads.device_reduction().into_iter();
         local.chain(self.inter_worker.as_deref()).collect()
     }
 
     fn run_replicas(&self, step: ReplicaStep<'_>) -> Result<()> {
-        self.engine.run(&self.handle(), step)
+        self.threads.run(&self.handle(), step)
     }
 }
 
 impl fmt::Debug for MultiWorkerMirroredStrategy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("MultiWorkerMirroredStrategy")
-            .field("replicas", &self.engine.replicas())
+            .field("replicas", &self.threads.replicas())
             .field("workers", &self.workers)
             .finish_non_exhaustive()
     }

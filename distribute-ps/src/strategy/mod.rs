@@ -329,14 +329,6 @@ impl RemoteStore for ParameterServerStrategy {
 }
 
 impl Strategy for ParameterServerStrategy {
-    fn name(&self) -> &'static str {
-        "parameter-server"
-    }
-
-    fn num_replicas_in_sync(&self) -> usize {
-        1
-    }
-
     fn replicas(&self) -> &[Replica] {
         &self.inner.replica
     }
