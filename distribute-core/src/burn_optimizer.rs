@@ -9,9 +9,11 @@ use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::{Device, Tensor};
 use distribute_collectives::ReduceOp;
 
+use crate::remote::RemoteStore;
+use crate::replicate::{PartVisitor, StatePart, take_state};
+use crate::trace::{StateVisitor, TraceError};
 use crate::train_state::check_running_statistics;
-use crate::values::take_state;
-use crate::{Gradients, ReplicaContext, Replicate, Result, WorkerGroup};
+use crate::{Error, Gradients, ReplicaContext, Replicate, Result, WorkerGroup};
 
 /// A model with one of burn's optimizers; used like [`TrainState`](crate::TrainState).
 ///
@@ -93,6 +95,24 @@ impl<M: Module> Replicate for BurnTrainState<M> {
         let mut copy = self.clone();
         copy.model = copy.model.fork(device);
         copy
+    }
+
+    fn walk(&mut self, path: &str, visit: PartVisitor<'_>) -> Result<()> {
+        visit(path, self)
+    }
+}
+
+impl<M: Module> StatePart for BurnTrainState<M> {
+    fn attach_remote(&mut self, _: &dyn RemoteStore, _: &str) -> Result<()> {
+        Err(Error::invalid(
+            "a state with an optimizer of burn cannot live on parameter servers, which know those \
+             of this crate: use a `TrainState`",
+        ))
+    }
+
+    fn visit_state(&mut self, _: &mut dyn StateVisitor) -> Result<()> {
+        let instead = "use a `TrainState`";
+        Err(TraceError::unsupported("an optimizer of burn", instead).into())
     }
 
     fn take_from_chief(&mut self, workers: &WorkerGroup) -> Result<()> {

@@ -48,6 +48,7 @@ pub mod optim;
 pub mod prelude;
 pub mod remote;
 mod replica;
+mod replicate;
 mod scope;
 mod shown;
 mod step;
@@ -82,6 +83,7 @@ pub use indexed_slices::IndexedSlices;
 pub use nest::{Leaf, Nest};
 pub use optim::{Adam, AdamW, Sgd};
 pub use replica::{ReplicaContext, ReplicaRng};
+pub use replicate::{PartVisitor, Replicate, StatePart};
 pub use scope::{has_strategy, in_step};
 pub use step::{Borrowed, Call, Capture, CapturedState, Changes, Item, Lend, Replicated, StepArgs};
 pub use strategy::{
@@ -91,7 +93,7 @@ pub use strategy::{
     StrategyExt, StrategyId, VariablePlacement, current_strategy, run_on_calling_thread,
 };
 pub use train_state::{Applied, TrainState, check_running_statistics};
-pub use values::{Mirrored, PerReplica, Replicate};
+pub use values::{Mirrored, PerReplica};
 pub use variable::{
     AssignTo, DistributedVariable, VariableAggregation, VariableContext, VariableError,
     VariableKind, VariableOptions, VariableSynchronization, VariableValue,

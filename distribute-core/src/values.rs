@@ -3,15 +3,14 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock};
 
-use burn::module::Module;
 use burn::tensor::Device;
 
-use crate::remote::{self, RemoteStore};
+use crate::replicate::{Replicate, ReplicateExt};
 use crate::shown::{Shown, write_components};
 use crate::strategy::StrategyId;
 use crate::sync::lock;
-use crate::trace::{self, OnDevice, StateVisitor, TraceError};
-use crate::{Error, Result, WorkerGroup, module_tensors};
+use crate::trace::{self, OnDevice, TraceError};
+use crate::{Error, Result};
 
 /// One value per local replica, in replica order; the values may differ
 /// (TensorFlow: `tf.distribute.DistributedValues`, `PerReplica`).
@@ -101,123 +100,6 @@ impl<A, B> PerReplica<(A, B)> {
             PerReplica::new(first).of_global_batch(size),
             PerReplica::new(second).of_global_batch(size),
         )
-    }
-}
-
-/// A value that can be built once and copied to every replica.
-///
-/// Every burn module is one, and so are `TrainState`, numbers' and metrics' types of this crate.
-/// For other structs use `#[derive(Replicate)]`.
-#[diagnostic::on_unimplemented(
-    message = "`{Self}` cannot be copied to every replica",
-    label = "a strategy's scope cannot mirror this",
-    note = "derive it for a struct or enum of your own: `#[derive(Replicate)]`, or \
-            `#[derive(Module, Debug)]` for a model",
-    note = "a closure that can fail is for `try_scope`"
-)]
-pub trait Replicate: Sized {
-    /// A copy for a replica on `device`. Parameters keep their ids and become leaves of their
-    /// own in the autodiff graph; their storage is shared until one side is changed.
-    fn replicate(&self, device: &Device) -> Self;
-
-    /// Takes over the value of another replica, keeping what is this replica's own (the sums of
-    /// micro-batches that were not exchanged yet).
-    fn sync_from(&mut self, primary: &Self, device: &Device) {
-        *self = primary.replicate(device);
-    }
-
-    /// Takes over the chief's value, when the strategy's scope has built one on every worker.
-    ///
-    /// The tensors of modules are taken over. Numbers are not: compute them the same way on all
-    /// workers. A type that says nothing here can be used with one worker only.
-    ///
-    /// # Errors
-    /// [`Error::DifferentModels`] if a worker's value has other tensors than the chief's.
-    fn take_from_chief(&mut self, workers: &WorkerGroup) -> Result<()> {
-        let _ = workers;
-        Err(Error::invalid(format!(
-            "`{}` cannot be sent from the chief to the other workers: implement \
-             `Replicate::take_from_chief` for it, or derive `Replicate`",
-            std::any::type_name::<Self>()
-        )))
-    }
-
-    /// Hands its tensors to the store of a strategy that has one, and takes over what the store has
-    /// of them. `path` is where the value is in what the scope built.
-    ///
-    /// Models and training states do, and `#[derive(Replicate)]` hands over all fields. A type that
-    /// says nothing here cannot be used under such a strategy.
-    ///
-    /// # Errors
-    /// Those of the store.
-    fn attach_remote(&mut self, store: &dyn RemoteStore, path: &str) -> Result<()> {
-        let _ = (store, path);
-        Err(Error::invalid(format!(
-            "`{}` cannot live on parameter servers: implement `Replicate::attach_remote` for it, \
-             or derive `Replicate`",
-            std::any::type_name::<Self>()
-        )))
-    }
-
-    /// Takes over the newest values of what lives elsewhere, before a run that may change it.
-    ///
-    /// # Errors
-    /// Those of the store.
-    fn refresh_remote(&mut self) -> Result<()> {
-        Ok(())
-    }
-
-    /// Looks whether so many replicas can train copies of the value, when a strategy's scope has
-    /// built it.
-    ///
-    /// # Errors
-    /// If they would share what each must have of its own.
-    fn check_replicas(&self, replicas: usize) -> Result<()> {
-        let _ = replicas;
-        Ok(())
-    }
-
-    /// A number that changes with every update, if the value counts them. When a run fails and
-    /// all replicas report the same number, the copies are known to be equal still.
-    fn version(&self) -> Option<u64> {
-        None
-    }
-
-    /// Walks the tensors of the value and its numbers, for a strategy that compiles steps.
-    ///
-    /// Modules and training states do, and `#[derive(Replicate)]` walks all fields.
-    ///
-    /// # Errors
-    /// [`TraceError::Unsupported`] for a type that says nothing here, and the visitor's own.
-    fn visit_state(&mut self, visitor: &mut dyn StateVisitor) -> Result<()> {
-        let _ = visitor;
-        let instead = "derive `Replicate` for it, or implement `Replicate::visit_state`";
-        Err(TraceError::unsupported(std::any::type_name::<Self>(), instead).into())
-    }
-}
-
-impl<M: Module> Replicate for M {
-    fn replicate(&self, device: &Device) -> Self {
-        self.clone().fork(device)
-    }
-
-    fn take_from_chief(&mut self, workers: &WorkerGroup) -> Result<()> {
-        let found = module_tensors::take(self)?.into_iter();
-        let found = found.map(|tensor| (tensor.path, tensor.value));
-        let (paths, mut tensors): (Vec<_>, Vec<_>) = found.unzip();
-        workers.take_from_chief(&paths, &mut tensors)?;
-        *self = module_tensors::put(self.clone(), tensors.into_iter().map(Some))?;
-        Ok(())
-    }
-
-    /// Not trained, so that the initial values stay.
-    fn attach_remote(&mut self, store: &dyn RemoteStore, path: &str) -> Result<()> {
-        *self = remote::shared(self.clone(), store, path)?;
-        Ok(())
-    }
-
-    fn visit_state(&mut self, visitor: &mut dyn StateVisitor) -> Result<()> {
-        trace::visit_module(self, visitor)
     }
 }
 
@@ -418,15 +300,4 @@ impl<T> Mirrored<T> {
             None => Ok(()),
         }
     }
-}
-
-/// Takes over the chief's model, if it has had as many updates.
-pub(crate) fn take_state(
-    workers: &WorkerGroup,
-    model: &mut impl Replicate,
-    updates: u64,
-) -> Result<()> {
-    let updates = ("the number of updates", updates.into());
-    workers.check_equal("a training state", &[updates])?;
-    model.take_from_chief(workers)
 }

@@ -82,8 +82,7 @@ pub fn derive_nest(input: TokenStream) -> TokenStream {
     .into()
 }
 
-/// Derives `distribute_core::Replicate`: replicates every field, and takes every field over from
-/// the chief.
+/// Derives `distribute_core::Replicate`: replicates every field, and walks every field by its name.
 #[proc_macro_derive(Replicate)]
 pub fn derive_replicate(input: TokenStream) -> TokenStream {
     let input = parse_macro_input!(input as DeriveInput);
@@ -96,50 +95,29 @@ pub fn derive_replicate(input: TokenStream) -> TokenStream {
         );
         quote!(#pattern => { #(#copies)* #rebuild })
     });
-    let visiting = variants(&input).map(|(pattern, bindings, _)| {
+    let walking = variants(&input).zip(names(&input));
+    let walking = walking.map(|((pattern, bindings, _), names)| {
         quote!(#pattern => {
-            #(::distribute_core::Replicate::visit_state(#bindings, visitor)?;)*
+            #(::distribute_core::Replicate::walk(
+                #bindings,
+                &::distribute_core::remote::join(path, #names),
+                visit,
+            )?;)*
         })
     });
-    let taking = variants(&input).map(|(pattern, bindings, _)| {
-        quote!(#pattern => {
-            #(::distribute_core::Replicate::take_from_chief(#bindings, workers)?;)*
-        })
-    });
-    let checking = variants(&input).map(|(pattern, bindings, _)| {
-        quote!(#pattern => {
-            #(::distribute_core::Replicate::check_replicas(#bindings, replicas)?;)*
-        })
-    });
-    let remote = remote_methods(&input);
     quote! {
         impl #impl_generics ::distribute_core::Replicate for #name #type_generics #where_clause {
             fn replicate(&self, device: &::distribute_core::Device) -> Self {
                 match self { #(#arms)* }
             }
 
-            fn take_from_chief(
+            fn walk(
                 &mut self,
-                workers: &::distribute_core::WorkerGroup,
+                path: &str,
+                visit: ::distribute_core::PartVisitor<'_>,
             ) -> ::distribute_core::Result<()> {
-                match self { #(#taking)* }
-                Ok(())
-            }
-
-            #remote
-
-            fn check_replicas(&self, replicas: usize) -> ::distribute_core::Result<()> {
-                let _ = replicas;
-                match self { #(#checking)* }
-                Ok(())
-            }
-
-            fn visit_state(
-                &mut self,
-                visitor: &mut dyn ::distribute_core::trace::StateVisitor,
-            ) -> ::distribute_core::Result<()> {
-                let _ = &visitor;
-                match self { #(#visiting)* }
+                let _ = (path, &visit);
+                match self { #(#walking)* }
                 Ok(())
             }
         }
@@ -147,37 +125,23 @@ pub fn derive_replicate(input: TokenStream) -> TokenStream {
     .into()
 }
 
-/// The methods of `Replicate` for values that live on parameter servers.
-fn remote_methods(input: &DeriveInput) -> Tokens {
-    let attaching = variants(input).map(|(pattern, bindings, _)| {
-        quote!(#pattern => {
-            #(::distribute_core::Replicate::attach_remote(
-                #bindings,
-                store,
-                &::distribute_core::remote::join(path, ::core::stringify!(#bindings)),
-            )?;)*
-        })
-    });
-    let refreshing = variants(input).map(|(pattern, bindings, _)| {
-        quote!(#pattern => {
-            #(::distribute_core::Replicate::refresh_remote(#bindings)?;)*
-        })
-    });
-    quote! {
-        fn attach_remote(
-            &mut self,
-            store: &dyn ::distribute_core::remote::RemoteStore,
-            path: &str,
-        ) -> ::distribute_core::Result<()> {
-            let _ = (store, path);
-            match self { #(#attaching)* }
-            Ok(())
-        }
-
-        fn refresh_remote(&mut self) -> ::distribute_core::Result<()> {
-            match self { #(#refreshing)* }
-            Ok(())
-        }
+/// The names of the fields, variant by variant; a field without a name has its number.
+fn names(input: &DeriveInput) -> Vec<Vec<String>> {
+    let of_fields = |fields: &Fields| {
+        let named = |(index, field): (usize, &syn::Field)| match &field.ident {
+            Some(name) => name.to_string(),
+            None => index.to_string(),
+        };
+        fields.iter().enumerate().map(named).collect()
+    };
+    match &input.data {
+        Data::Struct(data) => vec![of_fields(&data.fields)],
+        Data::Enum(data) => data
+            .variants
+            .iter()
+            .map(|variant| of_fields(&variant.fields))
+            .collect(),
+        Data::Union(_) => Vec::new(),
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use super::{Call, Capture, CapturedState, Changes};
 use crate::error::check_count;
 use crate::nest::different_structure;
+use crate::replicate::ReplicateExt;
 use crate::scope::BatchFacts;
 use crate::strategy::StrategyId;
 use crate::sync::lock;
@@ -124,7 +125,8 @@ impl<T: Replicate + Send> StepArgs for &mut Mirrored<T> {
     ) -> Result<Vec<&mut T>> {
         // A failed run marks what it was given. If every copy counts its updates and the counts
         // agree, no copy was changed alone and the mark can go.
-        let versions: Vec<_> = self.values.iter().map(Replicate::version).collect();
+        let versions = self.values.iter_mut().map(ReplicateExt::versions);
+        let versions: Vec<_> = versions.collect();
         if versions[0].is_some() && versions.iter().all(|version| *version == versions[0]) {
             *lock(&self.poison) = None;
         }

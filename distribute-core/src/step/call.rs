@@ -8,6 +8,7 @@ use burn::tensor::TensorData;
 use burn_capture::TensorId;
 
 use crate::error::check_count;
+use crate::replicate::ReplicateExt;
 use crate::scope::BatchFacts;
 use crate::strategy::StrategyId;
 use crate::sync::lock;

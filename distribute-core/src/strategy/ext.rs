@@ -5,6 +5,7 @@ use std::sync::Mutex;
 use burn::tensor::{Device, TensorData};
 
 use super::reduce::{combine, reduce};
+use crate::replicate::ReplicateExt;
 use crate::step::{self, Item, PoisonOnError};
 use crate::sync::lock;
 use crate::{
@@ -50,7 +51,7 @@ pub trait StrategyExt: Strategy {
         let built = self.within(|| build(&devices[0])).flatten();
         let replicas = self.num_replicas_in_sync();
         // A compiled step can evaluate what it cannot train, and says so itself.
-        let built = built.and_then(|value| match self.tracer() {
+        let built = built.and_then(|mut value| match self.tracer() {
             None => value.check_replicas(replicas).map(|()| value),
             Some(_) => Ok(value),
         });
@@ -63,7 +64,7 @@ pub trait StrategyExt: Strategy {
             }
         };
         if let Some(store) = self.remote_store() {
-            value.attach_remote(store, "")?;
+            value.attach_remote(store)?;
         }
         Ok(Mirrored::replicate(value, &devices, self.id()))
     }

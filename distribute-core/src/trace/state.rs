@@ -11,7 +11,7 @@ use crate::{Error, Result};
 
 /// Walks a mirrored value: its tensors, and the parts of it that are numbers on the host.
 ///
-/// [`Replicate::visit_state`](crate::Replicate::visit_state) calls these in an order that depends
+/// [`StatePart::visit_state`](crate::StatePart::visit_state) calls these in an order that depends
 /// on the value's structure alone.
 pub trait StateVisitor {
     /// A training state, before its tensors.

@@ -17,8 +17,8 @@ use burn::tensor::{Device, Tensor, TensorData};
 use crate::checkpoint::{TensorSpec, check_slots, saved_kinds};
 use crate::optim::Optimizer;
 use crate::remote::RemoteStore;
+use crate::replicate::{PartVisitor, StatePart, take_state};
 use crate::trace::StateVisitor;
-use crate::values::take_state;
 use crate::{Error, Gradients, Replicate, Result, WorkerGroup, module_tensors};
 
 /// A model, its optimizer's state and the step counter.
@@ -190,6 +190,12 @@ impl<M: Module + 'static> Replicate for TrainState<M> {
         };
     }
 
+    fn walk(&mut self, path: &str, visit: PartVisitor<'_>) -> Result<()> {
+        visit(path, self)
+    }
+}
+
+impl<M: Module + 'static> StatePart for TrainState<M> {
     /// A state that was just built: the model is all that the workers may differ in.
     fn attach_remote(&mut self, store: &dyn RemoteStore, path: &str) -> Result<()> {
         self.attach(store, path)

@@ -9,6 +9,7 @@ use super::{Applied, TrainState};
 use crate::remote::{
     Pushed, RemoteSpec, RemoteState, RemoteStore, RemoteVersion, tensors_of, with_values,
 };
+use crate::replicate::ReplicateExt;
 use crate::{Error, Gradients, Mirrored, ReplicaContext, Result, current_strategy};
 
 /// The state's place in the store, and what of it is here.

@@ -1,0 +1,200 @@
+//! Values that are copied to every replica, and the parts that they are made of.
+
+use burn::module::Module;
+use burn::tensor::Device;
+
+use crate::remote::{self, RemoteStore};
+use crate::trace::{self, StateVisitor, TraceError};
+use crate::{Error, Result, WorkerGroup, module_tensors};
+
+/// What is called for each part of a value, with its path: `generator` for a field of that name,
+/// empty for the value itself.
+pub type PartVisitor<'a> = &'a mut dyn FnMut(&str, &mut dyn StatePart) -> Result<()>;
+
+/// A value that can be built once and copied to every replica.
+///
+/// Every burn module is one, and so are `TrainState`, numbers' and metrics' types of this crate.
+/// For other structs use `#[derive(Replicate)]`.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be copied to every replica",
+    label = "a strategy's scope cannot mirror this",
+    note = "derive it for a struct or enum of your own: `#[derive(Replicate)]`, or \
+            `#[derive(Module, Debug)]` for a model",
+    note = "a closure that can fail is for `try_scope`"
+)]
+pub trait Replicate: Sized {
+    /// A copy for a replica on `device`. Parameters keep their ids and become leaves of their
+    /// own in the autodiff graph; their storage is shared until one side is changed.
+    fn replicate(&self, device: &Device) -> Self;
+
+    /// Takes over the value of another replica, keeping what is this replica's own (the sums of
+    /// micro-batches that were not exchanged yet).
+    fn sync_from(&mut self, primary: &Self, device: &Device) {
+        *self = primary.replicate(device);
+    }
+
+    /// Visits the models and training states that the value is made of, always in the same order;
+    /// `path` is where the value itself is. `#[derive(Replicate)]` walks all fields.
+    ///
+    /// A type that says nothing here can be used by one worker, with steps that run as they are.
+    ///
+    /// # Errors
+    /// The visitor's.
+    fn walk(&mut self, path: &str, visit: PartVisitor<'_>) -> Result<()> {
+        let name = std::any::type_name::<Self>();
+        visit(path, &mut Unknown { name })
+    }
+}
+
+/// A part of a replicated value: a model, a training state, as strategies see it.
+pub trait StatePart {
+    /// Takes over the chief's tensors, when the strategy's scope has built the value on every
+    /// worker. Numbers are not taken over: compute them the same way on all workers.
+    ///
+    /// # Errors
+    /// [`Error::DifferentModels`] if a worker's value has other tensors than the chief's.
+    fn take_from_chief(&mut self, workers: &WorkerGroup) -> Result<()>;
+
+    /// Hands its tensors to the store of a strategy that has one, and takes over what the store has
+    /// of them. `path` is where the part is in what the scope built.
+    ///
+    /// # Errors
+    /// Those of the store.
+    fn attach_remote(&mut self, store: &dyn RemoteStore, path: &str) -> Result<()>;
+
+    /// Walks its tensors and numbers, for a strategy that compiles steps.
+    ///
+    /// # Errors
+    /// [`TraceError::Unsupported`] for a part that cannot be captured, and the visitor's own.
+    fn visit_state(&mut self, visitor: &mut dyn StateVisitor) -> Result<()>;
+
+    /// Takes over the newest values of what lives elsewhere, before a run that may change it.
+    ///
+    /// # Errors
+    /// Those of the store.
+    fn refresh_remote(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Looks whether so many replicas can train copies of it, when a strategy's scope has built it.
+    ///
+    /// # Errors
+    /// If they would share what each must have of its own.
+    fn check_replicas(&self, replicas: usize) -> Result<()> {
+        let _ = replicas;
+        Ok(())
+    }
+
+    /// A number that changes with every update, if the part counts them. When a run fails and all
+    /// replicas report the same numbers, the copies are known to be equal still.
+    fn version(&self) -> Option<u64> {
+        None
+    }
+}
+
+impl<M: Module> Replicate for M {
+    fn replicate(&self, device: &Device) -> Self {
+        self.clone().fork(device)
+    }
+
+    fn walk(&mut self, path: &str, visit: PartVisitor<'_>) -> Result<()> {
+        visit(path, self)
+    }
+}
+
+impl<M: Module> StatePart for M {
+    fn take_from_chief(&mut self, workers: &WorkerGroup) -> Result<()> {
+        let found = module_tensors::take(self)?.into_iter();
+        let found = found.map(|tensor| (tensor.path, tensor.value));
+        let (paths, mut tensors): (Vec<_>, Vec<_>) = found.unzip();
+        workers.take_from_chief(&paths, &mut tensors)?;
+        *self = module_tensors::put(self.clone(), tensors.into_iter().map(Some))?;
+        Ok(())
+    }
+
+    /// Not trained, so that the initial values stay.
+    fn attach_remote(&mut self, store: &dyn RemoteStore, path: &str) -> Result<()> {
+        *self = remote::shared(self.clone(), store, path)?;
+        Ok(())
+    }
+
+    fn visit_state(&mut self, visitor: &mut dyn StateVisitor) -> Result<()> {
+        trace::visit_module(self, visitor)
+    }
+}
+
+/// A value of which nobody knows what it is made of.
+struct Unknown {
+    name: &'static str,
+}
+
+const INSTEAD: &str = "derive `Replicate` for it, or implement `Replicate::walk`";
+
+impl StatePart for Unknown {
+    fn take_from_chief(&mut self, _: &WorkerGroup) -> Result<()> {
+        Err(Error::invalid(format!(
+            "`{}` cannot be sent from the chief to the other workers: {INSTEAD}",
+            self.name
+        )))
+    }
+
+    fn attach_remote(&mut self, _: &dyn RemoteStore, _: &str) -> Result<()> {
+        Err(Error::invalid(format!(
+            "`{}` cannot live on parameter servers: {INSTEAD}",
+            self.name
+        )))
+    }
+
+    fn visit_state(&mut self, _: &mut dyn StateVisitor) -> Result<()> {
+        Err(TraceError::unsupported(self.name, INSTEAD).into())
+    }
+}
+
+/// What strategies do with all parts of a value.
+pub(crate) trait ReplicateExt: Replicate {
+    fn take_from_chief(&mut self, workers: &WorkerGroup) -> Result<()> {
+        self.walk("", &mut |_, part| part.take_from_chief(workers))
+    }
+
+    fn attach_remote(&mut self, store: &dyn RemoteStore) -> Result<()> {
+        self.walk("", &mut |path, part| part.attach_remote(store, path))
+    }
+
+    fn refresh_remote(&mut self) -> Result<()> {
+        self.walk("", &mut |_, part| part.refresh_remote())
+    }
+
+    fn check_replicas(&mut self, replicas: usize) -> Result<()> {
+        self.walk("", &mut |_, part| part.check_replicas(replicas))
+    }
+
+    fn visit_state(&mut self, visitor: &mut dyn StateVisitor) -> Result<()> {
+        self.walk("", &mut |_, part| part.visit_state(visitor))
+    }
+
+    /// The parts' versions; none if one counts no updates, or there is no part.
+    fn versions(&mut self) -> Option<Vec<u64>> {
+        let mut versions = Some(Vec::new());
+        let walked = self.walk("", &mut |_, part| {
+            versions = versions.take().and_then(|mut all| {
+                all.push(part.version()?);
+                Some(all)
+            });
+            Ok(())
+        });
+        versions.filter(|all| walked.is_ok() && !all.is_empty())
+    }
+}
+
+impl<T: Replicate> ReplicateExt for T {}
+
+/// Takes over the chief's model, if it has had as many updates.
+pub(crate) fn take_state(
+    workers: &WorkerGroup,
+    model: &mut impl Module,
+    updates: u64,
+) -> Result<()> {
+    let updates = ("the number of updates", updates.into());
+    workers.check_equal("a training state", &[updates])?;
+    StatePart::take_from_chief(model, workers)
+}
