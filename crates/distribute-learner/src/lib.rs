@@ -4,6 +4,13 @@
 //! data sets, and threads in its CPU kernels, which stay in the replica's pool), so that burn is
 //! built a second time.
 #![forbid(unsafe_code)]
+#![deny(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stderr,
+    clippy::print_stdout,
+    clippy::unwrap_used
+)]
 
 #[cfg(feature = "burn-train")]
 mod replica;
