@@ -1,4 +1,4 @@
-//! The launchers that describe a cluster.
+//! The ways in which a cluster is described.
 
 use std::fmt;
 

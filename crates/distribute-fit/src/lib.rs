@@ -95,11 +95,11 @@ pub mod tensorboard;
 mod together;
 mod training;
 
-pub use control::{Callback, CallbackState, Control, Outcome, Position, Progress};
+pub use control::{Callback, CallbackState, Control, Progress};
 pub use error::FitError;
 pub use evaluation::{Evaluation, evaluate, predict};
 pub use exact::json_number;
-pub use history::{EpochRecord, History};
+pub use history::{EpochRecord, History, Outcome, Position};
 pub use meter::Logs;
 pub use objective::{Mode, Objective, Quantity, StepContext};
 pub use remote::{RemotePass, RemoteStep, RemoteSteps, RemoteTask, StepReport};

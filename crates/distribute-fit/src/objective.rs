@@ -334,7 +334,7 @@ impl BatchSums {
         self.regularization += other.regularization;
         self.examples += other.examples;
         if self.metrics.len() != other.metrics.len() {
-            return Err(super::meter::different_metrics());
+            return Err(different_metrics());
         }
         for (own, other) in self.metrics.iter_mut().zip(&other.metrics) {
             own.1 += other.1;
@@ -342,6 +342,10 @@ impl BatchSums {
         }
         Ok(())
     }
+}
+
+pub(super) fn different_metrics() -> Error {
+    Error::invalid("the objective must give the same metrics in the same order for every batch")
 }
 
 impl Nest for StepSums {
