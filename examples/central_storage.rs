@@ -5,11 +5,8 @@
 #![forbid(unsafe_code)]
 
 use burn::nn::{Initializer, LinearConfig};
-use burn::tensor::Tensor;
-use distribute_core::{
-    Adam, CentralStorageStrategy, MirroredStrategy, Result, Strategy, StrategyExt, TrainState,
-};
-use distribute_data::{AverageLoss, Batching, FnDataset, StrategyDataExt, mean_squared_error};
+use distribute_core::prelude::*;
+use distribute_data::prelude::*;
 
 /// Trains y = 2 x on any strategy and gives the weight back.
 fn train(strategy: &impl Strategy) -> Result<f32> {
@@ -28,9 +25,7 @@ fn train(strategy: &impl Strategy) -> Result<f32> {
         for batch in batches.epoch(epoch) {
             strategy.run((&mut state, batch?), |ctx, (state, (x, y))| {
                 let per_example = mean_squared_error(state.model.forward(x), y);
-                let loss = AverageLoss::new()
-                    .global_batch_size(16)
-                    .of(ctx, per_example)?;
+                let loss = average_loss(ctx, per_example)?;
                 let gradients = ctx.gradient(&loss, &state.model)?;
                 state.apply_gradients(ctx, gradients)?;
                 Ok(())

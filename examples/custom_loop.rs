@@ -10,14 +10,8 @@ use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::pool::{MaxPool2d, MaxPool2dConfig};
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::activation::relu;
-use burn::tensor::{Device, Tensor};
-use distribute_core::{
-    Adam, MirroredStrategy, ReduceOp, Result, Strategy, StrategyExt, TrainState,
-};
-use distribute_data::{
-    Batching, Digits, StrategyDataExt, average_loss, l2, scale_regularization_loss,
-    sparse_categorical_crossentropy,
-};
+use distribute_core::prelude::*;
+use distribute_data::prelude::*;
 
 /// An ordinary burn module: it knows nothing of replicas.
 #[derive(Module, Debug)]
@@ -63,7 +57,7 @@ fn main() -> Result<()> {
 
     for epoch in 0..5 {
         let (mut total, mut batches) = (0.0, 0);
-        for batch in train.epoch(epoch) {
+        for batch in &train {
             let per_replica =
                 strategy.run((&mut state, batch?), |ctx, (state, (images, labels))| {
                     let logits = state.model.forward(images);

@@ -1,4 +1,4 @@
-//! The high-level loop: one objective for training and evaluation, and callbacks.
+//! The high-level loop: a ready objective for training and evaluation, and callbacks.
 //!
 //! `Fit` computes gradients, applies the optimizer and averages losses and metrics over replicas
 //! and batches; `evaluate` runs the same objective without gradients.
@@ -7,13 +7,8 @@
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::activation::relu;
-use burn::tensor::{Device, Int, Tensor};
-use distribute_core::{Adam, MirroredStrategy, Result, StrategyExt, TrainState};
-use distribute_data::fit::callbacks::{EarlyStopping, ProgressBar};
-use distribute_data::fit::{Fit, Objective, StepContext, evaluate, predict};
-use distribute_data::{
-    Batching, Digits, StrategyDataExt, average_loss, sparse_categorical_crossentropy,
-};
+use distribute_core::prelude::*;
+use distribute_data::prelude::*;
 
 #[derive(Module, Debug)]
 struct Mlp {
@@ -35,27 +30,6 @@ impl Mlp {
     }
 }
 
-fn objective(
-    ctx: &StepContext<'_>,
-    model: &Mlp,
-    (images, labels): (Tensor<4>, Tensor<1, Int>),
-) -> Result<Objective> {
-    let examples = images.dims()[0];
-    let logits = model.forward(images);
-    let correct = logits
-        .clone()
-        .argmax(1)
-        .flatten::<1>(0, 1)
-        .equal(labels.clone())
-        .int()
-        .sum();
-    let per_example = sparse_categorical_crossentropy(logits, labels);
-    let loss = average_loss(ctx, per_example)?;
-    Ok(Objective::new(loss)
-        .examples(examples)
-        .metric("accuracy", correct, examples))
-}
-
 fn main() -> Result<()> {
     let strategy = MirroredStrategy::builder().replicas(2).build()?;
     let digits = Digits::open()?;
@@ -64,11 +38,16 @@ fn main() -> Result<()> {
     let test = strategy.distribute_dataset(digits.test()?, Batching::per_replica(64))?;
 
     let mut state = strategy.scope(|device| TrainState::new(Mlp::new(device), Adam::new(3e-3)))?;
+
+    // Keras: model.compile(loss=.., metrics=["accuracy"]) and model.fit(..).
+    let objective = Supervised::new(Mlp::forward, SparseCategoricalCrossentropy::default())
+        .accuracy()
+        .objective();
     let history = Fit::new(&strategy)
         .epochs(12)
         .callback(ProgressBar::new())
         .callback(EarlyStopping::new("val_loss").patience(2))
-        .run(&mut state, &train, Some(&test), objective)?;
+        .run(&mut state, &train, Some(&test), &objective)?;
     println!("trained for {} epochs", history.epochs.len());
 
     let report = evaluate(&strategy, &state, &test, objective)?;

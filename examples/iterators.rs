@@ -4,8 +4,8 @@
 #![forbid(unsafe_code)]
 
 use burn::tensor::Int;
-use distribute_core::{MirroredStrategy, PerReplica, ReduceOp, Result, StrategyExt, Tensor};
-use distribute_data::{Batching, Digits, StrategyDataExt};
+use distribute_core::prelude::*;
+use distribute_data::prelude::*;
 
 type Batch = (Tensor<4>, Tensor<1, Int>);
 

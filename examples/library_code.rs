@@ -4,7 +4,8 @@
 //! strategy. Outside of any scope it gets the default strategy, with one replica.
 #![forbid(unsafe_code)]
 
-use distribute_core::{MirroredStrategy, Result, StrategyExt, current_strategy};
+use distribute_core::current_strategy;
+use distribute_core::prelude::*;
 
 /// What a library might do: scale the learning rate with the number of replicas in sync.
 fn scaled_learning_rate(base: f64) -> f64 {

@@ -4,11 +4,8 @@
 #![forbid(unsafe_code)]
 
 use burn::nn::LinearConfig;
-use burn::tensor::Tensor;
-use distribute_core::{
-    OneDeviceStrategy, ReduceOp, Result, Sgd, Strategy, StrategyExt, TrainState,
-};
-use distribute_data::{AverageLoss, Batching, FnDataset, StrategyDataExt, mean_squared_error};
+use distribute_core::prelude::*;
+use distribute_data::prelude::*;
 
 fn main() -> Result<()> {
     let strategy = OneDeviceStrategy::new("cpu:0".parse()?)?;
@@ -38,9 +35,7 @@ fn main() -> Result<()> {
         for batch in batches.epoch(epoch) {
             let losses = strategy.run((&mut state, batch?), |ctx, (state, (x, y))| {
                 let per_example = mean_squared_error(state.model.forward(x), y);
-                let loss = AverageLoss::new()
-                    .global_batch_size(20)
-                    .of(ctx, per_example)?;
+                let loss = average_loss(ctx, per_example)?;
                 let gradients = ctx.gradient(&loss, &state.model)?;
                 state.apply_gradients(ctx, gradients)?;
                 Ok(loss)

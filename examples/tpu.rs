@@ -6,9 +6,8 @@
 
 use burn::nn::{Linear, LinearConfig};
 use burn::prelude::*;
-use distribute_core::{Adam, ReduceOp, ReplicaContext, Result, StrategyExt, TrainState};
-use distribute_data::{AverageLoss, sparse_categorical_crossentropy};
-use distribute_data::{Batching, Digits, StrategyDataExt, Weighted};
+use distribute_core::prelude::*;
+use distribute_data::prelude::*;
 use distribute_tpu_xla::{TpuClusterResolver, TpuStrategy};
 
 /// Images with their labels, and how much each counts: nothing, if it only fills the batch up.

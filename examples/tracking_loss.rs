@@ -5,23 +5,22 @@
 //! `Mean` metric that is updated with the scaled losses divides by 2 once more: 1.75.
 #![forbid(unsafe_code)]
 
-use burn::tensor::Tensor;
 use distribute_core::metric::Mean;
-use distribute_core::{MirroredStrategy, PerReplica, ReduceOp, Result, StrategyExt};
-use distribute_data::AverageLoss;
+use distribute_core::prelude::*;
+use distribute_data::prelude::*;
 
 fn main() -> Result<()> {
     let strategy = MirroredStrategy::builder().replicas(2).build()?;
     let metric = Mean::new(&strategy);
-    let per_example = PerReplica::new(vec![[2.0_f32, 3.0], [4.0, 5.0]]);
+    let per_example = PerReplica::new(vec![[2.0_f32, 3.0], [4.0, 5.0]]).of_global_batch(4);
 
     let scaled = strategy.run(per_example, |ctx, losses| {
         let losses = Tensor::<1>::from_floats(losses, ctx.device());
-        let loss = AverageLoss::new().global_batch_size(4).of(ctx, losses)?;
+        let loss = average_loss(ctx, losses)?;
         metric.update_state(ctx, loss.clone())?;
         Ok(loss.into_scalar::<f32>())
     })?;
-    println!("per replica: {:?}", scaled.values());
+    println!("{scaled}");
     println!("SUM: {}", strategy.reduce(ReduceOp::Sum, scaled)?);
     println!("Mean metric: {}", metric.result()?);
     Ok(())

@@ -7,10 +7,8 @@ use burn::nn::attention::generate_autoregressive_mask;
 use burn::nn::transformer::*;
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::prelude::*;
-use distribute_core::{AdamW, MirroredStrategy, ReduceOp, ReplicaContext};
-use distribute_core::{Result, Strategy, StrategyExt, TrainState};
-use distribute_data::{Batching, FnDataset, StrategyDataExt};
-use distribute_data::{average_loss, sparse_categorical_crossentropy};
+use distribute_core::prelude::*;
+use distribute_data::prelude::*;
 use distribute_tpu_xla::{TpuClusterResolver, TpuStrategy};
 
 const LENGTH: usize = 8;

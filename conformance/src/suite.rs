@@ -27,6 +27,7 @@ pub(crate) const PARAMETER_SERVER: &str = "parameter-server";
 ///
 /// A case counts once. It passes if it passes under everything that it applies to: every backend
 /// of its strategy's kind and, if its numbers travel between replicas, every communicator.
+#[must_use]
 pub struct Suite {
     golden: Golden,
     backends: Vec<Backend>,

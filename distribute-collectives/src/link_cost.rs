@@ -29,7 +29,7 @@ const CANDIDATES: [Algorithm; 3] = [
     Algorithm::HalvingDoubling,
     Algorithm::DirectExchange,
 ];
-/// Those whose bandwidth is measured, each in rank order.
+/// The algorithms whose bandwidth is measured, each in rank order.
 const MEASURED: [Algorithm; 2] = [Algorithm::Ring, Algorithm::DirectExchange];
 /// What halving_doubling gets out of a link that gives 1 to the ring (measured on loopback): its
 /// partners change with every step.

@@ -147,6 +147,7 @@ impl fmt::Display for WireType {
 /// assert_eq!(options.get_timeout(), Duration::from_secs(5));
 /// ```
 #[derive(Debug, Clone, PartialEq)]
+#[must_use]
 pub struct GroupOptions {
     timeout: Duration,
     algorithm: Algorithm,

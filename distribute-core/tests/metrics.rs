@@ -220,3 +220,41 @@ proptest! {
         prop_assert!((mean.result().unwrap() - expected).abs() < 1e-9);
     }
 }
+
+/// Keras: `metric.update_state(labels, scores)` without a step around it.
+#[test]
+fn metrics_take_values_outside_of_a_step() {
+    let strategy = MirroredStrategy::builder().replicas(2).build().unwrap();
+    let device = Device::flex();
+    let accuracy = SparseCategoricalAccuracy::new(&strategy);
+    let labels = Tensor::<1, Int>::from_ints([0, 1, 1], &device);
+    let scores = Tensor::<2>::from_floats([[2.0, 1.0], [0.0, 3.0], [5.0, 4.0]], &device);
+    accuracy.update_state(&strategy, &labels, &scores).unwrap();
+    assert!((accuracy.result().unwrap() - 2.0 / 3.0).abs() < 1e-12);
+    let mean = Mean::new(&strategy);
+    strategy
+        .run((), |ctx, ()| {
+            mean.update_state(ctx, ctx.replica_id() as f32)
+        })
+        .unwrap();
+    mean.update_state_weighted(&strategy, 5.5_f32, 2.0_f32)
+        .unwrap();
+    assert_eq!(mean.result().unwrap(), 3.0);
+    mean.reset_state().unwrap();
+    assert_eq!(mean.result().unwrap(), 0.0);
+    let inside = strategy.run((), |_, ()| mean.update_state(&strategy, 1.0_f32));
+    let error = inside.unwrap_err();
+    assert!(
+        matches!(
+            error.root_cause(),
+            Error::InsideStep {
+                what: "update_state",
+                ..
+            }
+        ),
+        "{error:?}"
+    );
+    let other = DefaultStrategy::new();
+    let error = mean.update_state(&other, 1.0_f32).unwrap_err();
+    assert!(matches!(error, Error::MixedStrategies { .. }), "{error:?}");
+}

@@ -286,6 +286,49 @@ fn a_state_of_one_strategy_is_refused_by_another() {
     assert!(matches!(error, Error::MixedStrategies { .. }));
 }
 
+/// Of another model of the same shapes too.
+#[test]
+fn gradients_of_another_model_are_refused_with_the_first_that_differs() {
+    let strategy = MirroredStrategy::builder().replicas(2).build().unwrap();
+    let build = |device: &Device| TrainState::new(Mlp::new(device), Sgd::new(0.1));
+    let mut state = strategy.scope(build).unwrap();
+    let other = strategy.scope(Mlp::new).unwrap();
+    let small = strategy.scope(|device| LinearConfig::new(1, 1).init(device));
+    let small: Mirrored<Linear> = small.unwrap();
+    let args = (&mut state, &other, &small);
+    let texts = strategy.run(args, |ctx, (state, other, small)| {
+        let own = ctx.gradient(&squares(&state.model), &state.model)?;
+        let equal = ctx.gradient(&squares(other), other)?;
+        let weight = small.weight.val();
+        let smaller = ctx.gradient(&(weight.clone() * weight).sum(), small)?;
+        let text = |refused: distribute_core::Result<()>| refused.unwrap_err().to_string();
+        let texts = vec![
+            text(state.apply_gradients(ctx, equal.clone()).map(drop)),
+            text(state.apply_gradients(ctx, smaller.clone()).map(drop)),
+            text(equal.into_params(&state.model).map(drop)),
+            text(own.clone().accumulate(smaller)),
+        ];
+        own.clone().accumulate(own.clone())?;
+        state.apply_gradients(ctx, own)?;
+        Ok(texts)
+    });
+    let texts = texts.unwrap().into_values().remove(0);
+    for (text, expected) in texts.iter().zip([
+        "apply_gradients: in the place of `",
+        "of shape [1, 1]; compute them with `ctx.gradient(&loss, &state.model)`",
+        "into_params: in the place of `",
+        "accumulate: the gradients are of different models",
+    ]) {
+        assert!(text.contains(expected), "{text}");
+    }
+}
+
+/// A loss.
+fn squares(model: &Mlp) -> Tensor<1> {
+    let weight = model.output.weight.val();
+    (weight.clone() * weight).sum()
+}
+
 #[test]
 fn accumulation_updates_on_the_last_micro_batch_only() {
     let strategy = MirroredStrategy::builder().replicas(2).build().unwrap();

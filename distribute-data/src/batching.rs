@@ -12,10 +12,12 @@ use crate::auto_shard::AutoShardPolicy;
 /// let batching = Batching::global(64).shuffle(42).drop_remainder(true).prefetch(4);
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
 pub struct Batching {
     size: BatchSize,
+    length: Length,
     pub(crate) seed: Option<u64>,
-    pub(crate) drop_remainder: bool,
+    drop_remainder: bool,
     pub(crate) pad_remainder: bool,
     pub(crate) allow_empty: bool,
     pub(crate) prefetch: usize,
@@ -26,6 +28,15 @@ pub struct Batching {
 enum BatchSize {
     Global(usize),
     PerReplica(usize),
+}
+
+/// How much an epoch reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Length {
+    /// The dataset so many times.
+    Times(usize),
+    /// So many full global batches, of the dataset again and again.
+    Steps(usize),
 }
 
 impl Batching {
@@ -43,6 +54,7 @@ impl Batching {
     fn new(size: BatchSize) -> Self {
         Self {
             size,
+            length: Length::Times(1),
             seed: None,
             drop_remainder: false,
             pad_remainder: false,
@@ -56,6 +68,37 @@ impl Batching {
     /// it, examples come in the dataset's order.
     pub fn shuffle(mut self, seed: u64) -> Self {
         self.seed = Some(seed);
+        self
+    }
+
+    /// Reads the dataset so many times in every epoch, in another order each time if it is
+    /// shuffled, and lets batches go across its end: only the last batch of all is short
+    /// (TensorFlow: `dataset.repeat(times).batch(..)`).
+    ///
+    /// ```
+    /// use distribute_core::prelude::*;
+    /// use distribute_data::prelude::*;
+    ///
+    /// let numbers = FnDataset::new(5, |indices: &[usize], _: &Device| Ok(indices.to_vec()));
+    /// let batching = Batching::global(4).repeat(2);
+    /// let train = DefaultStrategy::new().distribute_dataset(numbers, batching)?;
+    /// let mut batches = Vec::new();
+    /// for batch in &train {
+    ///     batches.extend(batch?.into_values());
+    /// }
+    /// assert_eq!(batches, [vec![0, 1, 2, 3], vec![4, 0, 1, 2], vec![3, 4]]);
+    /// # Ok::<(), distribute_core::Error>(())
+    /// ```
+    pub fn repeat(mut self, times: usize) -> Self {
+        self.length = Length::Times(times);
+        self
+    }
+
+    /// Reads the dataset again and again, so that every batch is full, and ends an epoch after so
+    /// many steps; the next one goes on where it ended (TensorFlow: `dataset.repeat().batch(..)`
+    /// with `steps_per_epoch`). It replaces [`repeat`](Self::repeat).
+    pub fn steps_per_epoch(mut self, steps: usize) -> Self {
+        self.length = Length::Steps(steps);
         self
     }
 
@@ -114,6 +157,37 @@ impl Batching {
         self
     }
 
+    /// The steps of an epoch, if they are given.
+    pub(crate) fn steps(&self) -> Option<usize> {
+        match self.length {
+            Length::Times(_) => None,
+            Length::Steps(steps) => Some(steps),
+        }
+    }
+
+    /// Whether every epoch reads the dataset once.
+    pub(crate) fn reads_once(&self) -> bool {
+        self.length == Length::Times(1)
+    }
+
+    /// What an epoch reads of a dataset or stream of `examples`; `in_steps` says what so many full
+    /// steps read.
+    pub(crate) fn read(&self, examples: usize, in_steps: impl FnOnce(usize) -> usize) -> usize {
+        match self.length {
+            _ if examples == 0 => 0,
+            Length::Times(times) => examples.saturating_mul(times),
+            Length::Steps(steps) => in_steps(steps),
+        }
+    }
+
+    /// `examples` without what [`drop_remainder`](Self::drop_remainder) leaves out.
+    pub(crate) fn kept(&self, examples: usize, global_batch: usize) -> usize {
+        match self.drop_remainder {
+            true => examples - examples % global_batch,
+            false => examples,
+        }
+    }
+
     /// What all workers must set alike, by name. Streams of their own may be shuffled as they like.
     pub(crate) fn settings(
         &self,
@@ -129,6 +203,7 @@ impl Batching {
             ("the global batch size", global_batch_size.to_string()),
             ("the auto-shard policy", format!("{:?}", self.auto_shard)),
             ("the seed of the shuffle", seed),
+            ("what an epoch reads", format!("{:?}", self.length)),
             ("drop_remainder", self.drop_remainder.to_string()),
             ("pad_remainder", self.pad_remainder.to_string()),
         ];
@@ -136,6 +211,11 @@ impl Batching {
     }
 
     pub(crate) fn global_size(&self, replicas: usize) -> Result<usize> {
+        if matches!(self.length, Length::Times(0) | Length::Steps(0)) {
+            return Err(Error::invalid(
+                "an epoch reads nothing; pass at least 1 to `repeat` or `steps_per_epoch`",
+            ));
+        }
         let size = match self.size {
             BatchSize::Global(examples) => Some(examples),
             BatchSize::PerReplica(examples) => examples.checked_mul(replicas),

@@ -119,6 +119,7 @@ impl<D: Dataset + ?Sized> Dataset for Arc<D> {
 /// # Ok::<(), distribute_core::Error>(())
 /// ```
 #[derive(Clone)]
+#[must_use]
 pub struct FnDataset<F> {
     len: usize,
     batch: F,

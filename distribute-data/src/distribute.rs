@@ -31,6 +31,7 @@ pub struct Position {
 /// examples of every global batch depend on the dataset and the [`Batching`] alone, never on the
 /// number of replicas or workers (unless the batch size was given per replica, or
 /// [`Batching::auto_shard`] gives the workers streams of their own).
+#[must_use]
 pub struct DistributedDataset<D> {
     pub(crate) dataset: Arc<D>,
     /// Which part of every global batch each replica of this process gets, and its device.
@@ -68,7 +69,7 @@ impl<D: Dataset> DistributedDataset<D> {
             Ok((shard, size)) => Ok(local_sizes(
                 shard.as_ref(),
                 &batching,
-                dataset.len(),
+                batching.read(dataset.len(), |steps| steps.saturating_mul(*size)),
                 (*size, num_replicas),
             )),
             Err(error) => Err(error.clone()),
@@ -110,6 +111,12 @@ impl<D: Dataset> DistributedDataset<D> {
         self.global_batch_size
     }
 
+    /// The examples that an epoch reads, where the workers share the global batches.
+    pub(crate) fn read(&self) -> usize {
+        let in_steps = |steps: usize| steps.saturating_mul(self.global_batch_size);
+        self.batching.read(self.len(), in_steps)
+    }
+
     /// The steps of one epoch, the same on all workers.
     pub fn batches_per_epoch(&self) -> usize {
         self.agreed.steps
@@ -127,10 +134,7 @@ impl<D: Dataset> DistributedDataset<D> {
             return shard.ranges(batch);
         }
         // Of this worker's own dataset: another worker's may have more batches.
-        let examples = match self.batching.drop_remainder {
-            true => self.len() - self.len() % self.global_batch_size,
-            false => self.len(),
-        };
+        let examples = self.batching.kept(self.read(), self.global_batch_size);
         let start = batch.saturating_mul(self.global_batch_size).min(examples);
         let size = self.global_batch_size.min(examples - start);
         let parts = self.replicas.iter().map(|(part, _)| {
@@ -218,10 +222,7 @@ fn local_sizes(
             rows: shard.most_examples().min(share(global_batch)),
         },
         None => AgreedSizes {
-            steps: match batching.drop_remainder {
-                true => examples / global_batch,
-                false => examples.div_ceil(global_batch),
-            },
+            steps: batching.kept(examples, global_batch).div_ceil(global_batch),
             rows: share(global_batch.min(examples)),
         },
     }

@@ -19,6 +19,7 @@ use crate::{Dataset, DistributedDataset, Position, split};
 /// for it.
 ///
 /// Dropping it early stops its thread and waits until the batch in the making is done.
+#[must_use]
 pub struct Epoch<B> {
     items: Prefetch<PerReplica<B>>,
     position: Position,
@@ -157,11 +158,10 @@ impl<D: Dataset> DistributedDataset<D> {
     }
 
     fn order(&self, epoch: usize) -> Order {
-        let epoch = epoch as u64;
         match (&self.shard, self.batching.seed) {
-            (Some(shard), seed) => Order::Shuffled(shard.order(seed, epoch)),
-            (None, Some(seed)) => Order::Shuffled(split::shuffled(self.len(), seed, epoch)),
-            (None, None) => Order::AsIs,
+            (Some(shard), seed) => Order::Listed(shard.order(seed, epoch)),
+            (None, None) if self.batching.reads_once() => Order::AsIs,
+            (None, seed) => Order::Listed(split::stream(self.len(), seed, self.read(), epoch)),
         }
     }
 
@@ -181,7 +181,7 @@ impl<D: Dataset> DistributedDataset<D> {
         device: &Device,
     ) -> Result<D::Batch> {
         let own: Cow<'_, [usize]> = match order {
-            Order::Shuffled(order) => Cow::Borrowed(&order[part]),
+            Order::Listed(order) => Cow::Borrowed(&order[part]),
             Order::AsIs => Cow::Owned(part.collect()),
         };
         let Some(rows) = self.rows() else {
@@ -227,7 +227,7 @@ impl<D: Dataset> IntoIterator for &DistributedDataset<D> {
 /// An example that this worker can read, to fill batches up with that have none of their own.
 fn filler_of(order: &Order) -> usize {
     match order {
-        Order::Shuffled(order) => order.first().copied().unwrap_or(0),
+        Order::Listed(order) => order.first().copied().unwrap_or(0),
         Order::AsIs => 0,
     }
 }

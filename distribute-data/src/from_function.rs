@@ -25,6 +25,7 @@ pub enum ReplicationMode {
 
 /// Batches that a function makes, one for each replica and step
 /// (TensorFlow: `distribute_datasets_from_function`).
+#[must_use]
 pub struct DistributedFunction<F> {
     function: F,
     context: InputContext,

@@ -49,6 +49,7 @@ mod order;
 mod prefetch;
 pub mod prelude;
 pub mod split;
+mod supervised;
 mod weighted;
 mod worker_agreement;
 mod worker_shard;
@@ -71,9 +72,15 @@ pub use loss::{
     sparse_categorical_crossentropy,
 };
 pub use prefetch::DataError;
+pub use supervised::{Accuracy, BatchMetric, BatchMetrics, LabelledBatch, Named, Supervised};
 pub use weighted::Weighted;
 
 /// The README's program is compiled and run as a test.
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]
 struct Readme;
+
+/// The programs of the document are compiled and run as tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/from-keras.md")]
+struct FromKeras;

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 #[derive(Debug)]
 pub(crate) enum Order {
     AsIs,
-    Shuffled(Vec<usize>),
+    Listed(Vec<usize>),
 }
 
 /// The order of the epoch that single batches were asked of last.

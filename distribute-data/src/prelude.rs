@@ -9,10 +9,13 @@ pub use distribute_fit::{
     BatchSource, Callback, Fit, History, Objective, StepContext, evaluate, predict,
 };
 
+pub use crate::loss::{
+    BinaryCrossentropy, CategoricalCrossentropy, MeanSquaredError, SparseCategoricalCrossentropy,
+};
 pub use crate::{
     ArrayDataset, AutoShardPolicy, AverageLoss, Batching, Dataset, Digits, DistributedDataset,
-    FashionMnist, FnDataset, ImageDataset, Mnist, SampleWeight, StrategyDataExt, TabularDataset,
-    TextDataset, ValueDataset, Weighted, average_loss, binary_crossentropy,
+    FashionMnist, FnDataset, ImageDataset, Mnist, SampleWeight, StrategyDataExt, Supervised,
+    TabularDataset, TextDataset, ValueDataset, Weighted, average_loss, binary_crossentropy,
     categorical_crossentropy, l2, mean_squared_error, scale_regularization_loss,
     sparse_categorical_crossentropy,
 };

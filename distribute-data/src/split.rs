@@ -38,6 +38,27 @@ pub fn per_replica_sizes(examples: usize, replicas: usize) -> Vec<usize> {
         .collect()
 }
 
+/// What epoch `epoch` reads, `read` examples, of a stream that goes through `examples` examples
+/// again and again: shuffled anew each time, or in order. Epochs go on where the one before ended.
+pub(crate) fn stream(examples: usize, seed: Option<u64>, read: usize, epoch: usize) -> Vec<usize> {
+    let mut order = Vec::with_capacity(read);
+    let start = (epoch as u64).saturating_mul(read as u64);
+    let length = examples.max(1) as u64;
+    let (mut time, mut place) = (start / length, (start % length) as usize);
+    while order.len() < read && examples > 0 {
+        let count = (read - order.len()).min(examples - place);
+        match seed {
+            Some(seed) => {
+                let shuffled = shuffled(examples, seed, time).into_iter();
+                order.extend(shuffled.skip(place).take(count));
+            }
+            None => order.extend(place..place + count),
+        }
+        (time, place) = (time + 1, 0);
+    }
+    order
+}
+
 /// The sizes of the successive batches that worker `worker` of `workers` cuts its stream of
 /// examples into, again and again, when every worker reads a stream of its own
 /// (TensorFlow: `batch_sizes_for_worker`, used under the auto-shard policies OFF and FILE).

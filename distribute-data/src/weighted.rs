@@ -36,6 +36,7 @@ use crate::Dataset;
 ///
 /// [`Batching::pad_remainder`]: crate::Batching::pad_remainder
 #[derive(Debug, Clone)]
+#[must_use]
 pub struct Weighted<D> {
     dataset: D,
 }

@@ -4,15 +4,17 @@
 use distribute_core::{Error, Result};
 
 use crate::auto_shard::{AutoShardPolicy, ShardError};
-use crate::split::{batch_sizes_for_worker, shuffled};
+use crate::split::{batch_sizes_for_worker, stream};
 use crate::{Batching, Dataset};
 
 /// One worker's examples, and how they are cut into the batches of its replicas.
 #[derive(Debug, Clone)]
 pub(crate) struct WorkerShard {
     examples: Vec<usize>,
-    /// How many of them an epoch reads, in its order: all but a remainder that is dropped.
+    /// How many examples an epoch reads, of all of them once or again and again.
     read: usize,
+    /// The same without a remainder that is dropped.
+    kept: usize,
     /// The sizes of batches, one after the other and again from the start.
     sizes: Vec<usize>,
     local_replicas: usize,
@@ -72,19 +74,31 @@ impl WorkerShard {
                 }
             }
         };
-        let read = |examples: usize| match batching.drop_remainder {
-            true => examples / layout.global_batch * layout.global_batch,
-            false => examples,
+        let read = |examples: usize, sizes: &[usize]| {
+            let in_steps = |steps: usize| first(sizes, steps.saturating_mul(layout.local_replicas));
+            let read = batching.read(examples, in_steps);
+            // Of full steps nothing is left over.
+            match batching.steps() {
+                Some(_) => (read, read),
+                None => (read, batching.kept(read, layout.global_batch)),
+            }
         };
         let (mut steps, mut most_examples) = (0, 0);
         for worker in 0..layout.workers {
-            let (sizes, own) = (layout.sizes(worker)?, read(examples_of(worker).len()));
-            steps = steps.max(step_count(own, &sizes, layout.local_replicas));
+            let sizes = layout.sizes(worker)?;
+            let (_, own) = read(examples_of(worker).len(), &sizes);
+            let counted = match batching.steps() {
+                Some(steps) if own > 0 => steps,
+                _ => step_count(own, &sizes, layout.local_replicas),
+            };
+            steps = steps.max(counted);
             most_examples = most_examples.max(own);
         }
         let examples = examples_of(layout.worker);
+        let (read, kept) = read(examples.len(), &layout.sizes(layout.worker)?);
         Ok(Some(Self {
-            read: read(examples.len()),
+            read,
+            kept,
             examples,
             sizes: layout.sizes(layout.worker)?,
             local_replicas: layout.local_replicas,
@@ -105,30 +119,23 @@ impl WorkerShard {
 
     /// The examples in the order of an epoch. What the epoch does not read is at the end, so that
     /// with a shuffle it is another remainder each time.
-    pub(crate) fn order(&self, shuffle: Option<u64>, epoch: u64) -> Vec<usize> {
-        match shuffle {
-            None => self.examples.clone(),
-            Some(seed) => {
-                let order = shuffled(self.examples.len(), seed, epoch).into_iter();
-                order.map(|place| self.examples[place]).collect()
-            }
-        }
+    pub(crate) fn order(&self, shuffle: Option<u64>, epoch: usize) -> Vec<usize> {
+        let order = stream(self.examples.len(), shuffle, self.read, epoch).into_iter();
+        order.map(|place| self.examples[place]).collect()
     }
 
     /// Where in the order the batch of each local replica of a step lies; after the last example
     /// they are empty.
     pub(crate) fn ranges(&self, step: usize) -> Vec<std::ops::Range<usize>> {
-        let per_round: usize = self.sizes.iter().sum();
-        let first = step * self.local_replicas;
-        let (rounds, place) = (first / self.sizes.len(), first % self.sizes.len());
-        let mut start = rounds * per_round + self.sizes[..place].iter().sum::<usize>();
+        let before = step * self.local_replicas;
+        let mut start = first(&self.sizes, before);
         let sizes = self
             .sizes
             .iter()
             .cycle()
-            .skip(place)
+            .skip(before % self.sizes.len())
             .take(self.local_replicas);
-        let end = self.read;
+        let end = self.kept;
         sizes
             .map(|size| {
                 let range = start.min(end)..(start + size).min(end);
@@ -143,6 +150,13 @@ impl WorkerLayout {
     fn sizes(self, worker: usize) -> Result<Vec<usize>> {
         batch_sizes_for_worker(self.global_batch, self.workers, self.local_replicas, worker)
     }
+}
+
+/// The examples of the first so many batches of these sizes, again and again.
+fn first(sizes: &[usize], batches: usize) -> usize {
+    let (rounds, place) = (batches / sizes.len(), batches % sizes.len());
+    let per_round: usize = sizes.iter().sum();
+    rounds.saturating_mul(per_round) + sizes.iter().take(place).sum::<usize>()
 }
 
 /// The steps in which a stream of `examples` is used up. Batches of size 0 behind the last example

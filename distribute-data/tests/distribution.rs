@@ -638,3 +638,94 @@ fn a_function_is_called_once_per_epoch_and_its_errors_come_out() {
         );
     });
 }
+
+/// The examples of an epoch, batch by batch over all replicas.
+fn read(
+    data: &distribute_data::DistributedDataset<impl Dataset<Batch = Vec<usize>>>,
+    epoch: usize,
+) -> Vec<Vec<usize>> {
+    let steps = data
+        .epoch(epoch)
+        .map(|step| step.unwrap().into_values().concat());
+    steps.collect()
+}
+
+#[test]
+fn batches_of_a_repeated_dataset_go_across_its_end() {
+    for replicas in [1, 2, 3] {
+        let strategy = mirrored(replicas);
+        let data = |batching| {
+            let dataset = FnDataset::new(5, indices);
+            strategy.distribute_dataset(dataset, batching).unwrap()
+        };
+        let four = Batching::global(4);
+        let expected = [vec![0, 1, 2, 3], vec![4, 0, 1, 2], vec![3, 4]];
+        let twice = data(four.repeat(2));
+        assert_eq!(twice.batches_per_epoch(), 3);
+        for epoch in [0, 1, 7] {
+            assert_eq!(read(&twice, epoch), expected);
+        }
+        let short = data(four.repeat(2).drop_remainder(true));
+        assert_eq!(read(&short, 0), expected[..2]);
+        // Without end, two steps at a time.
+        let endless = data(four.steps_per_epoch(2));
+        assert_eq!(endless.batches_per_epoch(), 2);
+        let expected = [
+            [[0, 1, 2, 3], [4, 0, 1, 2]],
+            [[3, 4, 0, 1], [2, 3, 4, 0]],
+            [[1, 2, 3, 4], [0, 1, 2, 3]],
+        ];
+        for (epoch, expected) in expected.iter().enumerate() {
+            assert_eq!(read(&endless, epoch), expected);
+        }
+        let resumed: Vec<_> = endless.epoch_from(1, 1).collect();
+        assert_eq!(resumed.len(), 1);
+        let batch = resumed.into_iter().next().unwrap().unwrap();
+        assert_eq!(batch.into_values().concat(), [2, 3, 4, 0]);
+    }
+}
+
+#[test]
+fn a_repeated_dataset_is_shuffled_anew_each_time() {
+    let strategy = mirrored(2);
+    let data = |batching: Batching| {
+        let dataset = FnDataset::new(7, indices);
+        strategy
+            .distribute_dataset(dataset, batching.shuffle(3))
+            .unwrap()
+    };
+    let once = |epoch: u64| shuffled(7, 3, epoch);
+    let thrice = data(Batching::global(4).repeat(3));
+    assert_eq!(
+        read(&thrice, 0).concat(),
+        [once(0), once(1), once(2)].concat()
+    );
+    assert_eq!(
+        read(&thrice, 1).concat(),
+        [once(3), once(4), once(5)].concat()
+    );
+    let steps = data(Batching::global(4).steps_per_epoch(3));
+    let all = [once(0), once(1), once(2), once(3)].concat();
+    for epoch in 0..2 {
+        assert_eq!(read(&steps, epoch).concat(), all[epoch * 12..][..12]);
+    }
+    assert_eq!(read(&data(Batching::global(4)), 5).concat(), once(5));
+}
+
+#[test]
+fn an_epoch_that_reads_nothing_is_refused() {
+    let strategy = mirrored(1);
+    for batching in [
+        Batching::global(4).repeat(0),
+        Batching::global(4).steps_per_epoch(0),
+    ] {
+        let error = strategy.distribute_dataset(FnDataset::new(5, indices), batching);
+        let text = error.unwrap_err().to_string();
+        assert!(text.contains("at least 1"), "{text}");
+    }
+    let batching = Batching::global(4).steps_per_epoch(3).allow_empty(true);
+    let empty = strategy
+        .distribute_dataset(FnDataset::new(0, indices), batching)
+        .unwrap();
+    assert_eq!((empty.batches_per_epoch(), empty.epoch(0).count()), (0, 0));
+}

@@ -472,3 +472,32 @@ fn a_shorter_dataset_drops_its_own_remainder() {
     assert_eq!(read[0], [vec![0, 1], vec![4, 5], vec![]]);
     assert_eq!(read[1], [vec![2, 3], vec![6, 7], vec![10, 11]]);
 }
+
+/// Under OFF every worker reads everything, in a stream of its own.
+#[test]
+fn streams_of_workers_are_repeated_each() {
+    let found = workers(&[1, 1], |strategy| {
+        let epochs = |batching: Batching| {
+            let make = |indices: &[usize], _: &Device| Ok(indices.to_vec());
+            let batching = batching.auto_shard(AutoShardPolicy::Off);
+            let data = strategy.distribute_dataset(FnDataset::new(5, make), batching);
+            let data = data.unwrap();
+            let epoch = |epoch: usize| {
+                let batches = data.epoch(epoch);
+                let batches: Vec<_> = batches.map(|batch| batch.unwrap().into_values()).collect();
+                assert_eq!(batches.len(), data.batches_per_epoch());
+                batches.concat()
+            };
+            [epoch(0), epoch(1)]
+        };
+        let twice = epochs(Batching::global(8).repeat(2));
+        let steps = epochs(Batching::global(8).steps_per_epoch(2));
+        (twice, steps)
+    });
+    let expected = [vec![0, 1, 2, 3], vec![4, 0, 1, 2], vec![3, 4]];
+    let of_steps = [[[0, 1, 2, 3], [4, 0, 1, 2]], [[3, 4, 0, 1], [2, 3, 4, 0]]];
+    for (twice, steps) in found {
+        assert_eq!(twice, [expected.clone(), expected.clone()]);
+        assert_eq!(steps, of_steps);
+    }
+}

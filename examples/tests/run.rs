@@ -158,7 +158,7 @@ fn tracking_loss_prints_the_documented_numbers() {
     let text = output(env!("CARGO_BIN_EXE_tracking_loss"));
     assert_eq!(
         text,
-        "per replica: [1.25, 2.25]\nSUM: 3.5\nMean metric: 1.75\n"
+        "PerReplica:{0: 1.25, 1: 2.25}\nSUM: 3.5\nMean metric: 1.75\n"
     );
 }
 

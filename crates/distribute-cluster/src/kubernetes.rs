@@ -50,6 +50,7 @@ const ALL: [&str; 10] = [
 /// `replicatedjob-name`, `replicatedjob-replicas`, `job-index`). Pods of jobs called `chief`,
 /// `ps` or `evaluator` are tasks of that type, all others are workers.
 #[derive(Debug, Clone)]
+#[must_use]
 pub struct KubernetesResolver {
     env: Variables,
     port: Option<u16>,
@@ -81,21 +82,18 @@ impl KubernetesResolver {
     }
 
     /// The port of every pod, whatever `JOB_PORT_BASE` says.
-    #[must_use]
     pub fn port_base(mut self, port: u16) -> Self {
         self.port = Some(port);
         self
     }
 
     /// The pods of the job, whatever `JOB_COMPLETIONS` says.
-    #[must_use]
     pub fn completions(mut self, completions: usize) -> Self {
         self.completions = Some(completions);
         self
     }
 
     /// The headless service, whatever `JOB_SUBDOMAIN` says.
-    #[must_use]
     pub fn subdomain(mut self, subdomain: impl Into<String>) -> Self {
         self.subdomain = Some(subdomain.into());
         self

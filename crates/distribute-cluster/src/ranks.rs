@@ -105,6 +105,7 @@ fn port(env: &Variables, name: &'static str) -> Result<Option<u16>, ClusterError
 /// others have placeholders ([`is_placeholder`]). Under torchrun its own store has
 /// `MASTER_PORT`, so ports start one later there.
 #[derive(Debug, Clone)]
+#[must_use]
 pub struct TorchrunResolver {
     env: Variables,
     port_base: Option<u16>,
@@ -127,7 +128,6 @@ impl TorchrunResolver {
     }
 
     /// The port of rank 0, whatever `MASTER_PORT` says.
-    #[must_use]
     pub fn port_base(mut self, port: u16) -> Self {
         self.port_base = Some(port);
         self
@@ -202,6 +202,7 @@ impl ClusterResolver for TorchrunResolver {
 /// 0's (`mpirun -x MASTER_ADDR=host1 -x MASTER_PORT=8888`), and the other ranks have
 /// placeholders ([`is_placeholder`]).
 #[derive(Debug, Clone)]
+#[must_use]
 pub struct OpenMpiResolver {
     env: Variables,
     port_base: Option<u16>,
@@ -227,7 +228,6 @@ impl OpenMpiResolver {
     }
 
     /// The port of rank 0; else `MASTER_PORT`, else [`DEFAULT_PORT`].
-    #[must_use]
     pub fn port_base(mut self, port: u16) -> Self {
         self.port_base = Some(port);
         self

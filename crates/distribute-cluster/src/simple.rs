@@ -15,6 +15,7 @@ use super::{Accelerators, ClusterError, ClusterResolver, ClusterSpec, Descriptio
 /// # Ok::<(), distribute_cluster::ClusterError>(())
 /// ```
 #[derive(Debug, Clone, Default)]
+#[must_use]
 pub struct SimpleResolver {
     spec: ClusterSpec,
     master: String,
@@ -35,42 +36,36 @@ impl SimpleResolver {
     }
 
     /// The task type of this process.
-    #[must_use]
     pub fn task_type(mut self, task_type: impl Into<String>) -> Self {
         self.task_type = Some(task_type.into());
         self
     }
 
     /// The index of this process' task.
-    #[must_use]
     pub fn task_id(mut self, task_id: i64) -> Self {
         self.task_id = Some(task_id);
         self
     }
 
     /// What [`ClusterResolver::master`] answers when no task is asked for.
-    #[must_use]
     pub fn master(mut self, master: impl Into<String>) -> Self {
         self.master = master.into();
         self
     }
 
     /// The protocol.
-    #[must_use]
     pub fn rpc_layer(mut self, rpc_layer: impl Into<String>) -> Self {
         self.rpc_layer = Some(rpc_layer.into());
         self
     }
 
     /// The name of the environment.
-    #[must_use]
     pub fn environment(mut self, environment: impl Into<String>) -> Self {
         self.environment = environment.into();
         self
     }
 
     /// The accelerators of each worker.
-    #[must_use]
     pub fn accelerators(mut self, accelerators: Accelerators) -> Self {
         self.accelerators = accelerators;
         self

@@ -35,6 +35,7 @@ const START: &str = "start the program with srun";
 ///
 /// A cluster without GPUs is fine; TensorFlow fails there.
 #[derive(Debug, Clone)]
+#[must_use]
 pub struct SlurmResolver {
     env: Variables,
     jobs: Option<BTreeMap<String, usize>>,
@@ -77,7 +78,6 @@ impl SlurmResolver {
 
     /// The number of tasks of each job, such as `ps` 1 and `worker` 3. Ranks go to the jobs in
     /// alphabetical order.
-    #[must_use]
     pub fn jobs<J: Into<String>>(mut self, jobs: impl IntoIterator<Item = (J, usize)>) -> Self {
         self.jobs = Some(
             jobs.into_iter()
@@ -88,21 +88,18 @@ impl SlurmResolver {
     }
 
     /// The port of the first task of each node; [`DEFAULT_PORT`] if not given.
-    #[must_use]
     pub fn port_base(mut self, port_base: u16) -> Self {
         self.port_base = port_base;
         self
     }
 
     /// The nodes, instead of SLURM's node list: for lists that [`expand_hostlist`] cannot read.
-    #[must_use]
     pub fn hosts<H: Into<String>>(mut self, hosts: impl IntoIterator<Item = H>) -> Self {
         self.hosts = Some(hosts.into_iter().map(Into::into).collect());
         self
     }
 
     /// The tasks of every node, instead of SLURM's list.
-    #[must_use]
     pub fn tasks_per_node(mut self, tasks: usize) -> Self {
         self.tasks_per_node = Some(tasks);
         self
@@ -110,21 +107,18 @@ impl SlurmResolver {
 
     /// The GPUs of every node; else `SLURM_GPUS_ON_NODE`, else as many as
     /// `CUDA_VISIBLE_DEVICES` lists, else none.
-    #[must_use]
     pub fn gpus_per_node(mut self, gpus: usize) -> Self {
         self.gpus_per_node = Some(gpus);
         self
     }
 
     /// The GPUs of every task; else the node's divided by the most tasks a node has.
-    #[must_use]
     pub fn gpus_per_task(mut self, gpus: usize) -> Self {
         self.gpus_per_task = Some(gpus);
         self
     }
 
     /// The protocol; `grpc` if not given.
-    #[must_use]
     pub fn rpc_layer(mut self, rpc_layer: impl Into<String>) -> Self {
         self.rpc_layer = rpc_layer.into();
         self

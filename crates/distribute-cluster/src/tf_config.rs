@@ -22,6 +22,7 @@ const VARIABLE: &str = "TF_CONFIG";
 /// over it. Without the variable, or without `cluster` in it, the process runs by itself.
 /// `task.index` may be a number, which is cut to a whole one, or text such as `"1"`.
 #[derive(Debug, Clone)]
+#[must_use]
 pub struct TfConfigResolver {
     env: Variables,
     task_type: Option<String>,
@@ -49,35 +50,30 @@ impl TfConfigResolver {
     }
 
     /// The task type, whatever the variable says.
-    #[must_use]
     pub fn task_type(mut self, task_type: impl Into<String>) -> Self {
         self.set_task_type(Some(task_type.into()));
         self
     }
 
     /// The task's index, whatever the variable says.
-    #[must_use]
     pub fn task_id(mut self, task_id: i64) -> Self {
         self.set_task_id(Some(task_id));
         self
     }
 
     /// The protocol, whatever the variable says.
-    #[must_use]
     pub fn rpc_layer(mut self, rpc_layer: impl Into<String>) -> Self {
         self.set_rpc_layer(Some(rpc_layer.into()));
         self
     }
 
     /// The name of the environment. The variable's is not read, as in TensorFlow.
-    #[must_use]
     pub fn environment(mut self, environment: impl Into<String>) -> Self {
         self.environment = Some(environment.into());
         self
     }
 
     /// The accelerators of this host; none if not given.
-    #[must_use]
     pub fn accelerators(mut self, accelerators: Accelerators) -> Self {
         self.accelerators = accelerators;
         self

@@ -14,6 +14,7 @@ use super::{
 /// Equal jobs are joined: lists one after the other; if any of them has gaps, all keep their
 /// indices, and equal ones are an error.
 #[derive(Debug)]
+#[must_use]
 pub struct UnionResolver {
     resolvers: Vec<Box<dyn ClusterResolver>>,
     task_type: Option<String>,
@@ -40,7 +41,6 @@ impl UnionResolver {
     }
 
     /// The task type, whatever the first resolver says.
-    #[must_use]
     pub fn task_type(mut self, task_type: impl Into<String>) -> Self {
         self.task_type = Some(task_type.into());
         self
@@ -48,14 +48,12 @@ impl UnionResolver {
 
     /// The task's index, whatever the first resolver says. As in TensorFlow, 0 leaves the
     /// decision to the first resolver.
-    #[must_use]
     pub fn task_id(mut self, task_id: i64) -> Self {
         self.task_id = Some(task_id);
         self
     }
 
     /// The protocol, whatever the first resolver says.
-    #[must_use]
     pub fn rpc_layer(mut self, rpc_layer: impl Into<String>) -> Self {
         self.rpc_layer = Some(rpc_layer.into());
         self

@@ -92,8 +92,8 @@ mod remote;
 mod session;
 mod snapshot;
 pub mod tensorboard;
-mod together;
 mod training;
+mod worker_sync;
 
 pub use control::{Callback, CallbackState, Control, Progress};
 pub use error::FitError;

@@ -126,6 +126,7 @@ host_quantity!(f32, f64, u32, u64, usize, i32, i64);
 /// On every replica and for every batch, also an empty one, the same metrics must be given in the
 /// same order.
 #[derive(Debug, Clone)]
+#[must_use]
 pub struct Objective {
     pub(super) loss: Tensor<1>,
     regularization: Option<Tensor<1>>,
@@ -153,7 +154,6 @@ impl Objective {
     /// How many examples this replica's batch has (0 if it is empty). Without it the epoch's loss
     /// has nothing to be averaged over, which is an error. In a batch that is padded up to its full
     /// size it is a tensor: the sum of the examples' weights.
-    #[must_use]
     pub fn examples(mut self, examples: impl Into<Quantity>) -> Self {
         self.examples = examples.into();
         self
@@ -161,7 +161,6 @@ impl Objective {
 
     /// A term that does not depend on the examples, divided by the number of replicas as
     /// `scale_regularization_loss` does. It is added to the loss.
-    #[must_use]
     pub fn regularization(mut self, term: Tensor<1>) -> Self {
         self.regularization = Some(term);
         self
@@ -169,7 +168,6 @@ impl Objective {
 
     /// The number that the sum over this replica's examples was divided by, if nobody else says so
     /// and it is not the source's global batch size. Replicas may say different numbers.
-    #[must_use]
     pub fn averaged_over(mut self, examples: usize) -> Self {
         self.averaged_over = Some(examples);
         self
@@ -177,7 +175,6 @@ impl Objective {
 
     /// A metric that is a quotient of sums over the examples of all replicas and batches: accuracy
     /// is correct predictions over examples.
-    #[must_use]
     pub fn metric(
         mut self,
         name: impl Into<Cow<'static, str>>,

@@ -22,6 +22,7 @@ use super::{BatchSource, Callback, History, Mode, Objective, Position, Progress,
 /// training (the weights change meanwhile): every batch's loss is multiplied by what it was
 /// divided by, and the sum divided by the number of examples, so that a short last batch counts
 /// for what it has. Regularization is averaged over the batches, weighted by their examples.
+#[must_use]
 pub struct Fit<'a, S: ?Sized> {
     strategy: &'a S,
     epochs: usize,
@@ -47,7 +48,6 @@ impl<'a, S: Strategy + ?Sized> Fit<'a, S> {
     }
 
     /// The epoch to end before: the number of epochs, also those before a resume.
-    #[must_use]
     pub fn epochs(mut self, epochs: usize) -> Self {
         self.epochs = epochs;
         self
@@ -55,7 +55,6 @@ impl<'a, S: Strategy + ?Sized> Fit<'a, S> {
 
     /// Ends training when the state has made this many optimizer steps in all, also those before
     /// a resume. The epoch that is cut short is validated and reported as far as it went.
-    #[must_use]
     pub fn max_steps(mut self, steps: impl Into<Option<u64>>) -> Self {
         self.max_steps = steps.into();
         self
@@ -63,7 +62,6 @@ impl<'a, S: Strategy + ?Sized> Fit<'a, S> {
 
     /// The seed behind [`StepContext::rng`]; also written to checkpoints. (The order of the data
     /// depends on the data source's own seed.)
-    #[must_use]
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = seed;
         self
@@ -71,7 +69,6 @@ impl<'a, S: Strategy + ?Sized> Fit<'a, S> {
 
     /// Begins at this place in the data instead of the beginning (Keras: `initial_epoch`). See
     /// [`resume_from`](Self::resume_from) for continuing a run exactly.
-    #[must_use]
     pub fn start_at(mut self, position: Position) -> Self {
         self.start = position;
         self
@@ -79,14 +76,12 @@ impl<'a, S: Strategy + ?Sized> Fit<'a, S> {
 
     /// Continues the run that wrote this checkpoint: [`run`](Self::run) restores the training
     /// state, the position in the data and the callbacks' states from it.
-    #[must_use]
     pub fn resume_from(mut self, checkpoint: impl Into<Option<Checkpoint>>) -> Self {
         self.checkpoint = checkpoint.into();
         self
     }
 
     /// Adds a callback. Pass `&mut callback` to look at it after the run.
-    #[must_use]
     pub fn callback(mut self, callback: impl Callback + 'a) -> Self {
         self.callbacks.push(Box::new(callback));
         self

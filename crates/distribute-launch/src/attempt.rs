@@ -59,7 +59,7 @@ struct Attempt<'a, 's> {
     phase: Phase,
     /// When the phase is over, if it has an end.
     until: Option<Instant>,
-    /// Who failed without having been asked to stop, in the order of observation.
+    /// The processes that failed without having been asked to stop, in the order of observation.
     failures: Vec<(usize, Ending)>,
     broken: Option<LaunchError>,
     grace: Duration,

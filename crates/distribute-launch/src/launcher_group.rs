@@ -160,7 +160,7 @@ impl LauncherGroup {
         }
     }
 
-    /// Who is there and who is not.
+    /// The hosts that are there and those that are missing, as a message.
     fn describe(&self, here: &[usize], missing: &[usize]) -> String {
         let Hosts { index, address, .. } = self.hosts;
         format!(

@@ -33,7 +33,7 @@ struct Entry {
 pub struct LineDeduplicator {
     entries: VecDeque<Entry>,
     bytes: usize,
-    /// Who prints lines: an entry that has them all need not wait.
+    /// The processes that print lines: an entry that all of them printed need not wait.
     tasks: Vec<Task>,
 }
 

@@ -26,7 +26,8 @@ const POSTS_MAX: usize = 1024;
 /// of those that have said nothing, if there is one, else the oldest.
 const PENDING_MAX: usize = 64;
 const PENDING_MIN: usize = 4;
-/// They take at most this part of the descriptors that the process may have; each takes two.
+/// Pending connections take at most this part of the descriptors that the process may have; each
+/// takes two.
 const PENDING_PART: u64 = 16;
 /// The pause after a connection could not be accepted: the process has no descriptors left, and
 /// nothing says when it has.
@@ -262,7 +263,7 @@ impl RelayShared {
         let mut state = self.lock();
         state.welcoming -= 1;
         if welcomed.is_err() {
-            // It has not heard that it is a member, and comes again.
+            // The launcher does not know that it is a member, and comes again.
             state.members[hello.host] = Member::Awaited;
         }
         drop(state);

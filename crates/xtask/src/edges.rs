@@ -66,6 +66,11 @@ const CRATES: &[Row] = &[
         true,
     ),
     row(
+        "distribute-learner",
+        MayUse::Only(&["distribute-core"]),
+        true,
+    ),
+    row(
         "distribute-data",
         MayUse::Only(&[
             "distribute-collectives",

@@ -136,7 +136,7 @@ pub(super) struct UnprovenClaim {
 #[derive(Debug, Clone, Default)]
 pub(super) struct MissingReason {
     pub(super) reason: String,
-    /// It was there and gave up waiting for these ranks. They are to blame, not this one.
+    /// The rank was there and gave up waiting for these ranks, which are to blame in its place.
     pub(super) waited_for: Vec<usize>,
 }
 

@@ -94,7 +94,7 @@ pub(crate) struct JoinOptions {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Peer {
     pub(crate) rank: usize,
-    /// Its address in the list.
+    /// The address of the rank in the list.
     pub(crate) address: String,
     /// The IP address that its control connection has.
     pub(crate) ip: IpAddr,

@@ -24,6 +24,7 @@ const TOKEN_MIN_BYTES: usize = 16;
 /// # Ok::<(), distribute_collectives::CollectiveError>(())
 /// ```
 #[derive(Debug, Clone, Default)]
+#[must_use]
 pub struct Security {
     token: Option<Token>,
     tls: Option<Arc<TlsIdentity>>,

@@ -439,7 +439,7 @@ impl Links {
                 return Ok(());
             }
             noted?;
-            // It concerns later operations only; the next one asks the status itself.
+            // The failure concerns later operations only; the next one asks the status itself.
             let _ = rustix::io::read(&*self.wake, &mut [0; 8]);
             // One that was noted after the look has rung the same bell.
             if self.status.check_peer(header, goal.peer()).is_ok() {

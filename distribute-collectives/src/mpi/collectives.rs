@@ -29,7 +29,7 @@ pub(super) struct MpiCollectives {
     sizes: Vec<usize>,
 }
 
-/// Who gets the reduced chunks.
+/// The ranks that get the reduced chunks.
 #[derive(Clone, Copy, PartialEq)]
 enum Target {
     /// Every rank gets the share that it owns.

@@ -19,7 +19,7 @@ use crate::header::{OperationHeader, OperationKind};
 use crate::pieces;
 use crate::reduce::{self, ReduceOp};
 
-/// Who gets the result of a reduction.
+/// The ranks that get the result of a reduction.
 #[derive(Clone, Copy, PartialEq)]
 enum Target {
     All,

@@ -20,6 +20,7 @@ pub const CUDA_LIBRARY: &str = "DISTRIBUTE_CUDA_LIBRARY";
 /// let options = NcclOptions::new(0).timeout(Duration::from_secs(60));
 /// ```
 #[derive(Debug, Clone)]
+#[must_use]
 pub struct NcclOptions {
     pub(super) device: usize,
     pub(super) nccl_library: Option<PathBuf>,

@@ -227,7 +227,7 @@ impl NcclThread {
         let mut forced: Option<Instant> = None;
         loop {
             match self.answers.recv_timeout(POLL_INTERVAL) {
-                // It finished in spite of all.
+                // The request finished in spite of all.
                 Ok(Ok(answer)) => return Ok(answer),
                 Ok(Err(request_error)) => return Err(stopped.map_or(request_error, |(_, why)| why)),
                 Err(RecvTimeoutError::Disconnected) => return Err(self.give_up()),
@@ -306,7 +306,7 @@ impl Drop for NcclThread {
         let mut left = 0;
         while let Err(RecvTimeoutError::Timeout) = self.answers.recv_timeout(2 * self.grace) {
             if left == 1 || self.is_stuck() {
-                // It is given up; the next process begins anew.
+                // The thread is given up; the next process begins anew.
                 tracing::error!("NCCL does not end: the thread of its communicator is left behind");
                 return;
             }

@@ -35,6 +35,7 @@ impl fmt::Display for ProcessTransport {
 /// Settings of one rank of a group of processes. All ranks must have the same addresses, name,
 /// generation, transport, sizes, token and [`GroupOptions`].
 #[derive(Debug, Clone)]
+#[must_use]
 pub struct ProcessGroupOptions {
     pub(crate) rank: usize,
     pub(crate) addresses: Vec<String>,

@@ -208,7 +208,7 @@ pub(crate) fn establish(
     Ok(LocalGroup::new(segment, layout, members, me, status))
 }
 
-/// Who waits for whom, and until when.
+/// The wait of one rank for the other members: since when, and until when.
 struct MemberWait<'a> {
     rank: usize,
     members: &'a [usize],
@@ -308,7 +308,7 @@ fn equal(a: &[u8], b: &[u8]) -> bool {
 /// A rank that has connected to the leader.
 struct Candidate {
     connection: OwnedFd,
-    /// Its index among the members, once it has said who it is.
+    /// The index of the rank among the members, once it has sent its hello.
     member: Option<usize>,
     answered: bool,
 }
@@ -353,7 +353,7 @@ fn run_leader(
         if ready.next() == Some(true) {
             accept(listener, &mut candidates, waiting.members.len());
         }
-        // Those accepted just now are at the end, and have no answer from `poll` yet.
+        // Candidates accepted just now are at the end, and have no answer from `poll` yet.
         let mut known: Vec<bool> = ready.collect();
         known.resize(candidates.len(), false);
         let mut known = known.into_iter();

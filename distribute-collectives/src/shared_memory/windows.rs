@@ -83,13 +83,13 @@ pub(crate) fn run(
     }
     *base += windows as u64;
     if !program.reduces() {
-        // Nobody waits for it now, but the next operation counts from here.
+        // No member waits for the counter now, but the next operation counts from here.
         shared.announce(Counter::Reduced, *base);
     }
     Ok(())
 }
 
-/// Who gets the result of a reduction.
+/// The members that get the result of a reduction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Target {
     /// `all_reduce`.

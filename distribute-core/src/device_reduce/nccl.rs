@@ -82,6 +82,7 @@ type MemoryOf = dyn Fn(LogicalDevice) -> Box<dyn TensorMemory> + Send + Sync;
 
 /// Reducers over NCCL between the replicas of one process.
 #[derive(Clone)]
+#[must_use]
 pub struct NcclReducers {
     options: NcclOptions,
     group: GroupOptions,

@@ -186,8 +186,8 @@ fn device_sum_of_squares<'a>(tensors: impl Iterator<Item = &'a Tensor<1>>) -> Re
     Ok(sums.iter::<f64>().sum())
 }
 
-/// Of shape `[1]`, in `f32`, or in `f64` if all gradients are. What is larger than 1 is squared as a
-/// part of the largest, so that no square is infinite before the norm is.
+/// Of shape `[1]`, in `f32`, or in `f64` if all gradients are. What is larger than 1 is squared as
+/// a part of the largest, so that no square is infinite before the norm is.
 fn captured_norm<'a>(
     gradients: impl Iterator<Item = &'a CapturedTensor> + Clone,
 ) -> Option<Tensor<1>> {
@@ -230,9 +230,4 @@ pub(crate) fn with_shape(data: TensorData, shape: Shape) -> Result<TensorData> {
 
 fn not_here() -> Error {
     Error::invalid("a gradient that is not on the host")
-}
-
-/// Whether tensors there are not in host memory already.
-pub(crate) fn is_off_host(device: &Device) -> bool {
-    *device != Device::flex()
 }

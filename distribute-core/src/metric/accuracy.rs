@@ -4,7 +4,7 @@ use burn::tensor::{Int, Tensor, TensorData};
 
 use super::metric;
 use super::sums::{Sums, batch};
-use crate::{Error, Leaf, ReplicaContext, Result, Strategy};
+use crate::{Error, Leaf, Result, Strategy, VariableContext};
 
 /// The share of examples whose largest score is at the label
 /// (Keras: `tf.keras.metrics.SparseCategoricalAccuracy`). Labels are class numbers.
@@ -23,6 +23,7 @@ pub struct CategoricalAccuracy {
 /// The share of values that are on the label's side of a threshold
 /// (Keras: `tf.keras.metrics.BinaryAccuracy`). Labels are 0 and 1.
 #[derive(Debug, Clone)]
+#[must_use]
 pub struct BinaryAccuracy {
     sums: Sums,
     threshold: f64,
@@ -40,7 +41,7 @@ impl SparseCategoricalAccuracy {
         }
     }
 
-    /// Compares a batch in a step: labels of shape `[batch, ...]` (or with a last dimension of 1)
+    /// Compares a batch: labels of shape `[batch, ...]` (or with a last dimension of 1)
     /// and scores (logits or probabilities) of shape `[batch, ..., classes]`.
     ///
     /// An empty batch counts nothing; of equal scores the first wins.
@@ -49,13 +50,13 @@ impl SparseCategoricalAccuracy {
     /// [`Error::Shape`] if the shapes do not fit, [`Error::MixedStrategies`].
     pub fn update_state<const L: usize, const S: usize>(
         &self,
-        ctx: &ReplicaContext,
+        context: &(impl VariableContext + ?Sized),
         labels: &Tensor<L, Int>,
         scores: &Tensor<S>,
     ) -> Result<()> {
         let (mut labels, mut scores) = (labels.clone(), scores.clone());
         self.sums
-            .update(ctx, &mut [&mut labels, &mut scores], |data| {
+            .update(context, &mut [&mut labels, &mut scores], |data| {
                 batch(&sparse_matches(&data[0], &data[1])?, None)
             })
     }
@@ -66,14 +67,14 @@ impl SparseCategoricalAccuracy {
     /// Also if the weights do not fit.
     pub fn update_state_weighted<const L: usize, const S: usize>(
         &self,
-        ctx: &ReplicaContext,
+        context: &(impl VariableContext + ?Sized),
         labels: &Tensor<L, Int>,
         scores: &Tensor<S>,
         mut weights: impl Leaf,
     ) -> Result<()> {
         let (mut labels, mut scores) = (labels.clone(), scores.clone());
         let given: &mut [&mut dyn Leaf] = &mut [&mut labels, &mut scores, &mut weights];
-        self.sums.update(ctx, given, |data| {
+        self.sums.update(context, given, |data| {
             batch(&sparse_matches(&data[0], &data[1])?, Some(&data[2]))
         })
     }
@@ -87,20 +88,20 @@ impl CategoricalAccuracy {
         }
     }
 
-    /// Compares a batch in a step: one-hot labels (or probabilities) and scores, both of shape
+    /// Compares a batch: one-hot labels (or probabilities) and scores, both of shape
     /// `[batch, ..., classes]`.
     ///
     /// # Errors
     /// [`Error::Shape`] if the shapes differ, [`Error::MixedStrategies`].
     pub fn update_state<const D: usize>(
         &self,
-        ctx: &ReplicaContext,
+        context: &(impl VariableContext + ?Sized),
         labels: &Tensor<D>,
         scores: &Tensor<D>,
     ) -> Result<()> {
         let (mut labels, mut scores) = (labels.clone(), scores.clone());
         self.sums
-            .update(ctx, &mut [&mut labels, &mut scores], |data| {
+            .update(context, &mut [&mut labels, &mut scores], |data| {
                 batch(&one_hot_matches(&data[0], &data[1])?, None)
             })
     }
@@ -111,14 +112,14 @@ impl CategoricalAccuracy {
     /// Also if the weights do not fit.
     pub fn update_state_weighted<const D: usize>(
         &self,
-        ctx: &ReplicaContext,
+        context: &(impl VariableContext + ?Sized),
         labels: &Tensor<D>,
         scores: &Tensor<D>,
         mut weights: impl Leaf,
     ) -> Result<()> {
         let (mut labels, mut scores) = (labels.clone(), scores.clone());
         let given: &mut [&mut dyn Leaf] = &mut [&mut labels, &mut scores, &mut weights];
-        self.sums.update(ctx, given, |data| {
+        self.sums.update(context, given, |data| {
             batch(&one_hot_matches(&data[0], &data[1])?, Some(&data[2]))
         })
     }
@@ -140,20 +141,20 @@ impl BinaryAccuracy {
         self
     }
 
-    /// Compares a batch in a step: labels 0 or 1 and scores of the same shape.
+    /// Compares a batch: labels 0 or 1 and scores of the same shape.
     ///
     /// # Errors
     /// [`Error::Shape`] if the shapes differ, [`Error::MixedStrategies`].
     pub fn update_state<const D: usize>(
         &self,
-        ctx: &ReplicaContext,
+        context: &(impl VariableContext + ?Sized),
         labels: &Tensor<D>,
         scores: &Tensor<D>,
     ) -> Result<()> {
         let (mut labels, mut scores) = (labels.clone(), scores.clone());
         let threshold = self.threshold;
         self.sums
-            .update(ctx, &mut [&mut labels, &mut scores], move |data| {
+            .update(context, &mut [&mut labels, &mut scores], move |data| {
                 batch(&side_matches(threshold, &data[0], &data[1])?, None)
             })
     }
@@ -164,7 +165,7 @@ impl BinaryAccuracy {
     /// Also if the weights do not fit.
     pub fn update_state_weighted<const D: usize>(
         &self,
-        ctx: &ReplicaContext,
+        context: &(impl VariableContext + ?Sized),
         labels: &Tensor<D>,
         scores: &Tensor<D>,
         mut weights: impl Leaf,
@@ -172,7 +173,7 @@ impl BinaryAccuracy {
         let (mut labels, mut scores) = (labels.clone(), scores.clone());
         let given: &mut [&mut dyn Leaf] = &mut [&mut labels, &mut scores, &mut weights];
         let threshold = self.threshold;
-        self.sums.update(ctx, given, move |data| {
+        self.sums.update(context, given, move |data| {
             let matches = side_matches(threshold, &data[0], &data[1])?;
             batch(&matches, Some(&data[2]))
         })

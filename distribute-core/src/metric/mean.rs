@@ -2,7 +2,7 @@
 
 use super::metric;
 use super::sums::{Sums, batch};
-use crate::{Leaf, PerReplica, ReplicaContext, Result, Strategy};
+use crate::{Leaf, PerReplica, Result, Strategy, VariableContext};
 
 /// The weighted mean of all values (Keras: `tf.keras.metrics.Mean`).
 ///
@@ -33,15 +33,19 @@ macro_rules! updates {
                 }
             }
 
-            /// Adds values in a step: a number, a tensor or a
+            /// Adds values: a number, a tensor or a
             /// [`TensorData`](crate::TensorData) of any shape. An empty one counts nothing.
             ///
             /// # Errors
             /// [`Error::MixedStrategies`](crate::Error::MixedStrategies) in another strategy's
             /// step.
-            pub fn update_state(&self, ctx: &ReplicaContext, mut values: impl Leaf) -> Result<()> {
+            pub fn update_state(
+                &self,
+                context: &(impl VariableContext + ?Sized),
+                mut values: impl Leaf,
+            ) -> Result<()> {
                 self.sums
-                    .update(ctx, &mut [&mut values], |data| batch(&data[0], None))
+                    .update(context, &mut [&mut values], |data| batch(&data[0], None))
             }
 
             /// [`update_state`](Self::update_state) with a weight for every example, or one for
@@ -51,13 +55,13 @@ macro_rules! updates {
             /// Also [`Error::Shape`](crate::Error::Shape) if the weights do not fit.
             pub fn update_state_weighted(
                 &self,
-                ctx: &ReplicaContext,
+                context: &(impl VariableContext + ?Sized),
                 mut values: impl Leaf,
                 mut weights: impl Leaf,
             ) -> Result<()> {
                 let given: &mut [&mut dyn Leaf] = &mut [&mut values, &mut weights];
                 self.sums
-                    .update(ctx, given, |data| batch(&data[0], Some(&data[1])))
+                    .update(context, given, |data| batch(&data[0], Some(&data[1])))
             }
 
             /// Adds what a `run` returned, outside of a step.

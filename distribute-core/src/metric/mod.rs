@@ -1,8 +1,9 @@
 //! Metrics: numbers that steps collect on every replica and that are put together when read.
 //!
-//! A metric is made by a strategy and captured by steps. An update changes the replica's own
-//! sums, without communication; [`result`](Mean::result) adds them up over the replicas
-//! (TensorFlow: metrics made of `SyncOnRead` variables with aggregation SUM).
+//! A metric is made by a strategy and captured by steps. An update takes the context it is made in:
+//! a step's, where it changes the replica's own sums, without communication; or the strategy, outside
+//! of a step, where every worker adds what it calls it with. [`result`](Mean::result) adds up over
+//! the replicas (TensorFlow: metrics made of `SyncOnRead` variables with aggregation SUM).
 //!
 //! ```
 //! use distribute_core::metric::Mean;
@@ -12,6 +13,8 @@
 //! let mean = Mean::new(&strategy);
 //! strategy.run((), |ctx, ()| mean.update_state(ctx, [1.25_f32, 2.25][ctx.replica_id()]))?;
 //! assert_eq!(mean.result()?, 1.75);
+//! mean.update_state(&strategy, 5.5_f32)?;
+//! assert_eq!(mean.result()?, 3.0);
 //! # Ok::<(), distribute_core::Error>(())
 //! ```
 //!

@@ -5,10 +5,12 @@ use std::sync::{Arc, Mutex, Weak};
 
 use burn::tensor::TensorData;
 
+use crate::error::check_count;
+use crate::sync::lock;
 use crate::trace::{Given, Target};
-use crate::values::{count, lock};
 use crate::{
-    Error, Leaf, PerReplica, ReduceOp, ReplicaContext, Result, Strategy, StrategyExt, scope,
+    Error, Leaf, PerReplica, ReduceOp, ReplicaContext, Result, Strategy, StrategyExt, StrategyId,
+    VariableContext, scope,
 };
 
 /// The sums of weighted values and of weights.
@@ -49,20 +51,32 @@ impl Sums {
 
     /// Adds what `total` makes of values to the sums of one replica: now, or after each call of a
     /// compiled step.
-    pub(super) fn update<F>(
+    pub(super) fn update<C, F>(
         &self,
-        ctx: &ReplicaContext,
+        context: &C,
         values: &mut [&mut dyn Leaf],
         total: F,
     ) -> Result<()>
     where
+        C: VariableContext + ?Sized,
         F: Fn(&[TensorData]) -> Result<Total> + Send + Sync + 'static,
     {
-        let Some(trace) = ctx.trace() else {
+        self.check_owner(&context.strategy_id("update_state")?)?;
+        let ctx = context.replica();
+        let Some(trace) = ctx.and_then(ReplicaContext::trace) else {
             let values = values.iter_mut().map(|value| value.take());
-            return self.add(ctx, total(&values.collect::<Result<Vec<_>>>()?)?);
+            let batch = total(&values.collect::<Result<Vec<_>>>()?)?;
+            if ctx.is_none() {
+                self.used_outside();
+            }
+            // Outside of a step it is no replica's own: any of them will do.
+            add_to(
+                &self.replicas,
+                ctx.map_or(0, ReplicaContext::local_id),
+                batch,
+            );
+            return Ok(());
         };
-        self.check_owner()?;
         let mut given = Vec::new();
         let mut examples = Vec::new();
         for value in values {
@@ -95,16 +109,9 @@ impl Sums {
         Ok(())
     }
 
-    /// Adds to the sums of one replica.
-    fn add(&self, ctx: &ReplicaContext, batch: Total) -> Result<()> {
-        self.check_owner()?;
-        add_to(&self.replicas, ctx.local_id(), batch);
-        Ok(())
-    }
-
-    fn check_owner(&self) -> Result<()> {
+    fn check_owner(&self, user: &StrategyId) -> Result<()> {
         let owner = self.strategy.id();
-        if let Some(user) = scope::step_strategy().filter(|user| *user != owner) {
+        if *user != owner {
             return Err(Error::MixedStrategies {
                 owner: owner.to_string(),
                 user: user.to_string(),
@@ -116,7 +123,7 @@ impl Sums {
     /// Adds a batch to every replica's sums, outside of a step.
     pub(super) fn add_all(&self, batches: Vec<Total>) -> Result<()> {
         scope::check_cross_replica(&self.strategy.id(), "update_all")?;
-        count("a per-replica value", self.replicas.len(), batches.len())?;
+        check_count("a per-replica value", self.replicas.len(), batches.len())?;
         for (index, batch) in batches.into_iter().enumerate() {
             add_to(&self.replicas, index, batch);
         }

@@ -12,6 +12,7 @@ use crate::{Error, Result};
 /// `m += (g - m) * (1 - beta_1); v += (g * g - v) * (1 - beta_2);
 /// w -= lr * sqrt(1 - beta_2^t) / (1 - beta_1^t) * m / (sqrt(v) + epsilon)`.
 #[derive(Debug, Clone)]
+#[must_use]
 pub struct Adam {
     learning_rate: f64,
     beta_1: f64,
@@ -108,6 +109,7 @@ impl Optimizer for Adam {
 ///
 /// Before Adam's step, `w -= lr * weight_decay * w`, for every parameter.
 #[derive(Debug, Clone)]
+#[must_use]
 pub struct AdamW {
     adam: Adam,
     weight_decay: f64,

@@ -11,6 +11,7 @@ use crate::{Error, Result};
 /// Without momentum: `w -= lr * g`. With momentum: `v = momentum * v - lr * g; w += v`, and with
 /// Nesterov: `w += momentum * v - lr * g`.
 #[derive(Debug, Clone)]
+#[must_use]
 pub struct Sgd {
     learning_rate: f64,
     momentum: f64,

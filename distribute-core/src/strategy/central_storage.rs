@@ -21,6 +21,7 @@ use crate::{LogicalDevice, Result};
 /// memory once instead of once per replica, and the update runs once instead of once per
 /// replica; in exchange it does not run in parallel.
 #[derive(Clone)]
+#[must_use]
 pub struct CentralStorageStrategy {
     engine: Arc<Engine>,
     id: StrategyId,

@@ -25,6 +25,7 @@ use crate::{Error, LogicalDevice, Result};
 /// # Ok::<(), distribute_core::Error>(())
 /// ```
 #[derive(Clone)]
+#[must_use]
 pub struct MirroredStrategy {
     engine: Arc<Engine>,
     id: StrategyId,
@@ -53,6 +54,7 @@ impl MirroredStrategy {
 
 /// Options of a [`MirroredStrategy`].
 #[derive(Debug, Clone)]
+#[must_use]
 pub struct MirroredStrategyBuilder {
     devices: Vec<LogicalDevice>,
     /// Whether `replicas(0)` was asked for; an empty list alone means all cores.

@@ -11,6 +11,7 @@ use crate::{LogicalDevice, ReplicaContext, Result};
 /// The step runs on the calling thread. Use it to try a distributed program on one device: input
 /// goes through the same distribution code, and loss scaling follows the same rules.
 #[derive(Debug, Clone)]
+#[must_use]
 pub struct OneDeviceStrategy {
     replicas: Arc<[Replica; 1]>,
     id: StrategyId,

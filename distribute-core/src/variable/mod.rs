@@ -17,6 +17,7 @@
 
 mod context;
 mod error;
+mod in_step;
 mod options;
 mod traced;
 mod update;
@@ -31,7 +32,7 @@ use burn::tensor::{DType, Device, Shape, Tensor, TensorData};
 use crate::remote::{RemoteChange, RemoteVariable};
 use crate::shown::{Shown, write_components};
 use crate::strategy::StrategyId;
-use crate::values::lock;
+use crate::sync::lock;
 use crate::{Error, Leaf, ReduceOp, ReplicaContext, Result, Strategy, VariablePlacement};
 pub use context::VariableContext;
 pub use error::VariableError;
@@ -46,7 +47,8 @@ pub use value::{AssignTo, VariableValue};
 /// `assign`, `assign_add`, `assign_sub` and `read` take the context they are called in: the
 /// step's [`ReplicaContext`], or the strategy outside of a step. `T` is what it holds: a number, a
 /// tensor, or a [`TensorData`] of which only the running program knows the element type and shape.
-/// Values live in host memory. In a step every replica must make the same updates in the same order.
+/// Values live in host memory. In a step every replica must make the same updates in the same
+/// order.
 ///
 /// ```
 /// use distribute_core::{
@@ -609,8 +611,8 @@ impl<T> fmt::Debug for DistributedVariable<T> {
     }
 }
 
-/// `MirroredVariable:{0: f32[] [1.5], 1: f32[] [1.5]}`, the copies of this process. Of a variable on
-/// parameter servers there are none: printing asks no server.
+/// `MirroredVariable:{0: f32[] [1.5], 1: f32[] [1.5]}`, the copies of this process. Of a variable
+/// on parameter servers there are none: printing asks no server.
 impl<T> fmt::Display for DistributedVariable<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = match self.kind() {

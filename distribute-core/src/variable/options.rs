@@ -45,6 +45,7 @@ pub enum VariableSynchronization {
 /// assert_eq!(counter, VariableOptions::on_read_sum());
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[must_use]
 pub struct VariableOptions {
     /// When the copies are brought together.
     pub synchronization: VariableSynchronization,

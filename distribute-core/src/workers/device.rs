@@ -7,7 +7,7 @@ use distribute_collectives::{CommunicatorExt, ReduceOp};
 
 use super::WorkerGroup;
 use crate::cross_device::as_buffer;
-use crate::values::lock;
+use crate::sync::lock;
 use crate::{DeviceReducer, Error, Result};
 
 impl WorkerGroup {

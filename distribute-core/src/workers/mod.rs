@@ -23,7 +23,7 @@ use distribute_collectives::{
 
 use agreement::Wishes;
 
-use crate::values::lock;
+use crate::sync::lock;
 use crate::{DeviceReducer, Error, Result};
 
 /// The workers of a job: worker `i` is the process with rank `i`, the chief is worker 0.

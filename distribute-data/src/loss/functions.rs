@@ -2,9 +2,10 @@
 
 use burn::tensor::activation::log_softmax;
 use burn::tensor::{Bool, Device, Int, Tensor};
-use distribute_core::Result;
+use distribute_core::{ReplicaContext, Result};
 
 use super::reduction::{LossValue, Reduction, reduce};
+use super::scaling::AverageLoss;
 
 /// A tensor of predictions whose last axis a loss takes away: `[n, classes]`, or
 /// `[n, height, width, classes]` for labels per pixel. Ranks 2 to 6.
@@ -35,6 +36,25 @@ pub trait LastAxis: Sized + sealed::LastAxis {
         per_example: Self::PerExample,
         reduction: Reduction,
     ) -> Result<LossValue<Self::PerExample>>;
+
+    #[doc(hidden)]
+    fn average(
+        per_example: Self::PerExample,
+        ctx: &ReplicaContext,
+        weights: Option<Tensor<1>>,
+    ) -> Result<Tensor<1>>;
+
+    #[doc(hidden)]
+    fn examples(&self) -> usize;
+
+    #[doc(hidden)]
+    fn right_classes(self, labels: Self::Indices) -> Tensor<1>;
+
+    #[doc(hidden)]
+    fn right_one_hot(self, labels: Self) -> Tensor<1>;
+
+    #[doc(hidden)]
+    fn right_sides(self, labels: Self) -> Tensor<1>;
 }
 
 /// Labels of the shape of the predictions `T`: floats, integers or booleans.
@@ -109,8 +129,47 @@ macro_rules! last_axis {
             ) -> Result<LossValue<Tensor<$less>>> {
                 reduce(per_example, reduction)
             }
+
+            fn average(
+                per_example: Tensor<$less>,
+                ctx: &ReplicaContext,
+                weights: Option<Tensor<1>>,
+            ) -> Result<Tensor<1>> {
+                // One weight for each example, whatever axes its losses have.
+                let weights = weights.map(|weights| {
+                    let mut shape = [1; $less];
+                    shape[0] = weights.dims()[0];
+                    weights.reshape(shape)
+                });
+                AverageLoss::new().weights(weights).of(ctx, per_example)
+            }
+
+            fn examples(&self) -> usize {
+                self.dims()[0]
+            }
+
+            fn right_classes(self, labels: Tensor<$less, Int>) -> Tensor<1> {
+                let last = $rank - 1;
+                let labels = labels.unsqueeze_dim::<$rank>(last);
+                share_of_examples(self.argmax(last).equal(labels).float())
+            }
+
+            fn right_one_hot(self, labels: Self) -> Tensor<1> {
+                let last = $rank - 1;
+                share_of_examples(self.argmax(last).equal(labels.argmax(last)).float())
+            }
+
+            fn right_sides(self, labels: Self) -> Tensor<1> {
+                share_of_examples(self.greater_elem(0).equal(labels.greater_elem(0.5)).float())
+            }
         }
     )*};
+}
+
+/// The mean over all axes but the first.
+fn share_of_examples<const D: usize>(values: Tensor<D>) -> Tensor<1> {
+    let values: Tensor<2> = values.flatten(1, D - 1);
+    values.mean_dim(1).squeeze_dim(1)
 }
 
 last_axis!(2 to 1, 3 to 2, 4 to 3, 5 to 4, 6 to 5);

@@ -5,11 +5,13 @@
 //! batch: [`average_loss`]. What is not per example, such as a penalty on the weights, is
 //! the same on every replica and must be divided by their number: [`scale_regularization_loss`].
 
+mod batch;
 mod functions;
 mod objects;
 mod reduction;
 mod scaling;
 
+pub use batch::{BatchAccuracy, BatchLoss};
 pub use functions::{
     Labels, LastAxis, binary_crossentropy, categorical_crossentropy, l2, logits_of_sigmoid,
     logits_of_softmax, mean_squared_error, sparse_categorical_crossentropy,

@@ -37,7 +37,7 @@ pub(super) struct Server {
     timeout: Duration,
     /// Ends calls to a server that gives no sign of life.
     interruption: Interruption,
-    /// It has not given one.
+    /// The server has given no sign of life after an interruption.
     is_silent: AtomicBool,
     pub(super) pool: Arc<Pool>,
     channel: tokio::sync::Mutex<Option<Channel>>,

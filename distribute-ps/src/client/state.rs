@@ -8,7 +8,7 @@ use bytes::Bytes;
 
 use crate::client::VariableClient;
 use crate::client::server::{Call, Server};
-use crate::client::split::{lend, tensor};
+use crate::client::split::{tensor, tensor_bytes};
 use crate::error::{PsError, Result};
 use crate::generated as wire;
 use crate::update::Versions;
@@ -236,5 +236,5 @@ fn checked(variable: &VariableRef, value: &TensorData) -> Result<Bytes> {
     }
     let shape = value.shape().to_vec();
     let copy = tensor(value.as_bytes().to_vec(), shape, value.dtype());
-    Ok(lend(copy))
+    Ok(tensor_bytes(copy))
 }

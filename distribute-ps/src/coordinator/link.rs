@@ -154,7 +154,7 @@ async fn finished(stop_signals: &mut watch::Receiver<StopSignals>) {
         .await
         .is_err()
     {
-        // Nobody can say so any more.
+        // The sender is gone: no end can be announced any more.
         std::future::pending::<()>().await;
     }
 }
@@ -256,7 +256,7 @@ async fn serve_stream(
     }
     if matches!(end, StreamEnd::Finished) {
         drop(stream.outbound);
-        // So that the worker has read it.
+        // Until the worker has read the message.
         let drained = async { while let Ok(Some(_)) = stream.inbound.message().await {} };
         let _ = tokio::time::timeout(end_timeout(scheduler, HANDSHAKE_TIMEOUT), drained).await;
     }

@@ -94,7 +94,7 @@ async fn run_connections(scheduler: Arc<Scheduler>, mut stopped: watch::Receiver
     let mut looks = tokio::time::interval(POLL_INTERVAL);
     loop {
         tokio::select! {
-            // Nobody sends: it is the end of the sender.
+            // Nothing is ever sent: the change is the end of the sender.
             _ = stopped.changed() => return,
             _ = looks.tick() => scheduler.check_workers(),
             ended = links.join_next() => match ended {

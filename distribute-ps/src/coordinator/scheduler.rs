@@ -28,7 +28,7 @@ pub(super) struct Closure {
     pub(super) step: Arc<str>,
     pub(super) arguments: Bytes,
     pub(super) datasets: Vec<(String, u64)>,
-    /// Nobody may want the result.
+    /// Gone when the caller has dropped every handle of the result.
     slot: Weak<Slot>,
 }
 
@@ -395,7 +395,7 @@ impl Scheduler {
         }
     }
 
-    /// Nobody tells the servers anything any more.
+    /// The servers get no notices any more.
     pub(super) fn stop_notices(&self) {
         self.state().is_silent = true;
         self.notice_ready.notify_all();

@@ -68,7 +68,7 @@ impl Peer {
         }
     }
 
-    /// It is turned away: why, for the messages of this process.
+    /// Records why the process was turned away, for the messages of this process.
     pub(super) fn refuse(&self, reason: &str) {
         tracing::warn!(remote = %self.remote, reason, "a process was turned away");
         self.refusals.note(self.remote, reason);

@@ -202,7 +202,7 @@ impl Run {
         *lock(&self.last_heard) = Instant::now();
     }
 
-    /// This is the coordinator's connection from now on.
+    /// Makes `peer` the coordinator's connection from now on.
     pub(super) fn claim(&self, peer: &Arc<Peer>) {
         self.note_coordinator();
         *lock(&self.coordinator) = Coordinator::of(peer);
@@ -329,7 +329,7 @@ impl Run {
         }
     }
 
-    /// Nobody waits for this closure's push.
+    /// The push of this closure will not come: pulls wait for it no longer.
     pub(super) fn abandon(&self, closure: u64) {
         lock(&self.clock).forget(closure);
         self.moved.notify_waiters();

@@ -59,6 +59,7 @@ use variable::Variable;
 /// One replica is in sync: gradients of different workers are not summed but applied one after the
 /// other. It works on the coordinator as on a worker. A cheap handle: clones are the same strategy.
 #[derive(Clone)]
+#[must_use]
 pub struct ParameterServerStrategy {
     inner: Arc<StrategyInner>,
     /// The name of what this handle creates.
@@ -190,7 +191,6 @@ impl ParameterServerStrategy {
 
     /// The same strategy; data that its handle distributes is whole on every worker, instead of
     /// being divided between them.
-    #[must_use]
     pub fn undivided(&self) -> Self {
         Self {
             divides: false,

@@ -101,7 +101,7 @@ pub(crate) struct Updates {
 enum UpdateIds {
     /// A coordinator schedules closures in the same run.
     WithCoordinator { closure: u64, sequence: u32 },
-    /// Nobody schedules closures in this run: each update is one, and earlier ones are finished.
+    /// The run has no coordinator: each update counts as a closure, and earlier ones are finished.
     WithoutCoordinator {
         closure: u64,
         client: VariableClient,

@@ -42,7 +42,7 @@ pub enum TableInitializer {
 }
 
 impl Default for TableInitializer {
-    /// That of `keras.layers.Embedding`: uniform from -0.05 to 0.05. The seed is 0.
+    /// The default of `keras.layers.Embedding`: uniform from -0.05 to 0.05. The seed is 0.
     fn default() -> Self {
         Self::Uniform {
             low: -0.05,

@@ -19,6 +19,7 @@ use crate::variable::{OptimizerSpec, VariableSpec};
 /// let spec = spec.initializer(TableInitializer::normal(0.1, 42));
 /// ```
 #[derive(Debug, Clone)]
+#[must_use]
 pub struct TableSpec {
     pub(crate) rows: usize,
     pub(crate) width: usize,

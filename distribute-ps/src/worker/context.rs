@@ -317,7 +317,7 @@ impl<T: Send + 'static> Drop for ResourceGuard<'_, T> {
         let name = self.name.clone();
         let mut resources = self.session.resources();
         if std::thread::panicking() {
-            // It may be half changed.
+            // The value may be half changed.
             resources.remove(&name);
         } else if let Some(value) = self.value.take() {
             resources.insert(name, Some(value));

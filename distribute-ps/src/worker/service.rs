@@ -152,7 +152,7 @@ impl CancelFlags {
 }
 
 impl Drop for CancelFlags {
-    /// Nobody waits for the results any more.
+    /// Cancels all closures of the stream: their results are of no use any more.
     fn drop(&mut self) {
         for flag in self.0.values() {
             flag.store(true, Ordering::Relaxed);

@@ -166,7 +166,7 @@ impl StepQueue {
             let before = state.session.replace(Arc::new(new_session()));
             state.retired.extend(before);
         }
-        // Those of an earlier stream, which nobody waits for.
+        // The closures of an earlier stream, whose results are of no use.
         state.queued.clear();
         state.last_stream += 1;
         let id = state.last_stream;

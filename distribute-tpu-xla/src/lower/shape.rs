@@ -69,7 +69,7 @@ pub(super) fn repeat_dim(cx: &mut Context, op: &RepeatDimOpIr) -> Result<()> {
 }
 
 pub(super) fn empty(cx: &mut Context, op: &CreationOpIr) -> Result<()> {
-    // Nobody may rely on what is in it.
+    // No step may rely on what is in an empty tensor.
     zeros(cx, op)
 }
 

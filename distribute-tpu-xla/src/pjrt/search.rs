@@ -39,6 +39,7 @@ const FETCHED: &str = "distribute/libtpu";
 /// A search for a [topology](Self::topology) of TPUs leaves out what can only be a plugin of CPUs,
 /// `PJRT_CPU_PLUGIN` and XLA's CPU client, and looks in the cache for what
 /// `distribute-tpu-xla/pjrt-cpu/fetch-libtpu` has put there instead.
+#[must_use]
 pub struct PluginSearch<'a> {
     explicit: Option<&'a Path>,
     for_tpus: bool,

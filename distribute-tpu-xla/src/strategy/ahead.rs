@@ -25,6 +25,7 @@ use crate::stablehlo::Precision;
 /// step and then returns [`TpuError::CompiledOnly`]; [`programs`](Self::programs) has the program,
 /// with its memory needs and costs. States that were passed are unchanged.
 #[derive(Clone)]
+#[must_use]
 pub struct TpuCompiler {
     replicas: Arc<[Replica]>,
     tracer: Arc<AheadOfTimeTracer>,

@@ -49,7 +49,7 @@ struct SliceGroup {
     client: Client,
     /// The device of this process that speaks for it.
     device: Device,
-    /// Those of all processes, by their global numbers.
+    /// The devices that speak for all processes, by their global numbers.
     assignment: Vec<i64>,
     rank: usize,
     limit: Duration,

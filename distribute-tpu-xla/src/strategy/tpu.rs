@@ -34,6 +34,7 @@ use crate::trace::{ProgramLimits, ProgramStatistics};
 /// lost is an error of the others, and the group has ended: start all again from the last
 /// checkpoint.
 #[derive(Clone)]
+#[must_use]
 pub struct TpuStrategy {
     replicas: Arc<[Replica]>,
     devices: Arc<[Device]>,
@@ -92,6 +93,7 @@ impl TpuStrategy {
 
 /// Options of a [`TpuStrategy`].
 #[derive(Debug, Clone)]
+#[must_use]
 pub struct TpuStrategyBuilder<'a> {
     system: &'a TpuSystem,
     replicas: Option<usize>,

@@ -18,6 +18,7 @@ use crate::{Callback, CallbackState, Control, EpochRecord, Outcome, exact};
 /// let callback = EarlyStopping::new("val_loss").patience(3).restore_best(true);
 /// ```
 #[derive(Debug)]
+#[must_use]
 pub struct EarlyStopping {
     monitor: Monitor,
     patience: usize,
@@ -49,21 +50,18 @@ impl EarlyStopping {
     }
 
     /// Which values are better; by default it follows from the name.
-    #[must_use]
     pub fn direction(mut self, direction: Direction) -> Self {
         self.monitor.direction = direction;
         self
     }
 
     /// How much better a value must be to count, 0 by default. In the unit of the value.
-    #[must_use]
     pub fn min_delta(mut self, min_delta: f64) -> Self {
         self.monitor.min_delta = min_delta.abs();
         self
     }
 
     /// After how many epochs without improvement to stop; 0 counts as 1, as in Keras.
-    #[must_use]
     pub fn patience(mut self, epochs: usize) -> Self {
         self.patience = epochs;
         self
@@ -71,7 +69,6 @@ impl EarlyStopping {
 
     /// Puts the parameters of the best epoch back when training ends (unless it was interrupted:
     /// then it goes on later). Holds a copy of the parameters in host memory.
-    #[must_use]
     pub fn restore_best(mut self, restore: bool) -> Self {
         self.restore_best = restore;
         self

@@ -23,6 +23,7 @@ enum Format {
 /// digits as are needed to read the same number back; what is not finite is `NaN`, `Infinity` or
 /// `-Infinity`, in JSON as a text ([`json_number`]).
 #[derive(Debug)]
+#[must_use]
 pub struct HistoryFile {
     path: PathBuf,
     format: Format,
@@ -53,7 +54,6 @@ impl HistoryFile {
 
     /// Also writes `training_seconds`, `validation_seconds` and `examples_per_second`. Off by
     /// default: without them two runs with the same seed write the same bytes.
-    #[must_use]
     pub fn timings(mut self, timings: bool) -> Self {
         self.timings = timings;
         self

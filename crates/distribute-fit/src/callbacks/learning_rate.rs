@@ -25,6 +25,7 @@ type Schedule<'a> = Box<dyn FnMut(u64, f64) -> f64 + 'a>;
 ///     1e-3 * ((step + 1) as f64 / 100.0).min(1.0)
 /// });
 /// ```
+#[must_use]
 pub struct LearningRateScheduler<'a> {
     schedule: Schedule<'a>,
     per_step: bool,

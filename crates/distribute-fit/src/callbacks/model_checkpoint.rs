@@ -35,6 +35,7 @@ use crate::{Callback, CallbackState, Control, EpochRecord, FitError, Outcome, Po
 /// part. It holds the directory from [`new`](Self::new) until it is dropped, and a second
 /// one is refused, in this process or another. Reading the checkpoints is possible all the while.
 #[derive(Debug)]
+#[must_use]
 pub struct ModelCheckpoint {
     /// `None` on a worker that is not the chief.
     manager: Option<CheckpointManager>,
@@ -103,7 +104,6 @@ impl ModelCheckpoint {
     }
 
     /// Saves after every `epochs`-th epoch; 0 counts as 1.
-    #[must_use]
     pub fn every_epochs(mut self, epochs: usize) -> Self {
         self.every = Every::Epochs(epochs.max(1));
         self
@@ -111,7 +111,6 @@ impl ModelCheckpoint {
 
     /// Saves after every `steps`-th optimizer step; 0 counts as 1. Not together with
     /// [`best_only`](Self::best_only).
-    #[must_use]
     pub fn every_steps(mut self, steps: u64) -> Self {
         self.every = Every::Steps(steps.max(1));
         self
@@ -120,7 +119,6 @@ impl ModelCheckpoint {
     /// Saves after the first optimizer step that ends at least this long after the last save. With
     /// several workers the chief's clock counts, and several such callbacks all save when the first
     /// of them is due. Not together with [`best_only`](Self::best_only).
-    #[must_use]
     pub fn every(mut self, interval: Duration) -> Self {
         self.every = Every::Seconds(interval);
         self
@@ -128,7 +126,6 @@ impl ModelCheckpoint {
 
     /// Keeps the newest `checkpoints` only; 0 keeps all. Older ones are removed after a new one is
     /// safely on disk.
-    #[must_use]
     pub fn keep(mut self, checkpoints: usize) -> Self {
         let count = NonZeroUsize::new(checkpoints);
         let manager = self.manager.take();
@@ -137,7 +134,6 @@ impl ModelCheckpoint {
     }
 
     /// Saves only after epochs in which this value of the logs was better than ever before.
-    #[must_use]
     pub fn best_only(mut self, monitor: impl Into<String>) -> Self {
         self.best_only = Some(Monitor::new(monitor));
         self
@@ -145,7 +141,6 @@ impl ModelCheckpoint {
 
     /// Which values are better, for [`best_only`](Self::best_only); by default it follows from
     /// the name.
-    #[must_use]
     pub fn direction(mut self, direction: Direction) -> Self {
         if let Some(monitor) = &mut self.best_only {
             monitor.direction = direction;
@@ -154,7 +149,6 @@ impl ModelCheckpoint {
     }
 
     /// The model's name for [`ModelInfo`](distribute_core::checkpoint::ModelInfo).
-    #[must_use]
     pub fn model_name(mut self, name: impl Into<String>) -> Self {
         self.model_name = name.into();
         self
@@ -162,7 +156,6 @@ impl ModelCheckpoint {
 
     /// Adds something to every checkpoint's
     /// [`Metadata::extra`](distribute_core::checkpoint::Metadata::extra).
-    #[must_use]
     pub fn extra(mut self, key: impl Into<String>, value: impl Into<Value>) -> Self {
         self.extra.insert(key.into(), value.into());
         self

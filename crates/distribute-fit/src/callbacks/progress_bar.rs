@@ -23,6 +23,7 @@ const TEMPLATE_WITHOUT_LENGTH: &str = "{prefix} {spinner} {pos}  {per_sec}  {msg
 ///
 /// On a terminal the bar is drawn on standard error, and the table above it. Elsewhere (a file, a
 /// pipe, CI) there are plain lines only: the table, and twice a minute how far a long epoch is.
+#[must_use]
 pub struct ProgressBar {
     output: Output,
     table: Table,

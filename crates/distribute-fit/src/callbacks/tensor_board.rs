@@ -12,6 +12,7 @@ use crate::{Callback, Control, EpochRecord, FitError, Outcome};
 /// `epoch_learning_rate`, over the epochs (from 0); training under `<log directory>/train`,
 /// validation under `<log directory>/validation`. Flushed after every epoch.
 #[derive(Debug)]
+#[must_use]
 pub struct TensorBoard {
     directory: PathBuf,
     every_steps: Option<u64>,
@@ -37,7 +38,6 @@ impl TensorBoard {
 
     /// Also writes `batch_loss`, the mean of the epoch so far, over the optimizer steps (Keras:
     /// `update_freq`). Reading it waits for the step.
-    #[must_use]
     pub fn every_steps(mut self, steps: u64) -> Self {
         self.every_steps = (steps > 0).then_some(steps);
         self

@@ -9,6 +9,7 @@ use crate::{Callback, Control, EpochRecord, Outcome};
 ///
 /// Looking at the loss waits for the step; on a GPU look less often.
 #[derive(Debug, Clone)]
+#[must_use]
 pub struct TerminateOnNan {
     every_batches: usize,
 }

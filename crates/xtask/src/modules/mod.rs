@@ -24,7 +24,6 @@ const ALLOWED: &[Allowed<'_>] = &[];
 /// shrink, and a crate without circles has no row.
 const KNOWN: &[(&str, usize)] = &[
     ("distribute-collectives", 32),
-    ("distribute-core", 55),
     ("distribute-ps", 27),
     ("distribute-tpu-xla", 38),
 ];

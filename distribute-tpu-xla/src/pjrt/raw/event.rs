@@ -105,7 +105,7 @@ impl Event {
     }
 }
 
-/// Who is to be told that an event has happened.
+/// The receiver that is told when an event has happened.
 struct EventCallback {
     api: Arc<Api>,
     sender: Sender<()>,

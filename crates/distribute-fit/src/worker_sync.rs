@@ -8,9 +8,9 @@ use serde::{Deserialize, Serialize};
 use super::snapshot::refuse;
 use super::{BatchSource, Batches, Outcome};
 
-/// What a worker says between epochs.
+/// What a worker reports between epochs.
 #[derive(Debug, Serialize, Deserialize)]
-struct Said {
+struct WorkerReport {
     stop: Option<Outcome>,
     /// The bits of the learning rate of the next step.
     learning_rate: u64,
@@ -20,17 +20,19 @@ struct Said {
 ///
 /// # Errors
 /// If a worker goes on with another learning rate: a callback changed it there alone.
-pub(super) fn agree(
+pub(super) fn agree_on_stop(
     workers: &WorkerGroup,
     own: Option<&Outcome>,
     learning_rate: f64,
 ) -> Result<Option<Outcome>> {
-    let said = Said {
+    let report = WorkerReport {
         stop: own.cloned(),
         learning_rate: learning_rate.to_bits(),
     };
-    let all = workers.hear_all("whether to stop training", &said)?;
-    let rates = all.iter().map(|said| f64::from_bits(said.learning_rate));
+    let all = workers.hear_all("whether to stop training", &report)?;
+    let rates = all
+        .iter()
+        .map(|report| f64::from_bits(report.learning_rate));
     let rates: Vec<f64> = rates.collect();
     let differs = |rate: &f64| rate.to_bits() != rates[0].to_bits();
     if let Some(worker) = rates.iter().position(differs) {
@@ -40,7 +42,7 @@ pub(super) fn agree(
             rates[worker], rates[0]
         )));
     }
-    let reasons = all.into_iter().filter_map(|said| said.stop);
+    let reasons = all.into_iter().filter_map(|report| report.stop);
     // Nothing is saved then, by nobody.
     let useless = |reason: &Outcome| matches!(reason, Outcome::NotFinite { .. });
     let reasons: Vec<Outcome> = reasons.collect();
@@ -113,7 +115,7 @@ pub(super) fn batches<'a, D: BatchSource + ?Sized>(
         if let Some(Err(_)) = batch {
             return batch;
         }
-        let same = all_have(&workers, batch.is_some(), number);
+        let same = check_equal_batches(&workers, batch.is_some(), number);
         number += 1;
         match same {
             Ok(()) => batch,
@@ -123,7 +125,7 @@ pub(super) fn batches<'a, D: BatchSource + ?Sized>(
 }
 
 /// Refuses, on all workers, when some have another batch and some have not.
-fn all_have(workers: &WorkerGroup, own: bool, number: usize) -> Result<()> {
+fn check_equal_batches(workers: &WorkerGroup, own: bool, number: usize) -> Result<()> {
     let all = workers.hear_all("whether there is a batch", &own)?;
     let find = |wanted: bool| all.iter().position(|has| *has == wanted);
     let (Some(with), Some(without)) = (find(true), find(false)) else {

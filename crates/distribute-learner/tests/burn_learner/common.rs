@@ -21,8 +21,9 @@ use burn_train::{
 };
 use distribute_core::collectives::{Buffer, Communicator};
 use distribute_core::{
-    CrossDeviceOps, DirectAllReduce, LearnerStrategy, MirroredStrategy, ReduceOp, Result, Strategy,
+    CrossDeviceOps, DirectAllReduce, MirroredStrategy, ReduceOp, Result, Strategy,
 };
+use distribute_learner::LearnerStrategy;
 
 use crate::events::Recorder;
 

@@ -1,12 +1,14 @@
 //! How values are handed to a step: [`StepArgs`].
 
-use std::fmt;
 use std::sync::{Arc, Mutex};
 
+use super::{Call, Capture, CapturedState, Changes};
+use crate::error::check_count;
 use crate::nest::different_structure;
+use crate::scope::BatchFacts;
 use crate::strategy::StrategyId;
-use crate::trace::{Call, Capture, CapturedState, Changes, Fingerprint, TraceError};
-use crate::values::{count, lock};
+use crate::sync::lock;
+use crate::trace::{Fingerprint, TraceError};
 use crate::{Error, Mirrored, Nest, PerReplica, Replicate, Result};
 
 /// What one replica's step receives of an argument that is lent for `'x`.
@@ -24,7 +26,8 @@ pub type Item<'x, A> = <A as Lend<'x>>::Item;
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no argument of a step",
     label = "not `&mut state`, a batch, a number, `Same(value)` or a tuple of these",
-    note = "a batch that comes out of a dataset is a `Result`: hand it over with a `?`, as `batch?`",
+    note = "a batch that comes out of a dataset is a `Result`: hand it over with a `?`, \
+            as `batch?`",
     note = "a mirrored value is lent: `&mut state` or `&state`",
     note = "a value that is the same on every replica is wrapped: `Same(value)`"
 )]
@@ -41,7 +44,7 @@ pub trait StepArgs: for<'x> Lend<'x> + Sized {
         &mut self,
         strategy: &StrategyId,
         replicas: usize,
-        watch: &mut Watch,
+        poison: &mut PoisonOnError,
     ) -> Result<Vec<Item<'_, Self>>>;
 
     /// Hands the argument's tensors to a call of a compiled step, and names the rest.
@@ -77,44 +80,13 @@ pub trait StepArgs: for<'x> Lend<'x> + Sized {
 
 /// Remembers the mirrored values a run may change, to mark them when it fails.
 #[derive(Debug, Default)]
-pub struct Watch {
+pub struct PoisonOnError {
     flags: Vec<Arc<Mutex<Option<String>>>>,
     /// For every replica what is known of its batch.
     batches: Vec<BatchFacts>,
 }
 
-/// What is known of the batch that a step is handed.
-#[derive(Debug, Default, Clone)]
-pub(crate) struct BatchFacts {
-    /// The extents of the first axes of its tensors.
-    pub(crate) rows: Vec<usize>,
-    /// The sizes of the global batches that it is a part of.
-    pub(crate) global_batch_sizes: Vec<usize>,
-}
-
-impl BatchFacts {
-    /// Adds what is known of a per-replica value and of one replica's part of it.
-    pub(crate) fn add(&mut self, part: &impl Nest, global_batch_size: Option<usize>) {
-        part.fingerprint(self);
-        if let Some(size) = global_batch_size
-            && !self.global_batch_sizes.contains(&size)
-        {
-            self.global_batch_sizes.push(size);
-        }
-    }
-}
-
-impl Fingerprint for BatchFacts {
-    fn fixed(&mut self, _: fmt::Arguments<'_>) {}
-
-    fn rows(&mut self, rows: usize) {
-        if !self.rows.contains(&rows) {
-            self.rows.push(rows);
-        }
-    }
-}
-
-impl Watch {
+impl PoisonOnError {
     /// Notes what is known of the parts that the replicas are handed.
     fn note_batch<T: Nest>(&mut self, batch: &PerReplica<T>) {
         let facts = BatchFacts::default;
@@ -148,7 +120,7 @@ impl<T: Replicate + Send> StepArgs for &mut Mirrored<T> {
         &mut self,
         strategy: &StrategyId,
         replicas: usize,
-        watch: &mut Watch,
+        poison: &mut PoisonOnError,
     ) -> Result<Vec<&mut T>> {
         // A failed run marks what it was given. If every copy counts its updates and the counts
         // agree, no copy was changed alone and the mark can go.
@@ -157,11 +129,11 @@ impl<T: Replicate + Send> StepArgs for &mut Mirrored<T> {
             *lock(&self.poison) = None;
         }
         self.check(strategy)?;
-        count("a mirrored argument", replicas, self.values.len())?;
+        check_count("a mirrored argument", replicas, self.values.len())?;
         self.refresh()?;
         // One copy cannot differ from itself.
         if self.values.len() > 1 {
-            watch.flags.push(Arc::clone(&self.poison));
+            poison.flags.push(Arc::clone(&self.poison));
         }
         Ok(self.values.iter_mut().collect())
     }
@@ -194,9 +166,14 @@ impl<'x, T: Replicate + Sync> Lend<'x> for &Mirrored<T> {
 impl<T: Replicate + Sync> StepArgs for &Mirrored<T> {
     type Captured = CapturedState<T>;
 
-    fn split(&mut self, strategy: &StrategyId, replicas: usize, _: &mut Watch) -> Result<Vec<&T>> {
+    fn split(
+        &mut self,
+        strategy: &StrategyId,
+        replicas: usize,
+        _: &mut PoisonOnError,
+    ) -> Result<Vec<&T>> {
         self.check(strategy)?;
-        count("a mirrored argument", replicas, self.values.len())?;
+        check_count("a mirrored argument", replicas, self.values.len())?;
         Ok(self.values.iter().collect())
     }
 
@@ -228,9 +205,14 @@ impl<'x, T: Nest + Send> Lend<'x> for PerReplica<T> {
 impl<T: Nest + Send> StepArgs for PerReplica<T> {
     type Captured = Option<T>;
 
-    fn split(&mut self, _: &StrategyId, replicas: usize, watch: &mut Watch) -> Result<Vec<T>> {
-        count("a per-replica argument", replicas, self.values.len())?;
-        watch.note_batch(self);
+    fn split(
+        &mut self,
+        _: &StrategyId,
+        replicas: usize,
+        poison: &mut PoisonOnError,
+    ) -> Result<Vec<T>> {
+        check_count("a per-replica argument", replicas, self.values.len())?;
+        poison.note_batch(self);
         Ok(std::mem::take(&mut self.values))
     }
 
@@ -263,9 +245,14 @@ impl<'x, T: Nest + Clone + Sync> Lend<'x> for &PerReplica<T> {
 impl<T: Nest + Clone + Sync> StepArgs for &PerReplica<T> {
     type Captured = T;
 
-    fn split(&mut self, _: &StrategyId, replicas: usize, watch: &mut Watch) -> Result<Vec<&T>> {
-        count("a per-replica argument", replicas, self.values.len())?;
-        watch.note_batch(self);
+    fn split(
+        &mut self,
+        _: &StrategyId,
+        replicas: usize,
+        poison: &mut PoisonOnError,
+    ) -> Result<Vec<&T>> {
+        check_count("a per-replica argument", replicas, self.values.len())?;
+        poison.note_batch(self);
         Ok(self.values.iter().collect())
     }
 
@@ -314,8 +301,8 @@ impl<'x, T: Sync> Lend<'x> for Lent<'_, T> {
 impl<T: Sync> StepArgs for Lent<'_, T> {
     type Captured = ();
 
-    fn split(&mut self, _: &StrategyId, replicas: usize, _: &mut Watch) -> Result<Vec<&T>> {
-        count("a per-replica argument", replicas, self.0.values.len())?;
+    fn split(&mut self, _: &StrategyId, replicas: usize, _: &mut PoisonOnError) -> Result<Vec<&T>> {
+        check_count("a per-replica argument", replicas, self.0.values.len())?;
         Ok(self.0.values.iter().collect())
     }
 
@@ -353,7 +340,7 @@ impl<'x, T: Nest + Clone + Send> Lend<'x> for Same<T> {
 impl<T: Nest + Clone + Send> StepArgs for Same<T> {
     type Captured = Option<T>;
 
-    fn split(&mut self, _: &StrategyId, replicas: usize, _: &mut Watch) -> Result<Vec<T>> {
+    fn split(&mut self, _: &StrategyId, replicas: usize, _: &mut PoisonOnError) -> Result<Vec<T>> {
         Ok(vec![self.0.clone(); replicas])
     }
 
@@ -393,7 +380,7 @@ macro_rules! same {
                 &mut self,
                 _: &StrategyId,
                 replicas: usize,
-                _: &mut Watch,
+                _: &mut PoisonOnError,
             ) -> Result<Vec<$type>> {
                 Ok(vec![*self; replicas])
             }
@@ -437,9 +424,9 @@ macro_rules! tuple {
                 &mut self,
                 strategy: &StrategyId,
                 replicas: usize,
-                watch: &mut Watch,
+                poison: &mut PoisonOnError,
             ) -> Result<Vec<Item<'_, Self>>> {
-                let mut parts = ($(self.$index.split(strategy, replicas, watch)?.into_iter(),)+);
+                let mut parts = ($(self.$index.split(strategy, replicas, poison)?.into_iter(),)+);
                 let mut items = Vec::with_capacity(replicas);
                 while items.len() < replicas {
                     items.push(($(next(&mut parts.$index, replicas)?,)+));

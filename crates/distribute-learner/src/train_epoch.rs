@@ -1,30 +1,29 @@
 //! One pass over the training data.
 
 use std::iter;
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
 
 use burn::data::dataloader::{DataLoaderIterator, Progress};
 use burn::data::dataset::DatasetError;
+use burn_train::train::WorkerFailure;
 use burn_train::{
     EventProcessorTraining, Interrupter, LearnerEvent, LearnerModel,
-    SupervisedTrainingEventProcessor, TrainLoader, TrainStep, TrainingItem,
+    SupervisedTrainingEventProcessor, TrainLoader, TrainStep, TrainingError, TrainingItem,
 };
+use distribute_core::{Error, Result, Strategy, StrategyExt};
 
-use super::replica::{LearnerReplica, Share};
-use super::training_error;
-use crate::values::lock;
-use crate::{Error, Result, Strategy, scope};
+use crate::replica::{LearnerReplica, Share};
 
 type Input<M> = <M as TrainStep>::Input;
 
 /// One epoch over all replicas.
-pub(super) struct TrainEpoch<'a, M: LearnerModel> {
-    pub(super) strategy: &'a dyn Strategy,
-    pub(super) replicas: &'a mut [LearnerReplica<M>],
-    pub(super) events: &'a mut SupervisedTrainingEventProcessor<M>,
-    pub(super) interrupter: &'a Interrupter,
+pub(crate) struct TrainEpoch<'a, M: LearnerModel> {
+    pub(crate) strategy: &'a dyn Strategy,
+    pub(crate) replicas: &'a mut [LearnerReplica<M>],
+    pub(crate) events: &'a mut SupervisedTrainingEventProcessor<M>,
+    pub(crate) interrupter: &'a Interrupter,
     /// The number of steps whose gradients one update sums.
-    pub(super) accumulation: usize,
+    pub(crate) accumulation: usize,
 }
 
 /// The batches of one step and how far the loader was after each of them; fewer than there are
@@ -36,7 +35,7 @@ struct Hand<M: LearnerModel> {
 
 impl<M: LearnerModel> TrainEpoch<'_, M> {
     /// Trains on every batch of the loader, or until the interrupter says stop.
-    pub(super) fn run(mut self, loader: &TrainLoader<M>) {
+    pub(crate) fn run(mut self, loader: &TrainLoader<M>) {
         let mut batches = loader.iter();
         let mut iteration = 0;
         let mut waiting = 0;
@@ -94,16 +93,17 @@ impl<M: LearnerModel> TrainEpoch<'_, M> {
             .into_iter()
             .map(Some)
             .chain(iter::repeat_with(|| None));
-        // Not `StrategyExt::run`: a replica and what burn loads are not made of tensors.
-        scope::check_run(&self.strategy.id())?;
+        // No arguments of the step: a replica and what burn loads are not made of tensors.
         let items = self.replicas.iter_mut().zip(inputs);
         let items: Vec<_> = items.map(|item| Mutex::new(Some(item))).collect();
-        self.strategy.run_replicas(&|ctx| {
-            let item = lock(&items[ctx.local_id()]).take();
+        let step = self.strategy.run((), |ctx, ()| {
+            let item = items[ctx.local_id()].lock();
+            let item = item.unwrap_or_else(PoisonError::into_inner).take();
             let twice = || Error::invalid("a strategy ran a replica twice");
             let (replica, input) = item.ok_or_else(twice)?;
             replica.step(ctx, input, share)
-        })
+        });
+        step.map(drop)
     }
 
     /// One event per batch, in the order of the loader.
@@ -122,4 +122,17 @@ impl<M: LearnerModel> TrainEpoch<'_, M> {
                 .fail_on_error(self.events.process_train(event));
         }
     }
+}
+
+/// Our error as burn reports one: of its kinds the failure of a worker is the one that carries a
+/// text. An error that belongs to no replica is reported for the first one.
+pub(crate) fn training_error(error: &Error) -> TrainingError {
+    let device_id = match error {
+        Error::Replica { replica, .. } | Error::ReplicaPanicked { replica, .. } => *replica,
+        _ => 0,
+    };
+    TrainingError::Workers(vec![WorkerFailure {
+        device_id,
+        message: error.to_string(),
+    }])
 }

@@ -2,7 +2,7 @@
 //!
 //! What the host draws while a step is captured becomes a constant of the program: the same numbers
 //! in every step and on every replica. A stream of the replica says so itself
-//! ([`Trace::refuse_draws_on_host`](super::Trace::refuse_draws_on_host)). Other generators cannot
+//! ([`refuse_draws_on_host`](crate::trace::Trace::refuse_draws_on_host)). Other generators cannot
 //! be seen, but their numbers can: a new step is captured twice for the same arguments, and a
 //! literal that differs was not computed from them.
 
@@ -12,8 +12,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use burn_capture::TensorId;
 use burn_ir::OperationIr;
 
-use super::TraceError;
-use super::program::{CapturedStep, ResultLeaf, StepProgram};
+use crate::trace::{CapturedStep, ResultLeaf, StepProgram, TensorSpec, TraceError};
 
 /// # Errors
 /// [`TraceError::Random`] if two captures of one step have other literals or other operations. The
@@ -125,7 +124,7 @@ impl Described {
             if let Some(data) = value {
                 data.as_bytes().hash(&mut hash);
                 if constant.is_empty() {
-                    constant = super::TensorSpec::of(data).to_string();
+                    constant = TensorSpec::of(data).to_string();
                 }
             }
         }

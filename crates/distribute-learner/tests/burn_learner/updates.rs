@@ -9,9 +9,9 @@ use burn::tensor::Device;
 use burn_train::checkpoint::KeepLastNCheckpoints;
 use burn_train::{ExecutionStrategy, TrainingStrategy};
 use distribute_core::{
-    CentralStorageStrategy, DefaultStrategy, LearnerStrategy, MirroredStrategy, OneDeviceStrategy,
-    Result, Strategy,
+    CentralStorageStrategy, DefaultStrategy, MirroredStrategy, OneDeviceStrategy, Result, Strategy,
 };
+use distribute_learner::LearnerStrategy;
 use rstest::rstest;
 
 use crate::common::{

@@ -7,9 +7,10 @@ use burn::data::dataloader::DataLoaderBuilder;
 use burn::data::dataset::{Dataset, DatasetError};
 use burn_train::{LearningResult, TrainingError, TrainingStrategy};
 use distribute_core::{
-    DefaultStrategy, Error, InputContext, LearnerStrategy, MirroredStrategy, ReduceOp, Replica,
-    ReplicaStep, Result, Strategy, StrategyExt, StrategyId,
+    DefaultStrategy, Error, InputContext, MirroredStrategy, ReduceOp, Replica, ReplicaStep, Result,
+    Strategy, StrategyExt, StrategyId,
 };
+use distribute_learner::LearnerStrategy;
 
 use crate::common::{
     BeforeAllReduce, Net, Optimizer, Row, Spy, Stack, assert_equal_replicas, custom, launch,

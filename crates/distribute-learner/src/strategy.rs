@@ -1,23 +1,18 @@
 //! burn's own training loop on our replicas: [`LearnerStrategy`].
 
-mod replica;
-mod train_epoch;
-
 use std::sync::Arc;
 
 use burn::data::dataloader::Progress;
 use burn::module::Module;
-use burn_train::train::WorkerFailure;
 use burn_train::{
     EventProcessorTraining, InferenceStep, Interrupter, Learner, LearnerEvent, LearnerModel,
     SupervisedLearningStrategy, SupervisedTrainingEventProcessor, TrainLoader, TrainingComponents,
-    TrainingError, TrainingItem, ValidLoader,
+    TrainingItem, ValidLoader,
 };
+use distribute_core::{Error, Result, Strategy, check_running_statistics};
 
-use crate::train_state::check_running_statistics;
-use crate::{Error, Result, Strategy};
-use replica::LearnerReplica;
-use train_epoch::TrainEpoch;
+use crate::replica::LearnerReplica;
+use crate::train_epoch::{TrainEpoch, training_error};
 
 /// A strategy of ours in the place of burn's own in burn's `SupervisedTraining`.
 ///
@@ -25,7 +20,8 @@ use train_epoch::TrainEpoch;
 /// use std::sync::Arc;
 ///
 /// use burn_train::{LearnerModel, SupervisedTraining, TrainingStrategy};
-/// use distribute_core::{LearnerStrategy, MirroredStrategy, Result};
+/// use distribute_core::{MirroredStrategy, Result};
+/// use distribute_learner::LearnerStrategy;
 ///
 /// fn on_two_replicas<M: LearnerModel>(
 ///     training: SupervisedTraining<M>,
@@ -71,7 +67,7 @@ use train_epoch::TrainEpoch;
 ///
 /// Refused in the same way: batch normalization on several replicas (burn shares its running
 /// statistics between replica threads), replicas on different burn devices (a loader makes its
-/// batches on one), and strategies over several processes.
+/// batches on one), strategies over several processes, and those that compile steps.
 ///
 /// # What burn does not hand over
 ///
@@ -79,7 +75,8 @@ use train_epoch::TrainEpoch;
 /// Layers that draw random numbers from burn's generator (its `Dropout`) draw from one generator
 /// for the whole process, so with several replicas their numbers depend on timing.
 ///
-/// [`VariablePlacement::Central`]: crate::VariablePlacement::Central
+/// [`TrainingError::Workers`]: burn_train::TrainingError::Workers
+/// [`VariablePlacement::Central`]: distribute_core::VariablePlacement::Central
 #[derive(Debug, Clone)]
 pub struct LearnerStrategy {
     strategy: Arc<dyn Strategy>,
@@ -105,6 +102,13 @@ impl LearnerStrategy {
                 "burn's training loop runs in one process, but {} of the {in_sync} replicas of \
                  the {} strategy are here; write a step of your own, or use `fit`",
                 replicas.len(),
+                self.strategy.name(),
+            )));
+        }
+        if self.strategy.tracer().is_some() {
+            return Err(Error::invalid(format!(
+                "burn's training loop runs its steps as they are, but the {} strategy compiles \
+                 them; write a step of your own, or use `fit`",
                 self.strategy.name(),
             )));
         }
@@ -271,26 +275,13 @@ impl<M: LearnerModel> Run<'_, M> {
     }
 }
 
-/// Our error as burn reports one: of its kinds the failure of a worker is the one that carries a
-/// text. An error that belongs to no replica is reported for the first one.
-fn training_error(error: &Error) -> TrainingError {
-    let device_id = match error {
-        Error::Replica { replica, .. } | Error::ReplicaPanicked { replica, .. } => *replica,
-        _ => 0,
-    };
-    TrainingError::Workers(vec![WorkerFailure {
-        device_id,
-        message: error.to_string(),
-    }])
-}
-
 #[cfg(test)]
 mod tests {
     use burn::nn::{BatchNormConfig, LinearConfig};
     use burn::tensor::Device;
 
     use super::*;
-    use crate::MirroredStrategy;
+    use distribute_core::MirroredStrategy;
 
     #[test]
     fn shared_running_statistics_are_refused_on_several_replicas() {

@@ -3,12 +3,16 @@
 //! TensorFlow calls this `tf.nest`. `reduce`, `gather` and `all_reduce` accept any [`Nest`]:
 //! tensors, numbers, tuples, vectors, maps, and structs with `#[derive(Nest)]`.
 
+mod traced;
+
 use std::collections::BTreeMap;
 
 use burn::tensor::{Bool, DType, Device, Float, Int, Tensor, TensorData};
 
-use crate::trace::{Fingerprint, TraceError, TracedTensor, read_error};
-use crate::{Error, Result, scope};
+use crate::trace::{Fingerprint, TraceError, read_error};
+use crate::{Error, Result};
+
+pub use traced::TracedTensor;
 
 /// One tensor or number inside a [`Nest`].
 ///
@@ -119,7 +123,7 @@ macro_rules! tensor {
         impl<const D: usize> Leaf for Tensor<D, $kind> {
             fn take(&mut self) -> Result<TensorData> {
                 // While a step is captured its tensors have no values.
-                if scope::trace().is_some() && self.captured().is_some() {
+                if self.captured().is_some() {
                     return Err(TraceError::host_read("a tensor").into());
                 }
                 self.extract().without_autodiff().try_into_data().map_err(read_error)

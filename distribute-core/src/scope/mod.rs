@@ -2,18 +2,21 @@
 //!
 //! This is the only thread-local state of the library. It is set for the duration of
 //! [`scope`](crate::StrategyExt::scope), [`within`](crate::StrategyExt::within) and a step. It is
-//! read by [`current_strategy`], so that library code can adapt to the strategy it is called under
-//! without having it passed in, and by [`loss`](crate::loss), where functions that average losses
+//! read by [`current_strategy`](crate::current_strategy), so that library code can adapt to the
+//! strategy it is called under without having it passed in, and by [`loss`](crate::loss), where functions that average losses
 //! learn the size of the global batch and say what they divided by.
+
+mod notes;
 
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use crate::loss::LossDivisor;
-use crate::step_args::BatchFacts;
 use crate::strategy::StrategyId;
 use crate::trace::Trace;
-use crate::{DefaultStrategy, Error, Result, Strategy};
+use crate::{Error, Result, Strategy};
+
+pub use notes::LossDivisor;
+pub(crate) use notes::{BatchFacts, StepNotes};
 
 thread_local! {
     static STACK: RefCell<Vec<Entry>> = const { RefCell::new(Vec::new()) };
@@ -38,15 +41,6 @@ impl Entry {
     }
 }
 
-/// What is known of a step of one replica beside its arguments.
-#[derive(Debug, Default)]
-pub(crate) struct StepNotes {
-    /// What is known of the batch that the step was handed.
-    pub(crate) batch: BatchFacts,
-    /// What losses were divided by.
-    pub(crate) divisors: Vec<LossDivisor>,
-}
-
 /// Reads or changes the notes of the step that runs on this thread; `None` outside of one.
 pub(crate) fn with_step<R>(visit: impl FnOnce(&mut StepNotes) -> R) -> Option<R> {
     STACK.with_borrow_mut(|stack| {
@@ -55,21 +49,9 @@ pub(crate) fn with_step<R>(visit: impl FnOnce(&mut StepNotes) -> R) -> Option<R>
     })
 }
 
-/// The strategy whose scope or step is running on this thread, else the default strategy.
-///
-/// ```
-/// use distribute_core::{OneDeviceStrategy, StrategyExt, current_strategy};
-///
-/// assert_eq!(current_strategy().name(), "default");
-/// let strategy = OneDeviceStrategy::new("cpu:0".parse()?)?;
-/// strategy.within(|| assert_eq!(current_strategy().name(), "one-device"))?;
-/// # Ok::<(), distribute_core::Error>(())
-/// ```
-pub fn current_strategy() -> Arc<dyn Strategy> {
-    STACK.with_borrow(|stack| match stack.last() {
-        Some(entry) => Arc::clone(&entry.strategy),
-        None => Arc::new(DefaultStrategy::new()),
-    })
+/// The strategy whose scope or step is running on this thread.
+pub(crate) fn innermost_strategy() -> Option<Arc<dyn Strategy>> {
+    STACK.with_borrow(|stack| stack.last().map(|entry| Arc::clone(&entry.strategy)))
 }
 
 /// Whether a strategy's scope or step is running on this thread

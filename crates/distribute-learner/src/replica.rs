@@ -4,29 +4,28 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::{GradientsAccumulator, GradientsParams};
 use burn::tensor::Tensor;
 use burn_train::{Learner, LearnerModel, TrainStep};
-
-use crate::{Gradients, ReduceOp, ReplicaContext, Result};
+use distribute_core::{Gradients, ReduceOp, ReplicaContext, Result};
 
 /// What the replicas of one step have in common.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Share {
+pub(crate) struct Share {
     /// How many of them have a batch.
-    pub(super) batches: usize,
+    pub(crate) batches: usize,
     /// Whether the optimizer uses the gradients collected so far.
-    pub(super) update: bool,
+    pub(crate) update: bool,
 }
 
 /// One replica of a training.
-pub(super) struct LearnerReplica<M: LearnerModel> {
-    pub(super) learner: Learner<M>,
+pub(crate) struct LearnerReplica<M: LearnerModel> {
+    pub(crate) learner: Learner<M>,
     /// What its last batch gave, until it is reported.
-    pub(super) output: Option<<M as TrainStep>::Output>,
+    pub(crate) output: Option<<M as TrainStep>::Output>,
     /// The gradients that no update has used yet.
     accumulated: GradientsAccumulator<M>,
 }
 
 impl<M: LearnerModel> LearnerReplica<M> {
-    pub(super) fn new(learner: Learner<M>) -> Self {
+    pub(crate) fn new(learner: Learner<M>) -> Self {
         Self {
             learner,
             output: None,
@@ -35,7 +34,7 @@ impl<M: LearnerModel> LearnerReplica<M> {
     }
 
     /// Computes the gradients of a batch, if there is one, and makes the update, if it is time.
-    pub(super) fn step(
+    pub(crate) fn step(
         &mut self,
         ctx: &ReplicaContext,
         input: Option<<M as TrainStep>::Input>,

@@ -11,18 +11,16 @@ use burn_capture::{CapturedGraph, TensorId};
 use burn_ir::OperationIr;
 
 use super::call::{Call, Capture, Changes, LeafValue};
-use super::capture::{Input, Source, Trace, is_random, is_touch};
-use super::check::{Check, Due, digest};
-use super::effect::{Given, HostSide};
-use super::program::{
-    Argument, CapturedStep, Draws, InputRole, NewTensor, ResultLeaf, StateChange, StepInput,
-    StepOutput, StepProgram,
-};
-use super::{CapturedTensor, DeviceTensor, StepKey, TensorSpec, TraceError, Tracer, twice};
-use crate::step_args::Item;
+use super::digest::digest;
+use super::{Item, StepArgs, twice};
 use crate::strategy::StrategyId;
-use crate::values::lock;
-use crate::{Error, Leaf, Nest, PerReplica, ReplicaContext, Result, StepArgs, Strategy, scope};
+use crate::sync::lock;
+use crate::trace::{
+    Argument, CapturedStep, CapturedTensor, Check, DeviceTensor, Draws, Due, Given, HostSide,
+    Input, InputRole, NewTensor, ResultLeaf, Source, StateChange, StepInput, StepKey, StepOutput,
+    StepProgram, TensorSpec, Trace, TraceError, Tracer, is_random, is_touch,
+};
+use crate::{Error, Leaf, Nest, PerReplica, ReplicaContext, Result, Strategy, scope};
 
 /// Runs a step as a compiled program, which is captured and compiled when there is none yet.
 pub(crate) fn run<S, A, R, F>(

@@ -7,15 +7,15 @@ use std::sync::Arc;
 use burn::tensor::TensorData;
 use burn_capture::TensorId;
 
-use super::capture::{Source, Trace};
-use super::program::{NewTensor, StateChange};
-use super::state::{
-    Bind, Coefficients, Collect, OnDevice, ReadHosts, ReadOwn, ReadTensors, Replay,
-};
-use super::{CapturedTensor, DeviceTensor, Fingerprint, StepKey, TensorSpec, TraceError, Tracer};
-use crate::step_args::BatchFacts;
+use crate::error::check_count;
+use crate::scope::BatchFacts;
 use crate::strategy::StrategyId;
-use crate::values::{count, lock};
+use crate::sync::lock;
+use crate::trace::{
+    Bind, CapturedTensor, Coefficients, Collect, DeviceTensor, Fingerprint, NewTensor, OnDevice,
+    ReadHosts, ReadOwn, ReadTensors, Replay, Source, StateChange, StepKey, TensorSpec, Trace,
+    TraceError, Tracer,
+};
 use crate::{Mirrored, Nest, PerReplica, Replicate, Result};
 
 /// The value of one tensor of the arguments.
@@ -94,7 +94,7 @@ impl<'t> Call<'t> {
         mutable: bool,
     ) -> Result<()> {
         state.check(self.strategy)?;
-        count("a mirrored argument", self.replicas, state.values.len())?;
+        check_count("a mirrored argument", self.replicas, state.values.len())?;
         let mut on_device = lock(&state.on_device);
         if on_device.is_none() {
             let mut tensors = Vec::new();
@@ -138,7 +138,7 @@ impl<'t> Call<'t> {
 
     /// The parts of a batch, which lose their values.
     pub(crate) fn enter_batch<T: Nest>(&mut self, parts: &mut [T]) -> Result<()> {
-        count("a per-replica argument", self.replicas, parts.len())?;
+        check_count("a per-replica argument", self.replicas, parts.len())?;
         let mut columns: Vec<Vec<TensorData>> = Vec::new();
         let mut expected: Option<Vec<String>> = None;
         for (replica, part) in parts.iter_mut().enumerate() {

@@ -1,0 +1,123 @@
+//! Loss objects as part of a ready objective.
+
+use burn::tensor::Tensor;
+use distribute_core::{Error, ReplicaContext, Result};
+
+use super::functions::{
+    Labels, LastAxis, binary_crossentropy, categorical_crossentropy, mean_squared_error,
+    sparse_categorical_crossentropy,
+};
+use super::reduction::Reduction;
+use super::{
+    BinaryCrossentropy, CategoricalCrossentropy, MeanSquaredError, SparseCategoricalCrossentropy,
+};
+
+/// A loss of predictions `P` and labels `Y` that [`Supervised`](crate::Supervised) takes.
+pub trait BatchLoss<P, Y> {
+    /// This replica's part of the loss of the global batch.
+    ///
+    /// # Errors
+    /// Those of [`AverageLoss::of`] and of the reduction.
+    fn average(
+        &self,
+        ctx: &ReplicaContext,
+        predicted: P,
+        labels: Y,
+        weights: Option<Tensor<1>>,
+    ) -> Result<Tensor<1>>;
+
+    /// The number of examples.
+    fn examples(&self, found: &(P, Y)) -> usize;
+}
+
+/// A loss that says which predictions are right.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not say which of these predictions are right",
+    note = "report a number of your own: `.metric(\"name\", |predicted, labels| ..)`"
+)]
+pub trait BatchAccuracy<P, Y> {
+    /// The share of right predictions of every example, `[n]`.
+    fn right(&self, predicted: &P, labels: &Y) -> Tensor<1>;
+}
+
+/// The average over the global batch, or what a reduction makes of the losses.
+fn averaged<P: LastAxis>(
+    ctx: &ReplicaContext,
+    per_example: P::PerExample,
+    weights: Option<Tensor<1>>,
+    reduction: Reduction,
+) -> Result<Tensor<1>> {
+    match (reduction, weights) {
+        (Reduction::None, weights) => P::average(per_example, ctx, weights),
+        (reduction, None) => P::reduce(per_example, reduction)?.reduced(),
+        (reduction, Some(_)) => Err(Error::invalid(format!(
+            "a loss object with the reduction {reduction} cannot weigh examples; use \
+             Reduction::None, which is averaged over the global batch"
+        ))),
+    }
+}
+
+impl<P: LastAxis> BatchLoss<P, P::Indices> for SparseCategoricalCrossentropy {
+    fn average(
+        &self,
+        ctx: &ReplicaContext,
+        predicted: P,
+        labels: P::Indices,
+        weights: Option<Tensor<1>>,
+    ) -> Result<Tensor<1>> {
+        let losses = sparse_categorical_crossentropy(predicted, labels);
+        averaged::<P>(ctx, losses, weights, self.reduction())
+    }
+
+    fn examples(&self, (predicted, _): &(P, P::Indices)) -> usize {
+        predicted.examples()
+    }
+}
+
+impl<P: LastAxis + Clone> BatchAccuracy<P, P::Indices> for SparseCategoricalCrossentropy
+where
+    P::Indices: Clone,
+{
+    fn right(&self, predicted: &P, labels: &P::Indices) -> Tensor<1> {
+        predicted.clone().right_classes(labels.clone())
+    }
+}
+
+macro_rules! batch_loss {
+    ($name:ident, $function:ident) => {
+        impl<P: LastAxis, Y: Labels<P>> BatchLoss<P, Y> for $name {
+            fn average(
+                &self,
+                ctx: &ReplicaContext,
+                predicted: P,
+                labels: Y,
+                weights: Option<Tensor<1>>,
+            ) -> Result<Tensor<1>> {
+                let losses = $function(predicted, labels);
+                averaged::<P>(ctx, losses, weights, self.reduction())
+            }
+
+            fn examples(&self, (predicted, _): &(P, Y)) -> usize {
+                predicted.examples()
+            }
+        }
+    };
+}
+
+batch_loss!(CategoricalCrossentropy, categorical_crossentropy);
+batch_loss!(BinaryCrossentropy, binary_crossentropy);
+batch_loss!(MeanSquaredError, mean_squared_error);
+
+impl<P: LastAxis + Clone, Y: Labels<P> + Clone> BatchAccuracy<P, Y> for CategoricalCrossentropy {
+    fn right(&self, predicted: &P, labels: &Y) -> Tensor<1> {
+        let labels = labels.clone().into_float();
+        predicted.clone().right_one_hot(labels)
+    }
+}
+
+impl<P: LastAxis + Clone, Y: Labels<P> + Clone> BatchAccuracy<P, Y> for BinaryCrossentropy {
+    fn right(&self, predicted: &P, labels: &Y) -> Tensor<1> {
+        let labels = labels.clone().into_float();
+        predicted.clone().right_sides(labels)
+    }
+}

@@ -1,0 +1,241 @@
+//! Ready objectives: a model's forward pass, a loss and metrics.
+
+use burn::tensor::{Float, Int, Tensor};
+use distribute_core::{ReplicaContext, Result};
+use distribute_fit::{Objective, StepContext};
+
+use crate::loss::{BatchAccuracy, BatchLoss};
+
+/// Inputs and labels with a loss and metrics, as an objective of [`Fit`](distribute_fit::Fit) and
+/// [`evaluate`](distribute_fit::evaluate) (Keras: `model.compile(loss=.., metrics=["accuracy"])`).
+///
+/// It takes batches `(inputs, labels)` and those of [`Weighted`](crate::Weighted) datasets, and
+/// divides the loss by the size of the global batch. What else a forward pass needs (dropout, terms
+/// of regularization, several inputs) is a closure of your own that gives an [`Objective`].
+///
+/// ```
+/// use burn::nn::{Linear, LinearConfig};
+/// use distribute_core::prelude::*;
+/// use distribute_data::prelude::*;
+///
+/// let strategy = MirroredStrategy::builder().replicas(2).build()?;
+/// let train = strategy.distribute_dataset(Digits::open()?.train()?, Batching::global(64))?;
+/// let test = strategy.distribute_dataset(Digits::open()?.test()?, Batching::global(64))?;
+/// let mut state = strategy.scope(|device| {
+///     TrainState::new(LinearConfig::new(64, 10).init(device), Adam::new(1e-2))
+/// })?;
+///
+/// let forward = |model: &Linear, images: Tensor<4>| model.forward(images.flatten::<2>(1, 3));
+/// let objective = Supervised::new(forward, SparseCategoricalCrossentropy::default())
+///     .accuracy()
+///     .objective();
+/// let history = Fit::new(&strategy).epochs(2).run(&mut state, &train, Some(&test), objective)?;
+/// assert!(history.last_logs().get("val_accuracy").is_some_and(|accuracy| accuracy > 0.8));
+/// # Ok::<(), distribute_core::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy)]
+#[must_use]
+pub struct Supervised<F, L, T = ()> {
+    forward: F,
+    loss: L,
+    metrics: T,
+}
+
+impl<F, L> Supervised<F, L> {
+    /// The loss of what `forward`, such as `Mlp::forward`, makes of the inputs.
+    pub fn new(forward: F, loss: L) -> Self {
+        Self {
+            forward,
+            loss,
+            metrics: (),
+        }
+    }
+}
+
+impl<F, L, T> Supervised<F, L, T> {
+    /// Reports the share of right predictions as `accuracy`, as Keras picks it for the loss: of
+    /// classes, of one-hot labels, or of yes-no questions.
+    pub fn accuracy(self) -> Supervised<F, L, (T, Accuracy)> {
+        self.with(Accuracy)
+    }
+
+    /// Reports the mean of a number for every example, made of predictions and labels.
+    ///
+    /// ```
+    /// use distribute_core::prelude::*;
+    /// use distribute_data::prelude::*;
+    /// # let forward = |_: &(), x: Tensor<2>| x;
+    ///
+    /// let error = |predicted: &Tensor<2>, wanted: &Tensor<2>| {
+    ///     let error = (predicted.clone() - wanted.clone()).abs();
+    ///     error.mean_dim(1).squeeze_dim(1)
+    /// };
+    /// let objective = Supervised::new(forward, MeanSquaredError::default()).metric("error", error);
+    /// ```
+    pub fn metric<N>(self, name: &'static str, per_example: N) -> Supervised<F, L, (T, Named<N>)> {
+        self.with(Named { name, per_example })
+    }
+
+    fn with<N>(self, metric: N) -> Supervised<F, L, (T, N)> {
+        Supervised {
+            forward: self.forward,
+            loss: self.loss,
+            metrics: (self.metrics, metric),
+        }
+    }
+
+    /// The objective.
+    pub fn objective<M, B, P>(
+        self,
+    ) -> impl Fn(&StepContext<'_>, &M, B) -> Result<Objective> + Clone + Send + Sync
+    where
+        B: LabelledBatch,
+        P: Clone,
+        F: Fn(&M, B::Inputs) -> P + Clone + Send + Sync,
+        L: BatchLoss<P, B::Labels> + Clone + Send + Sync,
+        T: BatchMetrics<L, P, B::Labels> + Clone + Send + Sync,
+    {
+        move |ctx: &StepContext<'_>, model: &M, batch: B| {
+            let replica: &ReplicaContext = ctx;
+            let (inputs, labels, weights) = batch.into_parts();
+            let predicted = (self.forward)(model, inputs);
+            let found = (predicted.clone(), labels.clone());
+            let loss = &self.loss;
+            let average = loss.average(replica, predicted, labels, weights.clone())?;
+            let objective = Objective::new(average);
+            let examples = loss.examples(&found);
+            let objective = match &weights {
+                Some(weights) => objective.examples(weights.clone().sum()),
+                None => objective.examples(examples),
+            };
+            Ok(self
+                .metrics
+                .add_to(objective, loss, &found, weights.as_ref()))
+        }
+    }
+}
+
+/// What a ready objective takes: inputs, labels, and weights of the examples if there are any.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no batch of inputs and labels",
+    label = "not `(inputs, labels)` nor `((inputs, labels), weights)`",
+    note = "for other batches write the objective as a closure that gives an `Objective`"
+)]
+pub trait LabelledBatch {
+    /// What the model takes.
+    type Inputs;
+    /// What the loss compares with.
+    type Labels: Clone;
+
+    /// The parts.
+    fn into_parts(self) -> (Self::Inputs, Self::Labels, Option<Tensor<1>>);
+}
+
+macro_rules! labelled {
+    ($($kind:ty),*) => {$(
+        impl<const D: usize, Y: Clone> LabelledBatch for (Tensor<D, $kind>, Y) {
+            type Inputs = Tensor<D, $kind>;
+            type Labels = Y;
+
+            fn into_parts(self) -> (Self::Inputs, Y, Option<Tensor<1>>) {
+                (self.0, self.1, None)
+            }
+        }
+
+        impl<const D: usize, Y: Clone> LabelledBatch for ((Tensor<D, $kind>, Y), Tensor<1>) {
+            type Inputs = Tensor<D, $kind>;
+            type Labels = Y;
+
+            fn into_parts(self) -> (Self::Inputs, Y, Option<Tensor<1>>) {
+                let ((inputs, labels), weights) = self;
+                (inputs, labels, Some(weights))
+            }
+        }
+    )*};
+}
+
+labelled!(Float, Int);
+
+/// The metrics of an objective: none, or one after others.
+pub trait BatchMetrics<L, P, Y> {
+    /// The objective with these metrics.
+    fn add_to(
+        &self,
+        objective: Objective,
+        loss: &L,
+        found: &(P, Y),
+        weights: Option<&Tensor<1>>,
+    ) -> Objective;
+}
+
+impl<L, P, Y> BatchMetrics<L, P, Y> for () {
+    fn add_to(&self, objective: Objective, _: &L, _: &(P, Y), _: Option<&Tensor<1>>) -> Objective {
+        objective
+    }
+}
+
+impl<L, P, Y, A, B> BatchMetrics<L, P, Y> for (A, B)
+where
+    A: BatchMetrics<L, P, Y>,
+    B: BatchMetric<L, P, Y>,
+{
+    fn add_to(
+        &self,
+        objective: Objective,
+        loss: &L,
+        found: &(P, Y),
+        weights: Option<&Tensor<1>>,
+    ) -> Objective {
+        let objective = self.0.add_to(objective, loss, found, weights);
+        let values = self.1.of_examples(loss, found);
+        let examples = values.dims()[0];
+        let name = self.1.name();
+        match weights {
+            None => objective.metric(name, values.sum(), examples),
+            Some(weights) => {
+                let weights = weights.clone();
+                objective.metric(name, (values * weights.clone()).sum(), weights.sum())
+            }
+        }
+    }
+}
+
+/// A number for every example of a batch, to be averaged.
+pub trait BatchMetric<L, P, Y> {
+    /// Its name in logs.
+    fn name(&self) -> &'static str;
+
+    /// The numbers, `[n]`.
+    fn of_examples(&self, loss: &L, found: &(P, Y)) -> Tensor<1>;
+}
+
+/// [`Supervised::accuracy`].
+#[derive(Debug, Clone, Copy)]
+pub struct Accuracy;
+
+impl<L: BatchAccuracy<P, Y>, P, Y> BatchMetric<L, P, Y> for Accuracy {
+    fn name(&self) -> &'static str {
+        "accuracy"
+    }
+
+    fn of_examples(&self, loss: &L, (predicted, labels): &(P, Y)) -> Tensor<1> {
+        loss.right(predicted, labels)
+    }
+}
+
+/// [`Supervised::metric`].
+#[derive(Debug, Clone, Copy)]
+pub struct Named<N> {
+    name: &'static str,
+    per_example: N,
+}
+
+impl<L, P, Y, N: Fn(&P, &Y) -> Tensor<1>> BatchMetric<L, P, Y> for Named<N> {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn of_examples(&self, _: &L, (predicted, labels): &(P, Y)) -> Tensor<1> {
+        (self.per_example)(predicted, labels)
+    }
+}
