@@ -44,7 +44,6 @@ pub(crate) fn stream(examples: usize, seed: Option<u64>, read: usize, epoch: usi
     let mut order = Vec::with_capacity(read);
     let start = (epoch as u64).saturating_mul(read as u64);
     let length = examples.max(1) as u64;
-    #[allow(clippy::cast_possible_truncation)] // less than `examples`
     let (mut time, mut place) = (start / length, (start % length) as usize);
     while order.len() < read && examples > 0 {
         let count = (read - order.len()).min(examples - place);

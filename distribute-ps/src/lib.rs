@@ -72,7 +72,8 @@ pub mod client;
 pub mod coordinator;
 mod error;
 pub mod fit;
-#[allow(clippy::allow_attributes, missing_docs, dead_code, clippy::all, reason = "generated")]
+#[allow(clippy::allow_attributes,
+    clippy::too_many_lines, missing_docs, dead_code, clippy::all, reason = "generated")]
 #[rustfmt::skip]
 mod generated;
 pub mod partitioners;

@@ -35,7 +35,17 @@ macro_rules! with_values {
             $crate::Values::I8($v) => $body,
             $crate::Values::I16($v) => $body,
             $crate::Values::I32($v) => $body,
+            #[allow(
+                clippy::allow_attributes,
+                clippy::unnecessary_cast,
+                reason = "the other types need it"
+            )]
             $crate::Values::I64($v) => $body,
+            #[allow(
+                clippy::allow_attributes,
+                clippy::unnecessary_cast,
+                reason = "the other types need it"
+            )]
             $crate::Values::F32($v) => $body,
             $crate::Values::F64($v) => $body,
         }

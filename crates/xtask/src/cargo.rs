@@ -35,6 +35,11 @@ pub fn output(root: &Path, arguments: &str) -> Result<String, String> {
     Err(format!("cargo {arguments}: {}\n{errors}", output.status))
 }
 
+/// The same from what is on this machine, or, where something of it is missing, with downloads.
+pub fn output_offline(root: &Path, arguments: &str) -> Result<String, String> {
+    output(root, &format!("{arguments} --offline")).or_else(|_| output(root, arguments))
+}
+
 /// Runs a command of cargo to its end.
 pub fn finish(command: &mut Command) -> Result<String, String> {
     let status = command

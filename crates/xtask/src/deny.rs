@@ -12,7 +12,7 @@ use toml::{Table, Value};
 use crate::cargo;
 
 const CRATES_IO: &str = "registry+https://github.com/rust-lang/crates.io-index";
-const METADATA: &str = "metadata --offline --locked --all-features --format-version 1 \
+const METADATA: &str = "metadata --locked --all-features --format-version 1 \
                         --filter-platform x86_64-unknown-linux-gnu";
 
 /// Checks the dependencies of the workspace.
@@ -20,7 +20,7 @@ pub fn run(root: &Path) -> Result<String, String> {
     let wrong = |error: &dyn std::fmt::Display| format!("deny.toml or cargo metadata: {error}");
     let rules = std::fs::read_to_string(root.join("deny.toml")).map_err(|e| wrong(&e))?;
     let rules: Table = rules.parse().map_err(|error| wrong(&error))?;
-    let metadata = cargo::output(root, METADATA)?;
+    let metadata = cargo::output_offline(root, METADATA)?;
     let packages = packages(&serde_json::from_str(&metadata).map_err(|error| wrong(&error))?);
     let problems = problems(&packages, &rules);
     if !problems.is_empty() {

@@ -44,8 +44,8 @@ pub fn run(root: &Path) -> Result<String, String> {
 }
 
 fn cargo_tree(root: &Path, what: &str, edges: &str) -> Result<String, String> {
-    let fixed = "tree --offline --locked --prefix depth --format |{p}|{f}";
-    cargo::output(root, &format!("{fixed} --edges {edges} {what}"))
+    let fixed = "tree --locked --prefix depth --format |{p}|{f}";
+    cargo::output_offline(root, &format!("{fixed} --edges {edges} {what}"))
 }
 
 /// What stands at or below burn in the output of `cargo tree`. A package that comes again is shown
