@@ -35,8 +35,8 @@ use subtle::ConstantTimeEq;
 use crate::error::{CollectiveError, MissingRank, Result};
 use crate::header::{OperationHeader, OperationKind};
 use crate::shared_memory::acceptor::{BackgroundAcceptor, has_received};
-use crate::shared_memory::group::{LocalGroup, Settings};
-use crate::shared_memory::layout::{Layout, MEMBERS_MAX};
+use crate::shared_memory::group::LocalGroup;
+use crate::shared_memory::layout::{Layout, MEMBERS_MAX, Settings};
 use crate::shared_memory::segment::Segment;
 use crate::status::GroupStatus;
 
