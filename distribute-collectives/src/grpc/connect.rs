@@ -551,7 +551,8 @@ impl Links {
         peers: &[Option<SocketAddr>],
         deadline: Option<Instant>,
     ) -> Result<Links> {
-        let mut links = Links::unconnected(&config)?;
+        let mut links =
+            Links::unconnected(config.rank, config.max_message_bytes, config.status.clone())?;
         links.may_spin = has_core_for_each(&listener, peers);
         let connect = Connector::new(&config, listener, peers)?;
         links.peers = connect.run(deadline, links.wake.as_fd())?;
