@@ -125,7 +125,7 @@ impl<G: ControlGroup> NcclCommunicator<G> {
             health: &|| Ok(()),
         };
         let memory = self.thread.allocate(element, count, &limits);
-        memory.map_err(|request_error| super::unavailable::unavailable(in_words(&request_error)))
+        memory.map_err(|request_error| super::unavailable::unavailable(request_error.in_words()))
     }
 
     /// Copies elements from host memory to the device. No other rank takes part.
@@ -346,7 +346,7 @@ impl<G: ControlGroup> NcclCommunicator<G> {
             };
             let staging = self.thread.stage(self.options.staging_bytes, &limits);
             let staging = staging.map_err(|request_error| {
-                super::unavailable::unavailable(in_words(&request_error))
+                super::unavailable::unavailable(request_error.in_words())
             })?;
             self.staging = Some(staging);
         }
@@ -457,21 +457,11 @@ impl<G: ControlGroup> NcclCommunicator<G> {
                     }
                     std::thread::sleep(BLAME_TIMEOUT / 100);
                 }
-                format!("operation {sequence} ({op}): {}", in_words(&request_error))
+                format!("operation {sequence} ({op}): {}", request_error.in_words())
             }
         };
         let rank = self.group.rank();
         CollectiveError::Aborted { rank, reason }
-    }
-}
-
-/// A request error as a sentence.
-pub(super) fn in_words(request_error: &RequestError) -> String {
-    match request_error {
-        RequestError::GroupEnded(error) => error.to_string(),
-        RequestError::TimedOut(elapsed) => format!("it took longer than {elapsed:.1?}"),
-        RequestError::Library(failed) => failed.to_string(),
-        RequestError::Stuck => "the thread of NCCL does not answer; end this process".to_string(),
     }
 }
 

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use super::communicator::in_words;
 use super::control::ControlGroup;
 use super::options::NcclOptions;
 use super::raw::{Context, Cuda, Nccl, UniqueId};
@@ -59,7 +58,7 @@ pub(super) fn set_up(group: &mut impl ControlGroup, options: &NcclOptions) -> Re
                 RequestError::TimedOut(elapsed) => {
                     format!("connecting took longer than {elapsed:.1?}")
                 }
-                request_error => in_words(&request_error),
+                request_error => request_error.in_words(),
             })
         }
     };
