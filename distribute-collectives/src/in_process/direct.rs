@@ -16,8 +16,9 @@ use crate::communicator::{AbortHandle, Communicator, Description, GatherTarget, 
 use crate::error::Result;
 use crate::gathering;
 use crate::header::{OperationHeader, OperationKind};
-use crate::in_process::mailbox::InProcessTransport;
-use crate::in_process::peer_buffers::{self, CompletionGuard, Plan, RawBuffer};
+use crate::in_process::peer_buffers::{self, CompletionGuard, Plan};
+use crate::in_process::raw_buffer::RawBuffer;
+use crate::in_process::transport::InProcessTransport;
 use crate::messages::{self, check_rank};
 use crate::options::Algorithm;
 use crate::reduce::ReduceOp;
