@@ -22,8 +22,9 @@ use crate::control::proof::Key;
 use crate::control::security::Security;
 use crate::control::{Announcement, Listener, address, client, interrupted, random, server, watch};
 use crate::error::{CollectiveError, MissingRank, Result};
-use crate::header::{OperationHeader, OperationKind};
+use crate::header::OperationHeader;
 use crate::interruption::Interruption;
+use crate::operation::OperationKind;
 use crate::status::{FailureKind, GroupStatus};
 
 /// Without a token of its own: how long a rank waits for the right one of a rank that has one.

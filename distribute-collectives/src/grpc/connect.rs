@@ -19,7 +19,8 @@ use crate::grpc::hello::{FAILED_PRECONDITION, Hello, Refusal, UNAUTHENTICATED};
 use crate::grpc::lane::Lane;
 use crate::grpc::links::{Links, Peer, wait};
 use crate::grpc::socket::SocketState;
-use crate::header::{OperationHeader, OperationKind};
+use crate::header::OperationHeader;
+use crate::operation::OperationKind;
 use crate::status::GroupStatus;
 use crate::wire::HEADER_BYTES;
 

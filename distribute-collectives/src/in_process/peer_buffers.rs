@@ -20,9 +20,10 @@ use crate::buffer::{Element, with_dtype};
 use crate::communicator::{GatherTarget, chunk_range};
 use crate::error::{CollectiveError, Result};
 use crate::gathering::Inputs;
-use crate::header::{OperationHeader, OperationKind};
+use crate::header::OperationHeader;
 use crate::in_process::group::Group;
 use crate::in_process::raw_buffer::RawBuffer;
+use crate::operation::OperationKind;
 use crate::reduce::{self, RankSlices, ReduceOp};
 
 /// Elements of a block that a rank works on at a time: `block_elements` of a rank's share.

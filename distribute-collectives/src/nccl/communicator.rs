@@ -14,7 +14,8 @@ use crate::bookkeeping::{Bookkeeping, RunningOperation};
 use crate::buffer::{Buffer, Element};
 use crate::communicator::{CommunicatorExt, Description, Gathered};
 use crate::error::{CollectiveError, Result};
-use crate::header::{OperationHeader, OperationKind};
+use crate::header::OperationHeader;
+use crate::operation::OperationKind;
 
 /// How long to wait for the group to say which rank was lost, after NCCL has failed.
 const BLAME_TIMEOUT: std::time::Duration = std::time::Duration::from_millis(500);

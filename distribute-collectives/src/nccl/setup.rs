@@ -10,7 +10,8 @@ use super::unavailable::{NcclUnavailable, unavailable};
 use super::version::Version;
 use crate::communicator::{CommunicatorExt, Description, Gathered};
 use crate::error::{CollectiveError, Result, Searched};
-use crate::header::{OperationHeader, OperationKind};
+use crate::header::OperationHeader;
+use crate::operation::OperationKind;
 use crate::options::Order;
 
 /// What is ready when all ranks are.

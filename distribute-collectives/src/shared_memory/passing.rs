@@ -33,7 +33,8 @@ use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
 use crate::error::{CollectiveError, MissingRank, Result};
-use crate::header::{OperationHeader, OperationKind};
+use crate::header::OperationHeader;
+use crate::operation::OperationKind;
 use crate::shared_memory::acceptor::{BackgroundAcceptor, MAGIC, has_received, same_user};
 use crate::shared_memory::group::LocalGroup;
 use crate::shared_memory::layout::{Layout, MEMBERS_MAX, Settings};
