@@ -85,7 +85,8 @@ impl Security {
     /// The TLS settings of both ends of a connection, or `None` without TLS.
     ///
     /// # Errors
-    /// [`InvalidOption`](crate::CollectiveError::InvalidOption) when a certificate or the key cannot be used.
+    /// [`InvalidOption`](crate::CollectiveError::InvalidOption) when a certificate or the key
+    /// cannot be used.
     pub(crate) fn data_tls(&self) -> Result<Option<DataTls>> {
         let identity = self.tls.as_deref();
         identity.map(tls::settings).transpose()

@@ -41,7 +41,8 @@ impl RawBuffer {
     /// `range` must be part of a block that the caller has claimed and that writes these elements.
     pub(super) unsafe fn slice_mut<'a, T: Element>(self, range: Range<usize>) -> &'a mut [T] {
         debug_assert!(range.end <= self.len);
-        // SAFETY: the memory holds `len` elements of `T`, see `peer_buffers.rs`; the claim is exclusive.
+        // SAFETY: the memory holds `len` elements of `T`, see `peer_buffers.rs`; the claim is
+        // exclusive.
         unsafe {
             std::slice::from_raw_parts_mut(self.start.cast::<T>().add(range.start), range.len())
         }
@@ -51,7 +52,8 @@ impl RawBuffer {
     /// The operation runs and no block of it writes these elements.
     pub(super) unsafe fn slice<'a, T: Element>(self, range: Range<usize>) -> &'a [T] {
         debug_assert!(range.end <= self.len);
-        // SAFETY: the memory holds `len` elements of `T`, see `peer_buffers.rs`; nobody writes them.
+        // SAFETY: the memory holds `len` elements of `T`, see `peer_buffers.rs`; nobody writes
+        // them.
         unsafe { std::slice::from_raw_parts(self.start.cast::<T>().add(range.start), range.len()) }
     }
 }
