@@ -4,7 +4,8 @@
 use std::time::{Duration, Instant};
 
 use crate::error::{CollectiveError, Result};
-use crate::header::{OperationHeader, OperationKind};
+use crate::header::OperationHeader;
+use crate::operation::OperationKind;
 use crate::status::{Failure, FailureKind, GroupStatus};
 
 /// An operation between its begin and its end.

@@ -1,10 +1,8 @@
-//! Element types and the typed views that operations work on.
+//! Element types, what they are accumulated in, and the typed views that operations work on.
 
 use std::fmt;
 
 use half::{bf16, f16};
-
-use crate::reduce::Arithmetic;
 
 /// The type of the elements of a buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -88,6 +86,32 @@ pub trait Element: bytemuck::Pod + Send + Sync + Arithmetic + sealed::Sealed {
 
     /// Wraps a slice.
     fn buffer(slice: &mut [Self]) -> Buffer<'_>;
+}
+
+/// A type that reductions are computed in.
+pub trait Accumulator: Element<Acc = Self> {
+    /// `self + other`; integers wrap around.
+    fn sum(self, other: Self) -> Self;
+    /// The smaller value; NaN wins.
+    fn minimum(self, other: Self) -> Self;
+    /// The larger value; NaN wins.
+    fn maximum(self, other: Self) -> Self;
+    /// `self * other`; integers wrap around.
+    fn product(self, other: Self) -> Self;
+    /// `self / world_size`; integers truncate toward zero.
+    fn divide(self, world_size: usize) -> Self;
+}
+
+/// How an element type is turned into the type it is accumulated in, and back.
+pub trait Arithmetic: Copy + Sized {
+    /// `f32` for the two half types, the type itself for all others.
+    type Acc: Accumulator;
+    /// Whether the type is its own accumulator.
+    const NATIVE: bool;
+    /// Converts (exactly). Both slices have one length.
+    fn widen(src: &[Self], dst: &mut [Self::Acc]);
+    /// Converts, rounding to nearest even. Both slices have one length.
+    fn narrow(src: &[Self::Acc], dst: &mut [Self]);
 }
 
 pub(crate) mod sealed {

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::header::OperationKind;
+use crate::operation::OperationKind;
 
 /// Result of a collective operation.
 pub type Result<T, E = CollectiveError> = std::result::Result<T, E>;

@@ -4,7 +4,7 @@
 use crate::buffer::DType;
 use crate::communicator::GatherTarget;
 use crate::error::{CollectiveError, Result};
-use crate::header::OperationKind;
+use crate::operation::OperationKind;
 use crate::transport::Transport;
 
 /// Refuses an input that is not whole elements; nothing has been sent yet.

@@ -65,6 +65,7 @@ mod messages;
 pub mod mpi;
 #[cfg(feature = "nccl")]
 pub mod nccl;
+mod operation;
 mod options;
 pub mod overlap;
 pub mod pack;
@@ -86,13 +87,14 @@ pub use communicator::{
     chunk_range,
 };
 pub use error::{CollectiveError, MissingRank, Result, Searched};
-pub use header::{OperationHeader, OperationKind};
+pub use header::OperationHeader;
 pub use in_process::{
     InProcessCommunicator, InProcessTransport, in_process, in_process_transports,
 };
 pub use interruption::{Interruption, InterruptionHold, InterruptionListener};
 pub use link_cost::LinkCost;
 pub use messages::TransportCommunicator;
+pub use operation::OperationKind;
 pub use options::{Algorithm, GroupOptions, Order, WireType};
 pub use process_group::{
     BoundProcessGroup, ProcessCommunicator, ProcessGroupOptions, ProcessTransport, loopback,

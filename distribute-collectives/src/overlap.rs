@@ -29,7 +29,7 @@ use half::{bf16, f16};
 use crate::buffer::{Buffer, DType, Element};
 use crate::communicator::{AbortHandle, Communicator, CommunicatorExt, Description, Gathered};
 use crate::error::{CollectiveError, Result};
-use crate::header::OperationKind;
+use crate::operation::OperationKind;
 use crate::reduce::ReduceOp;
 
 /// Elements that an operation owns while it runs.

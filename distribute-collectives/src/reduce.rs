@@ -18,6 +18,7 @@ use std::ops::Range;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
+pub use crate::buffer::{Accumulator, Arithmetic};
 use crate::buffer::{Buffer, Element, with_dtype};
 
 /// How the values of the ranks are combined, element by element.
@@ -57,32 +58,6 @@ impl fmt::Display for ReduceOp {
             ReduceOp::Prod => "prod",
         })
     }
-}
-
-/// A type that reductions are computed in.
-pub trait Accumulator: Element<Acc = Self> {
-    /// `self + other`; integers wrap around.
-    fn sum(self, other: Self) -> Self;
-    /// The smaller value; NaN wins.
-    fn minimum(self, other: Self) -> Self;
-    /// The larger value; NaN wins.
-    fn maximum(self, other: Self) -> Self;
-    /// `self * other`; integers wrap around.
-    fn product(self, other: Self) -> Self;
-    /// `self / world_size`; integers truncate toward zero.
-    fn divide(self, world_size: usize) -> Self;
-}
-
-/// How an element type is turned into the type it is accumulated in, and back.
-pub trait Arithmetic: Copy + Sized {
-    /// `f32` for the two half types, the type itself for all others.
-    type Acc: Accumulator;
-    /// Whether the type is its own accumulator.
-    const NATIVE: bool;
-    /// Converts (exactly). Both slices have one length.
-    fn widen(src: &[Self], dst: &mut [Self::Acc]);
-    /// Converts, rounding to nearest even. Both slices have one length.
-    fn narrow(src: &[Self::Acc], dst: &mut [Self]);
 }
 
 macro_rules! native_arithmetic {

@@ -309,7 +309,7 @@ mod tests {
     use std::sync::atomic::AtomicUsize;
 
     use super::*;
-    use crate::header::OperationKind;
+    use crate::operation::OperationKind;
 
     fn header(sequence: u64) -> OperationHeader {
         OperationHeader::new(OperationKind::AllReduce, 0, sequence)

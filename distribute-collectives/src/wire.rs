@@ -23,7 +23,8 @@
 //! Numbers are little-endian.
 
 use crate::buffer::DType;
-use crate::header::{OperationHeader, OperationKind};
+use crate::header::OperationHeader;
+use crate::operation::OperationKind;
 use crate::reduce::ReduceOp;
 
 /// The version of this layout.

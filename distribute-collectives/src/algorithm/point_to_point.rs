@@ -6,7 +6,7 @@
 
 use crate::buffer::{Buffer, DType};
 use crate::error::{CollectiveError, Result};
-use crate::header::OperationKind;
+use crate::operation::OperationKind;
 use crate::transport::Transport;
 
 /// A buffer's type (1 byte) and length (8 bytes) on the wire.

@@ -5,7 +5,8 @@ use std::time::Duration;
 use crate::buffer::DType;
 use crate::control::generated::{self as message, notice};
 use crate::error::{CollectiveError, MissingRank};
-use crate::header::{OperationHeader, OperationKind};
+use crate::header::OperationHeader;
+use crate::operation::OperationKind;
 use crate::reduce::ReduceOp;
 use crate::status::{Failure, FailureKind};
 

@@ -6,7 +6,8 @@ use crate::control::generated::Gather;
 use crate::control::generated::envelope::Message;
 use crate::control::membership::{Membership, State};
 use crate::error::{CollectiveError, Result};
-use crate::header::{OperationHeader, OperationKind};
+use crate::header::OperationHeader;
+use crate::operation::OperationKind;
 use crate::status::FailureKind;
 
 /// The largest value of one rank.

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::control::membership::Membership;
-use crate::control::watch;
 use crate::error::{CollectiveError, MissingRank};
 use crate::header::OperationHeader;
 use crate::status::FailureKind;
@@ -41,7 +40,7 @@ fn running_operation(shared: &Membership) -> Option<(OperationHeader, Instant)> 
 
 /// Asks all ranks to say at once what they do.
 fn request_heartbeats(shared: &Membership) {
-    let question = watch::heartbeat(shared, true);
+    let question = shared.own_heartbeat(true);
     for link in shared.state().open_links() {
         link.send_heartbeat(question);
     }

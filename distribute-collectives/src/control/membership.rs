@@ -14,7 +14,7 @@ use crate::control::generated::{self as message, Envelope, Hello};
 use crate::control::proof::Key;
 use crate::control::security::Security;
 use crate::control::tls::DataTls;
-use crate::control::{Announcement, convert, watch};
+use crate::control::{Announcement, convert};
 use crate::error::CollectiveError;
 use crate::header::OperationHeader;
 use crate::interruption::Interruption;
@@ -422,6 +422,15 @@ impl Membership {
         }
     }
 
+    /// What this rank says about itself, and whether it wants to hear the same.
+    pub(super) fn own_heartbeat(&self, answer: bool) -> message::Heartbeat {
+        message::Heartbeat {
+            running: self.status.running().as_ref().map(convert::operation),
+            completed: self.status.completed(),
+            answer,
+        }
+    }
+
     /// Compares the operation that the peer is in with that of this rank. The data connections
     /// find most differences; this finds those of calls that never exchange a byte.
     fn heartbeat(&self, rank: usize, id: u64, beat: &message::Heartbeat) {
@@ -429,7 +438,7 @@ impl Membership {
         let theirs = beat.running.as_ref().and_then(convert::header);
         self.status.note_peer(rank, theirs, beat.completed);
         if beat.answer {
-            let answer = watch::heartbeat(self, false);
+            let answer = self.own_heartbeat(false);
             if let Some(link) = self.state().link(rank, id) {
                 link.send_heartbeat(answer);
             }

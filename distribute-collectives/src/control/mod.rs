@@ -7,9 +7,11 @@
 //! Other crates make gRPC services with the same protection of [`peers`] and [`security`].
 
 mod address;
+mod announcement;
 mod client;
 mod connection;
 pub(crate) mod convert;
+mod credentials;
 mod gather;
 #[allow(clippy::allow_attributes, missing_docs, clippy::all, reason = "generated")]
 #[rustfmt::skip]
@@ -28,8 +30,9 @@ mod tls;
 mod watch;
 
 pub(crate) use address::Listener;
+pub(crate) use announcement::Announcement;
 pub(crate) use connection::pending_connections_max;
-pub(crate) use plane::{Announcement, ControlPlane, JoinOptions};
+pub(crate) use plane::{ControlPlane, JoinOptions};
 pub(crate) use proof::{data_proof, verify_data_proof};
 
 use crate::error::{CollectiveError, Result};

@@ -11,7 +11,7 @@ use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
 use crate::communicator::AbortTarget;
-use crate::control::generated::control_server::ControlServer;
+use crate::control::generated::control_server::SERVICE_NAME;
 use crate::control::generated::envelope::Message;
 use crate::control::generated::{self as message, Goodbye, Hello};
 use crate::control::handshake::PROTOCOL_VERSION;
@@ -20,11 +20,11 @@ use crate::control::membership::{
 };
 use crate::control::proof::Key;
 use crate::control::security::Security;
-use crate::control::server::{self, Service};
-use crate::control::{Listener, address, client, interrupted, random, watch};
+use crate::control::{Announcement, Listener, address, client, interrupted, random, server, watch};
 use crate::error::{CollectiveError, MissingRank, Result};
-use crate::header::{OperationHeader, OperationKind};
+use crate::header::OperationHeader;
 use crate::interruption::Interruption;
+use crate::operation::OperationKind;
 use crate::status::{FailureKind, GroupStatus};
 
 /// Without a token of its own: how long a rank waits for the right one of a rank that has one.
@@ -41,34 +41,6 @@ const RUNTIME_SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(1);
 const SHARED_MEMORY_MAX_BYTES: usize = 16 << 10;
 /// The longest description of options and the longest name of a group.
 const TEXT_MAX_BYTES: usize = 4 << 10;
-
-/// What a rank tells its peers once they have proven themselves.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Announcement {
-    /// The port of its data listener.
-    pub(crate) data_port: Option<u16>,
-    /// How to reach the memory that it shares with ranks of its host.
-    pub(crate) shared_memory: Vec<u8>,
-}
-
-impl From<message::Announcement> for Announcement {
-    fn from(message: message::Announcement) -> Self {
-        let port = u16::try_from(message.data_port).unwrap_or(0);
-        Announcement {
-            data_port: (port != 0).then_some(port),
-            shared_memory: message.shared_memory,
-        }
-    }
-}
-
-impl From<Announcement> for message::Announcement {
-    fn from(announcement: Announcement) -> Self {
-        message::Announcement {
-            data_port: announcement.data_port.unwrap_or(0).into(),
-            shared_memory: announcement.shared_memory,
-        }
-    }
-}
 
 /// What [`ControlPlane::join`] needs to know.
 #[derive(Debug)]
@@ -304,7 +276,7 @@ async fn run_tasks(
 ) {
     let reporter = HealthReporter::new();
     reporter
-        .set_service_status(NAME, ServingStatus::NotServing)
+        .set_service_status(SERVICE_NAME, ServingStatus::NotServing)
         .await;
     if let Err(error) = server::start(shared, listener.socket, reporter.clone()) {
         let _ = joined.send(Err(unavailable(shared.rank, &error)));
@@ -334,11 +306,9 @@ async fn run_tasks(
     }
 }
 
-const NAME: &str = <ControlServer<Service> as tonic::server::NamedService>::NAME;
-
 async fn report_serving(reporter: &HealthReporter) {
     reporter
-        .set_service_status(NAME, ServingStatus::Serving)
+        .set_service_status(SERVICE_NAME, ServingStatus::Serving)
         .await;
 }
 

@@ -4,8 +4,8 @@ use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 use subtle::ConstantTimeEq;
 
+use crate::control::credentials::Token;
 use crate::control::generated::Hello;
-use crate::control::security::Token;
 
 /// A key, or the output of HMAC-SHA256.
 pub(crate) type Key = [u8; 32];

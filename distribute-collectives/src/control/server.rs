@@ -25,7 +25,7 @@ use crate::control::peers;
 type Info = <Connection as Connected>::ConnectInfo;
 
 /// The service of `control.proto`.
-pub(super) struct Service {
+struct Service {
     shared: Arc<Membership>,
 }
 

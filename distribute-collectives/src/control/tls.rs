@@ -12,7 +12,7 @@ use rustls::{
     AlertDescription, CertificateError, ClientConfig, Error, RootCertStore, ServerConfig,
 };
 
-use crate::control::security::TlsIdentity;
+use crate::control::credentials::TlsIdentity;
 use crate::error::{CollectiveError, Result};
 
 /// The settings of both ends of a connection. Both ends show a certificate.

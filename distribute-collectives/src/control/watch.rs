@@ -4,14 +4,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::time::sleep_until;
+use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
 use crate::control::convert;
-use crate::control::generated::Heartbeat;
-use crate::control::generated::control_server::ControlServer;
+use crate::control::generated::control_server::SERVICE_NAME;
 use crate::control::generated::envelope::Message;
 use crate::control::membership::{Link, Membership, Phase};
-use crate::control::server::Service;
 use crate::status::FailureKind;
 
 /// Sends heartbeats and looks for silent ranks until the runtime ends.
@@ -24,20 +23,11 @@ pub(super) async fn send_heartbeats(shared: Arc<Membership>) {
     }
 }
 
-/// What this rank says about itself, and whether it wants to hear the same.
-pub(super) fn heartbeat(shared: &Membership, answer: bool) -> Heartbeat {
-    Heartbeat {
-        running: shared.status.running().as_ref().map(convert::operation),
-        completed: shared.status.completed(),
-        answer,
-    }
-}
-
 /// One look at the clock; returns when to look again. `late` is by how much this process itself
 /// was kept from looking.
 pub(super) fn check_heartbeats(shared: &Membership, late: Duration) -> Instant {
     let now = Instant::now();
-    let heartbeat = heartbeat(shared, false);
+    let heartbeat = shared.own_heartbeat(false);
     let mut state = shared.state();
     if now >= state.next_heartbeat {
         for link in state.open_links() {
@@ -111,7 +101,9 @@ pub(super) async fn spread_failures(shared: Arc<Membership>, reporter: HealthRep
     loop {
         shared.failed.notified().await;
         if send_first_failure(&shared) {
-            reporter.set_not_serving::<ControlServer<Service>>().await;
+            reporter
+                .set_service_status(SERVICE_NAME, ServingStatus::NotServing)
+                .await;
         }
         // Under the lock, so that no thread misses it between its look and its sleep.
         let state = shared.state();

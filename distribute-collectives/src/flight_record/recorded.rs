@@ -7,7 +7,8 @@ use super::FlightRecorder;
 use crate::buffer::{Buffer, DType};
 use crate::communicator::{AbortHandle, Communicator, Description, GatherTarget};
 use crate::error::Result;
-use crate::header::{OperationHeader, OperationKind};
+use crate::header::OperationHeader;
+use crate::operation::OperationKind;
 use crate::reduce::ReduceOp;
 
 /// Records every call of a communicator, from its first one on. On the first fatal error, and when

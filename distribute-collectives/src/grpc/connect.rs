@@ -19,7 +19,8 @@ use crate::grpc::hello::{FAILED_PRECONDITION, Hello, Refusal, UNAUTHENTICATED};
 use crate::grpc::lane::Lane;
 use crate::grpc::links::{Links, Peer, wait};
 use crate::grpc::socket::SocketState;
-use crate::header::{OperationHeader, OperationKind};
+use crate::header::OperationHeader;
+use crate::operation::OperationKind;
 use crate::status::GroupStatus;
 use crate::wire::HEADER_BYTES;
 
@@ -551,7 +552,8 @@ impl Links {
         peers: &[Option<SocketAddr>],
         deadline: Option<Instant>,
     ) -> Result<Links> {
-        let mut links = Links::unconnected(&config)?;
+        let mut links =
+            Links::unconnected(config.rank, config.max_message_bytes, config.status.clone())?;
         links.may_spin = has_core_for_each(&listener, peers);
         let connect = Connector::new(&config, listener, peers)?;
         links.peers = connect.run(deadline, links.wake.as_fd())?;

@@ -147,7 +147,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::header::{OperationHeader, OperationKind};
+    use crate::header::OperationHeader;
+    use crate::operation::OperationKind;
 
     fn message(number: u64, payload: &[u8]) -> Vec<u8> {
         let header = FrameHeader {

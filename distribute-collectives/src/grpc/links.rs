@@ -9,7 +9,6 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use smallvec::SmallVec;
 
 use crate::error::{CollectiveError, Result};
-use crate::grpc::connect::LinkConfig;
 use crate::grpc::frames::Message;
 use crate::grpc::lane::{End, Lane};
 use crate::grpc::pool::Pool;
@@ -119,17 +118,21 @@ pub(super) fn wait(fds: &mut [PollFd<'_>], timeout: Option<Duration>) -> io::Res
 }
 
 impl Links {
-    pub(super) fn unconnected(config: &LinkConfig) -> Result<Links> {
-        let wake = config.status.alarm();
+    pub(super) fn unconnected(
+        rank: usize,
+        max_message_bytes: usize,
+        status: Arc<GroupStatus>,
+    ) -> Result<Links> {
+        let wake = status.alarm();
         let wake = wake.map_err(|error| CollectiveError::InvalidOption {
             what: format!("cannot make an eventfd: {error}"),
         })?;
         Ok(Links {
-            rank: config.rank,
-            max_message_bytes: config.max_message_bytes,
+            rank,
+            max_message_bytes,
             peers: Vec::new(),
             pool: Arc::default(),
-            status: config.status.clone(),
+            status,
             wake,
             running: TimeLimits {
                 begin: Instant::now(),

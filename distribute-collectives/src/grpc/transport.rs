@@ -9,7 +9,8 @@ use crate::communicator::{AbortHandle, AbortTarget};
 use crate::error::{CollectiveError, Result};
 use crate::grpc::lane::{PAIR_BYTES, PAIR_SEGMENT_BYTES, SEGMENT_BYTES};
 use crate::grpc::links::{Links, SEGMENTS_IN_FLIGHT};
-use crate::header::{OperationHeader, OperationKind};
+use crate::header::OperationHeader;
+use crate::operation::OperationKind;
 use crate::status::GroupStatus;
 use crate::transport::Transport;
 

@@ -15,10 +15,10 @@ use std::time::{Duration, Instant};
 
 use crate::communicator::AbortTarget;
 use crate::error::{CollectiveError, Result};
-use crate::header::{OperationHeader, OperationKind};
-use crate::in_process::mailbox::Mailbox;
-use crate::in_process::peer_buffers::RawBuffer;
-use crate::in_process::wait_for_change;
+use crate::header::OperationHeader;
+use crate::in_process::mailbox::{Mailbox, wait_for_change};
+use crate::in_process::raw_buffer::RawBuffer;
+use crate::operation::OperationKind;
 use crate::options::GroupOptions;
 use crate::spin_policy::{SpinPolicy, poll_some};
 

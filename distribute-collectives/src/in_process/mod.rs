@@ -6,11 +6,13 @@ mod group;
 mod mailbox;
 #[expect(unsafe_code, reason = "each use says why it is sound")]
 mod peer_buffers;
+#[expect(unsafe_code, reason = "each use says why it is sound")]
+mod raw_buffer;
+mod transport;
 
-use std::sync::{Arc, Condvar, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::Arc;
 
-pub use mailbox::InProcessTransport;
+pub use transport::InProcessTransport;
 
 use crate::error::{CollectiveError, Result};
 use crate::forward::forward_communicator;
@@ -53,21 +55,6 @@ pub fn in_process_transports(world_size: usize, options: &GroupOptions) -> Vec<I
     (0..world_size)
         .map(|rank| InProcessTransport::new(endpoint(rank)))
         .collect()
-}
-
-/// Waits until a rank has changed something, at most for `left`.
-fn wait_for_change<'a, T>(
-    changed: &Condvar,
-    guard: MutexGuard<'a, T>,
-    left: Option<Duration>,
-) -> MutexGuard<'a, T> {
-    match left {
-        Some(left) => {
-            let woken = changed.wait_timeout(guard, left);
-            woken.unwrap_or_else(PoisonError::into_inner).0
-        }
-        None => changed.wait(guard).unwrap_or_else(PoisonError::into_inner),
-    }
 }
 
 /// One rank's endpoint of an in-process group; see [`in_process`].

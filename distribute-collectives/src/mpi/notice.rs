@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use crate::error::CollectiveError;
-use crate::header::{OperationHeader, OperationKind};
+use crate::header::OperationHeader;
+use crate::operation::OperationKind;
 use crate::{DType, ReduceOp};
 
 /// Bytes of a notice; texts are cut off.

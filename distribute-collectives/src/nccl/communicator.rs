@@ -14,7 +14,8 @@ use crate::bookkeeping::{Bookkeeping, RunningOperation};
 use crate::buffer::{Buffer, Element};
 use crate::communicator::{CommunicatorExt, Description, Gathered};
 use crate::error::{CollectiveError, Result};
-use crate::header::{OperationHeader, OperationKind};
+use crate::header::OperationHeader;
+use crate::operation::OperationKind;
 
 /// How long to wait for the group to say which rank was lost, after NCCL has failed.
 const BLAME_TIMEOUT: std::time::Duration = std::time::Duration::from_millis(500);
@@ -125,7 +126,7 @@ impl<G: ControlGroup> NcclCommunicator<G> {
             health: &|| Ok(()),
         };
         let memory = self.thread.allocate(element, count, &limits);
-        memory.map_err(|request_error| super::unavailable::unavailable(in_words(&request_error)))
+        memory.map_err(|request_error| super::unavailable::unavailable(request_error.in_words()))
     }
 
     /// Copies elements from host memory to the device. No other rank takes part.
@@ -346,7 +347,7 @@ impl<G: ControlGroup> NcclCommunicator<G> {
             };
             let staging = self.thread.stage(self.options.staging_bytes, &limits);
             let staging = staging.map_err(|request_error| {
-                super::unavailable::unavailable(in_words(&request_error))
+                super::unavailable::unavailable(request_error.in_words())
             })?;
             self.staging = Some(staging);
         }
@@ -457,21 +458,11 @@ impl<G: ControlGroup> NcclCommunicator<G> {
                     }
                     std::thread::sleep(BLAME_TIMEOUT / 100);
                 }
-                format!("operation {sequence} ({op}): {}", in_words(&request_error))
+                format!("operation {sequence} ({op}): {}", request_error.in_words())
             }
         };
         let rank = self.group.rank();
         CollectiveError::Aborted { rank, reason }
-    }
-}
-
-/// A request error as a sentence.
-pub(super) fn in_words(request_error: &RequestError) -> String {
-    match request_error {
-        RequestError::GroupEnded(error) => error.to_string(),
-        RequestError::TimedOut(elapsed) => format!("it took longer than {elapsed:.1?}"),
-        RequestError::Library(failed) => failed.to_string(),
-        RequestError::Stuck => "the thread of NCCL does not answer; end this process".to_string(),
     }
 }
 

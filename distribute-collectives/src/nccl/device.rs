@@ -10,7 +10,8 @@ use super::raw::{Call, DeviceBuffer, Span};
 use crate::communication::CommunicationOptions;
 use crate::communicator::{Communicator, chunk_range};
 use crate::error::Result;
-use crate::header::{OperationHeader, OperationKind};
+use crate::header::OperationHeader;
+use crate::operation::OperationKind;
 use crate::pack;
 use crate::reduce::ReduceOp;
 

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use super::communicator::in_words;
 use super::control::ControlGroup;
 use super::options::NcclOptions;
 use super::raw::{Context, Cuda, Nccl, UniqueId};
@@ -11,7 +10,8 @@ use super::unavailable::{NcclUnavailable, unavailable};
 use super::version::Version;
 use crate::communicator::{CommunicatorExt, Description, Gathered};
 use crate::error::{CollectiveError, Result, Searched};
-use crate::header::{OperationHeader, OperationKind};
+use crate::header::OperationHeader;
+use crate::operation::OperationKind;
 use crate::options::Order;
 
 /// What is ready when all ranks are.
@@ -59,7 +59,7 @@ pub(super) fn set_up(group: &mut impl ControlGroup, options: &NcclOptions) -> Re
                 RequestError::TimedOut(elapsed) => {
                     format!("connecting took longer than {elapsed:.1?}")
                 }
-                request_error => in_words(&request_error),
+                request_error => request_error.in_words(),
             })
         }
     };

@@ -78,6 +78,18 @@ pub(super) enum RequestError {
     Stuck,
 }
 
+impl RequestError {
+    /// The error as a sentence.
+    pub(super) fn in_words(&self) -> String {
+        match self {
+            Self::GroupEnded(error) => error.to_string(),
+            Self::TimedOut(elapsed) => format!("it took longer than {elapsed:.1?}"),
+            Self::Library(failed) => failed.to_string(),
+            Self::Stuck => "the thread of NCCL does not answer; end this process".to_string(),
+        }
+    }
+}
+
 /// What the two threads share.
 #[derive(Default)]
 struct ThreadShared {

@@ -104,14 +104,6 @@ impl NcclUnavailable {
     }
 }
 
-impl From<super::raw::LibraryError> for NcclUnavailable {
-    fn from(failed: super::raw::LibraryError) -> Self {
-        NcclUnavailable::Failed {
-            what: failed.to_string(),
-        }
-    }
-}
-
 /// The error of a communicator that cannot be made.
 pub(super) fn unavailable(reason: String) -> CollectiveError {
     CollectiveError::unavailable("NCCL", reason)

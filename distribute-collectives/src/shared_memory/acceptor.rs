@@ -8,20 +8,27 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use rustix::fd::OwnedFd;
+use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
+use rustix::net::sockopt;
 use rustix::net::{self, RecvFlags, SocketFlags};
 
 use crate::control::pending_connections_max;
 use crate::shared_memory::layout::MEMBERS_MAX;
-use crate::shared_memory::passing::{MAGIC, same_user};
 
+/// First bytes of every packet: another program, or another version, is refused.
+pub(super) const MAGIC: [u8; 8] = *b"dc-shm-1";
 /// The pause after an accept that failed although no stranger has a descriptor: nothing says when
 /// one is free.
 const PAUSE: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 50_000_000,
 };
+
+pub(super) fn same_user(connection: impl AsFd) -> bool {
+    sockopt::socket_peercred(connection)
+        .is_ok_and(|credentials| credentials.uid == rustix::process::geteuid())
+}
 
 /// What a connection has said, as far as can be seen without reading it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -10,7 +10,8 @@ use std::sync::atomic::Ordering;
 
 use crate::buffer::DType;
 use crate::error::{CollectiveError, Result};
-use crate::header::{OperationHeader, OperationKind};
+use crate::header::OperationHeader;
+use crate::operation::OperationKind;
 use crate::reduce::ReduceOp;
 use crate::shared_memory::doorbell::{Operation, SegmentView};
 

@@ -12,8 +12,9 @@ use crate::communicator::{
 };
 use crate::error::Result;
 use crate::gathering;
-use crate::header::{OperationHeader, OperationKind};
+use crate::header::OperationHeader;
 use crate::messages::{self, check_rank};
+use crate::operation::OperationKind;
 use crate::options::{Algorithm, GroupOptions};
 use crate::reduce::ReduceOp;
 use crate::shared_memory::doorbell::Operation;

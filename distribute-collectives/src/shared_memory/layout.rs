@@ -4,8 +4,6 @@
 //! window slots and the mailboxes. Memory that is never touched is never allocated, so a pair of
 //! members that sends nothing costs nothing.
 
-use crate::shared_memory::Settings;
-
 /// Words are spread over pairs of cache lines: the hardware fetches lines in pairs.
 const LINE: usize = 128;
 const PAGE: usize = 4096;
@@ -16,9 +14,55 @@ const MAILBOX_CONTROL_BYTES: usize = 4 * LINE;
 /// Most members of a host; the mailboxes of more would need too many addresses.
 pub(crate) const MEMBERS_MAX: usize = 512;
 /// Most bytes of one part, so that no sum overflows.
-pub(crate) const PART_BYTES_MAX: usize = 1 << 26;
+const PART_BYTES_MAX: usize = 1 << 26;
 /// Most bytes that a member's callers may have for their buffers, for the same reason.
 pub(crate) const HEAP_BYTES_MAX: usize = 1 << 46;
+
+/// Sizes of the parts of the segment. The leader's settings count for all members.
+#[derive(Debug, Clone)]
+pub(crate) struct Settings {
+    /// Operations up to this size need one meeting; every rank reduces everything itself. By
+    /// default what suits the number of cores.
+    pub(crate) inline_bytes: Option<usize>,
+    /// Bytes of the windows that bigger operations are cut into; by default what suits the number
+    /// of cores.
+    pub(crate) slot_bytes: Option<usize>,
+    /// Windows that a rank can be ahead; at least 3.
+    pub(crate) slots: usize,
+    /// Largest segment of a mailbox; see [`for_segments`](Self::for_segments).
+    pub(crate) mailbox_bytes: usize,
+    /// Bytes for buffers that the callers allocate, for each rank. Takes memory when used.
+    pub(crate) heap_bytes: usize,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Settings {
+            inline_bytes: None,
+            slot_bytes: None,
+            slots: 4,
+            mailbox_bytes: 2 * SEGMENT_BYTES,
+            heap_bytes: 0,
+        }
+    }
+}
+
+/// Bytes of a segment: sender and receiver find it in the second-level cache.
+const SEGMENT_BYTES: usize = 128 * 1024;
+
+/// Most bytes of a segment: no mailbox has larger slots.
+pub(crate) const SEGMENT_BYTES_MAX: usize = PART_BYTES_MAX;
+
+impl Settings {
+    /// Mailboxes for algorithms that cut buffers into segments of this size. Partial sums of half
+    /// types travel as `f32`, so a segment can have twice as many bytes; and algorithms rely on
+    /// two segments being on their way, so a segment must fit a slot in one piece: at most
+    /// [`SEGMENT_BYTES_MAX`].
+    pub(crate) fn for_segments(mut self, segment_bytes: usize) -> Self {
+        self.mailbox_bytes = segment_bytes.max(SEGMENT_BYTES).saturating_mul(2);
+        self
+    }
+}
 
 /// The counters that a member publishes. Each only grows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

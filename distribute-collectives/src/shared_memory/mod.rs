@@ -35,9 +35,9 @@ mod windows;
 pub(crate) use direct::SharedMemoryCommunicator;
 pub(crate) use doorbell::Operation;
 pub(crate) use endpoint::LocalTransport;
-pub(crate) use group::{LocalGroup, SEGMENT_BYTES_MAX, Settings};
+pub(crate) use group::LocalGroup;
 pub use in_place::SharedBuffer;
-pub(crate) use layout::HEAP_BYTES_MAX;
+pub(crate) use layout::{HEAP_BYTES_MAX, SEGMENT_BYTES_MAX, Settings};
 #[cfg(test)]
 pub(crate) use passing::welcome_of;
 pub(crate) use passing::{Attachment, Offer, establish, find_leader};

@@ -33,18 +33,17 @@ use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
 use crate::error::{CollectiveError, MissingRank, Result};
-use crate::header::{OperationHeader, OperationKind};
-use crate::shared_memory::acceptor::{BackgroundAcceptor, has_received};
-use crate::shared_memory::group::{LocalGroup, Settings};
-use crate::shared_memory::layout::{Layout, MEMBERS_MAX};
+use crate::header::OperationHeader;
+use crate::operation::OperationKind;
+use crate::shared_memory::acceptor::{BackgroundAcceptor, MAGIC, has_received, same_user};
+use crate::shared_memory::group::LocalGroup;
+use crate::shared_memory::layout::{Layout, MEMBERS_MAX, Settings};
 use crate::shared_memory::segment::Segment;
 use crate::status::GroupStatus;
 
 /// Bytes of a name, and of the nonce.
 const NAME_BYTES: usize = 16;
 const NONCE_BYTES: usize = 32;
-/// First bytes of every packet: another program, or another version, is refused.
-pub(super) const MAGIC: [u8; 8] = *b"dc-shm-1";
 const HELLO_BYTES: usize = 16;
 pub(crate) const WELCOME_BYTES: usize = 8 + 7 * 8 + 32;
 const ANSWER_BYTES: usize = 8 + 32;
@@ -159,11 +158,6 @@ fn connect(name: &[u8], deadline: Instant) -> Result<Option<OwnedFd>> {
     rustix::io::ioctl_fionbio(&connection, true)
         .map_err(|error| unavailable("setting up a Unix socket", error))?;
     Ok(Some(connection))
-}
-
-pub(super) fn same_user(connection: impl AsFd) -> bool {
-    sockopt::socket_peercred(connection)
-        .is_ok_and(|credentials| credentials.uid == rustix::process::geteuid())
 }
 
 /// Makes or receives the segment. `members` are the ranks of this host in ascending order, the

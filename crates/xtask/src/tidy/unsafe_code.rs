@@ -18,6 +18,10 @@ const UNSAFE_MODULES: &[(&str, &str)] = &[
         "the ranks of one process reduce each other's buffers where they lie, without a copy",
     ),
     (
+        "distribute-collectives/src/in_process/raw_buffer.rs",
+        "the address and the length of such a buffer",
+    ),
+    (
         "distribute-collectives/src/grpc/raw.rs",
         "reads into memory that was never written, and asks the kernel what is unacknowledged",
     ),

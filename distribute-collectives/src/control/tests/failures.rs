@@ -6,7 +6,8 @@ use crate::control::generated::Heartbeat;
 use crate::control::generated::envelope::Message;
 use crate::control::membership::envelope;
 use crate::control::{convert, watch};
-use crate::header::{OperationHeader, OperationKind};
+use crate::header::OperationHeader;
+use crate::operation::OperationKind;
 use crate::reduce::ReduceOp;
 use crate::status::FailureKind;
 

@@ -5,29 +5,9 @@ use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut, Range};
 use std::sync::Arc;
 
-use super::cuda::{Context, OwnedStream};
-use super::library::{Handle, LibraryError};
+use super::cuda::{Context, OwnedStream, Stream};
+use super::library::LibraryError;
 use crate::nccl::element::ElementType;
-
-/// A stream of the caller (`CUstream` or `cudaStream_t`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Stream(usize);
-
-impl Stream {
-    /// Names a stream by its handle.
-    ///
-    /// # Safety
-    /// The stream belongs to the device of the communicator that it is used with, and exists
-    /// until the operations on buffers that name it have returned.
-    pub unsafe fn from_raw(stream: *mut c_void) -> Self {
-        Stream(stream.addr())
-    }
-
-    /// The handle.
-    pub(super) fn raw(self) -> Handle {
-        std::ptr::without_provenance_mut(self.0)
-    }
-}
 
 /// Elements in the memory of a device; the view of a [`DeviceMemory`] or of anybody's memory.
 ///

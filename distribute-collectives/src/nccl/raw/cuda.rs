@@ -1,6 +1,6 @@
 //! Contexts, streams and events of the CUDA driver.
 
-use std::ffi::{CStr, c_int};
+use std::ffi::{CStr, c_int, c_void};
 use std::sync::Arc;
 
 use super::library::{Cuda, Handle, LibraryError, RawUuid};
@@ -207,6 +207,26 @@ impl Drop for OwnedStream {
     }
 }
 
+/// A stream of the caller (`CUstream` or `cudaStream_t`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stream(usize);
+
+impl Stream {
+    /// Names a stream by its handle.
+    ///
+    /// # Safety
+    /// The stream belongs to the device of the communicator that it is used with, and exists
+    /// until the operations on buffers that name it have returned.
+    pub unsafe fn from_raw(stream: *mut c_void) -> Self {
+        Stream(stream.addr())
+    }
+
+    /// The handle.
+    fn raw(self) -> Handle {
+        std::ptr::without_provenance_mut(self.0)
+    }
+}
+
 /// A mark in a stream.
 pub(crate) struct Event {
     context: Arc<Context>,
@@ -236,7 +256,7 @@ impl Event {
     }
 
     /// As [`record`](Self::record), in a stream of the caller.
-    pub(crate) fn record_in(&self, stream: super::Stream) -> Result<(), LibraryError> {
+    pub(crate) fn record_in(&self, stream: Stream) -> Result<(), LibraryError> {
         self.record_raw(stream.raw())
     }
 

@@ -131,6 +131,14 @@ pub(crate) struct LibraryError {
     pub(crate) text: String,
 }
 
+impl From<LibraryError> for NcclUnavailable {
+    fn from(failed: LibraryError) -> Self {
+        NcclUnavailable::Failed {
+            what: failed.to_string(),
+        }
+    }
+}
+
 /// The CUDA driver. It is never unloaded.
 pub(crate) struct Cuda {
     pub(crate) functions: CudaFunctions,

@@ -8,8 +8,9 @@ mod comm;
 mod cuda;
 mod library;
 
-pub use buffer::{DeviceBuffer, DeviceMemory, Stream};
+pub use buffer::{DeviceBuffer, DeviceMemory};
 pub(super) use buffer::{PinnedMemory, Span};
 pub(super) use comm::{Call, Comm, UniqueId};
+pub use cuda::Stream;
 pub(super) use cuda::{Context, Event, OwnedStream};
 pub(super) use library::{Cuda, LibraryError, Nccl};

@@ -1,0 +1,150 @@
+//! The in-process transport: segments between threads, through the mailboxes of their group.
+
+use std::sync::MutexGuard;
+use std::time::{Duration, Instant};
+
+use crate::bookkeeping::RunningOperation;
+use crate::communicator::AbortHandle;
+use crate::error::{CollectiveError, Result};
+use crate::header::OperationHeader;
+use crate::in_process::endpoint::Endpoint;
+use crate::in_process::mailbox::{Mailbox, Slots};
+use crate::transport::{SEGMENTS_IN_FLIGHT, Transport};
+
+/// Bytes of a segment: sender and receiver find it in the second-level cache.
+const SEGMENT_BYTES: usize = 128 * 1024;
+
+/// One rank's access to the mailboxes of its group.
+pub struct InProcessTransport {
+    pub(crate) endpoint: Endpoint,
+}
+
+impl InProcessTransport {
+    pub(crate) fn new(endpoint: Endpoint) -> Self {
+        InProcessTransport { endpoint }
+    }
+
+    /// Blocks until `ready`. `peer` is the rank that must do something for it.
+    fn wait<'a>(
+        &self,
+        mailbox: &'a Mailbox,
+        peer: usize,
+        ready: fn(usize) -> bool,
+    ) -> Result<MutexGuard<'a, Slots>> {
+        let group = &*self.endpoint.group;
+        let running = self.endpoint.operations.running(self.endpoint.rank)?;
+        let header = &running.header;
+        let is_ready = || ready(mailbox.filled());
+        group.poll(is_ready);
+        let mut slots = mailbox.lock();
+        loop {
+            if ready(slots.filled) {
+                return Ok(slots);
+            }
+            let failure_count = group.failure_count();
+            if failure_count > 0 {
+                // Not under the mailbox's lock: a failure wakes the mailboxes.
+                drop(slots);
+                group.check_waiting(header.kind, header.sequence, peer, is_ready)?;
+                slots = mailbox.lock();
+                if ready(slots.filled) || group.failure_count() != failure_count {
+                    continue;
+                }
+            }
+            let left = running
+                .deadline
+                .map(|end| end.saturating_duration_since(Instant::now()));
+            if left == Some(Duration::ZERO) {
+                drop(slots);
+                let error = CollectiveError::Timeout {
+                    missing: vec![peer],
+                    op: header.kind,
+                    sequence: header.sequence,
+                    elapsed: running.begin.elapsed(),
+                };
+                group.record_failure(error.clone(), header.sequence);
+                return Err(error);
+            }
+            slots = mailbox.sleep(slots, left);
+        }
+    }
+
+    fn mailbox(&self, from: usize, to: usize) -> &Mailbox {
+        let point_to_point = self.endpoint.operations.is_point_to_point();
+        self.endpoint.group.mailbox(from, to, point_to_point)
+    }
+}
+
+impl Transport for InProcessTransport {
+    fn rank(&self) -> usize {
+        self.endpoint.rank
+    }
+
+    fn world_size(&self) -> usize {
+        self.endpoint.group.world_size
+    }
+
+    fn name(&self) -> &str {
+        "in-process"
+    }
+
+    fn segment_bytes(&self) -> usize {
+        SEGMENT_BYTES
+    }
+
+    fn sequence(&self) -> u64 {
+        self.endpoint.operations.sequence()
+    }
+
+    fn begin(&mut self, header: &OperationHeader) -> Result<()> {
+        self.endpoint.operations.check()?;
+        let group = &*self.endpoint.group;
+        let running = RunningOperation::new(header, group.options.get_timeout());
+        if !header.kind.is_point_to_point() {
+            group.start(self.endpoint.rank, header, 0, |_| {})?;
+        }
+        self.endpoint.operations.begin(running);
+        Ok(())
+    }
+
+    fn end(&mut self, header: &OperationHeader, result: Result<()>) -> Result<()> {
+        self.endpoint.operations.end(header.kind, result)
+    }
+
+    fn send_with(
+        &mut self,
+        to: usize,
+        bytes: usize,
+        fill: &mut dyn FnMut(&mut [u8]),
+    ) -> Result<()> {
+        let mailbox = self.mailbox(self.endpoint.rank, to);
+        let slots = self.wait(mailbox, to, |filled| filled < SEGMENTS_IN_FLIGHT)?;
+        mailbox.put(slots, bytes, fill);
+        Ok(())
+    }
+
+    fn receive_with(
+        &mut self,
+        from: usize,
+        bytes: usize,
+        consume: &mut dyn FnMut(&[u8]),
+    ) -> Result<()> {
+        let mailbox = self.mailbox(from, self.endpoint.rank);
+        let slots = self.wait(mailbox, from, |filled| filled > 0)?;
+        mailbox.take(slots, bytes, consume).map_err(|found| {
+            let (operations, rank) = (&self.endpoint.operations, self.endpoint.rank);
+            let error = operations.wrong_size(rank, from, found, bytes);
+            self.fail(error.clone());
+            error
+        })
+    }
+
+    fn fail(&mut self, error: CollectiveError) {
+        let sequence = self.endpoint.operations.sequence();
+        self.endpoint.group.record_failure(error, sequence);
+    }
+
+    fn abort_handle(&self) -> AbortHandle {
+        AbortHandle::new(self.endpoint.rank, self.endpoint.group.clone())
+    }
+}
