@@ -46,7 +46,8 @@ pub use value::{AssignTo, VariableValue};
 /// `assign`, `assign_add`, `assign_sub` and `read` take the context they are called in: the
 /// step's [`ReplicaContext`], or the strategy outside of a step. `T` is what it holds: a number, a
 /// tensor, or a [`TensorData`] of which only the running program knows the element type and shape.
-/// Values live in host memory. In a step every replica must make the same updates in the same order.
+/// Values live in host memory. In a step every replica must make the same updates in the same
+/// order.
 ///
 /// ```
 /// use distribute_core::{
@@ -610,8 +611,8 @@ impl<T> fmt::Debug for DistributedVariable<T> {
     }
 }
 
-/// `MirroredVariable:{0: f32[] [1.5], 1: f32[] [1.5]}`, the copies of this process. Of a variable on
-/// parameter servers there are none: printing asks no server.
+/// `MirroredVariable:{0: f32[] [1.5], 1: f32[] [1.5]}`, the copies of this process. Of a variable
+/// on parameter servers there are none: printing asks no server.
 impl<T> fmt::Display for DistributedVariable<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = match self.kind() {
