@@ -193,14 +193,18 @@ pub(crate) fn mirrored_with(
 ) -> Result<Arc<dyn Strategy>> {
     let builder = MirroredStrategy::builder().timeout(TIMEOUT);
     let builder = builder.devices(devices.iter().copied());
-    Ok(Arc::new(builder.cross_device_ops(Shared(ops)).build()?))
+    Ok(Arc::new(
+        builder
+            .cross_device_ops(SharedCrossDeviceOps(ops))
+            .build()?,
+    ))
 }
 
 /// Cross-device ops that several strategies share.
 #[derive(Debug)]
-struct Shared(Arc<dyn CrossDeviceOps>);
+struct SharedCrossDeviceOps(Arc<dyn CrossDeviceOps>);
 
-impl CrossDeviceOps for Shared {
+impl CrossDeviceOps for SharedCrossDeviceOps {
     fn name(&self) -> &str {
         self.0.name()
     }

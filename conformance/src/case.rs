@@ -106,23 +106,23 @@ fn servers_and_workers(strategy: &Value) -> Vec<(String, usize)> {
 /// What TensorFlow did.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Expected {
-    /// It returned this.
+    /// The call returned this value.
     Value(Value),
-    /// It raised a Python exception.
+    /// The call raised a Python exception.
     Error {
         /// The exception's class.
         class: String,
         /// Its text, cut at 900 characters.
         message: String,
     },
-    /// It crashed or never returned; the text says how.
+    /// The call crashed or never returned; the text says how.
     Unavailable(String),
 }
 
 /// One recorded call.
 #[derive(Debug, Clone)]
 pub struct Case {
-    /// Its name, for people: nothing in this crate decides by it.
+    /// The name of the case, for people: nothing in this crate decides by it.
     pub name: String,
     /// The strategy it ran under.
     pub strategy: StrategySpec,

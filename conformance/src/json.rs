@@ -66,7 +66,6 @@ pub(crate) fn numbers_in(text: &str) -> Vec<f64> {
 }
 
 /// As [`numbers_in`], counts only.
-#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // checked just before
 pub(crate) fn counts_in(text: &str) -> Vec<usize> {
     numbers_in(text)
         .into_iter()

@@ -23,6 +23,13 @@
 //! Rules decide which cases do not apply ([`Rule`]) and where the library deliberately differs
 //! from TensorFlow ([`Deviation`]); neither ever looks at the name of a case.
 #![forbid(unsafe_code)]
+#![deny(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stderr,
+    clippy::print_stdout,
+    clippy::unwrap_used
+)]
 
 mod backend;
 mod case;

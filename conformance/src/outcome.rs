@@ -64,7 +64,7 @@ reasons! {
     LaterFamily "later-family"
         "Normalization, schedules and Keras' whole training loop: not in this library yet.",
     HostInStep "host-in-step"
-        "In a compiled step nothing is read or assigned on the host, nor are replicas told apart.",
+        "A compiled step reads and assigns nothing in host memory, and tells no replicas apart.",
     WholeInStep "whole-in-step"
         "A compiled step has no place outside of its replicas for all their values (`merge_call`).",
     UnevenShapes "uneven-shapes"

@@ -14,7 +14,7 @@ pub(crate) enum CaseResult {
     Checked(Outcome),
     /// What it failed under, and why.
     Failed(String, Failure),
-    /// Nothing that was selected has to do with it.
+    /// The case has nothing to do with what was selected.
     NotSelected,
 }
 
@@ -58,9 +58,9 @@ impl FamilyCounts {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FailedCase {
-    /// Its family.
+    /// The family of the case.
     pub family: FamilyName,
-    /// Its name.
+    /// The name of the case.
     pub name: String,
     /// The strategy or communicator it failed under.
     pub subject: String,

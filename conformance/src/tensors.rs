@@ -40,7 +40,6 @@ pub(crate) fn element_bytes(dtype: &str) -> Result<usize, Failure> {
     })
 }
 
-#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // the files' numbers fit
 fn typed(values: Vec<f64>, shape: Shape, name: &str) -> Result<TensorData, Failure> {
     macro_rules! cast {
         ($type:ty) => {

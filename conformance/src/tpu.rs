@@ -39,7 +39,7 @@ const KINDS: [StrategyKind; 4] = [
     StrategyKind::CentralStorage,
 ];
 
-/// A step of these cases does something on the host: it computes a value there, makes a tensor or
+/// A step of these cases does something on the CPU: it computes a value there, makes a tensor or
 /// a variable of one, lets the replicas change one variable in turn, or asks for its number.
 const ON_THE_HOST: [&str; 9] = [
     "plain variable created outside",
@@ -134,7 +134,7 @@ impl StrategyFactory for Tpu {
     }
 }
 
-/// In a step, a tensor of integers cannot become its mean; only data of the host can.
+/// In a step, a tensor of integers cannot become its mean; only data in host memory can.
 fn is_mean_of_integers(case: &Case) -> bool {
     let first = &case.inputs["values"][0];
     let is_mean = reduce_op(&case.inputs["reduce_op"]) == Some(ReduceOp::Mean);

@@ -30,6 +30,7 @@ fn every_error_of_the_crates_converts() {
     converts::<readers::ReadError>();
     converts::<distribute_data::ShardError>();
     converts::<distribute_data::DataError>();
+    converts::<distribute_keras::ModelError>();
     converts::<distribute_ps::PsError>();
     converts::<distribute_tpu_xla::TpuError>();
     converts::<conformance::GoldenError>();

@@ -67,7 +67,7 @@ fn the_golden_variables_pass_under_tpu_strategy() {
     within(LIMIT, || few_skipped(FamilyName::Variables, 237, 13));
 }
 
-/// Some of what these do in steps is for the host, which compiled steps refuse.
+/// Some of what these cases do in steps needs values in host memory, which compiled steps refuse.
 #[test]
 fn the_golden_properties_and_checkpoints_pass_under_tpu_strategy() {
     within(LIMIT, || {

@@ -14,11 +14,11 @@ use crate::flags::{ClusterArgs, CommunicationName, TransportName};
 
 /// The secret that the workers of a job share.
 pub(crate) const TOKEN_VARIABLE: &str = "DISTRIBUTE_JOB_TOKEN";
-/// The how-manieth start of the job this is, from 0: set by `launch`, and by SLURM for a job that
+/// The index of this start of the job, from 0: set by `launch`, and by SLURM for a job that
 /// was put back into the queue.
 const RESTART_VARIABLES: [&str; 2] = ["DISTRIBUTE_RESTART", "SLURM_RESTART_COUNT"];
 
-/// Workers do not meet whose flags ask for other connections: the error, and which flags they are.
+/// The error of workers whose flags ask for different connections; it names these flags.
 fn other_options(refused: &CollectiveError) -> Failure {
     let text = refused.to_string();
     let said = |word: &str| text.contains(&format!("{word} "));
@@ -31,7 +31,7 @@ fn other_options(refused: &CollectiveError) -> Failure {
     Failure::usage(format!("{text}; give all workers the same {flag}"))
 }
 
-/// The how-manieth start of the job this is, from 0, as its launcher says.
+/// The index of this start of the job, from 0, as its launcher says.
 ///
 /// # Errors
 /// If a variable holds no number.
@@ -116,7 +116,7 @@ impl ClusterArgs {
         Ok((detected, cluster))
     }
 
-    /// Meets the other workers.
+    /// Connects to the other workers.
     pub(crate) fn strategy(
         &self,
         devices: Vec<LogicalDevice>,

@@ -14,7 +14,7 @@ use crate::failure::Failure;
 use crate::notes::note;
 
 /// How often it is said that the compiler is still at work.
-const SAID_EVERY: Duration = Duration::from_secs(10);
+const NOTE_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Says what the compiler does, and keeps the program that it gets.
 #[derive(Debug)]
@@ -47,7 +47,7 @@ impl CompileWatch {
     }
 
     /// What the compiler reports.
-    pub(crate) fn tell(&self, progress: &CompileProgress<'_>) {
+    pub(crate) fn on_progress(&self, progress: &CompileProgress<'_>) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         match progress {
             CompileProgress::Lowered {
@@ -60,7 +60,7 @@ impl CompileWatch {
                     self.topology
                 ));
                 state.failed = self.write(stablehlo).err();
-                state.speaking = speak_until_dropped();
+                state.speaking = note_until_dropped();
             }
             CompileProgress::Compiled { .. } => state.speaking = None,
             _ => {}
@@ -95,11 +95,11 @@ fn not_written(path: &Path, error: &std::io::Error) -> String {
 }
 
 /// Says now and then that the compiler is still at work. Without a thread nothing is said.
-fn speak_until_dropped() -> Option<Sender<()>> {
+fn note_until_dropped() -> Option<Sender<()>> {
     let (sender, dropped) = channel();
     let started = Instant::now();
     let speak = move || {
-        while dropped.recv_timeout(SAID_EVERY) == Err(RecvTimeoutError::Timeout) {
+        while dropped.recv_timeout(NOTE_INTERVAL) == Err(RecvTimeoutError::Timeout) {
             let seconds = started.elapsed().as_secs();
             note(&format!("still compiling ({seconds} s)"));
         }

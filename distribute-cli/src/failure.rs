@@ -11,9 +11,9 @@ use distribute_core::collectives::CollectiveError;
 use distribute_launch::{FailureReport, REPORT_VARIABLE};
 use distribute_ps::PsError;
 
-use crate::lasting::is_lasting;
 use crate::notes::note;
 use crate::option_names::in_flags;
+use crate::permanent_errors::is_permanent;
 
 /// What is printed, and what the program ends with.
 #[derive(Debug)]
@@ -55,7 +55,7 @@ impl Failure {
     }
 
     /// Something went wrong that has been printed already.
-    pub(crate) fn said(code: u8) -> Self {
+    pub(crate) fn already_printed(code: u8) -> Self {
         Self::new(code, "")
     }
 
@@ -99,7 +99,7 @@ impl Failure {
     fn caused_by(source: impl StdError + Send + Sync + 'static) -> Self {
         Self {
             message: source.to_string(),
-            code: match is_lasting(&source) {
+            code: match is_permanent(&source) {
                 true => USAGE,
                 false => FAILED,
             },
@@ -111,7 +111,7 @@ impl Failure {
     }
 
     /// Tells the launcher whose fault it is, if it asks.
-    fn tell_launcher(&self) {
+    fn write_failure_report(&self) {
         let Some(path) = std::env::var_os(REPORT_VARIABLE).filter(|_| !self.lost.is_empty()) else {
             return;
         };
@@ -123,7 +123,7 @@ impl Failure {
 
     /// Prints the message, and with `verbose` the causes behind it.
     pub(crate) fn report(&self, verbose: bool) -> ExitCode {
-        self.tell_launcher();
+        self.write_failure_report();
         let kind = if self.code == PREEMPTED {
             ""
         } else {

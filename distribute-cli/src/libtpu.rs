@@ -34,7 +34,7 @@ pub(crate) fn in_own_process(plugin: &Path, verbose: bool) -> Result<(), Failure
     again.env(PARENT, std::process::id().to_string());
     LibtpuEnvironment::compile_only().apply_to(&mut again);
     let mut child = again.stderr(Stdio::piped()).spawn().map_err(cannot)?;
-    let log = child.stderr.take().map(|log| Log::pass_on(log, verbose));
+    let log = child.stderr.take().map(|log| Log::forward(log, verbose));
     let status = child.wait().map_err(cannot)?;
     Err(ended(status, log.unwrap_or_default().fatal))
 }
@@ -62,7 +62,7 @@ fn die_with(_: &str) -> Result<(), Failure> {
 
 fn ended(status: ExitStatus, fatal: Option<String>) -> Failure {
     let why = match (status.code().map(u8::try_from), fatal) {
-        (Some(Ok(code)), None) => return Failure::said(code),
+        (Some(Ok(code)), None) => return Failure::already_printed(code),
         (_, Some(text)) => text,
         _ => status.to_string(),
     };
@@ -81,7 +81,7 @@ struct Log {
 
 impl Log {
     /// Reads to the end; passes on what is not libtpu's, or everything.
-    fn pass_on(stderr: impl Read, verbose: bool) -> Self {
+    fn forward(stderr: impl Read, verbose: bool) -> Self {
         let mut log = Self::default();
         let mut lines = BufReader::new(stderr).split(b'\n');
         while let Some(Ok(line)) = lines.next() {
@@ -131,7 +131,7 @@ mod tests {
         let log = "E1121 23:56:18.765619   22386 hugepage_text.cc:344] RAW: File offset\n\
                    F1121 23:56:42.095525   23423 target.cc:1461] Check failed: z == 1 (7 vs. 1) \n\
                    *** Check failure stack trace: ***\n";
-        let found = Log::pass_on(log.as_bytes(), false);
+        let found = Log::forward(log.as_bytes(), false);
         assert_eq!(
             found.fatal.as_deref(),
             Some("Check failed: z == 1 (7 vs. 1)")

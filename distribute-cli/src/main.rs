@@ -1,7 +1,8 @@
 //! `distribute-cli train` and the commands around it: flags, and what they call.
 #![deny(unsafe_code)]
+#![deny(clippy::expect_used, clippy::panic, clippy::unwrap_used)]
 
-#[allow(unsafe_code)]
+#[expect(unsafe_code, reason = "each use says why it is sound")]
 mod allocator;
 mod cluster;
 mod commands;
@@ -13,12 +14,12 @@ mod events;
 mod failure;
 mod flags;
 mod identity;
-mod lasting;
 mod libtpu;
 mod notes;
 mod objective;
 mod option_names;
 mod parameter_server;
+mod permanent_errors;
 mod signals;
 mod split;
 mod strategies;

@@ -40,7 +40,7 @@ struct State {
 }
 
 #[derive(Debug)]
-struct Shared {
+struct SignalsShared {
     flag: Arc<AtomicBool>,
     interruption: Interruption,
     state: Mutex<State>,
@@ -50,7 +50,7 @@ struct Shared {
 /// The signals that ask this process to end. The second one ends it at once; a checkpoint that is
 /// being written then leaves the ones before it as they are.
 #[derive(Debug, Clone)]
-pub(crate) struct Signals(Arc<Shared>);
+pub(crate) struct Signals(Arc<SignalsShared>);
 
 impl Signals {
     /// Catches them from now on. The first one also wakes the calling thread where it is parked.
@@ -59,7 +59,7 @@ impl Signals {
     /// If the system refuses.
     pub(crate) fn catch() -> Result<Self, Failure> {
         let failed = |error| Failure::failed(format!("cannot catch Ctrl-C ({error})"));
-        let signals = Self(Arc::new(Shared {
+        let signals = Self(Arc::new(SignalsShared {
             flag: Arc::new(AtomicBool::new(false)),
             interruption: Interruption::default(),
             state: Mutex::new(State {
@@ -75,7 +75,7 @@ impl Signals {
             .name("signals".to_string())
             .spawn(move || {
                 for signal in caught.forever() {
-                    own.came(signal);
+                    own.receive(signal);
                     parked.unpark();
                 }
             })
@@ -87,7 +87,7 @@ impl Signals {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn came(&self, signal: i32) {
+    fn receive(&self, signal: i32) {
         let phase = {
             let mut state = self.state();
             if state.signal.is_some() {
@@ -154,8 +154,8 @@ impl Signals {
 
     /// Says when training has begun: where others or a compiler take part in the first step, when
     /// that has ended, and else at once.
-    pub(crate) fn training(&self, after_a_step: bool) -> Begins {
-        Begins {
+    pub(crate) fn training(&self, after_a_step: bool) -> TrainingBegins {
+        TrainingBegins {
             signals: self.clone(),
             after_a_step,
         }
@@ -172,7 +172,7 @@ impl Signals {
     }
 
     /// Whether there was one.
-    pub(crate) fn came_already(&self) -> bool {
+    pub(crate) fn was_raised(&self) -> bool {
         self.0.flag.load(Ordering::Relaxed)
     }
 
@@ -199,12 +199,12 @@ fn end(signal: i32) -> ! {
 
 /// A callback, see [`Signals::training`].
 #[derive(Debug)]
-pub(crate) struct Begins {
+pub(crate) struct TrainingBegins {
     signals: Signals,
     after_a_step: bool,
 }
 
-impl Callback for Begins {
+impl Callback for TrainingBegins {
     fn on_train_begin(&mut self, _: &mut Control<'_>) -> distribute_core::Result<()> {
         if !self.after_a_step {
             self.signals.enter(Phase::Training);

@@ -52,7 +52,7 @@ enum Source {
 
 impl Task {
     /// The task that `train` is asked for, and its data, ready for the model.
-    pub(crate) fn asked(args: &TrainArgs) -> Result<(Self, TrainTest), Failure> {
+    pub(crate) fn from_args(args: &TrainArgs) -> Result<(Self, TrainTest), Failure> {
         let dataset = args.data.dataset.clone().unwrap_or(DatasetName::Digits);
         let dataset = dataset.with_header(args.data.csv_header)?;
         Self::new(

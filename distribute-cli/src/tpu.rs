@@ -95,7 +95,7 @@ impl Tpu {
         note(&format!("capturing the step for {name}"));
         let watch = Arc::new(watch);
         let told = Arc::clone(&watch);
-        compiler.observe(move |progress| told.tell(progress));
+        compiler.observe(move |progress| told.on_progress(progress));
         Ok(Self::Topology(Ahead {
             compiler,
             topology,
@@ -119,7 +119,7 @@ impl Tpu {
     }
 
     /// What there is to say about the system.
-    pub(crate) fn said(&self) -> Vec<String> {
+    pub(crate) fn description(&self) -> Vec<String> {
         match self {
             Self::Devices(_, said) => said.clone(),
             Self::Topology(_) => Vec::new(),

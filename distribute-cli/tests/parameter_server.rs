@@ -2,7 +2,7 @@
 
 mod common;
 #[path = "multi_worker/job.rs"]
-#[allow(dead_code)] // Only addresses and variables are used.
+#[expect(dead_code, reason = "only addresses and variables are used")]
 mod job;
 
 use std::fs;

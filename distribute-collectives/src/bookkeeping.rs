@@ -5,21 +5,21 @@ use std::time::{Duration, Instant};
 
 use crate::error::{CollectiveError, Result};
 use crate::header::{OperationHeader, OperationKind};
-use crate::status::{Failure, GroupStatus, Trouble};
+use crate::status::{Failure, FailureKind, GroupStatus};
 
 /// An operation between its begin and its end.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Running {
+pub(crate) struct RunningOperation {
     pub(crate) header: OperationHeader,
     pub(crate) begin: Instant,
     pub(crate) deadline: Option<Instant>,
 }
 
-impl Running {
+impl RunningOperation {
     /// An operation that begins now.
     pub(crate) fn new(header: &OperationHeader, timeout: Duration) -> Self {
         let begin = Instant::now();
-        Running {
+        RunningOperation {
             header: *header,
             begin,
             // None where the timeout is too long for the clock.
@@ -35,7 +35,7 @@ impl Running {
 #[derive(Default)]
 pub(crate) struct Bookkeeping {
     sequence: u64,
-    running: Option<Running>,
+    running: Option<RunningOperation>,
     /// The first fatal error that was returned to the caller.
     failure: Option<CollectiveError>,
 }
@@ -57,7 +57,7 @@ impl Bookkeeping {
     }
 
     /// Notes the operation that runs from now on.
-    pub(crate) fn begin(&mut self, running: Running) {
+    pub(crate) fn begin(&mut self, running: RunningOperation) {
         self.running = Some(running);
     }
 
@@ -65,7 +65,7 @@ impl Bookkeeping {
     ///
     /// # Errors
     /// [`InvalidArgument`](CollectiveError::InvalidArgument) when none runs.
-    pub(crate) fn running(&self, rank: usize) -> Result<&Running> {
+    pub(crate) fn running(&self, rank: usize) -> Result<&RunningOperation> {
         self.running
             .as_ref()
             .ok_or_else(|| CollectiveError::InvalidArgument {
@@ -81,7 +81,7 @@ impl Bookkeeping {
         running.is_some_and(|running| running.header.kind.is_point_to_point())
     }
 
-    /// Notes how an operation ended, whatever came of it, and hands the result on. It need not have
+    /// Notes how an operation ended, well or not, and hands the result on. It need not have
     /// begun: a refusal ends it too.
     pub(crate) fn end<R>(&mut self, kind: OperationKind, result: Result<R>) -> Result<R> {
         self.running = None;
@@ -97,9 +97,9 @@ impl Bookkeeping {
     }
 
     /// Ends the running operation of all ranks, and those after it.
-    pub(crate) fn fail(&self, status: &GroupStatus, error: CollectiveError) {
-        status.fail(Failure {
-            trouble: Trouble::Ended(error),
+    pub(crate) fn record_failure(&self, status: &GroupStatus, error: CollectiveError) {
+        status.record_failure(Failure {
+            kind: FailureKind::Ended(error),
             from_sequence: self.sequence,
         });
     }
@@ -133,7 +133,7 @@ mod tests {
 
     fn run(operations: &mut Bookkeeping, kind: OperationKind, result: Result<()>) -> Result<()> {
         let header = OperationHeader::new(kind, 0, operations.sequence());
-        operations.begin(Running::new(&header, TIMEOUT));
+        operations.begin(RunningOperation::new(&header, TIMEOUT));
         assert_eq!(operations.running(0).unwrap().header, header);
         assert_eq!(operations.is_point_to_point(), kind.is_point_to_point());
         operations.end(kind, result)
@@ -196,7 +196,7 @@ mod tests {
     fn a_failure_concerns_the_next_operation_on() {
         let (mut operations, status) = (Bookkeeping::default(), GroupStatus::default());
         run(&mut operations, OperationKind::Barrier, Ok(())).unwrap();
-        operations.fail(&status, aborted("why"));
+        operations.record_failure(&status, aborted("why"));
         let header = |sequence| OperationHeader::new(OperationKind::Barrier, 0, sequence);
         assert_eq!(status.check(&header(0)), Ok(()));
         assert_eq!(status.check(&header(1)), Err(aborted("why")));
@@ -206,7 +206,7 @@ mod tests {
     fn a_segment_of_the_wrong_size_names_both_ranks_and_sizes() {
         let mut operations = Bookkeeping::default();
         let header = OperationHeader::new(OperationKind::Broadcast, 0, 0);
-        operations.begin(Running::new(&header, TIMEOUT));
+        operations.begin(RunningOperation::new(&header, TIMEOUT));
         let expected = CollectiveError::Mismatch {
             rank_a: 1,
             rank_b: 2,

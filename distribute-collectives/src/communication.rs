@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::error::{CollectiveError, Result};
 use crate::options::{Algorithm, GroupOptions};
 
-/// Who carries out collective operations.
+/// Which library carries out collective operations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum CommunicationImplementation {
     /// The library picks.
@@ -63,7 +63,7 @@ pub struct CommunicationOptions {
     pub bytes_per_pack: usize,
     /// The deadline of an operation. `None` keeps the group's; zero is no deadline.
     pub timeout: Option<Duration>,
-    /// Who carries the operations out.
+    /// Which library carries the operations out.
     pub implementation: CommunicationImplementation,
 }
 

@@ -228,7 +228,7 @@ impl fmt::Display for Searched {
 pub struct MissingRank {
     /// The rank.
     pub rank: usize,
-    /// Its address as it was given.
+    /// The address of the rank, as it was given.
     pub address: String,
     /// What happened last: refused, no answer, another generation.
     pub reason: String,

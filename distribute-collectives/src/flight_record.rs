@@ -1,9 +1,9 @@
 //! What a rank did last, kept for the moment when the group hangs, and who is to blame.
 //!
-//! A [`FlightRecorder`] keeps the last 256 operations of a rank in fixed memory. [`Recorded`] does
-//! so for any communicator and writes the record to a directory when an operation fails. [`blame`]
-//! reads the records of all ranks from there and names the rank that others waited for, or that
-//! made another call.
+//! A [`FlightRecorder`] keeps the *flight record* of a rank, its last 256 operations, in fixed
+//! memory. [`Recorded`] does so for any communicator and writes the record to a directory when an
+//! operation fails. [`blame`] reads the records of all ranks from there and names the rank that
+//! others waited for, or that made another call.
 
 mod blame;
 mod record;

@@ -111,6 +111,7 @@ pub fn control_message(bytes: &[u8]) {
     }
 }
 
+#[expect(clippy::expect_used, reason = "a fuzz target fails by a panic")]
 fn noticed(notice: &message::Notice) {
     let Some(failure) = convert::failure(WORLD_SIZE, notice) else {
         return;
@@ -120,7 +121,7 @@ fn noticed(notice: &message::Notice) {
     assert!(convert::failure(WORLD_SIZE, &again).is_some());
     let status = GroupStatus::default();
     let header = crate::OperationHeader::new(crate::OperationKind::Barrier, 0, u64::MAX);
-    status.fail(failure);
+    status.record_failure(failure);
     let error = status.check(&header).expect_err("a failure was noted");
     assert!(!error.to_string().is_empty());
 }

@@ -34,7 +34,7 @@ pub struct Interruption(Arc<State>);
 #[derive(Default)]
 struct State {
     raised: AtomicBool,
-    /// How many have it held.
+    /// Number of [`InterruptionHold`] values that live.
     held: AtomicUsize,
     waits: Mutex<Waits>,
 }
@@ -45,13 +45,13 @@ struct Waits {
     wakes: Vec<(u64, Wake)>,
 }
 
-/// Keeps an [`Interruption`] from ending waits for processes that live; dropping it ends that.
+/// Keeps an [`Interruption`] from ending waits for processes that live, until it is dropped.
 #[must_use = "dropping it lets the interruption end waits again"]
-pub struct Held(Arc<State>);
+pub struct InterruptionHold(Arc<State>);
 
-/// A wait that hears of an [`Interruption`]; dropping it ends that.
+/// A wait that an [`Interruption`] wakes; dropping this value unregisters the wait.
 #[must_use = "dropping it ends the listening"]
-pub struct Listening {
+pub struct InterruptionListener {
     state: Arc<State>,
     number: u64,
 }
@@ -82,19 +82,19 @@ impl Interruption {
     /// Until the result is dropped, only waits for a process that gives no sign of life end: what
     /// is under way is worth more than to end at once, and those who live are expected to come.
     /// Several may hold it.
-    pub fn hold(&self) -> Held {
+    pub fn hold(&self) -> InterruptionHold {
         self.0.held.fetch_add(1, Ordering::SeqCst);
-        Held(self.0.clone())
+        InterruptionHold(self.0.clone())
     }
 
-    /// Whether somebody [holds](Self::hold) it.
+    /// Whether some [`InterruptionHold`] lives: somebody [holds](Self::hold) it.
     pub fn is_held(&self) -> bool {
         self.0.held.load(Ordering::SeqCst) > 0
     }
 
     /// Calls `wake` when this is raised, on the thread that raises it, or here and now if it was.
     /// It may be called more than once, also a moment after what is returned was dropped.
-    pub fn on_raise(&self, wake: impl Fn() + Send + Sync + 'static) -> Listening {
+    pub fn on_raise(&self, wake: impl Fn() + Send + Sync + 'static) -> InterruptionListener {
         let wake: Wake = Arc::new(wake);
         let number = {
             let mut waits = self.0.waits();
@@ -106,7 +106,7 @@ impl Interruption {
         if self.is_raised() {
             wake();
         }
-        Listening {
+        InterruptionListener {
             state: self.0.clone(),
             number,
         }
@@ -131,19 +131,19 @@ impl fmt::Debug for Interruption {
     }
 }
 
-impl Drop for Held {
+impl Drop for InterruptionHold {
     fn drop(&mut self) {
         self.0.held.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
-impl fmt::Debug for Held {
+impl fmt::Debug for InterruptionHold {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Held")
+        f.write_str("InterruptionHold")
     }
 }
 
-impl Drop for Listening {
+impl Drop for InterruptionListener {
     fn drop(&mut self) {
         let number = self.number;
         self.state
@@ -153,9 +153,11 @@ impl Drop for Listening {
     }
 }
 
-impl fmt::Debug for Listening {
+impl fmt::Debug for InterruptionListener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Listening").field(&self.number).finish()
+        f.debug_tuple("InterruptionListener")
+            .field(&self.number)
+            .finish()
     }
 }
 

@@ -28,6 +28,13 @@
 //!   The group is then poisoned: make a new one.
 //! - No call leaves a thread behind; waiting blocks, it does not burn a core.
 #![deny(unsafe_code)]
+#![deny(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stderr,
+    clippy::print_stdout,
+    clippy::unwrap_used
+)]
 
 /// Compiles the program of the document.
 #[cfg(doctest)]
@@ -61,11 +68,11 @@ pub mod nccl;
 mod options;
 pub mod overlap;
 pub mod pack;
-mod patience;
 mod pieces;
 mod process_group;
 pub mod reduce;
 mod shared_memory;
+mod spin_policy;
 mod status;
 #[cfg(test)]
 mod testing;
@@ -83,7 +90,7 @@ pub use header::{OperationHeader, OperationKind};
 pub use in_process::{
     InProcessCommunicator, InProcessTransport, in_process, in_process_transports,
 };
-pub use interruption::{Held, Interruption, Listening};
+pub use interruption::{Interruption, InterruptionHold, InterruptionListener};
 pub use link_cost::LinkCost;
 pub use messages::TransportCommunicator;
 pub use options::{Algorithm, GroupOptions, Order, WireType};

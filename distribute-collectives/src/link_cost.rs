@@ -29,7 +29,7 @@ const CANDIDATES: [Algorithm; 3] = [
     Algorithm::HalvingDoubling,
     Algorithm::DirectExchange,
 ];
-/// Those whose bandwidth is measured, each in rank order.
+/// The algorithms whose bandwidth is measured, each in rank order.
 const MEASURED: [Algorithm; 2] = [Algorithm::Ring, Algorithm::DirectExchange];
 /// What halving_doubling gets out of a link that gives 1 to the ring (measured on loopback): its
 /// partners change with every step.
@@ -42,7 +42,7 @@ pub struct LinkCost {
     pub latency: Duration,
     /// What a rank sends while it receives as much, in bytes per second, with ring.
     pub ring_bytes_per_second: f64,
-    /// The same with direct_exchange.
+    /// As `ring_bytes_per_second`, with direct_exchange.
     pub direct_exchange_bytes_per_second: f64,
 }
 

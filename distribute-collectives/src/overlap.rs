@@ -360,7 +360,7 @@ impl<C: Communicator + 'static> Overlapped<C> {
         // One value is sent, so the sender never waits.
         let (sender, result) = mpsc::sync_channel(1);
         self.queue.push(Box::new(move |worker: &mut Worker<C>| {
-            // Nobody may wait for it any more; that is no error.
+            // No caller may wait for the result any more; that is no error.
             let _ = sender.send(worker.run(kind, body));
         }));
         Pending {

@@ -114,13 +114,11 @@ macro_rules! float_accumulator {
             // `other != other` is true for NaN only; written so that it becomes a compare and
             // a blend instead of a branch.
             #[inline(always)]
-            #[allow(clippy::eq_op)]
             fn minimum(self, other: Self) -> Self {
                 if (other < self) | (other != other) { other } else { self }
             }
 
             #[inline(always)]
-            #[allow(clippy::eq_op)]
             fn maximum(self, other: Self) -> Self {
                 if (other > self) | (other != other) { other } else { self }
             }

@@ -17,7 +17,7 @@ use crate::header::OperationHeader;
 
 /// Why a group ended. The operation that it ended is added where it is reported.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Trouble {
+pub(crate) enum FailureKind {
     /// A rank's process ended, or it left the group.
     Lost { rank: usize, reason: String },
     /// A rank is connected but has not been heard of for this long.
@@ -26,32 +26,32 @@ pub(crate) enum Trouble {
     Ended(CollectiveError),
 }
 
-impl Trouble {
+impl FailureKind {
     /// The error of the operation that this ended.
     pub(crate) fn into_error(self, header: &OperationHeader) -> CollectiveError {
         let (op, sequence) = (header.kind, header.sequence);
         match self {
-            Trouble::Lost { rank, reason } => CollectiveError::PeerLost {
+            FailureKind::Lost { rank, reason } => CollectiveError::PeerLost {
                 rank,
                 op,
                 sequence,
                 reason,
             },
-            Trouble::Silent { rank, elapsed } => CollectiveError::Timeout {
+            FailureKind::Silent { rank, elapsed } => CollectiveError::Timeout {
                 missing: vec![rank],
                 op,
                 sequence,
                 elapsed,
             },
-            Trouble::Ended(error) => error,
+            FailureKind::Ended(error) => error,
         }
     }
 }
 
-/// A trouble and the first operation that it concerns.
+/// What went wrong, and the first operation that it concerns.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Failure {
-    pub(crate) trouble: Trouble,
+    pub(crate) kind: FailureKind,
     /// The rank at fault had done its part of all operations before this one.
     pub(crate) from_sequence: u64,
 }
@@ -165,9 +165,9 @@ impl GroupStatus {
         self.lock().reports.insert(rank, report);
     }
 
-    /// Whom to name when an operation that began at `begin` was waiting for `ranks` at its
-    /// deadline. When those have said since then that they are in the operation, they wait for
-    /// others themselves: then those that have said that they are not.
+    /// The ranks to name when an operation that began at `begin` was waiting for `ranks` at its
+    /// deadline. Ranks that have reported since then to be in the operation wait for others
+    /// themselves; if all of `ranks` have, these are the ranks that have reported not to be in it.
     pub(crate) fn to_blame(
         &self,
         header: &OperationHeader,
@@ -219,7 +219,7 @@ impl GroupStatus {
     }
 
     /// Notes a failure and wakes whoever waits.
-    pub(crate) fn fail(&self, failure: Failure) {
+    pub(crate) fn record_failure(&self, failure: Failure) {
         let mut inner = self.lock();
         inner.failures.push(failure);
         self.failed.store(true, Ordering::Release);
@@ -231,12 +231,12 @@ impl GroupStatus {
         self.lock().failures.clone()
     }
 
-    /// Whether the others may still wait for what this rank has sent: when nothing has failed but
-    /// ranks have left that had done all that this one did.
+    /// Whether the others may still wait for what this rank has sent: when the only failures are
+    /// ranks that left after they had done all operations that this rank did.
     pub(crate) fn is_healthy(&self) -> bool {
         let inner = self.lock();
         inner.failures.iter().all(|failure| {
-            let lost = matches!(failure.trouble, Trouble::Lost { .. });
+            let lost = matches!(failure.kind, FailureKind::Lost { .. });
             lost && failure.from_sequence >= inner.completed
         })
     }
@@ -253,7 +253,7 @@ impl GroupStatus {
         match inner.failure_of(header).cloned() {
             Some(failure) => {
                 inner.reported.get_or_insert_with(|| failure.clone());
-                Err(failure.trouble.into_error(header))
+                Err(failure.kind.into_error(header))
             }
             None => Ok(()),
         }
@@ -267,12 +267,12 @@ impl GroupStatus {
             return Ok(());
         }
         let inner = self.lock();
-        let concerns = |failure: &&Failure| match (&failure.trouble, peer) {
-            (Trouble::Lost { rank, .. }, Some(peer)) => *rank == peer,
+        let concerns = |failure: &&Failure| match (&failure.kind, peer) {
+            (FailureKind::Lost { rank, .. }, Some(peer)) => *rank == peer,
             _ => failure.from_sequence <= inner.completed,
         };
         match inner.failures.iter().find(concerns) {
-            Some(failure) => Err(failure.trouble.clone().into_error(header)),
+            Some(failure) => Err(failure.kind.clone().into_error(header)),
             None => Ok(()),
         }
     }
@@ -293,12 +293,12 @@ impl GroupStatus {
             return Ok(());
         }
         let inner = self.lock();
-        let concerns = |failure: &&Failure| match failure.trouble {
-            Trouble::Lost { rank, .. } => Some(rank) == peer,
+        let concerns = |failure: &&Failure| match failure.kind {
+            FailureKind::Lost { rank, .. } => Some(rank) == peer,
             _ => failure.from_sequence <= header.sequence,
         };
         match inner.failures.iter().find(concerns) {
-            Some(failure) => Err(failure.trouble.clone().into_error(header)),
+            Some(failure) => Err(failure.kind.clone().into_error(header)),
             None => Ok(()),
         }
     }
@@ -319,13 +319,13 @@ mod tests {
     fn what_ended_an_operation_is_known() {
         let status = GroupStatus::default();
         let failure = Failure {
-            trouble: Trouble::Lost {
+            kind: FailureKind::Lost {
                 rank: 1,
                 reason: String::new(),
             },
             from_sequence: 2,
         };
-        status.fail(failure.clone());
+        status.record_failure(failure.clone());
         assert_eq!(status.check(&header(1)), Ok(()));
         assert_eq!(status.reported(), None);
         assert!(status.check(&header(2)).is_err());
@@ -343,12 +343,12 @@ mod tests {
         run(OperationKind::Send, 1);
         assert_eq!(status.completed(), 1);
         status.begin(&header(1));
-        let trouble = Trouble::Lost {
+        let kind = FailureKind::Lost {
             rank: 1,
             reason: String::new(),
         };
-        status.fail(Failure {
-            trouble,
+        status.record_failure(Failure {
+            kind,
             from_sequence: 1,
         });
         status.end();
@@ -381,7 +381,7 @@ mod tests {
     fn lost(from_sequence: u64) -> Failure {
         let reason = String::new();
         Failure {
-            trouble: Trouble::Lost { rank: 2, reason },
+            kind: FailureKind::Lost { rank: 2, reason },
             from_sequence,
         }
     }
@@ -393,7 +393,9 @@ mod tests {
         status.end();
         status.begin(&header(1));
         status.end();
-        failures.iter().for_each(|f| status.fail(f.clone()));
+        failures
+            .iter()
+            .for_each(|f| status.record_failure(f.clone()));
         status.is_healthy()
     }
 
@@ -403,13 +405,13 @@ mod tests {
         assert!(healthy_after(&[lost(2)]));
         assert!(healthy_after(&[lost(2), lost(3)]));
         assert!(!healthy_after(&[lost(2), lost(1)]));
-        let trouble = Trouble::Silent {
+        let kind = FailureKind::Silent {
             rank: 1,
             elapsed: Duration::ZERO,
         };
         let from_sequence = 2;
         assert!(!healthy_after(&[Failure {
-            trouble,
+            kind,
             from_sequence
         }]));
     }
@@ -417,7 +419,7 @@ mod tests {
     #[test]
     fn the_loss_of_a_third_rank_does_not_end_a_point_to_point_call() {
         let status = GroupStatus::default();
-        status.fail(lost(1));
+        status.record_failure(lost(1));
         let send = OperationHeader::new(OperationKind::Send, 0, 4);
         assert_eq!(status.check_peer(&send, Some(1)), Ok(()));
         assert_eq!(status.check_peer(&send, None), Ok(()));
@@ -433,12 +435,12 @@ mod tests {
         status.on_failure(move || {
             count.fetch_add(1, Ordering::SeqCst);
         });
-        let trouble = Trouble::Lost {
+        let kind = FailureKind::Lost {
             rank: 3,
             reason: "it left".to_string(),
         };
-        status.fail(Failure {
-            trouble,
+        status.record_failure(Failure {
+            kind,
             from_sequence: 5,
         });
         assert_eq!(woken.load(Ordering::SeqCst), 1);

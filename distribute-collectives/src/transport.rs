@@ -1,5 +1,8 @@
 //! What algorithms need from whatever carries bytes between ranks.
 //!
+//! The *buffers* of an operation are what is reduced or moved; a *segment* is a piece of them on
+//! its way from one rank to another.
+//!
 //! Algorithms never know how a segment travels, so each of them is tested over the in-process
 //! transport with tiny segments and runs over every other transport.
 

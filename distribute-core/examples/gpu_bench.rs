@@ -3,7 +3,7 @@
 //! makes a table of them and of PyTorch's.
 
 #[path = "../tests/cuda/model.rs"]
-#[allow(dead_code)] // shared with the tests, which use all of it
+#[expect(dead_code, reason = "shared with the tests, which use all of it")]
 mod model;
 
 use std::io::Write;

@@ -10,6 +10,7 @@ use burn::tensor::{Device, Tensor};
 use distribute_collectives::ReduceOp;
 
 use crate::train_state::check_running_statistics;
+use crate::values::take_state;
 use crate::{Gradients, ReplicaContext, Replicate, Result, WorkerGroup};
 
 /// A model with one of burn's optimizers; used like [`TrainState`](crate::TrainState).
@@ -95,7 +96,7 @@ impl<M: Module> Replicate for BurnTrainState<M> {
     }
 
     fn take_from_chief(&mut self, workers: &WorkerGroup) -> Result<()> {
-        workers.take_state(&mut self.model, self.step)
+        take_state(workers, &mut self.model, self.step)
     }
 
     fn check_replicas(&self, replicas: usize) -> Result<()> {

@@ -61,7 +61,9 @@ impl LogicalDevice {
     /// CUDA backend loads is missing.
     #[cfg(feature = "cuda")]
     pub fn all_gpus() -> Result<Vec<Self>> {
-        Ok((0..crate::cuda::available()?).map(Self::Cuda).collect())
+        Ok((0..crate::cuda::presence::available()?)
+            .map(Self::Cuda)
+            .collect())
     }
 
     /// burn's device behind the name, without autodiff.
@@ -98,7 +100,7 @@ impl LogicalDevice {
         match self {
             Self::Cpu(_) => Ok(()),
             #[cfg(feature = "cuda")]
-            Self::Cuda(index) => crate::cuda::check(index),
+            Self::Cuda(index) => crate::cuda::presence::check(index),
         }
     }
 

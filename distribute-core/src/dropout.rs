@@ -64,7 +64,6 @@ fn captured_dropout<const D: usize>(
 ///
 /// A rate of 1 or more drops everything, one of 0 or less nothing. In a step that is compiled the
 /// mask would be a constant: use [`dropout`] there.
-#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
 pub fn dropout_mask(dims: &[usize], rate: f64, rng: &mut (impl Rng + ?Sized)) -> TensorData {
     let rate = rate.clamp(0.0, 1.0);
     let threshold = (rate * (f64::from(u32::MAX) + 1.0)) as u64;

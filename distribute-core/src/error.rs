@@ -276,3 +276,16 @@ impl Error {
         }
     }
 }
+
+/// Whether a value has a component for each local replica.
+pub(crate) fn check_count(what: &'static str, replicas: usize, found: usize) -> Result<()> {
+    if replicas == found {
+        Ok(())
+    } else {
+        Err(Error::ReplicaCount {
+            what,
+            replicas,
+            found,
+        })
+    }
+}

@@ -197,7 +197,6 @@ fn split_at(shape: &[usize], axis: usize) -> (usize, usize, usize) {
 }
 
 /// Divides by a count; zero elements give NaN, as in TensorFlow.
-#[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation)]
 pub(crate) fn divide(total: TensorData, count: usize) -> Result<TensorData> {
     let shape = total.shape().clone();
     let count = count as f64;

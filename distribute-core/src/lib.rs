@@ -12,6 +12,13 @@
 //! # Ok::<(), distribute_core::Error>(())
 //! ```
 #![deny(unsafe_code)]
+#![deny(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stderr,
+    clippy::print_stdout,
+    clippy::unwrap_used
+)]
 
 extern crate self as distribute_core;
 
@@ -33,8 +40,6 @@ mod error;
 mod gradients;
 mod host_reduce;
 mod indexed_slices;
-#[cfg(feature = "burn-train")]
-mod learner;
 pub mod loss;
 pub mod metric;
 mod module_tensors;
@@ -45,8 +50,9 @@ pub mod remote;
 mod replica;
 mod scope;
 mod shown;
-mod step_args;
+mod step;
 mod strategy;
+mod sync;
 pub mod trace;
 mod train_state;
 mod values;
@@ -73,20 +79,18 @@ pub use error::{Error, Result};
 pub use gradients::Gradients;
 pub use host_reduce::concatenate;
 pub use indexed_slices::IndexedSlices;
-#[cfg(feature = "burn-train")]
-pub use learner::LearnerStrategy;
 pub use nest::{Leaf, Nest};
 pub use optim::{Adam, AdamW, Sgd};
 pub use replica::{ReplicaContext, ReplicaRng};
-pub use scope::{current_strategy, has_strategy, in_step};
-pub use step_args::{Item, Lend, Lent, Same, StepArgs};
+pub use scope::{has_strategy, in_step};
+pub use step::{Call, Capture, CapturedState, Changes, Item, Lend, Lent, Same, StepArgs};
 pub use strategy::{
     CentralStorageStrategy, DefaultStrategy, InputContext, MirroredStrategy,
     MirroredStrategyBuilder, MultiWorkerMirroredStrategy, MultiWorkerMirroredStrategyBuilder,
     OneDeviceStrategy, Replica, ReplicaStep, Strategy, StrategyExt, StrategyId, VariablePlacement,
-    run_alone,
+    current_strategy, run_alone,
 };
-pub use train_state::{Applied, TrainState};
+pub use train_state::{Applied, TrainState, check_running_statistics};
 pub use values::{Mirrored, PerReplica, Replicate};
 pub use variable::{
     AssignTo, DistributedVariable, VariableAggregation, VariableContext, VariableError,

@@ -5,26 +5,9 @@
 //! of the crate `distribute-data` and its relatives call these functions; a loss function of your
 //! own may.
 
-use crate::{Error, Result, scope};
+use crate::{Error, ReplicaContext, Result, scope};
 
-/// What the sum of a replica's losses was divided by.
-#[derive(Debug, Clone, Copy, PartialEq)]
-#[non_exhaustive]
-pub enum LossDivisor {
-    /// A number that is the same for all batches and replicas, such as the global batch size.
-    Constant(f64),
-    /// What follows from the batch of the replica: its examples, times the number of replicas.
-    OwnBatch(f64),
-}
-
-impl LossDivisor {
-    /// The number.
-    pub fn value(self) -> f64 {
-        match self {
-            Self::Constant(value) | Self::OwnBatch(value) => value,
-        }
-    }
-}
+pub use crate::scope::LossDivisor;
 
 /// Says that a loss of the running step was divided by this number. Outside of a step it does
 /// nothing.
@@ -113,5 +96,15 @@ pub fn take_divisor() -> Result<Option<f64>> {
              `global_batch_size` for all of them, or say with `Objective::averaged_over` what the \
              loss was divided by"
         ))),
+    }
+}
+
+impl ReplicaContext {
+    /// The examples of a full global batch, if the step was handed a part of one that knows: what
+    /// losses are divided by. Batches of `distribute-data` know, and those of
+    /// `Fit`; others are told by [`PerReplica::of_global_batch`]. `None` also for
+    /// parts of batches of different sizes.
+    pub fn global_batch_size(&self) -> Option<usize> {
+        global_batch_size().ok().flatten()
     }
 }

@@ -3,9 +3,8 @@
 //! them knows fewer kinds of parameters than another.
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
-use burn::tensor::{Bool, BoolStore, DType, Int, Tensor, TensorData};
+use burn::tensor::{Bool, BoolStore, DType, Device, Int, Tensor, TensorData};
 
-use crate::gradients::is_off_host;
 use crate::nest::different_structure;
 use crate::{Error, Leaf, Result};
 
@@ -204,4 +203,9 @@ impl ModuleVisitor for CheckComputed {
             self.0 = first.try_into_data().map(drop).map_err(Error::step);
         }
     }
+}
+
+/// Whether tensors there are not in host memory already.
+pub(crate) fn is_off_host(device: &Device) -> bool {
+    *device != Device::flex()
 }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use burn::module::Module;
 use burn::tensor::TensorData;
 
-pub use crate::gradients::{RemoteRows, RowGradients};
+pub use crate::gradients::{RemoteRows, RemoteVersion, RowGradients};
 use crate::optim::Optimizer;
 use crate::{Error, Result, module_tensors};
 
@@ -72,9 +72,6 @@ pub struct RemoteTensor {
     /// Whether the optimizer updates it.
     pub is_trained: bool,
 }
-
-/// What a copy has of a tensor: how often each of its parts had been changed. Empty for nothing.
-pub type RemoteVersion = Vec<u64>;
 
 /// What [`RemoteState::pull`] found.
 #[derive(Debug, Clone, Default)]

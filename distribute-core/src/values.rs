@@ -1,7 +1,7 @@
 //! Values with one component per replica: [`PerReplica`] and [`Mirrored`].
 
 use std::fmt;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use burn::module::Module;
 use burn::tensor::Device;
@@ -9,6 +9,7 @@ use burn::tensor::Device;
 use crate::remote::{self, RemoteStore};
 use crate::shown::{Shown, write_components};
 use crate::strategy::StrategyId;
+use crate::sync::lock;
 use crate::trace::{self, OnDevice, StateVisitor, TraceError};
 use crate::{Error, Result, WorkerGroup, module_tensors};
 
@@ -419,19 +420,13 @@ impl<T> Mirrored<T> {
     }
 }
 
-pub(crate) fn count(what: &'static str, replicas: usize, found: usize) -> Result<()> {
-    if replicas == found {
-        Ok(())
-    } else {
-        Err(Error::ReplicaCount {
-            what,
-            replicas,
-            found,
-        })
-    }
-}
-
-/// Locks, also after a panic elsewhere: the data behind these locks is valid at every moment.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+/// Takes over the chief's model, if it has had as many updates.
+pub(crate) fn take_state(
+    workers: &WorkerGroup,
+    model: &mut impl Replicate,
+    updates: u64,
+) -> Result<()> {
+    let updates = ("the number of updates", updates.into());
+    workers.check_equal("a training state", &[updates])?;
+    model.take_from_chief(workers)
 }

@@ -10,7 +10,7 @@ use distribute_core::{
 };
 
 #[derive(Debug, Clone)]
-#[allow(dead_code)] // Only shown.
+#[expect(dead_code, reason = "only shown")]
 struct Batch {
     x: Tensor<2>,
     names: Vec<(Tensor<1>, Option<Tensor<3>>)>,

@@ -14,7 +14,7 @@ use crate::auto_shard::AutoShardPolicy;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub struct Batching {
-    size: Size,
+    size: BatchSize,
     length: Length,
     pub(crate) seed: Option<u64>,
     drop_remainder: bool,
@@ -25,7 +25,7 @@ pub struct Batching {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Size {
+enum BatchSize {
     Global(usize),
     PerReplica(usize),
 }
@@ -43,15 +43,15 @@ impl Batching {
     /// Steps of `examples` over all replicas together: the same training with any number of
     /// replicas.
     pub fn global(examples: usize) -> Self {
-        Self::new(Size::Global(examples))
+        Self::new(BatchSize::Global(examples))
     }
 
     /// Steps of `examples` on every replica: the global batch grows with their number.
     pub fn per_replica(examples: usize) -> Self {
-        Self::new(Size::PerReplica(examples))
+        Self::new(BatchSize::PerReplica(examples))
     }
 
-    fn new(size: Size) -> Self {
+    fn new(size: BatchSize) -> Self {
         Self {
             size,
             length: Length::Times(1),
@@ -217,8 +217,8 @@ impl Batching {
             ));
         }
         let size = match self.size {
-            Size::Global(examples) => Some(examples),
-            Size::PerReplica(examples) => examples.checked_mul(replicas),
+            BatchSize::Global(examples) => Some(examples),
+            BatchSize::PerReplica(examples) => examples.checked_mul(replicas),
         };
         match size {
             Some(0) => Err(Error::invalid(

@@ -1,4 +1,4 @@
-//! Datasets on top of the readers' host arrays.
+//! Datasets on top of the readers' arrays.
 
 use burn::tensor::Int;
 use distribute_core::{Device, Error, Result, Tensor, TensorData};
@@ -43,7 +43,7 @@ impl ImageDataset {
         })
     }
 
-    /// The host arrays.
+    /// The arrays, in host memory.
     pub fn examples(&self) -> &Examples {
         &self.examples
     }
@@ -103,7 +103,7 @@ impl<const D: usize> ArrayDataset<D> {
         Ok(Self { examples })
     }
 
-    /// The host arrays.
+    /// The arrays, in host memory.
     pub fn examples(&self) -> &Examples {
         &self.examples
     }
@@ -148,7 +148,7 @@ impl<const D: usize, const L: usize> ValueDataset<D, L> {
         Ok(Self { examples })
     }
 
-    /// The host arrays.
+    /// The arrays, in host memory.
     pub fn examples(&self) -> &Examples {
         &self.examples
     }

@@ -8,10 +8,10 @@ use std::sync::atomic::AtomicUsize;
 use distribute_core::{Device, Error, InputContext, Result, Strategy, WorkerGroup};
 use serde::{Deserialize, Serialize};
 
-use crate::agreed::{Agreed, agree};
 use crate::dataset::no_weights;
 use crate::order::LastOrder;
-use crate::own_stream::{OwnStream, Place};
+use crate::worker_agreement::{AgreedSizes, agree_on_sizes};
+use crate::worker_shard::{WorkerLayout, WorkerShard};
 use crate::{Batching, Dataset, DistributedFunction, split};
 
 /// Where an input pipeline is: what a checkpoint keeps to go on with the same batches.
@@ -40,9 +40,9 @@ pub struct DistributedDataset<D> {
     pub(crate) global_batch_size: usize,
     pub(crate) batching: Batching,
     /// What this worker reads, where the workers do not share the global batches.
-    pub(crate) own: Option<Arc<OwnStream>>,
-    agreed: Agreed,
-    /// Those who wait in every step for this one, if there are any.
+    pub(crate) shard: Option<Arc<WorkerShard>>,
+    agreed: AgreedSizes,
+    /// The other workers, which wait in every step for this one, if there are any.
     pub(crate) others: Option<WorkerGroup>,
     pub(crate) last_order: Arc<LastOrder>,
     /// The epoch that the next iteration reads.
@@ -58,26 +58,26 @@ impl<D: Dataset> DistributedDataset<D> {
         let num_replicas = strategy.num_replicas_in_sync();
         let prepared = prepare(strategy, &dataset, &batching);
         let workers = strategy.workers();
-        let (settings, own) = match prepared {
-            Ok((own, global_batch_size)) => {
-                let settings = batching.settings(global_batch_size, own.is_none());
-                (settings, Ok((own, global_batch_size)))
+        let (settings, shard) = match prepared {
+            Ok((shard, global_batch_size)) => {
+                let settings = batching.settings(global_batch_size, shard.is_none());
+                (settings, Ok((shard, global_batch_size)))
             }
             Err(error) => (Vec::new(), Err(error)),
         };
-        let numbers = match &own {
-            Ok((own, size)) => Ok(own_numbers(
-                own.as_ref(),
+        let numbers = match &shard {
+            Ok((shard, size)) => Ok(local_sizes(
+                shard.as_ref(),
                 &batching,
                 batching.read(dataset.len(), |steps| steps.saturating_mul(*size)),
                 (*size, num_replicas),
             )),
             Err(error) => Err(error.clone()),
         };
-        let agreed = agree(workers, numbers, settings)?;
-        let (own, global_batch_size) = own?;
+        let agreed = agree_on_sizes(workers, numbers, settings)?;
+        let (shard, global_batch_size) = shard?;
         Ok(Self {
-            own: own.map(Arc::new),
+            shard: shard.map(Arc::new),
             agreed,
             others: workers.filter(|group| group.num_workers() > 1).cloned(),
             last_order: Arc::default(),
@@ -130,8 +130,8 @@ impl<D: Dataset> DistributedDataset<D> {
 
     /// Where in the order of an epoch the examples of each local replica lie.
     pub(crate) fn parts(&self, batch: usize) -> Vec<Range<usize>> {
-        if let Some(own) = &self.own {
-            return own.ranges(batch);
+        if let Some(shard) = &self.shard {
+            return shard.ranges(batch);
         }
         // Of this worker's own dataset: another worker's may have more batches.
         let examples = self.batching.kept(self.read(), self.global_batch_size);
@@ -154,7 +154,7 @@ impl<D> Clone for DistributedDataset<D> {
             num_replicas: self.num_replicas,
             global_batch_size: self.global_batch_size,
             batching: self.batching,
-            own: self.own.clone(),
+            shard: self.shard.clone(),
             agreed: self.agreed,
             others: self.others.clone(),
             last_order: Arc::clone(&self.last_order),
@@ -178,7 +178,7 @@ fn prepare<S: Strategy + ?Sized, D: Dataset>(
     strategy: &S,
     dataset: &D,
     batching: &Batching,
-) -> Result<(Option<OwnStream>, usize)> {
+) -> Result<(Option<WorkerShard>, usize)> {
     let global_batch = batching.global_size(strategy.num_replicas_in_sync())?;
     if dataset.is_empty() && !batching.allow_empty {
         return Err(Error::invalid(
@@ -196,32 +196,32 @@ fn prepare<S: Strategy + ?Sized, D: Dataset>(
              at least one",
         ));
     }
-    let place = Place {
+    let layout = WorkerLayout {
         worker: context.input_pipeline_id,
         workers: context.num_input_pipelines,
         local_replicas: strategy.replicas().len(),
         is_equal: has_equal_workers(strategy),
         global_batch,
     };
-    let own = OwnStream::new(batching.auto_shard, dataset, batching, place)?;
-    Ok((own, global_batch))
+    let shard = WorkerShard::new(batching.auto_shard, dataset, batching, layout)?;
+    Ok((shard, global_batch))
 }
 
 /// The steps of an epoch and the rows of padded batches, as far as this worker knows; `sizes` are
 /// the global batch size and the number of replicas.
-fn own_numbers(
-    own: Option<&OwnStream>,
+fn local_sizes(
+    shard: Option<&WorkerShard>,
     batching: &Batching,
     examples: usize,
     (global_batch, replicas): (usize, usize),
-) -> Agreed {
+) -> AgreedSizes {
     let share = |examples: usize| examples.div_ceil(replicas.max(1));
-    match own {
-        Some(own) => Agreed {
-            steps: own.steps(),
-            rows: own.most().min(share(global_batch)),
+    match shard {
+        Some(shard) => AgreedSizes {
+            steps: shard.steps(),
+            rows: shard.most_examples().min(share(global_batch)),
         },
-        None => Agreed {
+        None => AgreedSizes {
             steps: batching.kept(examples, global_batch).div_ceil(global_batch),
             rows: share(global_batch.min(examples)),
         },

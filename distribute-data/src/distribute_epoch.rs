@@ -24,7 +24,7 @@ pub struct Epoch<B> {
     items: Prefetch<PerReplica<B>>,
     position: Position,
     remaining: usize,
-    /// Those who wait in every step for this worker.
+    /// The other workers, which wait in every step for this one.
     others: Option<WorkerGroup>,
 }
 
@@ -158,8 +158,8 @@ impl<D: Dataset> DistributedDataset<D> {
     }
 
     fn order(&self, epoch: usize) -> Order {
-        match (&self.own, self.batching.seed) {
-            (Some(own), seed) => Order::Listed(own.order(seed, epoch)),
+        match (&self.shard, self.batching.seed) {
+            (Some(shard), seed) => Order::Listed(shard.order(seed, epoch)),
             (None, None) if self.batching.reads_once() => Order::AsIs,
             (None, seed) => Order::Listed(split::stream(self.len(), seed, self.read(), epoch)),
         }

@@ -112,10 +112,10 @@ impl<F> DistributedFunction<F> {
         };
         Ok(Steps {
             items: Prefetch::new(producer, self.prefetch),
-            together: self
+            sync: self
                 .workers
                 .clone()
-                .map(|workers| Together::new(workers, self.local_replicas)),
+                .map(|workers| WorkerSync::new(workers, self.local_replicas)),
         })
     }
 }
@@ -134,16 +134,16 @@ impl<F> fmt::Debug for DistributedFunction<F> {
 /// Dropping it early stops its thread and waits until the step in the making is done.
 pub struct Steps<B> {
     items: Prefetch<PerReplica<B>>,
-    together: Option<Together<B>>,
+    sync: Option<WorkerSync<B>>,
 }
 
 impl<B: Nest + Clone> Iterator for Steps<B> {
     type Item = Result<PerReplica<B>>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        match &mut self.together {
+        match &mut self.sync {
             None => self.items.next(),
-            Some(together) => together.next(&mut self.items),
+            Some(sync) => sync.next(&mut self.items),
         }
     }
 }
@@ -154,8 +154,8 @@ impl<B> fmt::Debug for Steps<B> {
     }
 }
 
-/// How the workers' pipelines end together.
-struct Together<B> {
+/// Keeps the workers in step: one whose pipeline has ended gets empty batches until all have.
+struct WorkerSync<B> {
     workers: WorkerGroup,
     local_replicas: usize,
     /// An empty batch, once this worker has one.
@@ -166,21 +166,21 @@ struct Together<B> {
 
 /// What a worker says of its next step.
 #[derive(Debug, Serialize, Deserialize)]
-enum Said {
+enum StepReport {
     /// There is one. Its first says which tensors a batch without examples has.
-    Step(Option<Vec<Form>>),
+    Step(Option<Vec<LeafSpec>>),
     End,
     Failed(String),
 }
 
 /// The element type and the shape of a tensor.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-struct Form {
+struct LeafSpec {
     dtype: DType,
     shape: Vec<usize>,
 }
 
-impl<B: Nest + Clone> Together<B> {
+impl<B: Nest + Clone> WorkerSync<B> {
     fn new(workers: WorkerGroup, local_replicas: usize) -> Self {
         Self {
             workers,
@@ -200,84 +200,88 @@ impl<B: Nest + Clone> Together<B> {
             return None;
         }
         let ready = items.next().transpose().and_then(|item| {
-            let form = item.as_ref().map(|batch| self.form(batch)).transpose()?;
-            Ok((item, form))
+            let specs = item
+                .as_ref()
+                .map(|batch| self.leaf_specs(batch))
+                .transpose()?;
+            Ok((item, specs))
         });
         let step = match ready {
-            Ok((item, form)) => self.agree(item, form),
-            Err(error) => return Some(Err(self.fail(error))),
+            Ok((item, specs)) => self.agree_on_step(item, specs),
+            Err(error) => return Some(Err(self.report_failure(error))),
         };
         self.ended = !matches!(step, Ok(Some(_)));
         step.transpose()
     }
 
-    /// Tells the others, who wait for this worker's word.
-    fn fail(&mut self, error: Error) -> Error {
+    /// Sends the error to the other workers, which wait for the report of this one.
+    fn report_failure(&mut self, error: Error) -> Error {
         self.ended = true;
-        let said = Said::Failed(error.to_string());
+        let report = StepReport::Failed(error.to_string());
         // The first error is the one to report.
-        let _ = self.say(&said);
+        let _ = self.gather_reports(&report);
         error
     }
 
-    fn agree(
+    fn agree_on_step(
         &mut self,
         item: Option<PerReplica<B>>,
-        form: Option<Option<Vec<Form>>>,
+        specs: Option<Option<Vec<LeafSpec>>>,
     ) -> Result<Option<PerReplica<B>>> {
-        let said = form.map_or(Said::End, Said::Step);
+        let report = specs.map_or(StepReport::End, StepReport::Step);
         self.is_first = false;
-        let all = self.say(&said)?;
-        let mut form = None;
-        for (worker, said) in all.into_iter().enumerate() {
-            match said {
-                Said::Failed(cause) => {
+        let all = self.gather_reports(&report)?;
+        let mut specs = None;
+        for (worker, report) in all.into_iter().enumerate() {
+            match report {
+                StepReport::Failed(cause) => {
                     let what = format!("the input pipeline of worker {worker} failed: {cause}");
                     return Err(Error::invalid(what));
                 }
-                Said::Step(found) => form = form.or(Some(found)),
-                Said::End => {}
+                StepReport::Step(found) => specs = specs.or(Some(found)),
+                StepReport::End => {}
             }
         }
-        match (item, form) {
+        match (item, specs) {
             (Some(item), _) => Ok(Some(item)),
             // All have ended.
             (None, None) => Ok(None),
-            (None, Some(form)) => {
-                let batch = self.empty(form)?;
+            (None, Some(specs)) => {
+                let batch = self.empty(specs)?;
                 Ok(Some(PerReplica::new(vec![batch; self.local_replicas])))
             }
         }
     }
 
-    /// Says it, and hears what all say.
-    fn say(&self, said: &Said) -> Result<Vec<Said>> {
-        let text = serde_json::to_string(said).map_err(Error::step)?;
+    /// Sends the report of this worker, and returns the reports of all.
+    fn gather_reports(&self, report: &StepReport) -> Result<Vec<StepReport>> {
+        let text = serde_json::to_string(report).map_err(Error::step)?;
         let texts = self.workers.gather_text(&text)?.into_iter();
         texts
             .map(|text| serde_json::from_str(&text).map_err(Error::step))
             .collect()
     }
 
-    /// The form of this worker's first batch without its examples, for those that have none.
-    fn form(&mut self, batch: &PerReplica<B>) -> Result<Option<Vec<Form>>> {
+    /// The tensors of this worker's first batch without its examples, for workers that have none.
+    fn leaf_specs(&mut self, batch: &PerReplica<B>) -> Result<Option<Vec<LeafSpec>>> {
         let Some(batch) = batch.values().first().filter(|_| self.empty.is_none()) else {
             return Ok(None);
         };
         let mut empty = empty_like(batch.clone())?;
         let leaves = empty.clone().take_leaves()?;
-        let forms = leaves.iter().map(|leaf| Form {
+        let specs = leaves.iter().map(|leaf| LeafSpec {
             dtype: leaf.dtype(),
             shape: leaf.shape().to_vec(),
         });
-        let forms = forms.collect();
+        let specs = specs.collect();
         empty.put_leaves(leaves)?;
         self.empty = Some(empty);
-        Ok(self.is_first.then_some(forms))
+        Ok(self.is_first.then_some(specs))
     }
 
-    /// A batch without examples: like this worker's own, or of the form that another one sent.
-    fn empty(&mut self, form: Option<Vec<Form>>) -> Result<B> {
+    /// A batch without examples: like this worker's own, or with the tensors that another worker
+    /// described.
+    fn empty(&mut self, specs: Option<Vec<LeafSpec>>) -> Result<B> {
         if let Some(empty) = &self.empty {
             return Ok(empty.clone());
         }
@@ -285,10 +289,10 @@ impl<B: Nest + Clone> Together<B> {
             let what = "this worker's input pipeline never had a batch to make an empty one like";
             Error::input(DataError::EmptyBatch { what: what.into() })
         };
-        let (Some(forms), Some(mut empty)) = (form, B::placeholder()) else {
+        let (Some(specs), Some(mut empty)) = (specs, B::placeholder()) else {
             return Err(refuse());
         };
-        let leaves = forms.into_iter().map(|Form { dtype, shape }| {
+        let leaves = specs.into_iter().map(|LeafSpec { dtype, shape }| {
             let sizes = shape.iter().copied().chain([dtype.size()]);
             let bytes = sizes.fold(1, usize::saturating_mul);
             // Without examples there is at most a number.

@@ -1,6 +1,7 @@
 //! What each replica reads and how its loss is scaled.
 //!
-//! - [`readers`] turns files into plain host arrays; nothing in it knows of burn or of a strategy.
+//! - [`readers`] turns files into plain arrays in host memory; nothing in it knows of burn or of a
+//!   strategy.
 //! - [`Dataset`] makes tensors of them; [`StrategyDataExt::distribute_dataset`] cuts every global
 //!   batch over the replicas exactly as TensorFlow does and prefetches on a background thread.
 //! - [`average_loss`] and [`scale_regularization_loss`] scale a replica's loss so that the
@@ -25,8 +26,14 @@
 //! ```
 
 #![forbid(unsafe_code)]
+#![deny(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stderr,
+    clippy::print_stdout,
+    clippy::unwrap_used
+)]
 
-mod agreed;
 pub mod auto_shard;
 mod batch_source;
 mod batching;
@@ -39,12 +46,13 @@ mod distribute_epoch;
 mod from_function;
 pub mod loss;
 mod order;
-mod own_stream;
 mod prefetch;
 pub mod prelude;
 pub mod split;
 mod supervised;
 mod weighted;
+mod worker_agreement;
+mod worker_shard;
 
 pub use auto_shard::{AutoShardPolicy, ShardError};
 pub use batching::Batching;

@@ -21,7 +21,7 @@ pub enum PsError {
     Unavailable {
         /// The number of the server in the cluster.
         server: usize,
-        /// Its address.
+        /// The address of the server.
         address: String,
         /// What happened to the connection.
         reason: String,
@@ -33,7 +33,7 @@ pub enum PsError {
         op: &'static str,
         /// The number of the server in the cluster.
         server: usize,
-        /// Its address.
+        /// The address of the server.
         address: String,
         /// How long the caller waited.
         waited: Duration,
@@ -51,9 +51,9 @@ pub enum PsError {
     OtherRun {
         /// The number of the server in the cluster.
         server: usize,
-        /// Its address.
+        /// The address of the server.
         address: String,
-        /// Which run it is in, and what to do.
+        /// The run that the server is in, and what to do.
         reason: String,
     },
     /// No server holds a variable of this name.
@@ -129,7 +129,7 @@ pub enum PsError {
     TooLarge {
         /// What is too large.
         what: String,
-        /// Its bytes.
+        /// The size of what is too large, in bytes.
         bytes: u64,
         /// The limit in bytes.
         limit: u64,
@@ -266,9 +266,9 @@ pub enum PsError {
          `{option}`{refused}"
     )]
     NoCoordinator {
-        /// Who waited: `worker 1`, `parameter server 0`.
+        /// The task that waited: `worker 1`, `parameter server 0`.
         task: String,
-        /// Whom it waited for: `the chief at 10.0.0.1:2222`.
+        /// The coordinator that it waited for: `the chief at 10.0.0.1:2222`.
         chief: String,
         /// How long.
         waited: Duration,
@@ -285,9 +285,10 @@ pub enum PsError {
          `{option}`{refused}"
     )]
     CoordinatorLost {
-        /// Who worked for it: `worker 1`, `parameter server 0`.
+        /// The task that worked for the coordinator: `worker 1`, `parameter server 0`.
         task: String,
-        /// Who has gone: `the chief at 10.0.0.1:2222 (connected from 10.0.0.1:49152)`.
+        /// The coordinator that has gone: `the chief at 10.0.0.1:2222 (connected from
+        /// 10.0.0.1:49152)`.
         chief: String,
         /// How long ago it was noticed.
         waited: Duration,
@@ -299,9 +300,9 @@ pub enum PsError {
     /// An [`Interruption`](distribute_core::collectives::Interruption) ended a wait.
     #[error("interrupted after {waited:.1?}: {task} waited for {what}")]
     Interrupted {
-        /// Who waited: `worker 1`, `parameter server 0`, `the coordinator`.
+        /// The task that waited: `worker 1`, `parameter server 0`, `the coordinator`.
         task: String,
-        /// Whom or what it waited for, and what is known of it.
+        /// What the task waited for, and what is known of that.
         what: String,
         /// How long.
         waited: Duration,

@@ -50,6 +50,13 @@
 //! - [`table`]: embedding tables, of which only the touched rows travel;
 //! - [`server`], [`client`], [`placement`]: what holds the shards, and where they lie.
 #![deny(unsafe_code)]
+#![deny(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stderr,
+    clippy::print_stdout,
+    clippy::unwrap_used
+)]
 
 /// Compiles the program of the page.
 #[cfg(doctest)]
@@ -65,7 +72,7 @@ pub mod client;
 pub mod coordinator;
 mod error;
 pub mod fit;
-#[allow(missing_docs, dead_code, clippy::all, clippy::pedantic)]
+#[allow(clippy::allow_attributes, missing_docs, dead_code, clippy::all, reason = "generated")]
 #[rustfmt::skip]
 mod generated;
 pub mod partitioners;
@@ -95,6 +102,6 @@ pub use update::{
 };
 pub use variable::{OptimizerSpec, Snapshot, VariableRef, VariableSpec};
 pub use worker::{
-    Held, HostTensor, PerWorkerDataset, Resource, Shared, State, StepRegistry, WorkerContext,
-    WorkerOptions, WorkerServer, WorkerStopper,
+    HostTensor, PerWorkerDataset, Resource, ResourceGuard, SharedState, SharedValue, StepRegistry,
+    WorkerContext, WorkerOptions, WorkerServer, WorkerStopper,
 };

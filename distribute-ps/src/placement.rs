@@ -1,5 +1,6 @@
-//! Which server holds which rows of which variable: TensorFlow's rule.
+//! Which server holds which rows of which variable, its *placement*: TensorFlow's rule.
 //!
+//! A *shard* is a part of a variable along its first axis, on one server.
 //! A variable is cut along its first axis if there is a partitioner, and the shards go to the
 //! servers in turn, in creation order over all variables: sizes do not matter
 //! (TensorFlow: `ParameterServerStrategyV2._create_variable`).

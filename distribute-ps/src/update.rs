@@ -1,4 +1,10 @@
 //! What travels to a server: updates and their identity, and the rules of a run.
+//!
+//! A *run* is one life of a coordinator; servers refuse what other runs send ([`RunId`]). An update
+//! has an id, made of the closure and its number in it, by which a server applies it at most once
+//! ([`UpdateId`]). The *version* of a shard is the number of changes that it has had, and the
+//! *staleness* of a gradient is how many of them came since the values were pulled that it was
+//! computed with.
 
 use std::fmt;
 use std::time::Duration;
@@ -101,7 +107,7 @@ pub enum NonFinite {
     /// The whole push fails with [`PsError::NonFinite`] and nothing of it is applied.
     #[default]
     Refuse,
-    /// They are applied like any other.
+    /// Gradients with NaN or infinity are applied like any other.
     Apply,
 }
 

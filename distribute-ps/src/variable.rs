@@ -15,7 +15,7 @@ pub struct OptimizerSpec {
     /// `sgd`, `adam`, `adamw`, or a name that the servers were given
     /// ([`ServerOptions::optimizer`](crate::ServerOptions::optimizer)).
     pub name: String,
-    /// Its hyper-parameters, as [`Optimizer::config`] gives them.
+    /// The hyper-parameters of the optimizer, as [`Optimizer::config`] gives them.
     pub config: serde_json::Value,
 }
 
@@ -76,7 +76,7 @@ impl VariableRef {
         &self.0.spec
     }
 
-    /// Its shards and their servers.
+    /// The shards of the variable and their servers.
     pub fn placement(&self) -> &Placement {
         &self.0.placement
     }

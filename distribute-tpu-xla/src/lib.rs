@@ -1,5 +1,12 @@
 //! Turns a captured step into StableHLO and runs it through any PJRT plugin.
 #![deny(unsafe_code)]
+#![deny(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stderr,
+    clippy::print_stdout,
+    clippy::unwrap_used
+)]
 
 pub mod lower;
 pub mod pjrt;

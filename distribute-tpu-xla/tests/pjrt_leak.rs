@@ -1,7 +1,7 @@
 //! Ten thousand steps leave nothing behind. A test program of its own: it watches the memory of
 //! the whole process.
 
-#[allow(dead_code)]
+#[expect(dead_code, reason = "other tests use the rest")]
 #[path = "pjrt/support.rs"]
 mod support;
 

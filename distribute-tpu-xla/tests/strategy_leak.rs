@@ -1,10 +1,10 @@
 //! Ten thousand steps of `TpuStrategy::run` leave nothing behind. A test program of its own: it
 //! watches the memory of the whole process.
 
-#[allow(dead_code)]
+#[expect(dead_code, reason = "other tests use the rest")]
 #[path = "strategy/models.rs"]
 mod models;
-#[allow(dead_code)]
+#[expect(dead_code, reason = "other tests use the rest")]
 #[path = "strategy/support.rs"]
 mod support;
 

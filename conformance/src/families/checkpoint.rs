@@ -85,7 +85,6 @@ fn variables(
 }
 
 /// What replica `id` adds to a variable: `..., replica i adds FORMULA`.
-#[allow(clippy::cast_possible_truncation)] // small numbers
 fn added(inputs: &Value, name: &str, id: usize) -> Result<TensorData, Failure> {
     let text = inputs.text(name)?;
     let formula = text.split_once("adds ").map(|(_, formula)| formula);

@@ -99,7 +99,6 @@ impl Pipeline {
         }
     }
 
-    #[allow(clippy::cast_possible_truncation)] // small whole numbers
     fn map(&mut self, formula: &str) -> Option<()> {
         for number in self.examples.iter_mut().flatten() {
             let x = *number as f64;

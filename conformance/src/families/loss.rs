@@ -13,7 +13,7 @@ use distribute_data::{
 };
 use serde_json::{Value, json};
 
-use super::support::Given;
+use super::support::DynamicTensor;
 use super::support::compiled::is_uneven;
 use crate::case::Case;
 use crate::env::Env;
@@ -23,10 +23,12 @@ use crate::outcome::{Checked, Failure, Outcome, Rule, passed};
 use crate::tensors::{as_scalar, float, int, number, rank, reshaped};
 
 /// The tensors of the replica with an id, on its device.
-type Inputs<'a> = &'a dyn Fn(usize, &Device) -> Result<Vec<Given>, Failure>;
+type Inputs<'a> = &'a dyn Fn(usize, &Device) -> Result<Vec<DynamicTensor>, Failure>;
 
 /// A step that computes a loss of what the file gives its replica.
-type Step<'a> = &'a (dyn Fn(&ReplicaContext, &[Given]) -> distribute_core::Result<Given> + Sync);
+type Step<'a> = &'a (
+        dyn Fn(&ReplicaContext, &[DynamicTensor]) -> distribute_core::Result<DynamicTensor> + Sync
+    );
 
 pub(super) fn check(case: &Case, env: &Env<'_>) -> Checked {
     match case.op() {
@@ -57,7 +59,7 @@ macro_rules! with_tensor {
     };
 }
 
-fn weight(given: &Given) -> Result<SampleWeight, Failure> {
+fn weight(given: &DynamicTensor) -> Result<SampleWeight, Failure> {
     if let Some(number) = given.number() {
         return Ok(number.into());
     }
@@ -65,16 +67,16 @@ fn weight(given: &Given) -> Result<SampleWeight, Failure> {
 }
 
 /// A weight as the file has it: a tensor without axes is a number.
-fn given_weight(value: &Value, device: &Device) -> Result<Given, Failure> {
+fn given_weight(value: &Value, device: &Device) -> Result<DynamicTensor, Failure> {
     let is_tensor = rank(value) > 0;
     let value = value
         .get("data")
         .filter(|_| !is_tensor)
         .map_or(value, |data| &data[0]);
     match value.is_number() || is_tensor {
-        true => Given::new(value, device),
+        true => DynamicTensor::new(value, device),
         // NaN and the infinities are texts.
-        false => Given::new(&json!(number(value)?), device),
+        false => DynamicTensor::new(&json!(number(value)?), device),
     }
 }
 
@@ -129,9 +131,9 @@ fn run_on(
 ) -> distribute_core::Result<PerReplica<TensorData>> {
     let replicas = strategy.replicas().iter();
     let given = replicas.map(|replica| Ok((inputs(replica.id, &replica.device)?, config.into())));
-    let given: Vec<(Vec<Given>, String)> = given.collect::<Result<_, Failure>>()?;
+    let given: Vec<(Vec<DynamicTensor>, String)> = given.collect::<Result<_, Failure>>()?;
     let found = strategy.run(PerReplica::new(given), |ctx, (given, _)| step(ctx, &given))?;
-    Ok(found.map(Given::into_data))
+    Ok(found.map(DynamicTensor::into_data))
 }
 
 /// The entry of a replica in a list of the inputs.
@@ -143,21 +145,21 @@ fn of_replica(list: &Value, replica: usize) -> Result<&Value, Failure> {
 /// The loss of losses and, behind them, weights.
 fn average(
     ctx: &ReplicaContext,
-    given: &[Given],
+    given: &[DynamicTensor],
     global_batch_size: Option<usize>,
-) -> distribute_core::Result<Given> {
+) -> distribute_core::Result<DynamicTensor> {
     let weights = given.get(1).map(weight).transpose()?;
     let loss = with_tensor!(given[0], losses => {
         AverageLoss::new().weights(weights).global_batch_size(global_batch_size).of(ctx, losses)
     });
-    Ok(Given::computed(loss?))
+    Ok(DynamicTensor::computed(loss?))
 }
 
 fn average_loss(case: &Case, env: &Env<'_>) -> Checked {
     let inputs = &case.inputs;
     let losses = &inputs["per_example_loss"];
     let given = |replica: usize, device: &Device| {
-        let mut given = vec![Given::new(of_replica(losses, replica)?, device)?];
+        let mut given = vec![DynamicTensor::new(of_replica(losses, replica)?, device)?];
         let weights = inputs["sample_weight"].get(replica);
         if let Some(weights) = weights.filter(|weights| !weights.is_null()) {
             given.push(given_weight(weights, device)?);
@@ -211,29 +213,37 @@ fn regularization_loss(case: &Case, env: &Env<'_>) -> Checked {
         } else {
             loss.get(replica).unwrap_or(loss)
         };
-        Ok(vec![Given::new(loss, device)?])
+        Ok(vec![DynamicTensor::new(loss, device)?])
     };
     check_replicas(case, env, &given, "regularization loss", &|ctx, given| {
         let found = with_tensor!(given[0], loss => scale_regularization_loss(ctx, loss));
-        Ok(Given::computed(found?))
+        Ok(DynamicTensor::computed(found?))
     })
 }
 
-fn given_of<const D: usize>(value: LossValue<Tensor<D>>) -> Given {
+fn given_of<const D: usize>(value: LossValue<Tensor<D>>) -> DynamicTensor {
     match value {
-        LossValue::PerExample(losses) => Given::computed(losses),
-        LossValue::Reduced(loss) => Given::computed(loss),
+        LossValue::PerExample(losses) => DynamicTensor::computed(losses),
+        LossValue::Reduced(loss) => DynamicTensor::computed(loss),
     }
 }
 
 /// Labels and predictions of a replica.
-fn labelled(inputs: &Value, replica: usize, device: &Device) -> Result<Vec<Given>, Failure> {
-    let given = |name: &str| Given::new(of_replica(&inputs[name], replica)?, device);
+fn labelled(
+    inputs: &Value,
+    replica: usize,
+    device: &Device,
+) -> Result<Vec<DynamicTensor>, Failure> {
+    let given = |name: &str| DynamicTensor::new(of_replica(&inputs[name], replica)?, device);
     Ok(vec![given("y_true")?, given("y_pred")?])
 }
 
 /// A Keras loss object called with labels and predictions.
-fn call(inputs: &Value, reduction: Reduction, given: &[Given]) -> distribute_core::Result<Given> {
+fn call(
+    inputs: &Value,
+    reduction: Reduction,
+    given: &[DynamicTensor],
+) -> distribute_core::Result<DynamicTensor> {
     let (labels, predictions) = (&given[0], &given[1]);
     let from_logits = inputs["args"]["from_logits"].as_bool().unwrap_or(false);
     macro_rules! dense {
@@ -424,7 +434,7 @@ fn multidim_labels(case: &Case, env: &Env<'_>) -> Checked {
             };
         }
         let loss = of_rank!(2 1, 3 2, 4 3, 5 4);
-        Ok(Given::computed(loss?))
+        Ok(DynamicTensor::computed(loss?))
     })
 }
 
@@ -434,7 +444,10 @@ fn scaled_metric(case: &Case, env: &Env<'_>) -> Checked {
     let (mean, total) = (Mean::new(strategy), Sum::new(strategy));
     let losses = &case.inputs["per_example_loss"];
     let given = |replica: usize, device: &Device| {
-        Ok(vec![Given::new(of_replica(losses, replica)?, device)?])
+        Ok(vec![DynamicTensor::new(
+            of_replica(losses, replica)?,
+            device,
+        )?])
     };
     let found = run_on(strategy, &given, "scaled metric", &|ctx, given| {
         let loss = average(ctx, given, None)?;
@@ -454,7 +467,10 @@ fn unscaled_metric(case: &Case, env: &Env<'_>) -> Checked {
     let mean = Mean::new(strategy);
     let losses = &case.inputs["per_example_loss"];
     let given = |replica: usize, device: &Device| {
-        Ok(vec![Given::new(of_replica(losses, replica)?, device)?])
+        Ok(vec![DynamicTensor::new(
+            of_replica(losses, replica)?,
+            device,
+        )?])
     };
     let updated = run_on(strategy, &given, "unscaled metric", &|ctx, given| {
         with_tensor!(given[0], losses => mean.update_state(ctx, losses))?;

@@ -10,7 +10,7 @@ use distribute_core::{
 };
 use serde_json::Value;
 
-use super::support::{Given, class, expected};
+use super::support::{DynamicTensor, class, expected};
 use crate::case::Case;
 use crate::compare::equal;
 use crate::env::Env;
@@ -175,7 +175,12 @@ fn apply_in_step(
         let run = strategy.run(values, |ctx, value| apply(variable, case.op(), ctx, value));
         return run.map(drop);
     }
-    let given = values.map(|value| (Given::of(&value, &Device::flex()), case.op().to_string()));
+    let given = values.map(|value| {
+        (
+            DynamicTensor::of(&value, &Device::flex()),
+            case.op().to_string(),
+        )
+    });
     macro_rules! by_rank {
         ($($rank:literal),*) => {
             strategy.run(given, |ctx, (given, op)| match (given.rank(), given.is_int()) {

@@ -4,6 +4,13 @@
 //! competitor once, and what is reported is the median of the ratios within rounds.
 //! `distribute-cli bench` prints what is measured here.
 #![forbid(unsafe_code)]
+#![deny(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stderr,
+    clippy::print_stdout,
+    clippy::unwrap_used
+)]
 
 pub mod all_reduce;
 #[cfg(feature = "training")]

@@ -4,58 +4,9 @@ use std::fmt;
 
 use super::environment::{Environment, Variables};
 use super::{
-    ClusterResolver, KubernetesResolver, OpenMpiResolver, Overridden, Overrides, SimpleResolver,
-    SlurmResolver, TfConfigResolver, TorchrunResolver,
+    ClusterKind, ClusterResolver, KubernetesResolver, OpenMpiResolver, Overridden, Overrides,
+    SimpleResolver, SlurmResolver, TfConfigResolver, TorchrunResolver,
 };
-
-/// The ways a cluster can be described, in the order they are tried in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum ClusterKind {
-    /// `TF_CONFIG`.
-    TfConfig,
-    /// `RANK`, `WORLD_SIZE` and `MASTER_ADDR`.
-    Torchrun,
-    /// Open MPI's `mpirun`.
-    OpenMpi,
-    /// A SLURM step.
-    Slurm,
-    /// A Kubernetes Indexed Job or JobSet.
-    Kubernetes,
-    /// No cluster: the process runs by itself.
-    OneProcess,
-}
-
-impl ClusterKind {
-    /// All of them, in the order they are tried in: what somebody wrote for this program comes
-    /// before what a launcher sets, and the launcher before the scheduler it runs under.
-    pub const ALL: [Self; 6] = [
-        Self::TfConfig,
-        Self::Torchrun,
-        Self::OpenMpi,
-        Self::Slurm,
-        Self::Kubernetes,
-        Self::OneProcess,
-    ];
-
-    /// A name for flags: `tf-config`, `torchrun`, `open-mpi`, `slurm`, `kubernetes`, `none`.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::TfConfig => "tf-config",
-            Self::Torchrun => "torchrun",
-            Self::OpenMpi => "open-mpi",
-            Self::Slurm => "slurm",
-            Self::Kubernetes => "kubernetes",
-            Self::OneProcess => "none",
-        }
-    }
-}
-
-impl fmt::Display for ClusterKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
 
 /// A kind of cluster that was not chosen although some of its variables are set.
 #[derive(Debug, Clone, PartialEq, Eq)]

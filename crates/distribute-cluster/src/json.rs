@@ -157,7 +157,6 @@ pub(super) fn parse_index(what: &str, text: &str) -> Result<i64, ClusterError> {
 }
 
 /// The whole part, if it fits.
-#[allow(clippy::cast_possible_truncation)] // the range is checked
 fn truncated(number: f64) -> Option<i64> {
     const LIMIT: f64 = 9_007_199_254_740_992.0; // 2^53: beyond it indices are not exact
     (number.abs() <= LIMIT).then_some(number.trunc() as i64)
@@ -228,7 +227,6 @@ impl<'de> Visitor<'de> for JsonVisitor {
         Ok(Json::Int(value))
     }
 
-    #[allow(clippy::cast_precision_loss)] // no index is that large, and then it is refused
     fn visit_u64<E>(self, value: u64) -> Result<Json, E> {
         Ok(i64::try_from(value).map_or(Json::Float(value as f64), Json::Int))
     }

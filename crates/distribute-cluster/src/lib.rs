@@ -35,12 +35,20 @@
 //! # Ok::<(), distribute_cluster::ClusterError>(())
 //! ```
 #![forbid(unsafe_code)]
+#![deny(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stderr,
+    clippy::print_stdout,
+    clippy::unwrap_used
+)]
 
 mod detect;
 mod environment;
 mod error;
 mod hostlist;
 mod json;
+mod kind;
 mod kubernetes;
 mod member;
 mod overrides;
@@ -53,11 +61,12 @@ mod spec;
 mod tf_config;
 mod union;
 
-pub use detect::{ClusterKind, Detected, PassedOver, detect, detect_with};
+pub use detect::{Detected, PassedOver, detect, detect_with};
 pub use environment::{Environment, ProcessEnvironment};
 pub use error::ClusterError;
 pub use hostlist::{expand_hostlist, expand_tasks_per_node};
 pub use json::parse_task_index;
+pub use kind::ClusterKind;
 pub use kubernetes::KubernetesResolver;
 pub use member::Cluster;
 pub use overrides::{Overridden, Overrides};

@@ -3,6 +3,13 @@
 //! Both walk the fields of a struct or the variants of an enum in declaration order; the traits
 //! and their meaning are documented in `distribute_core`.
 #![forbid(unsafe_code)]
+#![deny(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stderr,
+    clippy::print_stdout,
+    clippy::unwrap_used
+)]
 
 use proc_macro::TokenStream;
 use proc_macro2::TokenStream as Tokens;

@@ -15,6 +15,13 @@
 //! assert_eq!(format!("{error:?}"), "the file of labels cannot be read: no such file");
 //! ```
 #![forbid(unsafe_code)]
+#![deny(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stderr,
+    clippy::print_stdout,
+    clippy::unwrap_used
+)]
 
 use std::error::Error;
 use std::fmt;

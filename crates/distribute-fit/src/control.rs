@@ -2,28 +2,17 @@
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
-use std::fmt;
 use std::sync::Arc;
 
 use burn::module::Module;
 use burn::tensor::TensorData;
 use distribute_core::checkpoint::Checkpoint;
 use distribute_core::{Mirrored, Result, Strategy, TrainState};
-use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::meter::Meter;
 use super::snapshot::{self, RunMetadata, Waiting};
-use super::{EpochRecord, Logs};
-
-/// A place in the data: where training continues.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Position {
-    /// The epoch, from 0.
-    pub epoch: usize,
-    /// Global batches of that epoch that were used already.
-    pub batches: usize,
-}
+use super::{EpochRecord, Logs, Outcome, Position};
 
 /// How far a run is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,66 +31,6 @@ pub struct Progress {
     pub validation_batches: usize,
     /// Validation batches in all, if known.
     pub validation_batches_in_all: Option<usize>,
-}
-
-/// Why training ended.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[non_exhaustive]
-pub enum Outcome {
-    /// All epochs are done.
-    Completed,
-    /// The limit of [`Fit::max_steps`](super::Fit::max_steps) is reached.
-    MaxSteps,
-    /// [`EarlyStopping`](super::callbacks::EarlyStopping): the value did not improve any more.
-    EarlyStopped {
-        /// The value that was watched.
-        monitor: String,
-        /// The epoch with the best one, from 0.
-        best_epoch: usize,
-        /// The best one.
-        #[serde(with = "super::exact")]
-        best: f64,
-    },
-    /// [`TerminateOnNan`](super::callbacks::TerminateOnNan): the loss is NaN or infinite. The
-    /// weights are useless; nothing is saved.
-    NotFinite {
-        /// The step after which it was seen.
-        step: u64,
-    },
-    /// [`Interrupt`](super::callbacks::Interrupt): somebody asked for it (Ctrl-C). The run can be
-    /// resumed from [`History::position`](super::History).
-    Interrupted,
-    /// Another callback asked for it.
-    Requested {
-        /// Its reason.
-        why: String,
-    },
-}
-
-impl fmt::Display for Outcome {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Completed => f.write_str("all epochs are done"),
-            Self::MaxSteps => f.write_str("the limit of steps is reached"),
-            Self::EarlyStopped {
-                monitor,
-                best_epoch,
-                best,
-            } => {
-                let epoch = best_epoch + 1;
-                write!(
-                    f,
-                    "stopped early: {monitor} was best ({best:.4}) in epoch {epoch}"
-                )
-            }
-            Self::NotFinite { step } => write!(
-                f,
-                "stopped: the loss is not finite after step {step}; lower the learning rate"
-            ),
-            Self::Interrupted => f.write_str("interrupted"),
-            Self::Requested { why } => write!(f, "stopped: {why}"),
-        }
-    }
 }
 
 /// What a callback wants back after a resume.
@@ -136,7 +65,7 @@ pub struct CallbackState {
 ///     }
 /// }
 /// ```
-#[allow(unused_variables)]
+#[expect(unused_variables, reason = "the names say what a method gets")]
 pub trait Callback {
     /// Before the first step; after a resume everything is restored.
     ///

@@ -11,7 +11,7 @@ use distribute_core::{
 
 use super::meter::Meter;
 use super::objective::{Pass, evaluate_on};
-use super::{BatchSource, FitError, Logs, Mode, Objective, StepContext, together};
+use super::{BatchSource, FitError, Logs, Mode, Objective, StepContext, worker_sync};
 
 /// What [`evaluate`] gives.
 #[derive(Debug, Clone, PartialEq)]
@@ -49,12 +49,12 @@ where
     let started = Instant::now();
     let mut evaluator = Evaluator::new(strategy, state, 0, 0);
     let all = || {
-        for batch in together::batches(strategy, data, 0, 0)? {
+        for batch in worker_sync::batches(strategy, data, 0, 0)? {
             evaluator.batch(strategy, state, batch?, &objective)?;
         }
         evaluator.finish(strategy, "the data")
     };
-    let (logs, examples) = together::or_abort(strategy, all())?;
+    let (logs, examples) = worker_sync::or_abort(strategy, all())?;
     Ok(Evaluation {
         logs,
         examples,
@@ -87,7 +87,7 @@ where
     O: Nest + Send + 'static,
 {
     let predicted = predict_all(strategy, state, data, forward);
-    together::or_abort(strategy, predicted)
+    worker_sync::or_abort(strategy, predicted)
 }
 
 fn predict_all<S, M, D, F, O>(
@@ -107,7 +107,7 @@ where
     let order = order_of_replicas(strategy, data)?;
     let mut outputs: Option<O> = None;
     let mut rows: Vec<Vec<TensorData>> = Vec::new();
-    for (index, batch) in together::batches(strategy, data, 0, 0)?.enumerate() {
+    for (index, batch) in worker_sync::batches(strategy, data, 0, 0)?.enumerate() {
         let pass = Pass {
             mode: Mode::Predict,
             seed: 0,

@@ -1,8 +1,80 @@
 //! What a training run leaves behind.
 
+use std::fmt;
 use std::time::Duration;
 
-use super::{Logs, Outcome, Position};
+use serde::{Deserialize, Serialize};
+
+use super::Logs;
+
+/// A place in the data: where training continues.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Position {
+    /// The epoch, from 0.
+    pub epoch: usize,
+    /// Global batches of that epoch that were used already.
+    pub batches: usize,
+}
+
+/// Why training ended.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Outcome {
+    /// All epochs are done.
+    Completed,
+    /// The limit of [`Fit::max_steps`](super::Fit::max_steps) is reached.
+    MaxSteps,
+    /// [`EarlyStopping`](super::callbacks::EarlyStopping): the value did not improve any more.
+    EarlyStopped {
+        /// The value that was watched.
+        monitor: String,
+        /// The epoch with the best one, from 0.
+        best_epoch: usize,
+        /// The best one.
+        #[serde(with = "super::exact")]
+        best: f64,
+    },
+    /// [`TerminateOnNan`](super::callbacks::TerminateOnNan): the loss is NaN or infinite. The
+    /// weights are useless; nothing is saved.
+    NotFinite {
+        /// The step after which it was seen.
+        step: u64,
+    },
+    /// [`Interrupt`](super::callbacks::Interrupt): somebody asked for it (Ctrl-C). The run can be
+    /// resumed from [`History::position`](super::History).
+    Interrupted,
+    /// Another callback asked for it.
+    Requested {
+        /// Its reason.
+        why: String,
+    },
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Completed => f.write_str("all epochs are done"),
+            Self::MaxSteps => f.write_str("the limit of steps is reached"),
+            Self::EarlyStopped {
+                monitor,
+                best_epoch,
+                best,
+            } => {
+                let epoch = best_epoch + 1;
+                write!(
+                    f,
+                    "stopped early: {monitor} was best ({best:.4}) in epoch {epoch}"
+                )
+            }
+            Self::NotFinite { step } => write!(
+                f,
+                "stopped: the loss is not finite after step {step}; lower the learning rate"
+            ),
+            Self::Interrupted => f.write_str("interrupted"),
+            Self::Requested { why } => write!(f, "stopped: {why}"),
+        }
+    }
+}
 
 /// One epoch (or the part of one that ran before [`Outcome::MaxSteps`]).
 #[derive(Debug, Clone, PartialEq)]

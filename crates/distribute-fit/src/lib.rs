@@ -69,6 +69,13 @@
 //! [`dropout`](distribute_core::dropout): burn's own `Dropout` shares one generator between all
 //! replicas.)
 #![forbid(unsafe_code)]
+#![deny(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stderr,
+    clippy::print_stdout,
+    clippy::unwrap_used
+)]
 
 use distribute_core::{Nest, PerReplica, Result};
 
@@ -85,14 +92,14 @@ mod remote;
 mod session;
 mod snapshot;
 pub mod tensorboard;
-mod together;
 mod training;
+mod worker_sync;
 
-pub use control::{Callback, CallbackState, Control, Outcome, Position, Progress};
+pub use control::{Callback, CallbackState, Control, Progress};
 pub use error::FitError;
 pub use evaluation::{Evaluation, evaluate, predict};
 pub use exact::json_number;
-pub use history::{EpochRecord, History};
+pub use history::{EpochRecord, History, Outcome, Position};
 pub use meter::Logs;
 pub use objective::{Mode, Objective, Quantity, StepContext};
 pub use remote::{RemotePass, RemoteStep, RemoteSteps, RemoteTask, StepReport};

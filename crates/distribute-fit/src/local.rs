@@ -7,7 +7,7 @@ use super::control::AnyState;
 use super::evaluation::Evaluator;
 use super::objective::{Pass, train_on};
 use super::session::{Engine, Part, Session, Validated};
-use super::{BatchSource, Mode, Objective, StepContext, together};
+use super::{BatchSource, Mode, Objective, StepContext, worker_sync};
 
 /// Training data, validation data, and what is trained.
 pub(super) struct Local<'d, D: ?Sized, V: ?Sized, F> {
@@ -38,7 +38,7 @@ where
     /// Trains on the batches until they run out or somebody stops it.
     fn train(&mut self, session: &mut Session<'_, S, M>) -> Result<Part> {
         let position = session.run.progress.position;
-        for batch in together::batches(
+        for batch in worker_sync::batches(
             session.strategy,
             self.train,
             position.epoch,
@@ -70,7 +70,7 @@ where
         let (strategy, seed) = (session.strategy, session.run.seed);
         let mut evaluator = Evaluator::new(strategy, session.state, seed, epoch);
         session.run.progress.validation_batches = 0;
-        for batch in together::batches(strategy, validation, 0, 0)? {
+        for batch in worker_sync::batches(strategy, validation, 0, 0)? {
             evaluator.batch(strategy, session.state, batch?, &self.objective)?;
             session.run.progress.validation_batches += 1;
             session.notify(|callback, run| callback.on_validation_batch_end(run))?;

@@ -2,11 +2,11 @@
 
 use std::fmt;
 
-use distribute_core::{Error, PerReplica, ReduceOp, Result, Strategy, StrategyExt};
+use distribute_core::{PerReplica, ReduceOp, Result, Strategy, StrategyExt};
 use serde::{Deserialize, Serialize};
 
 use super::exact;
-use super::objective::{BatchSums, StepSums};
+use super::objective::{BatchSums, StepSums, different_metrics};
 
 /// Batches whose sums may stay on the device; bounds the memory that they hold.
 const MAX_UNREAD_BATCHES: usize = 32;
@@ -233,8 +233,4 @@ impl Sums {
             .chain(metrics)
             .collect()
     }
-}
-
-pub(super) fn different_metrics() -> Error {
-    Error::invalid("the objective must give the same metrics in the same order for every batch")
 }

@@ -102,7 +102,6 @@ impl From<Tensor<1, Int>> for Quantity {
 macro_rules! host_quantity {
     ($($type:ty),*) => {$(
         impl From<$type> for Quantity {
-            #[allow(clippy::cast_lossless, clippy::cast_precision_loss)]
             fn from(value: $type) -> Self {
                 Self::Host(value as f64)
             }
@@ -198,7 +197,6 @@ impl Objective {
     fn divisor(&self) -> Result<Option<f64>> {
         let noted = loss::take_divisor();
         match self.averaged_over {
-            #[allow(clippy::cast_precision_loss)]
             Some(count) => Ok(Some(count as f64)),
             None => noted,
         }
@@ -208,7 +206,6 @@ impl Objective {
     fn into_sums(self, global_batch_size: Option<usize>, own: Option<f64>) -> StepSums {
         // All replicas give their loss in one unit: divided by the global batch size, or not at
         // all. Only if neither is known they cannot.
-        #[allow(clippy::cast_precision_loss)]
         let common = global_batch_size.map(|size| size as f64);
         let common = common.filter(|size| *size > 0.0);
         let unit = common.or(own.map(|_| 1.0));
@@ -334,7 +331,7 @@ impl BatchSums {
         self.regularization += other.regularization;
         self.examples += other.examples;
         if self.metrics.len() != other.metrics.len() {
-            return Err(super::meter::different_metrics());
+            return Err(different_metrics());
         }
         for (own, other) in self.metrics.iter_mut().zip(&other.metrics) {
             own.1 += other.1;
@@ -342,6 +339,10 @@ impl BatchSums {
         }
         Ok(())
     }
+}
+
+pub(super) fn different_metrics() -> Error {
+    Error::invalid("the objective must give the same metrics in the same order for every batch")
 }
 
 impl Nest for StepSums {

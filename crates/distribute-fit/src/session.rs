@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::control::{AnyState, Callbacks, Run};
 use super::meter::Meter;
 use super::snapshot::{self, RunMetadata, Waiting, refuse};
-use super::{Callback, EpochRecord, FitError, History, Logs, Mode, Outcome, Position, together};
+use super::{Callback, EpochRecord, FitError, History, Logs, Mode, Outcome, Position, worker_sync};
 
 /// How the training part of an epoch ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,7 +62,7 @@ impl<S: Strategy + ?Sized, M: Module + Sync + 'static> Session<'_, S, M> {
         if let Some(workers) = self.strategy.workers() {
             workers.clear_save();
             workers.check_equal("fit", &self.settings())?;
-            together::check_same_checkpoint(workers, checkpoint)?;
+            worker_sync::check_same_checkpoint(workers, checkpoint)?;
         }
         checkpoint.map_or(Ok(()), |checkpoint| self.resume(checkpoint))
     }
@@ -103,7 +103,7 @@ impl<S: Strategy + ?Sized, M: Module + Sync + 'static> Session<'_, S, M> {
     pub(super) fn stopping(&mut self) -> Result<bool> {
         if let Some(workers) = self.strategy.workers() {
             let rate = self.run.learning_rate;
-            self.run.stop = together::agree(workers, self.run.stop.as_ref(), rate)?;
+            self.run.stop = worker_sync::agree_on_stop(workers, self.run.stop.as_ref(), rate)?;
         }
         Ok(self.run.stop.is_some())
     }

@@ -85,7 +85,6 @@ impl Initializer {
             Self::Constant(value) => Box::new(move || value),
             Self::VarianceScaling { .. } => Box::new(|| 0.0),
         };
-        #[allow(clippy::cast_possible_truncation)]
         let values = (0..count).map(|_| draw() as f32).collect();
         Weight {
             shape: shape.to_vec(),
@@ -127,7 +126,6 @@ impl Initializer {
 const TRUNCATED_STDDEV: f64 = 0.879_625_661_034_239_8;
 
 /// Keras' `compute_fans`: the last two axes are inputs and outputs, the others the window.
-#[allow(clippy::cast_precision_loss)]
 fn fans(shape: &[usize]) -> (f64, f64) {
     match shape {
         [] => (1.0, 1.0),
@@ -140,7 +138,6 @@ fn fans(shape: &[usize]) -> (f64, f64) {
 }
 
 /// A number in `[0, 1)` with 53 random bits.
-#[allow(clippy::cast_precision_loss)]
 fn unit_uniform(rng: &mut ChaCha8Rng) -> f64 {
     (rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64
 }

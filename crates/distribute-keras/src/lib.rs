@@ -9,6 +9,13 @@
 //! `Flatten` does not move data; instead the rows of the next `Dense` kernel are stored in the
 //! order in which the features arrive, so a Keras kernel fits and no step pays for it.
 #![forbid(unsafe_code)]
+#![deny(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stderr,
+    clippy::print_stdout,
+    clippy::unwrap_used
+)]
 
 mod activation;
 mod builtin;

@@ -12,18 +12,18 @@ use rustix::process::Signal;
 
 use crate::cluster::Token;
 use crate::console::Screen;
-use crate::crew::Crew;
 use crate::events::Event;
-use crate::group::Waited;
+use crate::launcher_group::WaitOutcome;
 use crate::leftovers::{self, Marks};
 use crate::outcome::WRONG_USAGE;
 use crate::process::Process;
-use crate::report::Ended;
+use crate::report::AttemptResult;
 use crate::session::Session;
 use crate::start::{LastLines, Starter};
-use crate::survival::{Death, Deaths};
+use crate::thread_scope::ThreadScope;
 use crate::verdict::{Verdict, root_cause};
-use crate::wire::{Item, Post};
+use crate::wire::{Post, PostBody};
+use crate::worker_restarts::{WorkerDeath, WorkerRestarts};
 use crate::{Ending, LaunchError, Result, Role, Task};
 
 /// After a failure the others are left alone this long, because the system may tell of the death
@@ -31,7 +31,7 @@ use crate::{Ending, LaunchError, Result, Role, Task};
 const SETTLE: Duration = Duration::from_millis(100);
 
 /// How often it is looked whether the guard is there.
-const GUARD_LOOK: Duration = Duration::from_secs(1);
+const GUARD_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// What the processes of an attempt are waited for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,13 +53,13 @@ enum Phase {
 struct Attempt<'a, 's> {
     processes: Vec<Process>,
     outputs: Vec<LastLines>,
-    /// Whose ends are the end of the job.
+    /// The role whose processes end the job when they end.
     leading: Role,
-    deaths: Deaths,
+    restarts: WorkerRestarts,
     phase: Phase,
     /// When the phase is over, if it has an end.
     until: Option<Instant>,
-    /// Who failed without having been asked to stop, in the order of observation.
+    /// The processes that failed without having been asked to stop, in the order of observation.
     failures: Vec<(usize, Ending)>,
     broken: Option<LaunchError>,
     grace: Duration,
@@ -68,18 +68,18 @@ struct Attempt<'a, 's> {
 }
 
 /// Runs the job's processes once.
-pub fn run(session: &mut Session<'_, '_>, restart: u32) -> Result<Waited<Ended>> {
+pub fn run(session: &mut Session<'_, '_>, restart: u32) -> Result<WaitOutcome<AttemptResult>> {
     // Until the attempt is over: a worker that starts again alone keeps its port.
     let ports = session.ports()?;
-    let place = match session.place(restart, &ports)? {
-        Waited::Done(place) => place,
-        Waited::Stopped(signal) => return Ok(Waited::Stopped(signal)),
+    let place = match session.attempt_cluster(restart, &ports)? {
+        WaitOutcome::Done(place) => place,
+        WaitOutcome::Stopped(signal) => return Ok(WaitOutcome::Stopped(signal)),
     };
     let mark = Token::random()?;
-    session.look_after_guard()?;
-    session.guard.attempt(&mark);
+    session.replace_ended_guard()?;
+    session.guard.begin_attempt(&mark);
     let (stop, stopper) = pipe_with(PipeFlags::CLOEXEC).map_err(LaunchError::system("no pipe"))?;
-    Crew::work(|crew| {
+    ThreadScope::run(|threads| {
         // Dropped at the end of the work, whatever the way to it: then all processes are dead, the
         // pipe is closed, and no thread has anything left to wait for.
         let stopper = stopper;
@@ -87,7 +87,7 @@ pub fn run(session: &mut Session<'_, '_>, restart: u32) -> Result<Waited<Ended>>
             processes: Vec::new(),
             outputs: Vec::new(),
             leading: place.cluster.leading(),
-            deaths: Deaths::default(),
+            restarts: WorkerRestarts::default(),
             phase: Phase::Running,
             until: None,
             failures: Vec::new(),
@@ -96,7 +96,7 @@ pub fn run(session: &mut Session<'_, '_>, restart: u32) -> Result<Waited<Ended>>
             restart,
             screen: session.screen,
         };
-        let starter = Starter::new(crew, session, (&place, &mark), &stop, restart);
+        let starter = Starter::new(threads, session, (&place, &mark), &stop, restart);
         let started = starter.and_then(|starter| {
             attempt.start(session, &starter)?;
             Ok(starter)
@@ -114,13 +114,13 @@ pub fn run(session: &mut Session<'_, '_>, restart: u32) -> Result<Waited<Ended>>
         };
         leftovers::end(&marks, attempt.grace_left());
         drop(stopper);
-        session.guard.over();
+        session.guard.attempt_ended();
         started?;
         let last_lines = std::mem::take(&mut attempt.outputs);
         let last_lines = last_lines.into_iter();
         let last_lines = last_lines.map(|output| output.recv().unwrap_or_default());
         let last_lines: Vec<_> = last_lines.collect();
-        attempt.end(session, last_lines).map(Waited::Done)
+        attempt.end(session, last_lines).map(WaitOutcome::Done)
     })
 }
 
@@ -132,13 +132,13 @@ impl Attempt<'_, '_> {
     ) -> Result<()> {
         for index in 0..starter.tasks().len() {
             let (process, output) = starter.start(session, index, 0)?;
-            session.guard.started(process.pid);
+            session.guard.group_started(process.pid);
             self.processes.push(process);
             self.outputs.push(output);
         }
         if self.leaders().next().is_none() {
             // The chief is on another host.
-            session.post(self.restart, Item::WorkersDone);
+            session.post(self.restart, PostBody::WorkersDone);
         }
         Ok(())
     }
@@ -151,11 +151,11 @@ impl Attempt<'_, '_> {
     ) {
         let is_running = |process: &Process| process.ending.is_none();
         // On a host without the chief, those that died may be all that it had.
-        while self.processes.iter().any(is_running) || self.deaths.due().is_some() {
-            let looks = session.guard.is_there();
-            let look = looks.then(|| Instant::now() + GUARD_LOOK);
-            let until = self.until.into_iter().chain(self.deaths.due());
-            let until = until.chain(look).min();
+        while self.processes.iter().any(is_running) || self.restarts.due().is_some() {
+            let has_guard = session.guard.is_running();
+            let guard_check = has_guard.then(|| Instant::now() + GUARD_CHECK_INTERVAL);
+            let until = self.until.into_iter().chain(self.restarts.due());
+            let until = until.chain(guard_check).min();
             let event = match until {
                 Some(until) => {
                     let left = until.saturating_duration_since(Instant::now());
@@ -166,18 +166,18 @@ impl Attempt<'_, '_> {
             match event {
                 Ok(Event::Ended { index, ending }) => self.ended(index, ending, session),
                 Ok(Event::Signal(signal)) => {
-                    session.post(self.restart, Item::Stop(signal));
+                    session.post(self.restart, PostBody::Stop(signal));
                     self.signalled(signal, session);
                 }
-                Ok(Event::Post(post)) => self.posted(*post, session, starter.workers()),
-                Ok(Event::Broken(error)) => self.break_off(error),
+                Ok(Event::Post(post)) => self.handle_post(*post, session, starter.workers()),
+                Ok(Event::Broken(error)) => self.abort_job(error),
                 Err(_) => self.time_is_over(),
             }
-            if let Err(error) = session.look_after_guard() {
-                self.break_off(error);
+            if let Err(error) = session.replace_ended_guard() {
+                self.abort_job(error);
             }
-            while let Some(death) = self.deaths.pop() {
-                self.replace(death, session, starter);
+            while let Some(death) = self.restarts.pop() {
+                self.restart_worker(death, session, starter);
             }
         }
     }
@@ -196,69 +196,69 @@ impl Attempt<'_, '_> {
         let (task, is_asked) = (process.task, process.asked.is_some());
         if self.leading == Role::Chief && task.role == Role::Worker {
             if self.phase == Phase::Running && !is_asked && ending != Ending::Exit(0) {
-                self.deaths.push(Death { index, ending }, SETTLE);
+                self.restarts.push(WorkerDeath { index, ending }, SETTLE);
             }
             return;
         }
         if !is_asked && ending.is_failure() {
             self.failures.push((index, ending));
-            session.post(self.restart, Item::Failed(task, ending));
+            session.post(self.restart, PostBody::Failed(task, ending));
             self.settle();
         } else if ending.is_preempted() && self.phase == Phase::Running {
-            session.post(self.restart, Item::Preempted);
-            self.enter(Phase::Preempting, self.grace);
+            session.post(self.restart, PostBody::Preempted);
+            self.enter_phase(Phase::Preempting, self.grace);
         }
         let is_under_way = matches!(self.phase, Phase::Running | Phase::Preempting);
         if task.role == self.leading && is_under_way && self.leaders_are_done() {
             match &session.group {
-                Some(group) => group.post(self.restart, Item::WorkersDone),
+                Some(group) => group.post(self.restart, PostBody::WorkersDone),
                 None => self.finish(),
             }
         }
     }
 
     /// Starts a worker again that died, if it may be.
-    fn replace<'a: 'env, 's: 'env, 'env>(
+    fn restart_worker<'a: 'env, 's: 'env, 'env>(
         &mut self,
-        death: Death,
+        death: WorkerDeath,
         session: &mut Session<'a, 's>,
         starter: &Starter<'_, '_, 'env>,
     ) {
-        let Death { index, ending } = death;
+        let WorkerDeath { index, ending } = death;
         let most = match ending == WRONG_USAGE {
             true => 0,
             false => session.job.restarts_max,
         };
         let (task, old) = (self.processes[index].task, self.processes[index].pid);
-        let Some(again) = self.deaths.again(index, most) else {
-            self.say(&format!("{task}: {ending}; the job goes on without it"));
-            return self.lose(death, session, starter.workers());
+        let Some(again) = self.restarts.count_restart(index, most) else {
+            self.log(&format!("{task}: {ending}; the job goes on without it"));
+            return self.give_up_worker(death, session, starter.workers());
         };
-        self.say(&format!(
+        self.log(&format!(
             "{task}: {ending}; starting it again alone, restart {again} of {most}"
         ));
         // What is left of its group may hold the port.
         self.processes[index].send(Signal::KILL);
         match starter.start(session, index, again) {
             Ok((process, output)) => {
-                session.guard.started(process.pid);
+                session.guard.group_started(process.pid);
                 self.processes[index] = process;
                 self.outputs[index] = output;
-                session.guard.gone(old);
+                session.guard.group_ended(old);
             }
-            Err(error) => self.break_off(error),
+            Err(error) => self.abort_job(error),
         }
     }
 
     /// A worker is gone for good. A job without any has nobody to work for the chief.
-    fn lose(&mut self, death: Death, session: &Session<'_, '_>, workers: usize) {
-        let Death { index, ending } = death;
+    fn give_up_worker(&mut self, death: WorkerDeath, session: &Session<'_, '_>, workers: usize) {
+        let WorkerDeath { index, ending } = death;
         match &session.group {
             Some(group) => {
                 let task = self.processes[index].task;
-                group.post(self.restart, Item::WorkerGone(task, ending));
+                group.post(self.restart, PostBody::WorkerGone(task, ending));
             }
-            None if self.deaths.lose() == workers => {
+            None if self.restarts.give_up() == workers => {
                 self.failures.push((index, ending));
                 self.settle();
             }
@@ -267,17 +267,17 @@ impl Attempt<'_, '_> {
     }
 
     /// Acts on what a launcher has told all of them, this one included.
-    fn posted(&mut self, post: Post, session: &mut Session<'_, '_>, workers: usize) {
+    fn handle_post(&mut self, post: Post, session: &mut Session<'_, '_>, workers: usize) {
         let Some(group) = &mut session.group else {
             return;
         };
         let item = post.item.clone();
-        if let Err(error) = group.take(post) {
-            return self.break_off(error);
+        if let Err(error) = group.record(post) {
+            return self.abort_job(error);
         }
         match item {
-            Item::Failed(..) => self.settle(),
-            Item::WorkerGone(task, ending)
+            PostBody::Failed(..) => self.settle(),
+            PostBody::WorkerGone(task, ending)
                 if self
                     .processes
                     .iter()
@@ -287,18 +287,18 @@ impl Attempt<'_, '_> {
                 // The host of that worker may not be watching any more.
                 let own = self.processes.iter().position(|one| one.task == task);
                 self.failures.extend(own.map(|index| (index, ending)));
-                group.post(self.restart, Item::Failed(task, ending));
+                group.post(self.restart, PostBody::Failed(task, ending));
             }
-            Item::Preempted if self.phase == Phase::Running => {
-                self.enter(Phase::Preempting, self.grace);
+            PostBody::Preempted if self.phase == Phase::Running => {
+                self.enter_phase(Phase::Preempting, self.grace);
             }
-            Item::WorkersDone
+            PostBody::WorkersDone
                 if matches!(self.phase, Phase::Running | Phase::Preempting)
                     && group.workers_are_done(self.restart) =>
             {
                 self.finish();
             }
-            Item::Stop(signal) => {
+            PostBody::Stop(signal) => {
                 session.interrupted.get_or_insert(signal);
                 self.stop_by(signal);
             }
@@ -312,7 +312,7 @@ impl Attempt<'_, '_> {
             self.phase,
             Phase::Running | Phase::Preempting | Phase::Finishing
         ) {
-            self.enter(Phase::Settling, SETTLE);
+            self.enter_phase(Phase::Settling, SETTLE);
         }
     }
 
@@ -335,8 +335,8 @@ impl Attempt<'_, '_> {
         if is_preempted || evaluators.all(has_ended) {
             return self.stop(Signal::TERM);
         }
-        self.enter(Phase::Finishing, self.grace);
-        self.ask(Signal::TERM, |task| task.role != Role::Evaluator);
+        self.enter_phase(Phase::Finishing, self.grace);
+        self.signal_processes(Signal::TERM, |task| task.role != Role::Evaluator);
     }
 
     /// The first signal to the launcher reaches everybody once, the second one kills. A signal to
@@ -368,7 +368,7 @@ impl Attempt<'_, '_> {
                 if let Some(index) = root_cause(&self.failures) {
                     let Process { task, ending, .. } = &self.processes[index];
                     let ending = ending.unwrap_or(Ending::Unknown);
-                    self.say(&format!("{task}: {ending}; stopping the others"));
+                    self.log(&format!("{task}: {ending}; stopping the others"));
                 }
                 self.stop(Signal::TERM);
             }
@@ -376,13 +376,13 @@ impl Attempt<'_, '_> {
         }
     }
 
-    fn say(&mut self, text: &str) {
-        let said = self.screen.say(text);
-        said.unwrap_or_else(|error| self.break_off(error));
+    fn log(&mut self, text: &str) {
+        let logged = self.screen.log(text);
+        logged.unwrap_or_else(|error| self.abort_job(error));
     }
 
     /// The launcher cannot do its part any more: the job ends with this error.
-    fn break_off(&mut self, error: LaunchError) {
+    fn abort_job(&mut self, error: LaunchError) {
         self.broken.get_or_insert(error);
         if !matches!(self.phase, Phase::Stopping | Phase::Killing) {
             self.stop(Signal::TERM);
@@ -391,11 +391,11 @@ impl Attempt<'_, '_> {
 
     /// Asks everybody to end, whom nobody has asked yet.
     fn stop(&mut self, signal: Signal) {
-        self.enter(Phase::Stopping, self.grace);
-        self.ask(signal, |_| true);
+        self.enter_phase(Phase::Stopping, self.grace);
+        self.signal_processes(signal, |_| true);
     }
 
-    fn ask(&mut self, signal: Signal, is_meant: impl Fn(Task) -> bool) {
+    fn signal_processes(&mut self, signal: Signal, is_meant: impl Fn(Task) -> bool) {
         let processes = self.processes.iter_mut();
         for process in processes.filter(|process| is_meant(process.task)) {
             if process.ending.is_none() && process.asked.is_none() {
@@ -406,7 +406,7 @@ impl Attempt<'_, '_> {
 
     fn kill(&mut self) {
         self.phase = Phase::Killing;
-        self.deaths.clear();
+        self.restarts.clear();
         self.until = None;
         for process in &mut self.processes {
             if process.ending.is_none() {
@@ -415,9 +415,9 @@ impl Attempt<'_, '_> {
         }
     }
 
-    fn enter(&mut self, phase: Phase, duration: Duration) {
+    fn enter_phase(&mut self, phase: Phase, duration: Duration) {
         self.phase = phase;
-        self.deaths.clear();
+        self.restarts.clear();
         self.until = Some(Instant::now() + duration);
     }
 
@@ -435,18 +435,18 @@ impl Attempt<'_, '_> {
         &mut self,
         session: &mut Session<'_, '_>,
         last_lines: Vec<Vec<String>>,
-    ) -> Result<Ended> {
+    ) -> Result<AttemptResult> {
         // All have ended: who could be the last worker has been told before.
         let workers = usize::MAX;
         while let Ok(event) = session.received.try_recv() {
             match event {
-                Event::Broken(error) => self.break_off(error),
+                Event::Broken(error) => self.abort_job(error),
                 Event::Signal(signal) => {
-                    session.post(self.restart, Item::Stop(signal));
+                    session.post(self.restart, PostBody::Stop(signal));
                     session.interrupted.get_or_insert(signal);
                     session.signals += 1;
                 }
-                Event::Post(post) => self.posted(*post, session, workers),
+                Event::Post(post) => self.handle_post(*post, session, workers),
                 Event::Ended { .. } => {}
             }
         }
@@ -454,7 +454,7 @@ impl Attempt<'_, '_> {
             return Err(error);
         }
         let verdict = self.verdict(session.interrupted.is_some());
-        Ok(Ended::new(verdict, &self.processes, last_lines))
+        Ok(AttemptResult::new(verdict, &self.processes, last_lines))
     }
 
     fn verdict(&self, is_interrupted: bool) -> Verdict {

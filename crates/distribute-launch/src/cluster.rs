@@ -35,7 +35,7 @@ struct TfTask {
 
 impl Cluster {
     /// Gives each task one of these ports.
-    pub fn at(ports: &ReservedPorts, tasks: &[Task]) -> Cluster {
+    pub fn with_ports(ports: &ReservedPorts, tasks: &[Task]) -> Cluster {
         let mut ports = ports.addresses().iter().map(SocketAddr::to_string);
         let mut of_role = |role| {
             let count = tasks.iter().filter(|task| task.role == role).count();
@@ -68,7 +68,7 @@ impl Cluster {
 
     /// Parameter servers need a chief, and without them there is none: the launcher of host 0
     /// offers one before it knows what the other hosts start.
-    pub fn settle(&mut self, own: &mut Vec<Task>) {
+    pub fn reconcile_chief(&mut self, own: &mut Vec<Task>) {
         if self.ps.is_empty() {
             self.chief.clear();
             own.retain(|task| task.role != Role::Chief);
@@ -81,7 +81,7 @@ impl Cluster {
         Task { role, index: 0 }
     }
 
-    /// Whose ends are the end of the job.
+    /// The role whose processes end the job when they end.
     pub fn leading(&self) -> Role {
         match self.chief.is_empty() {
             true => Role::Worker,
@@ -157,7 +157,7 @@ mod tests {
         let job = Job::new(["true"]).workers(20).parameter_servers(2);
         let tasks = job.evaluator(true).tasks();
         let ports = ReservedPorts::new(tasks.len(), std::net::Ipv4Addr::LOCALHOST.into()).unwrap();
-        let cluster = Cluster::at(&ports, &tasks);
+        let cluster = Cluster::with_ports(&ports, &tasks);
         let mut addresses = BTreeSet::new();
         for (job, count) in [("chief", 1), ("worker", 20), ("ps", 2), ("evaluator", 1)] {
             let text = cluster.tf_config(tasks[22]).unwrap();

@@ -30,7 +30,7 @@ struct Stderr<'a> {
     is_at_line_start: bool,
 }
 
-/// One of the two streams.
+/// Standard output or standard error.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Stream {
     Stdout,
@@ -80,7 +80,7 @@ impl<'a> Screen<'a> {
     }
 
     /// Says something in the launcher's own name.
-    pub fn say(&self, text: &str) -> Result<(), LaunchError> {
+    pub fn log(&self, text: &str) -> Result<(), LaunchError> {
         self.line(format!("distribute: {text}").as_bytes())
     }
 }

@@ -129,7 +129,7 @@ pub enum LaunchError {
         "no launcher came for the hosts {missing:?} of the job (counted from 0): start it there"
     )]
     HostsMissing {
-        /// Their numbers.
+        /// The numbers of the hosts.
         missing: Vec<usize>,
     },
     /// The launchers of the hosts do not fit together.

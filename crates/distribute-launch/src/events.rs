@@ -5,7 +5,7 @@ use std::sync::mpsc::{self, Receiver, SyncSender};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::{Handle, Signals};
 
-use crate::crew::Crew;
+use crate::thread_scope::ThreadScope;
 use crate::wire::Post;
 use crate::{Ending, LaunchError, Result};
 
@@ -55,12 +55,12 @@ pub struct SignalWatch(Handle);
 const SIGNALS_TO_DIE: usize = 3;
 
 impl SignalWatch {
-    pub fn start(crew: &Crew<'_, '_>, events: Events) -> Result<SignalWatch> {
+    pub fn start(threads: &ThreadScope<'_, '_>, events: Events) -> Result<SignalWatch> {
         let handled = [SIGINT, SIGTERM, SIGHUP].into_iter();
         let mut signals = Signals::new(handled.filter(|signal| !is_ignored(*signal)))
             .map_err(LaunchError::system("cannot listen to signals"))?;
         let watch = SignalWatch(signals.handle());
-        crew.spawn("signals", move || {
+        threads.spawn("signals", move || {
             for (count, signal) in signals.forever().enumerate() {
                 if count + 1 >= SIGNALS_TO_DIE {
                     let _result = signal_hook::low_level::emulate_default_handler(signal);

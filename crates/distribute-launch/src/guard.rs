@@ -37,9 +37,9 @@ use crate::{LaunchError, Result};
 
 const READY: &str = "distribute-launch: the guard is ready";
 /// How much the program may write before that.
-const GREETING_BYTES_MAX: usize = 4096;
+const READY_BYTES_MAX: usize = 4096;
 /// How long the guard may take to say that it is ready, and to end.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// How many guards may follow each other: one that always ends is of no use.
 const REPLACED_MAX: u32 = 16;
 
@@ -97,13 +97,13 @@ fn follow(line: &str, marks: &mut Option<Marks>) {
 /// what there is to end. If none can be had any more the job goes on without.
 pub struct Guard {
     command: Vec<OsString>,
-    running: Option<Running>,
+    running: Option<GuardProcess>,
     /// The attempt that is under way.
     current: Option<Marks>,
     replaced: u32,
 }
 
-struct Running {
+struct GuardProcess {
     child: Child,
     input: Option<Input>,
     stdout: ChildStdout,
@@ -124,7 +124,7 @@ impl Guard {
             None => None,
             Some(program) => {
                 Some(
-                    Running::start(&command).map_err(|source| LaunchError::Guard {
+                    GuardProcess::start(&command).map_err(|source| LaunchError::Guard {
                         program: program.clone(),
                         source,
                     })?,
@@ -140,12 +140,12 @@ impl Guard {
     }
 
     /// An attempt begins.
-    pub fn attempt(&mut self, mark: &Token) {
+    pub fn begin_attempt(&mut self, mark: &Token) {
         self.current = Some(Marks {
             mark: mark.clone(),
             groups: Vec::new(),
         });
-        self.tell(&format!("attempt {}\n", mark.secret()));
+        self.send(&format!("attempt {}\n", mark.secret()));
     }
 
     /// Where a process says which group it leads, before its command runs.
@@ -155,31 +155,31 @@ impl Guard {
     }
 
     /// A process was started that has said so itself.
-    pub fn started(&mut self, group: Pid) {
+    pub fn group_started(&mut self, group: Pid) {
         if let Some(current) = &mut self.current {
             current.groups.push(group);
         }
     }
 
-    pub fn gone(&mut self, group: Pid) {
+    pub fn group_ended(&mut self, group: Pid) {
         if let Some(current) = &mut self.current {
             current.groups.retain(|other| *other != group);
         }
-        self.tell(&format!("gone {}\n", group.as_raw_nonzero()));
+        self.send(&format!("gone {}\n", group.as_raw_nonzero()));
     }
 
-    pub fn over(&mut self) {
+    pub fn attempt_ended(&mut self) {
         self.current = None;
-        self.tell("over\n");
+        self.send("over\n");
     }
 
     /// Whether there is a guard to look after.
-    pub fn is_there(&self) -> bool {
+    pub fn is_running(&self) -> bool {
         self.running.is_some()
     }
 
     /// Replaces a guard that has ended, and says what was done.
-    pub fn look(&mut self) -> Option<String> {
+    pub fn replace_if_ended(&mut self) -> Option<String> {
         let status = self.running.as_mut()?.child.try_wait().ok()??;
         self.running = None;
         let ended = format!("the guard has ended ({status})");
@@ -192,20 +192,20 @@ impl Guard {
             return without("as those before it".to_owned());
         }
         self.replaced += 1;
-        match Running::start(&self.command) {
+        match GuardProcess::start(&self.command) {
             Ok(running) => self.running = Some(running),
             Err(error) => return without(format!("and another one cannot be started ({error})")),
         }
         if let Some(Marks { mark, groups }) = self.current.clone() {
-            self.tell(&format!("attempt {}\n", mark.secret()));
+            self.send(&format!("attempt {}\n", mark.secret()));
             for group in groups {
-                self.tell(&format!("group {}\n", group.as_raw_nonzero()));
+                self.send(&format!("group {}\n", group.as_raw_nonzero()));
             }
         }
         Some(format!("{ended}; another one does its work"))
     }
 
-    fn tell(&mut self, line: &str) {
+    fn send(&mut self, line: &str) {
         let running = self.running.as_mut();
         if let Some(input) = running.and_then(|running| running.input.as_mut()) {
             // A guard that has ended is noticed by looking, and its successor is told all.
@@ -214,8 +214,8 @@ impl Guard {
     }
 }
 
-impl Running {
-    fn start(command: &[OsString]) -> io::Result<Running> {
+impl GuardProcess {
+    fn start(command: &[OsString]) -> io::Result<GuardProcess> {
         let [program, arguments @ ..] = command else {
             return Err(io::ErrorKind::InvalidInput.into());
         };
@@ -233,7 +233,7 @@ impl Running {
         let Some(stdout) = child.stdout.take() else {
             return Err(io::ErrorKind::BrokenPipe.into());
         };
-        let mut running = Running {
+        let mut running = GuardProcess {
             child,
             input: Some(Input {
                 writer: writer.into(),
@@ -246,11 +246,11 @@ impl Running {
     }
 }
 
-impl Running {
+impl GuardProcess {
     fn await_ready(&mut self) -> io::Result<()> {
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + TIMEOUT;
         let mut answer = Vec::new();
-        while answer.len() < GREETING_BYTES_MAX {
+        while answer.len() < READY_BYTES_MAX {
             let mut bytes = [0; 64];
             match self.read_until(until, &mut bytes)? {
                 0 => break,
@@ -283,10 +283,10 @@ impl Running {
 }
 
 /// Ends the guard: it goes by itself when its input ends.
-impl Drop for Running {
+impl Drop for GuardProcess {
     fn drop(&mut self) {
         self.input = None;
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + TIMEOUT;
         while matches!(self.read_until(until, &mut [0; 64]), Ok(1..)) {}
         // Its output has ended, or it is no guard: either way there is nothing to wait for.
         let _ended = self.child.kill();

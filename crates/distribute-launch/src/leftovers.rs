@@ -64,7 +64,7 @@ mod system {
 
     impl Found {
         pub fn send(&self, signal: Signal) {
-            // It may have ended by now.
+            // The process may have ended by now.
             let _gone = pidfd_send_signal(&self.0, signal);
         }
     }

@@ -78,25 +78,31 @@
 //! ended: processes that a command has left in the background too. With a [guard](Job::guard)
 //! this also holds when the launcher is killed. On other systems only process groups are ended.
 #![deny(unsafe_code)]
+#![deny(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stderr,
+    clippy::print_stdout,
+    clippy::unwrap_used
+)]
 
 mod attempt;
 mod cluster;
-mod collapse;
 mod console;
-mod crew;
 mod error;
 mod events;
 mod failure_report;
 mod gpus;
-mod group;
 mod guard;
 mod hosts;
 mod job;
+mod launcher_group;
 mod leftovers;
+mod line_deduplicator;
 mod logs;
 mod outcome;
 mod output;
-#[allow(unsafe_code)]
+#[expect(unsafe_code, reason = "each use says why it is sound")]
 mod parent_death;
 mod ports;
 mod process;
@@ -105,9 +111,10 @@ mod report;
 mod run;
 mod session;
 mod start;
-mod survival;
+mod thread_scope;
 mod verdict;
 mod wire;
+mod worker_restarts;
 
 pub use console::Console;
 pub use error::{LaunchError, Result};

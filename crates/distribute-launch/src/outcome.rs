@@ -37,9 +37,9 @@ impl Role {
 /// One process of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Task {
-    /// What it is for.
+    /// What the process is for.
     pub role: Role,
-    /// Its number among the processes of this role, from 0.
+    /// The number of the process among those of this role, from 0.
     pub index: usize,
 }
 
@@ -59,9 +59,9 @@ impl fmt::Display for Task {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Ending {
-    /// It exited with this code.
+    /// The process exited with this code.
     Exit(i32),
-    /// This signal ended it.
+    /// This signal ended the process.
     Signal(i32),
     /// The system did not tell.
     Unknown,
@@ -113,9 +113,9 @@ pub struct RootCause {
     pub task: Task,
     /// The name of its host.
     pub host: String,
-    /// Its process id.
+    /// The id of the process.
     pub pid: u32,
-    /// How it ended.
+    /// How the process ended.
     pub ending: Ending,
     /// The last lines that it wrote to standard error, 20 at most; long ones are cut.
     pub last_lines: Vec<String>,

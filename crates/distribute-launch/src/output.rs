@@ -9,9 +9,9 @@ use std::sync::mpsc::SyncSender;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::{Errno, ioctl_fionbio, read};
 
-use crate::collapse::Line;
 use crate::console::{Screen, Stream};
 use crate::events::{Event, Events};
+use crate::line_deduplicator::Line;
 use crate::{LaunchError, Task};
 
 /// How many of its last lines a failed process is shown with.
@@ -23,7 +23,7 @@ const PIECE_BYTES: usize = 64 * 1024;
 /// How much is still read after the job is over, from processes that nothing could end.
 const LEFT_BYTES_MAX: usize = 1 << 20;
 
-/// Who sees the output besides the log file.
+/// Where the output goes besides the log file.
 pub enum View<'a, 's> {
     /// The screen, unchanged: the first process.
     Through(&'a Screen<'s>),

@@ -39,7 +39,7 @@ pub struct ReservedPorts {
 }
 
 impl ReservedPorts {
-    /// So many ports at an address of this host. Does not block.
+    /// Reserves `count` ports at an address of this host. Does not block.
     ///
     /// # Errors
     /// What the system says when it has no port for anybody: no address of this host, too many open

@@ -18,8 +18,8 @@ pub const TOKEN_VARIABLE: &str = "DISTRIBUTE_JOB_TOKEN";
 /// The file in which a process that fails because of others may say so:
 /// [`FailureReport`](crate::FailureReport).
 pub const REPORT_VARIABLE: &str = "DISTRIBUTE_FAILURE_REPORT";
-/// Its value is random and belongs to one attempt of one launcher. The token does not: launchers of
-/// the same job may run on the same host.
+/// A random mark of one attempt of one launcher. (The token is no such mark: launchers of the same
+/// job may run on the same host.)
 pub const MARK_VARIABLE: &str = "DISTRIBUTE_LAUNCH_MARK";
 
 /// A process that was started. It is not reaped before it is dropped, so until then neither its
@@ -28,9 +28,9 @@ pub struct Process {
     pub task: Task,
     pub pid: Pid,
     pub log: PathBuf,
-    /// Where it may say why it failed.
+    /// The file in which the process may say why it failed.
     pub report: PathBuf,
-    /// How it ended, as far as was observed.
+    /// How the process ended, as far as was observed.
     pub ending: Option<Ending>,
     /// The first signal that it got from the launcher.
     pub asked: Option<Signal>,

@@ -1,4 +1,4 @@
-//! The meeting point, in the launcher of host 0: every post goes to all launchers, in one order.
+//! The relay of posts, in the launcher of host 0: every post goes to all launchers, in one order.
 //!
 //! Because all see the same posts in the same order, all come to the same decisions, and none of
 //! them has to be told. The relay itself decides nothing.
@@ -13,10 +13,10 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 
-use crate::crew::Crew;
+use crate::thread_scope::ThreadScope;
 use crate::wire::{
-    Answer, BEAT, Challenge, Frame, Hello, Item, Post, Side, VERSION, close, prepare, proof,
-    random, receive_frame, receive_greeting, send, verify,
+    Answer, Challenge, Frame, HEARTBEAT_INTERVAL, Hello, Post, PostBody, Side, VERSION, close,
+    prepare, proof, random, receive_frame, receive_handshake, send, verify,
 };
 use crate::{Hosts, LaunchError, Result};
 
@@ -24,10 +24,11 @@ use crate::{Hosts, LaunchError, Result};
 const POSTS_MAX: usize = 1024;
 /// How many connections there may be that have not proven anything yet; a new one ends the oldest
 /// of those that have said nothing, if there is one, else the oldest.
-const STRANGERS_MAX: usize = 64;
-const STRANGERS_MIN: usize = 4;
-/// They take at most this part of the descriptors that the process may have; each takes two.
-const STRANGERS_PART: u64 = 16;
+const PENDING_MAX: usize = 64;
+const PENDING_MIN: usize = 4;
+/// Pending connections take at most this part of the descriptors that the process may have; each
+/// takes two.
+const PENDING_PART: u64 = 16;
 /// The pause after a connection could not be accepted: the process has no descriptors left, and
 /// nothing says when it has.
 const ACCEPT_PAUSE: Timespec = Timespec {
@@ -40,7 +41,7 @@ pub struct Relay {
     _stopper: OwnedFd,
 }
 
-struct Board {
+struct RelayShared {
     hosts: Hosts,
     restarts_max: u32,
     state: Mutex<State>,
@@ -55,23 +56,23 @@ struct State {
     /// All connections, the oldest first.
     streams: Vec<Connection>,
     next_stream: u64,
-    strangers_max: usize,
+    pending_connections_max: usize,
     is_over: bool,
 }
 
 struct Connection {
     number: u64,
     stream: TcpStream,
-    known: Known,
+    stage: PeerStage,
 }
 
 /// What is known of who is at the other end of a connection.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Known {
+enum PeerStage {
     Nothing,
-    /// It talks as launchers do.
+    /// The peer has sent what a launcher sends first.
     Talks,
-    /// It knows the secret.
+    /// The peer has proven that it knows the secret.
     Proven,
 }
 
@@ -82,7 +83,7 @@ enum Member {
 }
 
 impl Relay {
-    pub fn start(crew: &Crew<'_, '_>, hosts: &Hosts, restarts_max: u32) -> Result<Relay> {
+    pub fn start(threads: &ThreadScope<'_, '_>, hosts: &Hosts, restarts_max: u32) -> Result<Relay> {
         let address = hosts.address;
         let failed = |source| LaunchError::Rendezvous { address, source };
         let listener = TcpListener::bind(address).map_err(failed)?;
@@ -90,7 +91,7 @@ impl Relay {
         let (stop, stopper) =
             pipe_with(PipeFlags::CLOEXEC).map_err(LaunchError::system("no pipe"))?;
         let members = (0..hosts.count).map(|_| Member::Awaited);
-        let board = Arc::new(Board {
+        let shared = Arc::new(RelayShared {
             hosts: hosts.clone(),
             restarts_max,
             state: Mutex::new(State {
@@ -99,26 +100,31 @@ impl Relay {
                 posts: Vec::new(),
                 streams: Vec::new(),
                 next_stream: 0,
-                strangers_max: strangers_max(),
+                pending_connections_max: pending_connections_max(),
                 is_over: false,
             }),
         });
-        let threads = crew.clone();
-        crew.spawn("relay", move || accept(&threads, &board, &listener, &stop))?;
+        let scope = threads.clone();
+        threads.spawn("relay", move || accept(&scope, &shared, &listener, &stop))?;
         Ok(Relay { _stopper: stopper })
     }
 }
 
 /// How many connections of strangers may be there: a flood must not take the descriptors that the
 /// launcher needs for its processes.
-fn strangers_max() -> usize {
+fn pending_connections_max() -> usize {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-    let part = limit.map_or(u64::MAX, |limit| limit / STRANGERS_PART);
+    let part = limit.map_or(u64::MAX, |limit| limit / PENDING_PART);
     let part = usize::try_from(part).unwrap_or(usize::MAX);
-    part.clamp(STRANGERS_MIN, STRANGERS_MAX)
+    part.clamp(PENDING_MIN, PENDING_MAX)
 }
 
-fn accept(crew: &Crew<'_, '_>, board: &Arc<Board>, listener: &TcpListener, stop: &OwnedFd) {
+fn accept(
+    threads: &ThreadScope<'_, '_>,
+    shared: &Arc<RelayShared>,
+    listener: &TcpListener,
+    stop: &OwnedFd,
+) {
     loop {
         let mut polled = [
             PollFd::from_borrowed_fd(stop.as_fd(), PollFlags::IN),
@@ -136,19 +142,19 @@ fn accept(crew: &Crew<'_, '_>, board: &Arc<Board>, listener: &TcpListener, stop:
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
             Err(_) => {
                 // Whoever waits is still there afterwards, and finds room.
-                board.lock().end_a_stranger();
+                shared.lock().end_one_pending();
                 let mut polled = [PollFd::from_borrowed_fd(stop.as_fd(), PollFlags::IN)];
                 let _woken = poll(&mut polled, Some(&ACCEPT_PAUSE));
                 continue;
             }
         };
-        let (board, threads) = (Arc::clone(board), crew.clone());
+        let (shared, scope) = (Arc::clone(shared), threads.clone());
         // A connection that gets no thread is closed.
-        let _refused = crew.spawn("relay connection", move || {
-            let _broken = serve(&threads, &board, stream);
+        let _refused = threads.spawn("relay connection", move || {
+            let _broken = serve(&scope, &shared, stream);
         });
     }
-    let mut state = board.lock();
+    let mut state = shared.lock();
     state.is_over = true;
     for member in &mut state.members {
         *member = Member::Gone;
@@ -159,38 +165,42 @@ fn accept(crew: &Crew<'_, '_>, board: &Arc<Board>, listener: &TcpListener, stop:
 }
 
 /// Serves one launcher until it or the relay goes.
-fn serve(crew: &Crew<'_, '_>, board: &Arc<Board>, stream: TcpStream) -> io::Result<()> {
-    let Some(number) = board.register(&stream)? else {
+fn serve(
+    threads: &ThreadScope<'_, '_>,
+    shared: &Arc<RelayShared>,
+    stream: TcpStream,
+) -> io::Result<()> {
+    let Some(number) = shared.register(&stream)? else {
         return Ok(());
     };
-    let served = board.handshake(crew, (number, &stream)).map(|host| {
-        let is_clean = board.read(host, &stream);
-        board.leave(host, is_clean);
+    let served = shared.handshake(threads, (number, &stream)).map(|host| {
+        let is_clean = shared.read(host, &stream);
+        shared.leave(host, is_clean);
     });
-    board.lock().streams.retain(|other| other.number != number);
+    shared.lock().streams.retain(|other| other.number != number);
     served
 }
 
 impl State {
     /// Ends the connection that is the least likely to be a launcher's. Those that have proven
     /// themselves stay.
-    fn end_a_stranger(&mut self) {
-        let of = |known| self.streams.iter().position(|one| one.known == known);
-        if let Some(index) = of(Known::Nothing).or_else(|| of(Known::Talks)) {
+    fn end_one_pending(&mut self) {
+        let of = |stage| self.streams.iter().position(|one| one.stage == stage);
+        if let Some(index) = of(PeerStage::Nothing).or_else(|| of(PeerStage::Talks)) {
             close(&self.streams.remove(index).stream, Shutdown::Both);
         }
     }
 
     /// Notes what a connection has shown; an error if it had to make room before.
-    fn know(&mut self, number: u64, known: Known) -> io::Result<()> {
+    fn record_stage(&mut self, number: u64, stage: PeerStage) -> io::Result<()> {
         let mut streams = self.streams.iter_mut();
         let found = streams.find(|one| one.number == number);
-        found.ok_or(io::ErrorKind::ConnectionAborted)?.known = known;
+        found.ok_or(io::ErrorKind::ConnectionAborted)?.stage = stage;
         Ok(())
     }
 }
 
-impl Board {
+impl RelayShared {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -204,16 +214,16 @@ impl Board {
         if state.is_over {
             return Ok(None);
         }
-        let is_stranger = |other: &&Connection| other.known != Known::Proven;
-        if state.streams.iter().filter(is_stranger).count() >= state.strangers_max {
-            state.end_a_stranger();
+        let is_pending = |other: &&Connection| other.stage != PeerStage::Proven;
+        if state.streams.iter().filter(is_pending).count() >= state.pending_connections_max {
+            state.end_one_pending();
         }
         let number = state.next_stream;
         state.next_stream += 1;
         state.streams.push(Connection {
             number,
             stream: clone,
-            known: Known::Nothing,
+            stage: PeerStage::Nothing,
         });
         Ok(Some(number))
     }
@@ -221,23 +231,23 @@ impl Board {
     /// Both sides prove that they know the secret. Returns who it is, with its posts on their way.
     fn handshake(
         self: &Arc<Self>,
-        crew: &Crew<'_, '_>,
+        threads: &ThreadScope<'_, '_>,
         (number, stream): (u64, &TcpStream),
     ) -> io::Result<usize> {
         let secret = &self.hosts.secret;
-        let hello: Hello = receive_greeting(stream)?;
-        self.lock().know(number, Known::Talks)?;
+        let hello: Hello = receive_handshake(stream)?;
+        self.lock().record_stage(number, PeerStage::Talks)?;
         let nonce = random().map_err(io::Error::other)?;
         let own = proof(secret, Side::Relay, &hello, &nonce);
         let proof = own.ok_or(io::ErrorKind::InvalidInput)?;
         let challenge = Challenge { nonce, proof };
         send(stream, &challenge)?;
-        let received: String = receive_greeting(stream)?;
+        let received: String = receive_handshake(stream)?;
         if !verify(secret, Side::Launcher, &hello, &challenge.nonce, &received) {
             return refuse(stream, "the secrets differ".to_owned());
         }
-        self.lock().know(number, Known::Proven)?;
-        if let Some(why) = self.objection(&hello) {
+        self.lock().record_stage(number, PeerStage::Proven)?;
+        if let Some(why) = self.rejection_reason(&hello) {
             return refuse(stream, why);
         }
         let posts = match self.join(hello.host, stream)? {
@@ -246,20 +256,21 @@ impl Board {
         };
         let welcomed = send(stream, &Answer::Welcome).and_then(|()| {
             let writer = stream.try_clone()?;
-            crew.spawn("relay posts", move || write(&writer, &posts))
+            threads
+                .spawn("relay posts", move || write(&writer, &posts))
                 .map_err(io::Error::other)
         });
         let mut state = self.lock();
         state.welcoming -= 1;
         if welcomed.is_err() {
-            // It has not heard that it is a member, and comes again.
+            // The launcher does not know that it is a member, and comes again.
             state.members[hello.host] = Member::Awaited;
         }
         drop(state);
         welcomed.map(|()| hello.host)
     }
 
-    fn objection(&self, hello: &Hello) -> Option<String> {
+    fn rejection_reason(&self, hello: &Hello) -> Option<String> {
         let differ = |what, theirs: String, ours: String| {
             let host = hello.host;
             Some(format!(
@@ -326,7 +337,7 @@ impl Board {
             state.is_over
         };
         if !is_clean && !is_over {
-            let (restart, item) = (0, Item::Lost);
+            let (restart, item) = (0, PostBody::Lost);
             self.publish(Post {
                 host,
                 restart,
@@ -365,7 +376,7 @@ fn refuse<T>(stream: &TcpStream, why: String) -> io::Result<T> {
 /// Sends posts until there are no more to come.
 fn write(stream: &TcpStream, posts: &Receiver<Post>) {
     loop {
-        let frame = match posts.recv_timeout(BEAT) {
+        let frame = match posts.recv_timeout(HEARTBEAT_INTERVAL) {
             Ok(post) => Frame::Post(Box::new(post)),
             Err(RecvTimeoutError::Timeout) => Frame::Beat,
             Err(RecvTimeoutError::Disconnected) => return close(stream, Shutdown::Write),

@@ -13,14 +13,14 @@ use crate::{Ending, Role, RootCause, Task};
 
 /// An attempt that is over, on this host or on all.
 #[derive(Clone, Serialize, Deserialize)]
-pub struct Ended {
+pub struct AttemptResult {
     pub verdict: Verdict,
-    members: Vec<Member>,
+    members: Vec<ProcessReport>,
 }
 
 /// One process of it.
 #[derive(Clone, Serialize, Deserialize)]
-struct Member {
+struct ProcessReport {
     task: Task,
     host: String,
     pid: u32,
@@ -34,7 +34,7 @@ struct Member {
     lost: Option<Vec<usize>>,
 }
 
-impl Member {
+impl ProcessReport {
     /// The ranks that it names.
     fn named(&self) -> BTreeSet<usize> {
         match &self.lost {
@@ -44,11 +44,15 @@ impl Member {
     }
 }
 
-impl Ended {
-    pub fn new(verdict: Verdict, processes: &[Process], last_lines: Vec<Vec<String>>) -> Ended {
+impl AttemptResult {
+    pub fn new(
+        verdict: Verdict,
+        processes: &[Process],
+        last_lines: Vec<Vec<String>>,
+    ) -> AttemptResult {
         let host = gethostname::gethostname().to_string_lossy().into_owned();
         let members = processes.iter().zip(last_lines);
-        let members = members.map(|(process, last_lines)| Member {
+        let members = members.map(|(process, last_lines)| ProcessReport {
             task: process.task,
             host: host.clone(),
             pid: process.pid.as_raw_nonzero().get().unsigned_abs(),
@@ -58,15 +62,15 @@ impl Ended {
             last_lines,
             lost: failure_report::take(&process.report).map(|report| report.lost),
         });
-        Ended {
+        AttemptResult {
             verdict,
             members: members.collect(),
         }
     }
 
     /// The parts of several hosts as one, whose verdict is still to be found.
-    pub fn join(parts: Vec<Ended>) -> Ended {
-        Ended {
+    pub fn join(parts: Vec<AttemptResult>) -> AttemptResult {
+        AttemptResult {
             verdict: Verdict::Succeeded,
             members: parts.into_iter().flat_map(|part| part.members).collect(),
         }
@@ -89,10 +93,10 @@ impl Ended {
         })
     }
 
-    /// The rank that most of those name that failed by themselves, the one with this number among
-    /// them; none if it failed by itself as well, which is told of it instead.
+    /// The rank that most of the processes name that failed by themselves, process `index` among
+    /// them; none if that rank failed by itself as well, because its own failure says more.
     fn blamed(&self, index: usize) -> Option<usize> {
-        let failed = |member: &Member| !member.is_asked && member.ending.is_failure();
+        let failed = |member: &ProcessReport| !member.is_asked && member.ending.is_failure();
         let mut votes: BTreeMap<usize, usize> = BTreeMap::new();
         for member in self.members.iter().filter(|member| failed(member)) {
             for rank in member.named() {

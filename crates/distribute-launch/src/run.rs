@@ -1,14 +1,14 @@
 use crate::attempt;
 use crate::console::{Console, Screen};
-use crate::crew::Crew;
 use crate::events::{self, Event, SignalWatch};
-use crate::group::{Group, Waited};
 use crate::guard::Guard;
+use crate::launcher_group::{LauncherGroup, WaitOutcome};
 use crate::logs::LogDirectory;
 use crate::outcome::WRONG_USAGE;
 use crate::relay::Relay;
-use crate::report::Ended;
+use crate::report::AttemptResult;
 use crate::session::Session;
+use crate::thread_scope::ThreadScope;
 use crate::verdict::Verdict;
 use crate::{Job, LaunchError, Outcome, Result, RootCause};
 
@@ -42,32 +42,32 @@ pub fn run(job: &Job, console: &mut Console<'_>) -> Result<Outcome> {
 
 fn run_with_logs(job: &Job, screen: &Screen<'_>, logs: &LogDirectory) -> Result<Outcome> {
     if matches!(logs, LogDirectory::Temporary(_)) {
-        screen.say(&format!("log files are in {}", logs.path().display()))?;
+        screen.log(&format!("log files are in {}", logs.path().display()))?;
     }
     let tasks = job.tasks();
     let (events, received) = events::channel(tasks.len());
-    Crew::work(|crew| {
+    ThreadScope::run(|threads| {
         let _signals = match job.handles_signals {
-            true => Some(SignalWatch::start(crew, events.clone())?),
+            true => Some(SignalWatch::start(threads, events.clone())?),
             false => None,
         };
         let guard = Guard::start(job.guard.as_deref())?;
         let relay = job.hosts.as_ref().filter(|hosts| hosts.index == 0);
         // Dropped after the session, whose connection to it says good-bye first.
         let _relay = relay
-            .map(|hosts| Relay::start(crew, hosts, job.restarts_max))
+            .map(|hosts| Relay::start(threads, hosts, job.restarts_max))
             .transpose()?;
         let joined = job
             .hosts
             .as_ref()
             .map(|hosts| {
                 let waiting = (&received, screen);
-                Group::join(crew, hosts, job.restarts_max, &events, waiting)
+                LauncherGroup::join(threads, hosts, job.restarts_max, &events, waiting)
             })
             .transpose()?;
         let group = match joined {
-            Some(Waited::Done(group)) => Some(group),
-            Some(Waited::Stopped(signal)) => {
+            Some(WaitOutcome::Done(group)) => Some(group),
+            Some(WaitOutcome::Stopped(signal)) => {
                 let restarts = 0;
                 return Ok(Outcome::Stopped { signal, restarts });
             }
@@ -99,8 +99,8 @@ fn attempts(session: &mut Session<'_, '_>) -> Result<Outcome> {
     let mut restarts = 0;
     loop {
         let mut ended = match attempt::run(session, restarts)? {
-            Waited::Done(ended) => ended,
-            Waited::Stopped(signal) => return Ok(Outcome::Stopped { signal, restarts }),
+            WaitOutcome::Done(ended) => ended,
+            WaitOutcome::Stopped(signal) => return Ok(Outcome::Stopped { signal, restarts }),
         };
         if let Some(group) = &mut session.group {
             let whole = group.gather(restarts, ended, &session.received)?;
@@ -125,12 +125,12 @@ fn attempts(session: &mut Session<'_, '_>) -> Result<Outcome> {
         };
         let note =
             format!("{reason}starting all of them again, restart {restarts} of {restarts_max}");
-        session.screen.say(&note)?;
+        session.screen.log(&note)?;
     }
 }
 
 fn outcome(
-    ended: &Ended,
+    ended: &AttemptResult,
     restarts: u32,
     interrupted: Option<i32>,
     screen: &Screen<'_>,
@@ -144,7 +144,7 @@ fn outcome(
             let Some(cause) = cause else {
                 return Ok(Outcome::Preempted { restarts });
             };
-            screen.say(&ended.describe(index, &cause))?;
+            screen.log(&ended.describe(index, &cause))?;
             let cause = Box::new(cause);
             Outcome::Failed { cause, restarts }
         }

@@ -6,10 +6,10 @@ use std::sync::mpsc::Receiver;
 use crate::cluster::{Cluster, Token};
 use crate::console::Screen;
 use crate::events::{Event, Events};
-use crate::group::{Group, Place, Waited};
 use crate::guard::Guard;
+use crate::launcher_group::{AttemptCluster, LauncherGroup, WaitOutcome};
 use crate::logs::LogDirectory;
-use crate::wire::Item;
+use crate::wire::PostBody;
 use crate::{Job, LaunchError, ReservedPorts, Result, Task};
 
 /// What the attempts of a job share.
@@ -21,7 +21,7 @@ pub struct Session<'a, 's> {
     pub logs: &'a LogDirectory,
     pub guard: Guard,
     /// The launchers of the other hosts, if there are any.
-    pub group: Option<Group>,
+    pub group: Option<LauncherGroup>,
     pub events: Events,
     pub received: Receiver<Event>,
     /// The signal that told this launcher, or that of another host, to stop.
@@ -34,7 +34,10 @@ impl Session<'_, '_> {
     /// Ports for the processes of this host.
     pub fn ports(&self) -> Result<ReservedPorts> {
         let loopback = Ipv4Addr::LOCALHOST.into();
-        let address = self.group.as_ref().map_or(loopback, Group::own_address);
+        let address = self
+            .group
+            .as_ref()
+            .map_or(loopback, LauncherGroup::own_address);
         let needed = self.tasks.len();
         ReservedPorts::new(needed, address).map_err(|source| LaunchError::NoFreePort {
             address,
@@ -44,12 +47,16 @@ impl Session<'_, '_> {
     }
 
     /// Gives the processes of this host these ports, and finds what the other hosts have.
-    pub fn place(&mut self, restart: u32, ports: &ReservedPorts) -> Result<Waited<Place>> {
-        let cluster = Cluster::at(ports, &self.tasks);
+    pub fn attempt_cluster(
+        &mut self,
+        restart: u32,
+        ports: &ReservedPorts,
+    ) -> Result<WaitOutcome<AttemptCluster>> {
+        let cluster = Cluster::with_ports(ports, &self.tasks);
         if let Some(group) = &mut self.group {
-            return group.meet(restart, cluster, (&self.received, self.screen));
+            return group.wait_for_hosts(restart, cluster, (&self.received, self.screen));
         }
-        Ok(Waited::Done(Place {
+        Ok(WaitOutcome::Done(AttemptCluster {
             cluster,
             tasks: self.tasks.clone(),
             token: Token::random()?,
@@ -57,14 +64,14 @@ impl Session<'_, '_> {
     }
 
     /// Has a guard that has ended followed by another one.
-    pub fn look_after_guard(&mut self) -> Result<()> {
-        match self.guard.look() {
-            Some(said) => self.screen.say(&said),
+    pub fn replace_ended_guard(&mut self) -> Result<()> {
+        match self.guard.replace_if_ended() {
+            Some(message) => self.screen.log(&message),
             None => Ok(()),
         }
     }
 
-    pub fn post(&self, restart: u32, item: Item) {
+    pub fn post(&self, restart: u32, item: PostBody) {
         if let Some(group) = &self.group {
             group.post(restart, item);
         }

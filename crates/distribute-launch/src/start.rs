@@ -4,18 +4,18 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::mpsc::{self, Receiver, SyncSender};
 
 use crate::cluster::Token;
-use crate::collapse::{self, Line};
-use crate::crew::Crew;
 use crate::events::Event;
 use crate::failure_report;
 use crate::gpus::{GPUS_VARIABLE, Gpus};
-use crate::group::Place;
+use crate::launcher_group::AttemptCluster;
+use crate::line_deduplicator::{self, Line};
 use crate::output::{Output, View};
 use crate::process::{
     self, CONFIG_VARIABLE, MARK_VARIABLE, Process, REPORT_VARIABLE, RESTART_VARIABLE,
     TOKEN_VARIABLE,
 };
 use crate::session::Session;
+use crate::thread_scope::ThreadScope;
 use crate::{LaunchError, Result, Role, Task};
 
 /// How many lines wait for the thread that shows them, before the processes wait.
@@ -26,8 +26,8 @@ pub type LastLines = Receiver<Vec<String>>;
 
 /// What the processes of one attempt have in common.
 pub struct Starter<'c, 'scope, 'env> {
-    crew: &'c Crew<'scope, 'env>,
-    place: &'c Place,
+    threads: &'c ThreadScope<'scope, 'env>,
+    place: &'c AttemptCluster,
     mark: &'c Token,
     /// Ends the threads that read output when nothing else does.
     stop: &'env OwnedFd,
@@ -37,18 +37,18 @@ pub struct Starter<'c, 'scope, 'env> {
 
 impl<'c, 'scope, 'env> Starter<'c, 'scope, 'env> {
     pub fn new<'a: 'env, 's: 'env>(
-        crew: &'c Crew<'scope, 'env>,
+        threads: &'c ThreadScope<'scope, 'env>,
         session: &Session<'a, 's>,
-        (place, mark): (&'c Place, &'c Token),
+        (place, mark): (&'c AttemptCluster, &'c Token),
         stop: &'env OwnedFd,
         restart: u32,
     ) -> Result<Self> {
         Ok(Starter {
-            crew,
+            threads,
             place,
             mark,
             stop,
-            lines: show_lines(crew, session, place)?,
+            lines: show_lines(threads, session, place)?,
             restart,
         })
     }
@@ -109,11 +109,11 @@ impl<'c, 'scope, 'env> Starter<'c, 'scope, 'env> {
             .map_err(LaunchError::system("cannot read a process's output"))?;
         let (last_lines, receiver) = mpsc::sync_channel(1);
         let stop = self.stop;
-        self.crew.spawn(&format!("read {task}"), move || {
+        self.threads.spawn(&format!("read {task}"), move || {
             let _gone = last_lines.send(output.run(stop.as_fd()));
         })?;
         let events = session.events.clone();
-        self.crew.spawn(&format!("wait {task}"), move || {
+        self.threads.spawn(&format!("wait {task}"), move || {
             let ending = process::wait(pid);
             events.deliver(Event::Ended { index, ending });
         })?;
@@ -123,9 +123,9 @@ impl<'c, 'scope, 'env> Starter<'c, 'scope, 'env> {
 
 /// Starts the thread that shows the lines of all but the first process, if they are to be shown.
 fn show_lines<'scope, 'env, 'a: 'env, 's: 'env>(
-    crew: &Crew<'scope, 'env>,
+    threads: &ThreadScope<'scope, 'env>,
     session: &Session<'a, 's>,
-    place: &Place,
+    place: &AttemptCluster,
 ) -> Result<Option<SyncSender<Line>>> {
     if !session.job.shows_all {
         return Ok(None);
@@ -135,8 +135,8 @@ fn show_lines<'scope, 'env, 'a: 'env, 's: 'env>(
     let others = place.tasks.iter().copied().filter(|task| *task != first);
     let (tasks, screen) = (others.collect::<Vec<_>>(), session.screen);
     let events = session.events.clone();
-    crew.spawn("show lines", move || {
-        collapse::show(&lines, &tasks, screen, &events);
+    threads.spawn("show lines", move || {
+        line_deduplicator::show(&lines, &tasks, screen, &events);
     })?;
     Ok(Some(sender))
 }

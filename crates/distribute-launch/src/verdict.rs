@@ -12,7 +12,7 @@ use crate::outcome::WRONG_USAGE;
 pub enum Verdict {
     /// All workers exited with 0.
     Succeeded,
-    /// Some exited with 42 and none failed by itself.
+    /// Some processes exited with 42 and none failed by itself.
     Preempted,
     /// This process failed first.
     Failed(usize),

@@ -20,15 +20,15 @@ use serde::{Deserialize, Serialize};
 use sha2::Sha256;
 
 use crate::cluster::Cluster;
-use crate::report::Ended;
+use crate::report::AttemptResult;
 use crate::{Ending, LaunchError, Result, Task};
 
 pub const VERSION: u32 = 2;
-/// How often each side says that it is there, if it says nothing else.
-pub const BEAT: Duration = Duration::from_secs(2);
+/// How often each side sends a heartbeat, if it sends nothing else.
+pub const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(2);
 /// After this long without a frame the other side is lost.
-pub const LOST: Duration = Duration::from_secs(12);
-pub const HANDSHAKE: Duration = Duration::from_secs(5);
+pub const SILENCE_LIMIT: Duration = Duration::from_secs(12);
+pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 const HANDSHAKE_BYTES_MAX: usize = 4096;
 const POST_BYTES_MAX: usize = 4 << 20;
 
@@ -38,11 +38,11 @@ pub struct Post {
     pub host: usize,
     /// How often the job was restarted before.
     pub restart: u32,
-    pub item: Item,
+    pub item: PostBody,
 }
 
 #[derive(Clone, Serialize, Deserialize)]
-pub enum Item {
+pub enum PostBody {
     /// The host can start these processes; the text is random, for the attempt's token.
     Ready(String, Cluster),
     /// A process failed that had not been asked to stop.
@@ -56,12 +56,12 @@ pub enum Item {
     /// The launcher got a signal.
     Stop(i32),
     /// No process of the host is left.
-    Ended(Ended),
+    Ended(AttemptResult),
     /// The host's launcher is gone.
     Lost,
 }
 
-/// Either way, once both sides know each other.
+/// What travels in both directions, once both sides know each other.
 #[derive(Serialize, Deserialize)]
 pub enum Frame {
     Beat,
@@ -165,14 +165,14 @@ pub fn send(mut stream: &TcpStream, message: &impl Serialize) -> io::Result<()> 
     stream.write_all(&frame)
 }
 
-/// Reads one frame of at most `bytes_max`, all of it within `patience`: who sends a byte now and
+/// Reads one frame of at most `bytes_max`, all of it within `timeout`: who sends a byte now and
 /// then is as late as who sends none.
 fn receive<T: DeserializeOwned>(
     stream: &TcpStream,
     bytes_max: usize,
-    patience: Duration,
+    timeout: Duration,
 ) -> io::Result<T> {
-    let until = Instant::now() + patience;
+    let until = Instant::now() + timeout;
     let length = receive_bytes(stream, 4, until)?;
     let length = length.try_into().map_or(u32::MAX, u32::from_le_bytes);
     let length = usize::try_from(length).map_err(io::Error::other)?;
@@ -206,18 +206,18 @@ fn receive_bytes(mut stream: &TcpStream, count: usize, until: Instant) -> io::Re
 }
 
 pub fn receive_frame(stream: &TcpStream) -> io::Result<Frame> {
-    receive(stream, POST_BYTES_MAX, LOST)
+    receive(stream, POST_BYTES_MAX, SILENCE_LIMIT)
 }
 
 /// Sends at once, and gives up when nothing can be sent for too long.
 pub fn prepare(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
-    stream.set_write_timeout(Some(LOST))
+    stream.set_write_timeout(Some(SILENCE_LIMIT))
 }
 
 /// Receives a frame of the handshake.
-pub fn receive_greeting<T: DeserializeOwned>(stream: &TcpStream) -> io::Result<T> {
-    receive(stream, HANDSHAKE_BYTES_MAX, HANDSHAKE)
+pub fn receive_handshake<T: DeserializeOwned>(stream: &TcpStream) -> io::Result<T> {
+    receive(stream, HANDSHAKE_BYTES_MAX, HANDSHAKE_TIMEOUT)
 }
 
 /// Wakes whoever reads from or writes to it.

@@ -20,7 +20,7 @@ const HOST: &str = "LAUNCH_TEST_HOST";
 const GUARDED: &str = "LAUNCH_TEST_GUARDED";
 /// The test program's arguments for playing a part without saying much.
 const PLAY: [&str; 4] = ["--quiet", "--nocapture", "--test-threads=1", "--exact"];
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Plays the launcher for other tests.
 #[test]
@@ -313,9 +313,9 @@ impl Watched {
 
     #[track_caller]
     fn assert_ended(&self) {
-        let patience = Timespec::try_from(PATIENCE).expect("short");
+        let timeout = Timespec::try_from(TIMEOUT).expect("short");
         for (pid, fd) in &self.0 {
-            let ended = poll(&mut [PollFd::new(fd, PollFlags::IN)], Some(&patience));
+            let ended = poll(&mut [PollFd::new(fd, PollFlags::IN)], Some(&timeout));
             assert_eq!(ended, Ok(1), "process {pid:?} outlived the launcher");
         }
     }
@@ -360,7 +360,7 @@ fn with_a_guard_a_killed_launcher_takes_their_children_too() {
 /// The guard of a launcher: the child that plays one.
 fn guard_of(launcher: &Launcher, other_than: Option<Pid>) -> Pid {
     let id = launcher.child.id();
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     loop {
         let tasks = std::fs::read_dir(format!("/proc/{id}/task")).into_iter();
         let children = tasks.flatten().flatten().flat_map(|task| {
@@ -490,7 +490,7 @@ fn a_launcher_that_is_killed_at_any_moment_leaves_nothing() {
             std::thread::sleep(delay);
             launcher.send(Signal::KILL);
             launcher.end();
-            let until = Instant::now() + PATIENCE;
+            let until = Instant::now() + TIMEOUT;
             while is_running(&mark) {
                 assert!(Instant::now() < until, "something is left after {delay:?}");
                 std::thread::yield_now();

@@ -1,4 +1,4 @@
-//! A host array: a shape and its values in row-major order.
+//! An array in host memory: a shape and its values in row-major order.
 
 use std::collections::TryReserveError;
 
@@ -35,9 +35,7 @@ macro_rules! with_values {
             $crate::Values::I8($v) => $body,
             $crate::Values::I16($v) => $body,
             $crate::Values::I32($v) => $body,
-            #[allow(clippy::unnecessary_cast)] // The other types need it.
             $crate::Values::I64($v) => $body,
-            #[allow(clippy::unnecessary_cast)] // The other types need it.
             $crate::Values::F32($v) => $body,
             $crate::Values::F64($v) => $body,
         }

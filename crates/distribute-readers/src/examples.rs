@@ -236,7 +236,7 @@ impl Examples {
         }
     }
 
-    /// These examples and behind them those of `other`, in memory of their own.
+    /// The examples of this set followed by those of `other`, copied.
     ///
     /// # Errors
     /// [`ReadError::ShapesDiffer`] if the examples have other shapes, [`ReadError::WrongKind`] if
@@ -275,7 +275,7 @@ impl Examples {
     }
 
     /// The number of examples, at least 1.
-    #[allow(clippy::len_without_is_empty)] // There is always an example.
+    #[expect(clippy::len_without_is_empty, reason = "there is always an example")]
     pub fn len(&self) -> usize {
         self.rows
             .as_ref()

@@ -47,7 +47,7 @@ pub(super) fn ambiguous(path: &Path, line: u64, why: &'static str) -> ReadError 
 
 /// What makes a first line of numbers look like names, as long as no other line looks so.
 #[derive(Debug)]
-pub(super) struct Doubt {
+pub(super) struct HeaderCheck {
     /// Its line, counted from 1.
     pub(super) first: u64,
     others: bool,
@@ -57,7 +57,7 @@ pub(super) struct Doubt {
     whole: bool,
 }
 
-impl Doubt {
+impl HeaderCheck {
     pub(super) fn new(record: &ByteRecord, line: u64) -> Self {
         Self {
             first: line,

@@ -1,12 +1,20 @@
-//! Turns data files into host arrays: IDX, CSV, NumPy, folders of images, and one embedded set.
+//! Turns data files into arrays in host memory: IDX, CSV, NumPy, folders of images, and one
+//! embedded set.
 //!
-//! All readers give [`Examples`], plain host arrays that are shared between threads and read in
-//! batches by index; or, for single files, an [`Array`]. A file is recognised by its contents, and
-//! IDX, CSV and `.npy` files may be gzip-compressed whatever their name is. The sizes that a header
-//! claims are held against the size of the file, and against each other, before anything is
-//! allocated, and no input makes a reader panic.
+//! All readers give [`Examples`], plain arrays in host memory that are shared between threads and
+//! read in batches by index; or, for single files, an [`Array`]. A file is recognised by its
+//! contents, and IDX, CSV and `.npy` files may be gzip-compressed whatever their name is. The sizes
+//! that a header claims are held against the size of the file, and against each other, before
+//! anything is allocated, and no input makes a reader panic.
 
 #![forbid(unsafe_code)]
+#![deny(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stderr,
+    clippy::print_stdout,
+    clippy::unwrap_used
+)]
 
 mod array;
 mod decode;

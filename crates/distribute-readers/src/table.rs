@@ -5,7 +5,7 @@ use std::path::Path;
 use crate::array::{Array, Values};
 use crate::error::ReadError;
 use crate::examples::{Examples, Features, Labels};
-use crate::header::{self, Doubt};
+use crate::header::{self, HeaderCheck};
 use crate::lines::{Column, Lines, number};
 use crate::source::Source;
 
@@ -125,7 +125,7 @@ fn parse(source: Source<'_>, options: &CsvOptions) -> Result<Examples, ReadError
         (CsvHeader::Detect, _) => header::is_header(&lines.record, lines.line, path)?,
     };
     let detects = options.header == CsvHeader::Detect && !has_header;
-    let mut doubt = detects.then(|| Doubt::new(&lines.record, lines.line));
+    let mut header_check = detects.then(|| HeaderCheck::new(&lines.record, lines.line));
     let names = has_header.then(|| lines.names());
     let label = label_column(names.as_deref(), columns, &options.label, path)?;
     let mut table = Table {
@@ -135,14 +135,18 @@ fn parse(source: Source<'_>, options: &CsvOptions) -> Result<Examples, ReadError
     };
     let mut has_line = !has_header || lines.advance()?;
     while has_line {
-        if let Some(doubt) = &mut doubt {
-            doubt.line(&lines.record, label, lines.line);
+        if let Some(header_check) = &mut header_check {
+            header_check.line(&lines.record, label, lines.line);
         }
         table.push(&lines, label, options.labels, names.as_deref())?;
         has_line = lines.advance()?;
     }
-    if let Some(why) = doubt.as_ref().and_then(Doubt::why) {
-        return Err(header::ambiguous(path, doubt.map_or(1, |d| d.first), why));
+    if let Some(why) = header_check.as_ref().and_then(HeaderCheck::why) {
+        return Err(header::ambiguous(
+            path,
+            header_check.map_or(1, |d| d.first),
+            why,
+        ));
     }
     table.into_examples(columns - 1, options.labels, path)
 }

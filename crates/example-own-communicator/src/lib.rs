@@ -4,6 +4,13 @@
 //! on a table that all ranks see, waits for the others, and reads. `tests/conformance.rs` checks
 //! it against TensorFlow's recorded results.
 #![forbid(unsafe_code)]
+#![deny(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stderr,
+    clippy::print_stdout,
+    clippy::unwrap_used
+)]
 
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};

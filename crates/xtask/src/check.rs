@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::cargo::{cargo, cargo_command, finish};
 use crate::tree::Tree;
-use crate::{edges, features, fuzz, modules, suite, tidy};
+use crate::{deny, edges, features, fuzz, modules, suite, tidy};
 
 /// Which steps to run.
 #[derive(Debug, PartialEq, Eq)]
@@ -43,7 +43,7 @@ struct Step {
     run: fn(&Path) -> Result<String, String>,
 }
 
-const STEPS: [Step; 10] = [
+const STEPS: [Step; 11] = [
     Step {
         name: "tidy",
         advice: "fix the places above; crates/xtask/README.md explains each rule",
@@ -63,6 +63,11 @@ const STEPS: [Step; 10] = [
         name: "features",
         advice: "add what is missing to crates/distribute-features/Cargo.toml and `Cargo.toml`",
         run: features::run,
+    },
+    Step {
+        name: "deny",
+        advice: "do without the dependency, or say in deny.toml why it may be there",
+        run: deny::run,
     },
     Step {
         name: "fmt",
@@ -224,10 +229,11 @@ mod tests {
     #[test]
     fn steps_are_selected_in_their_order() {
         let all = [
-            "tidy", "edges", "modules", "features", "fmt", "clippy", "gpu", "doc", "fuzz", "test",
+            "tidy", "edges", "modules", "features", "deny", "fmt", "clippy", "gpu", "doc", "fuzz",
+            "test",
         ];
         assert_eq!(names(&Selection::All), all);
-        assert_eq!(names(&Selection::AllButTests), all[..8]);
+        assert_eq!(names(&Selection::AllButTests), all[..9]);
         assert_eq!(names(&Selection::only("doc").expect("a step")), ["doc"]);
     }
 

@@ -36,7 +36,7 @@ const CRATES: &[Row] = &[
     ),
     row(
         "distribute-checkpoint",
-        MayUse::Only(&["distribute-error"]),
+        MayUse::Only(&["distribute-error", "distribute-features"]),
         true,
     ),
     row(
@@ -52,7 +52,6 @@ const CRATES: &[Row] = &[
             "distribute-collectives",
             "distribute-core-derive",
             "distribute-error",
-            "distribute-features",
         ]),
         true,
     ),
@@ -64,6 +63,11 @@ const CRATES: &[Row] = &[
     row(
         "distribute-fit",
         MayUse::Only(&["distribute-core", "distribute-error"]),
+        true,
+    ),
+    row(
+        "distribute-learner",
+        MayUse::Only(&["distribute-core"]),
         true,
     ),
     row(
@@ -249,7 +253,9 @@ fn burn_by_default(member: &Member) -> Vec<String> {
     }
     let is_burns = |feature: &&&str| match feature.split_once('/') {
         Some((name, _)) => is_burn(name.trim_end_matches('?')),
-        None => feature.strip_prefix("dep:").is_some_and(is_burn),
+        None => feature
+            .strip_prefix("dep:")
+            .is_some_and(|name| is_burn(name) && name != "burn"),
     };
     let problem = |feature: &&str| format!("the default features turn on `{feature}`");
     reached.iter().filter(is_burns).map(problem).collect()

@@ -11,13 +11,6 @@ use crate::tree::{Member, Tree};
 /// Directories in which every file, and every directory with a `main.rs`, is a target.
 const TARGET_DIRECTORIES: [&str; 4] = ["src/bin", "tests", "benches", "examples"];
 
-/// The files of the library that are compiled outside its tests too.
-pub fn library_files(tree: &Tree, member: &Member) -> BTreeSet<String> {
-    let mut walk = Walk::new(tree, false);
-    walk.file(&library_root(member), true);
-    walk.reached
-}
-
 /// The files of the library and the programs that are compiled outside their tests too.
 pub fn program_files(tree: &Tree, member: &Member) -> BTreeSet<String> {
     let mut walk = Walk::new(tree, false);
@@ -216,7 +209,7 @@ pub fn join(directory: &str, path: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{all_files, join, library_files, module_files};
+    use super::{all_files, join, module_files, program_files};
     use crate::tree::samples;
 
     fn reached(files: &[(&str, &str)]) -> Vec<String> {
@@ -284,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn modules_for_tests_are_no_part_of_the_library() {
+    fn modules_for_tests_are_no_part_of_a_program() {
         let tree = samples::tree(&[
             (
                 "sample/src/lib.rs",
@@ -294,7 +287,7 @@ mod tests {
             ("sample/src/b.rs", ""),
             ("sample/src/c.rs", ""),
         ]);
-        let files = library_files(&tree, &tree.members[0]);
+        let files = program_files(&tree, &tree.members[0]);
         let files: Vec<_> = files.iter().map(String::as_str).collect();
         assert_eq!(
             files,

@@ -1,8 +1,10 @@
 //! The one command a change must pass: `cargo xtask check`.
 #![forbid(unsafe_code)]
+#![deny(clippy::expect_used, clippy::panic, clippy::unwrap_used)]
 
 mod cargo;
 mod check;
+mod deny;
 mod edges;
 mod features;
 mod files;
@@ -26,7 +28,7 @@ usage: cargo xtask check [--skip-tests] [--only STEP]
        cargo xtask same-bits OLD [NEW]
 
   --skip-tests   every step but `fuzz` and `test`
-  --only STEP    one step: tidy, edges, modules, features, fmt, clippy, gpu, doc, fuzz or test
+  --only STEP    one step: tidy, edges, modules, features, deny, fmt, clippy, gpu, doc, fuzz or test
   TARGET         a fuzz target: operation_header, data_frames, flight_record, control_message or
                  shared_memory_welcome
   CRATE          whose modules are shown: how much code each has, or who imports whom, and in

@@ -218,7 +218,8 @@ pub mod samples {
             ("sample/README.md", "# sample\n"),
             (
                 "sample/src/lib.rs",
-                "//! A sample.\n#![forbid(unsafe_code)]\n",
+                "//! A sample.\n#![forbid(unsafe_code)]\n#![deny(clippy::expect_used, clippy::panic)]\n\
+                 #![deny(clippy::print_stderr, clippy::print_stdout, clippy::unwrap_used)]\n",
             ),
         ];
         let texts = sound.iter().chain(files);

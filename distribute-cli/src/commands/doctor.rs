@@ -83,7 +83,7 @@ struct Memory {
 
 pub(crate) fn run(args: &DoctorArgs) -> Result<(), Failure> {
     if args.probe_gpus {
-        return gpus::answer();
+        return gpus::run_probe();
     }
     let report = Report::collect();
     match args.general.output {
@@ -328,7 +328,6 @@ fn cluster(variable: &dyn Fn(&str) -> Option<String>) -> Vec<(&'static str, &'st
     found
 }
 
-#[allow(clippy::cast_precision_loss)]
 fn size(bytes: u64) -> String {
     format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30))
 }

@@ -28,7 +28,7 @@ use distribute_keras::Sequential;
 
 /// How often the directory is looked at: file systems that several hosts share tell nobody what is
 /// new.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// Examples of one forward pass.
 const BATCH_SIZE: usize = 128;
 
@@ -45,12 +45,12 @@ pub(super) fn run(args: &TrainArgs, signals: &Signals) -> Result<(), Failure> {
     signals.serve();
     note(&format!("evaluator: following {}", directory.display()));
     loop {
-        let last = signals.came_already();
+        let last = signals.was_raised();
         if let Some(checkpoint) = newer(directory, evaluator.seen)? {
             evaluator.measure(&checkpoint, directory)?;
         } else if !last {
             // The signal wakes this thread.
-            std::thread::park_timeout(LOOK_EVERY);
+            std::thread::park_timeout(POLL_INTERVAL);
         }
         if last {
             return match evaluator.seen {
@@ -101,7 +101,7 @@ struct Evaluator {
 
 impl Evaluator {
     fn new(args: &TrainArgs) -> Result<Self, Failure> {
-        let (task, data) = Task::asked(args)?;
+        let (task, data) = Task::from_args(args)?;
         let strategy = DefaultStrategy::new();
         let state = strategy.try_scope(|device| {
             // The optimizer is never asked.
@@ -168,7 +168,6 @@ impl Evaluator {
         let now = SystemTime::now();
         let mut write = || {
             for (name, value) in found.logs.iter() {
-                #[allow(clippy::cast_possible_truncation)] // TensorBoard's numbers are f32
                 let value = value as f32;
                 log.scalar(
                     &format!("evaluation_{name}_vs_iterations"),

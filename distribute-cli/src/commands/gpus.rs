@@ -14,7 +14,7 @@ use crate::events;
 use crate::failure::Failure;
 
 /// How long the driver may take to answer.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PROBE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// What the build lacks, if something.
 const LACKS: Option<&str> = match (cfg!(feature = "cuda"), cfg!(feature = "nccl")) {
@@ -40,7 +40,7 @@ impl Gpus {
         Self {
             kernel_driver: kernel_driver(Path::new("/sys/module/nvidia/version")),
             devices: devices(Path::new("/proc/driver/nvidia/gpus")),
-            probe: cfg!(feature = "nccl").then(asked),
+            probe: cfg!(feature = "nccl").then(ask_probe),
         }
     }
 
@@ -62,7 +62,7 @@ impl Gpus {
             Some(version) => found.push(format!("NVIDIA driver {version} in the kernel")),
         }
         match &self.probe {
-            Some(probe) => found.extend(told(probe)),
+            Some(probe) => found.extend(probe_lines(probe)),
             None => found.extend(
                 self.devices
                     .iter()
@@ -78,7 +78,7 @@ impl Gpus {
 }
 
 /// The lines of what the driver and NCCL say.
-fn told(probe: &Value) -> Vec<String> {
+fn probe_lines(probe: &Value) -> Vec<String> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_string();
     let mut lines = Vec::new();
     for (name, key) in [("CUDA", "driver"), ("NCCL", "nccl")] {
@@ -120,7 +120,7 @@ fn devices(folder: &Path) -> Vec<(String, String)> {
 }
 
 /// Asks a process of this program.
-fn asked() -> Value {
+fn ask_probe() -> Value {
     let failed = |what: String| json!({ "error": what });
     let program = match std::env::current_exe() {
         Ok(program) => program,
@@ -143,11 +143,13 @@ fn asked() -> Value {
         let read = output.map(|mut output| output.read_to_string(&mut text));
         drop(send.send(read.and_then(Result::ok).map(|_| text)));
     });
-    let answer = answer.recv_timeout(PATIENCE);
+    let answer = answer.recv_timeout(PROBE_TIMEOUT);
     if answer.is_err() {
         // It hangs in the driver; when it cannot even be killed it is left behind.
         let _ = child.kill();
-        return failed(format!("the driver did not answer within {PATIENCE:?}"));
+        return failed(format!(
+            "the driver did not answer within {PROBE_TIMEOUT:?}"
+        ));
     }
     let status = child.wait();
     drop(reader.join());
@@ -160,7 +162,7 @@ fn asked() -> Value {
 
 /// The process that is asked.
 #[cfg(feature = "nccl")]
-pub(super) fn answer() -> Result<(), Failure> {
+pub(super) fn run_probe() -> Result<(), Failure> {
     use distribute_core::collectives::nccl::{DeviceInfo, NcclOptions, PeerLink, driver, library};
 
     let options = NcclOptions::new(0);
@@ -201,7 +203,7 @@ pub(super) fn answer() -> Result<(), Failure> {
 
 /// Nobody asks in a build that cannot answer.
 #[cfg(not(feature = "nccl"))]
-pub(super) fn answer() -> Result<(), Failure> {
+pub(super) fn run_probe() -> Result<(), Failure> {
     events::line(&json!({ "error": LACKS }).to_string())
 }
 
@@ -239,6 +241,6 @@ mod tests {
             "GPU 0: H200",
             "  reaches GPU 1 directly",
         ];
-        assert_eq!(told(&probe), expected);
+        assert_eq!(probe_lines(&probe), expected);
     }
 }

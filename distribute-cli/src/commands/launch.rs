@@ -17,7 +17,7 @@ pub(super) fn run(args: LaunchArgs) -> Result<(), Failure> {
     let outcome = run_job(&job, &mut Console::new(&mut stdout, &mut stderr));
     match outcome.map_err(failure)?.exit_code() {
         0 => Ok(()),
-        code => Err(Failure::said(code)),
+        code => Err(Failure::already_printed(code)),
     }
 }
 
@@ -81,6 +81,6 @@ fn failure(error: LaunchError) -> Failure {
 pub(super) fn guard() -> Result<(), Failure> {
     match guard_main() == ExitCode::SUCCESS {
         true => Ok(()),
-        false => Err(Failure::said(1)),
+        false => Err(Failure::already_printed(1)),
     }
 }

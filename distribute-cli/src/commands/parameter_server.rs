@@ -11,7 +11,7 @@ use distribute_data::readers::TrainTest;
 use distribute_data::{Batching, StrategyDataExt};
 use distribute_keras::Sequential;
 use distribute_ps::{
-    ClusterCoordinator, Program, PsError, ServerOptions, State, Training, TrainingData,
+    ClusterCoordinator, Program, PsError, ServerOptions, SharedState, Training, TrainingData,
 };
 
 use super::restore::same_model;
@@ -82,7 +82,7 @@ fn empty(args: &TrainArgs, signals: &Signals) -> Result<Program, Failure> {
 
 /// What is trained, as all processes register it.
 struct Job {
-    state: State<TrainState<Sequential>>,
+    state: SharedState<TrainState<Sequential>>,
     training: Training<Sequential, Batch>,
 }
 
@@ -120,7 +120,7 @@ fn worker(
     resolver: &dyn ClusterResolver,
     signals: &Signals,
 ) -> Result<(), Failure> {
-    let (task, data) = Task::asked(args)?;
+    let (task, data) = Task::from_args(args)?;
     check_sizes(&task, &data, 1)?;
     let batch = GlobalBatch::new(args.data.batch_size, 1, data.train.len(), &Start::default())?;
     let mut flags = configuration::flags(args);
@@ -141,7 +141,7 @@ fn ended(outcome: distribute_ps::Result<()>, signals: &Signals) -> Result<(), Fa
     match outcome {
         Err(error @ PsError::Role { .. }) => Err(Failure::usage(error)),
         // The chief says what becomes of the job that all were asked to end.
-        Err(PsError::CoordinatorFailed { .. }) if signals.came_already() => Ok(()),
+        Err(PsError::CoordinatorFailed { .. }) if signals.was_raised() => Ok(()),
         other => Ok(other?),
     }
 }
@@ -156,7 +156,7 @@ fn chief(
     let mut flags = configuration::flags(&args);
     let start = Start::new(&args.files)?;
     refuse_other_numbers(&start, &args)?;
-    let (task, data) = Task::asked(&args)?;
+    let (task, data) = Task::from_args(&args)?;
     if let Some((path, checkpoint)) = &start.checkpoint {
         same_model(checkpoint, path, &task)?;
     }

@@ -31,12 +31,12 @@ fn train(args: TrainArgs, signals: &Signals) -> Result<(), Failure> {
     if worker.as_ref().is_some_and(Worker::is_evaluator) {
         return super::evaluator::run(&args, signals);
     }
-    let worker = worker.map(|worker| worker.meet(&args, signals));
-    among(worker.transpose()?, args, signals)
+    let worker = worker.map(|worker| worker.join_workers(&args, signals));
+    train_as(worker.transpose()?, args, signals)
 }
 
-/// Trains under the strategy of a worker that has met the others, or alone.
-fn among(worker: Option<Ready>, mut args: TrainArgs, signals: &Signals) -> Result<(), Failure> {
+/// Trains under the strategy of a worker that has joined the others, or alone.
+fn train_as(worker: Option<Ready>, mut args: TrainArgs, signals: &Signals) -> Result<(), Failure> {
     let group = worker.as_ref().and_then(|(strategy, _)| strategy.workers());
     let group = group.cloned();
     if let Some(group) = &group {
@@ -47,7 +47,7 @@ fn among(worker: Option<Ready>, mut args: TrainArgs, signals: &Signals) -> Resul
         None => Start::new(&args.files)?,
     };
     start.complete(&mut args.training);
-    let (task, data) = Task::asked(&args)?;
+    let (task, data) = Task::from_args(&args)?;
     if let Some((path, checkpoint)) = &start.checkpoint {
         same_model(checkpoint, path, &task)?;
     }
@@ -55,7 +55,7 @@ fn among(worker: Option<Ready>, mut args: TrainArgs, signals: &Signals) -> Resul
         StrategyName::Tpu => Some(Tpu::open(&args.tpu, &args.devices, args.general.verbose)?),
         _ => args.tpu.refuse_without_tpu().map(|()| None)?,
     };
-    let ready = worker.or_else(|| tpu.as_ref().map(|tpu| (tpu.strategy(), tpu.said())));
+    let ready = worker.or_else(|| tpu.as_ref().map(|tpu| (tpu.strategy(), tpu.description())));
     // Before the replicas' threads are started.
     let replicas = match &ready {
         Some((strategy, _)) => strategy.num_replicas_in_sync(),
@@ -120,7 +120,7 @@ impl Worker {
     }
 
     /// The strategy, once the other workers are there.
-    fn meet(self, args: &TrainArgs, signals: &Signals) -> Result<Ready, Failure> {
+    fn join_workers(self, args: &TrainArgs, signals: &Signals) -> Result<Ready, Failure> {
         let devices = worker_devices(&args.devices)?;
         let strategy = args
             .cluster

@@ -1,5 +1,5 @@
 //! What the tests of the program share.
-#![allow(dead_code)] // Not every test file uses everything.
+#![allow(dead_code, reason = "each test program uses its own part")]
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};

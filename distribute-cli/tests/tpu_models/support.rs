@@ -39,14 +39,14 @@ pub fn strategy(replicas: usize) -> Option<TpuStrategy> {
 }
 
 /// How many times longer a test may take on a machine that others use too.
-const PATIENCE: u64 = 5;
+const TIMEOUT_FACTOR: u64 = 5;
 
 /// Ends the process if `test` takes much longer: a wait for a device cannot be interrupted.
 pub fn within(seconds: u64, test: impl FnOnce()) {
     let name = thread::current().name().unwrap_or("a test").to_string();
     let (done, waiting) = mpsc::channel::<()>();
     let watch = thread::spawn(move || {
-        let limit = Duration::from_secs(seconds * PATIENCE);
+        let limit = Duration::from_secs(seconds * TIMEOUT_FACTOR);
         if waiting.recv_timeout(limit) == Err(mpsc::RecvTimeoutError::Timeout) {
             // Not `eprintln`, which the test runner keeps until the test ends.
             let _ = writeln!(std::io::stderr(), "{name} did not end within {limit:?}");

@@ -20,8 +20,8 @@ use crate::control::connection::Connection;
 use crate::control::generated::Envelope;
 use crate::control::generated::control_client::ControlClient;
 use crate::control::generated::envelope::Message;
-use crate::control::handshake::{self, Failed, PATIENCE};
-use crate::control::shared::{Phase, QUEUE, Sender, Shared, envelope};
+use crate::control::handshake::{self, HandshakeFailure, STEP_TIMEOUT};
+use crate::control::membership::{Membership, Phase, QUEUE, Sender, envelope};
 
 /// The largest message, in both directions.
 pub(super) const MESSAGE_MAX_BYTES: usize = 64 << 10;
@@ -32,9 +32,9 @@ const PAUSE_MIN: Duration = Duration::from_millis(10);
 const PAUSE_MAX: Duration = Duration::from_millis(250);
 
 /// Hands an open connection to tonic, once.
-struct Opened(Option<Connection>);
+struct SingleConnection(Option<Connection>);
 
-impl Service<Uri> for Opened {
+impl Service<Uri> for SingleConnection {
     type Response = TokioIo<Connection>;
     type Error = io::Error;
     type Future = std::future::Ready<io::Result<Self::Response>>;
@@ -51,25 +51,25 @@ impl Service<Uri> for Opened {
 }
 
 /// A stream that has become a link.
-struct Joined {
+struct JoinedStream {
     id: u64,
     inbound: Streaming<Envelope>,
 }
 
 /// Keeps a stream to a lower rank until the group has formed and beyond.
-pub(super) async fn keep(shared: Arc<Shared>, rank: usize) {
+pub(super) async fn keep_connected(shared: Arc<Membership>, rank: usize) {
     let mut pause = PAUSE_MIN;
     while shared.state().phase == Phase::Joining {
-        match attempt(&shared, rank).await {
+        match try_join(&shared, rank).await {
             Ok(joined) => {
-                read(&shared, rank, joined.id, joined.inbound).await;
+                read_messages(&shared, rank, joined.id, joined.inbound).await;
                 pause = PAUSE_MIN;
             }
-            Err(Failed::Refused(_, reason) | Failed::Doubted(reason)) => {
+            Err(HandshakeFailure::Refused(_, reason) | HandshakeFailure::Unproven(reason)) => {
                 shared.refuse(Some(rank), shared.addresses[rank].clone(), reason);
                 return;
             }
-            Err(Failed::Later(_, reason)) => shared.note(rank, reason),
+            Err(HandshakeFailure::Later(_, reason)) => shared.record_missing(rank, reason),
         }
         tokio::time::sleep(pause).await;
         pause = (pause * 3 / 2).min(PAUSE_MAX);
@@ -78,7 +78,7 @@ pub(super) async fn keep(shared: Arc<Shared>, rank: usize) {
 
 /// Nobody connects to a higher rank here, so an address that is wrong in the list would show in no
 /// message of this one: after a while its name is looked up, if it is one.
-pub(super) async fn look_up(shared: Arc<Shared>, rank: usize) {
+pub(super) async fn look_up_address(shared: Arc<Membership>, rank: usize) {
     tokio::time::sleep(LOOK_UP_AFTER).await;
     let is_missing = || {
         let state = shared.state();
@@ -97,12 +97,17 @@ pub(super) async fn look_up(shared: Arc<Shared>, rank: usize) {
             "it has not connected, and its address does not resolve here either: {error}; check \
              the list of addresses"
         );
-        shared.note(rank, reason);
+        shared.record_missing(rank, reason);
     }
 }
 
 /// Handles the messages of a link until it ends.
-pub(super) async fn read(shared: &Shared, rank: usize, id: u64, mut inbound: Streaming<Envelope>) {
+pub(super) async fn read_messages(
+    shared: &Membership,
+    rank: usize,
+    id: u64,
+    mut inbound: Streaming<Envelope>,
+) {
     let reason = loop {
         match inbound.message().await {
             Ok(Some(message)) => {
@@ -142,57 +147,64 @@ fn why_ended(status: &Status) -> String {
     }
 }
 
-async fn attempt(shared: &Shared, rank: usize) -> Result<Joined, Failed> {
+async fn try_join(shared: &Membership, rank: usize) -> Result<JoinedStream, HandshakeFailure> {
     let address = &shared.addresses[rank];
     let opening = Connection::open(address, shared.tls.as_ref());
-    let connection = match tokio::time::timeout(PATIENCE, opening).await {
-        Err(_) => return Err(Failed::later("no answer to the attempt to connect")),
-        Ok(Err((reason, true))) => return Err(Failed::Doubted(reason)),
-        Ok(Err((reason, false))) => return Err(Failed::later(reason)),
+    let connection = match tokio::time::timeout(STEP_TIMEOUT, opening).await {
+        Err(_) => {
+            return Err(HandshakeFailure::later(
+                "no answer to the attempt to connect",
+            ));
+        }
+        Ok(Err((reason, true))) => return Err(HandshakeFailure::Unproven(reason)),
+        Ok(Err((reason, false))) => return Err(HandshakeFailure::later(reason)),
         Ok(Ok(connection)) => connection,
     };
     let guard = connection.guard.clone();
-    let result = converse(shared, rank, connection, guard.remote.ip()).await;
+    let result = open_stream(shared, rank, connection, guard.remote.ip()).await;
     // A certificate that the other side does not accept shows only after the TLS handshake.
     match guard.certificate_refusal() {
-        Some(reason) if result.is_err() => Err(Failed::Doubted(reason)),
+        Some(reason) if result.is_err() => Err(HandshakeFailure::Unproven(reason)),
         _ => result,
     }
 }
 
-async fn converse(
-    shared: &Shared,
+async fn open_stream(
+    shared: &Membership,
     rank: usize,
     connection: Connection,
     ip: IpAddr,
-) -> Result<Joined, Failed> {
+) -> Result<JoinedStream, HandshakeFailure> {
     let channel = channel(&shared.addresses[rank], connection).await?;
     let mut client = ControlClient::new(channel)
         .max_decoding_message_size(MESSAGE_MAX_BYTES)
         .max_encoding_message_size(MESSAGE_MAX_BYTES);
     let (sender, receiver): (Sender, _) = mpsc::channel(QUEUE);
-    let own = handshake::hello(shared, rank).map_err(|error| Failed::later(error.to_string()))?;
+    let own = handshake::hello(shared, rank)
+        .map_err(|error| HandshakeFailure::later(error.to_string()))?;
     // The queue is new: there is room.
     let _ = sender.try_send(Ok(envelope(Message::Hello(own.clone()))));
     let outbound = ReceiverStream::new(receiver).map_while(Result::ok);
-    let called = tokio::time::timeout(PATIENCE, client.join(outbound)).await;
+    let called = tokio::time::timeout(STEP_TIMEOUT, client.join(outbound)).await;
     let response = called
-        .map_err(|_| Failed::later("it is connected but does not answer"))?
+        .map_err(|_| HandshakeFailure::later("it is connected but does not answer"))?
         .map_err(|status| handshake::rejected(&status))?;
     let mut inbound = response.into_inner();
-    let peer = handshake::as_client(shared, rank, &own, &sender, &mut inbound).await?;
+    let peer = handshake::authenticate_as_client(shared, rank, &own, &sender, &mut inbound).await?;
     let id = handshake::register(shared, &peer, ip, sender)?;
-    Ok(Joined { id, inbound })
+    Ok(JoinedStream { id, inbound })
 }
 
-async fn channel(address: &str, connection: Connection) -> Result<Channel, Failed> {
+async fn channel(address: &str, connection: Connection) -> Result<Channel, HandshakeFailure> {
     let endpoint = Endpoint::from_shared(format!("http://{address}"))
-        .map_err(|error| Failed::later(format!("the address cannot be used: {error}")))?
+        .map_err(|error| HandshakeFailure::later(format!("the address cannot be used: {error}")))?
         .http2_max_header_list_size(8 << 10);
-    let connecting = endpoint.connect_with_connector(Opened(Some(connection)));
-    match tokio::time::timeout(PATIENCE, connecting).await {
-        Err(_) => Err(Failed::later("it is connected but does not answer")),
-        Ok(Err(error)) => Err(Failed::later(format!(
+    let connecting = endpoint.connect_with_connector(SingleConnection(Some(connection)));
+    match tokio::time::timeout(STEP_TIMEOUT, connecting).await {
+        Err(_) => Err(HandshakeFailure::later(
+            "it is connected but does not answer",
+        )),
+        Ok(Err(error)) => Err(HandshakeFailure::later(format!(
             "what answers there is no rank, or one that uses TLS while this one does not: give \
              both a certificate, or none ({error})"
         ))),

@@ -17,36 +17,36 @@ use crate::control::address;
 use crate::control::tls::{DataTls, certificate_refusal, is_no_tls};
 
 /// How long a connection may live without a member of the group at its other end.
-const STRANGER_LIFETIME: Duration = Duration::from_secs(10);
-/// How many such connections there may be; a new one ends the oldest of those that have said
-/// nothing, if there is one, else the oldest.
-const STRANGERS_MAX: usize = 64;
-const STRANGERS_MIN: usize = 4;
-/// They take at most this part of the descriptors that the process may have.
-const STRANGERS_PART: u64 = 8;
+const PENDING_LIFETIME: Duration = Duration::from_secs(10);
+/// How many such connections there may be. One more ends the oldest silent connection, or else the
+/// oldest.
+const PENDING_MAX: usize = 64;
+const PENDING_MIN: usize = 4;
+/// Pending connections take at most this part of the descriptors that the process may have.
+const PENDING_PART: u64 = 8;
 
 /// How many connections of strangers a port may keep: a flood must not take the descriptors that
 /// the process needs for itself.
-pub(crate) fn strangers_max() -> usize {
+pub(crate) fn pending_connections_max() -> usize {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-    let part = limit.map_or(u64::MAX, |limit| limit / STRANGERS_PART);
+    let part = limit.map_or(u64::MAX, |limit| limit / PENDING_PART);
     let part = usize::try_from(part).unwrap_or(usize::MAX);
-    part.clamp(STRANGERS_MIN, STRANGERS_MAX)
+    part.clamp(PENDING_MIN, PENDING_MAX)
 }
 
-/// Who hears of connections that come to nothing: the address, and why, if that is known.
-pub(super) type Refused = Arc<dyn Fn(String, Option<String>) + Send + Sync>;
+/// Called for connections that come to nothing: with the address, and the reason if it is known.
+pub(super) type OnRefused = Arc<dyn Fn(String, Option<String>) + Send + Sync>;
 
 /// What the side with TLS says of the one without.
 const NO_TLS: &str = "it does not use TLS, this process does: give both a certificate, or none";
 
 #[derive(Default)]
-struct Watched {
+struct GuardState {
     admitted: bool,
     closed: bool,
     /// Something has come from it.
-    spoke: bool,
-    refused: Option<Refused>,
+    received: bool,
+    refused: Option<OnRefused>,
     waker: Option<Waker>,
     certificate: Option<String>,
 }
@@ -54,23 +54,23 @@ struct Watched {
 /// What is known about a connection, and the power to end it.
 ///
 /// A connection that was accepted ends by itself unless it is [admitted](Self::admit) soon.
-pub struct Guard {
+pub struct ConnectionGuard {
     pub(super) remote: SocketAddr,
     opened: Instant,
-    watched: Mutex<Watched>,
+    state: Mutex<GuardState>,
 }
 
-impl Guard {
-    fn new(remote: SocketAddr) -> Arc<Guard> {
-        Arc::new(Guard {
+impl ConnectionGuard {
+    fn new(remote: SocketAddr) -> Arc<ConnectionGuard> {
+        Arc::new(ConnectionGuard {
             remote,
             opened: Instant::now(),
-            watched: Mutex::default(),
+            state: Mutex::default(),
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Watched> {
-        self.watched.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, GuardState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The peer has proven itself: the connection may stay.
@@ -89,13 +89,13 @@ impl Guard {
     }
 
     /// Ends the connection, unless its peer has proven itself.
-    fn end_stranger(&self) {
-        let mut watched = self.lock();
-        if watched.admitted {
+    fn end_unless_admitted(&self) {
+        let mut state = self.lock();
+        if state.admitted {
             return;
         }
-        watched.closed = true;
-        if let Some(waker) = watched.waker.take() {
+        state.closed = true;
+        if let Some(waker) = state.waker.take() {
             waker.wake();
         }
     }
@@ -106,21 +106,21 @@ impl Guard {
         self.lock().certificate.clone()
     }
 
-    fn note(&self, error: &io::Error) {
+    fn note_error(&self, error: &io::Error) {
         if let Some(refusal) = certificate_refusal(error) {
             self.lock().certificate = Some(refusal);
         }
     }
 
     /// Looks at the first bytes of a connection without TLS.
-    fn look(&self, first: &[u8]) {
+    fn inspect_first_bytes(&self, first: &[u8]) {
         // A TLS record with an alert or a handshake; HTTP/2 never begins like this.
         if let [0x15 | 0x16, 0x03, ..] = first {
             let what = "it uses TLS, this process does not: give both a certificate, or none";
             let refused = {
-                let mut watched = self.lock();
-                watched.certificate = Some(what.to_string());
-                watched.refused.take()
+                let mut state = self.lock();
+                state.certificate = Some(what.to_string());
+                state.refused.take()
             };
             if let Some(refused) = refused {
                 refused(self.remote.to_string(), Some(what.to_string()));
@@ -128,49 +128,50 @@ impl Guard {
         }
     }
 
-    fn has_spoken(&self) -> bool {
-        self.lock().spoke
+    fn has_received(&self) -> bool {
+        self.lock().received
     }
 
-    fn note_speech(&self) {
-        self.lock().spoke = true;
+    fn note_received(&self) {
+        self.lock().received = true;
     }
 
-    /// Who is to hear of what [`look`](Self::look) finds.
-    pub(super) fn tell(&self, refused: Refused) {
+    /// Sets what is called when [`inspect_first_bytes`](Self::inspect_first_bytes) refuses the
+    /// peer.
+    pub(super) fn on_refused(&self, refused: OnRefused) {
         self.lock().refused = Some(refused);
     }
 
     fn poll(&self, context: &Context<'_>) -> io::Result<()> {
-        let mut watched = self.lock();
-        if watched.closed {
+        let mut state = self.lock();
+        if state.closed {
             return Err(io::ErrorKind::ConnectionAborted.into());
         }
-        if !watched.admitted {
-            watched.waker = Some(context.waker().clone());
+        if !state.admitted {
+            state.waker = Some(context.waker().clone());
         }
         Ok(())
     }
 }
 
 /// The connections whose peers have not proven themselves.
-pub(super) struct Strangers {
-    guards: Vec<Weak<Guard>>,
+pub(super) struct PendingConnections {
+    guards: Vec<Weak<ConnectionGuard>>,
     max: usize,
 }
 
-impl Default for Strangers {
+impl Default for PendingConnections {
     fn default() -> Self {
         Self {
             guards: Vec::new(),
-            max: strangers_max(),
+            max: pending_connections_max(),
         }
     }
 }
 
-impl Strangers {
+impl PendingConnections {
     /// Watches a new connection.
-    pub(super) fn add(&mut self, guard: &Arc<Guard>) {
+    pub(super) fn add(&mut self, guard: &Arc<ConnectionGuard>) {
         self.expire();
         if self.guards.len() >= self.max {
             self.end_one();
@@ -178,24 +179,25 @@ impl Strangers {
         self.guards.push(Arc::downgrade(guard));
     }
 
-    /// Ends the one that is the least likely to be a member of the group.
+    /// Ends the connection that is the least likely to be that of a member.
     pub(super) fn end_one(&mut self) {
         self.expire();
-        let silent = |guard: &Weak<Guard>| guard.upgrade().is_none_or(|it| !it.has_spoken());
+        let silent =
+            |guard: &Weak<ConnectionGuard>| guard.upgrade().is_none_or(|it| !it.has_received());
         let index = self.guards.iter().position(silent).unwrap_or(0);
         if index < self.guards.len()
             && let Some(guard) = self.guards.remove(index).upgrade()
         {
-            guard.end_stranger();
+            guard.end_unless_admitted();
         }
     }
 
-    /// Ends those that have lived for too long, and forgets those that have been admitted.
+    /// Ends connections that were pending for too long, and forgets those that were admitted.
     pub(super) fn expire(&mut self) {
         self.guards.retain(|guard| match guard.upgrade() {
             Some(guard) if guard.is_admitted() => false,
-            Some(guard) if guard.opened.elapsed() > STRANGER_LIFETIME => {
-                guard.end_stranger();
+            Some(guard) if guard.opened.elapsed() > PENDING_LIFETIME => {
+                guard.end_unless_admitted();
                 false
             }
             found => found.is_some(),
@@ -204,13 +206,13 @@ impl Strangers {
 }
 
 /// A TCP connection that its guard can end.
-pub(super) struct Guarded {
+pub(super) struct GuardedStream {
     tcp: TcpStream,
-    guard: Arc<Guard>,
-    has_spoken: bool,
+    guard: Arc<ConnectionGuard>,
+    has_received: bool,
 }
 
-impl AsyncRead for Guarded {
+impl AsyncRead for GuardedStream {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -219,15 +221,15 @@ impl AsyncRead for Guarded {
         self.guard.poll(context)?;
         let before = buffer.filled().len();
         let read = Pin::new(&mut self.tcp).poll_read(context, buffer);
-        if buffer.filled().len() > before && !self.has_spoken {
-            self.has_spoken = true;
-            self.guard.note_speech();
+        if buffer.filled().len() > before && !self.has_received {
+            self.has_received = true;
+            self.guard.note_received();
         }
         read
     }
 }
 
-impl AsyncWrite for Guarded {
+impl AsyncWrite for GuardedStream {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -259,21 +261,21 @@ impl AsyncWrite for Guarded {
 }
 
 enum Stream {
-    Plain(Guarded),
-    Tls(Box<TlsStream<Guarded>>),
+    Plain(GuardedStream),
+    Tls(Box<TlsStream<GuardedStream>>),
 }
 
 /// A TCP connection, with TLS or without, that gRPC runs over.
 pub struct Connection {
     stream: Stream,
-    pub(super) guard: Arc<Guard>,
+    pub(super) guard: Arc<ConnectionGuard>,
     /// Whether something has come.
     has_read: bool,
 }
 
 impl Connection {
     /// What is known about it.
-    pub fn guard(&self) -> Arc<Guard> {
+    pub fn guard(&self) -> Arc<ConnectionGuard> {
         self.guard.clone()
     }
 
@@ -282,7 +284,7 @@ impl Connection {
     /// # Errors
     /// Which certificate was not accepted, if that is why there is no connection.
     pub(super) async fn accept(
-        guarded: Guarded,
+        guarded: GuardedStream,
         tls: Option<&DataTls>,
     ) -> Result<Connection, Option<String>> {
         let guard = guarded.guard.clone();
@@ -341,18 +343,18 @@ impl Connection {
 }
 
 /// Puts a connection under a guard.
-pub(super) fn guard(tcp: TcpStream, remote: SocketAddr) -> Guarded {
+pub(super) fn guard(tcp: TcpStream, remote: SocketAddr) -> GuardedStream {
     // Small messages; a connection without the option still works.
     let _ = tcp.set_nodelay(true);
-    Guarded {
+    GuardedStream {
         tcp,
-        guard: Guard::new(remote),
-        has_spoken: false,
+        guard: ConnectionGuard::new(remote),
+        has_received: false,
     }
 }
 
-impl Guarded {
-    pub(super) fn guard(&self) -> &Arc<Guard> {
+impl GuardedStream {
+    pub(super) fn guard(&self) -> &Arc<ConnectionGuard> {
         &self.guard
     }
 }
@@ -394,11 +396,11 @@ impl AsyncRead for Connection {
         {
             self.has_read = true;
             if is_plain {
-                self.guard.look(first);
+                self.guard.inspect_first_bytes(first);
             }
         }
         if let Poll::Ready(Err(error)) = &read {
-            self.guard.note(error);
+            self.guard.note_error(error);
         }
         read
     }
@@ -450,7 +452,7 @@ impl AsyncWrite for Connection {
 }
 
 impl Connected for Connection {
-    type ConnectInfo = Arc<Guard>;
+    type ConnectInfo = Arc<ConnectionGuard>;
 
     fn connect_info(&self) -> Self::ConnectInfo {
         self.guard.clone()
@@ -462,27 +464,27 @@ mod tests {
     use std::sync::Arc;
     use std::task::{Context, Waker};
 
-    use super::{Guard, Strangers};
+    use super::{ConnectionGuard, PendingConnections};
 
-    fn is_open(guard: &Guard) -> bool {
+    fn is_open(guard: &ConnectionGuard) -> bool {
         guard.poll(&Context::from_waker(Waker::noop())).is_ok()
     }
 
     #[test]
     fn who_has_proven_himself_makes_no_room_for_others() {
-        let guards: [Arc<Guard>; 3] =
-            std::array::from_fn(|_| Guard::new(([127, 0, 0, 1], 1).into()));
+        let guards: [Arc<ConnectionGuard>; 3] =
+            std::array::from_fn(|_| ConnectionGuard::new(([127, 0, 0, 1], 1).into()));
         let [member, speaker, silent] = &guards;
-        let mut strangers = Strangers::default();
-        guards.iter().for_each(|guard| strangers.add(guard));
-        speaker.note_speech();
-        member.note_speech();
+        let mut pending = PendingConnections::default();
+        guards.iter().for_each(|guard| pending.add(guard));
+        speaker.note_received();
+        member.note_received();
         member.admit();
-        strangers.end_one();
+        pending.end_one();
         assert!(is_open(member) && is_open(speaker) && !is_open(silent));
-        strangers.end_one();
+        pending.end_one();
         assert!(is_open(member) && !is_open(speaker));
-        strangers.end_one();
+        pending.end_one();
         assert!(is_open(member));
     }
 }

@@ -7,7 +7,7 @@ use crate::control::generated::{self as message, notice};
 use crate::error::{CollectiveError, MissingRank};
 use crate::header::{OperationHeader, OperationKind};
 use crate::reduce::ReduceOp;
-use crate::status::{Failure, Trouble};
+use crate::status::{Failure, FailureKind};
 
 /// How many ranks that were waited for are named: a message stays far below the limit.
 const MISSING_MAX: usize = 8;
@@ -67,17 +67,17 @@ fn micros(duration: Duration) -> u64 {
 
 /// A failure as a message; `rank` is this rank.
 pub(crate) fn notice(rank: usize, failure: &Failure) -> message::Notice {
-    let what = match &failure.trouble {
-        Trouble::Lost { rank, reason } => notice::Failure::Lost(message::Lost {
+    let what = match &failure.kind {
+        FailureKind::Lost { rank, reason } => notice::Failure::Lost(message::Lost {
             rank: *rank as u32,
-            reason: short(reason),
+            reason: shortened(reason),
             operation: None,
         }),
-        Trouble::Silent { rank, elapsed } => notice::Failure::Silent(message::Silent {
+        FailureKind::Silent { rank, elapsed } => notice::Failure::Silent(message::Silent {
             rank: *rank as u32,
             elapsed_us: micros(*elapsed),
         }),
-        Trouble::Ended(error) => ended(rank, error.root_cause()),
+        FailureKind::Ended(error) => error_message(rank, error.root_cause()),
     };
     message::Notice {
         from_sequence: failure.from_sequence,
@@ -85,7 +85,7 @@ pub(crate) fn notice(rank: usize, failure: &Failure) -> message::Notice {
     }
 }
 
-fn ended(own_rank: usize, error: &CollectiveError) -> notice::Failure {
+fn error_message(own_rank: usize, error: &CollectiveError) -> notice::Failure {
     match error {
         CollectiveError::Mismatch {
             rank_a,
@@ -98,7 +98,7 @@ fn ended(own_rank: usize, error: &CollectiveError) -> notice::Failure {
             rank_b: *rank_b as u32,
             kind: index(&OperationKind::ALL, op),
             sequence: *sequence,
-            what: short(what),
+            what: shortened(what),
         }),
         CollectiveError::PeerLost {
             rank,
@@ -107,7 +107,7 @@ fn ended(own_rank: usize, error: &CollectiveError) -> notice::Failure {
             reason,
         } => notice::Failure::Lost(message::Lost {
             rank: *rank as u32,
-            reason: short(reason),
+            reason: shortened(reason),
             operation: Some(operation(&OperationHeader::new(*op, 0, *sequence))),
         }),
         CollectiveError::Timeout {
@@ -130,11 +130,11 @@ fn ended(own_rank: usize, error: &CollectiveError) -> notice::Failure {
             rank: *rank as u32,
             peer: *peer as u32,
             address: address.clone(),
-            what: short(what),
+            what: shortened(what),
         }),
         CollectiveError::Aborted { rank, reason } => notice::Failure::Aborted(message::Aborted {
             rank: *rank as u32,
-            reason: short(reason),
+            reason: shortened(reason),
         }),
         CollectiveError::Interrupted {
             rank,
@@ -142,26 +142,30 @@ fn ended(own_rank: usize, error: &CollectiveError) -> notice::Failure {
             elapsed,
         } => notice::Failure::Interrupted(message::Interrupted {
             rank: *rank as u32,
-            missing: missing.iter().take(MISSING_MAX).map(said).collect(),
+            missing: missing
+                .iter()
+                .take(MISSING_MAX)
+                .map(missing_message)
+                .collect(),
             elapsed_us: micros(*elapsed),
         }),
         // No other error ends a group by itself; the sender is then the one that ended it.
         other => notice::Failure::Aborted(message::Aborted {
             rank: own_rank as u32,
-            reason: short(&other.to_string()),
+            reason: shortened(&other.to_string()),
         }),
     }
 }
 
-fn said(missing: &MissingRank) -> message::Missing {
+fn missing_message(missing: &MissingRank) -> message::Missing {
     message::Missing {
         rank: missing.rank as u32,
         address: missing.address.clone(),
-        reason: short(&missing.reason),
+        reason: shortened(&missing.reason),
     }
 }
 
-fn heard(missing: &message::Missing) -> MissingRank {
+fn missing_rank(missing: &message::Missing) -> MissingRank {
     MissingRank {
         rank: missing.rank as usize,
         address: missing.address.clone(),
@@ -170,7 +174,7 @@ fn heard(missing: &message::Missing) -> MissingRank {
 }
 
 /// Cut so that a message stays far below the limit.
-fn short(text: &str) -> String {
+fn shortened(text: &str) -> String {
     const CHARACTERS_MAX: usize = 2000;
     text.chars().take(CHARACTERS_MAX).collect()
 }
@@ -179,35 +183,35 @@ fn short(text: &str) -> String {
 /// names a rank that does not exist.
 pub(crate) fn failure(world_size: usize, notice: &message::Notice) -> Option<Failure> {
     let rank = |rank: u32| Some(rank as usize).filter(|rank| *rank < world_size);
-    let trouble = match notice.failure.as_ref()? {
+    let kind = match notice.failure.as_ref()? {
         notice::Failure::Lost(lost) => match &lost.operation {
-            None => Trouble::Lost {
+            None => FailureKind::Lost {
                 rank: rank(lost.rank)?,
                 reason: lost.reason.clone(),
             },
-            Some(operation) => Trouble::Ended(CollectiveError::PeerLost {
+            Some(operation) => FailureKind::Ended(CollectiveError::PeerLost {
                 rank: rank(lost.rank)?,
                 op: value(&OperationKind::ALL, operation.kind)?,
                 sequence: operation.sequence,
                 reason: lost.reason.clone(),
             }),
         },
-        notice::Failure::Silent(silent) => Trouble::Silent {
+        notice::Failure::Silent(silent) => FailureKind::Silent {
             rank: rank(silent.rank)?,
             elapsed: Duration::from_micros(silent.elapsed_us),
         },
-        notice::Failure::Mismatch(mismatch) => Trouble::Ended(CollectiveError::Mismatch {
+        notice::Failure::Mismatch(mismatch) => FailureKind::Ended(CollectiveError::Mismatch {
             rank_a: rank(mismatch.rank_a)?,
             rank_b: rank(mismatch.rank_b)?,
             op: value(&OperationKind::ALL, mismatch.kind)?,
             sequence: mismatch.sequence,
             what: mismatch.what.clone(),
         }),
-        notice::Failure::Aborted(aborted) => Trouble::Ended(CollectiveError::Aborted {
+        notice::Failure::Aborted(aborted) => FailureKind::Ended(CollectiveError::Aborted {
             rank: rank(aborted.rank)?,
             reason: aborted.reason.clone(),
         }),
-        notice::Failure::TimedOut(timed_out) => Trouble::Ended(CollectiveError::Timeout {
+        notice::Failure::TimedOut(timed_out) => FailureKind::Ended(CollectiveError::Timeout {
             missing: timed_out
                 .missing
                 .iter()
@@ -219,15 +223,15 @@ pub(crate) fn failure(world_size: usize, notice: &message::Notice) -> Option<Fai
         }),
         notice::Failure::Interrupted(interrupted) => {
             let missing = interrupted.missing.iter();
-            Trouble::Ended(CollectiveError::Interrupted {
+            FailureKind::Ended(CollectiveError::Interrupted {
                 rank: rank(interrupted.rank)?,
                 missing: missing
-                    .map(|it| rank(it.rank).map(|_| heard(it)))
+                    .map(|it| rank(it.rank).map(|_| missing_rank(it)))
                     .collect::<Option<_>>()?,
                 elapsed: Duration::from_micros(interrupted.elapsed_us),
             })
         }
-        notice::Failure::Garbled(garbled) => Trouble::Ended(CollectiveError::Protocol {
+        notice::Failure::Garbled(garbled) => FailureKind::Ended(CollectiveError::Protocol {
             rank: rank(garbled.rank)?,
             peer: rank(garbled.peer)?,
             address: garbled.address.clone(),
@@ -235,7 +239,7 @@ pub(crate) fn failure(world_size: usize, notice: &message::Notice) -> Option<Fai
         }),
     };
     Some(Failure {
-        trouble,
+        kind,
         from_sequence: notice.from_sequence,
     })
 }
@@ -320,12 +324,12 @@ mod tests {
                 elapsed,
             },
         ];
-        let mut troubles: Vec<_> = errors.into_iter().map(Trouble::Ended).collect();
-        troubles.push(Trouble::Lost { rank: 5, reason });
-        troubles.push(Trouble::Silent { rank: 6, elapsed });
-        for trouble in troubles {
+        let mut kinds: Vec<_> = errors.into_iter().map(FailureKind::Ended).collect();
+        kinds.push(FailureKind::Lost { rank: 5, reason });
+        kinds.push(FailureKind::Silent { rank: 6, elapsed });
+        for kind in kinds {
             let sent = Failure {
-                trouble,
+                kind,
                 from_sequence: 7,
             };
             assert_eq!(failure(7, &notice(0, &sent)), Some(sent.clone()));
@@ -344,11 +348,11 @@ mod tests {
             cause: Box::new(cause),
         };
         let sent = Failure {
-            trouble: Trouble::Ended(poisoned),
+            kind: FailureKind::Ended(poisoned),
             from_sequence: 0,
         };
         let received = failure(2, &notice(0, &sent)).unwrap();
-        let Trouble::Ended(CollectiveError::Aborted { rank: 1, reason }) = received.trouble else {
+        let FailureKind::Ended(CollectiveError::Aborted { rank: 1, reason }) = received.kind else {
             panic!("{received:?}");
         };
         assert_eq!(reason.len(), 2000);

@@ -4,15 +4,15 @@ use std::time::Instant;
 
 use crate::control::generated::Gather;
 use crate::control::generated::envelope::Message;
-use crate::control::shared::{Shared, State};
+use crate::control::membership::{Membership, State};
 use crate::error::{CollectiveError, Result};
 use crate::header::{OperationHeader, OperationKind};
-use crate::status::Trouble;
+use crate::status::FailureKind;
 
 /// The largest value of one rank.
 pub(super) const VALUE_MAX_BYTES: usize = 16 << 10;
 
-impl Shared {
+impl Membership {
     /// Takes the part of a peer. Nobody is more than one gathering ahead, since each needs the
     /// part of this rank; more is not kept.
     pub(super) fn take_part(&self, rank: usize, part: Gather) {
@@ -41,7 +41,7 @@ impl Shared {
             let number = self.state().next_gather;
             let generation = self.hello.generation;
             let header = OperationHeader::new(OperationKind::AllGather, generation, number);
-            return Err(failure.trouble.into_error(&header));
+            return Err(failure.kind.into_error(&header));
         }
         let started = Instant::now();
         let mut state = self.state();
@@ -91,11 +91,11 @@ impl Shared {
         started: Instant,
     ) -> CollectiveError {
         if let Some(failure) = self.first_failure() {
-            return failure.trouble.into_error(header);
+            return failure.kind.into_error(header);
         }
         if let Some(rank) = gone {
             let reason = "it left the group".to_string();
-            return Trouble::Lost { rank, reason }.into_error(header);
+            return FailureKind::Lost { rank, reason }.into_error(header);
         }
         let error = CollectiveError::Timeout {
             missing,
@@ -103,7 +103,7 @@ impl Shared {
             sequence: header.sequence,
             elapsed: started.elapsed(),
         };
-        self.fail(Trouble::Ended(error.clone()), 0);
+        self.record_failure(FailureKind::Ended(error.clone()), 0);
         error
     }
 }

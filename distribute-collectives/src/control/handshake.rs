@@ -7,8 +7,8 @@ use tonic::{Code, Status, Streaming};
 
 use crate::control::generated::envelope::Message;
 use crate::control::generated::{self as message, Envelope, Hello, Proof};
+use crate::control::membership::{Link, Membership, MissingReason, Phase, Sender, envelope};
 use crate::control::proof::{self, Key, Side};
-use crate::control::shared::{Absence, Link, Phase, Sender, Shared, envelope};
 use crate::control::{Announcement, random};
 use crate::error::{OTHER_OPTIONS, Result as CollectiveResult};
 
@@ -16,47 +16,49 @@ use crate::error::{OTHER_OPTIONS, Result as CollectiveResult};
 /// still exchange proofs: where both can read them, both refuse at once.
 pub(super) const PROTOCOL_VERSION: u32 = 1;
 /// How long a peer may take for each step.
-pub(super) const PATIENCE: Duration = Duration::from_secs(5);
+pub(super) const STEP_TIMEOUT: Duration = Duration::from_secs(5);
 const NONCE_BYTES: usize = 32;
 /// Both sides say this, so that both errors name the token.
 const TOKEN_DIFFERS: &str = "its proof of the token is wrong: the two ranks have different tokens";
 
 /// Why a handshake did not succeed.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum Failed {
+pub(super) enum HandshakeFailure {
     /// The peer cannot be a member of this group as both are configured.
     Refused(Code, String),
     /// The peer did not prove who it is.
-    Doubted(String),
+    Unproven(String),
     /// Not now, but perhaps later.
     Later(Code, String),
 }
 
-impl Failed {
-    pub(super) fn later(reason: impl Into<String>) -> Failed {
-        Failed::Later(Code::Unavailable, reason.into())
+impl HandshakeFailure {
+    pub(super) fn later(reason: impl Into<String>) -> HandshakeFailure {
+        HandshakeFailure::Later(Code::Unavailable, reason.into())
     }
 
     /// The status that the peer's stream ends with. `peer` is what this says of the peer; the
     /// reader is that peer.
     pub(super) fn status(&self, rank: usize) -> Status {
         let (code, reason) = match self {
-            Failed::Refused(code, reason) | Failed::Later(code, reason) => (*code, reason),
-            Failed::Doubted(reason) => (Code::Unauthenticated, reason),
+            HandshakeFailure::Refused(code, reason) | HandshakeFailure::Later(code, reason) => {
+                (*code, reason)
+            }
+            HandshakeFailure::Unproven(reason) => (Code::Unauthenticated, reason),
         };
         Status::new(code, format!("rank {rank} says of this rank: {reason}"))
     }
 }
 
-/// A peer that has proven itself.
-pub(super) struct Shaken {
+/// A peer that has proven that it knows the token.
+pub(super) struct Authenticated {
     pub(super) hello: Hello,
     pub(super) key: Key,
     pub(super) announcement: Option<Announcement>,
 }
 
 /// What this rank says at the start of a stream to `peer_rank`.
-pub(super) fn hello(shared: &Shared, peer_rank: usize) -> CollectiveResult<Hello> {
+pub(super) fn hello(shared: &Membership, peer_rank: usize) -> CollectiveResult<Hello> {
     Ok(Hello {
         peer_rank: peer_rank as u32,
         nonce: random::<NONCE_BYTES>(shared.rank)?.to_vec(),
@@ -66,25 +68,25 @@ pub(super) fn hello(shared: &Shared, peer_rank: usize) -> CollectiveResult<Hello
 
 /// What makes it useless to go on to the proofs. Nothing here ends a group with a token: its peer
 /// has not proven anything yet.
-fn differs_at_once(own: &Hello, peer: &Hello) -> Option<Failed> {
+fn differs_at_once(own: &Hello, peer: &Hello) -> Option<HandshakeFailure> {
     // First of all: an old generation may differ in everything else, and will go away.
     if peer.generation != own.generation {
         let (theirs, ours) = (peer.generation, own.generation);
         let reason = format!("it is in generation {theirs}, this rank in {ours}");
-        return Some(Failed::Later(Code::FailedPrecondition, reason));
+        return Some(HandshakeFailure::Later(Code::FailedPrecondition, reason));
     }
     // With a token the proofs come first, see `differs`.
     if let Some(reason) = other_version(own, peer).filter(|_| !own.has_token) {
         return Some(invalid(reason));
     }
     if peer.nonce.len() != NONCE_BYTES || peer.instance.is_empty() {
-        return Some(Failed::later("its first message makes no sense"));
+        return Some(HandshakeFailure::later("its first message makes no sense"));
     }
     match (peer.has_token, own.has_token) {
-        (true, false) => Some(Failed::Doubted(
+        (true, false) => Some(HandshakeFailure::Unproven(
             "it has a token, this rank has none".to_string(),
         )),
-        (false, true) => Some(Failed::Doubted(
+        (false, true) => Some(HandshakeFailure::Unproven(
             "it has no token, this rank has one".to_string(),
         )),
         _ => None,
@@ -101,14 +103,14 @@ fn other_version(own: &Hello, peer: &Hello) -> Option<String> {
     })
 }
 
-fn invalid(reason: String) -> Failed {
-    Failed::Refused(Code::InvalidArgument, reason)
+fn invalid(reason: String) -> HandshakeFailure {
+    HandshakeFailure::Refused(Code::InvalidArgument, reason)
 }
 
 /// What differs between two ranks of one generation that have proven themselves. The other end of
 /// the stream is supposed to be rank `expected`; a server only knows that it must be higher than
 /// its own.
-fn differs(own: &Hello, peer: &Hello, expected: Option<usize>) -> Option<Failed> {
+fn differs(own: &Hello, peer: &Hello, expected: Option<usize>) -> Option<HandshakeFailure> {
     let reason = if let Some(reason) = other_version(own, peer) {
         reason
     } else if peer.crate_version != own.crate_version {
@@ -127,7 +129,7 @@ fn differs(own: &Hello, peer: &Hello, expected: Option<usize>) -> Option<Failed>
     } else if peer.rank == own.rank {
         let rank = own.rank;
         let reason = format!("it also says that it is rank {rank}: two processes have one rank");
-        return Some(Failed::Refused(Code::AlreadyExists, reason));
+        return Some(HandshakeFailure::Refused(Code::AlreadyExists, reason));
     } else if peer.peer_rank != own.rank {
         format!(
             "it expects rank {} at the address of rank {}: the lists of addresses differ",
@@ -160,65 +162,69 @@ fn differing(theirs: &str, ours: &str) -> (String, String) {
 }
 
 /// The next message, within a limit of time.
-async fn next(inbound: &mut Streaming<Envelope>) -> Result<Message, Failed> {
-    match tokio::time::timeout(PATIENCE, inbound.message()).await {
-        Err(_) => Err(Failed::later("it is connected but does not answer")),
+async fn next(inbound: &mut Streaming<Envelope>) -> Result<Message, HandshakeFailure> {
+    match tokio::time::timeout(STEP_TIMEOUT, inbound.message()).await {
+        Err(_) => Err(HandshakeFailure::later(
+            "it is connected but does not answer",
+        )),
         Ok(Err(status)) => Err(rejected(&status)),
         Ok(Ok(Some(Envelope {
             message: Some(message),
         }))) => Ok(message),
-        Ok(Ok(_)) => Err(Failed::later("it closed the stream")),
+        Ok(Ok(_)) => Err(HandshakeFailure::later("it closed the stream")),
     }
 }
 
 /// What the status says that a peer ended the stream with.
-pub(super) fn rejected(status: &Status) -> Failed {
+pub(super) fn rejected(status: &Status) -> HandshakeFailure {
     let reason = status.message().to_string();
     match status.code() {
-        Code::Unauthenticated => Failed::Doubted(reason),
-        Code::InvalidArgument | Code::AlreadyExists => Failed::Refused(status.code(), reason),
-        Code::FailedPrecondition => Failed::Later(status.code(), reason),
-        code => Failed::later(format!(
+        Code::Unauthenticated => HandshakeFailure::Unproven(reason),
+        Code::InvalidArgument | Code::AlreadyExists => {
+            HandshakeFailure::Refused(status.code(), reason)
+        }
+        Code::FailedPrecondition => HandshakeFailure::Later(status.code(), reason),
+        code => HandshakeFailure::later(format!(
             "what answers there is no rank that this one understands, or one with TLS settings of \
              its own ({code:?}: {reason})"
         )),
     }
 }
 
-async fn next_hello(inbound: &mut Streaming<Envelope>) -> Result<Hello, Failed> {
+async fn next_hello(inbound: &mut Streaming<Envelope>) -> Result<Hello, HandshakeFailure> {
     match next(inbound).await? {
         Message::Hello(hello) => Ok(hello),
-        _ => Err(Failed::later("its first message is no Hello")),
+        _ => Err(HandshakeFailure::later("its first message is no Hello")),
     }
 }
 
-async fn next_proof(inbound: &mut Streaming<Envelope>) -> Result<Vec<u8>, Failed> {
+async fn next_proof(inbound: &mut Streaming<Envelope>) -> Result<Vec<u8>, HandshakeFailure> {
     match next(inbound).await? {
         Message::Proof(proof) => Ok(proof.mac),
-        _ => Err(Failed::later("its second message is no Proof")),
+        _ => Err(HandshakeFailure::later("its second message is no Proof")),
     }
 }
 
-async fn say(sender: &Sender, message: Message) -> Result<(), Failed> {
+async fn send(sender: &Sender, message: Message) -> Result<(), HandshakeFailure> {
     let sent = sender.send(Ok(envelope(message))).await;
-    sent.map_err(|_| Failed::later("the connection closed"))
+    sent.map_err(|_| HandshakeFailure::later("the connection closed"))
 }
 
 /// The handshake of the rank that connected to rank `expected`, up to the announcement with which
 /// the server admits it.
-pub(super) async fn as_client(
-    shared: &Shared,
+pub(super) async fn authenticate_as_client(
+    shared: &Membership,
     expected: usize,
     own: &Hello,
     sender: &Sender,
     inbound: &mut Streaming<Envelope>,
-) -> Result<Shaken, Failed> {
+) -> Result<Authenticated, HandshakeFailure> {
     let peer = next_hello(inbound).await?;
     if let Some(failed) = differs_at_once(own, &peer) {
         return Err(failed);
     }
-    match be_admitted(shared, expected, (own, &peer), sender, inbound).await {
-        Ok((key, announcement)) => Ok(Shaken {
+    match prove_as_client(shared, expected, (own, &peer), sender, inbound).await {
+        Ok((key, announcement)) => Ok(Authenticated {
             key,
             announcement: Some(announcement.into()),
             hello: peer,
@@ -230,38 +236,40 @@ pub(super) async fn as_client(
 }
 
 /// The proofs, and the announcement of the server.
-async fn be_admitted(
-    shared: &Shared,
+async fn prove_as_client(
+    shared: &Membership,
     expected: usize,
     (own, peer): (&Hello, &Hello),
     sender: &Sender,
     inbound: &mut Streaming<Envelope>,
-) -> Result<(Key, message::Announcement), Failed> {
+) -> Result<(Key, message::Announcement), HandshakeFailure> {
     let token = shared.security.get_token();
     let mac = proof::proof(token, Side::Client, own, peer);
-    say(sender, Message::Proof(Proof { mac })).await?;
+    send(sender, Message::Proof(Proof { mac })).await?;
     let theirs = next_proof(inbound).await?;
     if !proof::verify(token, Side::Server, own, peer, &theirs) {
-        return Err(Failed::Doubted(TOKEN_DIFFERS.to_string()));
+        return Err(HandshakeFailure::Unproven(TOKEN_DIFFERS.to_string()));
     }
     if let Some(failed) = differs(own, peer, Some(expected)) {
         return Err(failed);
     }
     match next(inbound).await? {
         Message::Announcement(it) => Ok((proof::session_key(token, own, peer), it)),
-        _ => Err(Failed::later("its third message is no Announcement")),
+        _ => Err(HandshakeFailure::later(
+            "its third message is no Announcement",
+        )),
     }
 }
 
 /// The handshake of the rank that was connected to. The claimed rank is told with the failure.
-pub(super) async fn as_server(
-    shared: &Shared,
+pub(super) async fn authenticate_as_server(
+    shared: &Membership,
     sender: &Sender,
     inbound: &mut Streaming<Envelope>,
-) -> Result<Shaken, (Option<usize>, Failed)> {
+) -> Result<Authenticated, (Option<usize>, HandshakeFailure)> {
     let peer = next_hello(inbound).await.map_err(|failed| (None, failed))?;
-    match prove(shared, &peer, sender, inbound).await {
-        Ok(key) => Ok(Shaken {
+    match prove_as_server(shared, &peer, sender, inbound).await {
+        Ok(key) => Ok(Authenticated {
             hello: peer,
             key,
             announcement: None,
@@ -270,32 +278,33 @@ pub(super) async fn as_server(
     }
 }
 
-async fn prove(
-    shared: &Shared,
+async fn prove_as_server(
+    shared: &Membership,
     peer: &Hello,
     sender: &Sender,
     inbound: &mut Streaming<Envelope>,
-) -> Result<Key, Failed> {
+) -> Result<Key, HandshakeFailure> {
     let token = shared.security.get_token();
-    let own = hello(shared, peer.rank as usize).map_err(|e| Failed::later(e.to_string()))?;
-    say(sender, Message::Hello(own.clone())).await?;
+    let own =
+        hello(shared, peer.rank as usize).map_err(|e| HandshakeFailure::later(e.to_string()))?;
+    send(sender, Message::Hello(own.clone())).await?;
     if let Some(failed) = differs_at_once(&own, peer) {
         return Err(failed);
     }
     let proven = next_proof(inbound).await.and_then(|theirs| {
         match proof::verify(token, Side::Client, peer, &own, &theirs) {
             true => Ok(()),
-            false => Err(Failed::Doubted(TOKEN_DIFFERS.to_string())),
+            false => Err(HandshakeFailure::Unproven(TOKEN_DIFFERS.to_string())),
         }
     });
     if let Err(failed) = proven {
         // A rank of another version may prove itself in another way; so may a stranger say.
         // The peer hears that it need not try again, this rank goes on waiting.
-        let later = |reason| Failed::Later(Code::InvalidArgument, reason);
+        let later = |reason| HandshakeFailure::Later(Code::InvalidArgument, reason);
         return Err(other_version(&own, peer).map_or(failed, later));
     }
     let mac = proof::proof(token, Side::Server, peer, &own);
-    say(sender, Message::Proof(Proof { mac })).await?;
+    send(sender, Message::Proof(Proof { mac })).await?;
     match differs(&own, peer, None) {
         Some(failed) => Err(failed),
         None => Ok(proof::session_key(token, peer, &own)),
@@ -304,11 +313,11 @@ async fn prove(
 
 /// Makes a link of a stream whose handshake has succeeded, and announces this rank there.
 pub(super) fn register(
-    shared: &Shared,
-    peer: &Shaken,
+    shared: &Membership,
+    peer: &Authenticated,
     ip: IpAddr,
     sender: Sender,
-) -> Result<u64, Failed> {
+) -> Result<u64, HandshakeFailure> {
     let rank = peer.hello.rank as usize;
     let mut state = shared.state();
     if state.phase != Phase::Joining {
@@ -319,7 +328,7 @@ pub(super) fn register(
                 "it comes when generation {generation} runs already: it needs a new generation"
             ),
         };
-        return Err(Failed::Later(Code::FailedPrecondition, reason));
+        return Err(HandshakeFailure::Later(Code::FailedPrecondition, reason));
     }
     let id = state.next_link;
     let Some(place) = state.links.get_mut(rank) else {
@@ -329,7 +338,7 @@ pub(super) fn register(
         && link.open
         && link.instance != peer.hello.instance
     {
-        return Err(Failed::Refused(
+        return Err(HandshakeFailure::Refused(
             Code::AlreadyExists,
             format!("it says that it is rank {rank}, as another one: two processes have one rank"),
         ));
@@ -342,19 +351,19 @@ pub(super) fn register(
         ip,
         announcement: peer.announcement.clone(),
         ready: false,
-        heard: Instant::now(),
+        last_received: Instant::now(),
         unwatched: false,
         left: false,
         open: true,
-        suspicion: None,
+        differing_headers: None,
     };
     link.send(Message::Announcement(shared.announcement.clone().into()));
-    if let Some(doom) = &mut state.doom {
-        doom.tell(rank, &link);
+    if let Some(join_failure) = &mut state.join_failure {
+        join_failure.send_to(rank, &link);
     }
     state.links[rank] = Some(link);
-    state.last[rank] = Absence::default();
-    state.doubts.retain(|doubt| doubt.rank != rank);
+    state.last[rank] = MissingReason::default();
+    state.unproven_claims.retain(|claim| claim.rank != rank);
     state.next_link += 1;
     drop(state);
     shared.changed.notify_one();

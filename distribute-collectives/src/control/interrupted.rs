@@ -3,61 +3,61 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::control::shared::Shared;
+use crate::control::membership::Membership;
 use crate::control::watch;
 use crate::error::{CollectiveError, MissingRank};
 use crate::header::OperationHeader;
-use crate::status::Trouble;
+use crate::status::FailureKind;
 
 /// How often the others are asked for a sign of life, and how long an operation may go on.
-const LOOK: Duration = Duration::from_millis(150);
+const POLL_INTERVAL: Duration = Duration::from_millis(150);
 /// How long a sign of life may take, where that is what counts.
 const SILENT_AFTER: Duration = Duration::from_millis(800);
 
 /// Waits for the interruption, and then for an operation to end with it.
-pub(super) async fn end_waits(shared: Arc<Shared>) {
+pub(super) async fn end_waits(shared: Arc<Membership>) {
     shared.interruption.raised().await;
-    let mut look = Look {
+    let mut watched = OperationWatch {
         since: Instant::now(),
-        last: operation(&shared),
+        last: running_operation(&shared),
     };
     loop {
-        ask(&shared);
+        request_heartbeats(&shared);
         let asked = Instant::now();
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
         // Time in which this process itself was stopped says nothing about the others.
-        look.since += asked.elapsed().saturating_sub(2 * LOOK);
-        if let Some(error) = look.again(&shared) {
-            shared.fail(Trouble::Ended(error), 0);
+        watched.since += asked.elapsed().saturating_sub(2 * POLL_INTERVAL);
+        if let Some(error) = watched.stalled(&shared) {
+            shared.record_failure(FailureKind::Ended(error), 0);
             return;
         }
     }
 }
 
 /// The operation that this rank is in, and when it began.
-fn operation(shared: &Shared) -> Option<(OperationHeader, Instant)> {
+fn running_operation(shared: &Membership) -> Option<(OperationHeader, Instant)> {
     shared.status.running_since()
 }
 
 /// Asks all ranks to say at once what they do.
-fn ask(shared: &Shared) {
+fn request_heartbeats(shared: &Membership) {
     let question = watch::heartbeat(shared, true);
     for link in shared.state().open_links() {
-        link.beat(question);
+        link.send_heartbeat(question);
     }
 }
 
-struct Look {
+struct OperationWatch {
     /// Since when the others are asked.
     since: Instant,
     /// What ran at the last look.
     last: Option<(OperationHeader, Instant)>,
 }
 
-impl Look {
+impl OperationWatch {
     /// The error with which the operation is to end that has run since the last look.
-    fn again(&mut self, shared: &Shared) -> Option<CollectiveError> {
-        let now = operation(shared);
+    fn stalled(&mut self, shared: &Membership) -> Option<CollectiveError> {
+        let now = running_operation(shared);
         let (header, begun) = now.filter(|_| self.last == now).or_else(|| {
             self.last = now;
             None
@@ -76,13 +76,13 @@ impl Look {
     }
 
     /// The ranks that have not answered.
-    fn silent(&self, shared: &Shared) -> Vec<MissingRank> {
+    fn silent(&self, shared: &Membership) -> Vec<MissingRank> {
         let state = shared.state();
         let links = state.links.iter().enumerate();
         let silent = links.filter_map(|(rank, link)| {
             let link = link.as_ref().filter(|link| !link.left)?;
-            let silence = link.heard.max(self.since).elapsed();
-            let since = link.heard.elapsed();
+            let silence = link.last_received.max(self.since).elapsed();
+            let since = link.last_received.elapsed();
             (silence >= SILENT_AFTER).then(|| MissingRank {
                 rank,
                 address: shared.addresses[rank].clone(),
@@ -94,7 +94,7 @@ impl Look {
 
     /// The ranks that have not come to the operation, as far as they have said; none for a
     /// call between two ranks, of which they say nothing.
-    fn absent(&self, shared: &Shared, header: &OperationHeader) -> Vec<MissingRank> {
+    fn absent(&self, shared: &Membership, header: &OperationHeader) -> Vec<MissingRank> {
         let others = (0..shared.world_size()).filter(|rank| *rank != shared.rank);
         let name = |rank: usize, reason: &str| MissingRank {
             rank,

@@ -11,24 +11,24 @@ mod client;
 mod connection;
 pub(crate) mod convert;
 mod gather;
-#[allow(missing_docs, clippy::all)]
+#[allow(clippy::allow_attributes, missing_docs, clippy::all, reason = "generated")]
 #[rustfmt::skip]
 pub(crate) mod generated;
 mod handshake;
 mod interrupted;
+mod membership;
 pub mod peers;
 mod plane;
 mod proof;
 pub mod security;
 mod server;
-mod shared;
 #[cfg(test)]
 mod tests;
 mod tls;
 mod watch;
 
 pub(crate) use address::Listener;
-pub(crate) use connection::strangers_max;
+pub(crate) use connection::pending_connections_max;
 pub(crate) use plane::{Announcement, ControlPlane, JoinOptions};
 pub(crate) use proof::{data_proof, verify_data_proof};
 

@@ -2,8 +2,9 @@
 //! same rule for addresses, the same limit on connections of strangers.
 //!
 //! A service accepts connections with [`PeerListener`]. A connection ends by itself 10 s after it
-//! was opened, or earlier when strangers open many, unless the service calls [`Guard::admit`]
-//! because the peer has proven that it knows the token ([`Security::proof`]).
+//! was opened, or earlier when strangers open many, unless the service calls
+//! [`ConnectionGuard::admit`] because the peer has proven that it knows the token
+//! ([`Security::proof`]).
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -14,8 +15,8 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
 use crate::control::address::Listener;
-pub use crate::control::connection::{Connection, Guard};
-use crate::control::connection::{Guarded, Refused, Strangers, guard};
+pub use crate::control::connection::{Connection, ConnectionGuard};
+use crate::control::connection::{GuardedStream, OnRefused, PendingConnections, guard};
 use crate::control::security::Security;
 use crate::control::tls::DataTls;
 use crate::error::Result;
@@ -23,9 +24,10 @@ use crate::error::Result;
 /// Connections that are ready and wait for the service.
 const QUEUE: usize = 64;
 /// How often connections of strangers are looked at.
-const LOOK: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// The pauses after an accept that failed, which grow: the process has no descriptors left, and
-/// nothing says when it has. Strangers cannot take them all, so the process itself has.
+/// nothing says when it has. Connections of strangers cannot take them all, so the process itself
+/// has.
 const PAUSE_MIN: Duration = Duration::from_millis(5);
 const PAUSE_MAX: Duration = Duration::from_millis(100);
 
@@ -109,66 +111,66 @@ pub(super) fn accept(
     listener.set_nonblocking(true)?;
     let listener = tokio::net::TcpListener::from_std(listener)?;
     let (ready, receiver) = mpsc::channel(QUEUE);
-    let preparation = Arc::new(Preparation {
+    let settings = Arc::new(AcceptSettings {
         tls,
         refused: Arc::new(refused),
     });
-    tokio::spawn(run(listener, preparation, ready));
+    tokio::spawn(accept_all(listener, settings, ready));
     Ok(ReceiverStream::new(receiver))
 }
 
 /// What turns an accepted socket into a connection.
-struct Preparation {
+struct AcceptSettings {
     tls: Option<DataTls>,
-    refused: Refused,
+    refused: OnRefused,
 }
 
-async fn run(
+async fn accept_all(
     listener: tokio::net::TcpListener,
-    preparation: Arc<Preparation>,
+    settings: Arc<AcceptSettings>,
     ready: mpsc::Sender<io::Result<Connection>>,
 ) {
-    let mut strangers = Strangers::default();
+    let mut pending = PendingConnections::default();
     let mut pause = PAUSE_MIN;
     loop {
         let accepted = tokio::select! {
-            accepted = tokio::time::timeout(LOOK, listener.accept()) => accepted,
+            accepted = tokio::time::timeout(POLL_INTERVAL, listener.accept()) => accepted,
             () = ready.closed() => return,
         };
         match accepted {
-            Err(_) => strangers.expire(),
+            Err(_) => pending.expire(),
             Ok(Err(error)) => {
                 tracing::warn!(%error, "cannot accept a connection");
                 // Perhaps there are no descriptors left: a stranger's is the first to go.
-                strangers.end_one();
+                pending.end_one();
                 tokio::time::sleep(pause).await;
                 pause = (pause * 2).min(PAUSE_MAX);
             }
             Ok(Ok((tcp, remote))) => {
                 pause = PAUSE_MIN;
                 let guarded = guard(tcp, remote);
-                guarded.guard().tell(preparation.refused.clone());
-                strangers.add(guarded.guard());
-                tokio::spawn(prepare(preparation.clone(), guarded, ready.clone()));
+                guarded.guard().on_refused(settings.refused.clone());
+                pending.add(guarded.guard());
+                tokio::spawn(handshake(settings.clone(), guarded, ready.clone()));
             }
         }
     }
 }
 
 /// The TLS handshake of one connection; its guard limits how long it takes.
-async fn prepare(
-    preparation: Arc<Preparation>,
-    guarded: Guarded,
+async fn handshake(
+    settings: Arc<AcceptSettings>,
+    guarded: GuardedStream,
     ready: mpsc::Sender<io::Result<Connection>>,
 ) {
     let address = guarded.guard().remote.to_string();
-    match Connection::accept(guarded, preparation.tls.as_ref()).await {
+    match Connection::accept(guarded, settings.tls.as_ref()).await {
         Ok(connection) => {
             let _ = ready.send(Ok(connection)).await;
         }
         Err(reason) => {
             tracing::debug!(address, reason, "no TLS handshake");
-            (preparation.refused)(address, reason);
+            (settings.refused)(address, reason);
         }
     }
 }

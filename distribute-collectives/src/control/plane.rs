@@ -15,26 +15,28 @@ use crate::control::generated::control_server::ControlServer;
 use crate::control::generated::envelope::Message;
 use crate::control::generated::{self as message, Goodbye, Hello};
 use crate::control::handshake::PROTOCOL_VERSION;
+use crate::control::membership::{
+    Link, Membership, MissingReason, Parts, Phase, Refusal, State, UnprovenClaim,
+};
 use crate::control::proof::Key;
 use crate::control::security::Security;
 use crate::control::server::{self, Service};
-use crate::control::shared::{Absence, Doubt, Link, Parts, Phase, Refusal, Shared, State};
 use crate::control::{Listener, address, client, interrupted, random, watch};
 use crate::error::{CollectiveError, MissingRank, Result};
 use crate::header::{OperationHeader, OperationKind};
 use crate::interruption::Interruption;
-use crate::status::{GroupStatus, Trouble};
+use crate::status::{FailureKind, GroupStatus};
 
 /// Without a token of its own: how long a rank waits for the right one of a rank that has one.
-const DOUBT_GRACE: Duration = Duration::from_secs(5);
+const UNPROVEN_CLAIM_GRACE: Duration = Duration::from_secs(5);
 /// How long to stay so that ranks which come a little later hear why the group cannot form.
-const DOOM_PATIENCE: Duration = Duration::from_secs(1);
+const JOIN_FAILURE_LINGER: Duration = Duration::from_secs(1);
 /// How long to wait for the others to read the goodbye.
-const GOODBYE_PATIENCE: Duration = Duration::from_millis(500);
+const GOODBYE_TIMEOUT: Duration = Duration::from_millis(500);
 /// The same for a rank that was told to end.
-const HASTY_GOODBYE: Duration = Duration::from_millis(100);
+const INTERRUPTED_GOODBYE_TIMEOUT: Duration = Duration::from_millis(100);
 /// How long to wait for a name look-up that cannot be interrupted.
-const RUNTIME_PATIENCE: Duration = Duration::from_secs(1);
+const RUNTIME_SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(1);
 /// The largest description of a rank's shared memory.
 const SHARED_MEMORY_MAX_BYTES: usize = 16 << 10;
 /// The longest description of options and the longest name of a group.
@@ -92,7 +94,7 @@ pub(crate) struct JoinOptions {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Peer {
     pub(crate) rank: usize,
-    /// Its address in the list.
+    /// The address of the rank in the list.
     pub(crate) address: String,
     /// The IP address that its control connection has.
     pub(crate) ip: IpAddr,
@@ -104,7 +106,7 @@ pub(crate) struct Peer {
 /// One rank's membership in a group. Dropping it says goodbye to the others, closes all
 /// connections and ends the thread.
 pub(crate) struct ControlPlane {
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<Membership>,
     peers: Vec<Peer>,
     /// Carries the reason for leaving.
     leave: Option<oneshot::Sender<String>>,
@@ -123,11 +125,11 @@ impl ControlPlane {
     pub(crate) fn join(options: JoinOptions, status: Arc<GroupStatus>) -> Result<ControlPlane> {
         check(&options)?;
         let hello = hello(&options)?;
-        ControlPlane::join_as(hello, options, status)
+        ControlPlane::join_with_hello(hello, options, status)
     }
 
     /// As [`join`](Self::join), saying this about itself.
-    pub(super) fn join_as(
+    pub(super) fn join_with_hello(
         hello: Hello,
         options: JoinOptions,
         status: Arc<GroupStatus>,
@@ -143,7 +145,7 @@ impl ControlPlane {
             rendezvous_timeout: options.rendezvous_timeout,
             interruption: options.interruption.clone(),
         };
-        let shared = Arc::new(Shared::new(parts, hello, tls, status));
+        let shared = Arc::new(Membership::new(parts, hello, tls, status));
         let waiting = shared.clone();
         let _listening = (options.interruption).on_raise(move || waiting.changed.notify_one());
         let (leave, left) = oneshot::channel();
@@ -257,14 +259,14 @@ pub(super) fn hello(options: &JoinOptions) -> Result<Hello> {
 }
 
 /// Notes that the thread has ended by a panic, so that nobody waits for it.
-struct ThreadGuard(Arc<Shared>);
+struct ThreadGuard(Arc<Membership>);
 
 impl Drop for ThreadGuard {
     fn drop(&mut self) {
         if std::thread::panicking() {
             let reason = "its control thread panicked".to_string();
             let rank = self.0.rank;
-            self.0.fail(Trouble::Lost { rank, reason }, 0);
+            self.0.record_failure(FailureKind::Lost { rank, reason }, 0);
             self.0.gathered.notify_all();
         }
     }
@@ -272,7 +274,7 @@ impl Drop for ThreadGuard {
 
 /// The thread.
 fn run(
-    shared: Arc<Shared>,
+    shared: Arc<Membership>,
     listener: Listener,
     joined: mpsc::Sender<Result<Vec<Peer>>>,
     left: oneshot::Receiver<String>,
@@ -289,13 +291,13 @@ fn run(
             return;
         }
     };
-    runtime.block_on(live(&shared, listener, joined, left));
+    runtime.block_on(run_tasks(&shared, listener, joined, left));
     // Ends all tasks and closes all connections.
-    runtime.shutdown_timeout(RUNTIME_PATIENCE);
+    runtime.shutdown_timeout(RUNTIME_SHUTDOWN_TIMEOUT);
 }
 
-async fn live(
-    shared: &Arc<Shared>,
+async fn run_tasks(
+    shared: &Arc<Membership>,
     listener: Listener,
     joined: mpsc::Sender<Result<Vec<Peer>>>,
     left: oneshot::Receiver<String>,
@@ -309,16 +311,16 @@ async fn live(
         return;
     }
     for rank in 0..shared.rank {
-        tokio::spawn(client::keep(shared.clone(), rank));
+        tokio::spawn(client::keep_connected(shared.clone(), rank));
     }
     for rank in shared.rank + 1..shared.world_size() {
-        tokio::spawn(client::look_up(shared.clone(), rank));
+        tokio::spawn(client::look_up_address(shared.clone(), rank));
     }
-    tokio::spawn(watch::beat(shared.clone()));
-    tokio::spawn(watch::spread(shared.clone(), reporter.clone()));
-    match meet(shared).await {
+    tokio::spawn(watch::send_heartbeats(shared.clone()));
+    tokio::spawn(watch::spread_failures(shared.clone(), reporter.clone()));
+    match wait_for_all_ranks(shared).await {
         Ok(peers) => {
-            serve(&reporter).await;
+            report_serving(&reporter).await;
             tokio::spawn(interrupted::end_waits(shared.clone()));
             let _ = joined.send(Ok(peers));
             let reason = left.await.unwrap_or_default();
@@ -334,77 +336,82 @@ async fn live(
 
 const NAME: &str = <ControlServer<Service> as tonic::server::NamedService>::NAME;
 
-async fn serve(reporter: &HealthReporter) {
+async fn report_serving(reporter: &HealthReporter) {
     reporter
         .set_service_status(NAME, ServingStatus::Serving)
         .await;
 }
 
 /// Waits until all ranks have met all ranks.
-async fn meet(shared: &Shared) -> Result<Vec<Peer>> {
+async fn wait_for_all_ranks(shared: &Membership) -> Result<Vec<Peer>> {
     loop {
         if let Some(failure) = shared.first_failure() {
             let header = OperationHeader::new(OperationKind::Barrier, shared.hello.generation, 0);
-            return Err(failure.trouble.into_error(&header));
+            return Err(failure.kind.into_error(&header));
         }
         let wake = {
             let mut state = shared.state();
-            match look(shared, &mut state)? {
-                Look::Met(peers) => return Ok(peers),
-                Look::Until(wake) => wake,
+            match join_progress(shared, &mut state)? {
+                JoinProgress::Joined(peers) => return Ok(peers),
+                JoinProgress::Until(wake) => wake,
             }
         };
         let _ = tokio::time::timeout_at(wake.into(), shared.changed.notified()).await;
     }
 }
 
-/// What [`meet`] found.
-enum Look {
-    Met(Vec<Peer>),
+/// What [`wait_for_all_ranks`] found.
+enum JoinProgress {
+    Joined(Vec<Peer>),
     /// Look again when something changed, at the latest then.
     Until(Instant),
 }
 
-fn look(shared: &Shared, state: &mut State) -> Result<Look> {
+fn join_progress(shared: &Membership, state: &mut State) -> Result<JoinProgress> {
     let now = Instant::now();
-    if let Some(doom) = &state.doom {
+    if let Some(join_failure) = &state.join_failure {
         // The others start at about the same time: they need not wait for their deadlines.
-        let until = shared.deadline.min(doom.since + DOOM_PATIENCE);
-        return match now >= until || doom.told.iter().all(|told| *told) {
-            true => Err(refused(shared, doom.refusal.clone())),
-            false => Ok(Look::Until(until)),
+        let until = shared
+            .deadline
+            .min(join_failure.since + JOIN_FAILURE_LINGER);
+        return match now >= until || join_failure.notified.iter().all(|notified| *notified) {
+            true => Err(refused_error(shared, join_failure.refusal.clone())),
+            false => Ok(JoinProgress::Until(until)),
         };
     }
-    form(shared, state);
+    mark_formed(shared, state);
     if let Some(peers) = peers(shared, state) {
-        return Ok(Look::Met(peers));
+        return Ok(JoinProgress::Joined(peers));
     }
     if shared.interruption.is_raised() {
-        return Err(interrupted(gave_up(shared, state)));
+        return Err(as_interrupted(rendezvous_error(shared, state)));
     }
     if state.phase == Phase::Formed && state.links.iter().flatten().any(Link::gave_up) {
-        return Err(gave_up(shared, state));
+        return Err(rendezvous_error(shared, state));
     }
-    // With a token a doubt only says which error the deadline brings: whoever is at the other end
-    // has proven nothing, and must not be able to end the join earlier.
-    let first = first_doubt(state).filter(|_| !shared.hello.has_token);
-    let doubted = first.map(|since| since + DOUBT_GRACE);
-    let until = doubted.map_or(shared.deadline, |end| end.min(shared.deadline));
+    // With a token an unproven claim only says which error the deadline brings: whoever is at the
+    // other end has proven nothing, and must not be able to end the join earlier.
+    let first = first_unproven_claim(state).filter(|_| !shared.hello.has_token);
+    let grace_end = first.map(|since| since + UNPROVEN_CLAIM_GRACE);
+    let until = grace_end.map_or(shared.deadline, |end| end.min(shared.deadline));
     match now >= until {
-        true => Err(gave_up(shared, state)),
-        false => Ok(Look::Until(until)),
+        true => Err(rendezvous_error(shared, state)),
+        false => Ok(JoinProgress::Until(until)),
     }
 }
 
 /// Since when a missing rank has been claimed without the right token.
-fn first_doubt(state: &State) -> Option<Instant> {
+fn first_unproven_claim(state: &State) -> Option<Instant> {
     let missing = |rank: usize| state.links.get(rank).is_some_and(Option::is_none);
-    let doubts = state.doubts.iter().filter(|doubt| missing(doubt.rank));
-    doubts.map(|doubt| doubt.since).min()
+    let claims = state
+        .unproven_claims
+        .iter()
+        .filter(|claim| missing(claim.rank));
+    claims.map(|claim| claim.since).min()
 }
 
 /// Tells all ranks when this one has met all of them.
-fn form(shared: &Shared, state: &mut State) {
+fn mark_formed(shared: &Membership, state: &mut State) {
     let met = |link: &&Link| link.open && link.announcement.is_some();
     let count = state.links.iter().flatten().filter(met).count();
     if state.phase != Phase::Joining || count + 1 != shared.world_size() {
@@ -412,13 +419,13 @@ fn form(shared: &Shared, state: &mut State) {
     }
     state.phase = Phase::Formed;
     for link in state.links.iter_mut().flatten() {
-        link.heard = Instant::now();
+        link.last_received = Instant::now();
         link.send(Message::Ready(message::Ready {}));
     }
 }
 
 /// The peers, when all of them have met all ranks.
-fn peers(shared: &Shared, state: &State) -> Option<Vec<Peer>> {
+fn peers(shared: &Membership, state: &State) -> Option<Vec<Peer>> {
     if state.phase != Phase::Formed {
         return None;
     }
@@ -438,7 +445,7 @@ fn peers(shared: &Shared, state: &State) -> Option<Vec<Peer>> {
         .collect()
 }
 
-fn refused(shared: &Shared, refusal: Refusal) -> CollectiveError {
+fn refused_error(shared: &Membership, refusal: Refusal) -> CollectiveError {
     CollectiveError::Refused {
         rank: shared.rank,
         address: refusal.address,
@@ -447,7 +454,7 @@ fn refused(shared: &Shared, refusal: Refusal) -> CollectiveError {
 }
 
 /// The same as an interruption, if the deadline had been the reason.
-fn interrupted(error: CollectiveError) -> CollectiveError {
+fn as_interrupted(error: CollectiveError) -> CollectiveError {
     match error {
         CollectiveError::Rendezvous {
             rank,
@@ -463,16 +470,16 @@ fn interrupted(error: CollectiveError) -> CollectiveError {
 }
 
 /// The error at the deadline, or when a rank that was there has left without having met all.
-fn gave_up(shared: &Shared, state: &State) -> CollectiveError {
+fn rendezvous_error(shared: &Membership, state: &State) -> CollectiveError {
     let is_missing = |rank: usize| {
         let link = state.links.get(rank);
         link.is_some_and(|link| link.as_ref().is_none_or(Link::gave_up))
     };
     let others = (0..shared.world_size()).filter(|rank| *rank != shared.rank);
     let (absent, met): (Vec<_>, Vec<_>) = others.partition(|rank| is_missing(*rank));
-    let mut doubts = state.doubts.iter();
-    if let Some(doubt) = doubts.find(|doubt| is_missing(doubt.rank)) {
-        return doubted(shared, state, doubt, &absent);
+    let mut claims = state.unproven_claims.iter();
+    if let Some(claim) = claims.find(|claim| is_missing(claim.rank)) {
+        return unproven_claim_error(shared, state, claim, &absent);
     }
     let missing = |rank: usize, reason: String| MissingRank {
         rank,
@@ -492,7 +499,7 @@ fn gave_up(shared: &Shared, state: &State) -> CollectiveError {
             .collect(),
         false => culprits(absent, &state.last)
             .into_iter()
-            .map(|rank| missing(rank, why_absent(shared, state, rank)))
+            .map(|rank| missing(rank, missing_reason(shared, state, rank)))
             .collect(),
     };
     CollectiveError::Rendezvous {
@@ -504,17 +511,22 @@ fn gave_up(shared: &Shared, state: &State) -> CollectiveError {
 
 /// The error when a rank that did not come was claimed without the right token. It names all that
 /// did not come: who claimed the rank may have been a stranger.
-fn doubted(shared: &Shared, state: &State, doubt: &Doubt, absent: &[usize]) -> CollectiveError {
-    let mut refusal = doubt.refusal.clone();
-    for rank in absent.iter().filter(|rank| **rank != doubt.rank) {
-        let why = why_absent(shared, state, *rank);
+fn unproven_claim_error(
+    shared: &Membership,
+    state: &State,
+    claim: &UnprovenClaim,
+    absent: &[usize],
+) -> CollectiveError {
+    let mut refusal = claim.refusal.clone();
+    for rank in absent.iter().filter(|rank| **rank != claim.rank) {
+        let why = missing_reason(shared, state, *rank);
         refusal.reason += &format!("; rank {rank} did not come either ({why})");
     }
-    refused(shared, refusal)
+    refused_error(shared, refusal)
 }
 
 /// What is known about a rank that did not come.
-fn why_absent(shared: &Shared, state: &State, rank: usize) -> String {
+fn missing_reason(shared: &Membership, state: &State, rank: usize) -> String {
     let mut reason = state.last[rank].reason.clone();
     // Only higher ranks connect here. Which one shows a certificate is not known before it has
     // been accepted.
@@ -531,7 +543,7 @@ fn why_absent(shared: &Shared, state: &State, rank: usize) -> String {
 
 /// Leaves out whoever was there and gave up waiting for another absent rank: its deadline was
 /// only a moment earlier than that of this rank.
-fn culprits(absent: Vec<usize>, last: &[Absence]) -> Vec<usize> {
+fn culprits(absent: Vec<usize>, last: &[MissingReason]) -> Vec<usize> {
     let never_came = |rank: &usize| absent.contains(rank) && last[*rank].waited_for.is_empty();
     let is_victim = |rank: &usize| last[*rank].waited_for.iter().any(never_came);
     absent
@@ -552,9 +564,9 @@ fn waited_for(error: &CollectiveError) -> Vec<u32> {
 }
 
 /// Says goodbye and waits until the others have heard it, within limits.
-async fn leave(shared: &Shared, reason: String, waited_for: Vec<u32>) {
-    watch::tell(shared);
-    watch::tell_why(shared);
+async fn leave(shared: &Membership, reason: String, waited_for: Vec<u32>) {
+    watch::send_first_failure(shared);
+    watch::send_departure(shared);
     let goodbye = Goodbye {
         completed: shared.status.completed(),
         reason,
@@ -573,9 +585,9 @@ async fn leave(shared: &Shared, reason: String, waited_for: Vec<u32>) {
             shared.changed.notified().await;
         }
     };
-    let patience = match shared.interruption.is_raised() {
-        true => HASTY_GOODBYE,
-        false => GOODBYE_PATIENCE,
+    let limit = match shared.interruption.is_raised() {
+        true => INTERRUPTED_GOODBYE_TIMEOUT,
+        false => GOODBYE_TIMEOUT,
     };
-    let _ = tokio::time::timeout(patience, all_closed).await;
+    let _ = tokio::time::timeout(limit, all_closed).await;
 }

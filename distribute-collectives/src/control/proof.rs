@@ -35,7 +35,7 @@ pub(super) fn same(a: &[u8], b: &[u8]) -> bool {
     a.ct_eq(b).into()
 }
 
-/// Who proves something; part of what is proven, so that a proof cannot be sent back.
+/// The side that makes a proof; part of what is proven, so that a proof cannot be sent back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Side {
     Client,

@@ -17,16 +17,16 @@ use crate::control::client::{self, MESSAGE_MAX_BYTES};
 use crate::control::connection::Connection;
 use crate::control::generated::Envelope;
 use crate::control::generated::control_server::{Control, ControlServer};
-use crate::control::handshake::{self, Failed, PATIENCE};
+use crate::control::handshake::{self, HandshakeFailure, STEP_TIMEOUT};
+use crate::control::membership::{Membership, Phase, QUEUE, Refusal, Sender, UnprovenClaim};
 use crate::control::peers;
-use crate::control::shared::{Doubt, Phase, QUEUE, Refusal, Sender, Shared};
 
 /// The connection that a request came over.
 type Info = <Connection as Connected>::ConnectInfo;
 
 /// The service of `control.proto`.
 pub(super) struct Service {
-    shared: Arc<Shared>,
+    shared: Arc<Membership>,
 }
 
 #[tonic::async_trait]
@@ -48,9 +48,14 @@ impl Control for Service {
 }
 
 /// One stream of a higher rank, from its Hello to its end.
-async fn serve(shared: Arc<Shared>, mut inbound: Streaming<Envelope>, sender: Sender, info: Info) {
-    let shaken = handshake::as_server(&shared, &sender, &mut inbound).await;
-    let registered = shaken.and_then(|peer| {
+async fn serve(
+    shared: Arc<Membership>,
+    mut inbound: Streaming<Envelope>,
+    sender: Sender,
+    info: Info,
+) {
+    let authenticated = handshake::authenticate_as_server(&shared, &sender, &mut inbound).await;
+    let registered = authenticated.and_then(|peer| {
         let rank = peer.hello.rank as usize;
         handshake::register(&shared, &peer, info.remote.ip(), sender.clone())
             .map(|id| (rank, id))
@@ -60,7 +65,7 @@ async fn serve(shared: Arc<Shared>, mut inbound: Streaming<Envelope>, sender: Se
         Ok((rank, id)) => {
             info.admit();
             drop(sender);
-            client::read(&shared, rank, id, inbound).await;
+            client::read_messages(&shared, rank, id, inbound).await;
         }
         Err((claimed, failed)) => {
             shared.state().turned_away += 1;
@@ -69,7 +74,7 @@ async fn serve(shared: Arc<Shared>, mut inbound: Streaming<Envelope>, sender: Se
             drop(sender);
             // Until the peer has read it and closes its half.
             let drained = async { while let Ok(Some(_)) = inbound.message().await {} };
-            let _ = tokio::time::timeout(PATIENCE, drained).await;
+            let _ = tokio::time::timeout(STEP_TIMEOUT, drained).await;
             shared.state().turned_away -= 1;
             shared.changed.notify_one();
         }
@@ -77,7 +82,7 @@ async fn serve(shared: Arc<Shared>, mut inbound: Streaming<Envelope>, sender: Se
 }
 
 /// Notes why a peer was turned away. Nothing of a group that has formed changes.
-fn turn_away(shared: &Shared, claimed: Option<usize>, failed: &Failed, info: &Info) {
+fn turn_away(shared: &Membership, claimed: Option<usize>, failed: &HandshakeFailure, info: &Info) {
     let remote = info.remote;
     tracing::warn!(rank = shared.rank, %remote, ?failed, "turned a connection away");
     let Some(rank) = claimed else {
@@ -86,26 +91,26 @@ fn turn_away(shared: &Shared, claimed: Option<usize>, failed: &Failed, info: &In
     let listed = shared.addresses.get(rank).filter(|_| rank != shared.rank);
     let address = listed.cloned().unwrap_or_else(|| remote.to_string());
     match failed {
-        Failed::Refused(code, reason) => {
+        HandshakeFailure::Refused(code, reason) => {
             // Of two processes with one rank, only the second one has heard it by now.
             let informed = Some(rank).filter(|_| *code != Code::AlreadyExists);
             shared.refuse(informed, address, reason.clone());
         }
-        Failed::Later(_, reason) => {
+        HandshakeFailure::Later(_, reason) => {
             if rank > shared.rank {
                 let reason = format!("a connection from {remote} in its name: {reason}");
-                shared.note(rank, reason);
+                shared.record_missing(rank, reason);
             }
         }
-        Failed::Doubted(reason) => {
+        HandshakeFailure::Unproven(reason) => {
             let mut state = shared.state();
-            let known = |doubt: &Doubt| doubt.rank == rank;
-            if state.phase == Phase::Joining && !state.doubts.iter().any(known) {
+            let known = |claim: &UnprovenClaim| claim.rank == rank;
+            if state.phase == Phase::Joining && !state.unproven_claims.iter().any(known) {
                 let refusal = Refusal {
                     address,
                     reason: format!("{reason} (a connection from {remote} as rank {rank})"),
                 };
-                state.doubts.push(Doubt {
+                state.unproven_claims.push(UnprovenClaim {
                     since: Instant::now(),
                     rank,
                     refusal,
@@ -118,7 +123,7 @@ fn turn_away(shared: &Shared, claimed: Option<usize>, failed: &Failed, info: &In
 }
 
 /// Notes a peer whose certificate was not accepted.
-fn note_certificate(shared: &Shared, address: String, reason: String) {
+fn note_certificate(shared: &Membership, address: String, reason: String) {
     tracing::warn!(rank = shared.rank, address, reason, "refused a certificate");
     let refusal = Refusal { address, reason };
     shared.state().note_certificate(refusal);
@@ -126,7 +131,7 @@ fn note_certificate(shared: &Shared, address: String, reason: String) {
 
 /// Starts everything that listens.
 pub(super) fn start(
-    shared: &Arc<Shared>,
+    shared: &Arc<Membership>,
     listener: TcpListener,
     reporter: HealthReporter,
 ) -> io::Result<()> {

@@ -10,22 +10,22 @@ use crate::control::convert;
 use crate::control::generated::Heartbeat;
 use crate::control::generated::control_server::ControlServer;
 use crate::control::generated::envelope::Message;
+use crate::control::membership::{Link, Membership, Phase};
 use crate::control::server::Service;
-use crate::control::shared::{Link, Phase, Shared};
-use crate::status::Trouble;
+use crate::status::FailureKind;
 
 /// Sends heartbeats and looks for silent ranks until the runtime ends.
-pub(super) async fn beat(shared: Arc<Shared>) {
+pub(super) async fn send_heartbeats(shared: Arc<Membership>) {
     let mut wake = Instant::now();
     loop {
         sleep_until(wake.into()).await;
         let late = wake.elapsed();
-        wake = tick(&shared, late);
+        wake = check_heartbeats(&shared, late);
     }
 }
 
 /// What this rank says about itself, and whether it wants to hear the same.
-pub(super) fn heartbeat(shared: &Shared, answer: bool) -> Heartbeat {
+pub(super) fn heartbeat(shared: &Membership, answer: bool) -> Heartbeat {
     Heartbeat {
         running: shared.status.running().as_ref().map(convert::operation),
         completed: shared.status.completed(),
@@ -35,15 +35,15 @@ pub(super) fn heartbeat(shared: &Shared, answer: bool) -> Heartbeat {
 
 /// One look at the clock; returns when to look again. `late` is by how much this process itself
 /// was kept from looking.
-pub(super) fn tick(shared: &Shared, late: Duration) -> Instant {
+pub(super) fn check_heartbeats(shared: &Membership, late: Duration) -> Instant {
     let now = Instant::now();
     let heartbeat = heartbeat(shared, false);
     let mut state = shared.state();
-    if now >= state.next_beat {
+    if now >= state.next_heartbeat {
         for link in state.open_links() {
-            link.beat(heartbeat);
+            link.send_heartbeat(heartbeat);
         }
-        state.next_beat = now + shared.interval;
+        state.next_heartbeat = now + shared.interval;
     }
     // Time in which this process was stopped says nothing about its peers: what they sent waits
     // in the sockets.
@@ -53,17 +53,17 @@ pub(super) fn tick(shared: &Shared, late: Duration) -> Instant {
         Duration::ZERO
     };
     let limit = shared.silence_limit();
-    let mut wake = state.next_beat;
+    let mut wake = state.next_heartbeat;
     let mut silent = None;
     let watching = state.phase == Phase::Formed;
     for (rank, link) in state.links.iter_mut().enumerate() {
         let Some(link) = link.as_mut().filter(|link| watching && !link.unwatched) else {
             continue;
         };
-        link.heard += stopped;
-        let elapsed = now.saturating_duration_since(link.heard);
+        link.last_received += stopped;
+        let elapsed = now.saturating_duration_since(link.last_received);
         if elapsed < limit {
-            wake = wake.min(link.heard + limit);
+            wake = wake.min(link.last_received + limit);
         } else if silent.is_none() {
             link.unwatched = true;
             silent = Some((rank, elapsed));
@@ -84,16 +84,16 @@ pub(super) fn tick(shared: &Shared, late: Duration) -> Instant {
     wake
 }
 
-fn nearly_silent(shared: &Shared, link: &Link, now: Instant) -> bool {
+fn nearly_silent(shared: &Membership, link: &Link, now: Instant) -> bool {
     // Heartbeats of different ranks are up to one interval apart.
     let limit = shared.silence_limit();
     let almost = limit.saturating_sub(shared.interval * 3 / 2).max(limit / 2);
-    now.saturating_duration_since(link.heard) >= almost
+    now.saturating_duration_since(link.last_received) >= almost
 }
 
-fn note_silence(shared: &Shared, rank: usize, elapsed: Duration, cut_off: bool) {
-    let trouble = if cut_off {
-        Trouble::Lost {
+fn note_silence(shared: &Membership, rank: usize, elapsed: Duration, cut_off: bool) {
+    let kind = if cut_off {
+        FailureKind::Lost {
             rank: shared.rank,
             reason: format!(
                 "this rank is cut off: none of the other {} ranks was heard of for {elapsed:.1?}",
@@ -101,16 +101,16 @@ fn note_silence(shared: &Shared, rank: usize, elapsed: Duration, cut_off: bool) 
             ),
         }
     } else {
-        Trouble::Silent { rank, elapsed }
+        FailureKind::Silent { rank, elapsed }
     };
-    shared.fail(trouble, 0);
+    shared.record_failure(kind, 0);
 }
 
 /// Tells all ranks of the first failure, and wakes the threads of this one.
-pub(super) async fn spread(shared: Arc<Shared>, reporter: HealthReporter) {
+pub(super) async fn spread_failures(shared: Arc<Membership>, reporter: HealthReporter) {
     loop {
         shared.failed.notified().await;
-        if tell(&shared) {
+        if send_first_failure(&shared) {
             reporter.set_not_serving::<ControlServer<Service>>().await;
         }
         // Under the lock, so that no thread misses it between its look and its sleep.
@@ -123,7 +123,7 @@ pub(super) async fn spread(shared: Arc<Shared>, reporter: HealthReporter) {
 
 /// Before this rank leaves because another one has left: tells the others of that one, so that
 /// they do not take this rank for the first.
-pub(super) fn tell_why(shared: &Shared) {
+pub(super) fn send_departure(shared: &Membership) {
     let Some(failure) = shared.status.reported() else {
         return;
     };
@@ -137,13 +137,13 @@ pub(super) fn tell_why(shared: &Shared) {
 }
 
 /// Sends the first failure to all ranks unless that was done. Returns whether there is one.
-pub(super) fn tell(shared: &Shared) -> bool {
+pub(super) fn send_first_failure(shared: &Membership) -> bool {
     let Some(failure) = shared.first_failure() else {
         return false;
     };
     let notice = convert::notice(shared.rank, &failure);
     let mut state = shared.state();
-    if !std::mem::replace(&mut state.spread, true) {
+    if !std::mem::replace(&mut state.failure_sent, true) {
         tracing::warn!(rank = shared.rank, ?failure, "the group failed");
         for link in state.open_links() {
             link.send(Message::Notice(notice.clone()));

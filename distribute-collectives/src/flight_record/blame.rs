@@ -107,6 +107,7 @@ pub fn blame(dir: impl AsRef<Path>) -> Result<Blame, FlightRecordError> {
 /// What a fuzz target does with any bytes: reads records, which a zero byte separates, writes them
 /// again, and judges them.
 #[cfg(any(test, feature = "fuzzing"))]
+#[expect(clippy::expect_used, reason = "a fuzz target fails by a panic")]
 pub(crate) fn fuzz(bytes: &[u8]) {
     let texts = bytes.split(|byte| *byte == 0);
     let texts = texts.filter_map(|text| std::str::from_utf8(text).ok());

@@ -10,7 +10,7 @@ use crate::flight_record::FlightRecorder;
 use crate::header::{OperationHeader, OperationKind};
 use crate::reduce::ReduceOp;
 use crate::shared_memory::{Settings, welcome_of};
-use crate::status::{Failure, Trouble};
+use crate::status::{Failure, FailureKind};
 
 type Target = (&'static str, fn(&[u8]));
 type Seeds = BTreeMap<&'static str, Vec<u8>>;
@@ -191,9 +191,9 @@ fn envelope(message: envelope::Message) -> Vec<u8> {
     message::Envelope { message }.encode_to_vec()
 }
 
-fn notice(trouble: Trouble) -> Vec<u8> {
+fn notice(kind: FailureKind) -> Vec<u8> {
     let failure = Failure {
-        trouble,
+        kind,
         from_sequence: u64::MAX,
     };
     envelope(envelope::Message::Notice(convert::notice(0, &failure)))
@@ -234,26 +234,26 @@ fn notices() -> Seeds {
     let reason = || "because".to_string();
     let (op, sequence) = (OperationKind::Reduce, 4);
     let elapsed = std::time::Duration::from_micros(u64::MAX);
-    let ended = |error| notice(Trouble::Ended(error));
+    let ended = |error| notice(FailureKind::Ended(error));
     let (rank, peer, address, what) = (7, 1, "host:1".to_string(), reason());
     let (rank_a, rank_b) = (0, 7);
     let missing = vec![0, 7];
     BTreeMap::from([
         (
             "lost",
-            notice(Trouble::Lost {
+            notice(FailureKind::Lost {
                 rank,
                 reason: reason(),
             }),
         ),
         (
             "lost-no-such-rank",
-            notice(Trouble::Lost {
+            notice(FailureKind::Lost {
                 rank: 8,
                 reason: reason(),
             }),
         ),
-        ("silent", notice(Trouble::Silent { rank, elapsed })),
+        ("silent", notice(FailureKind::Silent { rank, elapsed })),
         (
             "mismatch",
             ended(CollectiveError::Mismatch {

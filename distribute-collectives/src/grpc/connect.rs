@@ -1,4 +1,4 @@
-//! The full mesh: every rank dials all lower ranks and welcomes all higher ones, at the same time.
+//! The full mesh: every rank dials all lower ranks and accepts all higher ones, at the same time.
 
 use std::future::Future;
 use std::io;
@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags};
 use rustls::pki_types::ServerName;
 
-use crate::control::strangers_max;
+use crate::control::pending_connections_max;
 use crate::error::{CollectiveError, MissingRank, Result};
-use crate::grpc::handshake::{Guest, HandshakeError, dial, welcome};
+use crate::grpc::handshake::{HandshakeError, IncomingClient, accept_handshake, dial};
 use crate::grpc::hello::{FAILED_PRECONDITION, Hello, Refusal, UNAUTHENTICATED};
 use crate::grpc::lane::Lane;
 use crate::grpc::links::{Links, Peer, wait};
@@ -23,11 +23,11 @@ use crate::header::{OperationHeader, OperationKind};
 use crate::status::GroupStatus;
 use crate::wire::HEADER_BYTES;
 
-/// How long one attempt to connect, or one guest, may take.
-const ATTEMPT: Duration = Duration::from_secs(5);
+/// How long one attempt to connect, or one incoming connection, may take.
+const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long to wait after a failed attempt.
-const RETRY: Duration = Duration::from_millis(50);
+const RETRY_PAUSE: Duration = Duration::from_millis(50);
 
 /// The pause after a connection could not be accepted although no stranger has one: the process
 /// itself has all descriptors, and nothing says when one is free.
@@ -92,42 +92,45 @@ impl DataListener {
     }
 }
 
-type Running<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+type PendingFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// An attempt to connect, and its socket.
-type Attempt = (Arc<SocketState>, Running<Result<Lane, HandshakeError>>);
+type DialAttempt = (
+    Arc<SocketState>,
+    PendingFuture<Result<Lane, HandshakeError>>,
+);
 
 /// One lane to a lower rank.
 struct Dial {
     rank: usize,
     lane: usize,
-    attempt: Option<Attempt>,
+    attempt: Option<DialAttempt>,
     /// When the attempt has to be over, or the next one may begin.
     at: Instant,
 }
 
 enum Stage {
-    Welcome(Running<Result<Guest, HandshakeError>>),
-    Refuse(Running<()>),
+    Handshake(PendingFuture<Result<IncomingClient, HandshakeError>>),
+    Refuse(PendingFuture<()>),
 }
 
 /// One connection to the listener that is not a lane.
-struct Visitor {
+struct IncomingConnection {
     socket: Arc<SocketState>,
     stage: Stage,
     until: Instant,
 }
 
 /// The loop that connects one rank.
-pub(super) struct Connect<'a> {
+pub(super) struct Connector<'a> {
     config: &'a LinkConfig,
     addresses: &'a [Option<SocketAddr>],
     listener: DataListener,
     dials: Vec<Dial>,
-    visitors: Vec<Visitor>,
-    /// How many of them are kept at the same time; the oldest one of those that have said nothing
-    /// has to go, if there is one, else the oldest.
-    visitors_max: usize,
+    incoming: Vec<IncomingConnection>,
+    /// How many incoming connections are kept at the same time. One more ends the oldest silent
+    /// one, or else the oldest.
+    incoming_max: usize,
     /// Until when no connection is accepted.
     pause: Option<Instant>,
     lanes: Vec<Vec<Option<Lane>>>,
@@ -169,7 +172,7 @@ impl LinkConfig {
     }
 }
 
-impl<'a> Connect<'a> {
+impl<'a> Connector<'a> {
     pub(super) fn new(
         config: &'a LinkConfig,
         listener: DataListener,
@@ -185,15 +188,15 @@ impl<'a> Connect<'a> {
         };
         let lower = (0..config.rank).filter(|&rank| addresses[rank].is_some());
         let empty = || (0..config.lanes).map(|_| None).collect();
-        Ok(Connect {
+        Ok(Connector {
             config,
             addresses,
             listener,
             dials: lower
                 .flat_map(|rank| (0..config.lanes).map(move |lane| dial(rank, lane)))
                 .collect(),
-            visitors: Vec::new(),
-            visitors_max: strangers_max(),
+            incoming: Vec::new(),
+            incoming_max: pending_connections_max(),
             pause: None,
             lanes: addresses.iter().map(|_| empty()).collect(),
             reasons: vec!["no answer yet".to_string(); config.world_size],
@@ -214,7 +217,7 @@ impl<'a> Connect<'a> {
             self.config.status.check(&header)?;
             let mut changed = self.accept();
             changed |= self.poll_dials()?;
-            changed |= self.poll_visitors();
+            changed |= self.poll_incoming();
             if self.missing().next().is_none() {
                 return Ok(self.into_peers());
             }
@@ -275,13 +278,13 @@ impl<'a> Connect<'a> {
             return false;
         }
         self.pause = None;
-        for _ in 0..self.visitors_max / 2 {
+        for _ in 0..self.incoming_max / 2 {
             let stream = match self.listener.0.accept() {
                 Ok((stream, _)) => stream,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(_) => {
                     // Perhaps there are no descriptors left: a stranger's is the first to go.
-                    if self.end_a_visitor() {
+                    if self.end_one_incoming() {
                         continue;
                     }
                     self.pause = Some(Instant::now() + ACCEPT_PAUSE);
@@ -292,26 +295,26 @@ impl<'a> Connect<'a> {
             let Ok(socket) = SocketState::new(stream) else {
                 continue;
             };
-            if self.visitors.len() >= self.visitors_max {
-                self.end_a_visitor();
+            if self.incoming.len() >= self.incoming_max {
+                self.end_one_incoming();
             }
             let tls = self.config.tls.as_ref().map(|tls| tls.server.clone());
-            self.visitors.push(Visitor {
-                stage: Stage::Welcome(Box::pin(welcome(socket.clone(), tls))),
+            self.incoming.push(IncomingConnection {
+                stage: Stage::Handshake(Box::pin(accept_handshake(socket.clone(), tls))),
                 socket,
-                until: Instant::now() + ATTEMPT,
+                until: Instant::now() + ATTEMPT_TIMEOUT,
             });
         }
         any
     }
 
     /// Ends the connection that is the least likely to become a lane; whether there was one.
-    fn end_a_visitor(&mut self) -> bool {
-        let is_silent = |visitor: &Visitor| visitor.socket.moved() == 0;
-        let index = self.visitors.iter().position(is_silent).unwrap_or(0);
-        let has_one = index < self.visitors.len();
+    fn end_one_incoming(&mut self) -> bool {
+        let is_silent = |connection: &IncomingConnection| connection.socket.moved() == 0;
+        let index = self.incoming.iter().position(is_silent).unwrap_or(0);
+        let has_one = index < self.incoming.len();
         if has_one {
-            self.visitors.remove(index);
+            self.incoming.remove(index);
         }
         has_one
     }
@@ -332,7 +335,7 @@ impl<'a> Connect<'a> {
                     changed = true;
                     self.note(dial.rank, error)?;
                     dial.attempt = None;
-                    dial.at = now + RETRY;
+                    dial.at = now + RETRY_PAUSE;
                 }
             }
             self.dials.push(dial);
@@ -351,7 +354,7 @@ impl<'a> Connect<'a> {
                     return Poll::Ready(Err(HandshakeError::Unreachable(error.to_string())));
                 }
             }
-            dial.at = now + ATTEMPT;
+            dial.at = now + ATTEMPT_TIMEOUT;
         }
         let Some((_, running)) = &mut dial.attempt else {
             return Poll::Pending;
@@ -367,7 +370,7 @@ impl<'a> Connect<'a> {
         }
     }
 
-    fn begin_dial(&self, rank: usize, lane: usize) -> io::Result<Attempt> {
+    fn begin_dial(&self, rank: usize, lane: usize) -> io::Result<DialAttempt> {
         let config = self.config;
         let address = self.addresses[rank].ok_or(io::ErrorKind::AddrNotAvailable)?;
         let socket = SocketState::connect(address)?;
@@ -405,33 +408,33 @@ impl<'a> Connect<'a> {
         Ok(())
     }
 
-    /// Continues with the guests; returns whether one became something else.
-    fn poll_visitors(&mut self) -> bool {
+    /// Continues with the incoming connections; returns whether one became something else.
+    fn poll_incoming(&mut self) -> bool {
         let mut context = Context::from_waker(Waker::noop());
         let now = Instant::now();
         let mut changed = false;
-        for mut visitor in std::mem::take(&mut self.visitors) {
-            if now >= visitor.until {
+        for mut connection in std::mem::take(&mut self.incoming) {
+            if now >= connection.until {
                 changed = true;
                 continue;
             }
-            match &mut visitor.stage {
-                Stage::Welcome(running) => match running.as_mut().poll(&mut context) {
-                    Poll::Pending => self.visitors.push(visitor),
+            match &mut connection.stage {
+                Stage::Handshake(running) => match running.as_mut().poll(&mut context) {
+                    Poll::Pending => self.incoming.push(connection),
                     Poll::Ready(result) => {
                         changed = true;
                         // A stranger that does not speak HTTP/2 is not worth an answer.
-                        if let Ok(guest) = result {
-                            visitor.stage = match self.admit(guest) {
+                        if let Ok(client) = result {
+                            connection.stage = match self.admit(client) {
                                 None => continue,
                                 Some(refusing) => Stage::Refuse(refusing),
                             };
-                            self.visitors.push(visitor);
+                            self.incoming.push(connection);
                         }
                     }
                 },
                 Stage::Refuse(running) => match running.as_mut().poll(&mut context) {
-                    Poll::Pending => self.visitors.push(visitor),
+                    Poll::Pending => self.incoming.push(connection),
                     Poll::Ready(()) => changed = true,
                 },
             }
@@ -439,20 +442,20 @@ impl<'a> Connect<'a> {
         changed
     }
 
-    /// Makes a guest a lane, or says how it is being refused.
-    fn admit(&mut self, guest: Guest) -> Option<Running<()>> {
-        let hello = match Hello::parse(&guest.request) {
+    /// Makes a client a lane, or says how it is being refused.
+    fn admit(&mut self, client: IncomingClient) -> Option<PendingFuture<()>> {
+        let hello = match Hello::parse(&client.request) {
             Ok(hello) => hello,
-            Err(refusal) => return Some(Box::pin(guest.refuse(refusal))),
+            Err(refusal) => return Some(Box::pin(client.refuse(refusal))),
         };
         if let Err(refusal) = self.check(&hello) {
             if let Some(reason) = self.reasons.get_mut(hello.rank) {
                 *reason = format!("a connection in its name was refused: {}", refusal.message);
                 self.answered[hello.rank] = true;
             }
-            return Some(Box::pin(guest.refuse(refusal)));
+            return Some(Box::pin(client.refuse(refusal)));
         }
-        if let Ok(lane) = guest.accept(self.config.max_message_bytes) {
+        if let Ok(lane) = client.accept(self.config.max_message_bytes) {
             self.lanes[hello.rank][hello.lane] = Some(lane);
         }
         None
@@ -519,9 +522,12 @@ impl<'a> Connect<'a> {
                 fds.push(PollFd::new(&**socket, socket.interest(true)));
             }
         }
-        for visitor in &self.visitors {
-            earlier(visitor.until);
-            fds.push(PollFd::new(&*visitor.socket, visitor.socket.interest(true)));
+        for connection in &self.incoming {
+            earlier(connection.until);
+            fds.push(PollFd::new(
+                &*connection.socket,
+                connection.socket.interest(true),
+            ));
         }
         let waited = wait(
             &mut fds,
@@ -547,7 +553,7 @@ impl Links {
     ) -> Result<Links> {
         let mut links = Links::unconnected(&config)?;
         links.may_spin = has_core_for_each(&listener, peers);
-        let connect = Connect::new(&config, listener, peers)?;
+        let connect = Connector::new(&config, listener, peers)?;
         links.peers = connect.run(deadline, links.wake.as_fd())?;
         Ok(links)
     }

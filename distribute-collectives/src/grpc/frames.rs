@@ -13,9 +13,9 @@ pub(crate) struct Message {
 
 #[derive(Debug)]
 enum Payload {
-    /// It lay in one piece, and still lies where it was received.
+    /// The payload arrived in one piece, and still lies where it was received.
     Piece(Bytes),
-    /// It was put together.
+    /// The payload was put together from several pieces.
     Assembled(Vec<u8>),
 }
 

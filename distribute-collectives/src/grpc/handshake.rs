@@ -90,7 +90,7 @@ pub(super) async fn dial(
 }
 
 /// A client that has said hello.
-pub(super) struct Guest {
+pub(super) struct IncomingClient {
     socket: Arc<SocketState>,
     connection: h2::server::Connection<Stream, Segment>,
     pub(super) request: Request<RecvStream>,
@@ -98,10 +98,10 @@ pub(super) struct Guest {
 }
 
 /// Waits for the request of a client.
-pub(super) async fn welcome(
+pub(super) async fn accept_handshake(
     socket: Arc<SocketState>,
     tls: Option<Arc<rustls::ServerConfig>>,
-) -> Result<Guest, HandshakeError> {
+) -> Result<IncomingClient, HandshakeError> {
     let stream = match tls {
         None => Stream::plain(socket.clone()),
         Some(config) => {
@@ -123,7 +123,7 @@ pub(super) async fn welcome(
         .await
         .map_err(http2)?;
     match poll_fn(|context| connection.poll_accept(context)).await {
-        Some(Ok((request, respond))) => Ok(Guest {
+        Some(Ok((request, respond))) => Ok(IncomingClient {
             socket,
             connection,
             request,
@@ -134,7 +134,7 @@ pub(super) async fn welcome(
     }
 }
 
-impl Guest {
+impl IncomingClient {
     /// Accepts the client.
     pub(super) fn accept(mut self, max_message_bytes: usize) -> Result<Lane, h2::Error> {
         let send = self.respond.send_response(hello::answer(), false)?;

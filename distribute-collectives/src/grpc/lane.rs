@@ -63,9 +63,9 @@ impl Driver {
 /// Why nothing more comes from a peer.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum End {
-    /// It has gone.
+    /// The connection has gone.
     Lost(String),
-    /// It sent what makes no sense.
+    /// The peer sent what makes no sense.
     Protocol(String),
 }
 

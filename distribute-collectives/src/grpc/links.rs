@@ -14,8 +14,8 @@ use crate::grpc::frames::Message;
 use crate::grpc::lane::{End, Lane};
 use crate::grpc::pool::Pool;
 use crate::header::OperationHeader;
-use crate::patience::Patience;
-use crate::status::{Failure, GroupStatus, Trouble};
+use crate::spin_policy::SpinPolicy;
+use crate::status::{Failure, FailureKind, GroupStatus};
 use crate::wire::{FrameHeader, HEADER_BYTES, OVERHEAD_BYTES, PREFIX_BYTES, encode_prefix};
 
 /// Segments to one rank that a send never waits for.
@@ -30,7 +30,7 @@ const PENDING_BYTES: usize = 2 << 20;
 const QUEUED_BYTES: usize = 4 << 20;
 
 /// How long a rank whose connection broke waits for the control plane to say why.
-const EXPLANATION: Duration = Duration::from_millis(200);
+const FAILURE_REPORT_WAIT: Duration = Duration::from_millis(200);
 
 /// The connections to one rank.
 pub(super) struct Peer {
@@ -54,7 +54,7 @@ impl Peer {
 
 /// The time limits of the running operation.
 #[derive(Clone, Copy)]
-struct Running {
+struct TimeLimits {
     begin: Instant,
     deadline: Option<Instant>,
 }
@@ -74,10 +74,10 @@ pub(crate) struct Links {
     status: Arc<GroupStatus>,
     /// Readable when a failure was noted.
     pub(super) wake: Arc<OwnedFd>,
-    running: Running,
+    running: TimeLimits,
     /// Whether each rank has a core, so that polling need not yield it.
     pub(super) may_spin: bool,
-    patience: Patience,
+    spin_policy: SpinPolicy,
 }
 
 /// How long a rank polls before it sleeps.
@@ -131,12 +131,12 @@ impl Links {
             pool: Arc::default(),
             status: config.status.clone(),
             wake,
-            running: Running {
+            running: TimeLimits {
                 begin: Instant::now(),
                 deadline: None,
             },
             may_spin: false,
-            patience: Patience::default(),
+            spin_policy: SpinPolicy::default(),
         })
     }
 
@@ -162,7 +162,7 @@ impl Links {
 
     /// Starts the clock of an operation.
     pub(crate) fn begin_operation(&mut self, begin: Instant, deadline: Option<Instant>) {
-        self.running = Running { begin, deadline };
+        self.running = TimeLimits { begin, deadline };
     }
 
     /// Sends a segment of `bytes` bytes; `fill` writes it. Returns when it is on its way or
@@ -400,12 +400,12 @@ impl Links {
     /// Tries for about as long as sleeping and waking a thread takes, and returns whether bytes
     /// moved. Where not each rank has a core, it yields between two tries.
     fn poll(&mut self, goal: Goal) -> bool {
-        let patience = std::mem::take(&mut self.patience);
+        let spin_policy = std::mem::take(&mut self.spin_policy);
         let moved = match self.may_spin {
-            true => patience.poll(SPIN, || self.drive_for(goal)),
-            false => patience.poll_yielding(|| self.drive_for(goal)),
+            true => spin_policy.poll(SPIN, || self.drive_for(goal)),
+            false => spin_policy.poll_yielding(|| self.drive_for(goal)),
         };
-        self.patience = patience;
+        self.spin_policy = spin_policy;
         moved
     }
 
@@ -439,7 +439,7 @@ impl Links {
                 return Ok(());
             }
             noted?;
-            // It concerns later operations only; the next one asks the status itself.
+            // The failure concerns later operations only; the next one asks the status itself.
             let _ = rustix::io::read(&*self.wake, &mut [0; 8]);
             // One that was noted after the look has rung the same bell.
             if self.status.check_peer(header, goal.peer()).is_ok() {
@@ -495,14 +495,14 @@ impl Links {
             sequence: header.sequence,
             elapsed: self.running.begin.elapsed(),
         };
-        self.fail(header, Trouble::Ended(error.clone()));
+        self.record_failure(header, FailureKind::Ended(error.clone()));
         error
     }
 
-    /// Notes a trouble that this rank has found, so that all ranks hear of it.
-    fn fail(&self, header: &OperationHeader, trouble: Trouble) {
-        self.status.fail(Failure {
-            trouble,
+    /// Notes a failure that this rank has found, so that all ranks hear of it.
+    fn record_failure(&self, header: &OperationHeader, kind: FailureKind) {
+        self.status.record_failure(Failure {
+            kind,
             from_sequence: header.sequence,
         });
     }
@@ -514,7 +514,7 @@ impl Links {
             End::Lost(reason) => reason,
         };
         // The control plane may know better: which rank failed first, or that it was aborted.
-        let until = Instant::now() + EXPLANATION;
+        let until = Instant::now() + FAILURE_REPORT_WAIT;
         loop {
             if let Err(error) = self.status.check_peer(header, Some(peer)) {
                 return error;
@@ -531,9 +531,9 @@ impl Links {
                 }
             }
         }
-        let trouble = Trouble::Lost { rank: peer, reason };
-        self.fail(header, trouble.clone());
-        trouble.into_error(header)
+        let kind = FailureKind::Lost { rank: peer, reason };
+        self.record_failure(header, kind.clone());
+        kind.into_error(header)
     }
 
     fn protocol_error(
@@ -552,7 +552,7 @@ impl Links {
             address,
             what,
         };
-        self.fail(header, Trouble::Ended(error.clone()));
+        self.record_failure(header, FailureKind::Ended(error.clone()));
         error
     }
 
@@ -601,7 +601,7 @@ impl Links {
             sequence: expected.sequence,
             what,
         };
-        self.fail(expected, Trouble::Ended(error.clone()));
+        self.record_failure(expected, FailureKind::Ended(error.clone()));
         Err(error)
     }
 }

@@ -1,7 +1,7 @@
 //! Data connections: ordinary gRPC on the wire, driven by the thread that calls an operation.
 //!
-//! Between each pair of ranks there is one TCP connection per lane; the lower rank listens. It
-//! carries HTTP/2 (the crate `h2`) with one bidirectional stream:
+//! A *lane* is one of the data connections between two ranks: a TCP connection, to which the lower
+//! rank listens. It carries HTTP/2 (the crate `h2`) with one bidirectional stream:
 //!
 //! ```proto
 //! syntax = "proto3";
@@ -31,7 +31,7 @@ mod hello;
 mod lane;
 mod links;
 mod pool;
-#[allow(unsafe_code)]
+#[expect(unsafe_code, reason = "each use says why it is sound")]
 mod raw;
 mod socket;
 mod stream;

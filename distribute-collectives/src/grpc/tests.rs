@@ -20,7 +20,7 @@ use crate::header::{OperationHeader, OperationKind};
 use crate::messages::TransportCommunicator;
 use crate::options::{Algorithm, GroupOptions, Order};
 use crate::reduce::ReduceOp;
-use crate::status::{Failure, GroupStatus, Trouble};
+use crate::status::{Failure, FailureKind, GroupStatus};
 use crate::testing::{on_threads, within_limit};
 
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -445,10 +445,10 @@ fn a_noted_failure_ends_a_blocked_receive_at_once() {
                             std::thread::yield_now();
                         }
                         let reason = "stopped".to_string();
-                        let trouble = Trouble::Lost { rank: 1, reason };
+                        let kind = FailureKind::Lost { rank: 1, reason };
                         let noted = Instant::now();
-                        status.fail(Failure {
-                            trouble,
+                        status.record_failure(Failure {
+                            kind,
                             from_sequence: 0,
                         });
                         noted

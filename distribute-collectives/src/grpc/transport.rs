@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::algorithm::dissemination;
-use crate::bookkeeping::{Bookkeeping, Running};
+use crate::bookkeeping::{Bookkeeping, RunningOperation};
 use crate::communicator::{AbortHandle, AbortTarget};
 use crate::error::{CollectiveError, Result};
 use crate::grpc::lane::{PAIR_BYTES, PAIR_SEGMENT_BYTES, SEGMENT_BYTES};
@@ -17,10 +17,11 @@ use crate::transport::Transport;
 ///
 /// Every frame carries the header of its operation, so no rank combines what belongs to another
 /// one. For most operations that is all the agreement that is needed: what a rank ends with
-/// contains something of every rank, and it came through ranks that compared headers pair by
-/// pair, so a rank next to a difference stops and nobody behind it can finish. Where a rank can
-/// finish without having heard of all others (broadcast, reduce, barrier, and buffers so short
-/// that some ranks have no share) the ranks first meet, see [`GrpcTransport::meet`].
+/// contains something of every rank, and it came through ranks that compared headers pair by pair,
+/// so a rank next to a difference stops and nobody behind it can finish. Where a rank can finish
+/// without having heard of all others (broadcast, reduce, barrier, and buffers so short that some
+/// ranks have no share) the ranks first exchange their headers, see
+/// [`GrpcTransport::compare_headers`].
 pub(crate) struct GrpcTransport {
     links: Links,
     status: Arc<GroupStatus>,
@@ -52,7 +53,7 @@ impl GrpcTransport {
     }
 
     /// A [dissemination barrier](dissemination) that compares the headers.
-    fn meet(&mut self, header: &OperationHeader) -> Result<()> {
+    fn compare_headers(&mut self, header: &OperationHeader) -> Result<()> {
         let (rank, size) = (self.links.rank(), self.links.world_size());
         for (to, from) in dissemination::rounds(rank, size) {
             self.links.send(to, header, 0, &mut |_| {})?;
@@ -61,7 +62,7 @@ impl GrpcTransport {
         Ok(())
     }
 
-    fn needs_meeting(&self, header: &OperationHeader) -> bool {
+    fn needs_header_exchange(&self, header: &OperationHeader) -> bool {
         match header.kind {
             OperationKind::Broadcast | OperationKind::Reduce | OperationKind::Barrier => true,
             OperationKind::AllReduce | OperationKind::ReduceScatter => {
@@ -112,12 +113,12 @@ impl Transport for GrpcTransport {
     fn begin(&mut self, header: &OperationHeader) -> Result<()> {
         self.operations.check()?;
         self.status.check_peer(header, None)?;
-        let running = Running::new(header, self.timeout);
+        let running = RunningOperation::new(header, self.timeout);
         self.links.begin_operation(running.begin, running.deadline);
         self.status.begin(header);
         self.operations.begin(running);
-        if self.needs_meeting(header) {
-            self.meet(header)?;
+        if self.needs_header_exchange(header) {
+            self.compare_headers(header)?;
         }
         Ok(())
     }
@@ -149,7 +150,7 @@ impl Transport for GrpcTransport {
     }
 
     fn fail(&mut self, error: CollectiveError) {
-        self.operations.fail(&self.status, error);
+        self.operations.record_failure(&self.status, error);
     }
 
     fn abort_handle(&self) -> AbortHandle {

@@ -17,7 +17,7 @@ use crate::error::Result;
 use crate::gathering;
 use crate::header::{OperationHeader, OperationKind};
 use crate::in_process::mailbox::InProcessTransport;
-use crate::in_process::shared_memory::{self, Plan, RawBuffer, Running};
+use crate::in_process::peer_buffers::{self, CompletionGuard, Plan, RawBuffer};
 use crate::messages::{self, check_rank};
 use crate::options::Algorithm;
 use crate::reduce::ReduceOp;
@@ -71,13 +71,13 @@ impl DirectCommunicator {
             list.extend(buffers.iter_mut().map(RawBuffer::of));
         });
         let result = started.and_then(|()| {
-            let running = Running {
+            let running = CompletionGuard {
                 group,
                 sequence: header.sequence,
             };
             if plan.blocks() > 0 {
                 group.collect(rank, &mut self.table);
-                shared_memory::work(group, rank, &plan, &self.table);
+                peer_buffers::work(group, rank, &plan, &self.table);
             }
             drop(running);
             group.outcome(header.sequence)
@@ -136,7 +136,7 @@ impl Communicator for DirectCommunicator {
             list.push(RawBuffer::of_input(input));
         });
         let result = started.and_then(|()| {
-            let running = Running {
+            let running = CompletionGuard {
                 group,
                 sequence: header.sequence,
             };
@@ -149,7 +149,7 @@ impl Communicator for DirectCommunicator {
                 sizes: &self.sizes,
                 transport: "in-process",
             };
-            let gathered = shared_memory::gather(group, &header, &self.table, &inputs, output);
+            let gathered = peer_buffers::gather(group, &header, &self.table, &inputs, output);
             drop(running);
             gathered.and_then(|()| group.outcome(header.sequence))
         });

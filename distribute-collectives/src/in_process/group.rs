@@ -17,10 +17,10 @@ use crate::communicator::AbortTarget;
 use crate::error::{CollectiveError, Result};
 use crate::header::{OperationHeader, OperationKind};
 use crate::in_process::mailbox::Mailbox;
-use crate::in_process::shared_memory::RawBuffer;
+use crate::in_process::peer_buffers::RawBuffer;
 use crate::in_process::wait_for_change;
 use crate::options::GroupOptions;
-use crate::patience::{Patience, poll_some};
+use crate::spin_policy::{SpinPolicy, poll_some};
 
 /// How long a rank polls before it sleeps: about as long as waking a thread takes. A meeting of
 /// ranks that are all awake takes less than a microsecond, one that wakes them 10 to 50.
@@ -67,7 +67,7 @@ pub(crate) struct Group {
     started: AtomicU64,
     completed: AtomicU64,
     /// Number of entries that `failure` and `lost` have got: the cheap check while waiting.
-    troubles: AtomicU64,
+    failure_count: AtomicU64,
     /// For segments; see [`mailbox`](Self::mailbox).
     mailboxes: Vec<Mailbox>,
     /// The next unclaimed block of each rank's share of the running operation.
@@ -76,7 +76,7 @@ pub(crate) struct Group {
     remaining: AtomicUsize,
     /// Whether each rank can have a core, so that polling need not yield it.
     may_spin: bool,
-    patience: Patience,
+    spin_policy: SpinPolicy,
 }
 
 impl Group {
@@ -96,7 +96,7 @@ impl Group {
             changed: Condvar::new(),
             started: AtomicU64::new(0),
             completed: AtomicU64::new(0),
-            troubles: AtomicU64::new(0),
+            failure_count: AtomicU64::new(0),
             mailboxes: (0..2 * world_size * world_size)
                 .map(|_| Mailbox::default())
                 .collect(),
@@ -105,7 +105,7 @@ impl Group {
                 .collect(),
             remaining: AtomicUsize::new(0),
             may_spin: world_size <= cores,
-            patience: Patience::default(),
+            spin_policy: SpinPolicy::default(),
         }
     }
 
@@ -137,7 +137,9 @@ impl Group {
             return self.start_all(state, rank, header, blocks);
         }
         drop(state);
-        self.poll(|| self.started.load(Ordering::Acquire) > header.sequence || self.troubles() > 0);
+        self.poll(|| {
+            self.started.load(Ordering::Acquire) > header.sequence || self.failure_count() > 0
+        });
         if self.started.load(Ordering::Acquire) > header.sequence {
             return Ok(());
         }
@@ -156,7 +158,7 @@ impl Group {
             .and_then(|()| same_lengths(header, &state.buffers));
         if let Err(error) = agreed {
             withdraw(&mut state, rank);
-            self.fail_locked(&mut state, error.clone(), header.sequence);
+            self.record_failure_locked(&mut state, error.clone(), header.sequence);
             self.wake(state);
             return Err(error);
         }
@@ -201,7 +203,7 @@ impl Group {
                     sequence: header.sequence,
                     elapsed: begin.elapsed(),
                 };
-                self.fail_locked(&mut state, error.clone(), header.sequence);
+                self.record_failure_locked(&mut state, error.clone(), header.sequence);
                 self.wake(state);
                 return Err(error);
             }
@@ -228,14 +230,14 @@ impl Group {
         if sleepers > 0 {
             self.changed.notify_all();
         }
-        if self.troubles() > 0 {
+        if self.failure_count() > 0 {
             self.mailboxes.iter().for_each(Mailbox::notify);
         }
     }
 
     /// Changes whenever the group fails or a rank leaves; 0 while all is well.
-    pub(crate) fn troubles(&self) -> u64 {
-        self.troubles.load(Ordering::Acquire)
+    pub(crate) fn failure_count(&self) -> u64 {
+        self.failure_count.load(Ordering::Acquire)
     }
 
     /// The mailbox for segments from one rank to another one. Point-to-point calls have their
@@ -251,8 +253,8 @@ impl Group {
             return;
         }
         match self.may_spin {
-            true => self.patience.poll(SPIN, || poll_some(&ready)),
-            false => self.patience.poll_yielding(ready),
+            true => self.spin_policy.poll(SPIN, || poll_some(&ready)),
+            false => self.spin_policy.poll_yielding(ready),
         };
     }
 
@@ -303,7 +305,7 @@ impl Group {
 
     /// The error of a completed operation: set when a rank panicked while it did its blocks.
     pub(crate) fn outcome(&self, sequence: u64) -> Result<()> {
-        if self.troubles() == 0 {
+        if self.failure_count() == 0 {
             return Ok(());
         }
         match &self.lock().failure {
@@ -324,7 +326,7 @@ impl Group {
                 sequence,
                 reason: lost.reason.to_string(),
             };
-            self.fail_locked(state, error, sequence);
+            self.record_failure_locked(state, error, sequence);
         }
         match &state.failure {
             Some(failure) if failure.from_sequence <= sequence => Err(failure.error.clone()),
@@ -357,7 +359,7 @@ impl Group {
                         sequence,
                         reason,
                     };
-                    self.fail_locked(&mut state, error.clone(), sequence);
+                    self.record_failure_locked(&mut state, error.clone(), sequence);
                     Err(error)
                 }
                 None => Ok(()),
@@ -380,7 +382,7 @@ impl Group {
         sequence: u64,
         peer: Option<usize>,
     ) -> Result<()> {
-        if self.troubles() == 0 {
+        if self.failure_count() == 0 {
             return Ok(());
         }
         let state = self.lock();
@@ -404,7 +406,7 @@ impl Group {
         }
     }
 
-    fn fail_locked(&self, state: &mut State, error: CollectiveError, from_sequence: u64) {
+    fn record_failure_locked(&self, state: &mut State, error: CollectiveError, from_sequence: u64) {
         // The first failure stays, except that one which concerns earlier operations too wins.
         let earlier = state
             .failure
@@ -416,13 +418,13 @@ impl Group {
                 from_sequence,
             });
         }
-        self.troubles.fetch_add(1, Ordering::Release);
+        self.failure_count.fetch_add(1, Ordering::Release);
     }
 
     /// Ends operation `from_sequence` and all later ones with `error` on every rank.
-    pub(crate) fn fail(&self, error: CollectiveError, from_sequence: u64) {
+    pub(crate) fn record_failure(&self, error: CollectiveError, from_sequence: u64) {
         let mut state = self.lock();
-        self.fail_locked(&mut state, error, from_sequence);
+        self.record_failure_locked(&mut state, error, from_sequence);
         self.wake(state);
     }
 
@@ -434,7 +436,7 @@ impl Group {
             completed,
             reason,
         });
-        self.troubles.fetch_add(1, Ordering::Release);
+        self.failure_count.fetch_add(1, Ordering::Release);
         self.wake(state);
     }
 }
@@ -447,7 +449,7 @@ impl AbortTarget for Group {
         };
         let mut state = self.lock();
         if state.failure.is_none() {
-            self.fail_locked(&mut state, error, 0);
+            self.record_failure_locked(&mut state, error, 0);
         }
         self.wake(state);
     }

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::bookkeeping::Running;
+use crate::bookkeeping::RunningOperation;
 use crate::communicator::AbortHandle;
 use crate::error::{CollectiveError, Result};
 use crate::header::OperationHeader;
@@ -115,13 +115,13 @@ impl InProcessTransport {
             if ready(slots.filled) {
                 return Ok(slots);
             }
-            let troubles = group.troubles();
-            if troubles > 0 {
+            let failure_count = group.failure_count();
+            if failure_count > 0 {
                 // Not under the mailbox's lock: a failure wakes the mailboxes.
                 drop(slots);
                 group.check_waiting(header.kind, header.sequence, peer, is_ready)?;
                 slots = mailbox.lock();
-                if ready(slots.filled) || group.troubles() != troubles {
+                if ready(slots.filled) || group.failure_count() != failure_count {
                     continue;
                 }
             }
@@ -136,7 +136,7 @@ impl InProcessTransport {
                     sequence: header.sequence,
                     elapsed: running.begin.elapsed(),
                 };
-                group.fail(error.clone(), header.sequence);
+                group.record_failure(error.clone(), header.sequence);
                 return Err(error);
             }
             slots = mailbox.sleep(slots, left);
@@ -173,7 +173,7 @@ impl Transport for InProcessTransport {
     fn begin(&mut self, header: &OperationHeader) -> Result<()> {
         self.endpoint.operations.check()?;
         let group = &*self.endpoint.group;
-        let running = Running::new(header, group.options.get_timeout());
+        let running = RunningOperation::new(header, group.options.get_timeout());
         if !header.kind.is_point_to_point() {
             group.start(self.endpoint.rank, header, 0, |_| {})?;
         }
@@ -233,7 +233,7 @@ impl Transport for InProcessTransport {
 
     fn fail(&mut self, error: CollectiveError) {
         let sequence = self.endpoint.operations.sequence();
-        self.endpoint.group.fail(error, sequence);
+        self.endpoint.group.record_failure(error, sequence);
     }
 
     fn abort_handle(&self) -> AbortHandle {

@@ -4,8 +4,8 @@ mod direct;
 mod endpoint;
 mod group;
 mod mailbox;
-#[allow(unsafe_code)]
-mod shared_memory;
+#[expect(unsafe_code, reason = "each use says why it is sound")]
+mod peer_buffers;
 
 use std::sync::{Arc, Condvar, MutexGuard, PoisonError};
 use std::time::Duration;

@@ -29,11 +29,11 @@ pub(super) struct MpiCollectives {
     sizes: Vec<usize>,
 }
 
-/// Who gets the reduced chunks.
+/// The ranks that get the reduced chunks.
 #[derive(Clone, Copy, PartialEq)]
 enum Target {
-    /// Their owners.
-    Own,
+    /// Every rank gets the share that it owns.
+    Shares,
     /// The root.
     Root(usize),
     /// Everybody.
@@ -165,7 +165,7 @@ impl MpiCollectives {
             };
             reduce::reduce_ranks(op, size, 0..1, own.len(), &mut received);
             let memory = match target {
-                Target::Own => {
+                Target::Shares => {
                     let reduced = &memory.incoming(bytes)[..own.len() * each];
                     unpack::<T>(wire, buffers, own, reduced);
                     memory
@@ -375,7 +375,7 @@ impl Communicator for MpiCollectives {
         let own = chunk_range(buffer.len(), self.world_size(), self.rank());
         let buffers = &mut [buffer.reborrow()];
         let header = self.header(OperationKind::ReduceScatter).with_op(op);
-        self.reduction(header, op, Target::Own, buffers)?;
+        self.reduction(header, op, Target::Shares, buffers)?;
         Ok(own)
     }
 

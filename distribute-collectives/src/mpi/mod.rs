@@ -46,7 +46,7 @@
 
 mod collectives;
 mod notice;
-#[allow(unsafe_code)]
+#[expect(unsafe_code, reason = "each use says why it is sound")]
 mod raw;
 mod transport;
 

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use super::notice::{self, HEADER_BYTES, NOTICE_BYTES, Notice};
 use super::raw::{Comm, Memory, NOTICE_TAG, Pending};
-use crate::bookkeeping::{Bookkeeping, Running};
+use crate::bookkeeping::{Bookkeeping, RunningOperation};
 use crate::communicator::{AbortHandle, AbortTarget};
 use crate::error::{CollectiveError, Result};
 use crate::header::OperationHeader;
@@ -33,7 +33,7 @@ const SAY_WAITING_AFTER: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(1);
 
 /// What is known of the other ranks.
-struct Heard {
+struct PeerStates {
     failure: Option<CollectiveError>,
     /// Per rank: the operations that it had finished when it left, and whether it panicked.
     left: Vec<Option<(u64, bool)>>,
@@ -44,38 +44,38 @@ struct Heard {
 }
 
 /// The part of an endpoint that other threads may use.
-pub(super) struct Shared {
+pub(super) struct NoticeExchange {
     comm: Arc<Comm>,
-    heard: Mutex<Heard>,
+    peers: Mutex<PeerStates>,
     closed: AtomicBool,
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Heard> {
+impl NoticeExchange {
+    fn lock(&self) -> MutexGuard<'_, PeerStates> {
         // The lock is never held across code that can panic half-way through a change.
-        self.heard.lock().unwrap_or_else(PoisonError::into_inner)
+        self.peers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Tells all other ranks.
-    fn tell(&self, notice: &Notice) {
+    fn send_notice(&self, notice: &Notice) {
         let bytes = notice::encode(self.comm.instance, notice);
-        let mut heard = self.lock();
+        let mut peers = self.lock();
         for rank in (0..self.comm.size).filter(|rank| *rank != self.comm.rank) {
             let mut memory = Memory::default();
             memory.outgoing(NOTICE_BYTES).copy_from_slice(&bytes);
             // A rank that cannot be told finds out by its own deadline.
             if let Ok(pending) = self.comm.send(memory, NOTICE_BYTES, rank, NOTICE_TAG) {
-                heard.outgoing.push(pending);
+                peers.outgoing.push(pending);
             }
         }
-        heard
+        peers
             .outgoing
             .retain_mut(|pending| matches!(pending.test(), Ok(None)));
     }
 
     /// Reads what the other ranks have told.
-    fn listen(&self) -> Result<MutexGuard<'_, Heard>> {
-        let mut heard = self.lock();
+    fn receive_notices(&self) -> Result<MutexGuard<'_, PeerStates>> {
+        let mut peers = self.lock();
         let mut inbox = self.comm.world.inbox();
         while let Some(message) = self.comm.take_notice::<NOTICE_BYTES>()? {
             inbox.notices.extend(notice::decode(&message));
@@ -83,17 +83,17 @@ impl Shared {
         let mut notices = std::mem::take(&mut inbox.notices);
         notices.retain(|(instance, notice)| {
             if *instance == self.comm.instance {
-                heard.note(notice);
+                peers.record(notice);
             }
             *instance != self.comm.instance && inbox.is_expected(*instance)
         });
         inbox.notices = notices;
         drop(inbox);
-        Ok(heard)
+        Ok(peers)
     }
 }
 
-impl Heard {
+impl PeerStates {
     /// The failure, unless it concerns later operations than this one.
     fn failure_of(&self, running: u64) -> Option<CollectiveError> {
         let from = match self.failure.as_ref()? {
@@ -105,7 +105,7 @@ impl Heard {
         self.failure.clone().filter(|_| from <= running)
     }
 
-    fn note(&mut self, notice: &Notice) {
+    fn record(&mut self, notice: &Notice) {
         let size = self.left.len();
         match notice {
             Notice::Failed(error) => {
@@ -124,18 +124,18 @@ impl Heard {
     }
 }
 
-impl AbortTarget for Shared {
+impl AbortTarget for NoticeExchange {
     fn abort(&self, rank: usize, reason: &str) {
         if self.closed.load(Ordering::Acquire) {
             return;
         }
         let reason = reason.to_string();
         let error = CollectiveError::Aborted { rank, reason };
-        let mut heard = self.lock();
-        if heard.failure.is_none() {
-            heard.failure = Some(error.clone());
-            drop(heard);
-            self.tell(&Notice::Failed(error));
+        let mut peers = self.lock();
+        if peers.failure.is_none() {
+            peers.failure = Some(error.clone());
+            drop(peers);
+            self.send_notice(&Notice::Failed(error));
         }
     }
 }
@@ -143,7 +143,7 @@ impl AbortTarget for Shared {
 /// One rank's endpoint.
 pub(super) struct MpiTransport {
     pub(super) comm: Arc<Comm>,
-    shared: Arc<Shared>,
+    shared: Arc<NoticeExchange>,
     timeout: Duration,
     operations: Bookkeeping,
     said_waiting: bool,
@@ -157,9 +157,9 @@ impl MpiTransport {
     pub(super) fn new(comm: Comm, options: &GroupOptions) -> Self {
         let comm = Arc::new(comm);
         let size = comm.size;
-        let shared = Shared {
+        let shared = NoticeExchange {
             comm: comm.clone(),
-            heard: Mutex::new(Heard {
+            peers: Mutex::new(PeerStates {
                 failure: None,
                 left: vec![None; size],
                 waiting: vec![None; size],
@@ -207,7 +207,7 @@ impl MpiTransport {
             match polls {
                 0..32 => std::hint::spin_loop(),
                 32..256 => std::thread::yield_now(),
-                _ => std::thread::sleep(pause(polls - 256)),
+                _ => std::thread::sleep(poll_pause(polls - 256)),
             }
             polls = polls.saturating_add(1);
         }
@@ -218,14 +218,16 @@ impl MpiTransport {
         let running = *self.operations.running(self.comm.rank)?;
         let (op, sequence) = (running.header.kind, running.header.sequence);
         let shared = self.shared.clone();
-        let heard = shared.listen().map_err(|error| self.broken(&error))?;
-        if let Some(error) = heard.failure_of(sequence) {
+        let peers = shared
+            .receive_notices()
+            .map_err(|error| self.broken(&error))?;
+        if let Some(error) = peers.failure_of(sequence) {
             return Err(error);
         }
-        let gone = |rank: &usize| heard.left[*rank].is_some_and(|(done, _)| done <= sequence);
-        let mut needed = (0..heard.left.len()).filter(|rank| peer.is_none_or(|peer| peer == *rank));
+        let gone = |rank: &usize| peers.left[*rank].is_some_and(|(done, _)| done <= sequence);
+        let mut needed = (0..peers.left.len()).filter(|rank| peer.is_none_or(|peer| peer == *rank));
         if let Some(rank) = needed.find(gone) {
-            let panicked = heard.left[rank].is_some_and(|(_, panicked)| panicked);
+            let panicked = peers.left[rank].is_some_and(|(_, panicked)| panicked);
             let reason = if panicked {
                 "its thread panicked"
             } else {
@@ -237,7 +239,7 @@ impl MpiTransport {
                 sequence,
                 reason: reason.to_string(),
             };
-            drop(heard);
+            drop(peers);
             // Before this rank leaves too, or others would take it for the first one.
             self.fail(error.clone());
             return Err(error);
@@ -245,9 +247,9 @@ impl MpiTransport {
         let elapsed = running.begin.elapsed();
         if !self.said_waiting && elapsed > (self.timeout / 4).min(SAY_WAITING_AFTER) {
             self.said_waiting = true;
-            drop(heard);
+            drop(peers);
             let rank = self.comm.rank;
-            self.shared.tell(&Notice::Waiting { rank, sequence });
+            self.shared.send_notice(&Notice::Waiting { rank, sequence });
             return Ok(());
         }
         if running
@@ -257,13 +259,13 @@ impl MpiTransport {
             return Ok(());
         }
         let silent = |rank: &usize| {
-            *rank != self.comm.rank && heard.waiting[*rank].is_none_or(|other| other < sequence)
+            *rank != self.comm.rank && peers.waiting[*rank].is_none_or(|other| other < sequence)
         };
         let missing = match peer {
             Some(peer) => vec![peer],
             None => (0..self.comm.size).filter(silent).collect(),
         };
-        drop(heard);
+        drop(peers);
         let error = CollectiveError::Timeout {
             missing,
             op,
@@ -317,7 +319,7 @@ impl MpiTransport {
 }
 
 /// Grows with every poll in vain.
-fn pause(polls: u32) -> Duration {
+fn poll_pause(polls: u32) -> Duration {
     LONGEST_PAUSE.min(Duration::from_micros(20 + u64::from(polls) * 5))
 }
 
@@ -350,16 +352,20 @@ impl Transport for MpiTransport {
     fn begin(&mut self, header: &OperationHeader) -> Result<()> {
         self.operations.check()?;
         self.said_waiting = false;
-        self.operations.begin(Running::new(header, self.timeout));
+        self.operations
+            .begin(RunningOperation::new(header, self.timeout));
         if header.kind.is_point_to_point() {
             return Ok(());
         }
         // What was told while nothing ran here.
-        let heard = self.shared.listen().map_err(|error| self.broken(&error))?;
-        if let Some(error) = heard.failure_of(header.sequence) {
+        let peers = self
+            .shared
+            .receive_notices()
+            .map_err(|error| self.broken(&error))?;
+        if let Some(error) = peers.failure_of(header.sequence) {
             return Err(error);
         }
-        drop(heard);
+        drop(peers);
         self.agree(header)
     }
 
@@ -411,11 +417,11 @@ impl Transport for MpiTransport {
     }
 
     fn fail(&mut self, error: CollectiveError) {
-        let mut heard = self.shared.lock();
-        if heard.failure.is_none() {
-            heard.failure = Some(error.clone());
-            drop(heard);
-            self.shared.tell(&Notice::Failed(error));
+        let mut peers = self.shared.lock();
+        if peers.failure.is_none() {
+            peers.failure = Some(error.clone());
+            drop(peers);
+            self.shared.send_notice(&Notice::Failed(error));
         }
     }
 
@@ -427,7 +433,7 @@ impl Transport for MpiTransport {
 impl Drop for MpiTransport {
     fn drop(&mut self) {
         self.shared.closed.store(true, Ordering::Release);
-        self.shared.tell(&Notice::Left {
+        self.shared.send_notice(&Notice::Left {
             rank: self.comm.rank,
             completed: self.operations.sequence(),
             panicked: std::thread::panicking(),
@@ -450,7 +456,7 @@ impl Drop for MpiTransport {
             if left.is_empty() && self.shared.lock().outgoing.is_empty() || failed || late {
                 return;
             }
-            std::thread::sleep(pause(polls));
+            std::thread::sleep(poll_pause(polls));
             polls += 1;
         }
     }

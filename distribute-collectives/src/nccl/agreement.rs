@@ -15,18 +15,18 @@ pub(super) const RECORD_BYTES: usize = HEADER_BYTES + 3 * 8;
 
 /// Where the elements of an operation are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Place {
-    /// In buffers of the host, or there are none.
-    Host = 0,
+pub(super) enum MemoryPlace {
+    /// In host memory, or there are none.
+    HostMemory = 0,
     /// On the devices.
-    Device = 1,
+    DeviceMemory = 1,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for MemoryPlace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Place::Host => "host",
-            Place::Device => "device",
+            MemoryPlace::HostMemory => "host memory",
+            MemoryPlace::DeviceMemory => "device memory",
         })
     }
 }
@@ -35,8 +35,8 @@ impl fmt::Display for Place {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Record {
     pub(super) header: OperationHeader,
-    pub(super) place: Place,
-    /// The type when it is none that host buffers have.
+    pub(super) place: MemoryPlace,
+    /// The type when it is none that buffers in host memory have.
     pub(super) element: Option<ElementType>,
     /// Bytes of the input and of the output; for `all_gather` only, where ranks may differ.
     pub(super) input_bytes: usize,
@@ -44,19 +44,19 @@ pub(super) struct Record {
 }
 
 impl Record {
-    /// An operation on the host, or on nothing.
+    /// An operation on host memory, or on nothing.
     pub(super) fn new(header: OperationHeader) -> Self {
         Record {
             header,
-            place: Place::Host,
+            place: MemoryPlace::HostMemory,
             element: None,
             input_bytes: 0,
             output_bytes: 0,
         }
     }
 
-    /// An operation on host buffers.
-    pub(super) fn of_host(
+    /// An operation on buffers in host memory.
+    pub(super) fn of_host_memory(
         header: OperationHeader,
         rank: usize,
         buffers: &[Buffer<'_>],
@@ -65,9 +65,9 @@ impl Record {
     }
 
     /// An operation on device buffers, which may have different types.
-    pub(super) fn of_device(header: OperationHeader, buffers: &[DeviceBuffer<'_>]) -> Self {
+    pub(super) fn of_device_memory(header: OperationHeader, buffers: &[DeviceBuffer<'_>]) -> Self {
         let mut record = Record::new(header);
-        record.place = Place::Device;
+        record.place = MemoryPlace::DeviceMemory;
         let mut layout = 0xcbf2_9ce4_8422_2325_u64;
         for buffer in buffers {
             record.header.count += buffer.len();
@@ -133,8 +133,8 @@ impl Record {
         Ok(Record {
             header: frame.operation,
             place: match word(0) & 0xff {
-                0 => Place::Host,
-                _ => Place::Device,
+                0 => MemoryPlace::HostMemory,
+                _ => MemoryPlace::DeviceMemory,
             },
             element: ElementType::ALL
                 .into_iter()
@@ -150,7 +150,7 @@ impl Record {
         if self.header.kind == other.header.kind && self.place != other.place {
             let (a, b) = (self.place, other.place);
             return Some(format!(
-                "the buffers are on the {a} on one and the {b} on the other"
+                "the buffers are in {a} on one and in {b} on the other"
             ));
         }
         self.header.difference(&other.header).or_else(|| {
@@ -184,7 +184,7 @@ pub(super) fn compare(gathered: &Gathered<u8>, sizes: &mut Vec<usize>) -> Result
             first.get_or_insert(record);
         }
     }
-    let Some(first) = first.filter(|first| first.place == Place::Device) else {
+    let Some(first) = first.filter(|first| first.place == MemoryPlace::DeviceMemory) else {
         return Ok(());
     };
     let total = sizes

@@ -8,22 +8,22 @@ use super::element::ElementType;
 use super::options::NcclOptions;
 use super::raw::{Call, DeviceBuffer, DeviceMemory, PinnedMemory, Span};
 use super::setup::{self, Setup};
+use super::thread::{NcclThread, RequestError, Round, Staging, WaitLimits};
 use super::version::Version;
-use super::worker::{Job, Staging, Trouble, Watch, Worker};
-use crate::bookkeeping::{Bookkeeping, Running};
+use crate::bookkeeping::{Bookkeeping, RunningOperation};
 use crate::buffer::{Buffer, Element};
 use crate::communicator::{CommunicatorExt, Description, Gathered};
 use crate::error::{CollectiveError, Result};
 use crate::header::{OperationHeader, OperationKind};
 
 /// How long to wait for the group to say which rank was lost, after NCCL has failed.
-const BLAME_PATIENCE: std::time::Duration = std::time::Duration::from_millis(500);
+const BLAME_TIMEOUT: std::time::Duration = std::time::Duration::from_millis(500);
 
 /// One rank's endpoint of a group over NCCL, beside a group `G` of the same ranks; see the
 /// [module](super).
 pub struct NcclCommunicator<G: ControlGroup> {
     /// Before the group: NCCL ends first.
-    pub(super) worker: Worker,
+    pub(super) thread: NcclThread,
     pub(super) group: G,
     pub(super) options: NcclOptions,
     pub(super) version: Version,
@@ -79,10 +79,10 @@ impl<G: ControlGroup> NcclCommunicator<G> {
     /// [`InvalidOption`](CollectiveError::InvalidOption); what an operation of the group returns.
     pub fn new(mut group: G, options: NcclOptions) -> Result<Self, Box<NcclRefused<G>>> {
         match setup::set_up(&mut group, &options) {
-            Ok(Setup { worker, version }) => {
+            Ok(Setup { thread, version }) => {
                 let description = describe(&group.describe(), version);
                 Ok(NcclCommunicator {
-                    worker,
+                    thread,
                     group,
                     options,
                     version,
@@ -99,7 +99,7 @@ impl<G: ControlGroup> NcclCommunicator<G> {
 
     /// Ends NCCL's part and returns the group. Memory from [`allocate`](Self::allocate) stays.
     pub fn into_group(self) -> G {
-        drop(self.worker);
+        drop(self.thread);
         self.group
     }
 
@@ -111,7 +111,7 @@ impl<G: ControlGroup> NcclCommunicator<G> {
     /// Whether NCCL, or the device, could not be made to end an operation. The buffers of that
     /// operation are then in use for as long as the process lives: end it soon.
     pub fn is_stuck(&self) -> bool {
-        self.worker.is_stuck()
+        self.thread.is_stuck()
     }
 
     /// Takes memory on the device of this rank, which holds anything. No other rank takes part.
@@ -120,15 +120,15 @@ impl<G: ControlGroup> NcclCommunicator<G> {
     /// [`BackendUnavailable`](CollectiveError::BackendUnavailable) when there is not that much.
     pub fn allocate(&mut self, element: ElementType, count: usize) -> Result<DeviceMemory> {
         self.operations.check()?;
-        let watch = Watch {
+        let limits = WaitLimits {
             timeout: self.options.timeout,
             health: &|| Ok(()),
         };
-        let memory = self.worker.allocate(element, count, &watch);
-        memory.map_err(|trouble| super::unavailable::unavailable(in_words(&trouble)))
+        let memory = self.thread.allocate(element, count, &limits);
+        memory.map_err(|request_error| super::unavailable::unavailable(in_words(&request_error)))
     }
 
-    /// Copies elements from the host to the device. No other rank takes part.
+    /// Copies elements from host memory to the device. No other rank takes part.
     ///
     /// # Errors
     /// [`InvalidArgument`](CollectiveError::InvalidArgument) when type or length differ, and those
@@ -146,17 +146,17 @@ impl<G: ControlGroup> NcclCommunicator<G> {
         for start in (0..span.count).step_by(segment) {
             let range = start..span.count.min(start + segment);
             let part = &bytes[range.start * size_of::<T>()..range.end * size_of::<T>()];
-            let job = Job {
+            let round = Round {
                 upload: Some(span.slice(range)),
-                ..Job::default()
+                ..Round::default()
             };
             let fill = |host: &mut [u8]| host[..part.len()].copy_from_slice(part);
-            self.round(&header, None, job, fill, |_| ())?;
+            self.round(&header, None, round, fill, |_| ())?;
         }
         Ok(())
     }
 
-    /// Copies elements from the device to the host; as [`upload`](Self::upload).
+    /// Copies elements from the device to host memory; as [`upload`](Self::upload).
     ///
     /// # Errors
     /// As those of `upload`.
@@ -180,12 +180,12 @@ impl<G: ControlGroup> NcclCommunicator<G> {
         for start in (0..span.count).step_by(segment) {
             let range = start..span.count.min(start + segment);
             let part = &mut bytes[range.start * size_of::<T>()..range.end * size_of::<T>()];
-            let job = Job {
+            let round = Round {
                 download: Some(span.slice(range)),
-                ..Job::default()
+                ..Round::default()
             };
             let drain = |host: &[u8]| part.copy_from_slice(&host[..part.len()]);
-            self.round(&header, None, job, |_| (), drain)?;
+            self.round(&header, None, round, |_| (), drain)?;
         }
         Ok(())
     }
@@ -255,7 +255,7 @@ impl<G: ControlGroup> NcclCommunicator<G> {
         let header = record.header;
         self.operations.check()?;
         self.operations
-            .begin(Running::new(&header, self.options.timeout));
+            .begin(RunningOperation::new(&header, self.options.timeout));
         let agreed = match peer {
             Some(peer) => self.agree_with(record, peer),
             None => self.agree(record),
@@ -271,7 +271,7 @@ impl<G: ControlGroup> NcclCommunicator<G> {
             result
         });
         if result.as_ref().is_err_and(CollectiveError::is_fatal) {
-            self.worker.abort();
+            self.thread.abort();
         }
         self.operations.end(header.kind, result)
     }
@@ -335,18 +335,19 @@ impl<G: ControlGroup> NcclCommunicator<G> {
         Err(error)
     }
 
-    /// Takes the memory for host buffers. Before the ranks agree: taking memory may wait for a
-    /// device that is in an operation.
+    /// Takes the memory for buffers in host memory. Before the ranks agree: taking memory may wait
+    /// for a device that is in an operation.
     pub(super) fn prepare_staging(&mut self) -> Result<()> {
         self.operations.check()?;
         if self.staging.is_none() {
-            let watch = Watch {
+            let limits = WaitLimits {
                 timeout: self.options.timeout,
                 health: &|| Ok(()),
             };
-            let staging = self.worker.stage(self.options.staging_bytes, &watch);
-            let staging =
-                staging.map_err(|trouble| super::unavailable::unavailable(in_words(&trouble)))?;
+            let staging = self.thread.stage(self.options.staging_bytes, &limits);
+            let staging = staging.map_err(|request_error| {
+                super::unavailable::unavailable(in_words(&request_error))
+            })?;
             self.staging = Some(staging);
         }
         Ok(())
@@ -359,7 +360,9 @@ impl<G: ControlGroup> NcclCommunicator<G> {
     }
 
     fn no_staging(&self) -> CollectiveError {
-        super::unavailable::unavailable("it has no memory for host buffers".to_string())
+        super::unavailable::unavailable(
+            "it has no staging memory for buffers in host memory".to_string(),
+        )
     }
 
     /// One round on host memory: `fill` writes what is uploaded, `drain` reads what was downloaded.
@@ -367,7 +370,7 @@ impl<G: ControlGroup> NcclCommunicator<G> {
         &mut self,
         header: &OperationHeader,
         peer: Option<usize>,
-        mut job: Job,
+        mut round: Round,
         fill: impl FnOnce(&mut [u8]),
         drain: impl FnOnce(&[u8]),
     ) -> Result<()> {
@@ -376,8 +379,8 @@ impl<G: ControlGroup> NcclCommunicator<G> {
         if let Some(host) = &mut staging.host {
             fill(host);
         }
-        job.host = staging.host.take();
-        let answer = self.perform(job, header, peer);
+        round.host = staging.host.take();
+        let answer = self.perform(round, header, peer);
         match answer {
             Ok(host) => {
                 if let Some(host) = &host {
@@ -387,23 +390,23 @@ impl<G: ControlGroup> NcclCommunicator<G> {
                 self.staging = Some(staging);
                 Ok(())
             }
-            Err(trouble) => Err(self.failure(trouble, header, peer)),
+            Err(request_error) => Err(self.failure(request_error, header, peer)),
         }
     }
 
     /// Has NCCL do a round, and looks after the group meanwhile.
     fn perform(
         &mut self,
-        job: Job,
+        round: Round,
         header: &OperationHeader,
         peer: Option<usize>,
-    ) -> Result<Option<PinnedMemory>, Trouble> {
+    ) -> Result<Option<PinnedMemory>, RequestError> {
         let group = &self.group;
-        let watch = Watch {
+        let limits = WaitLimits {
             timeout: self.options.timeout,
             health: &|| group.health(header, peer),
         };
-        self.worker.run(job, &watch)
+        self.thread.run(round, &limits)
     }
 
     /// One round on device memory.
@@ -418,43 +421,43 @@ impl<G: ControlGroup> NcclCommunicator<G> {
         if calls.is_empty() {
             return Ok(());
         }
-        let job = Job {
+        let round = Round {
             after,
             calls,
-            ..Job::default()
+            ..Round::default()
         };
-        let answer = self.perform(job, header, peer);
+        let answer = self.perform(round, header, peer);
         match answer {
             Ok(_) => Ok(()),
-            Err(trouble) => Err(self.failure(trouble, header, peer)),
+            Err(request_error) => Err(self.failure(request_error, header, peer)),
         }
     }
 
     /// The error of an operation that NCCL did not do.
     fn failure(
         &self,
-        trouble: Trouble,
+        request_error: RequestError,
         header: &OperationHeader,
         peer: Option<usize>,
     ) -> CollectiveError {
         let (op, sequence) = (header.kind, header.sequence);
-        let reason = match trouble {
-            Trouble::Seen(error) => return error,
-            Trouble::Late(elapsed) => format!(
+        let reason = match request_error {
+            RequestError::GroupEnded(error) => return error,
+            RequestError::TimedOut(elapsed) => format!(
                 "NCCL did not finish operation {sequence} ({op}) within {elapsed:.1?}, though all \
                  its ranks had begun it: a network, a link or a GPU hangs; look there, or raise \
                  the timeout of NCCL"
             ),
-            trouble => {
+            request_error => {
                 // NCCL may have seen a closed connection before the group.
-                let end = std::time::Instant::now() + BLAME_PATIENCE;
+                let end = std::time::Instant::now() + BLAME_TIMEOUT;
                 while std::time::Instant::now() < end {
                     if let Err(error) = self.group.health(header, peer) {
                         return error;
                     }
-                    std::thread::sleep(BLAME_PATIENCE / 100);
+                    std::thread::sleep(BLAME_TIMEOUT / 100);
                 }
-                format!("operation {sequence} ({op}): {}", in_words(&trouble))
+                format!("operation {sequence} ({op}): {}", in_words(&request_error))
             }
         };
         let rank = self.group.rank();
@@ -462,13 +465,13 @@ impl<G: ControlGroup> NcclCommunicator<G> {
     }
 }
 
-/// A trouble as a sentence.
-pub(super) fn in_words(trouble: &Trouble) -> String {
-    match trouble {
-        Trouble::Seen(error) => error.to_string(),
-        Trouble::Late(elapsed) => format!("it took longer than {elapsed:.1?}"),
-        Trouble::Failed(failed) => failed.to_string(),
-        Trouble::Stuck => "the thread of NCCL does not answer; end this process".to_string(),
+/// A request error as a sentence.
+pub(super) fn in_words(request_error: &RequestError) -> String {
+    match request_error {
+        RequestError::GroupEnded(error) => error.to_string(),
+        RequestError::TimedOut(elapsed) => format!("it took longer than {elapsed:.1?}"),
+        RequestError::Library(failed) => failed.to_string(),
+        RequestError::Stuck => "the thread of NCCL does not answer; end this process".to_string(),
     }
 }
 

@@ -1,11 +1,11 @@
-//! The operations on memory of the devices: in place, without a trip through the host.
+//! The operations on memory of the devices: in place, without a trip through host memory.
 
 use std::ops::Range;
 
-use super::agreement::{Place, Record};
+use super::agreement::{MemoryPlace, Record};
 use super::communicator::NcclCommunicator;
 use super::control::ControlGroup;
-use super::host::{broadcast_each, reduce_each};
+use super::host_memory::{broadcast_each, reduce_each};
 use super::raw::{Call, DeviceBuffer, Span};
 use crate::communication::CommunicationOptions;
 use crate::communicator::{Communicator, chunk_range};
@@ -122,7 +122,7 @@ impl<G: ControlGroup> NcclCommunicator<G> {
         call: impl Fn(Span) -> Call,
     ) -> Result<()> {
         self.check_elements(header.kind, buffers)?;
-        let record = Record::of_device(header, buffers);
+        let record = Record::of_device_memory(header, buffers);
         self.operate(&record, peer, |this| {
             let calls = spans(buffers).map(call).collect();
             this.run(&record.header, peer, buffers, calls)
@@ -143,7 +143,7 @@ impl<G: ControlGroup> NcclCommunicator<G> {
         let buffers = &[buffer];
         let header = self.header(OperationKind::ReduceScatter).with_op(op);
         self.check_elements(header.kind, buffers)?;
-        let record = Record::of_device(header, buffers);
+        let record = Record::of_device_memory(header, buffers);
         let all = buffers[0].span().clone();
         let parts = (0..size).map(|rank| all.slice(chunk_range(len, size, rank)));
         let parts: Vec<Span> = parts.collect();
@@ -180,7 +180,7 @@ impl<G: ControlGroup> NcclCommunicator<G> {
             return Err(self.invalid(header.kind, what));
         }
         let mut record = Record::new(header);
-        record.place = Place::Device;
+        record.place = MemoryPlace::DeviceMemory;
         record.set_element(input.element());
         (record.input_bytes, record.output_bytes) =
             (input.span().size_bytes(), output.span().size_bytes());

@@ -11,19 +11,19 @@ use super::version::Version;
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeviceInfo {
-    /// Its number among the visible ones.
+    /// The number of the GPU among the visible ones.
     pub ordinal: usize,
-    /// Its model.
+    /// The model of the GPU.
     pub name: String,
     /// What tells it from all other ones.
     pub uuid: [u8; 16],
-    /// Where it is plugged in.
+    /// Where the GPU is plugged in.
     pub pci_bus_id: String,
-    /// Its memory in bytes.
+    /// The memory of the GPU, in bytes.
     pub memory_bytes: usize,
     /// The GPUs whose memory it can access.
     pub peers: Vec<usize>,
-    /// How it reaches each other GPU.
+    /// How the GPU reaches each other one.
     pub links: Vec<PeerLink>,
 }
 
@@ -45,7 +45,7 @@ pub struct PeerLink {
 impl fmt::Display for PeerLink {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = match (self.access, self.native_atomics) {
-            (false, _) => return write!(f, "GPU {} through the host", self.device),
+            (false, _) => return write!(f, "GPU {} through host memory", self.device),
             (true, true) => "with atomics (NVLink)",
             (true, false) => "without atomics (PCIe)",
         };

@@ -90,7 +90,7 @@ impl ElementType {
         }
     }
 
-    /// The type of host buffers with the same elements.
+    /// The type of buffers in host memory with the same elements.
     pub(super) fn dtype(self) -> Option<DType> {
         DType::ALL
             .into_iter()

@@ -46,10 +46,10 @@
 //!   (a framework's tensor); the methods whose names end in `_device` work on it in place. A list
 //!   of buffers is one group of NCCL calls, and one operation. They know every type of NCCL,
 //!   [`ElementType`].
-//! - The operations of [`Communicator`](crate::Communicator) work on host buffers: these are copied
-//!   to page-locked memory, to the device, and back, in pieces of [`NcclOptions::staging_bytes`].
-//!   That is for small values and for programs that want one interface; it is slower than the
-//!   transports of the host.
+//! - The operations of [`Communicator`](crate::Communicator) work on buffers in host memory: these
+//!   are copied to page-locked memory, to the device, and back, in pieces of
+//!   [`NcclOptions::staging_bytes`]. That is for small values and for programs that want one
+//!   interface; it is slower than the transports that work on host memory.
 //! - An operation that cannot be ended (see below) keeps its memory.
 //!
 //! # Order of the work
@@ -64,8 +64,8 @@
 //! All ranks end with the same bits. The order of a reduction is NCCL's, which depends on the
 //! number of ranks, on the links between the GPUs and on the size: `Order::Canonical` is refused,
 //! an algorithm by name and a wire type concern the control group only. Half types are rounded at
-//! every step. MEAN of host buffers (but for half types) is the sum, divided once; that of device
-//! buffers is what `ncclAvg` makes of it. Whether NaN wins in MIN and MAX is up to NCCL.
+//! every step. MEAN of buffers in host memory (but for half types) is the sum, divided once; that
+//! of device buffers is what `ncclAvg` makes of it. Whether NaN wins in MIN and MAX is up to NCCL.
 //!
 //! # Failures
 //!
@@ -93,15 +93,15 @@ mod control;
 mod device;
 mod devices;
 mod element;
-mod host;
+mod host_memory;
 mod options;
-#[allow(unsafe_code)]
+#[expect(unsafe_code, reason = "each use says why it is sound")]
 mod raw;
 mod setup;
 mod shared;
+mod thread;
 mod unavailable;
 mod version;
-mod worker;
 
 pub use communicator::{NcclCommunicator, NcclRefused};
 pub use control::ControlGroup;

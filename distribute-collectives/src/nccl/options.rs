@@ -88,8 +88,8 @@ impl NcclOptions {
         self
     }
 
-    /// Memory on the GPU, and as much page-locked memory of the host, for operations on host
-    /// buffers (default 16 MiB; at least 8 bytes per rank). Longer buffers go through it piece by
+    /// Memory on the GPU, and as much page-locked host memory, for operations on buffers in host
+    /// memory (default 16 MiB; at least 8 bytes per rank). Longer buffers go through it piece by
     /// piece. Taken at the first such operation.
     pub fn staging_bytes(mut self, bytes: usize) -> Self {
         self.staging_bytes = bytes;

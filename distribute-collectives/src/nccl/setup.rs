@@ -6,9 +6,9 @@ use super::communicator::in_words;
 use super::control::ControlGroup;
 use super::options::NcclOptions;
 use super::raw::{Context, Cuda, Nccl, UniqueId};
+use super::thread::{NcclThread, RequestError, WaitLimits};
 use super::unavailable::{NcclUnavailable, unavailable};
 use super::version::Version;
-use super::worker::{Trouble, Watch, Worker};
 use crate::communicator::{CommunicatorExt, Description, Gathered};
 use crate::error::{CollectiveError, Result, Searched};
 use crate::header::{OperationHeader, OperationKind};
@@ -16,12 +16,12 @@ use crate::options::Order;
 
 /// What is ready when all ranks are.
 pub(super) struct Setup {
-    pub(super) worker: Worker,
+    pub(super) thread: NcclThread,
     pub(super) version: Version,
 }
 
 /// What one rank has found on its machine.
-struct Found {
+struct LocalInstallation {
     context: Arc<Context>,
     nccl: Arc<Nccl>,
     uuid: [u8; 16],
@@ -44,26 +44,28 @@ pub(super) fn set_up(group: &mut impl ControlGroup, options: &NcclOptions) -> Re
     let id = spread_id(group, &found.nccl)?;
     let (rank, world_size) = (group.rank(), group.world_size());
     let version = found.nccl.version;
-    let worker = Worker::start(found.context, found.nccl, options.grace);
-    let mut worker = worker.map_err(|error| unavailable(format!("it needs a thread: {error}")));
+    let thread = NcclThread::start(found.context, found.nccl, options.grace);
+    let mut thread = thread.map_err(|error| unavailable(format!("it needs a thread: {error}")));
     let header = OperationHeader::new(OperationKind::Barrier, group.describe().generation, 0);
-    let connected = match &mut worker {
+    let connected = match &mut thread {
         Err(error) => Err(error.to_string()),
-        Ok(worker) => {
-            let watch = Watch {
+        Ok(thread) => {
+            let limits = WaitLimits {
                 timeout: options.init_timeout,
                 health: &|| group.health(&header, None),
             };
-            let connected = worker.connect(id, rank, world_size, &watch);
-            connected.map_err(|trouble| match trouble {
-                Trouble::Late(elapsed) => format!("connecting took longer than {elapsed:.1?}"),
-                trouble => in_words(&trouble),
+            let connected = thread.connect(id, rank, world_size, &limits);
+            connected.map_err(|request_error| match request_error {
+                RequestError::TimedOut(elapsed) => {
+                    format!("connecting took longer than {elapsed:.1?}")
+                }
+                request_error => in_words(&request_error),
             })
         }
     };
     agree_on(group, connected.err().map(Refusal::new), &[], |_| None)?;
     Ok(Setup {
-        worker: worker?,
+        thread: thread?,
         version,
     })
 }
@@ -79,12 +81,12 @@ fn check_group(group: &Description, options: &NcclOptions) -> Result<()> {
     })
 }
 
-fn find(options: &NcclOptions) -> Result<Found, NcclUnavailable> {
+fn find(options: &NcclOptions) -> Result<LocalInstallation, NcclUnavailable> {
     let cuda = Cuda::load(options.cuda_path())?;
     let nccl = Nccl::load(options.nccl_path())?;
     let uuid = cuda.describe(options.device)?.uuid;
     let context = Context::retain(&cuda, options.device)?;
-    Ok(Found {
+    Ok(LocalInstallation {
         context,
         nccl,
         uuid,
@@ -121,15 +123,15 @@ impl Refusal {
 }
 
 /// Why the ranks with these reports cannot work together.
-type Judge = fn(&[&[u8]]) -> Option<String>;
+type ReportCheck = fn(&[&[u8]]) -> Option<String>;
 
 /// All ranks tell each other whether they are ready: `failed` says why this one is not. When one is
-/// not, or `judge` does not accept their reports, all ranks return the same error.
+/// not, or `check` does not accept their reports, all ranks return the same error.
 fn agree_on(
     group: &mut impl ControlGroup,
     failed: Option<Refusal>,
     report: &[u8],
-    judge: Judge,
+    check: ReportCheck,
 ) -> Result<()> {
     let mut message = vec![u8::from(failed.is_some())];
     match &failed {
@@ -158,7 +160,7 @@ fn agree_on(
         });
     }
     let reports: Vec<&[u8]> = all.iter().map(|message| &message[1..]).collect();
-    match judge(&reports) {
+    match check(&reports) {
         None => Ok(()),
         Some(reason) => Err(unavailable(reason)),
     }
@@ -223,21 +225,21 @@ mod tests {
 
     #[test]
     fn ranks_that_cannot_work_together_are_named() {
-        let judge = |reports: &[Vec<u8>]| {
+        let check = |reports: &[Vec<u8>]| {
             let reports: Vec<&[u8]> = reports.iter().map(Vec::as_slice).collect();
             same_gpu_and_version(&reports)
         };
         let version = Version::MIN_NCCL.code();
-        assert_eq!(judge(&[report(version, 8, 1), report(version, 8, 2)]), None);
-        let same = judge(&[
+        assert_eq!(check(&[report(version, 8, 1), report(version, 8, 2)]), None);
+        let same = check(&[
             report(version, 8, 1),
             report(version, 8, 2),
             report(version, 8, 1),
         ]);
         assert!(same.is_some_and(|why| why.contains("rank 0 and rank 2 are on one GPU")));
-        let versions = judge(&[report(version, 8, 1), report(Version::FLOAT8.code(), 8, 2)]);
+        let versions = check(&[report(version, 8, 1), report(Version::FLOAT8.code(), 8, 2)]);
         assert!(versions.is_some_and(|why| why.contains("rank 1 has 2.24.0")));
-        let staging = judge(&[report(version, 8, 1), report(version, 9, 2)]);
+        let staging = check(&[report(version, 8, 1), report(version, 9, 2)]);
         assert!(staging.is_some_and(|why| why.contains("staging_bytes")));
     }
 }

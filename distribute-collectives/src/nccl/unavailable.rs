@@ -35,7 +35,7 @@ pub enum NcclUnavailable {
         library: String,
         /// Where it was found.
         path: String,
-        /// Its version; for the driver that of the newest CUDA it supports.
+        /// The version of the library; for the driver the version of the newest CUDA it supports.
         found: Version,
         /// The oldest version that can be used.
         needed: Version,
@@ -104,8 +104,8 @@ impl NcclUnavailable {
     }
 }
 
-impl From<super::raw::Failed> for NcclUnavailable {
-    fn from(failed: super::raw::Failed) -> Self {
+impl From<super::raw::LibraryError> for NcclUnavailable {
+    fn from(failed: super::raw::LibraryError) -> Self {
         NcclUnavailable::Failed {
             what: failed.to_string(),
         }

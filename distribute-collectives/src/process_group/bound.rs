@@ -125,7 +125,7 @@ impl ProcessGroupOptions {
             self.transport,
             self.lanes,
             self.shared_buffer_bytes,
-            // It limits the segments.
+            // The limit of messages limits the segments.
             self.max_message_bytes
         )
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::algorithm::dissemination;
-use crate::bookkeeping::{Bookkeeping, Running};
+use crate::bookkeeping::{Bookkeeping, RunningOperation};
 use crate::communicator::{AbortHandle, AbortTarget};
 use crate::error::{CollectiveError, Result};
 use crate::grpc::Links;
@@ -16,7 +16,7 @@ use crate::wire::{FrameHeader, HEADER_BYTES};
 
 /// How long output that the kernel does not take yet may keep a rank from looking into its
 /// mailboxes again.
-const LOOK: Duration = Duration::from_micros(200);
+const POLL_INTERVAL: Duration = Duration::from_micros(200);
 
 /// One rank's access to ranks of its own host and of others.
 ///
@@ -61,7 +61,7 @@ impl MixedTransport {
         self.links.flush(deadline);
     }
 
-    fn meet(&mut self, header: &OperationHeader) -> Result<()> {
+    fn compare_headers(&mut self, header: &OperationHeader) -> Result<()> {
         for (to, from) in dissemination::rounds(self.rank, self.links.world_size()) {
             let own = FrameHeader {
                 operation: *header,
@@ -75,12 +75,12 @@ impl MixedTransport {
             self.receive_with(from, HEADER_BYTES, &mut |frame| {
                 found.copy_from_slice(frame)
             })?;
-            self.compare(header, from, &found)?;
+            self.compare_header(header, from, &found)?;
         }
         Ok(())
     }
 
-    fn compare(
+    fn compare_header(
         &mut self,
         header: &OperationHeader,
         from: usize,
@@ -112,7 +112,7 @@ impl MixedTransport {
         mut done: impl FnMut(&Self) -> Result<bool>,
     ) -> Result<()> {
         while !done(self)? && self.links.has_pending_output() {
-            self.links.drive_within(LOOK);
+            self.links.drive_within(POLL_INTERVAL);
             let running = self.operations.running(self.rank)?;
             let noted = self.status.check_peer(&running.header, Some(peer));
             // What is there counts, also when the rank that brought it about has left since.
@@ -153,7 +153,7 @@ impl Transport for MixedTransport {
 
     fn begin(&mut self, header: &OperationHeader) -> Result<()> {
         self.operations.check()?;
-        let running = Running::new(header, self.timeout);
+        let running = RunningOperation::new(header, self.timeout);
         self.links.begin_operation(running.begin, running.deadline);
         self.status.begin(header);
         self.operations.begin(running);
@@ -161,7 +161,7 @@ impl Transport for MixedTransport {
         if header.kind.is_point_to_point() {
             return Ok(());
         }
-        self.meet(header)
+        self.compare_headers(header)
     }
 
     fn end(&mut self, header: &OperationHeader, result: Result<()>) -> Result<()> {
@@ -206,7 +206,7 @@ impl Transport for MixedTransport {
     }
 
     fn fail(&mut self, error: CollectiveError) {
-        self.operations.fail(&self.status, error);
+        self.operations.record_failure(&self.status, error);
     }
 
     fn abort_handle(&self) -> AbortHandle {

@@ -12,7 +12,7 @@ use crate::buffer::DType;
 use crate::error::{CollectiveError, Result};
 use crate::header::{OperationHeader, OperationKind};
 use crate::reduce::ReduceOp;
-use crate::shared_memory::doorbell::{Operation, Shared};
+use crate::shared_memory::doorbell::{Operation, SegmentView};
 
 const WORDS: usize = 8;
 
@@ -81,7 +81,7 @@ impl Record {
     }
 }
 
-impl Shared {
+impl SegmentView {
     /// Publishes this member's record; whatever it wrote for the operation before is visible to
     /// who sees it.
     pub(crate) fn arrive(&self, record: &Record) {
@@ -120,7 +120,7 @@ impl Shared {
     /// # Errors
     /// [`Mismatch`](CollectiveError::Mismatch), the same on every member: each of them sees all
     /// records before it gives up, whoever gave up before.
-    pub(crate) fn meet(
+    pub(crate) fn compare_headers(
         &self,
         own: &Record,
         operation: &Operation<'_>,

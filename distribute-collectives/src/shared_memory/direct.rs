@@ -67,7 +67,7 @@ impl SharedMemoryCommunicator {
         header: OperationHeader,
         buffers: &mut [Buffer<'_>],
         put: bool,
-        body: impl FnOnce(&LocalTransport, Running<'_>, &mut [Buffer<'_>]) -> Result<()>,
+        body: impl FnOnce(&LocalTransport, OperationScope<'_>, &mut [Buffer<'_>]) -> Result<()>,
     ) -> Result<()> {
         self.transport.check()?;
         let size = header.dtype.map_or(1, DType::size_bytes);
@@ -83,7 +83,7 @@ impl SharedMemoryCommunicator {
         let windows = &mut self.windows;
         let result = started.and_then(|()| {
             self.transport.during(|transport, operation| {
-                let running = Running { operation, windows };
+                let running = OperationScope { operation, windows };
                 body(transport, running, buffers)
             })
         });
@@ -177,7 +177,7 @@ impl SharedMemoryCommunicator {
 }
 
 /// What the body of an operation works with.
-struct Running<'a> {
+struct OperationScope<'a> {
     operation: &'a Operation<'a>,
     /// Windows of all operations before.
     windows: &'a mut u64,

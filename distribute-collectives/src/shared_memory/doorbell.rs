@@ -23,13 +23,13 @@ use std::time::{Duration, Instant};
 
 use rustix::thread::futex::{self, Flags, Timespec};
 
-use crate::bookkeeping::Running;
+use crate::bookkeeping::RunningOperation;
 use crate::error::{CollectiveError, Result};
 use crate::header::OperationHeader;
-use crate::patience::{Patience, poll_some};
 use crate::shared_memory::layout::{Counter, Layout};
 use crate::shared_memory::segment::Segment;
-use crate::status::{Failure, GroupStatus, Trouble};
+use crate::spin_policy::{SpinPolicy, poll_some};
+use crate::status::{Failure, FailureKind, GroupStatus};
 
 /// How long a member polls before it sleeps: about as long as waking a process takes.
 const SPIN: Duration = Duration::from_micros(30);
@@ -37,10 +37,10 @@ const SPIN: Duration = Duration::from_micros(30);
 /// How long a member sleeps before it looks again although nobody has rung. A process that is
 /// stopped after it has published, but before it has rung for all, must not keep the others asleep
 /// until their deadlines: they would look as late as the stopped one.
-const LOOK_AGAIN: Duration = Duration::from_millis(100);
+const RECHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// One member's view of the segment.
-pub(crate) struct Shared {
+pub(crate) struct SegmentView {
     pub(crate) segment: Segment,
     pub(crate) layout: Layout,
     /// This member, from 0.
@@ -48,7 +48,7 @@ pub(crate) struct Shared {
     /// The rank of each member in the whole group, ascending.
     pub(crate) ranks: Vec<usize>,
     /// For the begin of operations, where the ranks may come at any time, and for the rest.
-    patience: [Patience; 2],
+    spin_policy: [SpinPolicy; 2],
 }
 
 /// An operation that waits: what it is, since when, and until when.
@@ -64,14 +64,19 @@ pub(crate) struct Operation<'a> {
 /// In place of a member: the one that arrives last.
 const LAST: usize = 0xfffe;
 
-impl Shared {
-    pub(crate) fn new(segment: Segment, layout: Layout, me: usize, ranks: Vec<usize>) -> Shared {
-        Shared {
+impl SegmentView {
+    pub(crate) fn new(
+        segment: Segment,
+        layout: Layout,
+        me: usize,
+        ranks: Vec<usize>,
+    ) -> SegmentView {
+        SegmentView {
             segment,
             layout,
             me,
             ranks,
-            patience: Default::default(),
+            spin_policy: Default::default(),
         }
     }
 
@@ -100,7 +105,7 @@ impl Shared {
         self.segment.long(at).store(value, Ordering::Release);
         fence(Ordering::SeqCst);
         if self.all_reached(counter, value) {
-            self.ring_all(Shared::reason(LAST, counter));
+            self.ring_all(SegmentView::reason(LAST, counter));
         }
     }
 
@@ -126,7 +131,7 @@ impl Shared {
         self.segment.long(at).store(sequence + 1, Ordering::Release);
         if is_last {
             fence(Ordering::SeqCst);
-            self.ring_all(Shared::reason(LAST, Counter::Arrived));
+            self.ring_all(SegmentView::reason(LAST, Counter::Arrived));
         }
     }
 
@@ -178,7 +183,7 @@ impl Shared {
 
     /// Rings a member that waits for this member's `counter`; the caller has published and fenced.
     pub(crate) fn ring_if_waiting(&self, peer: usize, counter: Counter) {
-        self.ring_if(peer, Shared::reason(self.me, counter));
+        self.ring_if(peer, SegmentView::reason(self.me, counter));
     }
 
     fn ring_if(&self, peer: usize, reason: u32) {
@@ -222,10 +227,10 @@ impl Shared {
         counter: Counter,
         ready: impl Fn() -> bool,
     ) -> Result<()> {
-        let patience = &self.patience[usize::from(counter != Counter::Arrived)];
+        let spin_policy = &self.spin_policy[usize::from(counter != Counter::Arrived)];
         let polled = || match self.layout.may_spin {
-            true => patience.poll(SPIN, || poll_some(&ready)),
-            false => patience.poll_yielding(&ready),
+            true => spin_policy.poll(SPIN, || poll_some(&ready)),
+            false => spin_policy.poll_yielding(&ready),
         };
         if ready() || polled() {
             return Ok(());
@@ -234,7 +239,7 @@ impl Shared {
         let waiting = self.segment.word(self.layout.waiting(self.me));
         loop {
             let rings = bell.load(Ordering::SeqCst);
-            waiting.store(Shared::reason(peer, counter), Ordering::SeqCst);
+            waiting.store(SegmentView::reason(peer, counter), Ordering::SeqCst);
             fence(Ordering::SeqCst);
             let done = ready();
             // What is there counts, even when the member that wrote it has gone since: also what
@@ -255,7 +260,7 @@ impl Shared {
                 waiting.store(0, Ordering::SeqCst);
                 return Err(operation.time_out(self, peer));
             }
-            let nap = left.map_or(LOOK_AGAIN, |left| left.min(LOOK_AGAIN));
+            let nap = left.map_or(RECHECK_INTERVAL, |left| left.min(RECHECK_INTERVAL));
             let nap = Timespec::try_from(nap).ok();
             // Every outcome (woken, rung before, interrupted, timed out) means: look again.
             let _ = futex::wait(bell, Flags::empty(), rings, nap.as_ref());
@@ -265,7 +270,7 @@ impl Shared {
 
 impl<'a> Operation<'a> {
     /// What waiting in the running operation needs.
-    pub(crate) fn of(status: &'a Arc<GroupStatus>, running: &Running) -> Self {
+    pub(crate) fn of(status: &'a Arc<GroupStatus>, running: &RunningOperation) -> Self {
         Operation {
             status,
             header: running.header,
@@ -282,13 +287,13 @@ impl<'a> Operation<'a> {
             .map(|deadline| deadline.saturating_duration_since(now))
     }
 
-    fn check(&self, shared: &Shared, peer: usize) -> Result<()> {
+    fn check(&self, shared: &SegmentView, peer: usize) -> Result<()> {
         self.status
             .check_peer(&self.header, shared.ranks.get(peer).copied())
     }
 
     /// Ends the operation on all ranks because its deadline has passed.
-    fn time_out(&self, shared: &Shared, peer: usize) -> CollectiveError {
+    fn time_out(&self, shared: &SegmentView, peer: usize) -> CollectiveError {
         let members = match peer {
             LAST => shared.behind(self.header.sequence),
             _ => vec![peer],
@@ -304,8 +309,8 @@ impl<'a> Operation<'a> {
 
     /// Ends this and every later operation on all ranks with the error.
     pub(crate) fn fail(&self, error: CollectiveError) -> CollectiveError {
-        self.status.fail(Failure {
-            trouble: Trouble::Ended(error.clone()),
+        self.status.record_failure(Failure {
+            kind: FailureKind::Ended(error.clone()),
             from_sequence: self.header.sequence,
         });
         error

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use crate::bookkeeping::{Bookkeeping, Running};
+use crate::bookkeeping::{Bookkeeping, RunningOperation};
 use crate::communicator::{AbortHandle, AbortTarget};
 use crate::error::{CollectiveError, Result};
 use crate::header::{OperationHeader, OperationKind};
 use crate::options::GroupOptions;
 use crate::shared_memory::arrival::Record;
-use crate::shared_memory::doorbell::{Operation, Shared};
+use crate::shared_memory::doorbell::{Operation, SegmentView};
 use crate::shared_memory::group::LocalGroup;
 use crate::status::GroupStatus;
 use crate::transport::Transport;
@@ -51,7 +51,7 @@ impl LocalTransport {
         })
     }
 
-    pub(crate) fn shared(&self) -> &Arc<Shared> {
+    pub(crate) fn shared(&self) -> &Arc<SegmentView> {
         &self.group.shared
     }
 
@@ -73,12 +73,12 @@ impl LocalTransport {
         &mut self,
         header: &OperationHeader,
         own: usize,
-        put: impl FnOnce(&Shared),
+        put: impl FnOnce(&SegmentView),
     ) -> Result<()> {
         self.check()?;
         let status = self.group.status.clone();
         status.begin(header);
-        let running = Running::new(header, self.options.get_timeout());
+        let running = RunningOperation::new(header, self.options.get_timeout());
         let operation = Operation::of(&status, &running);
         self.operations.begin(running);
         // Also where nothing has to be waited for, an earlier failure counts.
@@ -90,7 +90,7 @@ impl LocalTransport {
         put(shared);
         let record = Record { header, own };
         shared.arrive(&record);
-        shared.meet(&record, &operation, &mut self.owns)
+        shared.compare_headers(&record, &operation, &mut self.owns)
     }
 
     /// Runs `f` for the operation that has begun.
@@ -103,7 +103,7 @@ impl LocalTransport {
         f(self, &operation)
     }
 
-    /// Ends an operation, whatever came of it.
+    /// Ends an operation, which has succeeded or failed.
     pub(crate) fn settle<R>(&mut self, kind: OperationKind, result: Result<R>) -> Result<R> {
         self.group.status.end();
         self.operations.end(kind, result)
@@ -170,7 +170,7 @@ impl Transport for LocalTransport {
     }
 
     fn fail(&mut self, error: CollectiveError) {
-        self.operations.fail(&self.group.status, error);
+        self.operations.record_failure(&self.group.status, error);
     }
 
     fn abort_handle(&self) -> AbortHandle {

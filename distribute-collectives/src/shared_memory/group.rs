@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::shared_memory::doorbell::Shared;
+use crate::shared_memory::doorbell::SegmentView;
 use crate::shared_memory::layout::{Layout, PART_BYTES_MAX};
 use crate::shared_memory::segment::Segment;
 use crate::status::GroupStatus;
@@ -55,7 +55,7 @@ impl Settings {
 
 /// The ranks of this host, connected by a segment. Dropping it unmaps the segment.
 pub(crate) struct LocalGroup {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<SegmentView>,
     pub(crate) status: Arc<GroupStatus>,
 }
 
@@ -67,7 +67,7 @@ impl LocalGroup {
         me: usize,
         status: Arc<GroupStatus>,
     ) -> LocalGroup {
-        let shared = Arc::new(Shared::new(segment, layout, me, ranks.to_vec()));
+        let shared = Arc::new(SegmentView::new(segment, layout, me, ranks.to_vec()));
         // Weak: the status may live longer than the mapping.
         let weak = Arc::downgrade(&shared);
         status.on_failure(move || {

@@ -19,7 +19,7 @@ use crate::buffer::{Buffer, Element, with_dtype};
 use crate::communicator::chunk_range;
 use crate::error::Result;
 use crate::reduce::{self, RankSlices, ReduceOp};
-use crate::shared_memory::doorbell::{Operation, Shared};
+use crate::shared_memory::doorbell::{Operation, SegmentView};
 use crate::shared_memory::layout::Counter;
 use crate::shared_memory::pieces;
 
@@ -38,7 +38,7 @@ const ALIGNMENT: usize = 4096;
 /// unspecified, as those of any buffer are, and a rank that was merely slow may still change them
 /// until it has noticed: copy nothing from it, join a new generation.
 pub struct SharedBuffer {
-    shared: Arc<Shared>,
+    shared: Arc<SegmentView>,
     at: usize,
     bytes: usize,
 }
@@ -47,7 +47,7 @@ impl SharedBuffer {
     /// The next free bytes of this member's part; `used` counts them. `None` when there are not
     /// enough. They are never freed before the segment is.
     pub(crate) fn allocate(
-        shared: &Arc<Shared>,
+        shared: &Arc<SegmentView>,
         used: &mut usize,
         bytes: usize,
     ) -> Option<SharedBuffer> {
@@ -71,7 +71,7 @@ impl SharedBuffer {
     }
 }
 
-impl Shared {
+impl SegmentView {
     /// Where this member's part begins.
     fn heap(&self) -> usize {
         self.layout.heap() + self.me * self.layout.heap_bytes
@@ -91,7 +91,7 @@ impl Shared {
 
 /// The elements of one block of all members.
 struct Block<'a, T> {
-    shared: &'a Shared,
+    shared: &'a SegmentView,
     own: &'a mut [T],
     /// Where the block begins in a member's part.
     place: usize,
@@ -132,10 +132,10 @@ fn reduce_block<T: Element>(op: ReduceOp, block: &mut Block<'_, T>) {
     }
 }
 
-/// All-reduces buffers at the same place (see [`Shared::place`]) of all members. Counts as one
+/// All-reduces buffers at the same place (see [`SegmentView::place`]) of all members. Counts as one
 /// window.
 pub(crate) fn all_reduce(
-    shared: &Shared,
+    shared: &SegmentView,
     operation: &Operation<'_>,
     base: &mut u64,
     op: ReduceOp,

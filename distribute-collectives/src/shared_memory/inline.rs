@@ -9,19 +9,19 @@ use std::ops::Range;
 
 use crate::buffer::{Buffer, Element, with_dtype};
 use crate::reduce::ReduceOp;
-use crate::shared_memory::doorbell::Shared;
+use crate::shared_memory::doorbell::SegmentView;
 use crate::shared_memory::kernels::Inputs;
 use crate::shared_memory::pieces;
 
 /// Writes this member's buffers, before it arrives.
-pub(crate) fn put(shared: &Shared, sequence: u64, buffers: &[Buffer<'_>], size: usize) {
+pub(crate) fn put(shared: &SegmentView, sequence: u64, buffers: &[Buffer<'_>], size: usize) {
     let at = shared.layout.inline(shared.me, sequence);
     pieces::copy_in(&shared.segment, at, buffers, 0..pieces::len(buffers), size);
 }
 
 /// Replaces the buffers by what `member` has put, after all have arrived.
 pub(crate) fn take(
-    shared: &Shared,
+    shared: &SegmentView,
     sequence: u64,
     member: usize,
     buffers: &mut [Buffer<'_>],
@@ -34,7 +34,7 @@ pub(crate) fn take(
 
 /// Replaces the elements of `range` by their reduction over all members, after all have arrived.
 pub(crate) fn reduce(
-    shared: &Shared,
+    shared: &SegmentView,
     sequence: u64,
     op: ReduceOp,
     buffers: &mut [Buffer<'_>],
@@ -46,7 +46,7 @@ pub(crate) fn reduce(
 }
 
 fn reduce_typed<T: Element>(
-    shared: &Shared,
+    shared: &SegmentView,
     sequence: u64,
     op: ReduceOp,
     buffers: &mut [Buffer<'_>],

@@ -8,7 +8,7 @@
 use std::sync::atomic::{Ordering, fence};
 
 use crate::error::{CollectiveError, Result};
-use crate::shared_memory::doorbell::{Operation, Shared};
+use crate::shared_memory::doorbell::{Operation, SegmentView};
 use crate::shared_memory::group::LocalGroup;
 use crate::shared_memory::layout::{Counter, Layout};
 use crate::transport::SEGMENTS_IN_FLIGHT;
@@ -22,7 +22,7 @@ pub(crate) struct Part {
     pub(crate) bytes: usize,
 }
 
-impl Shared {
+impl SegmentView {
     fn can_send(&self, mailbox: usize) -> Option<u64> {
         let tail = self.segment.long(Layout::mail_tail(mailbox));
         let head = self.segment.long(Layout::mail_head(mailbox));

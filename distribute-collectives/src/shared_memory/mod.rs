@@ -5,31 +5,31 @@
 //! of a group whose ranks are all in it; [`mailbox`] carries single segments, for transports that
 //! use shared memory between some ranks only.
 
+mod acceptor;
 mod arrival;
 mod direct;
-mod door;
 mod doorbell;
 mod endpoint;
 mod group;
-#[allow(unsafe_code)]
+#[expect(unsafe_code, reason = "each use says why it is sound")]
 mod in_place;
-#[allow(unsafe_code)]
+#[expect(unsafe_code, reason = "each use says why it is sound")]
 mod inline;
 mod kernels;
 mod layout;
-#[allow(unsafe_code)]
+#[expect(unsafe_code, reason = "each use says why it is sound")]
 mod mailbox;
 mod passing;
 mod pieces;
 #[cfg(test)]
 mod processes_test;
-#[allow(unsafe_code)]
+#[expect(unsafe_code, reason = "each use says why it is sound")]
 mod segment;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]
 mod tests;
-#[allow(unsafe_code)]
+#[expect(unsafe_code, reason = "each use says why it is sound")]
 mod windows;
 
 pub(crate) use direct::SharedMemoryCommunicator;

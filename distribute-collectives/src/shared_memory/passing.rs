@@ -1,9 +1,9 @@
 //! How ranks find out that they share a host, and how they come to map the same memory.
 //!
 //! Every rank makes an [`Offer`]: a listening Unix socket whose abstract name is 128 random bits.
-//! Names travel through the rendezvous; whoever else finds them is turned away (`door.rs`). A rank
-//! that can connect to a name is in the same network namespace on the same host; addresses in text
-//! say nothing about that. The first rank that answers is the leader of the host.
+//! Names travel through the rendezvous; whoever else finds them is turned away (`acceptor.rs`). A
+//! rank that can connect to a name is in the same network namespace on the same host; addresses in
+//! text say nothing about that. The first rank that answers is the leader of the host.
 //!
 //! The leader makes the segment and passes it on (packets, so that nothing has to be cut):
 //!
@@ -34,7 +34,7 @@ use subtle::ConstantTimeEq;
 
 use crate::error::{CollectiveError, MissingRank, Result};
 use crate::header::{OperationHeader, OperationKind};
-use crate::shared_memory::door::{Door, has_spoken};
+use crate::shared_memory::acceptor::{BackgroundAcceptor, has_received};
 use crate::shared_memory::group::{LocalGroup, Settings};
 use crate::shared_memory::layout::{Layout, MEMBERS_MAX};
 use crate::shared_memory::segment::Segment;
@@ -50,21 +50,21 @@ pub(crate) const WELCOME_BYTES: usize = 8 + 7 * 8 + 32;
 const ANSWER_BYTES: usize = 8 + 32;
 const GO_BYTES: usize = 16;
 /// How many connections the leader keeps beside those of its members.
-const STRANGERS_MAX: usize = 16;
+const PENDING_MAX: usize = 16;
 /// How long a member whose leader has gone waits to hear why from the group.
 const FAILURE_GRACE: Duration = Duration::from_millis(500);
 
 /// A socket where other ranks of this host can ask for the segment.
 pub(crate) struct Offer {
-    door: Door,
+    acceptor: BackgroundAcceptor,
     name: [u8; NAME_BYTES],
 }
 
 /// How a rank comes to its segment.
 pub(crate) enum Attachment {
-    /// It makes the segment.
+    /// The rank makes the segment.
     Leader,
-    /// It gets the segment from rank `leader`, through this connection.
+    /// The rank gets the segment from rank `leader`, through this connection.
     Member { leader: usize, connection: OwnedFd },
 }
 
@@ -105,8 +105,9 @@ impl Offer {
         net::bind(&listener, &address)
             .and_then(|()| net::listen(&listener, MEMBERS_MAX as i32))
             .map_err(|error| unavailable("listening at a Unix socket", error))?;
-        let door = Door::open(listener).map_err(|error| unavailable("starting a thread", error))?;
-        Ok(Offer { door, name })
+        let acceptor = BackgroundAcceptor::open(listener)
+            .map_err(|error| unavailable("starting a thread", error))?;
+        Ok(Offer { acceptor, name })
     }
 
     /// What other ranks pass to [`find_leader`].
@@ -189,7 +190,7 @@ pub(crate) fn establish(
         });
     };
     let alarm = status.alarm();
-    let waiting = Waiting {
+    let waiting = MemberWait {
         rank,
         members,
         begin: Instant::now(),
@@ -198,17 +199,17 @@ pub(crate) fn establish(
         alarm: alarm.map_err(|error| unavailable("making an eventfd", error))?,
     };
     let (segment, layout) = match attachment {
-        Attachment::Leader => lead(&mut offer, settings, &waiting)?,
+        Attachment::Leader => run_leader(&mut offer, settings, &waiting)?,
         Attachment::Member { leader, connection } => {
             drop(offer);
-            join(&connection, leader, &waiting)?
+            run_member(&connection, leader, &waiting)?
         }
     };
     Ok(LocalGroup::new(segment, layout, members, me, status))
 }
 
-/// Who waits for whom, and until when.
-struct Waiting<'a> {
+/// The wait of one rank for the other members: since when, and until when.
+struct MemberWait<'a> {
     rank: usize,
     members: &'a [usize],
     begin: Instant,
@@ -217,7 +218,7 @@ struct Waiting<'a> {
     alarm: Arc<OwnedFd>,
 }
 
-impl Waiting<'_> {
+impl MemberWait<'_> {
     /// Sleeps until a descriptor can be read; `false` when the deadline has passed.
     ///
     /// # Errors
@@ -307,7 +308,7 @@ fn equal(a: &[u8], b: &[u8]) -> bool {
 /// A rank that has connected to the leader.
 struct Candidate {
     connection: OwnedFd,
-    /// Its index among the members, once it has said who it is.
+    /// The index of the rank among the members, once it has sent its hello.
     member: Option<usize>,
     answered: bool,
 }
@@ -323,17 +324,17 @@ impl Candidate {
 }
 
 /// The leader's side.
-fn lead(
+fn run_leader(
     offer: &mut Offer,
     settings: &Settings,
-    waiting: &Waiting<'_>,
+    waiting: &MemberWait<'_>,
 ) -> Result<(Segment, Layout)> {
     let layout = Layout::new(waiting.members.len(), settings);
     let (file, segment) = Segment::create(layout.total())
         .map_err(|error| unavailable("making a shared segment", error))?;
     let nonce = random::<NONCE_BYTES>()?;
     segment.copy_in(0, &nonce);
-    let (listener, taken) = offer.door.hand_over();
+    let (listener, taken) = offer.acceptor.hand_over();
     let mut candidates: Vec<Candidate> = taken.into_iter().map(Candidate::new).collect();
     let answered = |all: &[Candidate]| all.iter().filter(|one| one.answered).count();
     while answered(&candidates) + 1 < waiting.members.len() {
@@ -345,14 +346,14 @@ fn lead(
         );
         // Of a failure the members hear from the group, as this rank does.
         if !waiting.readable(&mut fds)? {
-            return Err(give_up(&candidates, waiting));
+            return Err(rendezvous_failed(&candidates, waiting));
         }
         let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
         let mut ready = ready.into_iter();
         if ready.next() == Some(true) {
             accept(listener, &mut candidates, waiting.members.len());
         }
-        // Those accepted just now are at the end, and have no answer from `poll` yet.
+        // Candidates accepted just now are at the end, and have no answer from `poll` yet.
         let mut known: Vec<bool> = ready.collect();
         known.resize(candidates.len(), false);
         let mut known = known.into_iter();
@@ -377,7 +378,7 @@ fn go(code: u64) -> [u8; GO_BYTES] {
 }
 
 /// Tells the members that have come which rank has not.
-fn give_up(candidates: &[Candidate], waiting: &Waiting<'_>) -> CollectiveError {
+fn rendezvous_failed(candidates: &[Candidate], waiting: &MemberWait<'_>) -> CollectiveError {
     let came = |index: usize| {
         let mut members = candidates.iter();
         members.any(|one| one.answered && one.member == Some(index))
@@ -396,7 +397,7 @@ fn give_up(candidates: &[Candidate], waiting: &Waiting<'_>) -> CollectiveError {
 /// all have said something, they are heard before more are taken.
 fn accept(listener: &OwnedFd, candidates: &mut Vec<Candidate>, members: usize) {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    while candidates.len() < members + STRANGERS_MAX || end_a_silent_one(candidates) {
+    while candidates.len() < members + PENDING_MAX || end_one_silent(candidates) {
         let Ok(connection) = net::accept_with(listener, flags) else {
             return;
         };
@@ -408,8 +409,8 @@ fn accept(listener: &OwnedFd, candidates: &mut Vec<Candidate>, members: usize) {
 }
 
 /// Makes room; whether it could.
-fn end_a_silent_one(candidates: &mut Vec<Candidate>) -> bool {
-    let is_silent = |one: &Candidate| one.member.is_none() && !has_spoken(&one.connection);
+fn end_one_silent(candidates: &mut Vec<Candidate>) -> bool {
+    let is_silent = |one: &Candidate| one.member.is_none() && !has_received(&one.connection);
     let silent = candidates.iter().position(is_silent);
     silent.map(|index| candidates.remove(index)).is_some()
 }
@@ -421,7 +422,7 @@ fn serve(
     file: &OwnedFd,
     layout: &Layout,
     nonce: &[u8],
-    waiting: &Waiting<'_>,
+    waiting: &MemberWait<'_>,
 ) -> Option<()> {
     let mut packet = [0; ANSWER_BYTES];
     let len = match receive(&candidate.connection, &mut packet) {
@@ -491,7 +492,11 @@ fn hello(rank: usize) -> [u8; HELLO_BYTES] {
 }
 
 /// A member's side, after its [`hello`].
-fn join(connection: &OwnedFd, leader: usize, waiting: &Waiting<'_>) -> Result<(Segment, Layout)> {
+fn run_member(
+    connection: &OwnedFd,
+    leader: usize,
+    waiting: &MemberWait<'_>,
+) -> Result<(Segment, Layout)> {
     let gone = || waiting.given_up(leader, "it closed the connection");
     let mut packet = [0; WELCOME_BYTES];
     let file = receive_all(connection, &mut packet, leader, waiting)?;
@@ -525,7 +530,7 @@ fn receive_all(
     connection: &OwnedFd,
     packet: &mut [u8],
     leader: usize,
-    waiting: &Waiting<'_>,
+    waiting: &MemberWait<'_>,
 ) -> Result<Option<OwnedFd>> {
     let mut failed = false;
     loop {

@@ -108,7 +108,10 @@ impl Segment {
     /// # Safety
     /// By the protocol that the caller follows, no other rank accesses these bytes while the slice
     /// lives, and this rank not through another slice.
-    #[allow(clippy::mut_from_ref)]
+    #[expect(
+        clippy::mut_from_ref,
+        reason = "the memory is shared, and the caller promises who writes"
+    )]
     pub(crate) unsafe fn elements_mut<T: Pod>(&self, at: usize, len: usize) -> &mut [T] {
         // SAFETY: mapped, aligned, of a type for which every bit pattern is a value; the caller
         // promises that the access is exclusive.

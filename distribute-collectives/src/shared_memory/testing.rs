@@ -9,7 +9,7 @@ use crate::options::GroupOptions;
 use crate::shared_memory::{
     LocalGroup, Settings, SharedMemoryCommunicator, establish, find_leader, passing::Offer,
 };
-use crate::status::{Failure, GroupStatus, Trouble};
+use crate::status::{Failure, FailureKind, GroupStatus};
 use crate::testing::{Random, on_threads};
 
 /// Stands for the control plane: tells all ranks.
@@ -19,8 +19,8 @@ impl AbortTarget for TellAll {
     fn abort(&self, rank: usize, reason: &str) {
         let reason = reason.to_string();
         for status in &self.0 {
-            status.fail(Failure {
-                trouble: Trouble::Ended(CollectiveError::Aborted {
+            status.record_failure(Failure {
+                kind: FailureKind::Ended(CollectiveError::Aborted {
                     rank,
                     reason: reason.clone(),
                 }),

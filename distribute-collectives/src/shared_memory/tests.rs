@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use crate::bookkeeping::Running;
+use crate::bookkeeping::RunningOperation;
 use crate::buffer::{Buffer, DType, Element, with_dtype};
 use crate::communicator::{Communicator, CommunicatorExt};
 use crate::error::CollectiveError;
@@ -16,7 +16,7 @@ use crate::shared_memory::doorbell::Operation;
 use crate::shared_memory::layout::Counter;
 use crate::shared_memory::testing::{TellAll, join_all, on_ranks, tiny};
 use crate::shared_memory::{LocalTransport, Settings, SharedMemoryCommunicator};
-use crate::status::{Failure, Trouble};
+use crate::status::{Failure, FailureKind};
 use crate::testing::{Random, on_threads, within_limit};
 
 /// Bytes that are small numbers of a type.
@@ -415,8 +415,8 @@ fn a_noted_failure_wakes_a_sleeper_at_once() {
                     std::thread::yield_now();
                 }
                 let noted = Instant::now();
-                statuses[0].fail(Failure {
-                    trouble: Trouble::Lost {
+                statuses[0].record_failure(Failure {
+                    kind: FailureKind::Lost {
                         rank: 1,
                         reason: "its process ended".to_string(),
                     },
@@ -596,7 +596,7 @@ fn a_counter_published_without_a_ring_is_seen_all_the_same() {
             if rank == 0 {
                 let header = OperationHeader::new(OperationKind::Barrier, 0, 0);
                 let limit = Duration::from_secs(30);
-                let running = Running::new(&header, limit);
+                let running = RunningOperation::new(&header, limit);
                 let operation = Operation::of(&group.status, &running);
                 shared.wait_all(&operation, Counter::Published, 7).unwrap();
                 assert!(operation.begin.elapsed() < Duration::from_secs(10));
@@ -631,7 +631,7 @@ fn a_member_that_stops_while_it_arrives_is_the_one_that_is_late() {
                 return;
             }
             let header = OperationHeader::new(OperationKind::Barrier, 0, 0);
-            let running = Running::new(&header, Duration::from_secs(2));
+            let running = RunningOperation::new(&header, Duration::from_secs(2));
             let operation = Operation::of(&group.status, &running);
             shared.announce_arrival(0);
             let waited = shared.wait_for_arrivals(&operation).and_then(|()| {
@@ -687,7 +687,7 @@ fn a_mailbox_that_stays_empty_is_blamed_on_its_rank_alone() {
             let group = group.unwrap();
             let header = OperationHeader::new(OperationKind::AllReduce, 0, 0);
             let limit = Duration::from_millis(50);
-            let running = Running::new(&header, limit);
+            let running = RunningOperation::new(&header, limit);
             let operation = Operation::of(&group.status, &running);
             let received = group.receive_with(&operation, 1, 4, &mut |_| {}, &mut Vec::new());
             let Err(CollectiveError::Timeout { missing, .. }) = received else {

@@ -32,7 +32,7 @@ use crate::buffer::{Buffer, Element, with_dtype};
 use crate::communicator::chunk_range;
 use crate::error::Result;
 use crate::reduce::{self, ReduceOp};
-use crate::shared_memory::doorbell::{Operation, Shared};
+use crate::shared_memory::doorbell::{Operation, SegmentView};
 use crate::shared_memory::kernels::Inputs;
 use crate::shared_memory::layout::Counter;
 use crate::shared_memory::pieces;
@@ -41,16 +41,16 @@ use crate::shared_memory::pieces;
 /// from the begin of the operation.
 pub(crate) trait Program {
     fn windows(&self) -> usize;
-    fn publish(&mut self, shared: &Shared, window: u64, index: usize);
+    fn publish(&mut self, shared: &SegmentView, window: u64, index: usize);
     /// Whether shares are reduced; without, windows are fetched when they are published.
     fn reduces(&self) -> bool;
-    fn reduce(&mut self, _shared: &Shared, _window: u64, _index: usize) {}
-    fn fetch(&mut self, shared: &Shared, window: u64, index: usize);
+    fn reduce(&mut self, _shared: &SegmentView, _window: u64, _index: usize) {}
+    fn fetch(&mut self, shared: &SegmentView, window: u64, index: usize);
 }
 
 /// Runs an operation whose headers agree. `base` is the number of windows before and after it.
 pub(crate) fn run(
-    shared: &Shared,
+    shared: &SegmentView,
     operation: &Operation<'_>,
     base: &mut u64,
     program: &mut dyn Program,
@@ -83,13 +83,13 @@ pub(crate) fn run(
     }
     *base += windows as u64;
     if !program.reduces() {
-        // Nobody waits for it now, but the next operation counts from here.
+        // No member waits for the counter now, but the next operation counts from here.
         shared.announce(Counter::Reduced, *base);
     }
     Ok(())
 }
 
-/// Who gets the result of a reduction.
+/// The members that get the result of a reduction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Target {
     /// `all_reduce`.
@@ -118,7 +118,7 @@ pub(crate) struct Reduction<'a, 'b> {
 impl<'a, 'b> Reduction<'a, 'b> {
     /// `size` is that of an element in bytes.
     pub(crate) fn new(
-        shared: &Shared,
+        shared: &SegmentView,
         buffers: &'a mut [Buffer<'b>],
         size: usize,
         op: ReduceOp,
@@ -146,14 +146,14 @@ impl<'a, 'b> Reduction<'a, 'b> {
     }
 
     /// Piece `index` of the share of `member`.
-    fn range(&self, shared: &Shared, member: usize, index: usize) -> Range<usize> {
+    fn range(&self, shared: &SegmentView, member: usize, index: usize) -> Range<usize> {
         let share = chunk_range(self.len, shared.members(), member);
         let start = share.end.min(share.start + index * self.piece);
         start..share.end.min(start + self.piece)
     }
 
     /// Where the piece of `member` lies in `holder`'s slot.
-    fn place(&self, shared: &Shared, holder: usize, member: usize, window: u64) -> usize {
+    fn place(&self, shared: &SegmentView, holder: usize, member: usize, window: u64) -> usize {
         shared.layout.slot(holder, window) + member * self.piece * self.size
     }
 
@@ -166,7 +166,7 @@ impl<'a, 'b> Reduction<'a, 'b> {
         }
     }
 
-    fn reduce_typed<T: Element>(&mut self, shared: &Shared, window: u64, index: usize) {
+    fn reduce_typed<T: Element>(&mut self, shared: &SegmentView, window: u64, index: usize) {
         let (me, members, op) = (shared.me, shared.members(), self.op);
         let range = self.range(shared, me, index);
         let places = |member: usize| self.place(shared, member, me, window);
@@ -211,7 +211,7 @@ impl Program for Reduction<'_, '_> {
         self.windows
     }
 
-    fn publish(&mut self, shared: &Shared, window: u64, index: usize) {
+    fn publish(&mut self, shared: &SegmentView, window: u64, index: usize) {
         for member in shared.peers() {
             let range = self.range(shared, member, index);
             let at = self.place(shared, shared.me, member, window);
@@ -223,13 +223,13 @@ impl Program for Reduction<'_, '_> {
         true
     }
 
-    fn reduce(&mut self, shared: &Shared, window: u64, index: usize) {
+    fn reduce(&mut self, shared: &SegmentView, window: u64, index: usize) {
         if let Some(dtype) = self.buffers.first().map(Buffer::dtype) {
             with_dtype!(dtype, T => self.reduce_typed::<T>(shared, window, index));
         }
     }
 
-    fn fetch(&mut self, shared: &Shared, window: u64, index: usize) {
+    fn fetch(&mut self, shared: &SegmentView, window: u64, index: usize) {
         let wants = match self.target {
             Target::All => true,
             Target::One(member) => member == shared.me,
@@ -275,7 +275,7 @@ impl Program for Broadcast<'_, '_> {
         self.len.div_ceil(self.window)
     }
 
-    fn publish(&mut self, shared: &Shared, window: u64, index: usize) {
+    fn publish(&mut self, shared: &SegmentView, window: u64, index: usize) {
         if shared.me == self.root {
             let at = shared.layout.slot(self.root, window);
             let range = self.range(index);
@@ -287,7 +287,7 @@ impl Program for Broadcast<'_, '_> {
         false
     }
 
-    fn fetch(&mut self, shared: &Shared, window: u64, index: usize) {
+    fn fetch(&mut self, shared: &SegmentView, window: u64, index: usize) {
         if shared.me != self.root {
             let at = shared.layout.slot(self.root, window);
             let range = self.range(index);
@@ -319,7 +319,7 @@ impl Program for Gather<'_> {
         most.div_ceil(self.window)
     }
 
-    fn publish(&mut self, shared: &Shared, window: u64, index: usize) {
+    fn publish(&mut self, shared: &SegmentView, window: u64, index: usize) {
         let range = self.range(self.input.len(), index);
         let at = shared.layout.slot(shared.me, window);
         shared.segment.copy_in(at, &self.input[range]);
@@ -329,7 +329,7 @@ impl Program for Gather<'_> {
         false
     }
 
-    fn fetch(&mut self, shared: &Shared, window: u64, index: usize) {
+    fn fetch(&mut self, shared: &SegmentView, window: u64, index: usize) {
         let mut start = 0;
         for (member, size) in self.sizes.iter().enumerate() {
             if member != shared.me {

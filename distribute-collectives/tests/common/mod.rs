@@ -1,6 +1,6 @@
 //! Shared by the tests: ranks on threads, hard limits, element types by name, a transport that can
 //! be watched.
-#![allow(dead_code)]
+#![allow(dead_code, reason = "each test program uses its own part")]
 
 #[path = "../../src/testing.rs"]
 mod testing;

@@ -223,8 +223,8 @@ fn what_is_installed_is_told() {
         "GPU 0 directly, with atomics (NVLink), rank 0",
         "GPU 2 directly, without atomics (PCIe), rank 1",
         "GPU 3 directly, without atomics (PCIe), rank 1",
-        "GPU 4 through the host",
-        "GPU 5 through the host",
+        "GPU 4 through host memory",
+        "GPU 5 through host memory",
     ];
     assert_eq!(links, expected);
 }

@@ -91,7 +91,7 @@ fn different_calls_are_a_mismatch_on_all_ranks() {
             rank.all_gather_device(from.buffer(), to.buffer()).map(drop)
         });
         assert_mismatch(
-            "the buffers are on the host on one and the device",
+            "the buffers are in host memory on one and in device memory",
             |rank| {
                 let mut memory = rank.allocate(ElementType::F32, 4)?;
                 match rank.rank() {

@@ -1,4 +1,4 @@
-//! Every operation against a naive result, on host buffers and on device memory.
+//! Every operation against a naive result, on buffers in host memory and on device memory.
 
 use distribute_collectives::nccl::{DeviceMemory, ElementType};
 use distribute_collectives::{
@@ -267,7 +267,7 @@ fn long_buffers_are_moved_in_rounds() {
     });
 }
 
-/// The host divides once: the same bits as the other transports.
+/// The CPU divides once: the same bits as the other transports.
 #[test]
 fn a_mean_of_host_buffers_is_the_sum_divided_once() {
     within_limit(|| {

@@ -145,8 +145,8 @@ fn attacks() -> Vec<(Vec<u8>, Vec<u8>)> {
 /// Says it until the peer has had enough of it, at most 24 MiB.
 fn attack(address: &str, (first, again): &(Vec<u8>, Vec<u8>)) {
     let mut socket = TcpStream::connect(address).expect("it listens");
-    let patience = Some(Duration::from_millis(700));
-    socket.set_write_timeout(patience).expect("a socket");
+    let limit = Some(Duration::from_millis(700));
+    socket.set_write_timeout(limit).expect("a socket");
     let _ = socket.write_all(first);
     let times = 24 * MIB / again.len();
     // Fails when the peer has closed the connection, or takes no more.
@@ -262,8 +262,8 @@ fn a_hostile_member_fills_no_memory(
     // Rank 0 waits for rank 1, and reads what seems to come from it.
     ranks[0].tell("call all_reduce 1000");
     let mut socket = switch.upstreams().pop().expect("rank 1 is connected");
-    let patience = Some(Duration::from_secs(2));
-    socket.set_write_timeout(patience).expect("a socket");
+    let limit = Some(Duration::from_secs(2));
+    socket.set_write_timeout(limit).expect("a socket");
     let mut sent = 0;
     for number in 0.. {
         let piece = flood.piece(number);

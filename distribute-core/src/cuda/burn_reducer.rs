@@ -24,7 +24,7 @@ struct BurnReducer {
 impl DeviceReducers for BurnReducers {
     fn connect(&self, devices: &[LogicalDevice], _: u64) -> Result<Vec<Box<dyn DeviceReducer>>> {
         // burn panics in the first step otherwise.
-        super::check_burn_nccl()?;
+        super::presence::check_burn_nccl()?;
         let all: Arc<[Device]> = devices.iter().map(|device| device.burn_device()).collect();
         let reducers = devices.iter().map(|_| {
             let devices = Arc::clone(&all);

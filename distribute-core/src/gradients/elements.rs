@@ -76,7 +76,6 @@ pub(super) fn add(sum: &mut TensorData, data: &TensorData) -> Result<()> {
 
 pub(super) fn scale(data: &mut TensorData, factor: f64) -> Result<()> {
     for_float!("clip", data.dtype(), (E, W) => {
-        #[allow(clippy::cast_possible_truncation, clippy::unnecessary_cast)]
         let factor = factor as W;
         let values = data.as_mut_slice::<E>().map_err(Error::step)?;
         for value in values {
@@ -92,10 +91,12 @@ pub(super) fn sum_of_squares(data: &TensorData) -> Result<f64> {
         let values = data.as_slice::<E>().map_err(Error::step)?.iter();
         let squares = values.map(|value| {
             let wide: W = value.widen();
-            #[allow(clippy::useless_conversion)]
-            let wide = f64::from(wide);
-            wide.powi(2)
+            square(wide)
         });
         Ok(squares.sum())
     })
+}
+
+fn square(value: impl Into<f64>) -> f64 {
+    value.into().powi(2)
 }

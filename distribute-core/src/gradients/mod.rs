@@ -11,14 +11,15 @@ use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Gradients as BurnGradients, Shape, Tensor, TensorData};
 
+use crate::module_tensors::is_off_host;
 use crate::trace::{self, TensorSpec, TraceError};
 use crate::{Error, Result};
 
 pub(crate) use buffers::Flags;
 use residence::Number;
-pub(crate) use residence::{Residence, is_off_host, with_shape};
+pub(crate) use residence::{Residence, with_shape};
 pub(crate) use rows::Watched;
-pub use rows::{RemoteRows, RowGradients};
+pub use rows::{RemoteRows, RemoteVersion, RowGradients};
 
 /// The gradients of a model's trainable parameters, in visit order (the order in which the
 /// module declares its fields). The order, not burn's random parameter id, is what replicas and
@@ -281,8 +282,7 @@ impl Gradients {
     ///
     /// # Errors
     /// If `clip_norm` is not a positive number, and in a captured step, where the norm has no value
-    /// on the host; there [`TrainState::clip_by_global_norm`](crate::TrainState::clip_by_global_norm)
-    /// clips.
+    /// on the host; there the [training state](crate::TrainState::clip_by_global_norm) clips.
     pub fn clip_by_global_norm(&mut self, clip_norm: f64) -> Result<f64> {
         on_host(self.clip(clip_norm)?)
     }

@@ -10,6 +10,7 @@ use crate::{Error, Result};
 
 /// One gradient, where it is. Nothing moves it but what has to.
 #[derive(Debug, Clone)]
+#[expect(clippy::large_enum_variant, reason = "there are as many as parameters")]
 pub(crate) enum Residence {
     /// In host memory, in the shape of its parameter.
     Host(TensorData),
@@ -32,7 +33,7 @@ pub(crate) struct DeviceGradient {
 
 /// A number that is computed from gradients: on the host, or of shape `[1]` in a captured step.
 #[derive(Debug, Clone)]
-#[allow(clippy::large_enum_variant)] // One at a time.
+#[expect(clippy::large_enum_variant, reason = "one at a time")]
 pub(crate) enum Number {
     Host(f64),
     Captured(Tensor<1>),
@@ -185,8 +186,8 @@ fn device_sum_of_squares<'a>(tensors: impl Iterator<Item = &'a Tensor<1>>) -> Re
     Ok(sums.iter::<f64>().sum())
 }
 
-/// Of shape `[1]`, in `f32`, or in `f64` if all gradients are. What is larger than 1 is squared as a
-/// part of the largest, so that no square is infinite before the norm is.
+/// Of shape `[1]`, in `f32`, or in `f64` if all gradients are. What is larger than 1 is squared as
+/// a part of the largest, so that no square is infinite before the norm is.
 fn captured_norm<'a>(
     gradients: impl Iterator<Item = &'a CapturedTensor> + Clone,
 ) -> Option<Tensor<1>> {
@@ -229,9 +230,4 @@ pub(crate) fn with_shape(data: TensorData, shape: Shape) -> Result<TensorData> {
 
 fn not_here() -> Error {
     Error::invalid("a gradient that is not on the host")
-}
-
-/// Whether tensors there are not in host memory already.
-pub(crate) fn is_off_host(device: &Device) -> bool {
-    *device != Device::flex()
 }

@@ -7,8 +7,10 @@ use std::sync::Arc;
 use burn::tensor::{DType, Device, Gradients as BurnGradients, Tensor, TensorData};
 
 use super::Gradients;
-use crate::remote::RemoteVersion;
 use crate::{Error, Result};
+
+/// What a copy has of a tensor: how often each of its parts had been changed. Empty for nothing.
+pub type RemoteVersion = Vec<u64>;
 
 /// Some rows of a table in a [`RemoteStore`](crate::remote::RemoteStore), as they were looked up.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -5,8 +5,9 @@ use std::sync::{Arc, Mutex, Weak};
 
 use burn::tensor::TensorData;
 
+use crate::error::check_count;
+use crate::sync::lock;
 use crate::trace::{Given, Target};
-use crate::values::{count, lock};
 use crate::{
     Error, Leaf, PerReplica, ReduceOp, ReplicaContext, Result, Strategy, StrategyExt, StrategyId,
     VariableContext, scope,
@@ -122,7 +123,7 @@ impl Sums {
     /// Adds a batch to every replica's sums, outside of a step.
     pub(super) fn add_all(&self, batches: Vec<Total>) -> Result<()> {
         scope::check_cross_replica(&self.strategy.id(), "update_all")?;
-        count("a per-replica value", self.replicas.len(), batches.len())?;
+        check_count("a per-replica value", self.replicas.len(), batches.len())?;
         for (index, batch) in batches.into_iter().enumerate() {
             add_to(&self.replicas, index, batch);
         }
@@ -219,7 +220,6 @@ pub(super) fn batch(values: &TensorData, weights: Option<&TensorData>) -> Result
     Ok(total)
 }
 
-#[allow(clippy::cast_precision_loss)] // element counts are far below 2^53
 fn to_f64(count: usize) -> f64 {
     count as f64
 }

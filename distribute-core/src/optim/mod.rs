@@ -23,7 +23,10 @@ use crate::checkpoint::OptimizerSlots;
 /// A number that may change every step: a host number under the eager strategies, an input
 /// tensor of shape `[1]` in a captured step.
 #[derive(Debug, Clone)]
-#[allow(clippy::large_enum_variant)] // A handful live for the length of one update.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "a handful live for the length of one update"
+)]
 pub enum Coefficient {
     /// Known on the host.
     Host(f64),

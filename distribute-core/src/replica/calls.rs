@@ -3,7 +3,7 @@
 
 use burn::tensor::TensorData;
 
-use super::host::Link;
+use super::link::Link;
 use crate::nest::different_structure;
 use crate::{Error, Result};
 

@@ -8,10 +8,11 @@ use burn::tensor::{Device, Tensor, TensorData};
 use distribute_collectives::ReduceOp;
 
 use super::differentiable::Differentiable;
-use super::host::{HostPeers, Link};
+use super::host::HostPeers;
+use super::link::Link;
 use super::local_exchange::LocalExchange;
 use super::peers::{OnReduced, Peers};
-use crate::values::lock;
+use crate::sync::lock;
 use crate::{DeviceReducer, Error, Gradients, Nest, Result, WorkerGroup};
 
 /// One replica of several, with its ends of what reduces on devices.
@@ -91,7 +92,6 @@ impl<L: Link + 'static> Peers for Devices<L> {
         self.host.receive(&flags.take_signals());
         let mut sums = self.sum(gradients.take_tensors(&flags, &self.device)?)?;
         if op == ReduceOp::Mean {
-            #[allow(clippy::cast_precision_loss)]
             let replicas = self.num_replicas as f64;
             sums = sums
                 .into_iter()
@@ -127,7 +127,11 @@ impl<L: Link + 'static> Peers for Devices<L> {
         fn broadcast(&self, value: &mut dyn Nest, root: usize) -> Result<()>;
         fn all_reduce_tensor(&self, op: ReduceOp, tensor: &mut dyn Differentiable) -> Result<()>;
         fn reduce_gradients(&self, gradients: &mut Gradients) -> Result<()>;
-        fn local_exchange(&self, op: &'static str, detail: i64) -> Result<Option<Arc<LocalExchange>>>;
+        fn local_exchange(
+            &self,
+            op: &'static str,
+            detail: i64
+        ) -> Result<Option<Arc<LocalExchange>>>;
         fn take_initial_value(&self, initial: &mut TensorData) -> Result<()>;
         fn check_backward(&self) -> Result<()>;
         fn begin_run(&self);

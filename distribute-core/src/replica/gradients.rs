@@ -5,9 +5,8 @@ use burn::tensor::{Tensor, TensorData};
 use distribute_collectives::ReduceOp;
 
 use crate::gradients::{RemoteRows, Watched};
-use crate::remote::Pushed;
-use crate::values::lock;
-use crate::{Applied, Error, Gradients, ReplicaContext, Result, scope};
+use crate::sync::lock;
+use crate::{Error, Gradients, ReplicaContext, Result};
 
 impl Gradients {
     /// Reduces the gradients over all replicas, in place, as one operation.
@@ -74,33 +73,5 @@ impl ReplicaContext {
     /// Those of [`gradient`](Self::gradient).
     pub fn row_gradients(&self, loss: &Tensor<1>) -> Result<Gradients> {
         self.gradient(loss, &NoModel::new())
-    }
-
-    /// Sends gradients of rows of tables to the parameter servers, where no state is updated: for
-    /// a model that is nothing but tables. Otherwise a state's
-    /// [`apply_gradients`](crate::TrainState::apply_gradients) sends them with its own. Blocks.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] for gradients of a model too, and under a strategy without
-    /// parameter servers; those of the servers.
-    pub fn apply_row_gradients(&self, gradients: Gradients) -> Result<Applied> {
-        if !gradients.is_empty() {
-            return Err(Error::invalid(format!(
-                "apply_row_gradients: there are also gradients of {} parameters of a model; hand \
-                 all of them to `apply_gradients` of its state",
-                gradients.len()
-            )));
-        }
-        let strategy = scope::current_strategy();
-        let Some(store) = strategy.remote_store() else {
-            return Err(Error::invalid(format!(
-                "apply_row_gradients: the strategy `{}` has no parameter servers",
-                strategy.name()
-            )));
-        };
-        match store.push_rows(gradients.into_rows())? {
-            Pushed::Applied { .. } => Ok(Applied::Updated),
-            Pushed::Dropped => Ok(Applied::Dropped),
-        }
     }
 }

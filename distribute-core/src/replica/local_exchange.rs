@@ -10,7 +10,7 @@ use std::fmt;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::values::lock;
+use crate::sync::lock;
 use crate::{Error, Result};
 
 type Value = Box<dyn Any + Send>;
@@ -145,7 +145,7 @@ impl LocalExchange {
 
     fn publish<R: Send + 'static>(&self, state: &mut State, results: Result<Vec<R>>) -> Result<()> {
         let results = results.and_then(|results| {
-            crate::values::count("the result of a merge_call", self.size, results.len())?;
+            crate::error::check_count("the result of a merge_call", self.size, results.len())?;
             Ok(results)
         });
         match results {

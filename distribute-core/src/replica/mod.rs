@@ -6,8 +6,10 @@ mod devices;
 mod differentiable;
 mod gradients;
 mod host;
+mod link;
 mod local_exchange;
 mod peers;
+mod place;
 mod rng;
 mod threads;
 mod workers;
@@ -23,22 +25,19 @@ use distribute_collectives::ReduceOp;
 
 use captured::Captured;
 pub(crate) use devices::Devices;
-pub(crate) use host::{Alone, HostPeers, Link};
+pub(crate) use host::{Alone, HostPeers};
+pub(crate) use link::Link;
 pub(crate) use local_exchange::LocalExchange;
 pub(crate) use peers::Peers;
+pub use place::{Replica, VariablePlacement};
 pub use rng::ReplicaRng;
 pub(crate) use threads::Threads;
 pub(crate) use workers::Workers;
 
 use crate::gradients::Watched;
 use crate::nest::different_structure;
-use crate::strategy::{Replica, VariablePlacement};
 use crate::trace::Trace;
-use crate::variable::Owner;
-use crate::{
-    DistributedVariable, Error, LogicalDevice, Nest, PerReplica, Result, VariableOptions,
-    VariableValue, WorkerGroup, scope,
-};
+use crate::{Error, LogicalDevice, Nest, Result, WorkerGroup};
 
 /// The replica a step is running on (TensorFlow: `tf.distribute.ReplicaContext`).
 ///
@@ -143,14 +142,6 @@ impl ReplicaContext {
         self.num_replicas
     }
 
-    /// The examples of a full global batch, if the step was handed a part of one that knows: what
-    /// losses are divided by. Batches of `distribute-data` know, and those of
-    /// `Fit`; others are told by [`PerReplica::of_global_batch`]. `None` also for
-    /// parts of batches of different sizes.
-    pub fn global_batch_size(&self) -> Option<usize> {
-        crate::loss::global_batch_size().ok().flatten()
-    }
-
     /// burn's device of this replica, with autodiff.
     pub fn device(&self) -> &Device {
         &self.replica.device
@@ -241,59 +232,6 @@ impl ReplicaContext {
         Ok(value)
     }
 
-    /// Leaves replica context: `merge` runs once, with all replicas' values, and its results go
-    /// back to the replicas (TensorFlow: `ReplicaContext.merge_call`).
-    ///
-    /// `merge` runs on replica 0's thread, in cross-replica context: it may call `reduce` and
-    /// `gather` and update variables, but not `run`. Blocks until all replicas have called it.
-    ///
-    /// # Errors
-    /// What `merge` returns, on replica 0, and [`Error::Stopped`] with its text on the others;
-    /// [`Error::ReplicaMissing`] if a replica ends its step without this call.
-    pub fn merge_call<T, R>(
-        &self,
-        value: T,
-        merge: impl FnOnce(PerReplica<T>) -> Result<PerReplica<R>>,
-    ) -> Result<R>
-    where
-        T: Send + 'static,
-        R: Send + 'static,
-    {
-        self.exchange("merge_call", 0, value, |values| {
-            let _cross_replica = scope::enter_merge();
-            Ok(merge(PerReplica::new(values))?.into_values())
-        })
-    }
-
-    /// Creates a variable inside a step, with replica 0's initial value in every copy; every
-    /// replica gets a handle of the same variable. Blocks until all replicas have called it.
-    ///
-    /// # Errors
-    /// Those of [`DistributedVariable::new`], and another replica's failure. With parameter servers
-    /// variables are made outside of steps.
-    pub fn variable<T: VariableValue + 'static>(
-        &self,
-        mut initial: T,
-        options: VariableOptions,
-    ) -> Result<DistributedVariable<T>> {
-        self.peers.refuse("ctx.variable")?;
-        let strategy = scope::current_strategy();
-        if strategy.remote_store().is_some() {
-            return Err(Error::invalid(
-                "ctx.variable: with parameter servers variables are made outside of steps, by the \
-                 coordinator's strategy, and steps use them",
-            ));
-        }
-        let owner = Owner::of(&*strategy);
-        let count = self.num_local();
-        self.exchange("variable", 0, initial.take()?, |mut values| {
-            let mut initial = values.swap_remove(0);
-            self.peers.take_initial_value(&mut initial)?;
-            let variable = DistributedVariable::create(&owner, initial, options)?;
-            Ok(vec![variable; count])
-        })
-    }
-
     /// Exchanges whole values between the replicas of this process; `join` runs once per process
     /// and may exchange more with other workers. `op` and `detail` (a root, an
     /// axis, a variable's number) say which call it is; replicas that differ in them all get an
@@ -311,7 +249,7 @@ impl ReplicaContext {
     {
         let Some(exchange) = self.peers.local_exchange(op, detail)? else {
             let results = join(vec![value])?;
-            crate::values::count("the result of a merge_call", 1, results.len())?;
+            crate::error::check_count("the result of a merge_call", 1, results.len())?;
             return results.into_iter().next().ok_or_else(different_structure);
         };
         exchange.exchange(op, self.local_id, value, join)

@@ -80,7 +80,6 @@ pub(crate) trait Peers: Send + Debug {
     fn use_replica_id(&self) {}
 
     /// The replica's number as a tensor of one element.
-    #[allow(clippy::cast_possible_wrap)] // far fewer replicas
     fn replica_id_tensor(&self, id: usize, device: &Device) -> Tensor<1, Int> {
         Tensor::from_data(TensorData::new(vec![id as i64], [1]), device)
     }

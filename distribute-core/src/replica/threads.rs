@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex};
 use burn::tensor::TensorData;
 use distribute_collectives::{CollectiveError, Communicator, CommunicatorExt, ReduceOp};
 
-use super::host::Link;
+use super::link::Link;
 use crate::Result;
 use crate::cross_device::{CrossDeviceOps, by_type};
-use crate::values::lock;
+use crate::sync::lock;
 
 /// One replica's end of the group of its process.
 pub(crate) struct Threads {

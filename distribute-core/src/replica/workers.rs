@@ -14,10 +14,10 @@ use std::thread;
 use burn::tensor::TensorData;
 use distribute_collectives::{CollectiveError, Communicator, ReduceOp};
 
-use super::host::{Link, OnPack};
+use super::link::{Link, OnPack};
 use super::threads::Threads;
 use crate::cross_device::by_type;
-use crate::values::lock;
+use crate::sync::lock;
 use crate::{Error, Result, WorkerGroup};
 
 /// One replica's way to those of its process and of other workers.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{InputContext, Replica, ReplicaStep, Strategy, StrategyId};
 use crate::strategy::engine::run_inline;
-use crate::{LogicalDevice, ReplicaContext, Result};
+use crate::{LogicalDevice, ReplicaContext, Result, scope};
 
 /// The default strategy: one replica on the CPU, on the calling thread
 /// (TensorFlow: `tf.distribute.get_strategy()` outside any scope).
@@ -67,4 +67,18 @@ impl Strategy for DefaultStrategy {
             step,
         )
     }
+}
+
+/// The strategy whose scope or step is running on this thread, else the default strategy.
+///
+/// ```
+/// use distribute_core::{OneDeviceStrategy, StrategyExt, current_strategy};
+///
+/// assert_eq!(current_strategy().name(), "default");
+/// let strategy = OneDeviceStrategy::new("cpu:0".parse()?)?;
+/// strategy.within(|| assert_eq!(current_strategy().name(), "one-device"))?;
+/// # Ok::<(), distribute_core::Error>(())
+/// ```
+pub fn current_strategy() -> Arc<dyn Strategy> {
+    scope::innermost_strategy().unwrap_or_else(|| Arc::new(DefaultStrategy::new()))
 }

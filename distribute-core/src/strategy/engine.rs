@@ -13,7 +13,7 @@ use super::{Replica, ReplicaStep, Strategy, VariablePlacement};
 use crate::cross_device::CrossDeviceOps;
 use crate::device_reduce::DevicePlan;
 use crate::replica::{Alone, Devices, HostPeers, Link, LocalExchange, Peers, Threads, Workers};
-use crate::values::lock;
+use crate::sync::lock;
 use crate::{DeviceReducer, Error, LogicalDevice, ReplicaContext, Result, WorkerGroup, scope};
 
 /// Runs a step on the calling thread, for strategies with one replica.

@@ -4,12 +4,13 @@ use std::sync::Mutex;
 
 use burn::tensor::{Device, TensorData};
 
-use crate::step_args::{Item, Watch};
-use crate::values::lock;
+use super::reduce::{combine, reduce};
+use crate::step::{self, Item, PoisonOnError};
+use crate::sync::lock;
 use crate::{
     Components, DistributedValue, DistributedVariable, Error, IndexedSlices, Mirrored, Nest,
     PerReplica, ReduceOp, ReplicaContext, Replicate, Result, StepArgs, Strategy, VariableOptions,
-    VariableValue, host_reduce, scope, trace,
+    VariableValue, host_reduce, scope,
 };
 
 /// The calls of a training program: every [`Strategy`] has them.
@@ -131,12 +132,12 @@ pub trait StrategyExt: Strategy {
         let id = self.id();
         scope::check_run(&id)?;
         if let Some(tracer) = self.tracer() {
-            return trace::run(self, tracer, args, &step);
+            return step::run(self, tracer, args, &step);
         }
         let replicas = self.replicas().len();
-        let mut watch = Watch::default();
-        let items = args.split(&id, replicas, &mut watch)?;
-        let batches = watch.take_batches();
+        let mut poison = PoisonOnError::default();
+        let items = args.split(&id, replicas, &mut poison)?;
+        let batches = poison.take_batches();
         let items: Vec<_> = items
             .into_iter()
             .map(|item| Mutex::new(Some(item)))
@@ -153,7 +154,7 @@ pub trait StrategyExt: Strategy {
             Ok(())
         });
         if let Err(error) = outcome {
-            watch.poison(&error);
+            poison.poison(&error);
             return Err(error);
         }
         let results: Option<Vec<R>> = results
@@ -197,20 +198,7 @@ pub trait StrategyExt: Strategy {
         V: DistributedValue,
         V::Value: Nest,
     {
-        let replicas = self.replicas().len();
-        let workers = self.workers();
-        let call = format!("reduce {op}");
-        combine(self, ("reduce", &call), value, |leaf| {
-            match (leaf, workers) {
-                (Components::PerReplica(components), _) => host_reduce::reduce(op, components),
-                (Components::Same(value), None) => host_reduce::reduce_same(op, value, replicas),
-                (Components::Same(value), Some(workers)) => {
-                    // All exchange before one refuses, so that none waits.
-                    let values = workers.gather_one(&call, value)?;
-                    host_reduce::reduce_same_of_workers(op, values, workers.max_replicas())
-                }
-            }
-        })
+        reduce(self, op, value)
     }
 
     /// Reduces over the elements along `axes` and over the replicas
@@ -255,7 +243,7 @@ pub trait StrategyExt: Strategy {
         scope::check_cross_replica(&self.id(), "reduce")?;
         let replicas = self.replicas().len();
         let mut slices = value.into_values();
-        crate::values::count("a per-replica value", replicas, slices.len())?;
+        crate::error::check_count("a per-replica value", replicas, slices.len())?;
         if let Some(workers) = self.workers() {
             slices = IndexedSlices::gather(workers, op, slices)?;
         }
@@ -302,38 +290,3 @@ pub trait StrategyExt: Strategy {
 }
 
 impl<S: Strategy + ?Sized> StrategyExt for S {}
-
-/// Applies `join` to the i-th leaf of all components, for every i.
-fn combine<V: DistributedValue<Value: Nest>>(
-    strategy: &(impl Strategy + ?Sized),
-    (what, call): (&'static str, &str),
-    value: V,
-    mut join: impl FnMut(Components<TensorData>) -> Result<TensorData>,
-) -> Result<V::Value> {
-    scope::check_cross_replica(&strategy.id(), what)?;
-    let mut values = match value.into_components() {
-        Components::PerReplica(values) => values,
-        Components::Same(mut value) => {
-            let leaves = value.take_leaves()?.into_iter();
-            let joined = leaves.map(|leaf| join(Components::Same(leaf)));
-            value.put_leaves(joined.collect::<Result<Vec<_>>>()?)?;
-            return Ok(value);
-        }
-    };
-    let replicas = strategy.replicas().len();
-    crate::values::count("a per-replica value", replicas, values.len())?;
-    let mut leaves = values
-        .iter_mut()
-        .map(Nest::take_leaves)
-        .collect::<Result<Vec<_>>>()?;
-    if let Some(workers) = strategy.workers() {
-        leaves = workers.gather(call, &leaves)?;
-    }
-    let joined = host_reduce::columns(leaves)?
-        .into_iter()
-        .map(|column| join(Components::PerReplica(column)))
-        .collect::<Result<Vec<_>>>()?;
-    let mut first = values.swap_remove(0);
-    first.put_leaves(joined)?;
-    Ok(first)
-}

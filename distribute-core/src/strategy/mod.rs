@@ -4,26 +4,30 @@ mod central_storage;
 mod default;
 mod engine;
 mod ext;
+mod id;
+mod merge;
 mod mirrored;
 mod multi_worker;
 mod one_device;
+pub(crate) mod reduce;
 
 use std::fmt;
 use std::sync::Arc;
 
-use burn::tensor::Device;
-
 pub use central_storage::CentralStorageStrategy;
-pub use default::DefaultStrategy;
+pub use default::{DefaultStrategy, current_strategy};
 pub use engine::run_alone;
 pub use ext::StrategyExt;
+pub use id::StrategyId;
 pub use mirrored::{MirroredStrategy, MirroredStrategyBuilder};
 pub use multi_worker::{MultiWorkerMirroredStrategy, MultiWorkerMirroredStrategyBuilder};
 pub use one_device::OneDeviceStrategy;
 
 use crate::remote::RemoteStore;
 use crate::trace::Tracer;
-use crate::{Error, LogicalDevice, ReplicaContext, Result, WorkerGroup};
+use crate::{Error, ReplicaContext, Result, WorkerGroup};
+
+pub use crate::replica::{Replica, VariablePlacement};
 
 /// The work of one run: called once per local replica, on that replica's thread.
 pub type ReplicaStep<'a> = &'a (dyn Fn(&ReplicaContext) -> Result<()> + Sync);
@@ -93,38 +97,6 @@ pub trait Strategy: Send + Sync + fmt::Debug {
     fn run_replicas(&self, step: ReplicaStep<'_>) -> Result<()>;
 }
 
-/// Where variables live.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum VariablePlacement {
-    /// Every replica has its own copy and applies the same update to it.
-    Mirrored,
-    /// There is one copy, in host memory; replicas read it and one update is applied to it.
-    Central,
-}
-
-/// One replica of this process: a copy of the model on a device.
-#[derive(Debug, Clone)]
-pub struct Replica {
-    /// The id among all replicas of all workers.
-    pub id: usize,
-    /// The device's name.
-    pub logical: LogicalDevice,
-    /// burn's device, with autodiff.
-    pub device: Device,
-}
-
-impl Replica {
-    /// A replica whose values are built on this device.
-    pub fn new(id: usize, logical: LogicalDevice) -> Self {
-        Self {
-            id,
-            logical,
-            device: logical.burn_device().autodiff(),
-        }
-    }
-}
-
 /// What an input pipeline needs to know about the cluster
 /// (TensorFlow: `tf.distribute.InputContext`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -162,57 +134,5 @@ impl InputContext {
             )));
         }
         Ok(global_batch_size / self.num_replicas_in_sync)
-    }
-}
-
-/// The identity of a strategy: equal for handles of one strategy, different for two strategies
-/// built alike. The default strategy is one for the whole process.
-#[derive(Debug, Clone)]
-pub struct StrategyId {
-    name: &'static str,
-    replicas: usize,
-    token: Option<Arc<()>>,
-}
-
-impl StrategyId {
-    /// A new identity.
-    pub fn new(name: &'static str, replicas: usize) -> Self {
-        Self {
-            name,
-            replicas,
-            token: Some(Arc::new(())),
-        }
-    }
-
-    /// The default strategy's identity.
-    pub fn default_strategy() -> Self {
-        Self {
-            name: "default",
-            replicas: 1,
-            token: None,
-        }
-    }
-}
-
-impl PartialEq for StrategyId {
-    fn eq(&self, other: &Self) -> bool {
-        match (&self.token, &other.token) {
-            (Some(a), Some(b)) => Arc::ptr_eq(a, b),
-            (None, None) => true,
-            _ => false,
-        }
-    }
-}
-
-impl Eq for StrategyId {}
-
-impl fmt::Display for StrategyId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let plural = if self.replicas == 1 { "" } else { "s" };
-        write!(
-            f,
-            "the {} strategy ({} replica{plural})",
-            self.name, self.replicas
-        )
     }
 }

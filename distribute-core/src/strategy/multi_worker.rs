@@ -98,7 +98,7 @@ impl MultiWorkerMirroredStrategy {
 pub struct MultiWorkerMirroredStrategyBuilder {
     devices: Vec<LogicalDevice>,
     cluster: Option<Option<Cluster>>,
-    communicator: Option<Own>,
+    communicator: Option<CustomCommunicator>,
     communication: CommunicationOptions,
     transport: ProcessTransport,
     security: Security,
@@ -119,9 +119,9 @@ const HEARTBEATS: u32 = 6;
 const MARGIN: Duration = Duration::from_secs(30);
 
 /// A communicator of the caller's.
-struct Own(Box<dyn Communicator>);
+struct CustomCommunicator(Box<dyn Communicator>);
 
-impl fmt::Debug for Own {
+impl fmt::Debug for CustomCommunicator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.0.describe())
     }
@@ -172,7 +172,7 @@ impl MultiWorkerMirroredStrategyBuilder {
     /// A group of one's own between the workers instead of connections to the addresses of the
     /// cluster: its ranks are the workers.
     pub fn communicator(mut self, communicator: Box<dyn Communicator>) -> Self {
-        self.communicator = Some(Own(communicator));
+        self.communicator = Some(CustomCommunicator(communicator));
         self
     }
 
@@ -270,11 +270,11 @@ impl MultiWorkerMirroredStrategyBuilder {
             None if self.communicator.is_some() => None,
             None => Cluster::resolve(&*detect(ProcessEnvironment).resolver)?,
         };
-        let met = self.meet(cluster.as_ref(), &devices)?;
+        let joined = self.join_workers(cluster.as_ref(), &devices)?;
         #[cfg(feature = "nccl")]
-        let shared = met.as_ref().and_then(|met| met.shared.clone());
-        let workers = met
-            .map(|met| WorkerGroup::new(met.communicator, devices.len(), self.communication))
+        let shared = joined.as_ref().and_then(|joined| joined.shared.clone());
+        let workers = joined
+            .map(|joined| WorkerGroup::new(joined.communicator, devices.len(), self.communication))
             .transpose()?;
         let workers = workers.map(|workers| workers.interrupted_by(self.interruption.clone()));
         let first = workers.as_ref().map_or(0, WorkerGroup::first_replica);
@@ -378,14 +378,14 @@ impl MultiWorkerMirroredStrategyBuilder {
     }
 
     /// The group of the workers; `None` for the only one.
-    fn meet(
+    fn join_workers(
         &mut self,
         cluster: Option<&Cluster>,
         devices: &[LogicalDevice],
-    ) -> Result<Option<Met>> {
-        if let Some(Own(communicator)) = self.communicator.take() {
+    ) -> Result<Option<Joined>> {
+        if let Some(CustomCommunicator(communicator)) = self.communicator.take() {
             let several = communicator.world_size() > 1;
-            return Ok(several.then(|| Met::own(communicator)));
+            return Ok(several.then(|| Joined::custom(communicator)));
         }
         let Some(cluster) = cluster else {
             return Ok(None);
@@ -432,21 +432,21 @@ impl MultiWorkerMirroredStrategyBuilder {
             options = options.flight_records(directory);
         }
         let communicator = options.bind()?.join(addresses)?;
-        Ok(Some(Met::workers(communicator)))
+        Ok(Some(Joined::workers(communicator)))
     }
 }
 
 /// The group of the workers.
-struct Met {
+struct Joined {
     communicator: Box<dyn Communicator>,
     /// Another handle of it, beside which NCCL is set up.
     #[cfg(feature = "nccl")]
     shared: Option<SharedGroup>,
 }
 
-impl Met {
+impl Joined {
     /// A communicator of the caller's.
-    fn own(communicator: Box<dyn Communicator>) -> Self {
+    fn custom(communicator: Box<dyn Communicator>) -> Self {
         Self {
             communicator,
             #[cfg(feature = "nccl")]
@@ -465,7 +465,7 @@ impl Met {
 
     #[cfg(not(feature = "nccl"))]
     fn workers(group: ProcessCommunicator) -> Self {
-        Self::own(Box::new(group))
+        Self::custom(Box::new(group))
     }
 }
 

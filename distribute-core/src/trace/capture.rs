@@ -16,7 +16,7 @@ use rand::Rng;
 use super::effect::{Apply, Deferred, Given, HostVariable, Target};
 use super::tensor::shape_of;
 use super::{CapturedTensor, TensorSpec, TraceError};
-use crate::values::lock;
+use crate::sync::lock;
 use crate::{Error, Result};
 
 /// The ids of the operations that a captured graph holds besides burn's own

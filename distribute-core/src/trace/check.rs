@@ -5,16 +5,10 @@
 //! and as often as it costs at most a hundredth of the time (with several workers: in the calls
 //! 2, 3, 5, 9, 17, ...).
 
-use std::collections::HashMap;
-use std::fmt::Write;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use burn_ir::OperationIr;
-
-use super::program::{CapturedStep, StepProgram};
-use crate::values::lock;
+use crate::sync::lock;
 
 /// Captures may take one part in this many of the time.
 const SHARE: u32 = 100;
@@ -95,61 +89,5 @@ impl Check {
     /// From now on every call is compared.
     pub(crate) fn always(&self) {
         lock(&self.state).always = true;
-    }
-}
-
-/// A number that is the same for two captures of one step, whatever numbers their tensors have.
-pub(crate) fn digest(step: &CapturedStep, program: &StepProgram) -> u64 {
-    let mut text = String::new();
-    // Writing to a string does not fail.
-    let operations = &step.graph.graph.operations;
-    for operation in operations
-        .iter()
-        .filter(|op| !matches!(op, OperationIr::Drop(_)))
-    {
-        let _ = writeln!(text, "{operation:?}");
-    }
-    for input in &step.inputs {
-        let _ = writeln!(text, "in {:?} {:?} {:?}", input.id, input.spec, input.role);
-    }
-    for output in &step.outputs {
-        let from = output.donated_from;
-        let _ = writeln!(text, "out {:?} {:?} {from:?}", output.id, output.spec);
-    }
-    let _ = writeln!(text, "{:?} {:?}", step.random_key, program.arguments);
-    for state in &program.states {
-        // The numbers of a state go on; what a step adds to the first, its updates, does not.
-        let updates = |(before, after): &(Vec<u64>, Vec<u64>)| {
-            let (before, after) = (before.first()?, after.first()?);
-            Some(after.wrapping_sub(*before))
-        };
-        let updates: Vec<_> = state.hosts.iter().map(updates).collect();
-        let _ = writeln!(text, "{updates:?} {:?}", state.tensors);
-    }
-    let _ = writeln!(text, "{:?}", program.seed);
-    let host = program.host_side();
-    let leaves = host.effects.iter().map(|effect| &effect.leaves);
-    let _ = writeln!(text, "{:?}", leaves.collect::<Vec<_>>());
-    let mut hash = DefaultHasher::new();
-    for value in step.graph.values.values() {
-        value.as_bytes().hash(&mut hash);
-    }
-    renumber(&text, &mut hash);
-    hash.finish()
-}
-
-/// Hashes a text in which tensors have numbers by their first appearance.
-fn renumber(text: &str, hash: &mut DefaultHasher) {
-    const ID: &str = "TensorId { value: ";
-    let mut numbers: HashMap<&str, usize> = HashMap::new();
-    let mut parts = text.split(ID);
-    parts.next().hash(hash);
-    for part in parts {
-        let end = part.find(' ').unwrap_or(part.len());
-        let (id, rest) = part.split_at(end);
-        let next = numbers.len();
-        numbers.entry(id).or_insert(next).hash(hash);
-        // Which use of a tensor is its last is not what the step computes.
-        rest.replace("ReadWrite", "ReadOnly").hash(hash);
     }
 }

@@ -11,8 +11,18 @@ use std::sync::Arc;
 use burn::tensor::TensorData;
 
 use super::CapturedTensor;
-use super::program::ResultLeaf;
 use crate::Result;
+
+/// One leaf of a step's result, or of what it hands to a metric.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum ResultLeaf {
+    /// An output of the program.
+    Output(usize),
+    /// A leaf of the arguments, unchanged.
+    Leaf(usize),
+    /// A number, or a tensor that does not depend on the arguments.
+    Constant(TensorData),
+}
 
 /// Takes the values of one local replica, after a call.
 pub(crate) type Apply = Arc<dyn Fn(usize, Vec<TensorData>) -> Result<()> + Send + Sync>;

@@ -51,7 +51,6 @@
 //! what a replica is can only be a tensor
 //! ([`replica_id_tensor`](crate::ReplicaContext::replica_id_tensor)).
 
-mod call;
 mod capture;
 mod check;
 mod effect;
@@ -60,12 +59,9 @@ mod exchange;
 mod gradients;
 mod key;
 mod program;
-mod run;
 mod state;
 mod tensor;
-mod twice;
 
-pub use call::{Call, Capture, CapturedState, Changes};
 pub use capture::{Trace, TraceDevice, ops};
 pub use error::TraceError;
 pub use key::{Fingerprint, StepGroup, StepKey};
@@ -74,13 +70,19 @@ pub use program::{
     StepProgram, Tracer,
 };
 pub use state::{Coefficients, HostState, StateVisitor, valid};
-pub use tensor::{CapturedTensor, TensorSpec, TracedTensor, without_autodiff};
+pub use tensor::{CapturedTensor, TensorSpec, without_autodiff};
 
-pub(crate) use effect::{Given, HostVariable, Target};
+pub use crate::nest::TracedTensor;
+
+pub(crate) use capture::{Input, Source, is_random, is_touch};
+pub(crate) use check::{Check, Due};
+pub(crate) use effect::{Given, HostSide, HostVariable, ResultLeaf, Target};
 pub(crate) use exchange::{all_gather, broadcast, combine, of_replica, reduce};
 pub(crate) use gradients::{
     CapturedTape, all_reduce, all_reduce_tensor, backward, not_captured, of_type,
 };
-pub(crate) use run::run;
-pub(crate) use state::{Fetch, OnDevice, visit_module};
+pub(crate) use program::{Draws, NewTensor, StateChange};
+pub(crate) use state::{
+    Bind, Collect, Fetch, OnDevice, ReadHosts, ReadOwn, ReadTensors, Replay, visit_module,
+};
 pub(crate) use tensor::{Tracked, TrackedGradients, captured, read_error};

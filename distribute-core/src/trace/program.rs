@@ -9,9 +9,9 @@ use burn_capture::{CapturedGraph, TensorId};
 
 use super::capture::Source;
 use super::check::Check;
-use super::effect::HostSide;
+use super::effect::{HostSide, ResultLeaf};
 use super::{StepKey, TensorSpec, TraceDevice};
-use crate::values::lock;
+use crate::sync::lock;
 use crate::{Error, Result};
 
 /// How a strategy runs captured steps: what [`Strategy::tracer`](crate::Strategy::tracer) returns.
@@ -233,15 +233,4 @@ impl NewTensor {
     pub(crate) fn is_output(&self) -> bool {
         matches!(self, Self::Output(_))
     }
-}
-
-/// One leaf of a step's result, or of what it hands to a metric.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) enum ResultLeaf {
-    /// An output of the program.
-    Output(usize),
-    /// A leaf of the arguments, unchanged.
-    Leaf(usize),
-    /// A number, or a tensor that does not depend on the arguments.
-    Constant(TensorData),
 }

@@ -1,17 +1,22 @@
 //! How gradients become an update of a training state.
 
+use std::collections::HashMap;
 use std::fmt::Debug;
 use std::sync::Arc;
 
 use burn::module::Module;
 use burn::tensor::Tensor;
+use burn_capture::TensorId;
 use distribute_collectives::ReduceOp;
 
-use super::traced::CapturedSlots;
 use super::update::{Update, UpdateCoefficients};
 use super::{TrainState, refuse_batch_norm};
 use crate::remote::RemoteState;
+use crate::trace::CapturedTensor;
 use crate::{Applied, Error, Gradients, ReplicaContext, Result, VariablePlacement};
+
+/// Slots as they came in, in the dimensions of their parameters, by their flat views.
+pub(super) type CapturedSlots = HashMap<TensorId, CapturedTensor>;
 
 /// Where the variables of a training state are, and how an update gets there: here (mirrored or
 /// central), in a step that is captured, or in a store.

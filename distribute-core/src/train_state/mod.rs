@@ -18,6 +18,7 @@ use crate::checkpoint::{TensorSpec, check_slots, saved_kinds};
 use crate::optim::Optimizer;
 use crate::remote::RemoteStore;
 use crate::trace::StateVisitor;
+use crate::values::take_state;
 use crate::{Error, Gradients, Replicate, Result, WorkerGroup, module_tensors};
 
 /// A model, its optimizer's state and the step counter.
@@ -199,7 +200,7 @@ impl<M: Module + 'static> Replicate for TrainState<M> {
     }
 
     fn take_from_chief(&mut self, workers: &WorkerGroup) -> Result<()> {
-        workers.take_state(&mut self.model, self.step)
+        take_state(workers, &mut self.model, self.step)
     }
 
     fn visit_state(&mut self, visitor: &mut dyn StateVisitor) -> Result<()> {
@@ -232,8 +233,12 @@ fn refuse_batch_norm(path: Option<&str>, replicas: usize) -> Result<()> {
     }
 }
 
-/// Refuses a model whose replicas would share running statistics.
-pub(crate) fn check_running_statistics(model: &impl Module, replicas: usize) -> Result<()> {
+/// Refuses a model that so many replicas cannot train, because they would share the running
+/// statistics of its batch normalizations. A training state asks it itself.
+///
+/// # Errors
+/// [`Error::InvalidArgument`], which names the layer.
+pub fn check_running_statistics(model: &impl Module, replicas: usize) -> Result<()> {
     let mut names = Names::default();
     model.visit(&mut names);
     refuse_batch_norm(names.batch_norm.as_deref(), replicas)

@@ -9,7 +9,7 @@ use super::{Applied, TrainState};
 use crate::remote::{
     Pushed, RemoteSpec, RemoteState, RemoteStore, RemoteVersion, tensors_of, with_values,
 };
-use crate::{Error, Gradients, Mirrored, ReplicaContext, Result};
+use crate::{Error, Gradients, Mirrored, ReplicaContext, Result, current_strategy};
 
 /// The state's place in the store, and what of it is here.
 #[derive(Debug, Clone)]
@@ -165,5 +165,35 @@ impl<T: crate::Replicate> Mirrored<T> {
     /// Those of the store.
     pub fn refresh(&mut self) -> Result<()> {
         self.values.iter_mut().try_for_each(T::refresh_remote)
+    }
+}
+
+impl ReplicaContext {
+    /// Sends gradients of rows of tables to the parameter servers, where no state is updated: for
+    /// a model that is nothing but tables. Otherwise a state's
+    /// [`apply_gradients`](crate::TrainState::apply_gradients) sends them with its own. Blocks.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for gradients of a model too, and under a strategy without
+    /// parameter servers; those of the servers.
+    pub fn apply_row_gradients(&self, gradients: Gradients) -> Result<Applied> {
+        if !gradients.is_empty() {
+            return Err(Error::invalid(format!(
+                "apply_row_gradients: there are also gradients of {} parameters of a model; hand \
+                 all of them to `apply_gradients` of its state",
+                gradients.len()
+            )));
+        }
+        let strategy = current_strategy();
+        let Some(store) = strategy.remote_store() else {
+            return Err(Error::invalid(format!(
+                "apply_row_gradients: the strategy `{}` has no parameter servers",
+                strategy.name()
+            )));
+        };
+        match store.push_rows(gradients.into_rows())? {
+            Pushed::Applied { .. } => Ok(Applied::Updated),
+            Pushed::Dropped => Ok(Applied::Dropped),
+        }
     }
 }

@@ -6,10 +6,9 @@ use std::sync::Arc;
 
 use burn::module::Module;
 use burn::tensor::{DType, Shape, Tensor, TensorData};
-use burn_capture::TensorId;
 use distribute_collectives::ReduceOp;
 
-use super::apply::Placement;
+use super::apply::{CapturedSlots, Placement};
 use super::update::UpdateCoefficients;
 use super::{Applied, TrainState};
 use crate::gradients::with_shape;
@@ -19,9 +18,6 @@ use crate::trace::{
     TraceError, TracedTensor,
 };
 use crate::{Gradients, Mirrored, ReplicaContext, Result};
-
-/// Slots as they came in, in the dimensions of their parameters, by their flat views.
-pub(super) type CapturedSlots = HashMap<TensorId, CapturedTensor>;
 
 /// What a state knows while it is captured.
 #[derive(Debug, Clone)]

@@ -48,7 +48,7 @@ impl<M: Module + 'static> Mirrored<TrainState<M>> {
     /// [`Error::ReplicaCount`] for another number of lists; a list of another model.
     pub fn put_waiting_gradients(&mut self, count: usize, replicas: Vec<Sums>) -> Result<()> {
         let states = self.host_values_mut();
-        crate::values::count("the micro-batches", states.len(), replicas.len())?;
+        crate::error::check_count("the micro-batches", states.len(), replicas.len())?;
         for (state, sums) in states.iter_mut().zip(replicas) {
             let gradients = Gradients::of_values(&state.model, sums)?;
             state.accumulated = Some((count, gradients));

@@ -1,7 +1,7 @@
 //! The two contexts a variable can be used in.
 
 use crate::strategy::StrategyId;
-use crate::{Error, PerReplica, ReduceOp, ReplicaContext, Result, Strategy, StrategyExt};
+use crate::{Error, PerReplica, ReduceOp, ReplicaContext, Result, Strategy};
 use burn::tensor::{Device, TensorData};
 
 /// Where a variable is used: a step passes its [`ReplicaContext`], code outside of a step passes
@@ -70,7 +70,7 @@ pub(super) mod sealed {
         }
 
         fn reduce(&self, op: ReduceOp, copies: Vec<TensorData>) -> Result<TensorData> {
-            StrategyExt::reduce(self, op, PerReplica::new(copies))
+            crate::strategy::reduce::reduce(self, op, PerReplica::new(copies))
         }
     }
 }

@@ -17,6 +17,7 @@
 
 mod context;
 mod error;
+mod in_step;
 mod options;
 mod traced;
 mod update;
@@ -31,7 +32,7 @@ use burn::tensor::{DType, Device, Shape, Tensor, TensorData};
 use crate::remote::{RemoteChange, RemoteVariable};
 use crate::shown::{Shown, write_components};
 use crate::strategy::StrategyId;
-use crate::values::lock;
+use crate::sync::lock;
 use crate::{Error, Leaf, ReduceOp, ReplicaContext, Result, Strategy, VariablePlacement};
 pub use context::VariableContext;
 pub use error::VariableError;
@@ -484,7 +485,6 @@ impl<T> DistributedVariable<T> {
     }
 
     /// Tells this variable from the others of this process; the same on all replicas.
-    #[allow(clippy::cast_possible_wrap)]
     fn number(&self) -> i64 {
         Arc::as_ptr(&self.shared) as usize as i64
     }

@@ -7,8 +7,8 @@ use burn::tensor::{Tensor, TensorData};
 
 use super::update::Update;
 use super::{DistributedVariable, Shared, VariableAggregation, VariableError, VariableKind, apply};
+use crate::sync::lock;
 use crate::trace::{self, CapturedTensor, HostVariable, Target, TensorSpec, Trace, TraceError};
-use crate::values::lock;
 use crate::{Error, Leaf, ReduceOp, Result};
 
 impl<T> DistributedVariable<T> {

@@ -106,7 +106,6 @@ arithmetic!(
 /// `value / replicas` in the value's own type; integers are truncated toward zero
 /// (TensorFlow divides in f64 and casts back).
 pub(super) fn share(value: &TensorData, replicas: usize) -> TensorData {
-    #[allow(clippy::cast_precision_loss)] // replicas are few
     let shares = value.iter::<f64>().map(|element| element / replicas as f64);
     let shares = TensorData::new(shares.collect::<Vec<f64>>(), value.shape().clone());
     shares.convert_dtype(value.dtype())

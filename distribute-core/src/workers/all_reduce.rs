@@ -11,7 +11,7 @@ use distribute_collectives::{Buffer, Communicator, CommunicatorExt, ReduceOp, pa
 
 use super::WorkerGroup;
 use crate::cross_device::as_buffer;
-use crate::values::lock;
+use crate::sync::lock;
 use crate::{Error, Result};
 
 impl WorkerGroup {

@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 
 use super::WorkerGroup;
 use super::encoding::{Form, tensor, unreadable};
-use crate::values::lock;
-use crate::{Error, Replicate, Result};
+use crate::sync::lock;
+use crate::{Error, Result};
 
 /// A tensor and where it belongs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -82,14 +82,6 @@ impl WorkerGroup {
             "{what}: {name} is {found} on worker {worker} and {expected} on the chief; run all \
              workers with the same settings"
         )))
-    }
-
-    /// Takes the model of a training state over, which has made the same updates on all workers:
-    /// none, if it was just built.
-    pub(crate) fn take_state(&self, model: &mut impl Replicate, updates: u64) -> Result<()> {
-        let updates = ("the number of updates", updates.into());
-        self.check_equal("a training state", &[updates])?;
-        model.take_from_chief(self)
     }
 
     /// Replaces a variable's initial value by the chief's.

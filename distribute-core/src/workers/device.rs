@@ -7,13 +7,16 @@ use distribute_collectives::{CommunicatorExt, ReduceOp};
 
 use super::WorkerGroup;
 use crate::cross_device::as_buffer;
-use crate::values::lock;
+use crate::sync::lock;
 use crate::{DeviceReducer, Error, Result};
 
 impl WorkerGroup {
     /// Reduces gradients of this worker's replica 0 with those of the others from now on. All
     /// workers call it, or none.
-    #[cfg_attr(not(feature = "nccl"), allow(dead_code))]
+    #[cfg_attr(
+        not(feature = "nccl"),
+        expect(dead_code, reason = "NCCL is what makes them")
+    )]
     pub(crate) fn set_device_reducer(&self, reducer: Box<dyn DeviceReducer>) {
         let _first = self.shared.device.set(Mutex::new(reducer));
     }

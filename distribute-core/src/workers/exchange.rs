@@ -7,7 +7,7 @@ use serde::de::DeserializeOwned;
 
 use super::encoding::unreadable;
 use super::{WorkerGroup, encoding};
-use crate::values::lock;
+use crate::sync::lock;
 use crate::{Error, Result};
 
 impl WorkerGroup {

@@ -17,13 +17,13 @@ use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use distribute_collectives::{
-    AbortHandle, CommunicationOptions, Communicator, CommunicatorExt, Description, Held,
-    Interruption,
+    AbortHandle, CommunicationOptions, Communicator, CommunicatorExt, Description, Interruption,
+    InterruptionHold,
 };
 
 use agreement::Wishes;
 
-use crate::values::lock;
+use crate::sync::lock;
 use crate::{DeviceReducer, Error, Result};
 
 /// The workers of a job: worker `i` is the process with rank `i`, the chief is worker 0.
@@ -45,7 +45,7 @@ struct Shared {
     agreed: Wishes,
     /// Ends the waits of the communicator.
     interruption: OnceLock<Interruption>,
-    held: Mutex<Option<Held>>,
+    held: Mutex<Option<InterruptionHold>>,
     /// With the replicas 0 of the other workers, in the memory of their devices.
     device: OnceLock<Mutex<Box<dyn DeviceReducer>>>,
 }

@@ -254,7 +254,8 @@ fn variables_go_in_and_come_out() {
     assert_eq!(captured.inputs.len(), 1, "only the variable");
     // What the program gave, in both copies.
     assert_eq!(seen.read(&strategy).unwrap(), 2);
-    let refused: [fn(&ReplicaContext, &DistributedVariable<f32>) -> Result<()>; 2] = [
+    type Call = fn(&ReplicaContext, &DistributedVariable<f32>) -> Result<()>;
+    let refused: [Call; 2] = [
         |ctx, variable| variable.read(ctx).map(drop),
         |ctx, variable| variable.assign(ctx, 1.0_f32),
     ];

@@ -174,7 +174,7 @@ fn share_of_examples<const D: usize>(values: Tensor<D>) -> Tensor<1> {
 
 last_axis!(2 to 1, 3 to 2, 4 to 3, 5 to 4, 6 to 5);
 
-/// Refuses a label that is no class, where labels are in the memory of the host. Elsewhere nothing
+/// Refuses a label that is no class, where labels are in host memory. Elsewhere nothing
 /// waits for them; there it is the device that says what becomes of such a label.
 #[track_caller]
 fn check_labels<const L: usize>(labels: &Tensor<L, Int>, classes: usize) {

@@ -22,15 +22,15 @@ pub enum Reduction {
     /// The choice for training under a strategy.
     #[default]
     None,
-    /// Their sum.
+    /// The sum of the losses.
     Sum,
-    /// Their sum divided by their number. Refused under every strategy but the default one: it
-    /// divides by the replica's number of examples and not by the global batch's.
+    /// The sum of the losses divided by their number. Refused under every strategy but the default
+    /// one: it divides by the replica's number of examples and not by the global batch's.
     SumOverBatchSize,
     /// [`SumOverBatchSize`](Self::SumOverBatchSize) by another name, and refused like it.
     Auto,
-    /// Their mean divided by the number of replicas, so that the SUM over replicas is the mean of
-    /// the replicas' means (Keras 3's `mean`, `mean_with_sample_weight` and
+    /// The mean of the losses divided by the number of replicas, so that the SUM over replicas is
+    /// the mean of the replicas' means (Keras 3's `mean`, `mean_with_sample_weight` and
     /// `sum_over_batch_size`). With unequal batches, as at the end of an epoch, an example in a
     /// small batch weighs more than one in a large one.
     MeanOverReplicas,
@@ -123,7 +123,7 @@ impl FromStr for Reduction {
 
 /// What a loss object returns.
 #[derive(Debug, Clone)]
-#[allow(clippy::large_enum_variant)] // `T` is a tensor too.
+#[expect(clippy::large_enum_variant, reason = "T is a tensor too")]
 pub enum LossValue<T> {
     /// One loss per example.
     PerExample(T),

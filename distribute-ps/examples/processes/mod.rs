@@ -1,4 +1,5 @@
 //! What the benchmarks share: processes of the same program, and their processor time.
+#![allow(dead_code, reason = "each example uses its own part")]
 
 use std::error::Error;
 use std::io::{BufRead, BufReader, Write};
@@ -64,7 +65,6 @@ impl Process {
     }
 
     /// Tells it a line.
-    #[allow(dead_code)]
     pub fn tell(&mut self, line: &str) -> Result<()> {
         let input = self.input.as_mut().ok_or("no input")?;
         writeln!(input, "{line}")?;

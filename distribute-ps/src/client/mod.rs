@@ -185,7 +185,7 @@ impl VariableClient {
         F: Future<Output = Result<T>> + Send + 'static,
     {
         let works: Vec<F> = self.inner.servers.iter().cloned().map(work).collect();
-        self.inner.driver.run(together(works))
+        self.inner.driver.run(in_parallel(works))
     }
 
     /// Begins a run (coordinator): the servers forget everything of an earlier one and follow
@@ -199,7 +199,7 @@ impl VariableClient {
         self.on_all(|server| {
             let request = request.clone();
             async move {
-                server.tell("attach", path!("Attach"), request).await?;
+                server.send("attach", path!("Attach"), request).await?;
                 // Whenever the connection is made anew, too.
                 server.claim(run).await;
                 Ok(())
@@ -327,7 +327,7 @@ impl VariableClient {
                 run: run.clone(),
                 ..control.clone()
             };
-            async move { server.tell(op, path!("Control"), request).await }
+            async move { server.send(op, path!("Control"), request).await }
         })?;
         Ok(())
     }
@@ -424,7 +424,7 @@ impl VariableClient {
 }
 
 /// The calls to several servers at once.
-async fn together<T, F>(works: Vec<F>) -> Result<Vec<T>>
+async fn in_parallel<T, F>(works: Vec<F>) -> Result<Vec<T>>
 where
     T: Send + 'static,
     F: Future<Output = Result<T>> + Send + 'static,

@@ -28,18 +28,18 @@ struct State {
 }
 
 /// A value's bytes, which go back when it is dropped.
-struct Lent {
+struct PooledBytes {
     bytes: Vec<u8>,
     pool: Weak<Pool>,
 }
 
-impl AsRef<[u8]> for Lent {
+impl AsRef<[u8]> for PooledBytes {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }
 }
 
-impl Drop for Lent {
+impl Drop for PooledBytes {
     fn drop(&mut self) {
         if let Some(pool) = self.pool.upgrade() {
             pool.put(std::mem::take(&mut self.bytes));
@@ -104,7 +104,7 @@ impl Pool {
             return tensor(bytes, shape, dtype);
         }
         let pool = Arc::downgrade(self);
-        let shared = Bytes::from_owner(Lent { bytes, pool });
+        let shared = Bytes::from_owner(PooledBytes { bytes, pool });
         let bytes = burn::tensor::Bytes::from_shared(shared, AllocationProperty::Native);
         TensorData::from_bytes(bytes, shape, dtype)
     }
@@ -132,7 +132,7 @@ mod tests {
         let lend = |bytes| pool.lend(bytes, vec![SIZE / 4], DType::F32);
         let [mut first, second] = [first, second].map(lend);
         let copy = first.clone();
-        // Whoever writes gets memory of his own.
+        // A writer gets memory of its own.
         first.as_mut_slice::<f32>().unwrap()[0] = 5.0;
         assert_eq!(copy.as_slice::<f32>().unwrap()[..2], [1.0, 1.0]);
         assert_eq!(first.as_slice::<f32>().unwrap()[..2], [5.0, 1.0]);

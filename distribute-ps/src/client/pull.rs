@@ -9,7 +9,7 @@ use bytes::Bytes;
 
 use crate::client::server::{Call, Server};
 use crate::client::split::tensor;
-use crate::client::{VariableClient, together};
+use crate::client::{VariableClient, in_parallel};
 use crate::error::{PsError, Result};
 use crate::generated as wire;
 use crate::server::elements;
@@ -150,7 +150,7 @@ impl VariableClient {
         let in_turn = closure.is_some() && rules.staleness.is_some_and(|rule| waits(rule.policy));
         let all = match in_turn {
             true => self.inner.driver.run(one_by_one(works))?,
-            false => self.inner.driver.run(together(works))?,
+            false => self.inner.driver.run(in_parallel(works))?,
         };
         Ok(all.into_iter().flatten().collect())
     }
@@ -194,7 +194,7 @@ impl VariableClient {
         let mut rows = vec![0; ids.len() * width];
         for (mine, mut bytes) in places
             .into_iter()
-            .zip(self.inner.driver.run(together(works))?)
+            .zip(self.inner.driver.run(in_parallel(works))?)
         {
             if bf16 {
                 bytes = elements::widen(&bytes);

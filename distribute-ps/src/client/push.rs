@@ -6,7 +6,7 @@ use burn::tensor::TensorData;
 use bytes::Bytes;
 
 use crate::client::split::Piece;
-use crate::client::{VariableClient, together};
+use crate::client::{VariableClient, in_parallel};
 use crate::error::{PsError, Result};
 use crate::generated as wire;
 use crate::server::elements;
@@ -101,7 +101,7 @@ impl VariableClient {
                 Ok((batch.places, reply.await?.outcomes))
             }
         });
-        let replies = self.inner.driver.run(together(works.collect()))?;
+        let replies = self.inner.driver.run(in_parallel(works.collect()))?;
         let zeros = |count: usize| Versions(vec![0; count]);
         let zeros: Vec<Versions> = shards.into_iter().map(zeros).collect();
         let mut outcome = PushOutcome {

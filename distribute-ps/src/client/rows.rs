@@ -9,8 +9,8 @@ use bytes::Bytes;
 
 use crate::client::pull::{one_by_one, pull_of_server};
 use crate::client::server::{Call, Server};
-use crate::client::split::{Piece, lend, tensor};
-use crate::client::{VariableClient, together};
+use crate::client::split::{Piece, tensor, tensor_bytes};
+use crate::client::{VariableClient, in_parallel};
 use crate::error::{PsError, Result};
 use crate::generated as wire;
 use crate::server::elements;
@@ -74,7 +74,7 @@ impl VariableClient {
         // Ids ascend, and so do shards: their rows follow each other.
         for (number, (version, bytes)) in places
             .into_iter()
-            .zip(self.inner.driver.run(together(works))?)
+            .zip(self.inner.driver.run(in_parallel(works))?)
         {
             versions.0[number] = version;
             match bf16 {
@@ -130,7 +130,7 @@ impl VariableClient {
             });
         }
         let dtype = elements::name(value.dtype())?.to_string();
-        let payload = lend(value);
+        let payload = tensor_bytes(value);
         let piece = Piece {
             server: shard.server,
             shard: number,
@@ -156,7 +156,7 @@ impl VariableClient {
     }
 }
 
-/// Those of ascending ids that are in a range.
+/// The part of ascending ids that is in a range.
 fn between(ids: &[u64], range: Range<usize>) -> &[u64] {
     let below = |end: usize| ids.partition_point(|id| *id < end as u64);
     &ids[below(range.start)..below(range.end)]

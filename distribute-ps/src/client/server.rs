@@ -19,14 +19,14 @@ use crate::update::RunId;
 use crate::wire_error::from_status;
 
 /// How long a broken connection may take to come back.
-const RECONNECT: Duration = Duration::from_secs(2);
+const RECONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// After an interruption: how often a server is asked for a sign of life, and how long it may take.
-const LOOK: Duration = Duration::from_millis(150);
+const POLL_INTERVAL: Duration = Duration::from_millis(150);
 const SILENT_AFTER: Duration = Duration::from_millis(800);
 /// What every server answers at once, whatever else it does.
-const HEALTH: &str = "/grpc.health.v1.Health/Check";
+const HEALTH_PATH: &str = "/grpc.health.v1.Health/Check";
 /// The pause between attempts while a server does not listen yet.
-const PAUSE: Duration = Duration::from_millis(50);
+const CONNECT_PAUSE: Duration = Duration::from_millis(50);
 
 /// One server as the client knows it.
 #[derive(Debug)]
@@ -37,7 +37,7 @@ pub(super) struct Server {
     timeout: Duration,
     /// Ends calls to a server that gives no sign of life.
     interruption: Interruption,
-    /// It has not given one.
+    /// The server has given no sign of life after an interruption.
     is_silent: AtomicBool,
     pub(super) pool: Arc<Pool>,
     channel: tokio::sync::Mutex<Option<Channel>>,
@@ -122,14 +122,15 @@ impl Server {
     async fn connect_within(&self, limit: Duration, begin: Instant) -> Result<()> {
         loop {
             let left = limit.saturating_sub(begin.elapsed());
-            let attempt = Channel::connect(&self.address, &self.rpc, left.min(RECONNECT)).await;
+            let attempt =
+                Channel::connect(&self.address, &self.rpc, left.min(RECONNECT_TIMEOUT)).await;
             match attempt {
                 Ok(channel) => {
                     *self.channel.lock().await = Some(channel);
                     return Ok(());
                 }
-                Err(ConnectError::Unavailable(_)) if begin.elapsed() + PAUSE < limit => {
-                    tokio::time::sleep(PAUSE).await;
+                Err(ConnectError::Unavailable(_)) if begin.elapsed() + CONNECT_PAUSE < limit => {
+                    tokio::time::sleep(CONNECT_PAUSE).await;
                 }
                 Err(error) => return Err(self.connect_error(error)),
             }
@@ -144,7 +145,7 @@ impl Server {
         {
             return Ok(channel.clone());
         }
-        let opened = Channel::connect(&self.address, &self.rpc, RECONNECT).await;
+        let opened = Channel::connect(&self.address, &self.rpc, RECONNECT_TIMEOUT).await;
         let mut channel = opened.map_err(|error| self.connect_error(error))?;
         if let Some(run) = *self.coordinates.lock().await {
             join_as_coordinator(&mut channel, run, &self.pool).await;
@@ -197,19 +198,19 @@ impl Server {
     async fn silence(&self) {
         self.interruption.raised().await;
         while !self.is_silent.load(Ordering::Relaxed) {
-            match tokio::time::timeout(SILENT_AFTER, self.is_there()).await {
+            match tokio::time::timeout(SILENT_AFTER, self.is_alive()).await {
                 // What is wrong with the connection shows in the call itself.
-                Ok(_) => tokio::time::sleep(LOOK).await,
+                Ok(_) => tokio::time::sleep(POLL_INTERVAL).await,
                 Err(_) => self.is_silent.store(true, Ordering::Relaxed),
             }
         }
     }
 
-    async fn is_there(&self) -> Result<(), ReadError> {
+    async fn is_alive(&self) -> Result<(), ReadError> {
         let channel = self.channel().await;
         let mut channel = channel.map_err(|error| ReadError::Broken(error.to_string()))?;
         let question = Outgoing::new(&wire::Empty {}, Vec::new());
-        let mut reader: Reader<Incoming> = call(&mut channel, HEALTH, question).await?;
+        let mut reader: Reader<Incoming> = call(&mut channel, HEALTH_PATH, question).await?;
         reader.header::<wire::Empty>().await.map(drop)
     }
 
@@ -264,7 +265,7 @@ impl Server {
     }
 
     /// [`wire::Control`] and other calls without an answer.
-    pub(super) async fn tell(
+    pub(super) async fn send(
         &self,
         op: &'static str,
         path: &'static str,

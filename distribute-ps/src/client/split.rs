@@ -14,16 +14,16 @@ use crate::update::Gradient;
 use crate::variable::VariableRef;
 
 /// Lets a tensor's bytes be sent from where they lie.
-struct Lent(burn::tensor::Bytes);
+struct TensorBytes(burn::tensor::Bytes);
 
-impl AsRef<[u8]> for Lent {
+impl AsRef<[u8]> for TensorBytes {
     fn as_ref(&self) -> &[u8] {
         &self.0
     }
 }
 
-pub(super) fn lend(data: TensorData) -> Bytes {
-    Bytes::from_owner(Lent(data.into_bytes()))
+pub(super) fn tensor_bytes(data: TensorData) -> Bytes {
+    Bytes::from_owner(TensorBytes(data.into_bytes()))
 }
 
 /// A part of a request for one server.
@@ -81,7 +81,7 @@ impl VariableRef {
         bf16: bool,
     ) -> Result<Vec<Piece>> {
         self.check(op, self.dtype(), self.shape(), &value)?;
-        let bytes = lend(value);
+        let bytes = tensor_bytes(value);
         let dtype = elements::name(self.dtype())?;
         let bf16 = bf16 && self.dtype() == DType::F32;
         let shards = self.placement().shards.iter().zip(&self.0.ids).enumerate();
@@ -124,7 +124,7 @@ impl VariableRef {
         }
         self.check("push", self.dtype(), &expected, &rows)?;
         self.check_ids(&ids)?;
-        let bytes = lend(rows);
+        let bytes = tensor_bytes(rows);
         let dtype = elements::name(self.dtype())?;
         let bf16 = bf16 && self.dtype() == DType::F32;
         let mut pieces = Vec::new();

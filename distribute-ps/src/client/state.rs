@@ -8,7 +8,7 @@ use bytes::Bytes;
 
 use crate::client::VariableClient;
 use crate::client::server::{Call, Server};
-use crate::client::split::{lend, tensor};
+use crate::client::split::{tensor, tensor_bytes};
 use crate::error::{PsError, Result};
 use crate::generated as wire;
 use crate::update::Versions;
@@ -165,7 +165,7 @@ pub(super) fn restore(client: &VariableClient, snapshot: &Snapshot) -> Result<()
             }
         });
     let works: Vec<_> = works.collect();
-    client.inner.driver.run(super::together(works)).map(drop)
+    client.inner.driver.run(super::in_parallel(works)).map(drop)
 }
 
 /// Adds one variable to what is sent.
@@ -236,5 +236,5 @@ fn checked(variable: &VariableRef, value: &TensorData) -> Result<Bytes> {
     }
     let shape = value.shape().to_vec();
     let copy = tensor(value.as_bytes().to_vec(), shape, value.dtype());
-    Ok(lend(copy))
+    Ok(tensor_bytes(copy))
 }

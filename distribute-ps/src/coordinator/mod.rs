@@ -51,12 +51,12 @@
 
 mod dial;
 mod link;
-mod news;
 mod options;
 mod queue;
 mod remote_value;
 mod runtime;
-mod shared;
+mod scheduler;
+mod server_notice;
 
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
@@ -64,22 +64,22 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use distribute_core::collectives::Listening;
+use distribute_core::collectives::InterruptionListener;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 pub use options::CoordinatorOptions;
 pub use remote_value::RemoteValue;
-pub use shared::WorkerStatus;
+pub use scheduler::WorkerStatus;
 
 use crate::client::VariableClient;
 use crate::error::{PsError, Result};
 use crate::strategy::ParameterServerStrategy;
 use crate::update::{RunId, RunOptions};
-use crate::worker::{PerWorkerDataset, Shared, StepRegistry, value};
+use crate::worker::{PerWorkerDataset, SharedValue, StepRegistry, value};
 use runtime::Runtime;
 
-pub(crate) use link::OVERHEAD;
+pub(crate) use link::MESSAGE_OVERHEAD_BYTES;
 
 /// Schedules closures on workers and waits for them (TensorFlow:
 /// `tf.distribute.coordinator.ClusterCoordinator`).
@@ -91,35 +91,35 @@ pub(crate) use link::OVERHEAD;
 /// coordinator. [`finish`](Self::finish) ends them too.
 pub struct ClusterCoordinator {
     registry: Arc<StepRegistry>,
-    shared: Arc<shared::Shared>,
+    scheduler: Arc<scheduler::Scheduler>,
     strategy: Option<ParameterServerStrategy>,
     /// What the program registered with variables on the servers.
     values: BTreeMap<String, Mutex<Box<dyn Any + Send>>>,
     /// Which threads use them right now, or wait for them.
-    holders: Mutex<BTreeSet<Holder>>,
+    users: Mutex<BTreeSet<ValueUser>>,
     runtime: Runtime,
-    _listening: Listening,
+    _listening: InterruptionListener,
 }
 
 /// A value's name, and a thread.
-type Holder = (String, String);
+type ValueUser = (String, String);
 
 /// A thread that uses a value, until it is dropped.
-struct Holds<'a> {
-    holders: &'a Mutex<BTreeSet<Holder>>,
-    holder: Holder,
+struct ValueUse<'a> {
+    users: &'a Mutex<BTreeSet<ValueUser>>,
+    holder: ValueUser,
 }
 
-impl<'a> Holds<'a> {
+impl<'a> ValueUse<'a> {
     /// Refuses a thread that uses the value already: it would wait for itself.
-    fn new(holders: &'a Mutex<BTreeSet<Holder>>, name: &str) -> Result<Self> {
+    fn new(users: &'a Mutex<BTreeSet<ValueUser>>, name: &str) -> Result<Self> {
         let holder = (
             name.to_string(),
             format!("{:?}", std::thread::current().id()),
         );
-        let mut all = holders.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = users.lock().unwrap_or_else(PoisonError::into_inner);
         match all.insert(holder.clone()) {
-            true => Ok(Self { holders, holder }),
+            true => Ok(Self { users, holder }),
             false => Err(PsError::invalid(format!(
                 "`with` of `{name}` within `with` of `{name}`: use the value that is there"
             ))),
@@ -127,9 +127,9 @@ impl<'a> Holds<'a> {
     }
 }
 
-impl Drop for Holds<'_> {
+impl Drop for ValueUse<'_> {
     fn drop(&mut self) {
-        let mut all = self.holders.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.users.lock().unwrap_or_else(PoisonError::into_inner);
         all.remove(&self.holder);
     }
 }
@@ -174,28 +174,30 @@ impl ClusterCoordinator {
         let steps = registry.step_names().map(str::to_string).collect();
         let addresses: (Vec<String>, Vec<String>) = (texts(&workers), texts(&servers));
         let registered = (steps, registry.settings().clone());
-        let shared = Arc::new(shared::Shared::new(run, options, addresses, registered));
+        let scheduler = Arc::new(scheduler::Scheduler::new(
+            run, options, addresses, registered,
+        ));
         let variables = strategy
             .as_ref()
             .map(|strategy| strategy.variables().clone());
-        let runtime = Runtime::start(&shared, variables)?;
+        let runtime = Runtime::start(&scheduler, variables)?;
         // For the whole life: workers may all go later.
-        let woken = Arc::downgrade(&shared);
-        let listening = shared.options.interruption.on_raise(move || {
-            if let Some(shared) = woken.upgrade() {
-                shared.wake();
+        let woken = Arc::downgrade(&scheduler);
+        let listening = scheduler.options.interruption.on_raise(move || {
+            if let Some(scheduler) = woken.upgrade() {
+                scheduler.wake();
             }
         });
         let coordinator = Self {
             registry,
-            shared,
+            scheduler,
             strategy,
             values,
-            holders: Mutex::default(),
+            users: Mutex::default(),
             runtime,
             _listening: listening,
         };
-        match coordinator.shared.wait_for_worker() {
+        match coordinator.scheduler.wait_for_worker() {
             Ok(()) => Ok(coordinator),
             Err(error) => Err(coordinator.refused(error)),
         }
@@ -237,7 +239,7 @@ impl ClusterCoordinator {
             }
         })?;
         registered.check::<A>(step, &bytes)?;
-        let limit = self.shared.options.max_message_bytes;
+        let limit = self.scheduler.options.max_message_bytes;
         if bytes.len() > limit {
             return Err(PsError::invalid(format!(
                 "the arguments of step `{step}` have {} bytes, the limit is {limit}; let the \
@@ -246,7 +248,7 @@ impl ClusterCoordinator {
                 bytes.len()
             )));
         }
-        self.shared.schedule(step, bytes.into())
+        self.scheduler.schedule(step, bytes.into())
     }
 
     /// Waits until everything that was scheduled before this call has ended (TensorFlow: `join`).
@@ -257,7 +259,7 @@ impl ClusterCoordinator {
     /// [`PsError::NoWorkers`] if there was no worker for
     /// [`worker_recovery_timeout`](CoordinatorOptions::worker_recovery_timeout).
     pub fn join(&self) -> Result<()> {
-        self.shared.join(None)
+        self.scheduler.join(None)
     }
 
     /// [`join`](Self::join), but for so long at most.
@@ -265,7 +267,7 @@ impl ClusterCoordinator {
     /// # Errors
     /// As `join`, and [`PsError::Deadline`]: nothing is cancelled then.
     pub fn join_timeout(&self, timeout: Duration) -> Result<()> {
-        self.shared.join(Some(timeout))
+        self.scheduler.join(Some(timeout))
     }
 
     /// Whether everything that was scheduled has ended (TensorFlow: `done`). Blocks only to
@@ -274,7 +276,7 @@ impl ClusterCoordinator {
     /// # Errors
     /// As [`join`](Self::join).
     pub fn done(&self) -> Result<bool> {
-        self.shared.done()
+        self.scheduler.done()
     }
 
     /// Waits until one of these closures has ended, and says which: the first in this order.
@@ -285,7 +287,7 @@ impl ClusterCoordinator {
         &self,
         values: impl IntoIterator<Item = &'a RemoteValue> + Clone,
     ) -> Result<usize> {
-        self.shared.wait_any(values)
+        self.scheduler.wait_any(values)
     }
 
     /// Waits for the results of closures, in this order (TensorFlow: `fetch`).
@@ -306,7 +308,7 @@ impl ClusterCoordinator {
     /// # Errors
     /// Those of closures that were scheduled before, as in [`schedule`](Self::schedule).
     pub fn create_per_worker_dataset<B>(&self, dataset: &PerWorkerDataset<B>) -> Result<()> {
-        self.shared.renew_dataset(dataset.name())
+        self.scheduler.renew_dataset(dataset.name())
     }
 
     /// The variables on the parameter servers.
@@ -334,13 +336,13 @@ impl ClusterCoordinator {
     /// coordinator, there are no servers, or `body` itself asks for the value again.
     pub fn with<T: Send + 'static, R>(
         &self,
-        value: &Shared<T>,
+        value: &SharedValue<T>,
         body: impl FnOnce(&mut T) -> distribute_core::Result<R>,
     ) -> Result<R> {
         let name = value.name();
         let unknown = || PsError::invalid(format!("this coordinator has no value `{name}`"));
         let place = self.values.get(name).ok_or_else(unknown)?;
-        let _holds = Holds::new(&self.holders, name)?;
+        let _holds = ValueUse::new(&self.users, name)?;
         let mut place = place.lock().unwrap_or_else(PoisonError::into_inner);
         let value = place.downcast_mut().ok_or_else(unknown)?;
         Ok(body(value)?)
@@ -348,27 +350,27 @@ impl ClusterCoordinator {
 
     /// The identity of this run.
     pub fn run_id(&self) -> RunId {
-        self.shared.run
+        self.scheduler.run
     }
 
     /// The rules that the parameter servers follow in this run.
     pub fn run_options(&self) -> RunOptions {
-        self.shared.options.run
+        self.scheduler.options.run
     }
 
     /// The number of workers of the cluster, connected or not.
     pub fn num_workers(&self) -> usize {
-        self.shared.addresses.len()
+        self.scheduler.addresses.len()
     }
 
     /// What is known of each worker.
     pub fn worker_statuses(&self) -> Vec<WorkerStatus> {
-        self.shared.worker_statuses()
+        self.scheduler.worker_statuses()
     }
 
     /// How many closures have ended, for progress.
     pub fn closures_ended(&self) -> u64 {
-        self.shared.ended()
+        self.scheduler.ended()
     }
 
     /// Ends the job: cancels what has not run, and ends workers and parameter servers that serve
@@ -382,7 +384,7 @@ impl ClusterCoordinator {
 
     /// [`finish`](Self::finish), telling the workers why the job ends early.
     pub(crate) fn end(mut self, failure: String) -> Result<()> {
-        self.shared.stop(failure);
+        self.scheduler.stop(failure);
         self.runtime.join();
         match &self.strategy {
             Some(strategy) => strategy.variables().shut_servers_down(),
@@ -428,14 +430,14 @@ fn strategy(
 
 impl Drop for ClusterCoordinator {
     fn drop(&mut self) {
-        self.shared.abandon();
+        self.scheduler.abandon();
     }
 }
 
 impl fmt::Debug for ClusterCoordinator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ClusterCoordinator")
-            .field("run", &self.shared.run)
+            .field("run", &self.scheduler.run)
             .field("workers", &self.worker_statuses())
             .field("closures_ended", &self.closures_ended())
             .finish_non_exhaustive()

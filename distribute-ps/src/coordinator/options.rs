@@ -31,8 +31,8 @@ pub struct CoordinatorOptions {
     pub max_queued_bytes: usize,
     /// The most bytes of one closure's arguments, and of its result; 64 MiB by default.
     pub max_message_bytes: usize,
-    /// How many workers may be lost while they run a closure before it fails as their murderer;
-    /// 32 by default. TensorFlow goes on for ever.
+    /// How many workers may be lost while they run a closure before the closure counts as the
+    /// cause; 32 by default. TensorFlow goes on for ever.
     pub max_attempts: u32,
     /// How long the start waits for the first worker; 60 s by default.
     pub connect_timeout: Duration,

@@ -44,7 +44,7 @@ pub(crate) enum Refusal {
 
 /// A closure as a worker gets it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Handed<C> {
+pub(crate) struct TakenClosure<C> {
     pub(crate) id: u64,
     /// 1 the first time.
     pub(crate) attempt: u32,
@@ -53,15 +53,15 @@ pub(crate) struct Handed<C> {
 
 /// What became of a closure whose worker was lost.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Lost<C> {
-    /// It is the next to be handed out.
+pub(crate) enum LostOutcome<C> {
+    /// The closure is the next to be handed out.
     Requeued,
     /// An error is waiting or surfacing, so it is not run again.
     Cancelled(C),
-    /// It was lost too often: the caller decides on the error and calls
+    /// The closure was lost too often: the caller decides on the error and calls
     /// [`ClosureQueue::failed`]. It still counts as running.
     GivenUp(C),
-    /// It is not running (any more).
+    /// The closure is not running (any more).
     Unknown,
 }
 
@@ -150,14 +150,14 @@ impl<C: Clone, E> ClosureQueue<C, E> {
 
     /// Hands out the next closure. As in TensorFlow closures go on after one has failed, until
     /// the error surfaces.
-    pub(crate) fn take(&mut self) -> Option<Handed<C>> {
+    pub(crate) fn take(&mut self) -> Option<TakenClosure<C>> {
         if self.cancelling || self.stopped {
             return None;
         }
         let mut entry = self.queued.pop_front()?;
         self.queued_bytes -= entry.bytes;
         entry.attempts += 1;
-        let handed = Handed {
+        let handed = TakenClosure {
             id: entry.id,
             attempt: entry.attempts,
             payload: entry.payload.clone(),
@@ -188,24 +188,24 @@ impl<C: Clone, E> ClosureQueue<C, E> {
     }
 
     /// The worker of a running closure was lost.
-    pub(crate) fn lost(&mut self, id: u64) -> Lost<C> {
+    pub(crate) fn lost(&mut self, id: u64) -> LostOutcome<C> {
         let Some(entry) = self.running.get(&id) else {
-            return Lost::Unknown;
+            return LostOutcome::Unknown;
         };
         let hopeless = entry.attempts >= self.limits.attempts;
         let payload = entry.payload.clone();
         if self.is_failing() || self.stopped {
             self.finished(id);
-            return Lost::Cancelled(payload);
+            return LostOutcome::Cancelled(payload);
         }
         if hopeless {
-            return Lost::GivenUp(payload);
+            return LostOutcome::GivenUp(payload);
         }
         if let Some(entry) = self.running.remove(&id) {
             self.queued_bytes = self.queued_bytes.saturating_add(entry.bytes);
             self.queued.push_front(entry);
         }
-        Lost::Requeued
+        LostOutcome::Requeued
     }
 
     /// A running closure was given up by the call that cancels: it is not waited for.

@@ -8,20 +8,20 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use super::link;
-use super::shared::Shared;
+use super::scheduler::Scheduler;
 use crate::client::VariableClient;
 use crate::error::{PsError, Result};
 
 /// How often it is looked whether there are workers.
-const LOOK: Duration = Duration::from_millis(250);
+const POLL_INTERVAL: Duration = Duration::from_millis(250);
 /// How often the servers are asked.
-const ASK: Duration = Duration::from_secs(1);
+const SERVER_INTERVAL: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub(super) struct Runtime {
     links: Option<JoinHandle<()>>,
     servers: Option<JoinHandle<()>>,
-    shared: Arc<Shared>,
+    scheduler: Arc<Scheduler>,
     /// Dropped to end the connections.
     stop: Option<watch::Sender<()>>,
 }
@@ -31,29 +31,32 @@ impl Runtime {
     ///
     /// # Errors
     /// [`PsError::System`].
-    pub(super) fn start(shared: &Arc<Shared>, variables: Option<VariableClient>) -> Result<Self> {
+    pub(super) fn start(
+        scheduler: &Arc<Scheduler>,
+        variables: Option<VariableClient>,
+    ) -> Result<Self> {
         let no_thread = |error| PsError::system("cannot start a thread of the coordinator", error);
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
             .map_err(|error| PsError::system("cannot start the coordinator's runtime", error))?;
         let (stop_links, stopped) = watch::channel(());
-        let of_links = shared.clone();
+        let of_links = scheduler.clone();
         let links = thread::Builder::new()
             .name("ps-coordinator".to_string())
-            .spawn(move || runtime.block_on(keep(of_links, stopped)))
+            .spawn(move || runtime.block_on(run_connections(of_links, stopped)))
             .map_err(no_thread)?;
         let mut started = Self {
             links: Some(links),
             servers: None,
-            shared: shared.clone(),
+            scheduler: scheduler.clone(),
             stop: Some(stop_links),
         };
         if let Some(variables) = variables {
-            let shared = shared.clone();
+            let scheduler = scheduler.clone();
             let servers = thread::Builder::new()
                 .name("ps-low-water".to_string())
-                .spawn(move || ask(&shared, &variables))
+                .spawn(move || notify_servers(&scheduler, &variables))
                 .map_err(no_thread)?;
             started.servers = Some(servers);
         }
@@ -61,13 +64,13 @@ impl Runtime {
     }
 
     /// Waits for the threads. The connections end by themselves, after they have told the workers,
-    /// when the shared orders say so.
+    /// when the stop signals say so.
     pub(super) fn join(&mut self) {
         if let Some(links) = self.links.take() {
             let _ = links.join();
         }
         self.stop = None;
-        self.shared.stop_asking();
+        self.scheduler.stop_notices();
         if let Some(servers) = self.servers.take() {
             let _ = servers.join();
         }
@@ -83,22 +86,22 @@ impl Drop for Runtime {
 }
 
 /// Runs the connections until they have ended or the sender is dropped.
-async fn keep(shared: Arc<Shared>, mut stopped: watch::Receiver<()>) {
+async fn run_connections(scheduler: Arc<Scheduler>, mut stopped: watch::Receiver<()>) {
     let mut links = tokio::task::JoinSet::new();
-    for worker in 0..shared.addresses.len() {
-        links.spawn(link::keep(shared.clone(), worker));
+    for worker in 0..scheduler.addresses.len() {
+        links.spawn(link::keep_connected(scheduler.clone(), worker));
     }
-    let mut looks = tokio::time::interval(LOOK);
+    let mut looks = tokio::time::interval(POLL_INTERVAL);
     loop {
         tokio::select! {
-            // Nobody sends: it is the end of the sender.
+            // Nothing is ever sent: the change is the end of the sender.
             _ = stopped.changed() => return,
-            _ = looks.tick() => shared.check_attended(),
+            _ = looks.tick() => scheduler.check_workers(),
             ended = links.join_next() => match ended {
                 Some(Ok(())) => {}
                 Some(Err(error)) => {
                     let what = "a connection to a worker ended by a fault of this program";
-                    shared.fail(PsError::system(what, error));
+                    scheduler.fail(PsError::system(what, error));
                 }
                 None => return,
             }
@@ -108,24 +111,24 @@ async fn keep(shared: Arc<Shared>, mut stopped: watch::Receiver<()>) {
 
 /// Tells the servers what has ended or was lost: at once where somebody waits for it, else once a
 /// second, which also shows whether they are there.
-fn ask(shared: &Shared, variables: &VariableClient) {
-    while let Some(news) = shared.await_news(ASK) {
-        let mut ended = news.ended.iter().copied();
-        let lost = news.lost.iter().map(|lost| lost.closure);
-        let told = match news.cancelled_below {
+fn notify_servers(scheduler: &Scheduler, variables: &VariableClient) {
+    while let Some(notice) = scheduler.wait_for_notice(SERVER_INTERVAL) {
+        let mut ended = notice.ended.iter().copied();
+        let lost = notice.lost.iter().map(|lost| lost.closure);
+        let told = match notice.cancelled_below {
             Some(closure) => variables.cancelled_below(closure),
             None => Ok(()),
         };
         let told = told
             .and_then(|()| ended.try_for_each(|closure| variables.abandon(closure)))
             .and_then(|()| lost.into_iter().try_for_each(|it| variables.abandon(it)))
-            .and_then(|()| variables.finished_below(news.first_unfinished));
+            .and_then(|()| variables.finished_below(notice.first_unfinished));
         if let Err(error) = told {
             tracing::warn!(%error, "the servers were not told what has ended");
-            shared.fail(error);
+            scheduler.fail(error);
         }
-        for lost in news.lost {
-            shared.run_again(lost);
+        for lost in notice.lost {
+            scheduler.requeue(lost);
         }
     }
 }

@@ -63,7 +63,7 @@ use distribute_data::fit::{
 use crate::coordinator::ClusterCoordinator;
 use crate::error::{PsError, Result};
 use crate::strategy::ParameterServerStrategy;
-use crate::worker::{Shared, State, StepRegistry, WorkerContext};
+use crate::worker::{SharedState, SharedValue, StepRegistry, WorkerContext};
 use steps::Steps;
 
 type Source<B> = Box<dyn BatchSource<Batch = B> + Send>;
@@ -110,15 +110,15 @@ impl<B> fmt::Debug for TrainingData<B> {
 /// [`ClusterCoordinator::fit`] trains.
 pub struct Training<M, B> {
     name: String,
-    state: State<TrainState<M>>,
-    data: Shared<TrainingData<B>>,
+    state: SharedState<TrainState<M>>,
+    data: SharedValue<TrainingData<B>>,
 }
 
 impl<M, B> Training<M, B> {
     pub(crate) fn new(
         name: String,
-        state: State<TrainState<M>>,
-        data: Shared<TrainingData<B>>,
+        state: SharedState<TrainState<M>>,
+        data: SharedValue<TrainingData<B>>,
     ) -> Self {
         Self { name, state, data }
     }
@@ -129,7 +129,7 @@ impl<M, B> Training<M, B> {
     }
 
     /// The state that is trained.
-    pub fn state(&self) -> &State<TrainState<M>> {
+    pub fn state(&self) -> &SharedState<TrainState<M>> {
         &self.state
     }
 }
@@ -161,7 +161,7 @@ impl StepRegistry {
     pub fn training<M, B, D, F>(
         &mut self,
         name: impl Into<String>,
-        state: &State<TrainState<M>>,
+        state: &SharedState<TrainState<M>>,
         data: D,
         objective: F,
     ) -> Result<Training<M, B>>

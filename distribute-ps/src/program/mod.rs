@@ -45,7 +45,8 @@ use crate::fit::{self, Training, TrainingData};
 use crate::server::ServerOptions;
 use crate::strategy::ParameterServerStrategy;
 use crate::worker::{
-    PerWorkerDataset, Resource, Shared, State, StepRegistry, WorkerContext, WorkerOptions,
+    PerWorkerDataset, Resource, SharedState, SharedValue, StepRegistry, WorkerContext,
+    WorkerOptions,
 };
 
 type Evaluator = Box<dyn FnOnce(&Cluster) -> Result<()>>;
@@ -120,7 +121,7 @@ impl Program {
 
     /// Registers a training state: [`StepRegistry::state`]. What is wrong with it is the error of
     /// [`run`](Self::run).
-    pub fn state<T, F>(&mut self, name: impl Into<String>, build: F) -> State<T>
+    pub fn state<T, F>(&mut self, name: impl Into<String>, build: F) -> SharedState<T>
     where
         T: Replicate + Send + 'static,
         F: Fn(&Device) -> T + Send + Sync + 'static,
@@ -130,13 +131,13 @@ impl Program {
             .state(name.clone(), build)
             .unwrap_or_else(|error| {
                 self.wrong.get_or_insert(error);
-                Shared::new(Resource::named(name))
+                SharedValue::new(Resource::named(name))
             })
     }
 
     /// Registers a value with variables on the parameter servers: [`StepRegistry::shared`]. What is
     /// wrong with it is the error of [`run`](Self::run).
-    pub fn shared<T, F>(&mut self, name: impl Into<String>, build: F) -> Shared<T>
+    pub fn shared<T, F>(&mut self, name: impl Into<String>, build: F) -> SharedValue<T>
     where
         T: Send + 'static,
         F: Fn(&ParameterServerStrategy) -> Result<T> + Send + Sync + 'static,
@@ -146,7 +147,7 @@ impl Program {
             .shared(name.clone(), build)
             .unwrap_or_else(|error| {
                 self.wrong.get_or_insert(error);
-                Shared::new(Resource::named(name))
+                SharedValue::new(Resource::named(name))
             })
     }
 
@@ -155,7 +156,7 @@ impl Program {
     pub fn training<M, B, D, F>(
         &mut self,
         name: impl Into<String>,
-        state: &State<TrainState<M>>,
+        state: &SharedState<TrainState<M>>,
         data: D,
         objective: F,
     ) -> Training<M, B>
@@ -176,7 +177,7 @@ impl Program {
             .training(name.clone(), state, data, objective)
             .unwrap_or_else(|error| {
                 self.wrong.get_or_insert(error);
-                let data = Shared::new(Resource::named(fit::data_name(&name)));
+                let data = SharedValue::new(Resource::named(fit::data_name(&name)));
                 Training::new(name, state.clone(), data)
             })
     }

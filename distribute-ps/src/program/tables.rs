@@ -2,7 +2,7 @@
 
 use super::Program;
 use crate::table::{Table, TableSpec};
-use crate::worker::{Resource, Shared};
+use crate::worker::{Resource, SharedValue};
 
 impl Program {
     /// Registers an embedding table: [`StepRegistry::table`]. What is wrong with it is the error
@@ -15,7 +15,7 @@ impl Program {
             .table(name.clone(), spec)
             .unwrap_or_else(|error| {
                 self.wrong.get_or_insert(error);
-                Shared::new(Resource::named(name))
+                SharedValue::new(Resource::named(name))
             })
     }
 }

@@ -28,7 +28,7 @@ pub enum ConnectError {
     /// The process is not one of this job: token, certificate, version or kind. No use to retry.
     #[error("refused: {0}")]
     Refused(String),
-    /// Nobody answers; perhaps later.
+    /// No process answers there; one may later.
     #[error("unavailable: {0}")]
     Unavailable(String),
 }
@@ -81,7 +81,7 @@ impl Channel {
         let authority = address
             .parse()
             .map_err(|error| ConnectError::Unavailable(format!("bad address: {error}")))?;
-        let shaken = async {
+        let authenticated = async {
             let (requests, driver) = builder(options)
                 .handshake(TokioIo::new(connection))
                 .await
@@ -98,10 +98,10 @@ impl Channel {
                 authority,
                 closed,
             };
-            handshake::as_client(&channel, options).await?;
+            handshake::authenticate_as_client(&channel, options).await?;
             Ok(channel)
         };
-        let result: Result<Self, ConnectError> = shaken.await;
+        let result: Result<Self, ConnectError> = authenticated.await;
         // A certificate that the other side does not accept shows only after the TLS handshake.
         match guard.certificate_refusal() {
             Some(reason) if result.is_err() => Err(ConnectError::Refused(reason)),

@@ -78,7 +78,7 @@ pub(super) struct Challenge {
 }
 
 /// The serving side.
-pub(super) struct Greeter {
+pub(super) struct HandshakeService {
     pub(super) options: Arc<RpcOptions>,
 }
 
@@ -99,7 +99,7 @@ fn peer<T>(request: &Request<T>) -> Result<Arc<Peer>, Status> {
 }
 
 #[tonic::async_trait]
-impl Handshake for Greeter {
+impl Handshake for HandshakeService {
     async fn greet(&self, request: Request<Hello>) -> Result<Response<HelloReply>, Status> {
         let peer = peer(&request)?;
         let hello = request.into_inner();
@@ -151,7 +151,10 @@ impl Handshake for Greeter {
 }
 
 /// The dialling side.
-pub(super) async fn as_client(channel: &Channel, options: &RpcOptions) -> Result<(), ConnectError> {
+pub(super) async fn authenticate_as_client(
+    channel: &Channel,
+    options: &RpcOptions,
+) -> Result<(), ConnectError> {
     let security = &options.security;
     let mut client = HandshakeClient::new(channel.clone())
         .max_decoding_message_size(4096)

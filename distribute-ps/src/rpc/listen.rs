@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-use distribute_core::collectives::control::peers::{Connection, Guard, PeerListener};
+use distribute_core::collectives::control::peers::{Connection, ConnectionGuard, PeerListener};
 use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper::server::conn::http2::Builder;
@@ -22,7 +22,7 @@ use tower_service::Service;
 
 use crate::error::{PsError, Result};
 use crate::generated::handshake_server::HandshakeServer;
-use crate::rpc::handshake::{Challenge, Greeter};
+use crate::rpc::handshake::{Challenge, HandshakeService};
 use crate::rpc::{
     CONNECTION_WINDOW, FRAME_BYTES, HEADER_LIST_BYTES, RpcOptions, SEND_BUFFER, STREAM_WINDOW,
 };
@@ -36,7 +36,7 @@ const MEMORY_UNIT: u64 = 4096;
 /// request's extensions.
 pub struct Peer {
     remote: SocketAddr,
-    guard: Arc<Guard>,
+    guard: Arc<ConnectionGuard>,
     challenge: Mutex<Option<Challenge>>,
     memory: Arc<Semaphore>,
     memory_units: u32,
@@ -55,7 +55,7 @@ impl Refusals {
 }
 
 impl Peer {
-    fn new(guard: Arc<Guard>, options: &RpcOptions, refusals: Arc<Refusals>) -> Self {
+    fn new(guard: Arc<ConnectionGuard>, options: &RpcOptions, refusals: Arc<Refusals>) -> Self {
         let units = options.connection_bytes.div_ceil(MEMORY_UNIT);
         let units = u32::try_from(units).unwrap_or(u32::MAX).max(1);
         Self {
@@ -68,13 +68,13 @@ impl Peer {
         }
     }
 
-    /// It is turned away: why, for the messages of this process.
+    /// Records why the process was turned away, for the messages of this process.
     pub(super) fn refuse(&self, reason: &str) {
         tracing::warn!(remote = %self.remote, reason, "a process was turned away");
         self.refusals.note(self.remote, reason);
     }
 
-    /// Its address.
+    /// The address of the process at the other end.
     pub fn remote(&self) -> SocketAddr {
         self.remote
     }
@@ -158,12 +158,12 @@ impl RpcListener {
             .max_blocking_threads(BLOCKING_THREADS)
             .build()
             .map_err(failed)?;
-        let greeter = HandshakeServer::new(Greeter {
+        let handshake = HandshakeServer::new(HandshakeService {
             options: options.clone(),
         })
         .max_decoding_message_size(4096);
         let (_, health) = tonic_health::server::health_reporter();
-        let routes = routes.add_service(greeter).add_service(health).prepare();
+        let routes = routes.add_service(handshake).add_service(health).prepare();
         let (stop, stopped) = watch::channel(false);
         let (listener, task) = (self.listener, self.task);
         let refusals = Arc::<Refusals>::default();
@@ -195,7 +195,7 @@ pub struct RpcServer {
 }
 
 impl RpcServer {
-    /// Where it listens.
+    /// The address that the server listens at.
     pub fn address(&self) -> SocketAddr {
         self.address
     }

@@ -11,13 +11,13 @@ use std::collections::BTreeMap;
 
 /// Pushes so far, and the closures under way.
 #[derive(Debug, Default)]
-pub(super) struct Clock {
+pub(super) struct StalenessClock {
     now: u64,
     /// The count at the pull, by closure.
     under_way: BTreeMap<u64, u64>,
 }
 
-impl Clock {
+impl StalenessClock {
     /// Whether the bound can be kept for those under way but `without`, after so many pushes more.
     fn is_feasible(&self, without: u64, more: u64, bound: u64) -> bool {
         let others = self
@@ -72,7 +72,7 @@ mod tests {
 
     #[test]
     fn bound_zero_is_one_at_a_time() {
-        let mut clock = Clock::default();
+        let mut clock = StalenessClock::default();
         assert!(clock.pull(1, 0));
         assert!(!clock.pull(2, 0));
         // The same closure on another worker.
@@ -86,7 +86,7 @@ mod tests {
 
     #[test]
     fn what_a_closure_pulled_first_counts() {
-        let mut clock = Clock::default();
+        let mut clock = StalenessClock::default();
         assert!(clock.pull(1, 1));
         assert!(clock.pull(2, 1));
         assert!(clock.push(2, 1));
@@ -107,7 +107,7 @@ mod tests {
             let mut random = rand_chacha::ChaCha8Rng::seed_from_u64(seed);
             let bound = random.random_range(0..5);
             let workers = random.random_range(1..8);
-            let mut clock = Clock::default();
+            let mut clock = StalenessClock::default();
             // The closure of each worker, and the count at its pull.
             let mut pulled: Vec<Option<(u64, u64)>> = vec![None; workers];
             let (mut next, mut stuck) = (0, 0);

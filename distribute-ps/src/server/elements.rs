@@ -94,13 +94,11 @@ impl FiniteCheck {
 
 /// The same for `f32`, compiled for the caller's processor.
 #[inline(always)]
-#[allow(clippy::inline_always)]
 pub(super) fn finite_f32(bytes: &[u8]) -> bool {
     finite::<f32, 4>(bytes, f32::from_le_bytes, f32::is_finite)
 }
 
 #[inline(always)]
-#[allow(clippy::inline_always)]
 fn finite<E, const N: usize>(
     bytes: &[u8],
     read: impl Fn([u8; N]) -> E,
@@ -200,7 +198,6 @@ fn zip<E, const N: usize>(
 }
 
 /// Divides floats by a count.
-#[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation)]
 pub(crate) fn divide(dtype: DType, target: &mut [u8], count: usize) {
     match dtype {
         DType::F64 => {

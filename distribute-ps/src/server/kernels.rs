@@ -2,7 +2,6 @@
 //!
 //! The operations are those of `distribute_core::optim`, in the same order and each rounded to
 //! `f32`, so the bits are the same. All is inlined into [`wide`](super::wide).
-#![allow(clippy::inline_always)]
 
 /// What an optimizer does to each element.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -26,7 +25,6 @@ fn get(element: Element) -> f32 {
 }
 
 /// As burn rounds the numbers of a rule.
-#[allow(clippy::cast_possible_truncation)]
 fn round(number: f64) -> f32 {
     number as f32
 }

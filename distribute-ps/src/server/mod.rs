@@ -4,8 +4,8 @@
 //! the value; the pieces themselves are shared, and a writer copies those that somebody still
 //! reads. So a reader sees one version of a shard, never half an update.
 
-mod attendance;
 mod clock;
+mod coordinator_watch;
 pub(crate) mod elements;
 mod kernels;
 mod optimizers;
@@ -30,15 +30,15 @@ use tonic::service::Routes;
 
 use crate::error::{PsError, Result};
 use crate::rpc::{RpcListener, RpcOptions, RpcServer};
-use crate::server::attendance::Attendance;
-pub(crate) use crate::server::attendance::{chief, noted};
+use crate::server::coordinator_watch::CoordinatorWatch;
+pub(crate) use crate::server::coordinator_watch::{chief, with_refusal};
 use crate::server::optimizers::Optimizers;
 pub(crate) use crate::server::optimizers::slots_of;
 use crate::server::service::ParameterService;
 use crate::server::store::Store;
 
 /// How often it is looked whether there is a coordinator.
-const LOOK: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Limits and credentials of a server.
 #[derive(Debug, Clone)]
@@ -169,15 +169,15 @@ impl ParameterServer {
             .build()
             .map_err(|error| PsError::system("cannot wait for the coordinator", error))?;
         let begun = Instant::now();
-        let mut attendance = Attendance::new(&self.store.options);
+        let mut watch = CoordinatorWatch::new(&self.store.options);
         let mut done = self.store.done.subscribe();
         runtime.block_on(async {
             loop {
                 let (presence, silence) = (self.store.presence(), self.store.silence());
-                attendance.check(presence, silence, || self.server.last_refusal())?;
+                watch.check(presence, silence, || self.server.last_refusal())?;
                 let left = timeout.map(|limit| limit.saturating_sub(begun.elapsed()));
                 let asked = done.wait_for(|done| *done);
-                let look = left.unwrap_or(LOOK).min(LOOK);
+                let look = left.unwrap_or(POLL_INTERVAL).min(POLL_INTERVAL);
                 match tokio::time::timeout(look, asked).await {
                     Ok(asked) => return Ok(asked.is_ok()),
                     Err(_) if left.is_some_and(|left| left <= look) => return Ok(false),

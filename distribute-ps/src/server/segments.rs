@@ -18,9 +18,9 @@ pub(super) struct Segments {
 }
 
 /// Lets a piece be sent from where it lies.
-struct Shared(Arc<Vec<u8>>);
+struct SharedPiece(Arc<Vec<u8>>);
 
-impl AsRef<[u8]> for Shared {
+impl AsRef<[u8]> for SharedPiece {
     fn as_ref(&self) -> &[u8] {
         &self.0
     }
@@ -60,7 +60,7 @@ impl Segments {
 
     /// All bytes, as they lie.
     pub(super) fn bytes(&self) -> Vec<Bytes> {
-        let share = |part: &Arc<Vec<u8>>| Bytes::from_owner(Shared(part.clone()));
+        let share = |part: &Arc<Vec<u8>>| Bytes::from_owner(SharedPiece(part.clone()));
         self.parts.iter().map(share).collect()
     }
 

@@ -19,7 +19,7 @@ use crate::generated as wire;
 use crate::rpc::Peer;
 use crate::rpc::message::{Outgoing, ReadError, Reader};
 use crate::server::elements::{self, Combine, FiniteCheck};
-use crate::server::shard::{Assignment, Counts, Done, Payload, Shard, ShardGradient};
+use crate::server::shard::{Assignment, Counts, Payload, PushOutcome, Shard, ShardGradient};
 use crate::server::snapshot;
 use crate::server::store::{Run, Store};
 use crate::update::NonFinite;
@@ -115,13 +115,13 @@ async fn blocking<T: Send + 'static>(
 }
 
 /// What is announced of a payload.
-struct Announced {
+struct AnnouncedPart {
     shard: Arc<Shard>,
     part: wire::Part,
     is_narrow: bool,
 }
 
-impl Announced {
+impl AnnouncedPart {
     /// Checks the announcement of a part against its shard.
     fn check(op: &'static str, run: &Run, part: wire::Part) -> Result<Self> {
         let shard = run.shard(part.id)?;
@@ -270,7 +270,7 @@ impl Call {
     }
 
     /// Reads the values of one part.
-    async fn values(&mut self, announced: &Announced) -> Result<Payload> {
+    async fn values(&mut self, announced: &AnnouncedPart) -> Result<Payload> {
         let rope = self.reader.rope(announced.part.bytes).await;
         Ok(Payload {
             rope: rope.map_err(unread)?,
@@ -279,7 +279,7 @@ impl Call {
     }
 
     /// The same, none of them NaN or infinite.
-    async fn finite_values(&mut self, announced: &Announced) -> Result<Payload> {
+    async fn finite_values(&mut self, announced: &AnnouncedPart) -> Result<Payload> {
         let dtype = match announced.is_narrow {
             true => DType::BF16,
             false => announced.shard.dtype,
@@ -305,13 +305,13 @@ impl Call {
     async fn push(mut self) -> Result<Outgoing> {
         let request: wire::Push = self.header().await?;
         let run = self.store.run(&request.run)?;
-        let announce = |part| Announced::check("push", &run, part);
+        let announce = |part| AnnouncedPart::check("push", &run, part);
         let announced: Vec<_> = request
             .parts
             .into_iter()
             .map(announce)
             .collect::<Result<_>>()?;
-        let bytes = announced.iter().map(Announced::payload_bytes);
+        let bytes = announced.iter().map(AnnouncedPart::payload_bytes);
         let _memory = self.reserve(bytes.fold(0, u64::saturating_add)).await?;
         let mut gradients = Vec::with_capacity(announced.len());
         for part in announced {
@@ -348,7 +348,7 @@ impl Call {
         };
         let announce = |part: wire::Part| {
             let part = wire::Part { rows: None, ..part };
-            let announced = Announced::check(op, &run, part)?;
+            let announced = AnnouncedPart::check(op, &run, part)?;
             match announced.is_narrow {
                 false => Ok(announced),
                 true => Err(PsError::invalid("assigned values do not travel as bf16")),
@@ -359,7 +359,7 @@ impl Call {
             .into_iter()
             .map(announce)
             .collect::<Result<_>>()?;
-        let bytes = announced.iter().map(Announced::payload_bytes);
+        let bytes = announced.iter().map(AnnouncedPart::payload_bytes);
         let _memory = self.reserve(bytes.fold(0, u64::saturating_add)).await?;
         let mut values = Vec::with_capacity(announced.len());
         for part in announced {
@@ -369,7 +369,10 @@ impl Call {
         self.reader.end().await.map_err(unread)?;
         let id = request.closure.map(|closure| (closure, request.sequence));
         blocking(move || {
-            let _open = run.gate.read().unwrap_or_else(PoisonError::into_inner);
+            let _open = run
+                .snapshot_lock
+                .read()
+                .unwrap_or_else(PoisonError::into_inner);
             let mut outcomes = Vec::with_capacity(values.len());
             for (shard, value) in values {
                 let (done, counts) = shard.assign(assignment, &value, &run.terms(id, None))?;
@@ -386,7 +389,7 @@ impl Call {
         let store = self.store.clone();
         blocking(move || {
             if let Some(closure) = request.finished_below {
-                run.hear_coordinator();
+                run.note_coordinator();
                 run.finished_below(closure);
             }
             if let Some(closure) = request.cancelled_below {
@@ -439,7 +442,7 @@ impl Counts {
         }
     }
 
-    fn outcome(self, done: Done) -> wire::Outcome {
+    fn outcome(self, done: PushOutcome) -> wire::Outcome {
         wire::Outcome {
             what: done as u32,
             version: self.version,
@@ -493,13 +496,16 @@ fn is_light(run: &Run, gradients: &Gradients) -> bool {
     let is_light = |shard: &Shard| shard.has_kernel() && !shard.is_busy();
     bytes <= LIGHT_BYTES
         && run.rules.synchronous.is_none()
-        && run.gate.try_read().is_ok()
+        && run.snapshot_lock.try_read().is_ok()
         && gradients.iter().all(|(shard, _, _)| is_light(shard))
 }
 
 /// Applies a push that has been read and checked.
 fn apply(run: &Run, id: (u64, u32), gradients: Gradients) -> Result<Outgoing> {
-    let _open = run.gate.read().unwrap_or_else(PoisonError::into_inner);
+    let _open = run
+        .snapshot_lock
+        .read()
+        .unwrap_or_else(PoisonError::into_inner);
     for (shard, base, _) in &gradients {
         shard.check_staleness(&run.terms(Some(id), *base))?;
     }

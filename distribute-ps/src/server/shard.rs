@@ -60,7 +60,7 @@ pub(super) struct ShardGradient {
 
 /// What an update did to a shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Done {
+pub(super) enum PushOutcome {
     Applied = 0,
     AlreadyApplied = 1,
     Accumulated = 2,
@@ -76,7 +76,7 @@ pub(super) enum Assignment {
 
 /// The rules under which an update comes.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Terms {
+pub(super) struct UpdateTerms {
     /// Closure and sequence; absent for updates that may be repeated.
     pub(super) id: Option<(u64, u32)>,
     /// Closures below are finished.
@@ -205,11 +205,11 @@ impl Shard {
         &self,
         assignment: Assignment,
         value: &Payload,
-        terms: &Terms,
-    ) -> Result<(Done, Counts)> {
+        terms: &UpdateTerms,
+    ) -> Result<(PushOutcome, Counts)> {
         let mut state = self.state();
-        if state.had(terms) {
-            return Ok((Done::AlreadyApplied, state.counts()));
+        if state.is_duplicate(terms) {
+            return Ok((PushOutcome::AlreadyApplied, state.counts()));
         }
         state.check_room(terms)?;
         match assignment {
@@ -226,19 +226,19 @@ impl Shard {
         state.remember(terms);
         let version = state.version + 1;
         state.replaced(version);
-        Ok((Done::Applied, state.counts()))
+        Ok((PushOutcome::Applied, state.counts()))
     }
 
     /// How many versions older a gradient is than allowed, if it is.
-    pub(super) fn check_staleness(&self, terms: &Terms) -> Result<()> {
+    pub(super) fn check_staleness(&self, terms: &UpdateTerms) -> Result<()> {
         let state = self.state();
-        if state.had(terms) {
+        if state.is_duplicate(terms) {
             return Ok(());
         }
         self.staleness(&state, terms)
     }
 
-    fn staleness(&self, state: &State, terms: &Terms) -> Result<()> {
+    fn staleness(&self, state: &State, terms: &UpdateTerms) -> Result<()> {
         let Some(bound) = terms.refuse_beyond else {
             return Ok(());
         };
@@ -253,7 +253,7 @@ impl Shard {
         }
     }
 
-    fn base(&self, terms: &Terms) -> Result<u64> {
+    fn base(&self, terms: &UpdateTerms) -> Result<u64> {
         terms.base.ok_or_else(|| {
             PsError::invalid(format!(
                 "push of variable `{}`: this run needs the versions that the gradient was \
@@ -264,10 +264,14 @@ impl Shard {
     }
 
     /// Applies a gradient, or keeps it for its round.
-    pub(super) fn push(&self, gradient: ShardGradient, terms: &Terms) -> Result<(Done, Counts)> {
+    pub(super) fn push(
+        &self,
+        gradient: ShardGradient,
+        terms: &UpdateTerms,
+    ) -> Result<(PushOutcome, Counts)> {
         let mut state = self.state();
-        if state.had(terms) {
-            return Ok((Done::AlreadyApplied, state.counts()));
+        if state.is_duplicate(terms) {
+            return Ok((PushOutcome::AlreadyApplied, state.counts()));
         }
         if state.value.is_none() {
             return Err(self.uninitialized());
@@ -277,21 +281,21 @@ impl Shard {
         let Some(wanted) = terms.synchronous else {
             self.apply(&mut state, &gradient, terms)?;
             state.remember(terms);
-            return Ok((Done::Applied, state.counts()));
+            return Ok((PushOutcome::Applied, state.counts()));
         };
         if self.base(terms)? != state.version {
-            return Ok((Done::Dropped, state.counts()));
+            return Ok((PushOutcome::Dropped, state.counts()));
         }
         state.round.push(gradient);
         if state.round.len() < wanted {
             state.remember(terms);
-            return Ok((Done::Accumulated, state.counts()));
+            return Ok((PushOutcome::Accumulated, state.counts()));
         }
         let round = std::mem::take(&mut state.round);
         let mean = self.mean(round)?;
         self.apply(&mut state, &mean, terms)?;
         state.remember(terms);
-        Ok((Done::Applied, state.counts()))
+        Ok((PushOutcome::Applied, state.counts()))
     }
 
     /// The mean of a round; sparse only if all are.
@@ -325,7 +329,12 @@ impl Shard {
         Ok(ShardGradient::of(None, sum))
     }
 
-    fn apply(&self, state: &mut State, gradient: &ShardGradient, terms: &Terms) -> Result<()> {
+    fn apply(
+        &self,
+        state: &mut State,
+        gradient: &ShardGradient,
+        terms: &UpdateTerms,
+    ) -> Result<()> {
         let Some(built) = &self.optimizer else {
             return Err(PsError::invalid(format!(
                 "push of variable `{}`: it has no optimizer; use assign_add",
@@ -438,13 +447,13 @@ impl State {
     }
 
     /// Whether the update came before, or belongs to a closure that is finished.
-    fn had(&self, terms: &Terms) -> bool {
+    fn is_duplicate(&self, terms: &UpdateTerms) -> bool {
         terms
             .id
             .is_some_and(|id| id.0 < terms.low_water || self.applied.contains(&id))
     }
 
-    fn remember(&mut self, terms: &Terms) {
+    fn remember(&mut self, terms: &UpdateTerms) {
         self.applied.extend(terms.id);
         if let Some((source, sequence)) = terms.id
             && source >= OUTSIDE
@@ -462,7 +471,7 @@ impl State {
         }
     }
 
-    fn check_room(&self, terms: &Terms) -> Result<()> {
+    fn check_room(&self, terms: &UpdateTerms) -> Result<()> {
         if terms.id.is_some() && self.applied.len() >= UPDATE_IDS_MAX {
             return Err(PsError::Full {
                 what: format!(

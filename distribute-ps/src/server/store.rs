@@ -12,9 +12,9 @@ use crate::error::{PsError, Result};
 use crate::generated as wire;
 use crate::rpc::Peer;
 use crate::server::ServerOptions;
-use crate::server::clock::Clock;
+use crate::server::clock::StalenessClock;
 use crate::server::elements;
-use crate::server::shard::{Shard, Terms};
+use crate::server::shard::{Shard, UpdateTerms};
 use crate::update::{RunId, RunOptions, Staleness, StalenessPolicy};
 use crate::variable::OptimizerSpec;
 
@@ -39,18 +39,18 @@ pub(super) struct Run {
     id: RunId,
     coordinator: Mutex<Coordinator>,
     /// When the coordinator, which speaks once a second, last did.
-    heard: Mutex<Instant>,
+    last_heard: Mutex<Instant>,
     pub(super) rules: RunOptions,
-    table: RwLock<Table>,
+    table: RwLock<ShardTable>,
     learning_rate: Mutex<Option<f64>>,
     low_water: AtomicU64,
     cancelled_below: AtomicU64,
-    clock: Mutex<Clock>,
+    clock: Mutex<StalenessClock>,
     moved: Notify,
     /// The most threads that apply one push.
     pub(super) threads: usize,
     /// Held for reading while a push is applied, for writing while a snapshot is taken.
-    pub(super) gate: RwLock<()>,
+    pub(super) snapshot_lock: RwLock<()>,
 }
 
 /// The connection of the coordinator, and where it came from.
@@ -71,7 +71,7 @@ impl Coordinator {
 
 /// Whether there is a coordinator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Presence {
+pub(super) enum CoordinatorPresence {
     /// None has come yet.
     Awaited,
     Connected,
@@ -80,7 +80,7 @@ pub(super) enum Presence {
 }
 
 #[derive(Debug, Default)]
-struct Table {
+struct ShardTable {
     shards: Vec<Arc<Shard>>,
     names: BTreeSet<(String, u32)>,
     bytes: u64,
@@ -133,21 +133,21 @@ impl Store {
     }
 
     /// Whether there is a coordinator now.
-    pub(super) fn presence(&self) -> Presence {
+    pub(super) fn presence(&self) -> CoordinatorPresence {
         let Some(run) = lock(&self.run).clone() else {
-            return Presence::Awaited;
+            return CoordinatorPresence::Awaited;
         };
         let coordinator = lock(&run.coordinator);
         match coordinator.peer.strong_count() {
-            0 => Presence::Gone(coordinator.remote),
-            _ => Presence::Connected,
+            0 => CoordinatorPresence::Gone(coordinator.remote),
+            _ => CoordinatorPresence::Connected,
         }
     }
 
     /// How long nothing has been heard of the coordinator; nothing without one.
     pub(super) fn silence(&self) -> Option<Duration> {
         let run = lock(&self.run).clone()?;
-        Some(lock(&run.heard).elapsed())
+        Some(lock(&run.last_heard).elapsed())
     }
 
     /// The run that a call belongs to.
@@ -181,7 +181,7 @@ impl Run {
         Self {
             id,
             coordinator: Mutex::new(Coordinator::of(coordinator)),
-            heard: Mutex::new(Instant::now()),
+            last_heard: Mutex::new(Instant::now()),
             rules,
             table: RwLock::default(),
             learning_rate: Mutex::default(),
@@ -193,18 +193,18 @@ impl Run {
             threads: std::thread::available_parallelism()
                 .map_or(1, usize::from)
                 .min(THREADS_MAX),
-            gate: RwLock::default(),
+            snapshot_lock: RwLock::default(),
         }
     }
 
     /// The coordinator has said what it says once a second.
-    pub(super) fn hear_coordinator(&self) {
-        *lock(&self.heard) = Instant::now();
+    pub(super) fn note_coordinator(&self) {
+        *lock(&self.last_heard) = Instant::now();
     }
 
-    /// This is the coordinator's connection from now on.
+    /// Makes `peer` the coordinator's connection from now on.
     pub(super) fn claim(&self, peer: &Arc<Peer>) {
-        self.hear_coordinator();
+        self.note_coordinator();
         *lock(&self.coordinator) = Coordinator::of(peer);
     }
 
@@ -287,10 +287,10 @@ impl Run {
     }
 
     /// The terms of an update.
-    pub(super) fn terms(&self, id: Option<(u64, u32)>, base: Option<u64>) -> Terms {
+    pub(super) fn terms(&self, id: Option<(u64, u32)>, base: Option<u64>) -> UpdateTerms {
         let refuse = |staleness: &Staleness| staleness.policy == StalenessPolicy::Refuse;
         let refused = self.rules.staleness.filter(refuse);
-        Terms {
+        UpdateTerms {
             id,
             low_water: self.low_water.load(Ordering::Acquire),
             base,
@@ -329,7 +329,7 @@ impl Run {
         }
     }
 
-    /// Nobody waits for this closure's push.
+    /// The push of this closure will not come: pulls wait for it no longer.
     pub(super) fn abandon(&self, closure: u64) {
         lock(&self.clock).forget(closure);
         self.moved.notify_waiters();
@@ -337,13 +337,13 @@ impl Run {
 
     /// Waits until a closure may pull.
     pub(super) async fn wait_to_pull(&self, closure: u64) -> Result<()> {
-        let may = |clock: &mut Clock, bound| clock.pull(closure, bound);
+        let may = |clock: &mut StalenessClock, bound| clock.pull(closure, bound);
         self.wait("pull", closure, may).await
     }
 
     /// Waits until a closure may push.
     pub(super) async fn wait_to_push(&self, closure: u64) -> Result<()> {
-        let may = |clock: &mut Clock, bound| clock.push(closure, bound);
+        let may = |clock: &mut StalenessClock, bound| clock.push(closure, bound);
         self.wait("push", closure, may).await?;
         self.moved.notify_waiters();
         Ok(())
@@ -353,7 +353,7 @@ impl Run {
         &self,
         op: &'static str,
         closure: u64,
-        mut try_it: impl FnMut(&mut Clock, u64) -> bool,
+        mut try_it: impl FnMut(&mut StalenessClock, u64) -> bool,
     ) -> Result<()> {
         self.check_wanted(closure)?;
         let Some(Staleness {

@@ -5,7 +5,7 @@ use burn::tensor::DType;
 use crate::generated as wire;
 use crate::rpc::rope::Rope;
 use crate::server::elements::Combine;
-use crate::server::shard::{Assignment, Payload, Shard, Terms};
+use crate::server::shard::{Assignment, Payload, Shard, UpdateTerms};
 use crate::update::OUTSIDE;
 
 fn counter() -> Shard {
@@ -24,8 +24,8 @@ fn one() -> Payload {
     }
 }
 
-fn terms(id: Option<(u64, u32)>, low_water: u64) -> Terms {
-    Terms {
+fn terms(id: Option<(u64, u32)>, low_water: u64) -> UpdateTerms {
+    UpdateTerms {
         id,
         low_water,
         base: None,

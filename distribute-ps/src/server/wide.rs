@@ -1,6 +1,6 @@
 //! Arithmetic compiled a second time for processors with wide vectors. Programs are built for the
 //! smallest processor of their kind, whose vectors have 4 numbers; the bits do not depend on it.
-#![allow(unsafe_code)]
+#![expect(unsafe_code, reason = "each use says why it is sound")]
 
 use crate::server::elements;
 use crate::server::kernels::Kernel;

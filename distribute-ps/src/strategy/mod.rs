@@ -61,18 +61,18 @@ use variable::Variable;
 #[derive(Clone)]
 #[must_use]
 pub struct ParameterServerStrategy {
-    shared: Arc<Shared>,
+    inner: Arc<StrategyInner>,
     /// The name of what this handle creates.
     name: Option<Arc<str>>,
     /// Whether data that this handle distributes is divided between the workers.
     divides: bool,
 }
 
-struct Shared {
+struct StrategyInner {
     client: VariableClient,
     updates: Arc<Updates>,
     /// Makes variables; a worker's strategy has none, it finds them.
-    maker: Option<Mutex<Maker>>,
+    maker: Option<Mutex<VariableMaker>>,
     /// How many variables without a name were asked for.
     unnamed: Mutex<usize>,
     replica: [Replica; 1],
@@ -80,12 +80,12 @@ struct Shared {
     id: StrategyId,
 }
 
-struct Maker {
+struct VariableMaker {
     placement: RoundRobin,
     partitioner: Option<Arc<dyn Partitioner>>,
 }
 
-impl Maker {
+impl VariableMaker {
     fn new(client: &VariableClient, partitioner: Option<Arc<dyn Partitioner>>) -> Result<Self> {
         Ok(Self {
             placement: RoundRobin::new(client.num_servers())?,
@@ -115,7 +115,7 @@ impl ParameterServerStrategy {
         let client = VariableClient::connect(servers, client)?;
         let run = RunId::random()?;
         client.attach(run, options)?;
-        let maker = Maker::new(&client, partitioner)?;
+        let maker = VariableMaker::new(&client, partitioner)?;
         let updates = Updates::alone(run, client.clone());
         Ok(Self::new(
             client,
@@ -135,7 +135,7 @@ impl ParameterServerStrategy {
         run: RunId,
         partitioner: Option<Arc<dyn Partitioner>>,
     ) -> Result<Self> {
-        let maker = Maker::new(&client, partitioner)?;
+        let maker = VariableMaker::new(&client, partitioner)?;
         let updates = Updates::new(run)?;
         Ok(Self::new(
             client,
@@ -157,10 +157,10 @@ impl ParameterServerStrategy {
     fn new(
         client: VariableClient,
         updates: Updates,
-        maker: Option<Maker>,
+        maker: Option<VariableMaker>,
         input: InputContext,
     ) -> Self {
-        let shared = Shared {
+        let inner = StrategyInner {
             client,
             updates: Arc::new(updates),
             maker: maker.map(Mutex::new),
@@ -173,7 +173,7 @@ impl ParameterServerStrategy {
             id: StrategyId::new("parameter-server", 1),
         };
         Self {
-            shared: Arc::new(shared),
+            inner: Arc::new(inner),
             name: None,
             divides: true,
         }
@@ -183,7 +183,7 @@ impl ParameterServerStrategy {
     /// variables that are found whatever the order of creation.
     pub fn named(&self, name: &str) -> Self {
         Self {
-            shared: Arc::clone(&self.shared),
+            inner: Arc::clone(&self.inner),
             name: Some(name.into()),
             divides: self.divides,
         }
@@ -201,13 +201,13 @@ impl ParameterServerStrategy {
     /// Updates are identified by this source until the guard is dropped: those of one closure.
     /// Otherwise they belong to no closure.
     pub fn within_closure(&self, source: UpdateSource) -> ClosureGuard {
-        self.shared.updates.enter(source);
-        ClosureGuard(Arc::clone(&self.shared.updates))
+        self.inner.updates.enter(source);
+        ClosureGuard(Arc::clone(&self.inner.updates))
     }
 
     /// The connections to the servers.
     pub fn variables(&self) -> &VariableClient {
-        &self.shared.client
+        &self.inner.client
     }
 
     /// The name of a variable that was not given one: its number in the order of creation.
@@ -215,7 +215,7 @@ impl ParameterServerStrategy {
         match &self.name {
             Some(name) => format!("variable/{name}"),
             None => {
-                let mut unnamed = lock(&self.shared.unnamed);
+                let mut unnamed = lock(&self.inner.unnamed);
                 *unnamed += 1;
                 format!("variable/{}", *unnamed - 1)
             }
@@ -240,11 +240,11 @@ impl ParameterServerStrategy {
         optimizer: Option<&dyn Optimizer>,
     ) -> Result<VariableRef> {
         let shape = value.shape().to_vec();
-        let Some(maker) = &self.shared.maker else {
+        let Some(maker) = &self.inner.maker else {
             return self.find(&name, value);
         };
         let mut maker = lock(maker);
-        let Maker {
+        let VariableMaker {
             placement,
             partitioner,
         } = &mut *maker;
@@ -255,13 +255,13 @@ impl ParameterServerStrategy {
             dtype: value.dtype(),
             optimizer: optimizer.map(OptimizerSpec::of),
         };
-        let variable = self.shared.client.create(&spec, &placement)?;
-        self.shared.client.initialize(&variable, value.clone())?;
+        let variable = self.inner.client.create(&spec, &placement)?;
+        self.inner.client.initialize(&variable, value.clone())?;
         Ok(variable)
     }
 
     fn find(&self, name: &str, value: &TensorData) -> Result<VariableRef> {
-        let variable = self.shared.client.variable(name)?;
+        let variable = self.inner.client.variable(name)?;
         if variable.shape() != value.shape().as_slice() {
             return Err(PsError::Shape {
                 op: "scope",
@@ -308,7 +308,7 @@ impl RemoteStore for ParameterServerStrategy {
         let tensors = spec.tensors.iter();
         let variables = tensors.map(|tensor| self.take_tensor(&prefix, tensor, &spec));
         let variables = variables.collect::<distribute_core::Result<Vec<_>>>()?;
-        let (client, updates) = (self.shared.client.clone(), Arc::clone(&self.shared.updates));
+        let (client, updates) = (self.inner.client.clone(), Arc::clone(&self.inner.updates));
         Ok(Arc::new(State::new(
             client, updates, prefix, variables, &spec,
         )))
@@ -317,14 +317,14 @@ impl RemoteStore for ParameterServerStrategy {
     fn variable(&self, initial: &TensorData) -> distribute_core::Result<Arc<dyn RemoteVariable>> {
         let variable = self.take(self.variable_name(), initial, None)?;
         Ok(Arc::new(Variable {
-            client: self.shared.client.clone(),
-            updates: Arc::clone(&self.shared.updates),
+            client: self.inner.client.clone(),
+            updates: Arc::clone(&self.inner.updates),
             variable,
         }))
     }
 
     fn push_rows(&self, rows: Vec<RowGradients>) -> distribute_core::Result<Pushed> {
-        tables::push(&self.shared.client, &self.shared.updates, rows)
+        tables::push(&self.inner.client, &self.inner.updates, rows)
     }
 }
 
@@ -338,18 +338,18 @@ impl Strategy for ParameterServerStrategy {
     }
 
     fn replicas(&self) -> &[Replica] {
-        &self.shared.replica
+        &self.inner.replica
     }
 
     fn input_context(&self) -> InputContext {
         match self.divides {
-            true => self.shared.input,
+            true => self.inner.input,
             false => InputContext::default(),
         }
     }
 
     fn id(&self) -> StrategyId {
-        self.shared.id.clone()
+        self.inner.id.clone()
     }
 
     fn handle(&self) -> Arc<dyn Strategy> {
@@ -366,15 +366,15 @@ impl Strategy for ParameterServerStrategy {
     }
 
     fn run_replicas(&self, step: ReplicaStep<'_>) -> distribute_core::Result<()> {
-        run_alone(self.handle(), &self.shared.replica[0], step)
+        run_alone(self.handle(), &self.inner.replica[0], step)
     }
 }
 
 impl fmt::Debug for ParameterServerStrategy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ParameterServerStrategy")
-            .field("servers", &self.shared.client.num_servers())
-            .field("makes_variables", &self.shared.maker.is_some())
+            .field("servers", &self.inner.client.num_servers())
+            .field("makes_variables", &self.inner.maker.is_some())
             .field("name", &self.name)
             .finish_non_exhaustive()
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use distribute_core::remote::{Pushed, RowGradients};
 
 use super::state::{State, is_dropped};
-use super::{Maker, ParameterServerStrategy, Updates, lock};
+use super::{ParameterServerStrategy, Updates, VariableMaker, lock};
 use crate::client::VariableClient;
 use crate::error::{PsError, Result};
 use crate::table::{EmbeddingTable, TableSpec};
@@ -25,29 +25,29 @@ impl ParameterServerStrategy {
     pub fn table(&self, name: &str, spec: &TableSpec) -> Result<EmbeddingTable> {
         spec.check(name)?;
         let described = spec.variable(name);
-        let variable = match &self.shared.maker {
+        let variable = match &self.inner.maker {
             Some(maker) => self.make(&mut lock(maker), &described)?,
             None => self.find_table(&described)?,
         };
-        let (client, updates) = (self.shared.client.clone(), Arc::clone(&self.shared.updates));
+        let (client, updates) = (self.inner.client.clone(), Arc::clone(&self.inner.updates));
         let table = EmbeddingTable::new(name, client, updates, variable);
-        if self.shared.maker.is_some() {
+        if self.inner.maker.is_some() {
             spec.initialize(&table)?;
         }
         Ok(table)
     }
 
-    fn make(&self, maker: &mut Maker, spec: &VariableSpec) -> Result<VariableRef> {
+    fn make(&self, maker: &mut VariableMaker, spec: &VariableSpec) -> Result<VariableRef> {
         let partitioner = maker.partitioner.clone();
         let bytes = spec.dtype.size();
         let placement = maker
             .placement
             .place(&spec.shape, bytes, partitioner.as_deref())?;
-        self.shared.client.create(spec, &placement)
+        self.inner.client.create(spec, &placement)
     }
 
     fn find_table(&self, spec: &VariableSpec) -> Result<VariableRef> {
-        let variable = self.shared.client.variable(&spec.name)?;
+        let variable = self.inner.client.variable(&spec.name)?;
         match variable.shape() == spec.shape {
             true => Ok(variable),
             false => Err(PsError::Shape {

@@ -65,21 +65,21 @@ impl fmt::Debug for UpdateSource {
 /// The id of an update that is being made. Dropped when its outcome is known: until then the
 /// servers are not told that all before a later one have ended.
 #[must_use]
-pub(crate) struct Drawn<'a> {
+pub(crate) struct PendingUpdate<'a> {
     id: UpdateId,
     updates: &'a Updates,
 }
 
-impl Drawn<'_> {
+impl PendingUpdate<'_> {
     /// The id itself, to be used while this lives.
     pub(crate) fn id(&self) -> UpdateId {
         self.id
     }
 }
 
-impl Drop for Drawn<'_> {
+impl Drop for PendingUpdate<'_> {
     fn drop(&mut self) {
-        if let Own::Alone { under_way, .. } = &mut *lock(&self.updates.own) {
+        if let UpdateIds::WithoutCoordinator { under_way, .. } = &mut *lock(&self.updates.ids) {
             under_way.remove(&self.id.closure);
         }
     }
@@ -93,16 +93,16 @@ const REMEMBERED: u64 = 1024;
 pub(crate) struct Updates {
     run: RunId,
     closure: Mutex<Option<UpdateSource>>,
-    own: Mutex<Own>,
+    ids: Mutex<UpdateIds>,
 }
 
 /// Ids of updates that belong to no closure.
 #[derive(Debug)]
-enum Own {
-    /// Beside a coordinator's closures.
-    Beside { closure: u64, sequence: u32 },
-    /// Nobody schedules closures in this run: each update is one, and earlier ones are finished.
-    Alone {
+enum UpdateIds {
+    /// A coordinator schedules closures in the same run.
+    WithCoordinator { closure: u64, sequence: u32 },
+    /// The run has no coordinator: each update counts as a closure, and earlier ones are finished.
+    WithoutCoordinator {
         closure: u64,
         client: VariableClient,
         /// What threads have drawn and not made yet.
@@ -111,7 +111,7 @@ enum Own {
 }
 
 impl Updates {
-    /// Beside those of a coordinator.
+    /// The ids of a strategy whose run has a coordinator.
     pub(super) fn new(run: RunId) -> Result<Self> {
         let mut bytes = [0; 8];
         getrandom::fill(&mut bytes)
@@ -119,28 +119,28 @@ impl Updates {
         let closure = OUTSIDE | u64::from_le_bytes(bytes);
         Ok(Self::with(
             run,
-            Own::Beside {
+            UpdateIds::WithCoordinator {
                 closure,
                 sequence: 0,
             },
         ))
     }
 
-    /// The only ones of a run.
+    /// The ids of a strategy whose run has no coordinator.
     pub(super) fn alone(run: RunId, client: VariableClient) -> Self {
-        let own = Own::Alone {
+        let ids = UpdateIds::WithoutCoordinator {
             closure: 0,
             client,
             under_way: BTreeSet::new(),
         };
-        Self::with(run, own)
+        Self::with(run, ids)
     }
 
-    fn with(run: RunId, own: Own) -> Self {
+    fn with(run: RunId, ids: UpdateIds) -> Self {
         Self {
             run,
             closure: Mutex::default(),
-            own: Mutex::new(own),
+            ids: Mutex::new(ids),
         }
     }
 
@@ -157,17 +157,17 @@ impl Updates {
         Some(lock(&self.closure).as_ref()?.closure)
     }
 
-    pub(super) fn next(&self) -> Result<Drawn<'_>> {
+    pub(super) fn next(&self) -> Result<PendingUpdate<'_>> {
         let id = self.next_id()?;
-        Ok(Drawn { id, updates: self })
+        Ok(PendingUpdate { id, updates: self })
     }
 
     fn next_id(&self) -> Result<UpdateId> {
         if let Some(source) = &*lock(&self.closure) {
             return source.next();
         }
-        let (closure, sequence) = match &mut *lock(&self.own) {
-            Own::Beside { closure, sequence } => {
+        let (closure, sequence) = match &mut *lock(&self.ids) {
+            UpdateIds::WithCoordinator { closure, sequence } => {
                 let id = (*closure, *sequence);
                 (*closure, *sequence) = match sequence.checked_add(1) {
                     Some(next) => (*closure, next),
@@ -175,7 +175,7 @@ impl Updates {
                 };
                 id
             }
-            Own::Alone {
+            UpdateIds::WithoutCoordinator {
                 closure,
                 client,
                 under_way,

@@ -18,7 +18,7 @@ type OfRows = dyn Fn(Range<usize>) -> Result<Vec<f32>> + Send + Sync;
 #[derive(Clone)]
 #[non_exhaustive]
 pub enum TableInitializer {
-    /// The same number everywhere.
+    /// Every element is this number.
     Constant(f32),
     /// Uniformly distributed from `low` to `high`.
     Uniform {
@@ -42,7 +42,7 @@ pub enum TableInitializer {
 }
 
 impl Default for TableInitializer {
-    /// That of `keras.layers.Embedding`: uniform from -0.05 to 0.05. The seed is 0.
+    /// The default of `keras.layers.Embedding`: uniform from -0.05 to 0.05. The seed is 0.
     fn default() -> Self {
         Self::Uniform {
             low: -0.05,

@@ -1,7 +1,7 @@
 //! Embedding tables: large variables of which a step uses few rows.
 //!
-//! A table lies on the parameter servers, cut into shards by the strategy's partitioner. A step
-//! looks up the rows of its ids; each distinct row travels once. The gradients of a loss that
+//! A *table* lies on the parameter servers, cut into shards by the strategy's partitioner. A step
+//! *looks up* the rows of its ids; each distinct row travels once. The gradients of a loss that
 //! depends on the rows hold those of the rows beside those of the model, so `apply_gradients`
 //! sends all of them in one update, and the servers change only the rows that were looked up.
 //! This is TensorFlow's `tf.nn.embedding_lookup` of a sharded variable.

@@ -8,10 +8,10 @@ use distribute_core::{Error, Nest, ReplicaContext, StrategyExt};
 use super::{EmbeddingTable, Rows, TableSpec};
 use crate::coordinator::ClusterCoordinator;
 use crate::error::{PsError, Result};
-use crate::worker::{Shared, StepRegistry, WorkerContext};
+use crate::worker::{SharedValue, StepRegistry, WorkerContext};
 
 /// A handle of a table on the parameter servers ([`StepRegistry::table`]). Steps capture it.
-pub type Table = Shared<EmbeddingTable>;
+pub type Table = SharedValue<EmbeddingTable>;
 
 impl StepRegistry {
     /// Registers an embedding table. The coordinator makes it, with its initial values, when it

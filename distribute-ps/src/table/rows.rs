@@ -78,7 +78,7 @@ impl Rows {
         Ok(leaf.select(0, places).reshape(shape))
     }
 
-    /// The rows on the host, `[ids..., width]`.
+    /// The rows in host memory, `[ids..., width]`.
     ///
     /// # Errors
     /// If the rows were of another type than `f32`, which those of tables are.

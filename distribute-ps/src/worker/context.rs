@@ -22,11 +22,11 @@ use crate::update::{RunId, UpdateId};
 type Resources = BTreeMap<Arc<str>, Option<Box<dyn Any + Send>>>;
 
 /// How long a worker waits for parameter servers that its coordinator is connected to.
-const LATE: Duration = Duration::from_secs(3);
+const SERVERS_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// What belongs to one coordinator's run on a worker. A worker that gets another coordinator makes
 /// a new one.
-pub(super) struct Engagement {
+pub(super) struct RunSession {
     pub(super) registry: Arc<StepRegistry>,
     pub(super) run: RunId,
     pub(super) worker: usize,
@@ -41,7 +41,7 @@ pub(super) struct Engagement {
     resources: Mutex<Resources>,
 }
 
-impl Engagement {
+impl RunSession {
     pub(super) fn new(
         registry: Arc<StepRegistry>,
         run: RunId,
@@ -74,7 +74,7 @@ impl Engagement {
 /// What a step sees: which closure it is, its worker, the worker's variables, resources and
 /// datasets. One per call of a step.
 pub struct WorkerContext {
-    engagement: Arc<Engagement>,
+    session: Arc<RunSession>,
     closure: u64,
     step: Arc<str>,
     datasets: BTreeMap<String, u64>,
@@ -86,14 +86,14 @@ pub struct WorkerContext {
 
 impl WorkerContext {
     pub(super) fn new(
-        engagement: Arc<Engagement>,
+        session: Arc<RunSession>,
         closure: u64,
         step: Arc<str>,
         datasets: BTreeMap<String, u64>,
         cancelled: Arc<AtomicBool>,
     ) -> Self {
         Self {
-            engagement,
+            session,
             closure,
             step,
             datasets,
@@ -105,12 +105,12 @@ impl WorkerContext {
 
     /// This worker's index in the cluster, from 0.
     pub fn worker_index(&self) -> usize {
-        self.engagement.worker
+        self.session.worker
     }
 
     /// The number of workers of the cluster.
     pub fn num_workers(&self) -> usize {
-        self.engagement.workers
+        self.session.workers
     }
 
     /// The id of the scheduled closure: 1 for the first of a run. The same when it runs again.
@@ -125,15 +125,15 @@ impl WorkerContext {
 
     /// The coordinator's run.
     pub fn run_id(&self) -> RunId {
-        self.engagement.run
+        self.session.run
     }
 
     /// What a dataset function is told: one input pipeline per worker, one replica
     /// (TensorFlow's `InputContext`).
     pub fn input_context(&self) -> InputContext {
         InputContext {
-            num_input_pipelines: self.engagement.workers,
-            input_pipeline_id: self.engagement.worker,
+            num_input_pipelines: self.session.workers,
+            input_pipeline_id: self.session.worker,
             num_replicas_in_sync: 1,
         }
     }
@@ -164,7 +164,7 @@ impl WorkerContext {
     pub fn next_update(&self) -> Result<UpdateId> {
         self.check_cancelled()?;
         Ok(UpdateId {
-            run: self.engagement.run,
+            run: self.session.run,
             closure: self.closure,
             sequence: self.updates.fetch_add(1, Ordering::Relaxed),
         })
@@ -176,24 +176,24 @@ impl WorkerContext {
     /// Those of [`VariableClient::connect`], [`PsError::InvalidArgument`] if the coordinator has
     /// no parameter servers.
     pub fn variables(&self) -> Result<&VariableClient> {
-        let engagement = &*self.engagement;
-        if let Some(client) = engagement.variables.get() {
+        let session = &*self.session;
+        if let Some(client) = session.variables.get() {
             return Ok(client);
         }
-        if engagement.parameter_servers.is_empty() {
+        if session.parameter_servers.is_empty() {
             return Err(PsError::invalid(
                 "this coordinator has no parameter servers, so there are no variables",
             ));
         }
-        let servers = &engagement.parameter_servers;
-        let mut options = engagement.client.clone();
+        let servers = &session.parameter_servers;
+        let mut options = session.client.clone();
         // The coordinator has found them: one that does not listen now is lost, not late.
-        options.connect_timeout = options.connect_timeout.min(LATE);
+        options.connect_timeout = options.connect_timeout.min(SERVERS_TIMEOUT);
         // A step that runs is not interrupted.
         options.interruption = Interruption::default();
         let client = VariableClient::connect(servers, options)?;
-        client.join(engagement.run)?;
-        Ok(engagement.variables.get_or_init(|| client))
+        client.join(session.run)?;
+        Ok(session.variables.get_or_init(|| client))
     }
 
     /// This worker's strategy, whose scope finds the coordinator's variables. What it updates
@@ -202,18 +202,18 @@ impl WorkerContext {
     /// # Errors
     /// Those of [`variables`](Self::variables).
     pub fn strategy(&self) -> Result<&ParameterServerStrategy> {
-        let engagement = &*self.engagement;
-        let strategy = match engagement.strategy.get() {
+        let session = &*self.session;
+        let strategy = match session.strategy.get() {
             Some(strategy) => strategy,
             None => {
                 let (client, input) = (self.variables()?.clone(), self.input_context());
-                let made = ParameterServerStrategy::worker(client, engagement.run, input)?;
-                engagement.strategy.get_or_init(|| made)
+                let made = ParameterServerStrategy::worker(client, session.run, input)?;
+                session.strategy.get_or_init(|| made)
             }
         };
         self.within.get_or_init(|| {
             let (updates, cancelled) = (self.updates.clone(), self.cancelled.clone());
-            let source = UpdateSource::new(engagement.run, self.closure, updates, cancelled);
+            let source = UpdateSource::new(session.run, self.closure, updates, cancelled);
             strategy.within_closure(source)
         });
         Ok(strategy)
@@ -233,9 +233,12 @@ impl WorkerContext {
     ///
     /// # Errors
     /// Those of building it; [`PsError::InvalidArgument`] if this step holds it already.
-    pub fn resource<T: Send + 'static>(&self, resource: &Resource<T>) -> Result<Held<'_, T>> {
+    pub fn resource<T: Send + 'static>(
+        &self,
+        resource: &Resource<T>,
+    ) -> Result<ResourceGuard<'_, T>> {
         let name: Arc<str> = resource.name().into();
-        let taken = match self.engagement.resources().get_mut(&name) {
+        let taken = match self.session.resources().get_mut(&name) {
             Some(value) => {
                 let in_use = || PsError::invalid(format!("`{name}` is in use by this step"));
                 Some(value.take().ok_or_else(in_use)?)
@@ -244,20 +247,20 @@ impl WorkerContext {
         };
         let value = match taken {
             Some(value) => value,
-            None => self.engagement.registry.builder(&name)?(self)?,
+            None => self.session.registry.builder(&name)?(self)?,
         };
         let other = |_| PsError::invalid(format!("`{name}` is a resource of another type"));
         let value = value.downcast::<T>().map_err(other)?;
-        self.engagement.resources().insert(name.clone(), None);
-        Ok(Held {
-            engagement: &self.engagement,
+        self.session.resources().insert(name.clone(), None);
+        Ok(ResourceGuard {
+            session: &self.session,
             name,
             value: Some(value),
         })
     }
 
     /// How often the coordinator had this dataset made anew.
-    pub(super) fn dataset_generation(&self, name: &str) -> u64 {
+    pub(super) fn dataset_renewals(&self, name: &str) -> u64 {
         self.datasets.get(name).copied().unwrap_or(0)
     }
 
@@ -282,14 +285,14 @@ impl fmt::Debug for WorkerContext {
 }
 
 /// A resource in the hands of a step.
-pub struct Held<'a, T: Send + 'static> {
-    engagement: &'a Engagement,
+pub struct ResourceGuard<'a, T: Send + 'static> {
+    session: &'a RunSession,
     name: Arc<str>,
     /// Absent only while it is dropped.
     value: Option<Box<T>>,
 }
 
-impl<T: Send + 'static> Deref for Held<'_, T> {
+impl<T: Send + 'static> Deref for ResourceGuard<'_, T> {
     type Target = T;
 
     fn deref(&self) -> &T {
@@ -300,7 +303,7 @@ impl<T: Send + 'static> Deref for Held<'_, T> {
     }
 }
 
-impl<T: Send + 'static> DerefMut for Held<'_, T> {
+impl<T: Send + 'static> DerefMut for ResourceGuard<'_, T> {
     fn deref_mut(&mut self) -> &mut T {
         match &mut self.value {
             Some(value) => value,
@@ -309,12 +312,12 @@ impl<T: Send + 'static> DerefMut for Held<'_, T> {
     }
 }
 
-impl<T: Send + 'static> Drop for Held<'_, T> {
+impl<T: Send + 'static> Drop for ResourceGuard<'_, T> {
     fn drop(&mut self) {
         let name = self.name.clone();
-        let mut resources = self.engagement.resources();
+        let mut resources = self.session.resources();
         if std::thread::panicking() {
-            // It may be half changed.
+            // The value may be half changed.
             resources.remove(&name);
         } else if let Some(value) = self.value.take() {
             resources.insert(name, Some(value));
@@ -322,7 +325,7 @@ impl<T: Send + 'static> Drop for Held<'_, T> {
     }
 }
 
-impl<T: Send + fmt::Debug> fmt::Debug for Held<'_, T> {
+impl<T: Send + fmt::Debug> fmt::Debug for ResourceGuard<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.value.fmt(f)
     }

@@ -48,7 +48,7 @@ impl<B> fmt::Debug for PerWorkerDataset<B> {
 /// The iterator of one worker.
 pub(crate) struct DatasetIterator<B> {
     make: Arc<Make<B>>,
-    generation: u64,
+    renewals: u64,
     items: Items<B>,
 }
 
@@ -57,17 +57,17 @@ impl<B> DatasetIterator<B> {
         let items = make(worker.input_context())?;
         Ok(Self {
             make,
-            generation: 0,
+            renewals: 0,
             items,
         })
     }
 
     /// The next element, of a new iterator if the coordinator asked for one since.
     pub(super) fn next(&mut self, name: &str, worker: &WorkerContext) -> Result<B> {
-        let wanted = worker.dataset_generation(name);
-        if wanted > self.generation {
+        let wanted = worker.dataset_renewals(name);
+        if wanted > self.renewals {
             self.items = (self.make)(worker.input_context())?;
-            self.generation = wanted;
+            self.renewals = wanted;
         }
         let exhausted = || PsError::OutOfRange {
             dataset: name.to_string(),

@@ -118,7 +118,7 @@ pub struct Dataset {
     #[prost(string, tag = "1")]
     pub name: ::prost::alloc::string::String,
     #[prost(uint64, tag = "2")]
-    pub generation: u64,
+    pub renewals: u64,
 }
 /// Stop this closure as soon as it looks.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]

@@ -6,16 +6,16 @@
 //!
 //! What a worker keeps between steps is registered too, and built by each worker when a step first
 //! asks for it: a [`Resource`] of its own, a [`PerWorkerDataset`] with an iterator of its own, a
-//! [`State`] or another [`Shared`] value with variables on the parameter servers.
+//! [`SharedState`] or another [`SharedValue`] with variables on the parameter servers.
 //!
 //! A worker whose coordinator ends without having said so asks the step that runs to stop, keeps
 //! nothing of that run, and waits for the next coordinator.
 
 mod context;
 mod dataset;
-mod desk;
 pub(crate) mod failure;
-#[allow(missing_docs, clippy::all)]
+mod step_queue;
+#[allow(clippy::allow_attributes, missing_docs, clippy::all, reason = "generated")]
 #[rustfmt::skip]
 pub(crate) mod generated;
 mod registry;
@@ -25,11 +25,11 @@ pub(crate) mod settings;
 mod shared_state;
 pub(crate) mod value;
 
-pub use context::{Held, WorkerContext};
+pub use context::{ResourceGuard, WorkerContext};
 pub use dataset::PerWorkerDataset;
 pub use registry::{Resource, StepRegistry};
 pub use server::{WorkerOptions, WorkerServer, WorkerStopper};
-pub use shared_state::{Shared, State};
+pub use shared_state::{SharedState, SharedValue};
 pub use value::HostTensor;
 
 /// What a worker's process says that it is.

@@ -93,7 +93,7 @@ impl<T> fmt::Debug for Resource<T> {
 }
 
 impl StepRegistry {
-    /// Nothing is registered.
+    /// An empty registry.
     pub fn new() -> Self {
         Self::default()
     }

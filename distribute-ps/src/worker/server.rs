@@ -9,12 +9,12 @@ use distribute_core::collectives::control::security::Security;
 use tonic::service::Routes;
 
 use super::SERVICE;
-use super::desk::{Desk, Patience};
 use super::generated::worker_server::WorkerServer as Served;
 use super::registry::StepRegistry;
 use super::service::Service;
+use super::step_queue::{CoordinatorTimeouts, StepQueue};
 use crate::client::ClientOptions;
-use crate::coordinator::OVERHEAD;
+use crate::coordinator::MESSAGE_OVERHEAD_BYTES;
 use crate::error::Result;
 use crate::rpc::{RpcListener, RpcOptions, RpcServer};
 use crate::server::chief;
@@ -65,13 +65,13 @@ impl Default for WorkerOptions {
 pub struct WorkerServer {
     /// Absent only while it is dropped: the connections end before what they use.
     rpc: Option<RpcServer>,
-    desk: Arc<Desk>,
+    queue: Arc<StepQueue>,
     address: SocketAddr,
 }
 
 /// Ends a [`WorkerServer`] from another thread. Cheap to clone.
 #[derive(Clone)]
-pub struct WorkerStopper(Arc<Desk>);
+pub struct WorkerStopper(Arc<StepQueue>);
 
 impl WorkerStopper {
     /// [`WorkerServer::serve`] returns when the closure that runs has ended.
@@ -96,20 +96,22 @@ impl WorkerServer {
         let listener = RpcListener::bind(options.worker, address, rpc)?;
         let mut client = options.client;
         client.security = options.security;
-        let patience = Patience {
+        let timeouts = CoordinatorTimeouts {
             worker: options.worker,
             chief: chief(options.chief.as_deref()),
             first: options.coordinator_timeout,
             orphan: options.orphan_timeout,
             interruption: options.interruption,
         };
-        let desk = Arc::new(Desk::new(options.max_message_bytes, patience));
+        let queue = Arc::new(StepQueue::new(options.max_message_bytes, timeouts));
         let service = Service {
-            desk: desk.clone(),
+            queue: queue.clone(),
             registry,
             client,
         };
-        let limit = options.max_message_bytes.saturating_add(OVERHEAD);
+        let limit = options
+            .max_message_bytes
+            .saturating_add(MESSAGE_OVERHEAD_BYTES);
         let served = Served::new(service)
             .max_decoding_message_size(limit)
             .max_encoding_message_size(limit);
@@ -117,7 +119,7 @@ impl WorkerServer {
         let rpc = listener.serve(Routes::new(served))?;
         Ok(Self {
             rpc: Some(rpc),
-            desk,
+            queue,
             address,
         })
     }
@@ -129,7 +131,7 @@ impl WorkerServer {
 
     /// What ends it from another thread.
     pub fn stopper(&self) -> WorkerStopper {
-        WorkerStopper(self.desk.clone())
+        WorkerStopper(self.queue.clone())
     }
 
     /// Runs closures on this thread until the coordinator is done.
@@ -145,19 +147,19 @@ impl WorkerServer {
     /// step that runs is waited for in each case.
     pub fn serve(self) -> Result<()> {
         let refused = || self.rpc.as_ref().and_then(RpcServer::last_refusal);
-        let desk = Arc::downgrade(&self.desk);
-        let _listening = self.desk.patience.interruption.on_raise(move || {
-            if let Some(desk) = desk.upgrade() {
-                desk.wake();
+        let queue = Arc::downgrade(&self.queue);
+        let _listening = self.queue.timeouts.interruption.on_raise(move || {
+            if let Some(queue) = queue.upgrade() {
+                queue.wake();
             }
         });
-        self.desk.work(refused)
+        self.queue.run_closures(refused)
     }
 }
 
 impl Drop for WorkerServer {
     fn drop(&mut self) {
         self.rpc = None;
-        self.desk.forget();
+        self.queue.drop_retired();
     }
 }

@@ -9,12 +9,12 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::context::Engagement;
-use super::desk::{Desk, REPORTS, Reports};
+use super::context::RunSession;
 use super::generated::worker_server::Worker;
 use super::generated::{Attach, Finish, Order, Ping, Report, Welcome, order, report};
 use super::registry::StepRegistry;
 use super::settings::{read_settings, same_settings, settings};
+use super::step_queue::{REPORTS, Reports, StepQueue};
 use super::{CRATE_VERSION, PROTOCOL_VERSION};
 use crate::client::ClientOptions;
 use crate::error::PsError;
@@ -22,15 +22,15 @@ use crate::rpc::Peer;
 use crate::update::RunId;
 
 /// How long the first message may take.
-const ATTACH_PATIENCE: Duration = Duration::from_secs(10);
+const ATTACH_TIMEOUT: Duration = Duration::from_secs(10);
 /// The most parameter servers that a coordinator may name.
 const SERVERS_MAX: usize = 1 << 16;
-/// Flags of closures that may still be cancelled; more than can be at the worker.
+/// Closures that may still be cancelled; more than can be at the worker.
 const FLAGS_MAX: usize = 16;
 
 /// The service of `worker.proto`.
 pub(super) struct Service {
-    pub(super) desk: Arc<Desk>,
+    pub(super) queue: Arc<StepQueue>,
     pub(super) registry: Arc<StepRegistry>,
     pub(super) client: ClientOptions,
 }
@@ -46,13 +46,14 @@ impl Worker for Service {
         let remote = request.extensions().get::<Arc<Peer>>();
         let remote = remote.map_or_else(String::new, |peer| peer.remote().to_string());
         let mut inbound = request.into_inner();
-        let first = tokio::time::timeout(ATTACH_PATIENCE, inbound.message()).await;
+        let first = tokio::time::timeout(ATTACH_TIMEOUT, inbound.message()).await;
         let first = first.map_err(|_| Status::deadline_exceeded("no message came"))??;
         let (reports, receiver) = mpsc::channel(REPORTS);
         let attach = match first.and_then(|order| order.order) {
             Some(order::Order::Attach(attach)) => attach,
             Some(order::Order::Finish(finish)) => {
-                self.desk.end_of(run_id(&finish.run)?, how(finish))?;
+                self.queue
+                    .end_run(run_id(&finish.run)?, job_result(finish))?;
                 return Ok(Response::new(ReceiverStream::new(receiver)));
             }
             _ => return Err(Status::invalid_argument("the first message is no Attach")),
@@ -60,12 +61,14 @@ impl Worker for Service {
         let chief = read_settings(&attach.settings);
         let worker = attach.worker as usize;
         let stream = self.attach(attach, remote)?;
-        let _ = reports.try_send(Ok(said(report::Report::Welcome(self.welcome()))));
+        let _ = reports.try_send(Ok(report_message(report::Report::Welcome(
+            self.welcome_message(),
+        ))));
         if let Err(error) = same_settings(worker, self.registry.settings(), &chief) {
-            self.desk.refuse(error.into());
+            self.queue.refuse(error.into());
         }
-        self.desk.may_ask(stream, reports.clone());
-        tokio::spawn(read(self.desk.clone(), stream, inbound, reports));
+        self.queue.set_reports(stream, reports.clone());
+        tokio::spawn(read(self.queue.clone(), stream, inbound, reports));
         Ok(Response::new(ReceiverStream::new(receiver)))
     }
 }
@@ -85,20 +88,20 @@ impl Service {
         if worker >= workers || attach.parameter_servers.len() > SERVERS_MAX {
             return Err(Status::invalid_argument("there is no such worker"));
         }
-        self.desk.attach(run, remote, || {
+        self.queue.attach(run, remote, || {
             let (registry, client) = (self.registry.clone(), self.client.clone());
             let servers = attach.parameter_servers;
             let limit = usize::try_from(attach.max_message_bytes).unwrap_or(usize::MAX);
-            Engagement::new(registry, run, (worker, workers), servers, (client, limit))
+            RunSession::new(registry, run, (worker, workers), servers, (client, limit))
         })
     }
 
-    fn welcome(&self) -> Welcome {
+    fn welcome_message(&self) -> Welcome {
         Welcome {
             protocol_version: PROTOCOL_VERSION,
             crate_version: CRATE_VERSION.to_string(),
             steps: self.registry.step_names().map(str::to_string).collect(),
-            max_message_bytes: self.desk.max_message_bytes as u64,
+            max_message_bytes: self.queue.max_message_bytes as u64,
             settings: settings(self.registry.settings()),
         }
     }
@@ -111,7 +114,7 @@ fn run_id(bytes: &[u8]) -> Result<RunId, Status> {
 }
 
 /// How the worker ends.
-fn how(finish: Finish) -> Result<(), PsError> {
+fn job_result(finish: Finish) -> Result<(), PsError> {
     match finish.failure.is_empty() {
         true => Ok(()),
         false => Err(PsError::CoordinatorFailed {
@@ -120,7 +123,7 @@ fn how(finish: Finish) -> Result<(), PsError> {
     }
 }
 
-fn said(report: report::Report) -> Report {
+fn report_message(report: report::Report) -> Report {
     Report {
         report: Some(report),
     }
@@ -128,9 +131,9 @@ fn said(report: report::Report) -> Report {
 
 /// The flags by which closures of one stream are cancelled.
 #[derive(Default)]
-struct Flags(BTreeMap<u64, Arc<AtomicBool>>);
+struct CancelFlags(BTreeMap<u64, Arc<AtomicBool>>);
 
-impl Flags {
+impl CancelFlags {
     fn add(&mut self, closure: u64) -> Arc<AtomicBool> {
         let flag = Arc::new(AtomicBool::new(false));
         self.0.insert(closure, flag.clone());
@@ -148,8 +151,8 @@ impl Flags {
     }
 }
 
-impl Drop for Flags {
-    /// Nobody waits for the results any more.
+impl Drop for CancelFlags {
+    /// Cancels all closures of the stream: their results are of no use any more.
     fn drop(&mut self) {
         for flag in self.0.values() {
             flag.store(true, Ordering::Relaxed);
@@ -158,21 +161,21 @@ impl Drop for Flags {
 }
 
 /// Detaches even when the runtime ends in the middle.
-struct Attached {
-    desk: Arc<Desk>,
+struct AttachedStream {
+    queue: Arc<StepQueue>,
     stream: u64,
 }
 
-impl Drop for Attached {
+impl Drop for AttachedStream {
     fn drop(&mut self) {
-        self.desk.detach(self.stream);
+        self.queue.detach(self.stream);
     }
 }
 
 /// Handles the messages of a stream until it ends.
-async fn read(desk: Arc<Desk>, stream: u64, mut inbound: Streaming<Order>, reports: Reports) {
-    let attached = Attached { desk, stream };
-    let mut flags = Flags::default();
+async fn read(queue: Arc<StepQueue>, stream: u64, mut inbound: Streaming<Order>, reports: Reports) {
+    let attached = AttachedStream { queue, stream };
+    let mut flags = CancelFlags::default();
     let status = loop {
         let order = match inbound.message().await {
             Ok(Some(Order { order: Some(order) })) => order,
@@ -183,7 +186,7 @@ async fn read(desk: Arc<Desk>, stream: u64, mut inbound: Streaming<Order>, repor
                 break None;
             }
         };
-        if let Err(status) = follow(&attached, &mut flags, order, &reports) {
+        if let Err(status) = handle_order(&attached, &mut flags, order, &reports) {
             break Some(status);
         }
     };
@@ -193,31 +196,31 @@ async fn read(desk: Arc<Desk>, stream: u64, mut inbound: Streaming<Order>, repor
     }
 }
 
-fn follow(
-    attached: &Attached,
-    flags: &mut Flags,
+fn handle_order(
+    attached: &AttachedStream,
+    flags: &mut CancelFlags,
     order: order::Order,
     reports: &Reports,
 ) -> Result<(), Status> {
-    attached.desk.heard(attached.stream);
+    attached.queue.note_received(attached.stream);
     match order {
         order::Order::Execute(execute) => {
             let flag = flags.add(execute.closure);
-            let (desk, stream) = (&attached.desk, attached.stream);
-            desk.put(stream, execute, flag, reports.clone())
+            let (queue, stream) = (&attached.queue, attached.stream);
+            queue.push(stream, execute, flag, reports.clone())
         }
         order::Order::Cancel(cancel) => {
             flags.cancel(cancel.closure);
             Ok(())
         }
         order::Order::Finish(finish) => {
-            attached.desk.end(how(finish));
+            attached.queue.end(job_result(finish));
             Ok(())
         }
         order::Order::Ping(Ping { number }) => {
             // Results come first: they prove as much.
             if reports.capacity() > REPORTS / 2 {
-                let _ = reports.try_send(Ok(said(report::Report::Pong(Ping { number }))));
+                let _ = reports.try_send(Ok(report_message(report::Report::Pong(Ping { number }))));
             }
             Ok(())
         }
@@ -229,12 +232,12 @@ fn follow(
 mod tests {
     use tonic::Code;
 
-    use super::super::desk::Patience;
+    use super::super::step_queue::CoordinatorTimeouts;
     use super::*;
 
     fn service() -> Service {
         Service {
-            desk: Arc::new(Desk::new(1000, Patience::default())),
+            queue: Arc::new(StepQueue::new(1000, CoordinatorTimeouts::default())),
             registry: Arc::default(),
             client: ClientOptions::default(),
         }
@@ -288,9 +291,9 @@ mod tests {
         assert_eq!(status.code(), Code::FailedPrecondition);
         let again = attached(&service, 1).unwrap();
         // The end of the stream that was replaced changes nothing.
-        service.desk.detach(first);
+        service.queue.detach(first);
         assert!(attached(&service, 2).is_err());
-        service.desk.detach(again);
+        service.queue.detach(again);
         attached(&service, 2).unwrap();
     }
 
@@ -302,8 +305,8 @@ mod tests {
         let put = || {
             let execute = super::super::generated::Execute::default();
             service
-                .desk
-                .put(stream, execute, Arc::default(), reports.clone())
+                .queue
+                .push(stream, execute, Arc::default(), reports.clone())
         };
         let refused = (0..100).find_map(|count| Some((count, put().err()?)));
         let (count, status) = refused.unwrap();

@@ -17,14 +17,14 @@ pub(super) type Make =
 
 /// A handle of a value that coordinator and workers build in the same way, with variables on the
 /// parameter servers ([`StepRegistry::shared`]). Steps capture it.
-pub struct Shared<T> {
+pub struct SharedValue<T> {
     pub(crate) resource: Resource<T>,
 }
 
 /// A handle of a training state on the parameter servers ([`StepRegistry::state`]).
-pub type State<T> = Shared<Mirrored<T>>;
+pub type SharedState<T> = SharedValue<Mirrored<T>>;
 
-impl<T> Shared<T> {
+impl<T> SharedValue<T> {
     pub(crate) fn new(resource: Resource<T>) -> Self {
         Self { resource }
     }
@@ -35,15 +35,15 @@ impl<T> Shared<T> {
     }
 }
 
-impl<T> Clone for Shared<T> {
+impl<T> Clone for SharedValue<T> {
     fn clone(&self) -> Self {
         Self::new(self.resource.clone())
     }
 }
 
-impl<T> fmt::Debug for Shared<T> {
+impl<T> fmt::Debug for SharedValue<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Shared({:?})", self.name())
+        write!(f, "SharedValue({:?})", self.name())
     }
 }
 
@@ -60,7 +60,7 @@ impl StepRegistry {
     /// As [`step`](Self::step); resources, datasets and shared values have one space of names.
     ///
     /// [`ClusterCoordinator::connect`]: crate::ClusterCoordinator::connect
-    pub fn shared<T, F>(&mut self, name: impl Into<String>, build: F) -> Result<Shared<T>>
+    pub fn shared<T, F>(&mut self, name: impl Into<String>, build: F) -> Result<SharedValue<T>>
     where
         T: Send + 'static,
         F: Fn(&ParameterServerStrategy) -> Result<T> + Send + Sync + 'static,
@@ -76,7 +76,7 @@ impl StepRegistry {
         let resource = self.resource(name.clone(), move |worker| on_worker(worker.strategy()?))?;
         let make: Box<Make> = Box::new(move |strategy| Ok(Box::new(build(strategy)?)));
         self.shared.push((name, make));
-        Ok(Shared::new(resource))
+        Ok(SharedValue::new(resource))
     }
 
     /// Registers a training state: a model and its optimizer, whose parameters live on the
@@ -85,7 +85,7 @@ impl StepRegistry {
     ///
     /// # Errors
     /// As [`shared`](Self::shared).
-    pub fn state<T, F>(&mut self, name: impl Into<String>, build: F) -> Result<State<T>>
+    pub fn state<T, F>(&mut self, name: impl Into<String>, build: F) -> Result<SharedState<T>>
     where
         T: Replicate + Send + 'static,
         F: Fn(&Device) -> T + Send + Sync + 'static,
@@ -102,7 +102,10 @@ impl WorkerContext {
     ///
     /// # Errors
     /// As [`resource`](Self::resource); those of building it.
-    pub fn shared<T: Send + 'static>(&self, shared: &Shared<T>) -> Result<super::Held<'_, T>> {
+    pub fn shared<T: Send + 'static>(
+        &self,
+        shared: &SharedValue<T>,
+    ) -> Result<super::ResourceGuard<'_, T>> {
         self.resource(&shared.resource)
     }
 
@@ -114,7 +117,7 @@ impl WorkerContext {
     /// # Errors
     /// Those of the step; [`PsError::Cancelled`] if the closure is to stop;
     /// [`PsError::Unavailable`] for a lost server.
-    pub fn run<T, B, R, F>(&self, state: &State<T>, batch: B, step: F) -> Result<R>
+    pub fn run<T, B, R, F>(&self, state: &SharedState<T>, batch: B, step: F) -> Result<R>
     where
         T: Replicate + Send + 'static,
         B: Send,

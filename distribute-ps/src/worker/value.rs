@@ -6,7 +6,7 @@ use burn::tensor::{DType, TensorData};
 use serde::de::{DeserializeOwned, Error as _, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// A tensor of the host as an argument or a result of a step.
+/// A tensor in host memory, as an argument or a result of a step.
 ///
 /// serde knows burn's [`TensorData`] through this wrapper: the elements travel as one run of
 /// bytes, in the byte order of the machine.

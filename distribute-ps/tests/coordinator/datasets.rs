@@ -85,7 +85,7 @@ fn the_datasets_own_error_is_the_closures() {
 }
 
 #[test]
-fn a_worker_that_returns_has_a_new_iterator_and_the_current_generation() {
+fn a_worker_that_returns_has_a_new_iterator_with_the_current_renewals() {
     let mut registry = StepRegistry::new();
     let data = numbers(&mut registry);
     let registry = Arc::new(registry);

@@ -10,8 +10,8 @@ use distribute_core::{DistributedVariable, Mirrored, StrategyExt, TrainState, Va
 use distribute_data::fit::{restore, snapshot};
 use distribute_ps::{
     ClusterCoordinator, CoordinatorOptions, ParameterServer, PsError, RemoteValue, Result,
-    ServerOptions, Shared, Staleness, StalenessPolicy, State, StepRegistry, WorkerContext,
-    WorkerOptions, WorkerServer, WorkerStatus,
+    ServerOptions, SharedState, SharedValue, Staleness, StalenessPolicy, StepRegistry,
+    WorkerContext, WorkerOptions, WorkerServer, WorkerStatus,
 };
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -59,9 +59,9 @@ fn work(milliseconds: u64) {
 struct Registered {
     registry: StepRegistry,
     /// Counts the steps.
-    counter: Shared<DistributedVariable<i64>>,
+    counter: SharedValue<DistributedVariable<i64>>,
     /// Its weight falls by 1 with every update.
-    state: State<TrainState<Linear>>,
+    state: SharedState<TrainState<Linear>>,
 }
 
 impl Registered {
@@ -101,8 +101,8 @@ impl Registered {
 /// A coordinator and how often its steps were applied.
 struct Job {
     coordinator: ClusterCoordinator,
-    counter: Shared<DistributedVariable<i64>>,
-    state: State<TrainState<Linear>>,
+    counter: SharedValue<DistributedVariable<i64>>,
+    state: SharedState<TrainState<Linear>>,
 }
 
 impl Job {

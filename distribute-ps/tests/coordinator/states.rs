@@ -9,7 +9,7 @@ use distribute_core::{Error, Mirrored, Sgd, StrategyExt, TensorData, TrainState}
 use distribute_data::fit::{restore, snapshot};
 use distribute_ps::{
     ClusterCoordinator, CoordinatorOptions, HostTensor, NonFinite, ParameterServer, PsError,
-    ServerOptions, State, StepRegistry, WorkerContext,
+    ServerOptions, SharedState, StepRegistry, WorkerContext,
 };
 
 use crate::falling::{fall, falling};
@@ -20,7 +20,7 @@ use crate::in_process::{Cluster, eventually, failed};
 fn register(
     registry: &mut StepRegistry,
     waits: &Arc<AtomicBool>,
-) -> [State<TrainState<Linear>>; 2] {
+) -> [SharedState<TrainState<Linear>>; 2] {
     let mut state = |name| registry.state(name, falling).unwrap();
     let states = [state("first"), state("second")];
     let (of_step, waits) = (states.clone(), waits.clone());
@@ -44,7 +44,7 @@ fn register(
     states
 }
 
-fn weight(coordinator: &ClusterCoordinator, state: &State<TrainState<Linear>>) -> f32 {
+fn weight(coordinator: &ClusterCoordinator, state: &SharedState<TrainState<Linear>>) -> f32 {
     let strategy = coordinator.strategy().unwrap();
     let read = |state: &mut Mirrored<TrainState<Linear>>| {
         let data = strategy.run(state, |_, state| Ok(state.model.weight.val().into_data()))?;
@@ -101,7 +101,7 @@ fn a_state_is_usable_after_a_failure_a_panic_and_a_cancellation_in_the_middle_of
 
 /// A state, a step that updates it, and one that tells what its worker sees of it: the number of
 /// updates, the learning rate, and the weight.
-fn observed(registry: &mut StepRegistry) -> State<TrainState<Linear>> {
+fn observed(registry: &mut StepRegistry) -> SharedState<TrainState<Linear>> {
     let state = registry.state("model", falling).unwrap();
     let of_step = state.clone();
     let train = move |worker: &WorkerContext, (): ()| {

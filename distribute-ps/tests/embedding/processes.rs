@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use burn::nn::{Initializer, Linear, LinearConfig};
 use distribute_core::{Sgd, TrainState};
 use distribute_ps::{
-    ClusterCoordinator, CoordinatorOptions, State, StepRegistry, Table, TableInitializer,
+    ClusterCoordinator, CoordinatorOptions, SharedState, StepRegistry, Table, TableInitializer,
     TableSpec, WorkerContext, WorkerOptions, WorkerServer,
 };
 
@@ -41,7 +41,7 @@ fn ids(number: u64) -> [i64; 3] {
 
 /// A step whose update takes 1 from the weight and from each element of a row, each time that the
 /// row was looked up.
-fn register() -> (StepRegistry, Table, State<TrainState<Linear>>) {
+fn register() -> (StepRegistry, Table, SharedState<TrainState<Linear>>) {
     let mut registry = StepRegistry::new();
     let spec = TableSpec::new(ROWS as usize, 4, Sgd::new(1.0));
     let spec = spec.initializer(TableInitializer::Constant(0.0));

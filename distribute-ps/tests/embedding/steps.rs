@@ -7,8 +7,8 @@ use burn::tensor::Tensor;
 use distribute_core::{Adam, Sgd, StrategyExt, TensorData, TrainState};
 use distribute_ps::{
     ClusterCoordinator, CoordinatorOptions, HostTensor, Program, PsError, Result, RunOptions,
-    Staleness, StalenessPolicy, State, StepRegistry, Table, TableSpec, UpdateSource, WorkerContext,
-    WorkerOptions, WorkerServer, WorkerStopper,
+    SharedState, Staleness, StalenessPolicy, StepRegistry, Table, TableSpec, UpdateSource,
+    WorkerContext, WorkerOptions, WorkerServer, WorkerStopper,
 };
 
 use crate::common::{
@@ -37,7 +37,7 @@ impl Drop for Worker {
 }
 
 struct Registered {
-    state: State<TrainState<burn::nn::Linear>>,
+    state: SharedState<TrainState<burn::nn::Linear>>,
     words: Table,
     pairs: Table,
 }

@@ -9,8 +9,8 @@ use distribute_core::{Adam, Result, TrainState};
 use distribute_data::fit::{Objective, StepContext};
 use distribute_data::{Batching, StrategyDataExt};
 use distribute_ps::{
-    ClusterCoordinator, CoordinatorOptions, ParameterServer, ServerOptions, State, StepRegistry,
-    Training, TrainingData, WorkerOptions, WorkerServer, WorkerStopper,
+    ClusterCoordinator, CoordinatorOptions, ParameterServer, ServerOptions, SharedState,
+    StepRegistry, Training, TrainingData, WorkerOptions, WorkerServer, WorkerStopper,
 };
 
 use crate::data::{Batch, Mlp, TEST, TRAIN, points};
@@ -33,7 +33,7 @@ pub type Objectively = dyn Fn(&StepContext<'_>, &Mlp, Batch) -> Result<Objective
 /// What is trained with: the model with Adam on the points, batches of 8.
 pub struct Job {
     pub registry: Arc<StepRegistry>,
-    pub state: State<TrainState<Mlp>>,
+    pub state: SharedState<TrainState<Mlp>>,
     pub training: Training<Mlp, Batch>,
 }
 

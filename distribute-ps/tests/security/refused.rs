@@ -12,7 +12,7 @@ use distribute_ps::{
 use crate::certificates::{Authority, OTHER, TOKEN, within_limit};
 
 /// How long a process waits in these tests for one that comes with the right credentials.
-const PATIENCE: Duration = Duration::from_secs(1);
+const COORDINATOR_TIMEOUT: Duration = Duration::from_secs(1);
 /// How soon one with wrong credentials must know; it would go on dialling for longer.
 const SOON: Duration = Duration::from_secs(8);
 const DIALS: Duration = Duration::from_secs(20);
@@ -27,7 +27,7 @@ fn meet(listening: &Security, dialling: &Security) -> [(PsError, PsError); 2] {
 
 fn of_server(listening: &Security, dialling: &Security) -> (PsError, PsError) {
     let mut options = ServerOptions::new(3, listening.clone());
-    options.coordinator_timeout = PATIENCE;
+    options.coordinator_timeout = COORDINATOR_TIMEOUT;
     let server = ParameterServer::bind("127.0.0.1:0", options).unwrap();
     let mut options = ClientOptions::default();
     options.security = dialling.clone();
@@ -43,7 +43,7 @@ fn of_worker(listening: &Security, dialling: &Security) -> (PsError, PsError) {
     let registry = Arc::new(StepRegistry::new());
     let mut options = WorkerOptions::default();
     options.security = listening.clone();
-    options.coordinator_timeout = PATIENCE;
+    options.coordinator_timeout = COORDINATOR_TIMEOUT;
     let worker = WorkerServer::bind("127.0.0.1:0", registry.clone(), options).unwrap();
     let mut options = CoordinatorOptions::default();
     options.security = dialling.clone();

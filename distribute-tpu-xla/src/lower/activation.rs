@@ -74,8 +74,8 @@ fn relu_of(cx: &mut Context, x: &Value) -> Result<Value> {
 /// The gradient where the output is positive or NaN.
 fn relu_gradient(cx: &mut Context, output: &Value, gradient: &Value) -> Result<Value> {
     let zero = cx.number_like(0.0, output);
-    let off = cx.b.compare(Comparison::Le, output, &zero)?;
-    Ok(cx.b.select(&off, &zero, gradient)?)
+    let off = cx.builder.compare(Comparison::Le, output, &zero)?;
+    Ok(cx.builder.select(&off, &zero, gradient)?)
 }
 
 fn gelu_of(cx: &mut Context, x: &Value) -> Result<Value> {
@@ -125,9 +125,9 @@ fn log_sigmoid_gradient(cx: &mut Context, x: &Value, gradient: &Value) -> Result
 
 fn prelu_of(cx: &mut Context, x: &Value, slope: &Value) -> Result<Value> {
     let zero = cx.number_like(0.0, x);
-    let on = cx.b.compare(Comparison::Ge, x, &zero)?;
+    let on = cx.builder.compare(Comparison::Ge, x, &zero)?;
     let scaled = cx.binary(Binary::Multiply, slope, x)?;
-    Ok(cx.b.select(&on, x, &scaled)?)
+    Ok(cx.builder.select(&on, x, &scaled)?)
 }
 
 pub(super) fn leaky_relu(cx: &mut Context, op: &ScalarOpIr) -> Result<()> {
@@ -145,7 +145,7 @@ pub(super) fn hard_sigmoid(cx: &mut Context, op: &HardSigmoidOpIr) -> Result<()>
     let moved = cx.with_number(Binary::Add, &scaled, float(op.beta))?;
     let zero = cx.number_like(0.0, &x);
     let one = cx.number_like(1.0, &x);
-    let y = cx.b.clamp(&zero, &moved, &one)?;
+    let y = cx.builder.clamp(&zero, &moved, &one)?;
     cx.set_as(&op.out, &y)
 }
 

@@ -35,8 +35,8 @@ fn weights(cx: &mut Context, windows: usize, size: usize, element: ElementType) 
         }
     }
     let ty = TensorType::new([windows, size], ElementType::F64);
-    let weights = cx.b.constant(ty, &bytes)?;
-    Ok(cx.b.convert(&weights, element))
+    let weights = cx.builder.constant(ty, &bytes)?;
+    Ok(cx.builder.convert(&weights, element))
 }
 
 /// Multiplies one dimension of `x` with a matrix: dimension `over` of the matrix is summed over,
@@ -47,12 +47,12 @@ fn apply(cx: &mut Context, x: &Value, dim: usize, matrix: &Value, over: usize) -
         rhs_contracting: vec![over],
         ..DotDimensions::default()
     };
-    let y = cx.b.dot_general(x, matrix, &dot)?;
+    let y = cx.builder.dot_general(x, matrix, &dot)?;
     // The new dimension is the last one.
     let last = x.rank() - 1;
     let mut order: Vec<usize> = (0..last).collect();
     order.insert(dim, last);
-    Ok(cx.b.transpose(&y, &order)?)
+    Ok(cx.builder.transpose(&y, &order)?)
 }
 
 /// Where all windows have one size: their means by splitting the dimension in two.
@@ -61,7 +61,7 @@ fn even(cx: &mut Context, x: &Value, dim: usize, windows: usize) -> Result<Value
     let size = dims[dim] / windows;
     dims[dim] = windows;
     dims.insert(dim + 1, size);
-    let split = cx.b.reshape(x, &dims)?;
+    let split = cx.builder.reshape(x, &dims)?;
     super::reduction::mean_over(cx, &split, &[dim + 1])
 }
 
@@ -71,10 +71,10 @@ fn even_backward(cx: &mut Context, y: &Value, dim: usize, size: usize) -> Result
     let mut dims = y.dims().to_vec();
     dims.insert(dim + 1, size / windows);
     let mapping: Vec<usize> = (0..dims.len()).filter(|d| *d != dim + 1).collect();
-    let spread = cx.b.broadcast_in_dim(&share, &dims, &mapping)?;
+    let spread = cx.builder.broadcast_in_dim(&share, &dims, &mapping)?;
     let mut joined = y.dims().to_vec();
     joined[dim] = size;
-    Ok(cx.b.reshape(&spread, &joined)?)
+    Ok(cx.builder.reshape(&spread, &joined)?)
 }
 
 fn pool(cx: &mut Context, x: &TensorIr, out: &TensorIr) -> Result<()> {

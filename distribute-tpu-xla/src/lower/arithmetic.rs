@@ -49,12 +49,12 @@ fn in_dims_of_argument(cx: &mut Context, op: &BinaryOpIr) -> Result<Option<[Valu
             Some(value) if value.dims() == dims => value,
             _ if side.shape == op.out.shape => {
                 let value = cx.get(side)?;
-                cx.b.reshape(&value, &dims)?
+                cx.builder.reshape(&value, &dims)?
             }
             _ => {
                 let value = cx.get(side)?;
-                let value = cx.b.reshape(&value, &[])?;
-                cx.b.broadcast_in_dim(&value, &dims, &[])?
+                let value = cx.builder.reshape(&value, &[])?;
+                cx.builder.broadcast_in_dim(&value, &dims, &[])?
             }
         });
     }
@@ -118,14 +118,14 @@ fn unary(cx: &mut Context, op: &UnaryOpIr, how: Unary) -> Result<()> {
 
 fn compare(cx: &mut Context, op: &BinaryOpIr, how: Comparison) -> Result<()> {
     let [lhs, rhs] = cx.pair(&op.lhs, &op.rhs, &op.out)?;
-    let x = cx.b.compare(how, &lhs, &rhs)?;
+    let x = cx.builder.compare(how, &lhs, &rhs)?;
     cx.set(&op.out, x)
 }
 
 fn compare_scalar(cx: &mut Context, op: &ScalarOpIr, how: Comparison) -> Result<()> {
     let lhs = cx.get(&op.lhs)?;
     let rhs = cx.scalar_like(op.rhs, &lhs);
-    let x = cx.b.compare(how, &lhs, &rhs)?;
+    let x = cx.builder.compare(how, &lhs, &rhs)?;
     cx.set(&op.out, x)
 }
 
@@ -149,13 +149,13 @@ fn remainder(cx: &mut Context, lhs: &Value, rhs: &Value) -> Result<Value> {
         return Ok(remainder);
     }
     let zero = cx.number_like(0.0, lhs);
-    let not_zero = cx.b.compare(Comparison::Ne, &remainder, &zero)?;
-    let negative = cx.b.compare(Comparison::Lt, &remainder, &zero)?;
-    let divisor_negative = cx.b.compare(Comparison::Lt, rhs, &zero)?;
+    let not_zero = cx.builder.compare(Comparison::Ne, &remainder, &zero)?;
+    let negative = cx.builder.compare(Comparison::Lt, &remainder, &zero)?;
+    let divisor_negative = cx.builder.compare(Comparison::Lt, rhs, &zero)?;
     let differ = cx.binary(Binary::Xor, &negative, &divisor_negative)?;
     let wrong = cx.binary(Binary::And, &not_zero, &differ)?;
     let moved = cx.binary(Binary::Add, &remainder, rhs)?;
-    Ok(cx.b.select(&wrong, &moved, &remainder)?)
+    Ok(cx.builder.select(&wrong, &moved, &remainder)?)
 }
 
 pub(super) fn clamp(cx: &mut Context, op: &ClampOpIr) -> Result<()> {
@@ -191,7 +191,7 @@ fn limited(cx: &mut Context, x: &Value, how: Binary, scalar: ScalarIr) -> Result
             Ok(limit) => Scalar::UInt(limit),
             Err(_) => Scalar::Int(limit as i64),
         };
-        let limit = cx.b.splat(x.dims(), element, limit);
+        let limit = cx.builder.splat(x.dims(), element, limit);
         return cx.binary(how, x, &limit);
     }
     let limit = cx.scalar_like(scalar, x);
@@ -204,14 +204,14 @@ pub(super) fn sign(cx: &mut Context, op: &UnaryOpIr) -> Result<()> {
     let zero = cx.number_like(0.0, &x);
     let x = if x.element().is_unsigned() {
         let one = cx.number_like(1.0, &x);
-        let is_zero = cx.b.compare(Comparison::Eq, &x, &zero)?;
-        cx.b.select(&is_zero, &zero, &one)?
+        let is_zero = cx.builder.compare(Comparison::Eq, &x, &zero)?;
+        cx.builder.select(&is_zero, &zero, &one)?
     } else {
         // Of NaN and of both zeros it is the positive zero.
         let sign = cx.unary(Unary::Sign, &x)?;
         let magnitude = cx.unary(Unary::Abs, &sign)?;
-        let some = cx.b.compare(Comparison::Gt, &magnitude, &zero)?;
-        cx.b.select(&some, &sign, &zero)?
+        let some = cx.builder.compare(Comparison::Gt, &magnitude, &zero)?;
+        cx.builder.select(&some, &sign, &zero)?
     };
     cx.set(&op.out, x)
 }
@@ -219,7 +219,7 @@ pub(super) fn sign(cx: &mut Context, op: &UnaryOpIr) -> Result<()> {
 /// A float or integer to the power of an integer tensor.
 pub(super) fn powi(cx: &mut Context, op: &BinaryOpIr) -> Result<()> {
     let [lhs, rhs] = cx.pair(&op.lhs, &op.rhs, &op.out)?;
-    let rhs = cx.b.convert(&rhs, lhs.element());
+    let rhs = cx.builder.convert(&rhs, lhs.element());
     let x = match lhs.element().is_float() {
         true => cx.binary(Binary::Power, &lhs, &rhs)?,
         false => integer_power(cx, &lhs, &rhs)?,
@@ -229,16 +229,16 @@ pub(super) fn powi(cx: &mut Context, op: &BinaryOpIr) -> Result<()> {
 
 /// By squaring, modulo the type's range; the exponent's lower 32 bits count as unsigned.
 fn integer_power(cx: &mut Context, lhs: &Value, rhs: &Value) -> Result<Value> {
-    let mut exponent = cx.b.convert(rhs, ElementType::U32);
+    let mut exponent = cx.builder.convert(rhs, ElementType::U32);
     let one = cx.number_like(1.0, &exponent);
     let zero = cx.number_like(0.0, &exponent);
     let mut result = cx.number_like(1.0, lhs);
     let mut square = lhs.clone();
     for bit in 0..32 {
         let low = cx.binary(Binary::And, &exponent, &one)?;
-        let set = cx.b.compare(Comparison::Ne, &low, &zero)?;
+        let set = cx.builder.compare(Comparison::Ne, &low, &zero)?;
         let multiplied = cx.binary(Binary::Multiply, &result, &square)?;
-        result = cx.b.select(&set, &multiplied, &result)?;
+        result = cx.builder.select(&set, &multiplied, &result)?;
         if bit < 31 {
             exponent = cx.binary(Binary::ShiftRightLogical, &exponent, &one)?;
             square = cx.binary(Binary::Multiply, &square, &square)?;
@@ -294,18 +294,18 @@ pub(super) fn powf_scalar(cx: &mut Context, op: &ScalarOpIr) -> Result<()> {
 
 pub(super) fn mask_where(cx: &mut Context, op: &MaskWhereOpIr) -> Result<()> {
     let mask = cx.get(&op.mask)?;
-    let mask = cx.b.broadcast_to(&mask, &op.out.shape)?;
+    let mask = cx.builder.broadcast_to(&mask, &op.out.shape)?;
     let [x, value] = cx.pair(&op.tensor, &op.value, &op.out)?;
-    let x = cx.b.select(&mask, &value, &x)?;
+    let x = cx.builder.select(&mask, &value, &x)?;
     cx.set(&op.out, x)
 }
 
 pub(super) fn mask_fill(cx: &mut Context, op: &MaskFillOpIr) -> Result<()> {
     let x = cx.get(&op.tensor)?;
-    let x = cx.b.broadcast_to(&x, &op.out.shape)?;
+    let x = cx.builder.broadcast_to(&x, &op.out.shape)?;
     let mask = cx.get(&op.mask)?;
-    let mask = cx.b.broadcast_to(&mask, &op.out.shape)?;
+    let mask = cx.builder.broadcast_to(&mask, &op.out.shape)?;
     let value = cx.scalar_like(op.value, &x);
-    let x = cx.b.select(&mask, &value, &x)?;
+    let x = cx.builder.select(&mask, &value, &x)?;
     cx.set(&op.out, x)
 }

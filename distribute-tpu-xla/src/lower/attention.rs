@@ -16,7 +16,7 @@ pub(super) fn attention(cx: &mut Context, op: &AttentionOpIr) -> Result<()> {
     let width = *query.dims().last().unwrap_or(&1) as f64;
     let scale = op.options.scale.map_or(1.0 / width.sqrt(), float);
     let [query, key, value] = [cx.wide(&query), cx.wide(&key), cx.wide(&value)];
-    let key = cx.b.transpose(&key, &[0, 1, 3, 2])?;
+    let key = cx.builder.transpose(&key, &[0, 1, 3, 2])?;
     let mut dims = query.dims().to_vec();
     dims[3] = key.dims()[3];
     let scores = product(cx, &query, &key, &dims)?;
@@ -37,17 +37,17 @@ fn masked(cx: &mut Context, op: &AttentionOpIr, mut scores: Value) -> Result<Val
     let lowest = cx.number_like(f64::NEG_INFINITY, &scores);
     if let Some(mask) = &op.mask {
         let mask = cx.get(mask)?;
-        let mask = cx.b.broadcast_to(&mask, scores.dims())?;
-        scores = cx.b.select(&mask, &lowest, &scores)?;
+        let mask = cx.builder.broadcast_to(&mask, scores.dims())?;
+        scores = cx.builder.select(&mask, &lowest, &scores)?;
     }
     if op.options.is_causal {
         let future = future(cx, &scores)?;
-        scores = cx.b.select(&future, &lowest, &scores)?;
+        scores = cx.builder.select(&future, &lowest, &scores)?;
     }
     if let Some(bias) = &op.attn_bias {
         let bias = cx.get(bias)?;
         let bias = cx.wide(&bias);
-        let bias = cx.b.broadcast_to(&bias, scores.dims())?;
+        let bias = cx.builder.broadcast_to(&bias, scores.dims())?;
         scores = cx.binary(Binary::Add, &scores, &bias)?;
     }
     Ok(scores)
@@ -57,10 +57,10 @@ fn masked(cx: &mut Context, op: &AttentionOpIr, mut scores: Value) -> Result<Val
 fn future(cx: &mut Context, scores: &Value) -> Result<Value> {
     let [queries, keys] = [scores.dims()[2], scores.dims()[3]];
     let ty = TensorType::new([queries, keys], ElementType::I32);
-    let row = cx.b.iota(ty.clone(), 0)?;
-    let column = cx.b.iota(ty, 1)?;
+    let row = cx.builder.iota(ty.clone(), 0)?;
+    let column = cx.builder.iota(ty, 1)?;
     let row = cx.with_number(Binary::Add, &row, keys as f64 - queries as f64)?;
-    let future = cx.b.compare(Comparison::Lt, &row, &column)?;
+    let future = cx.builder.compare(Comparison::Lt, &row, &column)?;
     cx.spread(&future, scores, &[2, 3])
 }
 

@@ -113,7 +113,7 @@ fn all_reduce_group(
     for i in group {
         values.push(cx.get(&inputs[*i])?);
     }
-    let replicas = cx.b.num_replicas();
+    let replicas = cx.builder.num_replicas();
     // The TPU's compiler joins several into one. It gives the operands of one that is joined
     // already the layout of what computes them, and copies them and the whole state into other
     // layouts.
@@ -125,7 +125,7 @@ fn all_reduce_group(
     for values in values.chunks(at_once) {
         reduced.extend(match op {
             Binary::Maximum | Binary::Minimum => with_nans(cx, op, values)?,
-            _ => cx.b.all_reduce(op, values)?,
+            _ => cx.builder.all_reduce(op, values)?,
         });
         cx.all_reduces += 1;
     }
@@ -148,7 +148,7 @@ fn all_gather(cx: &mut Context, inputs: &[TensorIr], outputs: &[TensorIr]) -> Re
     let Some(axis) = differing.next() else {
         return cx.set(output, value);
     };
-    let gathered = cx.b.all_gather(&value, axis)?;
+    let gathered = cx.builder.all_gather(&value, axis)?;
     cx.set(output, gathered)
 }
 
@@ -156,22 +156,22 @@ fn all_gather(cx: &mut Context, inputs: &[TensorIr], outputs: &[TensorIr]) -> Re
 /// so where there is one is reduced with the numbers.
 fn with_nans(cx: &mut Context, op: Binary, values: &[Value]) -> Result<Vec<Value>> {
     if !values.iter().all(|value| value.element().is_float()) {
-        return Ok(cx.b.all_reduce(op, values)?);
+        return Ok(cx.builder.all_reduce(op, values)?);
     }
     let mark = if op == Binary::Maximum { 1.0 } else { -1.0 };
     let mut operands = values.to_vec();
     for value in values {
         let nan = cx.is_nan(value)?;
         let (mark, none) = (cx.number_like(mark, value), cx.number_like(0.0, value));
-        operands.push(cx.b.select(&nan, &mark, &none)?);
+        operands.push(cx.builder.select(&nan, &mark, &none)?);
     }
-    let mut reduced = cx.b.all_reduce(op, &operands)?;
+    let mut reduced = cx.builder.all_reduce(op, &operands)?;
     let marks = reduced.split_off(values.len());
     let mut results = Vec::with_capacity(values.len());
     for (value, mark) in reduced.iter().zip(&marks) {
         let (nan, zero) = (cx.number_like(f64::NAN, value), cx.number_like(0.0, mark));
-        let marked = cx.b.compare(Comparison::Ne, mark, &zero)?;
-        results.push(cx.b.select(&marked, &nan, value)?);
+        let marked = cx.builder.compare(Comparison::Ne, mark, &zero)?;
+        results.push(cx.builder.select(&marked, &nan, value)?);
     }
     Ok(results)
 }
@@ -180,7 +180,7 @@ fn replica_id(cx: &mut Context, outputs: &[TensorIr]) -> Result<()> {
     let [out] = outputs else {
         return unsupported("the number of the replica is one output");
     };
-    let id = cx.b.replica_id();
-    let id = cx.b.convert(&id, element_type(out.dtype)?);
+    let id = cx.builder.replica_id();
+    let id = cx.builder.convert(&id, element_type(out.dtype)?);
     cx.set_reshaped(out, &id)
 }

@@ -15,7 +15,7 @@ use super::pooling::Pooled;
 
 /// What every lowering function gets.
 pub(super) struct Context<'a> {
-    pub(super) b: Builder,
+    pub(super) builder: Builder,
     /// Whose compiler gets the program.
     pub(super) target: Target,
     recorded: &'a BTreeMap<TensorId, TensorData>,
@@ -42,12 +42,12 @@ pub(super) struct Context<'a> {
 
 impl<'a> Context<'a> {
     pub(super) fn new(
-        b: Builder,
+        builder: Builder,
         recorded: &'a BTreeMap<TensorId, TensorData>,
         target: Target,
     ) -> Self {
         Self {
-            b,
+            builder,
             target,
             recorded,
             values: HashMap::new(),
@@ -124,7 +124,7 @@ impl<'a> Context<'a> {
             return Ok(value.clone());
         }
         if let Some((value, dims)) = self.views.get(&tensor).cloned() {
-            let value = self.b.reshape(&value, &dims)?;
+            let value = self.builder.reshape(&value, &dims)?;
             self.values.insert(tensor, value.clone());
             return Ok(value);
         }
@@ -140,9 +140,9 @@ impl<'a> Context<'a> {
         let value = match data.dtype() {
             DType::Bool(_) => {
                 let bytes: Vec<u8> = data.iter::<bool>().map(u8::from).collect();
-                self.b.constant(ty, &bytes)?
+                self.builder.constant(ty, &bytes)?
             }
-            _ => self.b.constant(ty, data.as_bytes())?,
+            _ => self.builder.constant(ty, data.as_bytes())?,
         };
         self.constant_bytes += data.as_bytes().len();
         self.values.insert(tensor, value.clone());
@@ -165,30 +165,31 @@ impl<'a> Context<'a> {
 
     /// [`Self::set`] after a conversion to the element type that the graph says.
     pub(super) fn set_as(&mut self, out: &TensorIr, value: &Value) -> Result<()> {
-        let value = self.b.convert(value, element_type(out.dtype)?);
+        let value = self.builder.convert(value, element_type(out.dtype)?);
         self.set(out, value)
     }
 
     /// [`Self::set`] after a reshape to the dimensions that the graph says.
     pub(super) fn set_reshaped(&mut self, out: &TensorIr, value: &Value) -> Result<()> {
-        let value = self.b.reshape(value, &out.shape)?;
+        let value = self.builder.reshape(value, &out.shape)?;
         self.set(out, value)
     }
 
     /// A scalar of the graph as a tensor like `like`.
     pub(super) fn scalar_like(&mut self, scalar: ScalarIr, like: &Value) -> Value {
-        self.b.splat(like.dims(), like.element(), literal(scalar))
+        self.builder
+            .splat(like.dims(), like.element(), literal(scalar))
     }
 
     /// A number as a tensor like `like`.
     pub(super) fn number_like(&mut self, number: f64, like: &Value) -> Value {
-        self.b.splat(like.dims(), like.element(), number)
+        self.builder.splat(like.dims(), like.element(), number)
     }
 
     /// `op(x, number)`.
     pub(super) fn with_number(&mut self, op: Binary, x: &Value, number: f64) -> Result<Value> {
         let number = self.number_like(number, x);
-        Ok(self.b.binary(op, x, &number)?)
+        Ok(self.builder.binary(op, x, &number)?)
     }
 
     /// The two operands of a binary operation, each broadcast to the result's dimensions.
@@ -200,37 +201,37 @@ impl<'a> Context<'a> {
     ) -> Result<[Value; 2]> {
         let lhs = self.get(lhs)?;
         let rhs = self.get(rhs)?;
-        let lhs = self.b.broadcast_to(&lhs, &out.shape)?;
-        let rhs = self.b.broadcast_to(&rhs, &out.shape)?;
+        let lhs = self.builder.broadcast_to(&lhs, &out.shape)?;
+        let rhs = self.builder.broadcast_to(&rhs, &out.shape)?;
         Ok([lhs, rhs])
     }
 
     /// f16 and bf16 as f32, in which burn computes what has more than one step.
     pub(super) fn wide(&mut self, x: &Value) -> Value {
         match x.element() {
-            ElementType::F16 | ElementType::BF16 => self.b.convert(x, ElementType::F32),
+            ElementType::F16 | ElementType::BF16 => self.builder.convert(x, ElementType::F32),
             _ => x.clone(),
         }
     }
 
     /// Whether each element is NaN; false for integers.
     pub(super) fn is_nan(&mut self, x: &Value) -> Result<Value> {
-        Ok(self.b.compare(Comparison::Ne, x, x)?)
+        Ok(self.builder.compare(Comparison::Ne, x, x)?)
     }
 
     /// Shorthand for a unary operation.
     pub(super) fn unary(&mut self, op: Unary, x: &Value) -> Result<Value> {
-        Ok(self.b.unary(op, x)?)
+        Ok(self.builder.unary(op, x)?)
     }
 
     /// Shorthand for a binary operation.
     pub(super) fn binary(&mut self, op: Binary, lhs: &Value, rhs: &Value) -> Result<Value> {
-        Ok(self.b.binary(op, lhs, rhs)?)
+        Ok(self.builder.binary(op, lhs, rhs)?)
     }
 
     /// `x` with the dimensions of `like`, of which it has those listed in `kept`.
     pub(super) fn spread(&mut self, x: &Value, like: &Value, kept: &[usize]) -> Result<Value> {
-        Ok(self.b.broadcast_in_dim(x, like.dims(), kept)?)
+        Ok(self.builder.broadcast_in_dim(x, like.dims(), kept)?)
     }
 }
 

@@ -114,7 +114,7 @@ fn forward(cx: &mut Context, x: &Value, weight: &Value, options: &Options) -> Re
         .map(|p| (p.0 as i64, p.1 as i64))
         .collect();
     how.feature_groups = options.groups;
-    Ok(cx.b.convolution(x, weight, &how)?)
+    Ok(cx.builder.convolution(x, weight, &how)?)
 }
 
 /// Adds one number per channel.
@@ -140,7 +140,7 @@ fn transposed(
     let spatial = target.len();
     let weight = swapped(cx, weight, options.groups)?;
     let flipped: Vec<usize> = (2..2 + spatial).collect();
-    let mut weight = cx.b.reverse(&weight, &flipped)?;
+    let mut weight = cx.builder.reverse(&weight, &flipped)?;
     let mut how = Options::plain(y.rank());
     how.lhs_dilation.clone_from(&options.stride);
     how.rhs_dilation.clone_from(&options.dilation);
@@ -155,7 +155,7 @@ fn transposed(
             how.padding[d].1 += 1;
         }
     }
-    Ok(cx.b.convolution(y, &weight, &how)?)
+    Ok(cx.builder.convolution(y, &weight, &how)?)
 }
 
 /// Whether XLA takes dimension `d` for one of groups, whatever the size of the input, and ends the
@@ -170,8 +170,8 @@ fn one_zero_more(cx: &mut Context, weight: &Value, dim: usize) -> Result<Value> 
     let none = vec![0; weight.rank()];
     let mut high = none.clone();
     high[dim] = 1;
-    let zero = cx.b.scalar(weight.element(), 0i64);
-    Ok(cx.b.pad(weight, &zero, &none, &high, &none)?)
+    let zero = cx.builder.scalar(weight.element(), 0i64);
+    Ok(cx.builder.pad(weight, &zero, &none, &high, &none)?)
 }
 
 /// Weights `[out, in / groups, ..]` as those of the way back, `[in, out / groups, ..]`.
@@ -181,11 +181,11 @@ fn swapped(cx: &mut Context, weight: &Value, groups: usize) -> Result<Value> {
     let rank = weight.rank();
     let split = [&[groups, out / groups, inside], kernel].concat();
     let joined = [&[groups * inside, out / groups], kernel].concat();
-    let weight = cx.b.reshape(weight, &split)?;
+    let weight = cx.builder.reshape(weight, &split)?;
     let mut order: Vec<usize> = (0..=rank).collect();
     order.swap(1, 2);
-    let weight = cx.b.transpose(&weight, &order)?;
-    Ok(cx.b.reshape(&weight, &joined)?)
+    let weight = cx.builder.transpose(&weight, &order)?;
+    Ok(cx.builder.reshape(&weight, &joined)?)
 }
 
 /// The gradient for weights `[out, in / groups, kernel..]` of a convolution from `x` to `y`: a
@@ -219,7 +219,7 @@ fn weight_gradient(
         let high = span(*size, options.dilation[d]) - 1 + window - low;
         how.padding[d] = (low, high - x.dims()[d + 2] as i64);
     }
-    Ok(cx.b.convolution(x, y, &how)?)
+    Ok(cx.builder.convolution(x, y, &how)?)
 }
 
 /// Weight gradients of fewer input channels than this are not convolutions on a TPU.
@@ -237,7 +237,7 @@ const FEW_PLACES: usize = 64;
 fn compiles_for_minutes(cx: &Context, x: &Value, y: &Value, options: &Options) -> bool {
     let [inside, outside] = [x, y].map(|t| t.dims()[1] / options.groups);
     cx.target == Target::Tpu
-        && cx.b.precision() != Precision::Default
+        && cx.builder.precision() != Precision::Default
         && matches!(x.element(), ElementType::F32 | ElementType::F64)
         && inside < FEW_CHANNELS
         && y.dims()[2..].iter().product::<usize>() > FEW_PLACES
@@ -264,20 +264,22 @@ fn weight_gradient_by_slices(
             limit[d + 2] = start[d + 2] + (y.dims()[d + 2] - 1) * options.stride[d] + 1;
             strides[d + 2] = options.stride[d];
         }
-        slices.push(cx.b.slice(&x, &start, &limit, &strides)?);
+        slices.push(cx.builder.slice(&x, &start, &limit, &strides)?);
     }
-    let seen = cx.b.concatenate(&slices, 1)?;
+    let seen = cx.builder.concatenate(&slices, 1)?;
     let summed: Vec<usize> = (0..x.rank()).filter(|d| *d != 1).collect();
     let dot = DotDimensions {
         lhs_contracting: summed.clone(),
         rhs_contracting: summed,
         ..DotDimensions::default()
     };
-    let product = cx.b.dot_general(y, &seen, &dot)?;
-    let product = cx.b.reshape(&product, &[outside, slices.len(), inside])?;
-    let product = cx.b.transpose(&product, &[0, 2, 1])?;
+    let product = cx.builder.dot_general(y, &seen, &dot)?;
+    let product = cx
+        .builder
+        .reshape(&product, &[outside, slices.len(), inside])?;
+    let product = cx.builder.transpose(&product, &[0, 2, 1])?;
     Ok(cx
-        .b
+        .builder
         .reshape(&product, &[&[outside, inside], kernel].concat())?)
 }
 
@@ -301,16 +303,16 @@ fn weight_gradient_without_groups(
     let all = weight_gradient(cx, x, y, &together, kernel)?;
     let places: usize = kernel.iter().product();
     let dims = [groups, outside, groups, inside, places];
-    let all = cx.b.reshape(&all, &dims)?;
+    let all = cx.builder.reshape(&all, &dims)?;
     let numbers = TensorType::new(dims, ElementType::I32);
-    let of_result = cx.b.iota(numbers.clone(), 0)?;
-    let of_input = cx.b.iota(numbers, 2)?;
-    let own = cx.b.compare(Comparison::Eq, &of_result, &of_input)?;
+    let of_result = cx.builder.iota(numbers.clone(), 0)?;
+    let of_input = cx.builder.iota(numbers, 2)?;
+    let own = cx.builder.compare(Comparison::Eq, &of_result, &of_input)?;
     let zeros = cx.number_like(0.0, &all);
-    let all = cx.b.select(&own, &all, &zeros)?;
+    let all = cx.builder.select(&own, &all, &zeros)?;
     let weights = over(cx, Binary::Add, &all, &[2])?;
     Ok(cx
-        .b
+        .builder
         .reshape(&weights, &[&[groups * outside, inside], kernel].concat())?)
 }
 
@@ -332,8 +334,8 @@ fn padded_to_windows(
     if low == none && high == none {
         return Ok(x.clone());
     }
-    let zero = cx.b.scalar(x.element(), 0i64);
-    Ok(cx.b.pad(x, &zero, &low, &high, &none)?)
+    let zero = cx.builder.scalar(x.element(), 0i64);
+    Ok(cx.builder.pad(x, &zero, &low, &high, &none)?)
 }
 
 /// The gradient for one number per channel.

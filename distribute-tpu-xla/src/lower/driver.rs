@@ -54,8 +54,8 @@ pub enum RandomKey {
     Input(TensorId),
 }
 
-/// Whose compiler gets the program. Both programs mean the same; which form of an operation is
-/// compiled well is another question.
+/// The compiler that gets the program. The programs of all targets mean the same; they use the
+/// forms of operations that the target compiles well.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Target {
     /// Any compiler: XLA's for CPUs, for example.
@@ -88,7 +88,7 @@ pub struct LowerOptions {
     /// or results of layers. An operation without a name is described by the named tensors that it
     /// was computed from.
     pub names: HashMap<TensorId, String>,
-    /// Whose compiler gets the program.
+    /// The compiler that gets the program.
     pub target: Target,
     /// How exactly matrix products and convolutions of f32 are computed on a TPU.
     pub precision: Precision,
@@ -152,11 +152,11 @@ pub fn lower(
         if is_sent && donated_to.is_none() {
             let read = || needed.iter().map(|position| &operations[*position]);
             let dims = read_dims(&read, input.tensor, ty.dims());
-            let value = cx.b.input(TensorType::new(dims, ty.element()), None);
+            let value = cx.builder.input(TensorType::new(dims, ty.element()), None);
             cx.define_in_other_dims(input.tensor, value, ty.dims());
             continue;
         }
-        let value = cx.b.input(ty, donated_to);
+        let value = cx.builder.input(ty, donated_to);
         match donated_to {
             Some(_) => cx.define_donated(input.tensor, value),
             None => cx.define(input.tensor, value),
@@ -184,7 +184,7 @@ pub fn lower(
         constant_bytes: cx.constant_bytes,
         all_reduces: cx.all_reduces,
         random_key_input,
-        program: cx.b.finish(&results)?,
+        program: cx.builder.finish(&results)?,
     })
 }
 
@@ -310,7 +310,7 @@ fn random_key(
         RandomKey::None => return Ok(None),
         RandomKey::Parameter => {
             let ty = TensorType::new([2], ElementType::U32);
-            (cx.b.input(ty, None), Some(inputs.len()))
+            (cx.builder.input(ty, None), Some(inputs.len()))
         }
         RandomKey::Input(tensor) => {
             let unknown = |_| LowerError::UnknownBoundary {
@@ -349,18 +349,21 @@ fn key_words(cx: &mut Context, value: &Value) -> super::error::Result<[Value; 2]
     if !value.element().is_integer() || !(1..=2).contains(&count) {
         return super::error::unsupported("a key is one or two integers");
     }
-    let flat = cx.b.reshape(value, &[count])?;
+    let flat = cx.builder.reshape(value, &[count])?;
     if count == 2 {
-        let words = cx.b.convert(&flat, ElementType::U32);
-        let first = cx.b.slice(&words, &[0], &[1], &[1])?;
-        let second = cx.b.slice(&words, &[1], &[2], &[1])?;
-        return Ok([cx.b.reshape(&first, &[])?, cx.b.reshape(&second, &[])?]);
+        let words = cx.builder.convert(&flat, ElementType::U32);
+        let first = cx.builder.slice(&words, &[0], &[1], &[1])?;
+        let second = cx.builder.slice(&words, &[1], &[2], &[1])?;
+        return Ok([
+            cx.builder.reshape(&first, &[])?,
+            cx.builder.reshape(&second, &[])?,
+        ]);
     }
-    let word = cx.b.reshape(&flat, &[])?;
-    let wide = cx.b.convert(&word, ElementType::U64);
+    let word = cx.builder.reshape(&flat, &[])?;
+    let wide = cx.builder.convert(&word, ElementType::U64);
     let high = cx.with_number(Binary::ShiftRightLogical, &wide, 32.0)?;
-    let low = cx.b.convert(&wide, ElementType::U32);
-    Ok([low, cx.b.convert(&high, ElementType::U32)])
+    let low = cx.builder.convert(&wide, ElementType::U32);
+    Ok([low, cx.builder.convert(&high, ElementType::U32)])
 }
 
 /// Says at which operation a failure happened.

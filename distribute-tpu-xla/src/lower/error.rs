@@ -16,9 +16,9 @@ pub enum LowerError {
     Unsupported {
         /// burn's name of the operation, such as `Module.Interpolate`.
         operation: String,
-        /// Its position in the captured graph.
+        /// The position of the operation in the captured graph.
         position: usize,
-        /// Where in the model it came from, if that is known.
+        /// The place in the model that the operation came from, if that is known.
         origin: Option<String>,
         /// What about it is not covered, and what to use instead.
         reason: String,
@@ -31,9 +31,9 @@ pub enum LowerError {
     Invalid {
         /// burn's name of the operation.
         operation: String,
-        /// Its position in the captured graph.
+        /// The position of the operation in the captured graph.
         position: usize,
-        /// Where in the model it came from, if that is known.
+        /// The place in the model that the operation came from, if that is known.
         origin: Option<String>,
         /// What is wrong with it.
         source: Box<StableHloError>,
@@ -46,7 +46,7 @@ pub enum LowerError {
     Undefined {
         /// burn's name of the operation.
         operation: String,
-        /// Its position in the captured graph.
+        /// The position of the operation in the captured graph.
         position: usize,
         /// The tensor.
         tensor: TensorId,

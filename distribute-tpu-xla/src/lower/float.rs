@@ -77,8 +77,8 @@ fn hyperbolic_sine(cx: &mut Context, x: &Value) -> Result<Value> {
     let shifted = cx.with_number(Binary::Subtract, &magnitude, std::f64::consts::LN_2)?;
     let large = cx.unary(Unary::Exponential, &shifted)?;
     let limit = cx.number_like(20.0, x);
-    let is_large = cx.b.compare(Comparison::Gt, &magnitude, &limit)?;
-    let result = cx.b.select(&is_large, &large, &small)?;
+    let is_large = cx.builder.compare(Comparison::Gt, &magnitude, &limit)?;
+    let result = cx.builder.select(&is_large, &large, &small)?;
     with_sign_of(cx, x, &result)
 }
 
@@ -86,10 +86,10 @@ fn hyperbolic_sine(cx: &mut Context, x: &Value) -> Result<Value> {
 fn with_sign_of(cx: &mut Context, x: &Value, result: &Value) -> Result<Value> {
     let negative = cx.unary(Unary::Negate, result)?;
     let zero = cx.number_like(0.0, x);
-    let below = cx.b.compare(Comparison::Lt, x, &zero)?;
-    let signed = cx.b.select(&below, &negative, result)?;
-    let is_zero = cx.b.compare(Comparison::Eq, x, &zero)?;
-    Ok(cx.b.select(&is_zero, x, &signed)?)
+    let below = cx.builder.compare(Comparison::Lt, x, &zero)?;
+    let signed = cx.builder.select(&below, &negative, result)?;
+    let is_zero = cx.builder.compare(Comparison::Eq, x, &zero)?;
+    Ok(cx.builder.select(&is_zero, x, &signed)?)
 }
 
 fn hyperbolic_cosine(cx: &mut Context, x: &Value) -> Result<Value> {
@@ -150,8 +150,8 @@ fn area_sine(cx: &mut Context, x: &Value) -> Result<Value> {
     let large = cx.unary(Unary::Log, &magnitude)?;
     let large = cx.with_number(Binary::Add, &large, std::f64::consts::LN_2)?;
     let limit = cx.number_like(1e9, x);
-    let is_large = cx.b.compare(Comparison::Gt, &magnitude, &limit)?;
-    let result = cx.b.select(&is_large, &large, &small)?;
+    let is_large = cx.builder.compare(Comparison::Gt, &magnitude, &limit)?;
+    let result = cx.builder.select(&is_large, &large, &small)?;
     with_sign_of(cx, x, &result)
 }
 
@@ -168,8 +168,8 @@ fn truncate(cx: &mut Context, x: &Value) -> Result<Value> {
     let floor = cx.unary(Unary::Floor, x)?;
     let ceil = cx.unary(Unary::Ceil, x)?;
     let zero = cx.number_like(0.0, x);
-    let below = cx.b.compare(Comparison::Lt, x, &zero)?;
-    Ok(cx.b.select(&below, &ceil, &floor)?)
+    let below = cx.builder.compare(Comparison::Lt, x, &zero)?;
+    Ok(cx.builder.select(&below, &ceil, &floor)?)
 }
 
 pub(super) fn reciprocal(cx: &mut Context, x: &Value) -> Result<Value> {
@@ -200,10 +200,10 @@ pub(super) fn hypot(cx: &mut Context, op: &BinaryOpIr) -> Result<()> {
     // 0/0 and infinity/infinity are no ratios; the length is then the larger one.
     let zero = cx.number_like(0.0, &large);
     let infinity = cx.number_like(f64::INFINITY, &large);
-    let is_zero = cx.b.compare(Comparison::Eq, &large, &zero)?;
-    let is_infinite = cx.b.compare(Comparison::Eq, &large, &infinity)?;
+    let is_zero = cx.builder.compare(Comparison::Eq, &large, &zero)?;
+    let is_infinite = cx.builder.compare(Comparison::Eq, &large, &infinity)?;
     let degenerate = cx.binary(Binary::Or, &is_zero, &is_infinite)?;
-    let length = cx.b.select(&degenerate, &large, &length)?;
+    let length = cx.builder.select(&degenerate, &large, &length)?;
     cx.set_as(&op.out, &length)
 }
 
@@ -217,7 +217,7 @@ pub(super) fn is_inf(cx: &mut Context, op: &UnaryOpIr) -> Result<()> {
     let x = cx.get(&op.input)?;
     let magnitude = cx.unary(Unary::Abs, &x)?;
     let infinity = cx.number_like(f64::INFINITY, &x);
-    let x = cx.b.compare(Comparison::Eq, &magnitude, &infinity)?;
+    let x = cx.builder.compare(Comparison::Eq, &magnitude, &infinity)?;
     cx.set(&op.out, x)
 }
 
@@ -240,8 +240,8 @@ fn rotated(cx: &mut Context, x: &Value, dim: usize, by: usize) -> Result<Value> 
     let mut start = vec![0; x.rank()];
     let mut limit = x.dims().to_vec();
     start[dim] = by;
-    let front = cx.b.slice(x, &start, &limit, &ones)?;
+    let front = cx.builder.slice(x, &start, &limit, &ones)?;
     (start[dim], limit[dim]) = (0, by);
-    let back = cx.b.slice(x, &start, &limit, &ones)?;
-    Ok(cx.b.concatenate(&[front, back], dim)?)
+    let back = cx.builder.slice(x, &start, &limit, &ones)?;
+    Ok(cx.builder.concatenate(&[front, back], dim)?)
 }

@@ -19,7 +19,7 @@ use super::error::Result;
 fn narrow(cx: &mut Context, indices: &Value, dims: &[usize]) -> Value {
     let fits = dims.iter().all(|d| i32::try_from(*d).is_ok());
     match indices.element() {
-        ElementType::I64 if fits => cx.b.convert(indices, ElementType::I32),
+        ElementType::I64 if fits => cx.builder.convert(indices, ElementType::I32),
         _ => indices.clone(),
     }
 }
@@ -49,7 +49,7 @@ fn updates(cx: &mut Context, value: Value, how: Update) -> Result<Value> {
     }
     let never = cx.number_like(never, &value);
     let nan = cx.is_nan(&value)?;
-    Ok(cx.b.select(&nan, &never, &value)?)
+    Ok(cx.builder.select(&nan, &never, &value)?)
 }
 
 /// Whole slices of `x` along `dim`; the indices' dimensions come in its place.
@@ -66,7 +66,7 @@ fn take(cx: &mut Context, x: &Value, indices: &Value, dim: usize) -> Result<Valu
         start_index_map: vec![dim],
         index_vector_dim: indices.rank(),
     };
-    Ok(cx.b.gather(x, &indices, &dims, &sizes)?)
+    Ok(cx.builder.gather(x, &indices, &dims, &sizes)?)
 }
 
 /// Whole slices along `dim` written to `x`; `indices` has one dimension.
@@ -86,7 +86,7 @@ fn put(
         index_vector_dim: 1,
     };
     let value = updates(cx, value.clone(), how)?;
-    Ok(cx.b.scatter(x, &indices, &value, &dims, how)?)
+    Ok(cx.builder.scatter(x, &indices, &value, &dims, how)?)
 }
 
 pub(super) fn select(cx: &mut Context, op: &SelectOpIr) -> Result<()> {
@@ -113,13 +113,13 @@ fn coordinates(cx: &mut Context, indices: &Value, dim: usize, dims: &[usize]) ->
     for d in 0..indices.rank() {
         let part = match d == dim {
             true => indices.clone(),
-            false => cx.b.iota(indices.ty().clone(), d)?,
+            false => cx.builder.iota(indices.ty().clone(), d)?,
         };
         let mut shape = indices.dims().to_vec();
         shape.push(1);
-        parts.push(cx.b.reshape(&part, &shape)?);
+        parts.push(cx.builder.reshape(&part, &shape)?);
     }
-    Ok(cx.b.concatenate(&parts, indices.rank())?)
+    Ok(cx.builder.concatenate(&parts, indices.rank())?)
 }
 
 /// Whether `indices` name one element of `x` in each row along `dim`, and a TPU chooses it by
@@ -136,16 +136,16 @@ fn one_in_each_row(cx: &Context, x: &Value, indices: &Value, dim: usize) -> bool
 
 /// Which elements of rows like those of `x` the indices name, one in each row or none.
 fn named_elements(cx: &mut Context, x: &Value, indices: &Value, dim: usize) -> Result<Value> {
-    let indices = cx.b.broadcast_to(indices, x.dims())?;
-    let positions = cx.b.iota(indices.ty().clone(), dim)?;
-    Ok(cx.b.compare(Comparison::Eq, &positions, &indices)?)
+    let indices = cx.builder.broadcast_to(indices, x.dims())?;
+    let positions = cx.builder.iota(indices.ty().clone(), dim)?;
+    Ok(cx.builder.compare(Comparison::Eq, &positions, &indices)?)
 }
 
 /// Indices that hold every position of a row of this size.
 fn wide_enough(cx: &mut Context, indices: &Value, size: usize) -> Value {
     match indices.element() {
         ElementType::I8 | ElementType::I16 | ElementType::U8 | ElementType::U16 => {
-            cx.b.convert(indices, ElementType::I32)
+            cx.builder.convert(indices, ElementType::I32)
         }
         _ => narrow(cx, indices, &[size]),
     }
@@ -159,27 +159,29 @@ fn chosen(cx: &mut Context, x: &Value, indices: &Value, dim: usize) -> Result<Va
         cx.number_like(0.0, &at),
         cx.number_like((size - 1) as f64, &at),
     );
-    let at = cx.b.clamp(&first, &at, &last)?;
+    let at = cx.builder.clamp(&first, &at, &last)?;
     let named = named_elements(cx, x, &at, dim)?;
     // Every number, -0 too, is the sum of itself and of any number of -0.
     let nothing = match x.element().is_float() {
         true => -0.0,
         false => 0.0,
     };
-    let nothing = cx.b.scalar(x.element(), nothing);
-    let nothings = cx.b.broadcast_in_dim(&nothing, x.dims(), &[])?;
-    let kept = cx.b.select(&named, x, &nothings)?;
-    let sum = cx.b.reduce_with(Binary::Add, &kept, &nothing, &[dim])?;
-    Ok(cx.b.reshape(&sum, indices.dims())?)
+    let nothing = cx.builder.scalar(x.element(), nothing);
+    let nothings = cx.builder.broadcast_in_dim(&nothing, x.dims(), &[])?;
+    let kept = cx.builder.select(&named, x, &nothings)?;
+    let sum = cx
+        .builder
+        .reduce_with(Binary::Add, &kept, &nothing, &[dim])?;
+    Ok(cx.builder.reshape(&sum, indices.dims())?)
 }
 
 /// `x` with `value` added to the element of each row that `indices` name, if there is such a one.
 fn added(cx: &mut Context, x: &Value, indices: &Value, value: &Value, dim: usize) -> Result<Value> {
     let at = wide_enough(cx, indices, x.dims()[dim]);
     let named = named_elements(cx, x, &at, dim)?;
-    let value = cx.b.broadcast_to(value, x.dims())?;
+    let value = cx.builder.broadcast_to(value, x.dims())?;
     let sum = cx.binary(Binary::Add, x, &value)?;
-    Ok(cx.b.select(&named, &sum, x)?)
+    Ok(cx.builder.select(&named, &sum, x)?)
 }
 
 pub(super) fn gather(cx: &mut Context, op: &GatherOpIr) -> Result<()> {
@@ -197,7 +199,7 @@ pub(super) fn gather(cx: &mut Context, op: &GatherOpIr) -> Result<()> {
         start_index_map: (0..rank).collect(),
         index_vector_dim: rank,
     };
-    let x = cx.b.gather(&x, &indices, &dims, &vec![1; rank])?;
+    let x = cx.builder.gather(&x, &indices, &dims, &vec![1; rank])?;
     cx.set(&op.out, x)
 }
 
@@ -220,7 +222,7 @@ pub(super) fn scatter(cx: &mut Context, op: &ScatterOpIr) -> Result<()> {
     };
     let how = update(op.update, x.element());
     let value = updates(cx, value, how)?;
-    let x = cx.b.scatter(&x, &indices, &value, &dims, how)?;
+    let x = cx.builder.scatter(&x, &indices, &value, &dims, how)?;
     cx.set(&op.out, x)
 }
 
@@ -238,7 +240,7 @@ pub(super) fn gather_nd(cx: &mut Context, op: &GatherNdOpIr) -> Result<()> {
         start_index_map: (0..depth).collect(),
         index_vector_dim: batch,
     };
-    let x = cx.b.gather(&x, &indices, &dims, &sizes)?;
+    let x = cx.builder.gather(&x, &indices, &dims, &sizes)?;
     cx.set(&op.out, x)
 }
 
@@ -257,7 +259,7 @@ pub(super) fn scatter_nd(cx: &mut Context, op: &ScatterNdOpIr) -> Result<()> {
     };
     let how = update(op.reduction, x.element());
     let value = updates(cx, value, how)?;
-    let x = cx.b.scatter(&x, &indices, &value, &dims, how)?;
+    let x = cx.builder.scatter(&x, &indices, &value, &dims, how)?;
     cx.set(&op.out, x)
 }
 
@@ -273,10 +275,10 @@ pub(super) fn embedding_backward(cx: &mut Context, op: &EmbeddingBackwardOpIr) -
     let indices = cx.get(&op.indices)?;
     let count = indices.ty().num_elements();
     let width = op.out.shape[1];
-    let indices = cx.b.reshape(&indices, &[count])?;
-    let gradient = cx.b.reshape(&gradient, &[count, width])?;
+    let indices = cx.builder.reshape(&indices, &[count])?;
+    let gradient = cx.builder.reshape(&gradient, &[count, width])?;
     let ty = TensorType::new(op.out.shape.to_vec(), gradient.element());
-    let zeros = cx.b.splat(ty.dims(), ty.element(), 0i64);
+    let zeros = cx.builder.splat(ty.dims(), ty.element(), 0i64);
     let how = Update::Combine(Binary::Add);
     let x = put(cx, &zeros, &indices, &gradient, 0, how)?;
     cx.set(&op.out, x)

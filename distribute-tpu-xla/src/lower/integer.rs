@@ -129,18 +129,19 @@ fn saturating(cx: &mut Context, x: &Value, element: ElementType) -> Result<Value
     };
     let low_limit = cx.number_like(low, &x);
     let high_limit = cx.number_like(high, &x);
-    let too_low = cx.b.compare(Comparison::Le, &x, &low_limit)?;
-    let too_high = cx.b.compare(Comparison::Ge, &x, &high_limit)?;
+    let too_low = cx.builder.compare(Comparison::Le, &x, &low_limit)?;
+    let too_high = cx.builder.compare(Comparison::Ge, &x, &high_limit)?;
     let nan = cx.is_nan(&x)?;
     let outside = cx.binary(Binary::Or, &too_low, &too_high)?;
     let outside = cx.binary(Binary::Or, &outside, &nan)?;
     let zero = cx.number_like(0.0, &x);
     // The conversion of what does not fit is unspecified, so it gets a zero instead.
-    let inside = cx.b.select(&outside, &zero, &x)?;
-    let converted = cx.b.convert(&inside, element);
-    let min = cx.b.splat(x.dims(), element, min);
-    let max =
-        cx.b.splat(x.dims(), element, crate::stablehlo::Scalar::UInt(max));
-    let converted = cx.b.select(&too_low, &min, &converted)?;
-    Ok(cx.b.select(&too_high, &max, &converted)?)
+    let inside = cx.builder.select(&outside, &zero, &x)?;
+    let converted = cx.builder.convert(&inside, element);
+    let min = cx.builder.splat(x.dims(), element, min);
+    let max = cx
+        .builder
+        .splat(x.dims(), element, crate::stablehlo::Scalar::UInt(max));
+    let converted = cx.builder.select(&too_low, &min, &converted)?;
+    Ok(cx.builder.select(&too_high, &max, &converted)?)
 }

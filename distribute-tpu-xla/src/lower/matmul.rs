@@ -28,17 +28,17 @@ pub(super) fn product(cx: &mut Context, lhs: &Value, rhs: &Value, out: &[usize])
     if rhs.dims()[..batch].iter().all(|d| *d == 1) {
         // One matrix for all batches: its batches are rows of one product.
         let dims = &rhs.dims()[batch..];
-        let rhs = cx.b.reshape(rhs, dims)?;
+        let rhs = cx.builder.reshape(rhs, dims)?;
         let dot = DotDimensions {
             lhs_contracting: vec![rank - 1],
             rhs_contracting: vec![0],
             ..DotDimensions::default()
         };
-        return Ok(cx.b.dot_general(lhs, &rhs, &dot)?);
+        return Ok(cx.builder.dot_general(lhs, &rhs, &dot)?);
     }
     let spread = |cx: &mut Context, x: &Value| -> Result<Value> {
         let dims = [&out[..batch], &x.dims()[batch..]].concat();
-        Ok(cx.b.broadcast_to(x, &dims)?)
+        Ok(cx.builder.broadcast_to(x, &dims)?)
     };
     let lhs = spread(cx, lhs)?;
     let rhs = spread(cx, rhs)?;
@@ -48,7 +48,7 @@ pub(super) fn product(cx: &mut Context, lhs: &Value, rhs: &Value, out: &[usize])
         lhs_contracting: vec![rank - 1],
         rhs_contracting: vec![rank - 2],
     };
-    Ok(cx.b.dot_general(&lhs, &rhs, &dot)?)
+    Ok(cx.builder.dot_general(&lhs, &rhs, &dot)?)
 }
 
 /// A product that sums over one dimension of each operand.
@@ -58,7 +58,7 @@ fn contract(cx: &mut Context, lhs: &Value, over: usize, rhs: &Value, with: usize
         rhs_contracting: vec![with],
         ..DotDimensions::default()
     };
-    Ok(cx.b.dot_general(lhs, rhs, &dot)?)
+    Ok(cx.builder.dot_general(lhs, rhs, &dot)?)
 }
 
 pub(super) fn linear(cx: &mut Context, op: &LinearOpIr) -> Result<()> {
@@ -92,7 +92,7 @@ pub(super) fn linear_weight_backward(
         rhs_contracting: rows,
         ..DotDimensions::default()
     };
-    let x = cx.b.dot_general(&x, &gradient, &dot)?;
+    let x = cx.builder.dot_general(&x, &gradient, &dot)?;
     cx.set(&op.out, x)
 }
 

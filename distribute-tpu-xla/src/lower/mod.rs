@@ -1,4 +1,6 @@
-//! Lowering: from burn's captured graph to a StableHLO program.
+//! *Lowering*: from burn's captured graph to a StableHLO program, operation by operation.
+//!
+//! An argument is *donated* if a result of the program takes over its memory.
 //!
 //! [`lower`] walks the operations of a [`CapturedGraph`](burn_capture::CapturedGraph) in order; one
 //! function per operation adds what it means to the program. The meaning is that of burn's flex

@@ -85,8 +85,9 @@ impl Pool {
             window.padding[d + 2] = (self.padding[d] as i64, after.max(0));
             limit[d + 2] = (limit[d + 2] as i64 + after.min(0)).max(0) as usize;
         }
-        let x =
-            cx.b.slice(x, &vec![0; x.rank()], &limit, &vec![1; x.rank()])?;
+        let x = cx
+            .builder
+            .slice(x, &vec![0; x.rank()], &limit, &vec![1; x.rank()])?;
         Ok((x, window))
     }
 }
@@ -107,7 +108,7 @@ impl Pooled {
         let windows = &self.positions.shape[2..];
         let [_, positions] = largest_with_positions(cx, &self.x, windows, &self.pool)?;
         Ok(cx
-            .b
+            .builder
             .convert(&positions, element_type(self.positions.dtype)?))
     }
 }
@@ -121,9 +122,10 @@ fn max_pool(cx: &mut Context, x: &TensorIr, out: &TensorIr, pool: &Pool) -> Resu
 /// The largest element of each window; NaN where there is one.
 fn largest(cx: &mut Context, x: &Value, windows: &[usize], pool: &Pool) -> Result<Value> {
     let (x, window) = pool.window(cx, x, windows)?;
-    let lowest = cx.b.scalar(x.element(), f64::NEG_INFINITY);
-    let mut results =
-        cx.b.reduce_window(&[&x], &[&lowest], &window, |b, acc, next| {
+    let lowest = cx.builder.scalar(x.element(), f64::NEG_INFINITY);
+    let mut results = cx
+        .builder
+        .reduce_window(&[&x], &[&lowest], &window, |b, acc, next| {
             Ok(vec![b.binary(Binary::Maximum, &acc[0], &next[0])?])
         })?;
     Ok(results.swap_remove(0))
@@ -133,10 +135,10 @@ fn largest(cx: &mut Context, x: &Value, windows: &[usize], pool: &Pool) -> Resul
 fn plane_positions(cx: &mut Context, dims: &[usize]) -> Result<Value> {
     let plane: usize = dims[2..].iter().product();
     let ty = TensorType::new([plane], ElementType::U32);
-    let positions = cx.b.iota(ty, 0)?;
-    let positions = cx.b.reshape(&positions, &dims[2..])?;
+    let positions = cx.builder.iota(ty, 0)?;
+    let positions = cx.builder.reshape(&positions, &dims[2..])?;
     let kept: Vec<usize> = (2..dims.len()).collect();
-    Ok(cx.b.broadcast_in_dim(&positions, dims, &kept)?)
+    Ok(cx.builder.broadcast_in_dim(&positions, dims, &kept)?)
 }
 
 /// The largest element of each window and its position in the plane. The TPU compiler makes much
@@ -177,28 +179,29 @@ fn largest_with_positions(
     let positions = plane_positions(cx, x.dims())?;
     let (positions, _) = pool.window(cx, &positions, windows)?;
     let (x, window) = pool.window(cx, x, windows)?;
-    let lowest = cx.b.scalar(x.element(), f64::NEG_INFINITY);
+    let lowest = cx.builder.scalar(x.element(), f64::NEG_INFINITY);
     // The largest unsigned position loses against every other, and is -1 as a signed one.
-    let nowhere = cx.b.scalar(ElementType::U32, -1i64);
+    let nowhere = cx.builder.scalar(ElementType::U32, -1i64);
     let operands = [&x, &positions];
     let results =
-        cx.b.reduce_window(&operands, &[&lowest, &nowhere], &window, |b, acc, next| {
-            let nan = b.compare(Comparison::Ne, &next[0], &next[0])?;
-            let nan_before = b.compare(Comparison::Ne, &acc[0], &acc[0])?;
-            let number_before = b.unary(Unary::Not, &nan_before)?;
-            let larger = b.compare(Comparison::Gt, &next[0], &acc[0])?;
-            let equal = b.compare(Comparison::Eq, &next[0], &acc[0])?;
-            let earlier = b.compare(Comparison::Lt, &next[1], &acc[1])?;
-            let later = b.compare(Comparison::Gt, &next[1], &acc[1])?;
-            let equal = b.binary(Binary::And, &equal, &earlier)?;
-            let nan_wins = b.binary(Binary::Or, &number_before, &later)?;
-            let nan_wins = b.binary(Binary::And, &nan, &nan_wins)?;
-            let take = b.binary(Binary::Or, &larger, &equal)?;
-            let take = b.binary(Binary::Or, &take, &nan_wins)?;
-            let value = b.select(&take, &next[0], &acc[0])?;
-            Ok(vec![value, b.select(&take, &next[1], &acc[1])?])
-        })?;
-    let signed = cx.b.bitcast_convert(&results[1], ElementType::I32)?;
+        cx.builder
+            .reduce_window(&operands, &[&lowest, &nowhere], &window, |b, acc, next| {
+                let nan = b.compare(Comparison::Ne, &next[0], &next[0])?;
+                let nan_before = b.compare(Comparison::Ne, &acc[0], &acc[0])?;
+                let number_before = b.unary(Unary::Not, &nan_before)?;
+                let larger = b.compare(Comparison::Gt, &next[0], &acc[0])?;
+                let equal = b.compare(Comparison::Eq, &next[0], &acc[0])?;
+                let earlier = b.compare(Comparison::Lt, &next[1], &acc[1])?;
+                let later = b.compare(Comparison::Gt, &next[1], &acc[1])?;
+                let equal = b.binary(Binary::And, &equal, &earlier)?;
+                let nan_wins = b.binary(Binary::Or, &number_before, &later)?;
+                let nan_wins = b.binary(Binary::And, &nan, &nan_wins)?;
+                let take = b.binary(Binary::Or, &larger, &equal)?;
+                let take = b.binary(Binary::Or, &take, &nan_wins)?;
+                let value = b.select(&take, &next[0], &acc[0])?;
+                Ok(vec![value, b.select(&take, &next[1], &acc[1])?])
+            })?;
+    let signed = cx.builder.bitcast_convert(&results[1], ElementType::I32)?;
     Ok([results[0].clone(), signed])
 }
 
@@ -222,7 +225,7 @@ fn max_pool_backward(
         return cx.set_as(out, &sum);
     }
     let indices = cx.get(indices)?;
-    let indices = cx.b.convert(&indices, ElementType::I32);
+    let indices = cx.builder.convert(&indices, ElementType::I32);
     let target = &x.shape[2..];
     let windows = gradient.dims()[2..].to_vec();
     let wide = cx.wide(&gradient);
@@ -234,8 +237,8 @@ fn max_pool_backward(
     let mut sum: Option<Value> = None;
     for offset in offsets(&pool.kernel) {
         let position = offset_positions(cx, pool, &offset, &gradient, target)?;
-        let chosen = cx.b.compare(Comparison::Eq, &indices, &position)?;
-        let part = cx.b.select(&chosen, &wide, &zeros)?;
+        let chosen = cx.builder.compare(Comparison::Eq, &indices, &position)?;
+        let part = cx.builder.select(&chosen, &wide, &zeros)?;
         let part = spread_windows(cx, &part, pool, &offset, &windows, target)?;
         sum = Some(match sum {
             Some(sum) => cx.binary(Binary::Add, &sum, &part)?,
@@ -244,7 +247,7 @@ fn max_pool_backward(
     }
     let sum = match sum {
         Some(sum) => sum,
-        None => cx.b.splat(&x.shape, wide.element(), 0i64),
+        None => cx.builder.splat(&x.shape, wide.element(), 0i64),
     };
     cx.set_as(out, &sum)
 }
@@ -266,15 +269,16 @@ fn selected(cx: &mut Context, pooled: &Pooled, gradient: &Value) -> Result<Value
     let (cut, window) = pooled.pool.window(cx, &x, &gradient.dims()[2..])?;
     let low: Vec<i64> = window.padding.iter().map(|padding| padding.0).collect();
     let (cut, window) = padded(cx, cut, window)?;
-    let zero = cx.b.scalar(x.element(), 0i64);
+    let zero = cx.builder.scalar(x.element(), 0i64);
     let sum =
-        cx.b.select_and_scatter(&cut, &gradient, &zero, &window, |b, winner, next| {
-            let larger = b.compare(Comparison::Ge, winner, next)?;
-            let nan = b.compare(Comparison::Ne, winner, winner)?;
-            let number = b.compare(Comparison::Eq, next, next)?;
-            let nan_stays = b.binary(Binary::And, &nan, &number)?;
-            b.binary(Binary::Or, &larger, &nan_stays)
-        })?;
+        cx.builder
+            .select_and_scatter(&cut, &gradient, &zero, &window, |b, winner, next| {
+                let larger = b.compare(Comparison::Ge, winner, next)?;
+                let nan = b.compare(Comparison::Ne, winner, winner)?;
+                let number = b.compare(Comparison::Eq, next, next)?;
+                let nan_stays = b.binary(Binary::And, &nan, &number)?;
+                b.binary(Binary::Or, &larger, &nan_stays)
+            })?;
     // Without the padding, and with what no window has touched.
     let none = vec![0; x.rank()];
     let size = |t: &Value, d: usize| t.dims()[d] as i64;
@@ -285,7 +289,7 @@ fn selected(cx: &mut Context, pooled: &Pooled, gradient: &Value) -> Result<Value
         return Ok(sum);
     }
     let low: Vec<i64> = low.iter().map(|padding| -padding).collect();
-    Ok(cx.b.pad(&sum, &zero, &low, &high, &none)?)
+    Ok(cx.builder.pad(&sum, &zero, &low, &high, &none)?)
 }
 
 /// `x` with a window's padding around it, and the window without padding.
@@ -304,9 +308,9 @@ fn padded(cx: &mut Context, x: Value, mut window: Window) -> Result<(Value, Wind
         _ => f64::from(f32::MIN),
     };
     let inside = cx.with_number(Binary::Maximum, &x, lowest)?;
-    let outside = cx.b.scalar(x.element(), f64::NEG_INFINITY);
+    let outside = cx.builder.scalar(x.element(), f64::NEG_INFINITY);
     let none = vec![0; x.rank()];
-    let x = cx.b.pad(&inside, &outside, &low, &high, &none)?;
+    let x = cx.builder.pad(&inside, &outside, &low, &high, &none)?;
     Ok((x, window))
 }
 
@@ -315,11 +319,11 @@ fn scattered(cx: &mut Context, gradient: &Value, at: &Value, x: &[usize]) -> Res
     let planes = x[0] * x[1];
     let plane: usize = x[2..].iter().product();
     let windows: usize = gradient.dims()[2..].iter().product();
-    let at = cx.b.reshape(at, &[planes, windows, 1])?;
-    let row = cx.b.iota(at.ty().clone(), 0)?;
-    let at = cx.b.concatenate(&[row, at], 2)?;
-    let gradient = cx.b.reshape(gradient, &[planes, windows])?;
-    let zeros = cx.b.splat(&[planes, plane], gradient.element(), 0i64);
+    let at = cx.builder.reshape(at, &[planes, windows, 1])?;
+    let row = cx.builder.iota(at.ty().clone(), 0)?;
+    let at = cx.builder.concatenate(&[row, at], 2)?;
+    let gradient = cx.builder.reshape(gradient, &[planes, windows])?;
+    let zeros = cx.builder.splat(&[planes, plane], gradient.element(), 0i64);
     let dims = ScatterDimensions {
         update_window_dims: vec![],
         inserted_window_dims: vec![0, 1],
@@ -327,8 +331,8 @@ fn scattered(cx: &mut Context, gradient: &Value, at: &Value, x: &[usize]) -> Res
         index_vector_dim: 2,
     };
     let add = Update::Combine(Binary::Add);
-    let sum = cx.b.scatter(&zeros, &at, &gradient, &dims, add)?;
-    Ok(cx.b.reshape(&sum, x)?)
+    let sum = cx.builder.scatter(&zeros, &at, &gradient, &dims, add)?;
+    Ok(cx.builder.reshape(&sum, x)?)
 }
 
 /// All places inside a window, row by row.
@@ -368,7 +372,7 @@ fn offset_positions(
         bytes.extend_from_slice(&position.to_le_bytes());
     }
     let ty = TensorType::new(windows, ElementType::I32);
-    let positions = cx.b.constant(ty, &bytes)?;
+    let positions = cx.builder.constant(ty, &bytes)?;
     let kept: Vec<usize> = (2..like.rank()).collect();
     cx.spread(&positions, like, &kept)
 }
@@ -391,8 +395,8 @@ fn spread_windows(
         high[d + 2] = target[d] as i64 - start - length as i64;
         interior[d + 2] = pool.stride[d] as i64 - 1;
     }
-    let zero = cx.b.scalar(x.element(), 0i64);
-    Ok(cx.b.pad(x, &zero, &low, &high, &interior)?)
+    let zero = cx.builder.scalar(x.element(), 0i64);
+    Ok(cx.builder.pad(x, &zero, &low, &high, &interior)?)
 }
 
 /// How many elements each window averages over: per dimension those inside of the input, or with
@@ -420,9 +424,10 @@ fn divisors(
         let product: usize = (0..window.len()).map(|d| count(d, window[d])).product();
         bytes.extend_from_slice(&(product.max(1) as f64).to_le_bytes());
     }
-    let counts =
-        cx.b.constant(TensorType::new(windows, ElementType::F64), &bytes)?;
-    let counts = cx.b.convert(&counts, like.element());
+    let counts = cx
+        .builder
+        .constant(TensorType::new(windows, ElementType::F64), &bytes)?;
+    let counts = cx.builder.convert(&counts, like.element());
     let kept: Vec<usize> = (2..like.rank()).collect();
     cx.spread(&counts, like, &kept)
 }
@@ -445,10 +450,12 @@ fn avg_pool(
 }
 
 fn window_sum(cx: &mut Context, x: &Value, window: &Window) -> Result<Value> {
-    let zero = cx.b.scalar(x.element(), 0i64);
-    let results = cx.b.reduce_window(&[x], &[&zero], window, |b, acc, next| {
-        Ok(vec![b.binary(Binary::Add, &acc[0], &next[0])?])
-    })?;
+    let zero = cx.builder.scalar(x.element(), 0i64);
+    let results = cx
+        .builder
+        .reduce_window(&[x], &[&zero], window, |b, acc, next| {
+            Ok(vec![b.binary(Binary::Add, &acc[0], &next[0])?])
+        })?;
     Ok(results[0].clone())
 }
 
@@ -479,8 +486,8 @@ fn avg_pool_backward(
         interior[d + 2] = pool.stride[d] as i64 - 1;
         window.size[d + 2] = pool.kernel[d];
     }
-    let zero = cx.b.scalar(share.element(), 0i64);
-    let spread = cx.b.pad(&share, &zero, &low, &high, &interior)?;
+    let zero = cx.builder.scalar(share.element(), 0i64);
+    let spread = cx.builder.pad(&share, &zero, &low, &high, &interior)?;
     let x = window_sum(cx, &spread, &window)?;
     cx.set_as(out, &x)
 }

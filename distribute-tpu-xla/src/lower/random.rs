@@ -26,7 +26,7 @@ pub(super) fn random(cx: &mut Context, op: &RandomOpIr) -> Result<()> {
         Distribution::Uniform(low, high) => uniform(cx, &dims, element, low, high)?,
     };
     let x = match x.element() {
-        ElementType::I1 => cx.b.convert(&x, element),
+        ElementType::I1 => cx.builder.convert(&x, element),
         _ => x,
     };
     cx.set(&op.out, x)
@@ -37,8 +37,8 @@ fn own_key(cx: &mut Context) -> Result<[Value; 2]> {
     let keys = all_keys(cx)?;
     let own = cx.random_positions.binary_search(&cx.position).unwrap_or(0);
     let mut word = |keys: &Value| -> Result<Value> {
-        let word = cx.b.slice(keys, &[own], &[own + 1], &[1])?;
-        Ok(cx.b.reshape(&word, &[])?)
+        let word = cx.builder.slice(keys, &[own], &[own + 1], &[1])?;
+        Ok(cx.builder.reshape(&word, &[])?)
     };
     Ok([word(&keys[0])?, word(&keys[1])?])
 }
@@ -57,11 +57,14 @@ fn all_keys(cx: &mut Context) -> Result<[Value; 2]> {
     let positions = cx.random_positions.iter();
     let bytes: Vec<u8> = positions.flat_map(|p| (*p as u32).to_le_bytes()).collect();
     let ty = TensorType::new([cx.random_positions.len()], ElementType::U32);
-    let positions = cx.b.constant(ty, &bytes)?;
-    let replica = cx.b.replica_id();
-    let replica = cx.b.broadcast_in_dim(&replica, positions.dims(), &[])?;
-    let keys =
-        cx.b.threefry2x32([&first, &second], [&positions, &replica])?;
+    let positions = cx.builder.constant(ty, &bytes)?;
+    let replica = cx.builder.replica_id();
+    let replica = cx
+        .builder
+        .broadcast_in_dim(&replica, positions.dims(), &[])?;
+    let keys = cx
+        .builder
+        .threefry2x32([&first, &second], [&positions, &replica])?;
     cx.random_keys = Some(keys.clone());
     Ok(keys)
 }
@@ -70,9 +73,11 @@ fn all_keys(cx: &mut Context) -> Result<[Value; 2]> {
 fn words(cx: &mut Context, count: usize) -> Result<[Value; 2]> {
     let key = own_key(cx)?;
     let ty = TensorType::new([count], ElementType::U32);
-    let counter = cx.b.iota(ty, 0)?;
+    let counter = cx.builder.iota(ty, 0)?;
     let zero = cx.number_like(0.0, &counter);
-    Ok(cx.b.threefry2x32([&key[0], &key[1]], [&counter, &zero])?)
+    Ok(cx
+        .builder
+        .threefry2x32([&key[0], &key[1]], [&counter, &zero])?)
 }
 
 /// One random word per element, flat.
@@ -83,15 +88,15 @@ fn single_words(cx: &mut Context, count: usize) -> Result<Value> {
 
 /// The first `count` elements of both halves.
 fn joined(cx: &mut Context, halves: [Value; 2], count: usize) -> Result<Value> {
-    let both = cx.b.concatenate(&halves, 0)?;
-    Ok(cx.b.slice(&both, &[0], &[count], &[1])?)
+    let both = cx.builder.concatenate(&halves, 0)?;
+    Ok(cx.builder.slice(&both, &[0], &[count], &[1])?)
 }
 
 /// One random word of 64 bits per element, flat.
 fn double_words(cx: &mut Context, count: usize) -> Result<Value> {
     let [low, high] = words(cx, count)?;
-    let low = cx.b.convert(&low, ElementType::U64);
-    let high = cx.b.convert(&high, ElementType::U64);
+    let low = cx.builder.convert(&low, ElementType::U64);
+    let high = cx.builder.convert(&high, ElementType::U64);
     let high = cx.with_number(Binary::ShiftLeft, &high, 32.0)?;
     cx.binary(Binary::Or, &low, &high)
 }
@@ -104,7 +109,7 @@ fn unit(cx: &mut Context, words: &Value) -> Result<Value> {
         _ => (32, 24, ElementType::F32),
     };
     let upper = cx.with_number(Binary::ShiftRightLogical, words, f64::from(bits - exact))?;
-    let upper = cx.b.convert(&upper, element);
+    let upper = cx.builder.convert(&upper, element);
     cx.with_number(Binary::Multiply, &upper, 2f64.powi(-exact))
 }
 
@@ -131,8 +136,8 @@ fn uniform(
     let unit = flat_unit(cx, count(dims), element)?;
     let scaled = cx.with_number(Binary::Multiply, &unit, high - low)?;
     let moved = cx.with_number(Binary::Add, &scaled, low)?;
-    let x = cx.b.convert(&moved, element);
-    let x = cx.b.reshape(&x, dims)?;
+    let x = cx.builder.convert(&moved, element);
+    let x = cx.builder.reshape(&x, dims)?;
     if low >= high {
         return Ok(x);
     }
@@ -159,9 +164,9 @@ fn below(high: f64, element: ElementType) -> f64 {
 /// Whether a uniform number of 24 bits is below the probability.
 fn bernoulli(cx: &mut Context, dims: &[usize], probability: f64) -> Result<Value> {
     let unit = flat_unit(cx, count(dims), ElementType::F32)?;
-    let unit = cx.b.reshape(&unit, dims)?;
+    let unit = cx.builder.reshape(&unit, dims)?;
     let limit = cx.number_like(probability, &unit);
-    Ok(cx.b.compare(Comparison::Lt, &unit, &limit)?)
+    Ok(cx.builder.compare(Comparison::Lt, &unit, &limit)?)
 }
 
 /// By Box and Muller: two normal numbers from two uniform ones.
@@ -177,8 +182,8 @@ fn normal(
     let [first, second] = match element {
         ElementType::F64 => {
             let all = double_words(cx, half * 2)?;
-            let first = cx.b.slice(&all, &[0], &[half], &[1])?;
-            [first, cx.b.slice(&all, &[half], &[half * 2], &[1])?]
+            let first = cx.builder.slice(&all, &[0], &[half], &[1])?;
+            [first, cx.builder.slice(&all, &[half], &[half * 2], &[1])?]
         }
         _ => words(cx, half)?,
     };
@@ -198,14 +203,14 @@ fn normal(
     let x = joined(cx, [first, second], count)?;
     let x = cx.with_number(Binary::Multiply, &x, deviation)?;
     let x = cx.with_number(Binary::Add, &x, mean)?;
-    let x = cx.b.convert(&x, element);
-    Ok(cx.b.reshape(&x, dims)?)
+    let x = cx.builder.convert(&x, element);
+    Ok(cx.builder.reshape(&x, dims)?)
 }
 
 fn any_integer(cx: &mut Context, dims: &[usize], element: ElementType) -> Result<Value> {
     let words = double_words(cx, count(dims))?;
-    let words = cx.b.convert(&words, element);
-    Ok(cx.b.reshape(&words, dims)?)
+    let words = cx.builder.convert(&words, element);
+    Ok(cx.builder.reshape(&words, dims)?)
 }
 
 /// `[low, high)` by the upper part of a product, which is even to one part in 2^32.
@@ -223,12 +228,14 @@ fn integer(
         ));
     }
     let words = single_words(cx, count(dims))?;
-    let words = cx.b.convert(&words, ElementType::U64);
-    let range = cx.b.splat(words.dims(), ElementType::U64, range);
+    let words = cx.builder.convert(&words, ElementType::U64);
+    let range = cx.builder.splat(words.dims(), ElementType::U64, range);
     let product = cx.binary(Binary::Multiply, &words, &range)?;
     let upper = cx.with_number(Binary::ShiftRightLogical, &product, 32.0)?;
-    let low = cx.b.splat(words.dims(), ElementType::U64, Scalar::Int(low));
+    let low = cx
+        .builder
+        .splat(words.dims(), ElementType::U64, Scalar::Int(low));
     let x = cx.binary(Binary::Add, &upper, &low)?;
-    let x = cx.b.convert(&x, element);
-    Ok(cx.b.reshape(&x, dims)?)
+    let x = cx.builder.convert(&x, element);
+    Ok(cx.builder.reshape(&x, dims)?)
 }

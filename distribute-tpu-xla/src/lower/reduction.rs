@@ -22,7 +22,7 @@ fn neutral(cx: &mut Context, op: Binary, element: ElementType) -> Value {
         (Binary::Multiply, _) => Scalar::Int(1),
         _ => Scalar::Int(0),
     };
-    cx.b.scalar(element, value)
+    cx.builder.scalar(element, value)
 }
 
 /// Reduces `axes` of `x`, which the result does not have. Half floats are summed as f32.
@@ -32,8 +32,8 @@ pub(super) fn over(cx: &mut Context, op: Binary, x: &Value, axes: &[usize]) -> R
         _ => x.clone(),
     };
     let initial = neutral(cx, op, wide.element());
-    let reduced = cx.b.reduce_with(op, &wide, &initial, axes)?;
-    Ok(cx.b.convert(&reduced, x.element()))
+    let reduced = cx.builder.reduce_with(op, &wide, &initial, axes)?;
+    Ok(cx.builder.convert(&reduced, x.element()))
 }
 
 /// The mean over `axes`. Integers are divided towards zero.
@@ -43,12 +43,12 @@ pub(super) fn mean_over(cx: &mut Context, x: &Value, axes: &[usize]) -> Result<V
     let sum = over(cx, Binary::Add, &wide, axes)?;
     // The count may be larger than what eight bits hold.
     let sum = match sum.element() {
-        ElementType::I8 | ElementType::I16 => cx.b.convert(&sum, ElementType::I32),
-        ElementType::U8 | ElementType::U16 => cx.b.convert(&sum, ElementType::U32),
+        ElementType::I8 | ElementType::I16 => cx.builder.convert(&sum, ElementType::I32),
+        ElementType::U8 | ElementType::U16 => cx.builder.convert(&sum, ElementType::U32),
         _ => sum,
     };
     let mean = cx.with_number(Binary::Divide, &sum, count as f64)?;
-    Ok(cx.b.convert(&mean, x.element()))
+    Ok(cx.builder.convert(&mean, x.element()))
 }
 
 fn all_axes(x: &Value) -> Vec<usize> {
@@ -147,7 +147,7 @@ fn truth(cx: &mut Context, input: &TensorIr) -> Result<Value> {
         return Ok(x);
     }
     let zero = cx.number_like(0.0, &x);
-    Ok(cx.b.compare(Comparison::Ne, &x, &zero)?)
+    Ok(cx.builder.compare(Comparison::Ne, &x, &zero)?)
 }
 
 fn logical(
@@ -187,12 +187,14 @@ fn extreme(cx: &mut Context, x: &Value, axis: usize, max: bool) -> Result<[Value
     } else {
         Binary::Minimum
     };
-    let position = cx.b.iota(x.ty().with_element(ElementType::I32), axis)?;
+    let position = cx
+        .builder
+        .iota(x.ty().with_element(ElementType::I32), axis)?;
     let worst = neutral(cx, how, x.element());
-    let last = cx.b.scalar(ElementType::I32, i64::from(i32::MAX));
+    let last = cx.builder.scalar(ElementType::I32, i64::from(i32::MAX));
     let better = if max { Comparison::Gt } else { Comparison::Lt };
     let float = x.element().is_float();
-    let results = cx.b.reduce(
+    let results = cx.builder.reduce(
         &[x, &position],
         &[&worst, &last],
         &[axis],
@@ -218,8 +220,8 @@ fn extreme(cx: &mut Context, x: &Value, axis: usize, max: bool) -> Result<[Value
     let mut dims = x.dims().to_vec();
     dims[axis] = 1;
     Ok([
-        cx.b.reshape(&results[0], &dims)?,
-        cx.b.reshape(&results[1], &dims)?,
+        cx.builder.reshape(&results[0], &dims)?,
+        cx.builder.reshape(&results[1], &dims)?,
     ])
 }
 
@@ -264,8 +266,9 @@ fn cumulative(cx: &mut Context, op: &DimOpIr, how: Binary) -> Result<()> {
     window.size[op.axis] = size;
     window.padding[op.axis] = (size as i64 - 1, 0);
     let initial = neutral(cx, how, wide.element());
-    let results =
-        cx.b.reduce_window(&[&wide], &[&initial], &window, |b, acc, next| {
+    let results = cx
+        .builder
+        .reduce_window(&[&wide], &[&initial], &window, |b, acc, next| {
             Ok(vec![b.binary(how, &acc[0], &next[0])?])
         })?;
     cx.set_as(&op.out, &results[0])
@@ -303,10 +306,10 @@ pub(super) fn sorted(
     let mut operands = vec![x.clone()];
     if let Some(out) = indices {
         let ty = TensorType::new(x.dims(), element_type(out.dtype)?);
-        operands.push(cx.b.iota(ty, dim)?);
+        operands.push(cx.builder.iota(ty, dim)?);
     }
     let operands: Vec<&Value> = operands.iter().collect();
-    Ok(cx.b.sort(&operands, dim, |b, args| {
+    Ok(cx.builder.sort(&operands, dim, |b, args| {
         b.compare_total_order(before, &args[0], &args[1])
     })?)
 }

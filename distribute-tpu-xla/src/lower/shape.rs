@@ -25,7 +25,7 @@ pub(super) fn reshape(cx: &mut Context, op: &ShapeOpIr) -> Result<()> {
 
 pub(super) fn expand(cx: &mut Context, op: &ShapeOpIr) -> Result<()> {
     let x = cx.get(&op.input)?;
-    let x = cx.b.broadcast_to(&x, &op.out.shape)?;
+    let x = cx.builder.broadcast_to(&x, &op.out.shape)?;
     cx.set(&op.out, x)
 }
 
@@ -33,19 +33,19 @@ pub(super) fn swap_dims(cx: &mut Context, op: &SwapDimsOpIr) -> Result<()> {
     let x = cx.get(&op.input)?;
     let mut axes: Vec<usize> = (0..x.rank()).collect();
     axes.swap(op.dim1, op.dim2);
-    let x = cx.b.transpose(&x, &axes)?;
+    let x = cx.builder.transpose(&x, &axes)?;
     cx.set(&op.out, x)
 }
 
 pub(super) fn permute(cx: &mut Context, op: &PermuteOpIr) -> Result<()> {
     let x = cx.get(&op.input)?;
-    let x = cx.b.transpose(&x, &op.axes)?;
+    let x = cx.builder.transpose(&x, &op.axes)?;
     cx.set(&op.out, x)
 }
 
 pub(super) fn flip(cx: &mut Context, op: &FlipOpIr) -> Result<()> {
     let x = cx.get(&op.input)?;
-    let x = cx.b.reverse(&x, &op.axes)?;
+    let x = cx.builder.reverse(&x, &op.axes)?;
     cx.set(&op.out, x)
 }
 
@@ -54,7 +54,7 @@ pub(super) fn cat(cx: &mut Context, op: &CatOpIr) -> Result<()> {
     for tensor in &op.tensors {
         parts.push(cx.get(tensor)?);
     }
-    let x = cx.b.concatenate(&parts, op.dim)?;
+    let x = cx.builder.concatenate(&parts, op.dim)?;
     cx.set(&op.out, x)
 }
 
@@ -64,28 +64,32 @@ pub(super) fn repeat_dim(cx: &mut Context, op: &RepeatDimOpIr) -> Result<()> {
     let mut dims = x.dims().to_vec();
     dims.insert(op.dim, op.times);
     let mapping: Vec<usize> = (0..dims.len()).filter(|d| *d != op.dim).collect();
-    let x = cx.b.broadcast_in_dim(&x, &dims, &mapping)?;
+    let x = cx.builder.broadcast_in_dim(&x, &dims, &mapping)?;
     cx.set_reshaped(&op.out, &x)
 }
 
 pub(super) fn empty(cx: &mut Context, op: &CreationOpIr) -> Result<()> {
-    // Nobody may rely on what is in it.
+    // No step may rely on what is in an empty tensor.
     zeros(cx, op)
 }
 
 pub(super) fn zeros(cx: &mut Context, op: &CreationOpIr) -> Result<()> {
-    let x = cx.b.splat(&op.out.shape, element_type(op.out.dtype)?, 0i64);
+    let x = cx
+        .builder
+        .splat(&op.out.shape, element_type(op.out.dtype)?, 0i64);
     cx.set(&op.out, x)
 }
 
 pub(super) fn ones(cx: &mut Context, op: &CreationOpIr) -> Result<()> {
-    let x = cx.b.splat(&op.out.shape, element_type(op.out.dtype)?, 1i64);
+    let x = cx
+        .builder
+        .splat(&op.out.shape, element_type(op.out.dtype)?, 1i64);
     cx.set(&op.out, x)
 }
 
 pub(super) fn full(cx: &mut Context, op: &FullOpIr) -> Result<()> {
     let element = element_type(op.out.dtype)?;
-    let x = cx.b.splat(&op.out.shape, element, literal(op.value));
+    let x = cx.builder.splat(&op.out.shape, element, literal(op.value));
     cx.set(&op.out, x)
 }
 
@@ -140,10 +144,10 @@ pub(super) fn slice(cx: &mut Context, op: &SliceOpIr) -> Result<()> {
         })
         .collect();
     let strides: Vec<usize> = parts.iter().map(|p| p.step).collect();
-    let mut x = cx.b.slice(&x, &start, &limit, &strides)?;
+    let mut x = cx.builder.slice(&x, &start, &limit, &strides)?;
     let reversed = reversed_dims(&parts);
     if !reversed.is_empty() {
-        x = cx.b.reverse(&x, &reversed)?;
+        x = cx.builder.reverse(&x, &reversed)?;
     }
     cx.set(&op.out, x)
 }
@@ -156,27 +160,27 @@ pub(super) fn slice_assign(cx: &mut Context, op: &SliceAssignOpIr) -> Result<()>
     if counts.contains(&0) {
         return cx.set(&op.out, x);
     }
-    let mut value = cx.b.broadcast_to(&value, &counts)?;
+    let mut value = cx.builder.broadcast_to(&value, &counts)?;
     let reversed = reversed_dims(&parts);
     if !reversed.is_empty() {
-        value = cx.b.reverse(&value, &reversed)?;
+        value = cx.builder.reverse(&value, &reversed)?;
     }
     if parts.iter().all(|p| p.step == 1) {
-        let index = |cx: &mut Context, at: usize| cx.b.scalar(ElementType::I32, at as i64);
+        let index = |cx: &mut Context, at: usize| cx.builder.scalar(ElementType::I32, at as i64);
         let start: Vec<Value> = parts.iter().map(|p| index(cx, p.start)).collect();
-        let x = cx.b.dynamic_update_slice(&x, &value, &start)?;
+        let x = cx.builder.dynamic_update_slice(&x, &value, &start)?;
         return cx.set(&op.out, x);
     }
     // With steps: the value spread out over zeros, and where it is to be taken from.
-    let covered = cx.b.splat(&counts, ElementType::I1, true);
+    let covered = cx.builder.splat(&counts, ElementType::I1, true);
     let covered = spread_out(cx, &covered, &parts, x.dims())?;
     let value = spread_out(cx, &value, &parts, x.dims())?;
-    let x = cx.b.select(&covered, &value, &x)?;
+    let x = cx.builder.select(&covered, &value, &x)?;
     cx.set(&op.out, x)
 }
 
 fn spread_out(cx: &mut Context, x: &Value, parts: &[Part], dims: &[usize]) -> Result<Value> {
-    let zero = cx.b.scalar(x.element(), 0i64);
+    let zero = cx.builder.scalar(x.element(), 0i64);
     let low: Vec<i64> = parts.iter().map(|p| p.start as i64).collect();
     let interior: Vec<i64> = parts.iter().map(|p| p.step as i64 - 1).collect();
     let end = |p: &Part| p.start + (p.count - 1) * p.step + 1;
@@ -185,17 +189,19 @@ fn spread_out(cx: &mut Context, x: &Value, parts: &[Part], dims: &[usize]) -> Re
         .zip(dims)
         .map(|(p, size)| *size as i64 - end(p) as i64)
         .collect();
-    Ok(cx.b.pad(x, &zero, &low, &high, &interior)?)
+    Ok(cx.builder.pad(x, &zero, &low, &high, &interior)?)
 }
 
 pub(super) fn pad(cx: &mut Context, op: &PadOpIr) -> Result<()> {
     let mut x = cx.get(&op.input)?;
     match op.mode {
         PadModeIr::Constant(value) => {
-            let value = cx.b.scalar(x.element(), literal(value));
+            let value = cx.builder.scalar(x.element(), literal(value));
             let low: Vec<i64> = op.padding.iter().map(|p| p.0 as i64).collect();
             let high: Vec<i64> = op.padding.iter().map(|p| p.1 as i64).collect();
-            let x = cx.b.pad(&x, &value, &low, &high, &vec![0; low.len()])?;
+            let x = cx
+                .builder
+                .pad(&x, &value, &low, &high, &vec![0; low.len()])?;
             cx.set(&op.out, x)
         }
         PadModeIr::Reflect | PadModeIr::Edge => {
@@ -237,7 +243,7 @@ fn pad_from_itself(
         };
         joined.push(edge(cx, x, dim, range, after, reflect)?);
     }
-    Ok(cx.b.concatenate(&joined, dim)?)
+    Ok(cx.builder.concatenate(&joined, dim)?)
 }
 
 fn edge(
@@ -251,13 +257,13 @@ fn edge(
     let mut start = vec![0; x.rank()];
     let mut limit = x.dims().to_vec();
     (start[dim], limit[dim]) = (range.start, range.end);
-    let part = cx.b.slice(x, &start, &limit, &vec![1; x.rank()])?;
+    let part = cx.builder.slice(x, &start, &limit, &vec![1; x.rank()])?;
     if reflect {
-        return Ok(cx.b.reverse(&part, &[dim])?);
+        return Ok(cx.builder.reverse(&part, &[dim])?);
     }
     limit[dim] = count;
     let all: Vec<usize> = (0..x.rank()).collect();
-    Ok(cx.b.broadcast_in_dim(&part, &limit, &all)?)
+    Ok(cx.builder.broadcast_in_dim(&part, &limit, &all)?)
 }
 
 /// Sliding windows along one dimension: `[.., n, ..]` becomes `[.., windows, .., size]`.
@@ -266,9 +272,9 @@ pub(super) fn unfold(cx: &mut Context, op: &UnfoldOpIr) -> Result<()> {
     let rank = x.rank();
     let windows = op.out.shape[op.dim];
     let ty = TensorType::new([windows, op.size], ElementType::I32);
-    let first = cx.b.iota(ty.clone(), 0)?;
+    let first = cx.builder.iota(ty.clone(), 0)?;
     let first = cx.with_number(Binary::Multiply, &first, op.step as f64)?;
-    let offset = cx.b.iota(ty, 1)?;
+    let offset = cx.builder.iota(ty, 1)?;
     let index = cx.binary(Binary::Add, &first, &offset)?;
     let mut sizes = x.dims().to_vec();
     sizes[op.dim] = 1;
@@ -279,6 +285,6 @@ pub(super) fn unfold(cx: &mut Context, op: &UnfoldOpIr) -> Result<()> {
         start_index_map: vec![op.dim],
         index_vector_dim: 2,
     };
-    let x = cx.b.gather(&x, &index, &dims, &sizes)?;
+    let x = cx.builder.gather(&x, &index, &dims, &sizes)?;
     cx.set(&op.out, x)
 }

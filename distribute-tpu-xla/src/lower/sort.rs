@@ -32,7 +32,7 @@ fn first(cx: &mut Context, x: &Value, dim: usize, count: usize) -> Result<Value>
     let mut limit = x.dims().to_vec();
     limit[dim] = count;
     let ones = vec![1; x.rank()];
-    Ok(cx.b.slice(x, &vec![0; x.rank()], &limit, &ones)?)
+    Ok(cx.builder.slice(x, &vec![0; x.rank()], &limit, &ones)?)
 }
 
 pub(super) fn top_k(cx: &mut Context, op: &ReduceDimOpIr) -> Result<()> {

@@ -1,7 +1,10 @@
 //! The error function, which StableHLO does not have, and what is made of it.
 
 // Coefficients as they were published, with more digits than f64 holds.
-#![allow(clippy::excessive_precision)]
+#![expect(
+    clippy::excessive_precision,
+    reason = "the coefficients stand as they are published"
+)]
 
 use crate::stablehlo::{Binary, Comparison, ElementType, Unary, Value};
 
@@ -90,7 +93,7 @@ pub(super) fn erf(cx: &mut Context, x: &Value) -> Result<Value> {
     }
     let low = cx.number_like(-4.0, x);
     let high = cx.number_like(4.0, x);
-    let x = cx.b.clamp(&low, x, &high)?;
+    let x = cx.builder.clamp(&low, x, &high)?;
     let square = cx.binary(Binary::Multiply, &x, &x)?;
     let ratio = ratio(cx, &square, &SINGLE_P, &SINGLE_Q)?;
     cx.binary(Binary::Multiply, &x, &ratio)
@@ -109,8 +112,8 @@ fn double(cx: &mut Context, x: &Value) -> Result<Value> {
     let outer = ratio(cx, &limited, &P, &Q)?;
     let outer = cx.binary(Binary::Multiply, &decay, &outer)?;
     let outer = cx.binary(Binary::Subtract, &one, &outer)?;
-    let is_inner = cx.b.compare(Comparison::Lt, &magnitude, &one)?;
-    let result = cx.b.select(&is_inner, &inner, &outer)?;
+    let is_inner = cx.builder.compare(Comparison::Lt, &magnitude, &one)?;
+    let result = cx.builder.select(&is_inner, &inner, &outer)?;
     let sign = cx.unary(Unary::Sign, x)?;
     cx.binary(Binary::Multiply, &sign, &result)
 }

@@ -1,4 +1,4 @@
-//! Element types of buffers, and the Rust types that stand for them on the host.
+//! Element types of buffers, and the Rust types that stand for them in host memory.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use super::error::{PjrtError, Result};
 #[non_exhaustive]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ElementType {
-    /// A boolean, one byte on the host.
+    /// A boolean, one byte in host memory.
     Pred,
     /// Signed, 8 bits.
     S8,
@@ -40,11 +40,11 @@ pub enum ElementType {
     C64,
     /// Two [`F64`](Self::F64).
     C128,
-    /// A type of the C API that this library does not move to or from the host, by its number.
+    /// A type of the C API that this library does not move to or from host memory, by its number.
     Other(u32),
 }
 
-/// Number in the C API, name in StableHLO, bytes on the host.
+/// Number in the C API, name in StableHLO, bytes in host memory.
 const TYPES: [(ElementType, &str, usize); 15] = [
     (ElementType::Pred, "i1", 1),
     (ElementType::S8, "i8", 1),
@@ -84,7 +84,8 @@ impl ElementType {
         }
     }
 
-    /// Bytes of one element on the host; none for types that are not moved to or from the host.
+    /// Bytes of one element in host memory; none for types that are not moved to or from host
+    /// memory.
     pub fn bytes(self) -> Option<usize> {
         TYPES.iter().find(|row| row.0 == self).map(|row| row.2)
     }
@@ -105,18 +106,18 @@ impl fmt::Display for ElementType {
 pub struct ArrayShape {
     /// What it holds.
     pub element_type: ElementType,
-    /// Its length in each dimension; a scalar has none.
+    /// The length of the array in each dimension; a scalar has none.
     pub dims: Vec<usize>,
 }
 
 impl ArrayShape {
-    /// Bytes of the whole array on the host.
+    /// Bytes of the whole array in host memory.
     pub(super) fn host_bytes(&self) -> Result<usize> {
         let Self { element_type, dims } = self;
         let invalid = |what: String| Err(PjrtError::InvalidArgument(what));
         let Some(bytes) = element_type.bytes() else {
             return invalid(format!(
-                "{element_type} has no form on the host: cast it to another"
+                "{element_type} has no form in host memory: cast it to another"
             ));
         };
         let product = dims
@@ -145,14 +146,14 @@ impl fmt::Display for ArrayShape {
     }
 }
 
-/// A Rust type whose slices are the host's form of a buffer's elements.
+/// A Rust type whose slices are the form in host memory of a buffer's elements.
 ///
 /// Sealed: the types are fixed by the C API.
 pub trait Element: Copy + sealed::Sealed + 'static {
     /// The element type of buffers of it.
     const TYPE: ElementType;
 
-    /// The bytes of a slice, in the host's order.
+    /// The bytes of a slice, in the CPU's byte order.
     #[doc(hidden)]
     fn bytes_of(elements: &[Self]) -> &[u8];
 

@@ -1,7 +1,9 @@
 //! Any PJRT plugin, safely: load it, compile StableHLO, keep arrays on devices, run.
 //!
 //! A *plugin* is a shared library that holds XLA for one kind of device behind the PJRT C API:
-//! `libtpu.so` for TPUs, `xla_cuda_plugin.so` for NVIDIA GPUs. The bindings are checked in, made
+//! `libtpu.so` for TPUs, `xla_cuda_plugin.so` for NVIDIA GPUs. Its open devices are a *client*; a
+//! *topology* is devices that are only named, to compile for. A *program* is what a plugin has
+//! compiled, for all replicas. The bindings are checked in, made
 //! from version 0.90 of the header; plugins from version 0.29 on and of any newer minor version
 //! are accepted, and what one lacks is an error when it is needed, see [`PjrtError`].
 //!
@@ -33,7 +35,7 @@ mod element;
 mod error;
 mod libtpu;
 mod program;
-#[allow(unsafe_code)]
+#[expect(unsafe_code, reason = "each use says why it is sound")]
 mod raw;
 mod search;
 mod value;

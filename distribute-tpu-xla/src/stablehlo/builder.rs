@@ -62,8 +62,9 @@ struct Input {
     donated_to: Option<usize>,
 }
 
-/// Builds one StableHLO program. Every operation is a method that checks its operands and returns
-/// the typed result, so a program that was built is one a compiler accepts.
+/// Builds one StableHLO program. Every operation is a method that checks the types and shapes of
+/// its operands and returns the typed result. A compiler may still refuse the program, for what it
+/// does not support or for attributes that are not checked here.
 pub struct Builder {
     name: String,
     num_replicas: usize,

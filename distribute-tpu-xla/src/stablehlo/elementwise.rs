@@ -6,7 +6,7 @@ use super::types::ElementType;
 
 /// An operation on one operand that keeps its type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)]
+#[expect(missing_docs, reason = "they are the operations of StableHLO, by name")]
 #[non_exhaustive]
 pub enum Unary {
     Abs,
@@ -67,7 +67,7 @@ impl Unary {
 
 /// An operation on two operands of one type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)]
+#[expect(missing_docs, reason = "they are the operations of StableHLO, by name")]
 #[non_exhaustive]
 pub enum Binary {
     Add,
@@ -123,7 +123,7 @@ impl Binary {
 
 /// How two elements are compared. Every comparison with a NaN is false, except [`Self::Ne`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)]
+#[expect(missing_docs, reason = "they are the operations of StableHLO, by name")]
 pub enum Comparison {
     Eq,
     Ne,

@@ -8,9 +8,9 @@ use super::types::TensorType;
 /// A window over all dimensions of a tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Window {
-    /// Its size along each dimension.
+    /// The size of the window along each dimension.
     pub size: Vec<usize>,
-    /// Its steps.
+    /// The steps of the window along each dimension.
     pub strides: Vec<usize>,
     /// Distance of neighbouring elements inside it (1: adjacent).
     pub dilations: Vec<usize>,

@@ -28,7 +28,7 @@ use crate::stablehlo::Precision;
 #[must_use]
 pub struct TpuCompiler {
     replicas: Arc<[Replica]>,
-    tracer: Arc<AheadTracer>,
+    tracer: Arc<AheadOfTimeTracer>,
     id: StrategyId,
 }
 
@@ -84,7 +84,7 @@ impl TpuCompiler {
         let list = (0..count).map(|id| Replica::new(id, LogicalDevice::cpu(id)));
         Ok(Self {
             replicas: list.collect(),
-            tracer: Arc::new(AheadTracer {
+            tracer: Arc::new(AheadOfTimeTracer {
                 capture: TraceDevice::new(),
                 topology,
                 precision: Mutex::new(Precision::Highest),
@@ -171,7 +171,7 @@ impl fmt::Debug for TpuCompiler {
 }
 
 /// Compiles for a topology and runs nothing.
-struct AheadTracer {
+struct AheadOfTimeTracer {
     capture: TraceDevice,
     topology: Topology,
     precision: Mutex<Precision>,
@@ -179,8 +179,8 @@ struct AheadTracer {
     observer: OnceLock<Box<Observer>>,
 }
 
-impl AheadTracer {
-    fn tell(&self, progress: &CompileProgress<'_>) {
+impl AheadOfTimeTracer {
+    fn notify(&self, progress: &CompileProgress<'_>) {
         if let Some(observer) = self.observer.get() {
             observer(progress);
         }
@@ -193,7 +193,7 @@ impl AheadTracer {
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         let lowered = lower_step_for(step, target, precision)?;
-        self.tell(&CompileProgress::Lowered {
+        self.notify(&CompileProgress::Lowered {
             stablehlo: &lowered.program.text,
             replicas: step.num_replicas,
         });
@@ -201,7 +201,7 @@ impl AheadTracer {
         let started = Instant::now();
         let executable = self.topology.compile(&lowered.program.text, &options);
         let compile_time = started.elapsed();
-        self.tell(&CompileProgress::Compiled { time: compile_time });
+        self.notify(&CompileProgress::Compiled { time: compile_time });
         let executable = executable?;
         let donated = step
             .outputs
@@ -222,7 +222,7 @@ impl AheadTracer {
     }
 }
 
-impl Tracer for AheadTracer {
+impl Tracer for AheadOfTimeTracer {
     fn device(&self) -> &TraceDevice {
         &self.capture
     }
@@ -246,7 +246,7 @@ impl Tracer for AheadTracer {
     fn keep(&self, _: StepKey, _: Arc<StepProgram>) {}
 
     fn upload(&self, data: TensorData) -> Result<Arc<dyn DeviceTensor>> {
-        Ok(Arc::new(Nowhere {
+        Ok(Arc::new(CompileOnlyTensor {
             spec: TensorSpec {
                 shape: data.shape().to_vec(),
                 dtype: data.dtype(),
@@ -260,9 +260,9 @@ impl Tracer for AheadTracer {
     }
 }
 
-impl fmt::Debug for AheadTracer {
+impl fmt::Debug for AheadOfTimeTracer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AheadTracer")
+        f.debug_struct("AheadOfTimeTracer")
             .field("topology", &self.topology.name())
             .finish_non_exhaustive()
     }
@@ -270,11 +270,11 @@ impl fmt::Debug for AheadTracer {
 
 /// A tensor on no device.
 #[derive(Debug)]
-struct Nowhere {
+struct CompileOnlyTensor {
     spec: TensorSpec,
 }
 
-impl DeviceTensor for Nowhere {
+impl DeviceTensor for CompileOnlyTensor {
     fn spec(&self) -> TensorSpec {
         self.spec.clone()
     }

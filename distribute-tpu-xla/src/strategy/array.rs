@@ -8,7 +8,7 @@ use distribute_core::trace::{DeviceTensor, TensorSpec};
 use distribute_core::{Error, Result};
 
 use super::TpuError;
-use super::tracer::Place;
+use super::tracer::ExecutionContext;
 use crate::pjrt::{Buffer, Client, Device, ElementType, PjrtError};
 
 /// One buffer per replica of this process.
@@ -30,38 +30,42 @@ impl DeviceArray {
     }
 
     /// Copies the same value to all devices.
-    pub(crate) fn upload(place: &Place, data: &TensorData) -> Result<Self, TpuError> {
-        let devices = place.devices.iter();
-        let copies = devices.map(|device| buffer(&place.client, device, data, data.shape()));
+    pub(crate) fn upload(context: &ExecutionContext, data: &TensorData) -> Result<Self, TpuError> {
+        let devices = context.devices.iter();
+        let copies = devices.map(|device| buffer(&context.client, device, data, data.shape()));
         Ok(Self {
             spec: TensorSpec {
                 shape: data.shape().to_vec(),
                 dtype: data.dtype(),
             },
             buffers: copies.collect::<Result<_, _>>()?,
-            timeout: place.timeout,
+            timeout: context.timeout,
         })
     }
 
     /// Copies one value to each device.
-    pub(crate) fn upload_each(place: &Place, data: &[TensorData]) -> Result<Self, TpuError> {
-        let first = data.first().filter(|_| data.len() == place.devices.len());
+    pub(crate) fn upload_each(
+        context: &ExecutionContext,
+        data: &[TensorData],
+    ) -> Result<Self, TpuError> {
+        let first = data.first().filter(|_| data.len() == context.devices.len());
         let first = first.ok_or_else(|| {
             TpuError::Internal(format!(
                 "{} values for {} devices",
                 data.len(),
-                place.devices.len()
+                context.devices.len()
             ))
         })?;
-        let pairs = place.devices.iter().zip(data);
-        let copies = pairs.map(|(device, data)| buffer(&place.client, device, data, data.shape()));
+        let pairs = context.devices.iter().zip(data);
+        let copies =
+            pairs.map(|(device, data)| buffer(&context.client, device, data, data.shape()));
         Ok(Self {
             spec: TensorSpec {
                 shape: first.shape().to_vec(),
                 dtype: first.dtype(),
             },
             buffers: copies.collect::<Result<_, _>>()?,
-            timeout: place.timeout,
+            timeout: context.timeout,
         })
     }
 

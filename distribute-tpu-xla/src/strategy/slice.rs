@@ -24,11 +24,11 @@ use crate::stablehlo::{Binary, Builder, ElementType, StableHloError, TensorType}
 type Result<T, E = CollectiveError> = std::result::Result<T, E>;
 
 /// The words of a header: numbers, then the reason of an abort as text.
-const HEADER: usize = 64;
-const NUMBERS: usize = 8;
+const HEADER_WORDS: usize = 64;
+const NUMBER_WORDS: usize = 8;
 
 /// The words that travel at once, at most: 1 MiB of each process.
-const CHUNK: usize = 1 << 18;
+const CHUNK_WORDS: usize = 1 << 18;
 
 /// How a program combines the words of all processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -39,17 +39,17 @@ enum Combine {
 
 /// One process of a slice, as a rank.
 pub(super) struct SliceCommunicator {
-    link: Arc<Link>,
+    group: Arc<SliceGroup>,
     /// The number of the next operation.
     sequence: u64,
 }
 
 /// What the handle that aborts shares with the communicator.
-struct Link {
+struct SliceGroup {
     client: Client,
     /// The device of this process that speaks for it.
     device: Device,
-    /// Those of all processes, by their global numbers.
+    /// The devices that speak for all processes, by their global numbers.
     assignment: Vec<i64>,
     rank: usize,
     limit: Duration,
@@ -82,7 +82,7 @@ impl SliceCommunicator {
         rank: usize,
         limit: Duration,
     ) -> Result<Self, TpuError> {
-        let link = Link {
+        let group = SliceGroup {
             client,
             device,
             assignment,
@@ -92,9 +92,9 @@ impl SliceCommunicator {
             failure: Mutex::default(),
         };
         // An abort must not have to compile.
-        link.program(Combine::Gather, HEADER)?;
+        group.program(Combine::Gather, HEADER_WORDS)?;
         Ok(Self {
-            link: Arc::new(link),
+            group: Arc::new(group),
             sequence: 0,
         })
     }
@@ -107,7 +107,7 @@ impl SliceCommunicator {
         root: usize,
         bytes: usize,
     ) -> Result<Vec<usize>> {
-        self.link.usable()?;
+        self.group.check_healthy()?;
         let known = DType::ALL.iter().position(|known| *known == dtype);
         let own = Header {
             sequence: self.sequence,
@@ -119,23 +119,23 @@ impl SliceCommunicator {
         };
         self.sequence += 1;
         let outcome = self.compare(op, &own);
-        outcome.map_err(|error| self.link.fail(error))
+        outcome.map_err(|error| self.group.record_failure(error))
     }
 
     fn compare(&self, op: OperationKind, own: &Header) -> Result<Vec<usize>> {
-        let words = self.link.exchange(op, own.sequence, &own.words())?;
+        let words = self.group.exchange(op, own.sequence, &own.words())?;
         let mut sizes = Vec::new();
-        for (rank, words) in words.chunks(HEADER).enumerate() {
+        for (rank, words) in words.chunks(HEADER_WORDS).enumerate() {
             let other = Header::of(words);
             if let Some(reason) = other.abort {
                 return Err(CollectiveError::Aborted { rank, reason });
             }
             let same = |header: &Header| (header.sequence, header.kind, header.dtype, header.root);
             if same(&other) != same(own) {
-                let what = format!("{own:?} on rank {}, {other:?} there", self.link.rank);
+                let what = format!("{own:?} on rank {}, {other:?} there", self.group.rank);
                 return Err(CollectiveError::Mismatch {
-                    rank_a: self.link.rank.min(rank),
-                    rank_b: self.link.rank.max(rank),
+                    rank_a: self.group.rank.min(rank),
+                    rank_b: self.group.rank.max(rank),
                     op,
                     sequence: own.sequence,
                     what,
@@ -152,10 +152,13 @@ impl SliceCommunicator {
         let mut all: Vec<Vec<u8>> = vec![Vec::new(); sizes.len()];
         let mut start = 0;
         while start < longest {
-            let words = (longest - start).div_ceil(4).min(CHUNK).next_power_of_two();
+            let words = (longest - start)
+                .div_ceil(4)
+                .min(CHUNK_WORDS)
+                .next_power_of_two();
             let mine = words_of(mine, start, words);
-            let found = self.link.exchange(op, self.sequence, &mine);
-            let found = found.map_err(|error| self.link.fail(error))?;
+            let found = self.group.exchange(op, self.sequence, &mine);
+            let found = found.map_err(|error| self.group.record_failure(error))?;
             for ((words, bytes), size) in found.chunks(words).zip(&mut all).zip(sizes) {
                 let missing = (size - bytes.len()).min(words.len() * 4);
                 bytes.extend_from_slice(&bytemuck::cast_slice(words)[..missing]);
@@ -174,12 +177,12 @@ impl SliceCommunicator {
             sequence: self.sequence,
             what: format!("{} and {} bytes", sizes[0], sizes[other]),
         };
-        self.link.fail(error)
+        self.group.record_failure(error)
     }
 
     fn refuse(&self, op: OperationKind) -> CollectiveError {
         CollectiveError::InvalidArgument {
-            rank: self.link.rank,
+            rank: self.group.rank,
             op,
             what: "the devices of a slice exchange values only all together; use a collective \
                    operation"
@@ -188,10 +191,10 @@ impl SliceCommunicator {
     }
 }
 
-impl Link {
+impl SliceGroup {
     /// # Errors
     /// That an earlier operation has failed.
-    fn usable(&self) -> Result<()> {
+    fn check_healthy(&self) -> Result<()> {
         match &*locked(&self.failure) {
             None => Ok(()),
             Some(cause) => Err(CollectiveError::Poisoned {
@@ -200,7 +203,7 @@ impl Link {
         }
     }
 
-    fn fail(&self, error: CollectiveError) -> CollectiveError {
+    fn record_failure(&self, error: CollectiveError) -> CollectiveError {
         locked(&self.failure).get_or_insert(error).clone()
     }
 
@@ -272,15 +275,15 @@ impl Link {
     }
 }
 
-impl AbortTarget for Link {
+impl AbortTarget for SliceGroup {
     /// Tells the others where they wait in an operation of the group. Those that run a step learn
     /// it from the plugin when this process ends.
     fn abort(&self, rank: usize, reason: &str) {
         let reason = reason.to_string();
-        if self.usable().is_err() {
+        if self.check_healthy().is_err() {
             return;
         }
-        self.fail(CollectiveError::Aborted {
+        self.record_failure(CollectiveError::Aborted {
             rank,
             reason: reason.clone(),
         });
@@ -301,7 +304,7 @@ impl AbortTarget for Link {
 
 impl Header {
     fn words(&self) -> Vec<u32> {
-        let mut words = vec![0; HEADER];
+        let mut words = vec![0; HEADER_WORDS];
         let numbers = [
             self.sequence as u32,
             (self.sequence >> 32) as u32,
@@ -313,17 +316,17 @@ impl Header {
         ];
         words[..numbers.len()].copy_from_slice(&numbers);
         if let Some(reason) = &self.abort {
-            let text = &mut bytemuck::cast_slice_mut::<u32, u8>(&mut words)[4 * NUMBERS..];
+            let text = &mut bytemuck::cast_slice_mut::<u32, u8>(&mut words)[4 * NUMBER_WORDS..];
             let length = reason.floor_char_boundary(text.len());
             text[..length].copy_from_slice(&reason.as_bytes()[..length]);
-            words[NUMBERS - 1] = length as u32 + 1;
+            words[NUMBER_WORDS - 1] = length as u32 + 1;
         }
         words
     }
 
     fn of(words: &[u32]) -> Self {
         let number = |at: usize| u64::from(words[at]) | (u64::from(words[at + 1]) << 32);
-        let text = &bytemuck::cast_slice::<u32, u8>(words)[4 * NUMBERS..];
+        let text = &bytemuck::cast_slice::<u32, u8>(words)[4 * NUMBER_WORDS..];
         let reason = |length: u32| {
             let length = (length as usize - 1).min(text.len());
             String::from_utf8_lossy(&text[..length]).into_owned()
@@ -334,18 +337,18 @@ impl Header {
             dtype: words[3],
             root: words[4],
             bytes: usize::try_from(number(5)).unwrap_or(usize::MAX),
-            abort: (words[NUMBERS - 1] > 0).then(|| reason(words[NUMBERS - 1])),
+            abort: (words[NUMBER_WORDS - 1] > 0).then(|| reason(words[NUMBER_WORDS - 1])),
         }
     }
 }
 
 impl Communicator for SliceCommunicator {
     fn rank(&self) -> usize {
-        self.link.rank
+        self.group.rank
     }
 
     fn world_size(&self) -> usize {
-        self.link.assignment.len()
+        self.group.assignment.len()
     }
 
     fn all_reduce(&mut self, op: ReduceOp, buffers: &mut [Buffer<'_>]) -> Result<()> {
@@ -394,7 +397,9 @@ impl Communicator for SliceCommunicator {
         let Some(memory) = memory.get_mut(..all.len()) else {
             let reason = format!("there is no memory for the {} bytes of all", all.len());
             let rank = self.rank();
-            return Err(self.link.fail(CollectiveError::Aborted { rank, reason }));
+            return Err(self
+                .group
+                .record_failure(CollectiveError::Aborted { rank, reason }));
         };
         memory.copy_from_slice(&all);
         Ok(())
@@ -411,12 +416,12 @@ impl Communicator for SliceCommunicator {
         let is_root = root == self.rank();
         for buffer in buffers {
             let bytes = buffer.as_bytes_mut();
-            for part in bytes.chunks_mut(4 * CHUNK) {
+            for part in bytes.chunks_mut(4 * CHUNK_WORDS) {
                 let words = part.len().div_ceil(4).next_power_of_two();
                 // Zeros and one value add up to the value.
                 let mine = words_of(if is_root { part } else { &[] }, 0, words);
-                let sum = self.link.combine(Combine::Sum, kind, self.sequence, &mine);
-                let sum = sum.map_err(|error| self.link.fail(error))?;
+                let sum = self.group.combine(Combine::Sum, kind, self.sequence, &mine);
+                let sum = sum.map_err(|error| self.group.record_failure(error))?;
                 let size = part.len();
                 part.copy_from_slice(&bytemuck::cast_slice(&sum)[..size]);
             }
@@ -442,7 +447,7 @@ impl Communicator for SliceCommunicator {
     }
 
     fn abort_handle(&self) -> AbortHandle {
-        AbortHandle::new(self.link.rank, self.link.clone())
+        AbortHandle::new(self.group.rank, self.group.clone())
     }
 
     fn describe(&self) -> Description {
@@ -454,8 +459,8 @@ impl Communicator for SliceCommunicator {
 impl fmt::Debug for SliceCommunicator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SliceCommunicator")
-            .field("rank", &self.link.rank)
-            .field("devices", &self.link.assignment)
+            .field("rank", &self.group.rank)
+            .field("devices", &self.group.assignment)
             .finish_non_exhaustive()
     }
 }

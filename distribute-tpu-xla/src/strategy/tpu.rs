@@ -12,7 +12,7 @@ use distribute_core::{
 };
 
 use super::slice::SliceCommunicator;
-use super::tracer::{Place, XlaTracer};
+use super::tracer::{ExecutionContext, XlaTracer};
 use super::{TpuError, TpuSystem, refuse_replicas};
 use crate::pjrt::{Device, Executable};
 use crate::stablehlo::Precision;
@@ -161,9 +161,9 @@ impl TpuStrategyBuilder<'_> {
         let devices: Arc<[Device]> = own().map(|(_, device)| device.clone()).collect();
         let workers = match processes {
             1 => None,
-            _ => Some(self.meet(&chosen, &devices)?),
+            _ => Some(self.form_group(&chosen, &devices)?),
         };
-        let place = Place {
+        let context = ExecutionContext {
             client: client.clone(),
             devices: Arc::clone(&devices),
             assignment: chosen.iter().map(global_id).collect(),
@@ -179,7 +179,7 @@ impl TpuStrategyBuilder<'_> {
             process,
             processes,
             workers,
-            tracer: Arc::new(XlaTracer::new(place, self.limits)),
+            tracer: Arc::new(XlaTracer::new(context, self.limits)),
             id: StrategyId::new("tpu", count),
         })
     }
@@ -214,7 +214,7 @@ impl TpuStrategyBuilder<'_> {
     }
 
     /// The group of all processes.
-    fn meet(&self, chosen: &[Device], own: &[Device]) -> Result<WorkerGroup, TpuError> {
+    fn form_group(&self, chosen: &[Device], own: &[Device]) -> Result<WorkerGroup, TpuError> {
         let processes = self.system.processes();
         let refused = |cause: String| TpuError::Processes { processes, cause };
         let first_of = |process| {

@@ -25,13 +25,13 @@ use crate::trace::{ProgramLimits, Programs};
 pub(crate) struct XlaTracer {
     capture: TraceDevice,
     pub(crate) programs: Programs,
-    place: Arc<Place>,
+    context: Arc<ExecutionContext>,
     /// What was compiled, for those who ask what it costs.
     compiled: Mutex<Vec<Weak<LoadedExecutable>>>,
 }
 
 /// Where programs run.
-pub(crate) struct Place {
+pub(crate) struct ExecutionContext {
     pub(crate) client: Client,
     /// The devices of this process' replicas, in replica order.
     pub(crate) devices: Arc<[Device]>,
@@ -48,11 +48,11 @@ pub(crate) struct Place {
 }
 
 impl XlaTracer {
-    pub(crate) fn new(place: Place, limits: ProgramLimits) -> Self {
+    pub(crate) fn new(context: ExecutionContext, limits: ProgramLimits) -> Self {
         Self {
             capture: TraceDevice::new(),
             programs: Programs::new(limits),
-            place: Arc::new(place),
+            context: Arc::new(context),
             compiled: Mutex::default(),
         }
     }
@@ -67,19 +67,19 @@ impl XlaTracer {
 
     fn compile_step(&self, step: &CapturedStep) -> Result<XlaProgram, TpuError> {
         let started = Instant::now();
-        let place = &self.place;
-        let target = Target::of_platform(place.client.platform_name());
-        let lowered = lower_step_for(step, target, place.precision)?;
+        let context = &self.context;
+        let target = Target::of_platform(context.client.platform_name());
+        let lowered = lower_step_for(step, target, context.precision)?;
         let text = &lowered.program.text;
         self.check_same_everywhere(step, text)?;
-        let mut options =
-            CompileOptions::replicas(step.num_replicas).device_assignment(place.assignment.clone());
-        if place.client.platform_name() == "cpu" {
+        let mut options = CompileOptions::replicas(step.num_replicas)
+            .device_assignment(context.assignment.clone());
+        if context.client.platform_name() == "cpu" {
             for (flag, value) in CPU_COMPILER_OPTIONS {
                 options = options.option(flag, value);
             }
         }
-        let executable = Arc::new(place.client.compile(text, &options)?);
+        let executable = Arc::new(context.client.compile(text, &options)?);
         self.programs.compiled(started.elapsed());
         let compiled = self.compiled.lock();
         let mut compiled = compiled.unwrap_or_else(PoisonError::into_inner);
@@ -88,7 +88,7 @@ impl XlaTracer {
         let specs = step.outputs.iter().map(|output| output.spec.clone());
         Ok(XlaProgram {
             executable,
-            place: Arc::clone(place),
+            context: Arc::clone(context),
             inputs: lowered.program.inputs,
             outputs: specs.collect(),
         })
@@ -96,7 +96,7 @@ impl XlaTracer {
 
     /// Replicas that run different programs would wait for each other forever.
     fn check_same_everywhere(&self, step: &CapturedStep, text: &str) -> Result<(), TpuError> {
-        let Some(workers) = &self.place.workers else {
+        let Some(workers) = &self.context.workers else {
             return Ok(());
         };
         let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
@@ -173,7 +173,7 @@ impl Tracer for XlaTracer {
     }
 
     fn checks_steps(&self) -> bool {
-        self.place.checks_steps
+        self.context.checks_steps
     }
 
     fn find(&self, key: &StepKey) -> Option<Arc<StepProgram>> {
@@ -193,18 +193,18 @@ impl Tracer for XlaTracer {
     }
 
     fn upload(&self, data: TensorData) -> Result<Arc<dyn DeviceTensor>> {
-        Ok(Arc::new(DeviceArray::upload(&self.place, &data)?))
+        Ok(Arc::new(DeviceArray::upload(&self.context, &data)?))
     }
 
     fn upload_each(&self, data: Vec<TensorData>) -> Result<Arc<dyn DeviceTensor>> {
-        Ok(Arc::new(DeviceArray::upload_each(&self.place, &data)?))
+        Ok(Arc::new(DeviceArray::upload_each(&self.context, &data)?))
     }
 }
 
 impl fmt::Debug for XlaTracer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("XlaTracer")
-            .field("devices", &self.place.assignment)
+            .field("devices", &self.context.assignment)
             .field("programs", &self.programs.statistics())
             .finish_non_exhaustive()
     }
@@ -213,7 +213,7 @@ impl fmt::Debug for XlaTracer {
 /// A step, compiled and loaded onto the devices.
 struct XlaProgram {
     executable: Arc<LoadedExecutable>,
-    place: Arc<Place>,
+    context: Arc<ExecutionContext>,
     inputs: Vec<TensorType>,
     outputs: Vec<TensorSpec>,
 }
@@ -232,8 +232,8 @@ impl XlaProgram {
         let sent = arguments.iter().zip(&self.inputs);
         let sent = sent.map(|(argument, ty)| self.send(argument, ty.dims()));
         let sent = sent.collect::<Result<Vec<Option<Vec<Buffer>>>, TpuError>>()?;
-        let mut lists: Vec<Vec<&Buffer>> = Vec::with_capacity(self.place.devices.len());
-        for replica in 0..self.place.devices.len() {
+        let mut lists: Vec<Vec<&Buffer>> = Vec::with_capacity(self.context.devices.len());
+        for replica in 0..self.context.devices.len() {
             let missing = || TpuError::Internal(format!("no argument for replica {replica}"));
             let list = arguments.iter().zip(&sent).map(|(argument, sent)| {
                 let buffer = match (argument, sent) {
@@ -251,10 +251,10 @@ impl XlaProgram {
         self.results(execution.into_outputs())
     }
 
-    /// The buffers of an argument that is on the host, in the program's dimensions.
+    /// The buffers of an argument that is in host memory, in the program's dimensions.
     fn send(&self, argument: &Argument, dims: &[usize]) -> Result<Option<Vec<Buffer>>, TpuError> {
-        let devices = self.place.devices.iter();
-        let client = &self.place.client;
+        let devices = self.context.devices.iter();
+        let client = &self.context.client;
         let buffers: Result<Vec<Buffer>, TpuError> = match argument {
             Argument::Device(_) => return Ok(None),
             Argument::PerReplica(parts) => devices
@@ -277,7 +277,7 @@ impl XlaProgram {
             let array = DeviceArray::new(
                 spec.clone(),
                 buffers.ok_or_else(missing)?,
-                self.place.timeout,
+                self.context.timeout,
             );
             Ok(Arc::new(array) as Arc<dyn DeviceTensor>)
         };

@@ -170,7 +170,10 @@ fn buffers_must_be_what_they_are_said_to_be() {
     let error = client
         .buffer_from_bytes(ElementType::Other(22), &[0], &[1], device)
         .unwrap_err();
-    assert!(error.to_string().contains("no form on the host"), "{error}");
+    assert!(
+        error.to_string().contains("no form in host memory"),
+        "{error}"
+    );
     let buffer = client.buffer(&[1.0_f32], &[1], device).unwrap();
     let error = buffer.to_vec::<i32>().unwrap_err().to_string();
     assert!(

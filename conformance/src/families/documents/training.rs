@@ -65,7 +65,6 @@ fn objective(
 pub(super) fn one_weight(case: &Case, env: &Env<'_>) -> Checked {
     let inputs = &case.inputs;
     let strategy = &*env.strategy(case)?;
-    #[allow(clippy::cast_possible_truncation)] // the model has floats of 32 bits
     let weight = inputs.float("initial_weight")? as f32;
     let learning_rate = inputs.float("learning_rate")?;
     let (epochs, size) = (inputs.count("epochs")?, inputs.count("batch_size")?);
@@ -135,7 +134,6 @@ pub(super) fn one_update(case: &Case, env: &Env<'_>) -> Checked {
     let inputs = &case.inputs;
     let strategy = &*env.strategy(case)?;
     let (l2, learning_rate) = (inputs.float("l2")?, inputs.float("learning_rate")?);
-    #[allow(clippy::cast_possible_truncation)] // the model has floats of 32 bits
     let weight = inputs.float("weight")? as f32;
     let x = per_replica(strategy, inputs.list("x")?)?;
     let mut state: State = strategy.try_scope(|device| {
@@ -167,7 +165,7 @@ pub(super) fn one_update(case: &Case, env: &Env<'_>) -> Checked {
             .same_number(expected.field("weight")?, found)?;
         count += 1;
     }
-    // Where variables are not mirrored, how replicas see the one of the host is not said.
+    // Where variables are not mirrored, how replicas see the one in host memory is not said.
     match expected.get("copies") {
         Some(copies) => passed(equal(copies, &json!(count))),
         None => Ok(Outcome::Passed),

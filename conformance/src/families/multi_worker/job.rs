@@ -107,12 +107,12 @@ impl Job {
                 "expect": expected,
                 "tolerance": [tolerance.relative, tolerance.absolute],
             });
-            self.member(name)?.say(&order)?;
+            self.member(name)?.send(&order)?;
         }
         let mut outcome = Outcome::Passed;
         for (name, _) in tasks {
-            let heard = self.member(name)?.hear()?;
-            match read(&heard).map_err(|failure| failure.at(format!("{name}: ")))? {
+            let received = self.member(name)?.receive()?;
+            match read(&received).map_err(|failure| failure.at(format!("{name}: ")))? {
                 Outcome::Passed => {}
                 other => outcome = other,
             }
@@ -123,7 +123,7 @@ impl Job {
     /// Tells a task to end with this code, and waits until it has.
     pub(super) fn exit(&mut self, name: &str, code: i32) -> Result<(), Failure> {
         let member = self.member(name)?;
-        member.say(&json!({ "exit": code }))?;
+        member.send(&json!({ "exit": code }))?;
         let found = member.wait()?;
         match found == Some(code) {
             true => Ok(()),
@@ -170,21 +170,21 @@ impl Member {
             input,
             answers,
         };
-        member.say(&json!({
+        member.send(&json!({
             "replicas": setting.replicas,
             "timeout_ms": u64::try_from(setting.timeout.as_millis()).unwrap_or(u64::MAX),
         }))?;
         Ok(member)
     }
 
-    fn say(&mut self, order: &Value) -> Result<(), Failure> {
+    fn send(&mut self, order: &Value) -> Result<(), Failure> {
         let ended = || Failure::got("a worker that has ended");
         let input = self.input.as_mut().ok_or_else(ended)?;
         writeln!(input, "{order}")?;
         Ok(input.flush()?)
     }
 
-    fn hear(&mut self) -> Result<Value, Failure> {
+    fn receive(&mut self) -> Result<Value, Failure> {
         let line = self.answers.recv_timeout(LIMIT);
         let line = line.map_err(|error| Failure::got(format!("no answer of a worker: {error}")))?;
         serde_json::from_str(&line).map_err(|_| Failure::got(format!("`{line}` of a worker")))
@@ -239,10 +239,10 @@ fn cluster<'a>(
     roles.iter().map(of_role).collect()
 }
 
-/// What a worker says became of its part.
-fn read(heard: &Value) -> Checked {
-    let text = |key: &str| heard[key].as_str();
-    if heard["passed"] == true {
+/// The outcome of its part that a worker has sent.
+fn read(received: &Value) -> Checked {
+    let text = |key: &str| received[key].as_str();
+    if received["passed"] == true {
         return Ok(Outcome::Passed);
     }
     if let Some(name) = text("deviation") {

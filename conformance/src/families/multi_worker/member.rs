@@ -1,4 +1,5 @@
-//! A worker process: does what it is told on standard input and says what came of it.
+//! A worker process: runs the operations that come on standard input and answers each with its
+//! outcome.
 
 use std::io::{BufRead, Write};
 use std::time::Duration;
@@ -42,7 +43,7 @@ pub fn run_worker() -> Result<()> {
         if let Some(code) = order["exit"].as_i64() {
             std::process::exit(i32::try_from(code).unwrap_or(1));
         }
-        let answer = say(check(&strategy, &order));
+        let answer = outcome_message(check(&strategy, &order));
         let mut out = std::io::stdout().lock();
         writeln!(out, "{answer}").map_err(Error::step)?;
         out.flush().map_err(Error::step)?;
@@ -66,7 +67,7 @@ fn check(strategy: &MultiWorkerMirroredStrategy, order: &Value) -> Checked {
     }
 }
 
-fn say(checked: Checked) -> Value {
+fn outcome_message(checked: Checked) -> Value {
     match checked {
         Ok(Outcome::Passed) => json!({ "passed": true }),
         Ok(Outcome::Deviation(deviation)) => json!({ "deviation": deviation.name() }),

@@ -1,7 +1,7 @@
 //! `multi_worker.json`: what every worker of a job with several processes sees.
 //!
 //! The workers are real processes of a [`WorkerProgram`]: this process sends each of them the
-//! operation and what TensorFlow's worker of the same name saw, and hears what became of it. The
+//! operation and what TensorFlow's worker of the same name saw, and gets its outcome. The
 //! workers of the scenario `main` stay for all its cases; the other scenarios damage their job and
 //! get a new one for each case.
 

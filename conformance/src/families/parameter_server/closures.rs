@@ -48,7 +48,6 @@ pub(super) fn applied(case: &Case, env: &Env<'_>) -> Checked {
     let times = expected.get("scheduled").and_then(count).unwrap_or(1);
     let cluster = Cluster::start(case, register_add)?;
     let variable = zero(&cluster.strategy, wanted.shape())?;
-    #[allow(clippy::cast_precision_loss)] // a few
     let share = wanted.iter::<f32>().map(|value| value / times as f32);
     let share = TensorData::new(share.collect::<Vec<_>>(), wanted.shape().clone());
     let mut results = Vec::new();

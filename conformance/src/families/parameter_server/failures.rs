@@ -203,7 +203,6 @@ pub(super) fn lost_worker(case: &Case) -> Checked {
     cluster.coordinator.join()?;
     let fetched: Vec<f32> = cluster.coordinator.fetch(&values)?;
     equal(expected.field("fetched")?, &json!(fetched))?;
-    #[allow(clippy::cast_precision_loss)] // a few
     let wanted = scalar(times as f32 + 1.0);
     let found: TensorData = variable.read(&cluster.strategy)?;
     equal(

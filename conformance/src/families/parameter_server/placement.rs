@@ -60,7 +60,6 @@ fn make(servers: &Servers, name: &str, shape: &[usize]) -> Result<VariableRef, F
     Ok(strategy.variables().variable(&format!("variable/{name}"))?)
 }
 
-#[allow(clippy::cast_precision_loss)] // a few thousand elements
 fn counting(shape: &[usize]) -> TensorData {
     let values: Vec<f32> = (0..shape.iter().product())
         .map(|i: usize| i as f32)
@@ -137,7 +136,6 @@ pub(super) fn operations(case: &Case, env: &Env<'_>) -> Checked {
     // The rows count, so that their first elements say which ones were looked up.
     let wanted = tensor(expected.field("lookup")?)?;
     let width = wanted.shape()[1];
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // small counts
     let id = |first: f64| first as u64 / width as u64;
     let ids: Vec<u64> = wanted.iter::<f64>().step_by(width).map(id).collect();
     let same = |key: &str, found: &TensorData| {

@@ -8,7 +8,7 @@ use distribute_core::trace::TraceError;
 use distribute_core::{Error, PerReplica, ReduceOp, Replica, Result, Strategy, StrategyExt};
 use distribute_data::{Batching, FnDataset, StrategyDataExt, Weighted};
 
-use super::given::Given;
+use super::dynamic_tensor::DynamicTensor;
 use super::values::take_rows;
 
 /// Whether a compiled step has refused values whose shapes differ between the replicas.
@@ -26,8 +26,10 @@ pub(crate) fn all_reduce_lists(
     if strategy.tracer().is_none() {
         return strategy.run(lists, |ctx, list| ctx.all_reduce(op, list));
     }
-    let given = |list: Vec<TensorData>| -> Vec<Given> {
-        let given = list.iter().map(|data| Given::of(data, &Device::flex()));
+    let given = |list: Vec<TensorData>| -> Vec<DynamicTensor> {
+        let given = list
+            .iter()
+            .map(|data| DynamicTensor::of(data, &Device::flex()));
         given.collect()
     };
     // As an argument: what a compiled step only captures keeps its value of the first call.
@@ -41,7 +43,7 @@ pub(crate) fn all_reduce_lists(
         let list = list.into_iter().map(|given| given.all_reduce(ctx, op));
         list.collect::<Result<Vec<_>>>()
     })?;
-    Ok(found.map(|list| list.into_iter().map(Given::into_data).collect()))
+    Ok(found.map(|list| list.into_iter().map(DynamicTensor::into_data).collect()))
 }
 
 /// `all_reduce` of one value per replica.
@@ -71,11 +73,11 @@ pub(crate) fn all_gather(
     if strategy.tracer().is_none() || has_scalars {
         return strategy.run(values, |ctx, value| ctx.all_gather(value, axis));
     }
-    let given = values.map(|value| Given::of(&value, &Device::flex()));
+    let given = values.map(|value| DynamicTensor::of(&value, &Device::flex()));
     let found = strategy.run((given, axis), |ctx, (given, axis)| {
         given.all_gather(ctx, axis)
     })?;
-    Ok(found.map(Given::into_data))
+    Ok(found.map(DynamicTensor::into_data))
 }
 
 /// `broadcast` of the value of replica 0.
@@ -86,9 +88,9 @@ pub(crate) fn broadcast(
     if strategy.tracer().is_none() {
         return strategy.run(values, |ctx, value| ctx.broadcast(0, value));
     }
-    let given = values.map(|value| Given::of(&value, &Device::flex()));
+    let given = values.map(|value| DynamicTensor::of(&value, &Device::flex()));
     let found = strategy.run(given, |ctx, given| given.broadcast(ctx, 0))?;
-    Ok(found.map(Given::into_data))
+    Ok(found.map(DynamicTensor::into_data))
 }
 
 /// `all_reduce` of values by name, the same names on every replica.

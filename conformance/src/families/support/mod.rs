@@ -1,9 +1,9 @@
 //! What the adapters of several families share.
 
 pub(crate) mod compiled;
-mod given;
+mod dynamic_tensor;
 pub(crate) mod models;
 mod values;
 
-pub(crate) use given::Given;
+pub(crate) use dynamic_tensor::DynamicTensor;
 pub(crate) use values::{class, expected, lists, per_replica, reduce_op, same_lists, take_rows};

@@ -151,7 +151,8 @@ pub fn run(
             .map_err(|error| broken(rank, &error))?;
     }
     for _ in &bench.sizes_bytes {
-        let line = read_line(0, &mut readers[0])?;
+        let first = readers.first_mut().ok_or_else(|| silent(0))?;
+        let line = read_line(0, first)?;
         report(&SizeReport::from_line(&line).ok_or_else(|| silent(0))?);
     }
     for (rank, child) in ranks.0.iter_mut().enumerate() {

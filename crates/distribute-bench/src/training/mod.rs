@@ -14,6 +14,6 @@ pub use contenders::{Contender, HandWritten, Steps, Trained, UnderStrategy};
 pub use independent::Independent;
 pub use models::{BenchModel, ModelUnder};
 pub use parameter_server::{ParameterServerJob, serve_closures, serve_variables};
-pub use rounds::{Comparison, Sample, compare, table};
+pub use rounds::{Comparison, Sample, compare, median_ratio, table};
 pub use strategies::{compiled, strategies};
 pub use workers::{Workers, serve_steps, serve_worker};

@@ -37,8 +37,8 @@ pub struct Sample {
     pub trained: Trained,
 }
 
-/// Measures all competitors in each round, and hands each sample to `report` as it comes. The
-/// samples of a round are in the order of the competitors.
+/// Measures all competitors in each round, and hands each sample to `report` as it comes: the
+/// samples of every round, in the order of the competitors.
 ///
 /// # Errors
 /// Those of the competitors and of `report`.
@@ -46,20 +46,19 @@ pub fn compare<E: From<Error>>(
     contenders: &mut [Box<dyn Contender>],
     comparison: &Comparison,
     mut report: impl FnMut(&Sample) -> Result<(), E>,
-) -> Result<Vec<Sample>, E> {
+) -> Result<Vec<Vec<Sample>>, E> {
     for contender in contenders.iter_mut() {
         // So that nobody's first round pays for memory that the others have already.
         contender.train_for(WARM_UP.min(comparison.time))?;
     }
-    let mut samples = Vec::new();
-    for round in 0..comparison.rounds {
-        for contender in contenders.iter_mut() {
-            let sample = measure(contender.as_mut(), comparison, round)?;
-            report(&sample)?;
-            samples.push(sample);
-        }
-    }
-    Ok(samples)
+    let mut one = |contender: &mut Box<dyn Contender>, round| {
+        let sample = measure(contender.as_mut(), comparison, round)?;
+        report(&sample).map(|()| sample)
+    };
+    let rounds = 0..comparison.rounds;
+    rounds
+        .map(|round| contenders.iter_mut().map(|it| one(it, round)).collect())
+        .collect()
 }
 
 fn measure(
@@ -81,11 +80,23 @@ fn measure(
     })
 }
 
+/// What the competitor of this column did in each round, in examples by time.
+fn rates(rounds: &[Vec<Sample>], column: usize) -> impl Iterator<Item = f64> {
+    let samples = rounds.iter().filter_map(move |round| round.get(column));
+    samples.map(|sample| sample.examples_per_s)
+}
+
+/// The median over the rounds of how many times as fast one competitor is as another one.
+pub fn median_ratio(rounds: &[Vec<Sample>], column: usize, other: usize) -> f64 {
+    let pairs = rates(rounds, column).zip(rates(rounds, other));
+    median(&pairs.map(|(own, other)| own / other).collect::<Vec<_>>())
+}
+
 /// Medians, and the medians of the ratios to others of the same round: the hand-written loop, the
 /// same implementation with one replica, as many replicas of one process, and as many loops that
 /// do not communicate.
-pub fn table(samples: &[Sample], per_round: usize) -> Vec<String> {
-    let first = &samples[..per_round];
+pub fn table(rounds: &[Vec<Sample>]) -> Vec<String> {
+    let first = rounds.first().map_or(&[][..], Vec::as_slice);
     let find = |name: &str, replicas: usize| {
         let wanted = |sample: &Sample| sample.name == name && sample.replicas == replicas;
         first.iter().position(wanted)
@@ -102,16 +113,10 @@ pub fn table(samples: &[Sample], per_round: usize) -> Vec<String> {
     )];
     for (column, Sample { name, replicas, .. }) in first.iter().enumerate() {
         let ratio_to = |other: Option<usize>| {
-            let Some(other) = other else {
-                return "-".to_string();
-            };
-            let rounds = samples.chunks(per_round);
-            let ratios =
-                rounds.map(|round| round[column].examples_per_s / round[other].examples_per_s);
-            format!("{:.3}", median(&ratios.collect::<Vec<_>>()))
+            let ratio = |other| format!("{:.3}", median_ratio(rounds, column, other));
+            other.map_or("-".to_string(), ratio)
         };
-        let of_column = samples.iter().skip(column).step_by(per_round);
-        let rates: Vec<f64> = of_column.map(|sample| sample.examples_per_s).collect();
+        let rates: Vec<f64> = rates(rounds, column).collect();
         // One replica needs no comparison with several.
         let several = |other| (*replicas > 1).then_some(other).flatten();
         rows.push(format!(
@@ -150,8 +155,8 @@ mod tests {
             ]
         };
         // The machine is half as fast in the second round, which no ratio shows.
-        let samples = [round(1.0, 180.0), round(0.5, 185.0), round(1.0, 190.0)].concat();
-        insta::assert_snapshot!(table(&samples, 6).join("\n"), @r"
+        let rounds = [round(1.0, 180.0), round(0.5, 185.0), round(1.0, 190.0)];
+        insta::assert_snapshot!(table(&rounds.map(Vec::from)).join("\n"), @r"
         impl             replicas   images/s  to hand-written   to one  to mirrored  to independent
         hand-written            1        100            1.000        -            -               -
         one-device              1         99            0.990        -            -               -

@@ -87,7 +87,6 @@ impl Workers {
             cpu = cpu
                 .zip(own)
                 .map(|(sum, own)| sum + Duration::from_secs_f64(own));
-            #[allow(clippy::cast_possible_truncation)] // it was an f32
             let loss = result["loss"].as_f64().unwrap_or(f64::NAN) as f32;
             all.loss = loss;
         }
@@ -112,7 +111,6 @@ impl Contender for Workers {
     }
 
     fn train_for(&mut self, time: Duration) -> Result<Trained> {
-        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // small and positive
         let steps = (self.steps_per_s * time.as_secs_f64()).round().max(1.0) as usize;
         self.train(steps)
     }

@@ -4,6 +4,9 @@ mod fit;
 #[path = "../../../../distribute-core/tests/multi_worker/group.rs"]
 mod group;
 mod interrupted;
-#[allow(dead_code)] // shared with the tests of `fit`, which use all of it
+#[expect(
+    dead_code,
+    reason = "shared with the tests of fit, which use all of it"
+)]
 #[path = "../fit/common.rs"]
 mod points;

@@ -1,4 +1,4 @@
-//! Nothing unfinished is left: no placeholder, no debugging output, no test that never runs.
+//! Nothing unfinished is left: no marker, no test that never runs. Clippy finds `todo!` and `dbg!`.
 
 use proc_macro2::TokenTree;
 
@@ -7,22 +7,17 @@ use crate::tokens;
 use crate::tree::Tree;
 
 const RULE: &str = "leftover";
-const MACROS: [&str; 3] = ["todo", "unimplemented", "dbg"];
 /// Written in two halves, so that this file does not break its own rule.
 const MARKERS: [&str; 2] = [concat!("FIX", "ME"), concat!("XX", "X")];
 const IGNORED_FENCE: &str = concat!("```", "ignore");
 /// The files that people write; data files may contain anything.
 const WRITTEN: [&str; 6] = [".rs", ".toml", ".md", ".sh", ".proto", ".ci/run"];
 
-/// Finds unfinished code, debugging macros, markers in comments and ignored tests.
+/// Finds markers of unfinished work in comments, and ignored tests and examples.
 pub fn leftover(tree: &Tree) -> Vec<Problem> {
     let mut problems = Vec::new();
     for (path, file) in &tree.rust {
         tokens::visit(&file.tokens, &mut |rest| {
-            if let Some(name) = tokens::macro_call(rest, &MACROS) {
-                let message = format!("`{name}!` is for work in progress: finish it");
-                problems.push(Problem::new(RULE, path, tokens::line(rest), message));
-            }
             if ignores_a_test(rest) {
                 let message = "an ignored test checks nothing: run it, or print SKIPPED and why";
                 problems.push(Problem::new(RULE, path, tokens::line(rest), message));
@@ -77,29 +72,7 @@ mod tests {
     use crate::tidy::testing::{fails, passes};
 
     #[test]
-    fn unfinished_code_fails() {
-        fails(leftover, &[("a.rs", "fn f() {\n    todo!()\n}")], "a.rs:2");
-        fails(
-            leftover,
-            &[("a.rs", "fn f() { unimplemented!(\"later\") }")],
-            "a.rs:1",
-        );
-        fails(
-            leftover,
-            &[("a.rs", "fn f() { assert!(dbg!(x)) }")],
-            "a.rs:1",
-        );
-    }
-
-    #[test]
     fn words_that_only_look_alike_pass() {
-        passes(
-            leftover,
-            &[(
-                "a.rs",
-                "fn f(todo: u8) -> bool { todo != 1 && s == \"todo!()\" }",
-            )],
-        );
         let spoken = format!(
             "no `{}` is left, mktemp {}",
             MARKERS[0],

@@ -1,4 +1,5 @@
-//! `unsafe` stays in a few named files, and every use of it says why it is sound.
+//! `unsafe` stays in a few named files, and every crate's root refuses it elsewhere. That every use
+//! says why it is sound, clippy finds.
 
 use proc_macro2::TokenTree;
 
@@ -13,7 +14,7 @@ const UNSAFE_MODULES: &[(&str, &str)] = &[
         "glibc's allocator is told to keep freed pages",
     ),
     (
-        "distribute-collectives/src/in_process/shared_memory.rs",
+        "distribute-collectives/src/in_process/peer_buffers.rs",
         "the ranks of one process reduce each other's buffers where they lie, without a copy",
     ),
     (
@@ -38,7 +39,11 @@ const UNSAFE_MODULES: &[(&str, &str)] = &[
     ),
     (
         "distribute-collectives/tests/nccl_device.rs",
-        "memory of a GPU under types that the host does not have, and the driver's own count of it",
+        "memory of a GPU under types that the CPU does not have, and the driver's own count of it",
+    ),
+    (
+        "distribute-core/src/cuda/libraries.rs",
+        "asks burn's bindings whether the system's loader finds the C libraries",
     ),
     (
         "distribute-core/src/cuda/memory.rs",
@@ -90,23 +95,6 @@ const UNSAFE_MODULES: &[(&str, &str)] = &[
     ),
 ];
 
-/// Finds blocks and implementations with `unsafe` whose reason is not written right above.
-pub fn safety_comment(tree: &Tree) -> Vec<Problem> {
-    let mut problems = Vec::new();
-    for (path, file) in tree.rust.iter().filter(|(_, file)| !file.is_generated()) {
-        let lines: Vec<&str> = file.text.lines().collect();
-        let mut find = |rest: &[TokenTree]| {
-            let line = tokens::line(rest);
-            if is_promise(rest) && !has_reason(&lines, line) {
-                let message = "write `// SAFETY: ` above it and why this is sound";
-                problems.push(Problem::new("safety-comment", path, line, message));
-            }
-        };
-        tokens::visit(&file.tokens, &mut find);
-    }
-    problems
-}
-
 /// Finds `unsafe` in files that [`UNSAFE_MODULES`] does not name, and rows that name no `unsafe`.
 pub fn unsafe_module(tree: &Tree) -> Vec<Problem> {
     outside_modules(tree, UNSAFE_MODULES)
@@ -139,44 +127,52 @@ fn outside_modules(tree: &Tree, modules: &[(&str, &str)]) -> Vec<Problem> {
     problems
 }
 
-/// Finds crates that let `unsafe` slip in anywhere.
-pub fn unsafe_lint(tree: &Tree) -> Vec<Problem> {
+/// What the roots of libraries and programs deny or forbid. Clippy then finds where it is done;
+/// tests, examples and benches may print and panic.
+const ROOT_LINTS: [&str; 4] = [
+    "unsafe_code",
+    "clippy::expect_used",
+    "clippy::panic",
+    "clippy::unwrap_used",
+];
+const LIBRARY_LINTS: [&str; 2] = ["clippy::print_stderr", "clippy::print_stdout"];
+
+/// Finds crates that let `unsafe`, a panic or, in a library, output to the terminal slip in.
+pub fn root_lints(tree: &Tree) -> Vec<Problem> {
     let mut problems = Vec::new();
     for member in &tree.members {
-        for root in [files::library_root(member), member.path("src/main.rs")] {
-            let Some(file) = tree.rust.get(&root) else {
+        let library = files::library_root(member);
+        for root in [&library, &member.path("src/main.rs")] {
+            let Some(file) = tree.rust.get(root) else {
                 continue;
             };
-            if !file.syntax.attrs.iter().any(refuses_unsafe) {
-                let message = "add `#![forbid(unsafe_code)]`, or `deny` where a module allows it";
-                problems.push(Problem::new("unsafe-lint", &root, 1, message));
+            let denied: String = file.syntax.attrs.iter().filter_map(denied).collect();
+            let mut lints = ROOT_LINTS.to_vec();
+            if *root == library {
+                lints.extend(LIBRARY_LINTS);
+            }
+            lints.retain(|lint| !denied.split(',').any(|denied| denied == *lint));
+            if !lints.is_empty() {
+                let message = format!("add `#![deny({})]`", lints.join(", "));
+                problems.push(Problem::new("root-lints", root, 1, message));
             }
         }
     }
     problems
 }
 
-fn refuses_unsafe(attribute: &syn::Attribute) -> bool {
+/// The lints that an attribute denies or forbids, with a comma behind each.
+fn denied(attribute: &syn::Attribute) -> Option<String> {
     let syn::Meta::List(list) = &attribute.meta else {
-        return false;
+        return None;
     };
-    let is_unsafe = |token| matches!(token, TokenTree::Ident(name) if name == "unsafe_code");
-    (list.path.is_ident("forbid") || list.path.is_ident("deny"))
-        && list.tokens.clone().into_iter().any(is_unsafe)
+    let refuses = list.path.is_ident("forbid") || list.path.is_ident("deny");
+    let lints: String = list.tokens.to_string().split_whitespace().collect();
+    refuses.then(|| lints + ",")
 }
 
 fn is_unsafe(token: &TokenTree) -> bool {
     matches!(token, TokenTree::Ident(name) if name == "unsafe")
-}
-
-/// Whether these tokens begin with an `unsafe` by which the author promises something: a block or
-/// an `impl`. An `unsafe fn` demands a promise from its caller instead.
-fn is_promise(rest: &[TokenTree]) -> bool {
-    match rest {
-        [keyword, TokenTree::Ident(next), ..] => is_unsafe(keyword) && next == "impl",
-        [keyword, next, ..] => is_unsafe(keyword) && tokens::is_brace(next),
-        _ => false,
-    }
 }
 
 fn first_unsafe(file: &RustFile) -> Option<usize> {
@@ -189,70 +185,11 @@ fn first_unsafe(file: &RustFile) -> Option<usize> {
     first
 }
 
-/// Whether a comment with `SAFETY` stands above the statement that line `line` (from 1) is part
-/// of, with only attributes and the statement's own lines between.
-fn has_reason(lines: &[&str], line: usize) -> bool {
-    if comment(lines[line - 1]).contains("SAFETY:") {
-        return true;
-    }
-    let mut above = lines[..line - 1]
-        .iter()
-        .map(|line| line.trim())
-        .rev()
-        .peekable();
-    let ends_statement = |line: &str| line.is_empty() || line.ends_with([';', '{', '}']);
-    while above
-        .next_if(|line| !line.starts_with("//") && !ends_statement(line))
-        .is_some()
-    {}
-    above
-        .take_while(|line| line.starts_with("//"))
-        .any(|line| line.contains("SAFETY:"))
-}
-
-/// The comment at the end of a line.
-fn comment(line: &str) -> &str {
-    line.split_once("//").map_or("", |(_, comment)| comment)
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{outside_modules, safety_comment, unsafe_lint, unsafe_module};
-    use crate::tidy::testing::{fails, found, passes};
+    use super::{outside_modules, root_lints, unsafe_module};
+    use crate::tidy::testing::{fails, passes};
     use crate::tree::samples;
-
-    #[test]
-    fn unsafe_without_a_reason_fails() {
-        for text in [
-            "fn f() {\n    unsafe { g() }\n}",
-            "fn f() {\n    let x = unsafe { g() };\n}",
-            "// SAFETY: another statement.\nlet_it!();\nunsafe impl Send for A {}",
-            "// A comment that gives no reason.\n\nunsafe impl Send for A {}",
-            "// SAFETY: too far away.\n\nunsafe impl Send for A {}",
-            "call! { // not the reason\n  { unsafe { g() } } }",
-        ] {
-            let line = text
-                .lines()
-                .position(|line| line.contains("unsafe"))
-                .expect("there")
-                + 1;
-            fails(safety_comment, &[("a.rs", text)], &format!("a.rs:{line}"));
-        }
-    }
-
-    #[test]
-    fn unsafe_with_a_reason_passes() {
-        for text in [
-            "fn f() {\n    // SAFETY: `g` is fine\n    // here.\n    unsafe { g() }\n}",
-            "fn f() {\n    // SAFETY: `g` is fine.\n    let x =\n        unsafe { g() };\n}",
-            "// SAFETY: no pointer inside.\n#[cfg(unix)]\nunsafe impl Send for A {}",
-            "fn f() { unsafe { g() } } // SAFETY: `g` is fine.",
-            "/// # Safety\n/// `x` points somewhere.\nunsafe fn f(x: *const u8) {}",
-            "fn f() { s(\"unsafe { g() }\") }",
-        ] {
-            passes(safety_comment, &[("a.rs", text)]);
-        }
-    }
 
     #[test]
     fn unsafe_stays_in_the_named_files() {
@@ -271,23 +208,35 @@ mod tests {
         assert_eq!(problems[0].path, "sample/src/gone.rs");
     }
 
+    const PANICS: &str = "clippy::expect_used, clippy::panic, clippy::unwrap_used";
+    const PRINTS: &str = "clippy::print_stderr, clippy::print_stdout";
+
     #[test]
-    fn a_crate_refuses_unsafe() {
-        passes(
-            unsafe_lint,
-            &[("sample/src/lib.rs", "#![deny(missing_docs, unsafe_code)]")],
-        );
-        for text in ["", "#![forbid(missing_docs)]", "#![allow(unsafe_code)]"] {
+    fn a_crate_refuses_unsafe_panics_and_output() {
+        let sound = format!("#![forbid(unsafe_code)]\n#![deny({PANICS}, {PRINTS})]");
+        passes(root_lints, &[("sample/src/lib.rs", &sound)]);
+        for without in [
+            "forbid(unsafe_code)",
+            "clippy::panic,",
+            "clippy::print_stdout",
+        ] {
+            let text = sound.replace(without, "allow(dead_code)");
             fails(
-                unsafe_lint,
-                &[("sample/src/lib.rs", text)],
+                root_lints,
+                &[("sample/src/lib.rs", &text)],
                 "sample/src/lib.rs:1",
             );
         }
-        let both = [
-            ("sample/src/lib.rs", ""),
-            ("sample/src/main.rs", "fn main() {}"),
-        ];
-        assert_eq!(found(unsafe_lint, &both).len(), 2);
+    }
+
+    #[test]
+    fn a_program_may_print() {
+        let program = format!("#![deny(unsafe_code, {PANICS})]\nfn main() {{}}");
+        passes(root_lints, &[("sample/src/main.rs", &program)]);
+        fails(
+            root_lints,
+            &[("sample/src/main.rs", "fn main() {}")],
+            "sample/src/main.rs:1",
+        );
     }
 }

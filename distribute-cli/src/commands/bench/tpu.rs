@@ -1,7 +1,7 @@
 //! `bench tpu`: examples per second of compiled steps beside those of burn's own backend.
 
 use distribute_bench::median;
-use distribute_bench::training::{BenchModel, Comparison, Sample, compare, compiled};
+use distribute_bench::training::{BenchModel, Comparison, Sample, compare, compiled, median_ratio};
 use distribute_tpu_xla::TpuClusterResolver;
 use serde_json::json;
 
@@ -29,33 +29,23 @@ pub(super) fn run(args: &CompiledArgs) -> Result<(), Failure> {
     };
     let model = args.model.into();
     let mut contenders = compiled(&system, model, args.batch_size, &args.replicas)?;
-    let samples = compare(&mut contenders, &comparison, |_| Ok::<_, Failure>(()))?;
-    report(args, model, &samples, contenders.len())
+    let rounds = compare(&mut contenders, &comparison, |_| Ok::<_, Failure>(()))?;
+    report(args, model, &rounds)
 }
 
 /// Medians, and the median of the ratios to the first competitor within a round.
-fn report(
-    args: &CompiledArgs,
-    model: BenchModel,
-    samples: &[Sample],
-    per_round: usize,
-) -> Result<(), Failure> {
+fn report(args: &CompiledArgs, model: BenchModel, rounds: &[Vec<Sample>]) -> Result<(), Failure> {
     if args.output == BenchOutput::Text {
         line(&format!(
             "{:<12} {:>8} {:>9} {:>10} {:>14}",
             "impl", "replicas", "step ms", "examples/s", "to one-device"
         ))?;
     }
-    for (column, sample) in samples.iter().take(per_round).enumerate() {
+    for (column, sample) in rounds.iter().take(1).flatten().enumerate() {
         let (name, replicas) = (sample.name, sample.replicas);
-        let rounds = samples.chunks(per_round);
-        let (step_ms, ratios): (Vec<f64>, Vec<f64>) = rounds
-            .map(|round| {
-                let ratio = round[column].examples_per_s / round[0].examples_per_s;
-                (1e3 / round[column].trained.steps_per_s, ratio)
-            })
-            .unzip();
-        let (step_ms, ratio) = (median(&step_ms), median(&ratios));
+        let steps = rounds.iter().filter_map(|round| round.get(column));
+        let step_ms: Vec<f64> = steps.map(|it| 1e3 / it.trained.steps_per_s).collect();
+        let (step_ms, ratio) = (median(&step_ms), median_ratio(rounds, column, 0));
         let examples_per_s = (args.batch_size * replicas) as f64 / step_ms * 1e3;
         line(&match args.output {
             BenchOutput::Text => format!(

@@ -36,12 +36,12 @@ pub(super) fn print(
     comparison: &Comparison,
     output: BenchOutput,
 ) -> Result<(), Failure> {
-    let samples = compare(contenders, comparison, |sample| match output {
+    let rounds = compare(contenders, comparison, |sample| match output {
         BenchOutput::Json => line(&json_sample(bench, comparison.batch_size, sample)),
         BenchOutput::Text => Ok(()),
     })?;
     if output == BenchOutput::Text {
-        for row in table(&samples, contenders.len()) {
+        for row in table(&rounds) {
             line(&row)?;
         }
     }

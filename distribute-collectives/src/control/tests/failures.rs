@@ -4,11 +4,11 @@ use super::*;
 use crate::buffer::DType;
 use crate::control::generated::Heartbeat;
 use crate::control::generated::envelope::Message;
-use crate::control::shared::envelope;
+use crate::control::membership::envelope;
 use crate::control::{convert, watch};
 use crate::header::{OperationHeader, OperationKind};
 use crate::reduce::ReduceOp;
-use crate::status::Trouble;
+use crate::status::FailureKind;
 
 fn header(sequence: u64) -> OperationHeader {
     OperationHeader::new(OperationKind::AllReduce, 0, sequence)
@@ -26,8 +26,8 @@ fn an_abort_is_the_same_error_on_all_ranks() {
                 reason: "the loss is NaN".to_string(),
             };
             assert_eq!(
-                failure_of(&member.status).trouble,
-                Trouble::Ended(error.clone())
+                failure_of(&member.status).kind,
+                FailureKind::Ended(error.clone())
             );
             assert_eq!(member.status.check(&header(0)), Err(error.clone()));
             assert_eq!(member.plane.all_gather(b""), Err(error));
@@ -56,10 +56,10 @@ fn what_one_rank_found_is_known_to_all() {
         for error in errors {
             let members = group(3);
             let failure = Failure {
-                trouble: Trouble::Ended(error),
+                kind: FailureKind::Ended(error),
                 from_sequence: 0,
             };
-            members[1].status.fail(failure.clone());
+            members[1].status.record_failure(failure.clone());
             for member in &members {
                 assert_eq!(failure_of(&member.status), failure);
             }
@@ -81,12 +81,12 @@ fn a_rank_that_leaves_concerns_only_operations_it_did_not_do() {
             let failure = failure_of(&member.status);
             assert_eq!(failure.from_sequence, 5);
             let reason = "it left the group after 5 operations".to_string();
-            assert_eq!(failure.trouble, Trouble::Lost { rank: 2, reason });
+            assert_eq!(failure.kind, FailureKind::Lost { rank: 2, reason });
             assert_eq!(member.status.check(&header(4)), Ok(()));
         }
         // That is no failure to tell: the others still find what they do wrong themselves.
         members[0].abort("later");
-        let aborted = |failure: &Failure| matches!(failure.trouble, Trouble::Ended(_));
+        let aborted = |failure: &Failure| matches!(failure.kind, FailureKind::Ended(_));
         for member in &members {
             failure_where(&member.status, aborted);
             assert_eq!(member.status.failures().len(), 2);
@@ -174,12 +174,12 @@ fn heartbeats_show_that_two_ranks_are_in_different_calls() {
             .status
             .begin(&header(4).with_op(ReduceOp::Max).with_dtype(DType::F32));
         for member in &members {
-            let Trouble::Ended(CollectiveError::Mismatch {
+            let FailureKind::Ended(CollectiveError::Mismatch {
                 rank_a,
                 rank_b: 2,
                 what,
                 ..
-            }) = failure_of(&member.status).trouble
+            }) = failure_of(&member.status).kind
             else {
                 panic!("{:?}", member.status.failures());
             };
@@ -201,21 +201,21 @@ fn a_rank_that_hears_of_nobody_says_that_it_is_cut_off() {
             let mut state = member.plane.shared.state();
             let long_ago = Instant::now().checked_sub(Duration::from_secs(21)).unwrap();
             for rank in ranks {
-                state.links[*rank].as_mut().unwrap().heard = long_ago;
+                state.links[*rank].as_mut().unwrap().last_received = long_ago;
             }
             drop(state);
-            watch::tick(&member.plane.shared, Duration::ZERO);
+            watch::check_heartbeats(&member.plane.shared, Duration::ZERO);
         };
         // A stop of this process itself is no silence of the others.
         let mut state = members[0].plane.shared.state();
-        let heard = Instant::now().checked_sub(Duration::from_secs(25)).unwrap();
-        state.links[1].as_mut().unwrap().heard = heard;
+        let last_received = Instant::now().checked_sub(Duration::from_secs(25)).unwrap();
+        state.links[1].as_mut().unwrap().last_received = last_received;
         drop(state);
-        watch::tick(&members[0].plane.shared, Duration::from_secs(11));
+        watch::check_heartbeats(&members[0].plane.shared, Duration::from_secs(11));
         assert_eq!(members[0].status.failures(), []);
         age(&members[0], &[1, 2]);
         for member in &members {
-            let Trouble::Lost { rank: 0, reason } = failure_of(&member.status).trouble else {
+            let FailureKind::Lost { rank: 0, reason } = failure_of(&member.status).kind else {
                 panic!("{:?}", member.status.failures());
             };
             assert!(reason.contains("cut off"), "{reason}");
@@ -227,10 +227,10 @@ fn a_rank_that_hears_of_nobody_says_that_it_is_cut_off() {
         let members: Vec<_> = joined.into_iter().map(Result::unwrap).collect();
         age(&members[0], &[2]);
         for member in &members {
-            let trouble = failure_of(&member.status).trouble;
+            let kind = failure_of(&member.status).kind;
             assert!(
-                matches!(trouble, Trouble::Silent { rank: 2, .. }),
-                "{trouble:?}"
+                matches!(kind, FailureKind::Silent { rank: 2, .. }),
+                "{kind:?}"
             );
         }
     });

@@ -362,7 +362,7 @@ fn an_old_generation_of_another_size_disturbs_nobody() {
                 let mut hello = crate::control::plane::hello(&options).unwrap();
                 hello.protocol_version = protocol_version;
                 hello.crate_version = "0.0.1".to_string();
-                ControlPlane::join_as(hello, options, Arc::default()).map(|_| ())
+                ControlPlane::join_with_hello(hello, options, Arc::default()).map(|_| ())
             };
             let mut threads = Vec::new();
             let mut start = |rank: usize, listener: Listener| {

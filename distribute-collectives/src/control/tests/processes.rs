@@ -37,7 +37,7 @@ fn child() {
     std::io::stdout().flush().unwrap();
     let status = member.status.clone();
     std::thread::spawn(move || {
-        println!("\nsays {:?}", failure_of(&status).trouble);
+        println!("\nsays {:?}", failure_of(&status).kind);
         std::io::stdout().flush().unwrap();
     });
     let mut line = String::new();

@@ -13,9 +13,9 @@ use super::*;
 use crate::control::generated::control_client::ControlClient;
 use crate::control::generated::envelope::Message;
 use crate::control::generated::{Envelope, Heartbeat, Hello, Proof};
+use crate::control::membership::envelope;
 use crate::control::proof::{self, Side};
 use crate::control::security::Token;
-use crate::control::shared::envelope;
 
 /// Runs a client's part.
 fn client<R>(part: impl Future<Output = R>) -> R {
@@ -252,7 +252,7 @@ fn a_stranger_without_the_token_cannot_end_a_rendezvous() {
         let (joined, zero_joined) = std::sync::mpsc::channel();
         std::thread::spawn(move || joined.send(join(zero)));
         client(tries_of_a_stranger(&addresses[0]));
-        // Longer than the patience with a claimed rank where there is no token.
+        // Longer than the spin_policy with a claimed rank where there is no token.
         if let Ok(result) = zero_joined.recv_timeout(Duration::from_millis(5500)) {
             panic!("it ended before its time: {}", error_of(result));
         }
@@ -272,7 +272,7 @@ fn a_member_of_another_version_is_refused_by_both_at_once() {
             let options = rank_of_two(rank, listener, &addresses);
             let mut hello = crate::control::plane::hello(&options).unwrap();
             hello.protocol_version += rank as u32;
-            let plane = ControlPlane::join_as(hello, options, Arc::default());
+            let plane = ControlPlane::join_with_hello(hello, options, Arc::default());
             plane.map(|_| ()).unwrap_err()
         });
         for (rank, error) in joined.into_iter().enumerate() {

@@ -1,12 +1,12 @@
-//! Memory on a device and page-locked memory of the host.
+//! Memory on a device and page-locked host memory.
 
 use std::ffi::c_void;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut, Range};
 use std::sync::Arc;
 
-use super::cuda::{Context, OwnStream};
-use super::library::{Failed, Handle};
+use super::cuda::{Context, OwnedStream};
+use super::library::{Handle, LibraryError};
 use crate::nccl::element::ElementType;
 
 /// A stream of the caller (`CUstream` or `cudaStream_t`).
@@ -112,7 +112,7 @@ impl Span {
         self.count * self.element.size_bytes()
     }
 
-    /// Some of the elements.
+    /// The elements of a range.
     ///
     /// # Panics
     /// When the range is not inside.
@@ -148,7 +148,11 @@ impl Span {
     }
 
     /// Copies from the beginning of page-locked memory, in a stream.
-    pub(crate) fn upload(&self, from: &PinnedMemory, stream: &OwnStream) -> Result<(), Failed> {
+    pub(crate) fn upload(
+        &self,
+        from: &PinnedMemory,
+        stream: &OwnedStream,
+    ) -> Result<(), LibraryError> {
         let cuda = &from.context.cuda;
         let bytes = self.size_bytes().min(from.bytes);
         // SAFETY: both are at least that long; whoever made the span promised that of it. The
@@ -161,7 +165,11 @@ impl Span {
     }
 
     /// Copies to the beginning of page-locked memory, in a stream.
-    pub(crate) fn download(&self, to: &mut PinnedMemory, stream: &OwnStream) -> Result<(), Failed> {
+    pub(crate) fn download(
+        &self,
+        to: &mut PinnedMemory,
+        stream: &OwnedStream,
+    ) -> Result<(), LibraryError> {
         let cuda = &to.context.cuda;
         let bytes = self.size_bytes().min(to.bytes);
         // SAFETY: as in `upload`.
@@ -211,7 +219,7 @@ impl DeviceMemory {
         context: &Arc<Context>,
         element: ElementType,
         count: usize,
-    ) -> Result<Self, Failed> {
+    ) -> Result<Self, LibraryError> {
         let mut address = 0;
         let bytes = count.saturating_mul(element.size_bytes()).max(1);
         // SAFETY: `address` outlives the call.
@@ -234,7 +242,7 @@ impl DeviceMemory {
         self.slice(0..self.0.count)
     }
 
-    /// Some of the elements.
+    /// The elements of a range.
     ///
     /// # Panics
     /// When the range is not inside.
@@ -271,7 +279,7 @@ impl DeviceMemory {
     }
 }
 
-/// Page-locked memory of the host: the device copies from and to it by itself.
+/// Page-locked host memory: the device copies from and to it by itself.
 pub(crate) struct PinnedMemory {
     context: Arc<Context>,
     pointer: *mut c_void,
@@ -283,7 +291,7 @@ unsafe impl Send for PinnedMemory {}
 
 impl PinnedMemory {
     /// Takes memory and fills it with zeros. The context must be current.
-    pub(crate) fn new(context: &Arc<Context>, bytes: usize) -> Result<Self, Failed> {
+    pub(crate) fn new(context: &Arc<Context>, bytes: usize) -> Result<Self, LibraryError> {
         let mut pointer = std::ptr::null_mut();
         let bytes = bytes.max(1);
         // SAFETY: `pointer` outlives the call.

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use super::buffer::Span;
-use super::cuda::OwnStream;
-use super::library::{Failed, Handle, Nccl, NcclResult, RawConfig, RawUniqueId};
+use super::cuda::OwnedStream;
+use super::library::{Handle, LibraryError, Nccl, NcclResult, RawConfig, RawUniqueId};
 use crate::nccl::element::reduction_code;
 use crate::reduce::ReduceOp;
 
@@ -31,7 +31,7 @@ impl UniqueId {
     pub(crate) const BYTES: usize = 128;
 
     /// Makes one; this process then waits for the ranks until all have come.
-    pub(crate) fn new(nccl: &Nccl) -> Result<Self, Failed> {
+    pub(crate) fn new(nccl: &Nccl) -> Result<Self, LibraryError> {
         let mut id = RawUniqueId([0; Self::BYTES]);
         // SAFETY: `id` outlives the call.
         match unsafe { (nccl.functions.ncclGetUniqueId)(&raw mut id) } {
@@ -116,7 +116,7 @@ impl Comm {
         id: &UniqueId,
         rank: usize,
         world_size: usize,
-    ) -> Result<Self, Failed> {
+    ) -> Result<Self, LibraryError> {
         let mut config = RawConfig {
             size: size_of::<RawConfig>(),
             magic: CONFIG_MAGIC,
@@ -141,11 +141,11 @@ impl Comm {
         })
     }
 
-    fn enter(&self, call: &'static str) -> Result<MutexGuard<'_, ()>, Failed> {
+    fn enter(&self, call: &'static str) -> Result<MutexGuard<'_, ()>, LibraryError> {
         let guard = self.calling.lock().unwrap_or_else(PoisonError::into_inner);
         match self.ended.load(Ordering::Acquire) {
             false => Ok(guard),
-            true => Err(Failed {
+            true => Err(LibraryError {
                 call,
                 code: SUCCESS,
                 text: "the communicator was aborted".to_string(),
@@ -153,7 +153,7 @@ impl Comm {
         }
     }
 
-    fn check(&self, call: &'static str, code: NcclResult) -> Result<(), Failed> {
+    fn check(&self, call: &'static str, code: NcclResult) -> Result<(), LibraryError> {
         match code {
             SUCCESS | IN_PROGRESS => Ok(()),
             code => Err(self.nccl.failed(call, code)),
@@ -161,7 +161,7 @@ impl Comm {
     }
 
     /// Whether the library has nothing left to do before the next call.
-    pub(crate) fn state(&self) -> Result<bool, Failed> {
+    pub(crate) fn state(&self) -> Result<bool, LibraryError> {
         const CALL: &str = "ncclCommGetAsyncError";
         let _guard = self.enter(CALL)?;
         let mut state = SUCCESS;
@@ -174,7 +174,7 @@ impl Comm {
     }
 
     /// Puts the calls into the stream, as one group.
-    pub(crate) fn issue(&self, calls: &[Call], stream: &OwnStream) -> Result<(), Failed> {
+    pub(crate) fn issue(&self, calls: &[Call], stream: &OwnedStream) -> Result<(), LibraryError> {
         let _guard = self.enter("ncclGroupStart")?;
         // SAFETY: takes nothing.
         let code = unsafe { (self.nccl.functions.ncclGroupStart)() };
@@ -185,7 +185,7 @@ impl Comm {
         issued.and(self.check("ncclGroupEnd", code))
     }
 
-    fn call(&self, call: &Call, stream: &OwnStream) -> Result<(), Failed> {
+    fn call(&self, call: &Call, stream: &OwnedStream) -> Result<(), LibraryError> {
         let (f, comm, stream) = (&self.nccl.functions, self.raw, stream.raw);
         let input = |span: &Span| span.pointer().cast_const();
         let dtype = |span: &Span| span.element as c_int;
@@ -242,7 +242,7 @@ impl Comm {
 
     /// Begins to end the communicator in an orderly way; [`state`](Self::state) says when that is
     /// done, and dropping the value frees it.
-    pub(crate) fn finalize(&self) -> Result<(), Failed> {
+    pub(crate) fn finalize(&self) -> Result<(), LibraryError> {
         let _guard = self.enter("ncclCommFinalize")?;
         // SAFETY: the handle has not ended.
         let code = unsafe { (self.nccl.functions.ncclCommFinalize)(self.raw) };

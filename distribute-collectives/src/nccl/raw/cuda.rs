@@ -3,7 +3,7 @@
 use std::ffi::{CStr, c_int};
 use std::sync::Arc;
 
-use super::library::{Cuda, Failed, Handle, RawUuid};
+use super::library::{Cuda, Handle, LibraryError, RawUuid};
 use crate::nccl::devices::{DeviceInfo, PeerLink};
 use crate::nccl::unavailable::NcclUnavailable;
 
@@ -20,7 +20,7 @@ const NOT_READY: c_int = 600;
 
 impl Cuda {
     /// Number of devices.
-    pub(crate) fn count(&self) -> Result<usize, Failed> {
+    pub(crate) fn count(&self) -> Result<usize, LibraryError> {
         let mut count = 0;
         // SAFETY: `count` outlives the call.
         let code = unsafe { (self.functions.cuDeviceGetCount)(&raw mut count) };
@@ -137,7 +137,7 @@ impl Context {
     }
 
     /// Runs `f` with this context current; the thread gets its own one back afterwards.
-    pub(crate) fn with<R>(&self, f: impl FnOnce() -> R) -> Result<R, Failed> {
+    pub(crate) fn with<R>(&self, f: impl FnOnce() -> R) -> Result<R, LibraryError> {
         // SAFETY: the context is retained.
         let code = unsafe { (self.cuda.functions.cuCtxPushCurrent_v2)(self.raw) };
         self.cuda.check("cuCtxPushCurrent", code)?;
@@ -165,30 +165,30 @@ impl Drop for Context {
 }
 
 /// A stream of this library.
-pub(crate) struct OwnStream {
+pub(crate) struct OwnedStream {
     context: Arc<Context>,
     pub(super) raw: Handle,
 }
 
 // SAFETY: the driver lets any thread use a stream.
-unsafe impl Send for OwnStream {}
+unsafe impl Send for OwnedStream {}
 
-impl OwnStream {
+impl OwnedStream {
     /// A stream without implicit order with others. The context must be current.
-    pub(crate) fn new(context: &Arc<Context>) -> Result<Self, Failed> {
+    pub(crate) fn new(context: &Arc<Context>) -> Result<Self, LibraryError> {
         let mut raw = std::ptr::null_mut();
         let functions = &context.cuda.functions;
         // SAFETY: `raw` outlives the call.
         let code = unsafe { (functions.cuStreamCreate)(&raw mut raw, STREAM_NON_BLOCKING) };
         context.cuda.check("cuStreamCreate", code)?;
-        Ok(OwnStream {
+        Ok(OwnedStream {
             context: context.clone(),
             raw,
         })
     }
 
     /// What comes next waits for the event.
-    pub(crate) fn wait(&self, event: &Event) -> Result<(), Failed> {
+    pub(crate) fn wait(&self, event: &Event) -> Result<(), LibraryError> {
         let cuda = &self.context.cuda;
         // SAFETY: stream and event exist.
         let code = unsafe { (cuda.functions.cuStreamWaitEvent)(self.raw, event.raw, 0) };
@@ -196,7 +196,7 @@ impl OwnStream {
     }
 }
 
-impl Drop for OwnStream {
+impl Drop for OwnedStream {
     fn drop(&mut self) {
         let functions = &self.context.cuda.functions;
         let destroy = || {
@@ -218,7 +218,7 @@ unsafe impl Send for Event {}
 
 impl Event {
     /// An event without a time. The context must be current.
-    pub(crate) fn new(context: &Arc<Context>) -> Result<Self, Failed> {
+    pub(crate) fn new(context: &Arc<Context>) -> Result<Self, LibraryError> {
         let mut raw = std::ptr::null_mut();
         let functions = &context.cuda.functions;
         // SAFETY: `raw` outlives the call.
@@ -231,16 +231,16 @@ impl Event {
     }
 
     /// Marks what was put into the stream so far.
-    pub(crate) fn record(&self, stream: &OwnStream) -> Result<(), Failed> {
+    pub(crate) fn record(&self, stream: &OwnedStream) -> Result<(), LibraryError> {
         self.record_raw(stream.raw)
     }
 
     /// As [`record`](Self::record), in a stream of the caller.
-    pub(crate) fn record_in(&self, stream: super::Stream) -> Result<(), Failed> {
+    pub(crate) fn record_in(&self, stream: super::Stream) -> Result<(), LibraryError> {
         self.record_raw(stream.raw())
     }
 
-    fn record_raw(&self, stream: Handle) -> Result<(), Failed> {
+    fn record_raw(&self, stream: Handle) -> Result<(), LibraryError> {
         let cuda = &self.context.cuda;
         // SAFETY: the event exists, and so does the stream: it is one of this module, or one whose
         // owner has promised that.
@@ -249,7 +249,7 @@ impl Event {
     }
 
     /// Whether the stream has come to the mark.
-    pub(crate) fn is_reached(&self) -> Result<bool, Failed> {
+    pub(crate) fn is_reached(&self) -> Result<bool, LibraryError> {
         let cuda = &self.context.cuda;
         // SAFETY: the event exists.
         match unsafe { (cuda.functions.cuEventQuery)(self.raw) } {

@@ -43,7 +43,7 @@ pub(crate) struct RawConfig {
 macro_rules! functions {
     ($(#[$meta:meta])* $name:ident { $($symbol:ident($($argument:ty),*) -> $result:ty;)* }) => {
         $(#[$meta])*
-        #[allow(non_snake_case)]
+        #[expect(non_snake_case, reason = "the fields have the names of the C functions")]
         pub(crate) struct $name {
             $(pub(crate) $symbol: unsafe extern "C" fn($($argument),*) -> $result,)*
         }
@@ -122,7 +122,7 @@ functions! {
 /// A call of one of the libraries that failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{call} failed with {code} ({text})")]
-pub(crate) struct Failed {
+pub(crate) struct LibraryError {
     /// The name of the C function.
     pub(crate) call: &'static str,
     /// What it returned.
@@ -198,7 +198,7 @@ impl Cuda {
     }
 
     /// Turns what a function returned into a result.
-    pub(crate) fn check(&self, call: &'static str, code: CudaResult) -> Result<(), Failed> {
+    pub(crate) fn check(&self, call: &'static str, code: CudaResult) -> Result<(), LibraryError> {
         if code == 0 {
             return Ok(());
         }
@@ -210,7 +210,7 @@ impl Cuda {
             0 => unsafe { text_of(text) },
             _ => "unknown".to_string(),
         };
-        Err(Failed { call, code, text })
+        Err(LibraryError { call, code, text })
     }
 }
 
@@ -250,7 +250,7 @@ impl Nccl {
     }
 
     /// What a result means.
-    pub(crate) fn failed(&self, call: &'static str, code: NcclResult) -> Failed {
+    pub(crate) fn failed(&self, call: &'static str, code: NcclResult) -> LibraryError {
         // SAFETY: takes any number and returns a constant; a null communicator asks for the last
         // error of this thread, whose text is only read here.
         let (text, last) = unsafe {
@@ -263,7 +263,7 @@ impl Nccl {
             "" => text,
             last => format!("{text}: {last}"),
         };
-        Failed { call, code, text }
+        LibraryError { call, code, text }
     }
 }
 

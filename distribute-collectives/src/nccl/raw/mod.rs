@@ -11,5 +11,5 @@ mod library;
 pub use buffer::{DeviceBuffer, DeviceMemory, Stream};
 pub(super) use buffer::{PinnedMemory, Span};
 pub(super) use comm::{Call, Comm, UniqueId};
-pub(super) use cuda::{Context, Event, OwnStream};
-pub(super) use library::{Cuda, Failed, Nccl};
+pub(super) use cuda::{Context, Event, OwnedStream};
+pub(super) use library::{Cuda, LibraryError, Nccl};

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 
-use super::{Cancellation, ClosureQueue, Handed, Lost, QueueLimits, Refusal};
+use super::{Cancellation, ClosureQueue, LostOutcome, QueueLimits, Refusal, TakenClosure};
 
 type Queue = ClosureQueue<u64, &'static str>;
 
@@ -29,7 +29,7 @@ fn handed(queue: &mut Queue) -> Option<u64> {
 #[test]
 fn closures_are_handed_out_in_the_order_they_came() {
     let mut queue = queue(3);
-    let first = Handed {
+    let first = TakenClosure {
         id: 1,
         attempt: 1,
         payload: 1,
@@ -61,19 +61,19 @@ fn a_full_queue_refuses_by_count_and_by_bytes() {
 fn a_lost_closure_is_the_next_and_keeps_its_id() {
     let mut queue = queue(3);
     assert_eq!((handed(&mut queue), handed(&mut queue)), (Some(1), Some(2)));
-    assert_eq!(queue.lost(1), Lost::Requeued);
-    assert_eq!(queue.lost(1), Lost::Unknown);
-    let again = Handed {
+    assert_eq!(queue.lost(1), LostOutcome::Requeued);
+    assert_eq!(queue.lost(1), LostOutcome::Unknown);
+    let again = TakenClosure {
         id: 1,
         attempt: 2,
         payload: 1,
     };
     assert_eq!(queue.take(), Some(again));
-    assert_eq!(queue.lost(1), Lost::Requeued);
+    assert_eq!(queue.lost(1), LostOutcome::Requeued);
     assert_eq!(handed(&mut queue), Some(1));
-    assert_eq!(queue.lost(1), Lost::GivenUp(1));
+    assert_eq!(queue.lost(1), LostOutcome::GivenUp(1));
     assert!(queue.failed(1, "it kills workers"));
-    assert_eq!(queue.lost(2), Lost::Cancelled(2), "an error waits");
+    assert_eq!(queue.lost(2), LostOutcome::Cancelled(2), "an error waits");
 }
 
 #[test]
@@ -106,7 +106,7 @@ fn a_stopped_queue_gives_its_closures_back() {
     assert_eq!(queue.stop(), [2]);
     assert_eq!(queue.push(1, |id| id), Err(Refusal::Stopped));
     assert_eq!(handed(&mut queue), None);
-    assert_eq!(queue.lost(1), Lost::Cancelled(1));
+    assert_eq!(queue.lost(1), LostOutcome::Cancelled(1));
     assert!(queue.is_idle());
 }
 
@@ -213,20 +213,20 @@ impl Model {
     fn lost(&mut self, queue: &mut ClosureQueue<u64, u64>, index: usize) {
         let Some(id) = self.pick(index) else { return };
         match queue.lost(id) {
-            Lost::Requeued => {
+            LostOutcome::Requeued => {
                 assert!(self.first_error.is_none());
                 assert!(self.queued.insert(id) && self.requeued.insert(id));
             }
-            Lost::Cancelled(payload) => {
+            LostOutcome::Cancelled(payload) => {
                 assert!(payload == id && self.first_error.is_some());
                 self.end(id, "cancelled");
             }
-            Lost::GivenUp(payload) => {
+            LostOutcome::GivenUp(payload) => {
                 assert!(payload == id && queue.failed(id, id));
                 self.first_error.get_or_insert(id);
                 self.end(id, "failed");
             }
-            Lost::Unknown => panic!("{id} was running"),
+            LostOutcome::Unknown => panic!("{id} was running"),
         }
     }
 

@@ -117,7 +117,7 @@ impl Buffer {
         self.shape.element_type
     }
 
-    /// Its length in each dimension.
+    /// The length of the array in each dimension.
     pub fn dims(&self) -> &[usize] {
         &self.shape.dims
     }
@@ -254,7 +254,7 @@ impl Buffer {
         }
     }
 
-    /// Copies it to the host, row by row. Blocks until its contents are there and copied.
+    /// Copies the array to host memory, row by row. Blocks until its contents are there and copied.
     ///
     /// # Errors
     ///
@@ -271,11 +271,11 @@ impl Buffer {
         T::filled(length, |bytes| self.read_into(bytes))
     }
 
-    /// The same as bytes in the host's order.
+    /// The elements as bytes, in the CPU's byte order.
     ///
     /// # Errors
     ///
-    /// As [`to_vec`](Self::to_vec), and for element types that have no form on the host.
+    /// As [`to_vec`](Self::to_vec), and for element types that have no form in host memory.
     pub fn to_bytes(&self) -> Result<Vec<u8>> {
         let mut bytes = vec![0; self.shape.host_bytes()?];
         self.read_into(&mut bytes)?;

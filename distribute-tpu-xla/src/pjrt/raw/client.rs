@@ -135,7 +135,7 @@ impl Client {
         self.compile_program(&Program::mlir(stablehlo), options)
     }
 
-    /// The same for a program in any format that the plugin takes.
+    /// Compiles a program in any format that the plugin takes.
     ///
     /// # Errors
     ///
@@ -210,11 +210,11 @@ impl Client {
         self.buffer_from_bytes(T::TYPE, T::bytes_of(elements), dims, device)
     }
 
-    /// The same for bytes in the host's order.
+    /// Copies bytes in the CPU's byte order to a device.
     ///
     /// # Errors
     ///
-    /// As [`buffer`](Self::buffer), and for element types that have no form on the host.
+    /// As [`buffer`](Self::buffer), and for element types that have no form in host memory.
     pub fn buffer_from_bytes(
         &self,
         element_type: ElementType,

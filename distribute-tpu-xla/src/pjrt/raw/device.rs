@@ -148,7 +148,7 @@ impl Device {
         &self.client
     }
 
-    /// Its place among the client's devices.
+    /// The index of the device among the client's.
     pub(super) fn index(&self) -> usize {
         self.index
     }

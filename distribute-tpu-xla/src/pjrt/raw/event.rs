@@ -69,7 +69,7 @@ impl Event {
         }
         let (sender, receiver) = mpsc::channel();
         let api = Arc::clone(&self.api);
-        let notice = Box::into_raw(Box::new(Notice { api, sender }));
+        let notice = Box::into_raw(Box::new(EventCallback { api, sender }));
         let mut args = PJRT_Event_OnReady_Args {
             event: self.raw,
             callback: Some(notify),
@@ -105,8 +105,8 @@ impl Event {
     }
 }
 
-/// Who is to be told that an event has happened.
-struct Notice {
+/// The receiver that is told when an event has happened.
+struct EventCallback {
     api: Arc<Api>,
     sender: Sender<()>,
 }
@@ -114,7 +114,7 @@ struct Notice {
 /// Called by the plugin, once for each notice.
 unsafe extern "C" fn notify(error: *mut PJRT_Error, notice: *mut c_void) {
     // SAFETY: the argument is the box that was registered with this callback.
-    let notice = unsafe { Box::from_raw(notice.cast::<Notice>()) };
+    let notice = unsafe { Box::from_raw(notice.cast::<EventCallback>()) };
     // The one who waits asks the event again; here the error is only freed.
     // SAFETY: the plugin hands the error over.
     let _failure = unsafe { notice.api.check("PJRT_Event_OnReady", error) };

@@ -55,11 +55,11 @@ pub struct Executable {
 #[non_exhaustive]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CompiledMemoryStats {
-    /// Its code.
+    /// The code of the program.
     pub generated_code_bytes: i64,
-    /// Its arguments.
+    /// The arguments of the program.
     pub argument_bytes: i64,
-    /// Its results, those that reuse the memory of a donated argument included.
+    /// The results of the program, those that reuse the memory of a donated argument included.
     pub output_bytes: i64,
     /// Results that reuse the memory of a donated argument.
     pub alias_bytes: i64,
@@ -69,11 +69,11 @@ pub struct CompiledMemoryStats {
     pub peak_bytes: i64,
     /// All of it; 0 if the plugin does not say.
     pub total_bytes: i64,
-    /// Arguments that stay in the host's memory.
+    /// Arguments that stay in host memory.
     pub host_argument_bytes: i64,
-    /// Results that stay in the host's memory.
+    /// Results that stay in host memory.
     pub host_output_bytes: i64,
-    /// Temporary values in the host's memory.
+    /// Temporary values in host memory.
     pub host_temp_bytes: i64,
 }
 
@@ -132,7 +132,7 @@ impl Executable {
         }
     }
 
-    /// How many replicas it was compiled for.
+    /// How many replicas the program was compiled for.
     ///
     /// # Errors
     ///
@@ -164,7 +164,7 @@ impl Executable {
         Ok(args.num_partitions)
     }
 
-    /// How many results it has on each device.
+    /// How many results the program has on each device.
     ///
     /// # Errors
     ///

@@ -133,7 +133,7 @@ impl LoadedExecutable {
             .collect()
     }
 
-    /// How many results it has on each device.
+    /// How many results the program has on each device.
     pub fn num_outputs(&self) -> usize {
         self.outputs.len()
     }

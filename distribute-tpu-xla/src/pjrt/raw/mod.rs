@@ -15,12 +15,14 @@
 //!   is asked under a lock.
 
 #[allow(
+    clippy::allow_attributes,
     non_camel_case_types,
     non_snake_case,
     non_upper_case_globals,
     dead_code,
     missing_docs,
-    clippy::all
+    clippy::all,
+    reason = "generated"
 )]
 mod bindings;
 

@@ -88,7 +88,10 @@ pub(super) unsafe fn read(first: *const PJRT_NamedValue, count: usize) -> Result
 /// # Safety
 ///
 /// The value's type says which member of the union is set, and its size how long that is.
-#[allow(non_upper_case_globals)]
+#[expect(
+    non_upper_case_globals,
+    reason = "the constants have the names of the C header"
+)]
 unsafe fn read_value(named: &PJRT_NamedValue) -> Option<Value> {
     let (data, size) = (&named.__bindgen_anon_1, named.value_size);
     // SAFETY: the member that belongs to the type. A boolean is read as the byte it is.

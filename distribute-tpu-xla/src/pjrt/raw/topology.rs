@@ -73,7 +73,7 @@ impl Topology {
         &self.name
     }
 
-    /// Its devices.
+    /// The devices of the topology.
     pub fn devices(&self) -> &[DeviceDescription] {
         &self.devices
     }

@@ -174,7 +174,7 @@ macro_rules! differ {
                 &'a self,
                 $x: &'a [$crate::harness::Prim<$b>],
             ) -> Vec<$crate::differential::Output<'a, $b>> {
-                $(#[allow(unused_variables)] let $var = &self.$var;)*
+                $(let $var = &self.$var; let _ = $var;)*
                 vec![$(Box::new(move || $out)),*]
             }
         }

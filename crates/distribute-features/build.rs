@@ -1,0 +1,3 @@
+//! Nothing: with it cargo reads `[build-dependencies]`.
+
+fn main() {}

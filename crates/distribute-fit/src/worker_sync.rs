@@ -1,0 +1,147 @@
+//! What several workers do together around a run: all stop after the same step, for one reason,
+//! and all resume from one checkpoint.
+
+use distribute_core::checkpoint::Checkpoint;
+use distribute_core::{Error, Result, Strategy, WorkerGroup};
+use serde::{Deserialize, Serialize};
+
+use super::snapshot::refuse;
+use super::{BatchSource, Batches, Outcome};
+
+/// What a worker reports between epochs.
+#[derive(Debug, Serialize, Deserialize)]
+struct WorkerReport {
+    stop: Option<Outcome>,
+    /// The bits of the learning rate of the next step.
+    learning_rate: u64,
+}
+
+/// The first worker's reason to stop, on all workers; `None` if none has one. All call it.
+///
+/// # Errors
+/// If a worker goes on with another learning rate: a callback changed it there alone.
+pub(super) fn agree_on_stop(
+    workers: &WorkerGroup,
+    own: Option<&Outcome>,
+    learning_rate: f64,
+) -> Result<Option<Outcome>> {
+    let report = WorkerReport {
+        stop: own.cloned(),
+        learning_rate: learning_rate.to_bits(),
+    };
+    let all = workers.hear_all("whether to stop training", &report)?;
+    let rates = all
+        .iter()
+        .map(|report| f64::from_bits(report.learning_rate));
+    let rates: Vec<f64> = rates.collect();
+    let differs = |rate: &f64| rate.to_bits() != rates[0].to_bits();
+    if let Some(worker) = rates.iter().position(differs) {
+        return Err(Error::invalid(format!(
+            "the learning rate is {} on worker {worker} and {} on the chief: callbacks must change \
+             it on all workers, from values that all have (an epoch's record, not `logs`)",
+            rates[worker], rates[0]
+        )));
+    }
+    let reasons = all.into_iter().filter_map(|report| report.stop);
+    // Nothing is saved then, by nobody.
+    let useless = |reason: &Outcome| matches!(reason, Outcome::NotFinite { .. });
+    let reasons: Vec<Outcome> = reasons.collect();
+    let chosen = reasons.iter().position(useless).unwrap_or(0);
+    Ok(reasons.into_iter().nth(chosen))
+}
+
+/// What tells checkpoints apart.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Identity {
+    step: u64,
+    epoch: u64,
+    batches: u64,
+    checksum: u32,
+}
+
+impl Identity {
+    fn of(checkpoint: &Checkpoint) -> Self {
+        let tensors = checkpoint.tensors.values();
+        let checksum = tensors.fold(0, |sum, data| crc32c::crc32c_append(sum, data.as_bytes()));
+        let metadata = &checkpoint.metadata;
+        Self {
+            step: metadata.step,
+            epoch: metadata.epoch,
+            batches: metadata.batches_into_epoch,
+            checksum,
+        }
+    }
+}
+
+/// Refuses, on all workers, when they would not resume from the same checkpoint.
+pub(super) fn check_same_checkpoint(workers: &WorkerGroup, own: Option<&Checkpoint>) -> Result<()> {
+    let all = workers.hear_all("the checkpoint to resume from", &own.map(Identity::of))?;
+    let Some(worker) = all.iter().position(|identity| *identity != all[0]) else {
+        return Ok(());
+    };
+    let name = |identity: &Option<Identity>| match identity {
+        Some(identity) => format!("one of step {}", identity.step),
+        None => "none".to_string(),
+    };
+    let (chief, other) = (name(&all[0]), name(&all[worker]));
+    let other = match chief == other {
+        true => format!("{other} with other values"),
+        false => other,
+    };
+    Err(refuse(format!(
+        "the chief found {chief} and worker {worker} {other}: the workers do not share the \
+         checkpoint directory; put it on a file system that all of them see"
+    )))
+}
+
+/// The batches of an epoch, which must be equally many on all workers: where the source does not
+/// promise it, the workers exchange a word before every batch.
+pub(super) fn batches<'a, D: BatchSource + ?Sized>(
+    strategy: &(impl Strategy + ?Sized),
+    source: &'a D,
+    epoch: usize,
+    skip: usize,
+) -> Result<Batches<'a, D::Batch>> {
+    let batches = source.epoch(epoch, skip)?;
+    let mut batches = batches.map(|batch| Ok(source.of_global_batch(batch?)));
+    let workers = strategy.workers().filter(|group| group.num_workers() > 1);
+    let (Some(workers), false) = (workers.cloned(), source.ends_together()) else {
+        return Ok(Box::new(batches));
+    };
+    let mut number = skip;
+    Ok(Box::new(std::iter::from_fn(move || {
+        let batch = batches.next();
+        // The others hear of an error when the run ends.
+        if let Some(Err(_)) = batch {
+            return batch;
+        }
+        let same = check_equal_batches(&workers, batch.is_some(), number);
+        number += 1;
+        match same {
+            Ok(()) => batch,
+            Err(error) => Some(Err(error)),
+        }
+    })))
+}
+
+/// Refuses, on all workers, when some have another batch and some have not.
+fn check_equal_batches(workers: &WorkerGroup, own: bool, number: usize) -> Result<()> {
+    let all = workers.hear_all("whether there is a batch", &own)?;
+    let find = |wanted: bool| all.iter().position(|has| *has == wanted);
+    let (Some(with), Some(without)) = (find(true), find(false)) else {
+        return Ok(());
+    };
+    Err(Error::invalid(format!(
+        "worker {without} has no batch {number} of the epoch, worker {with} has one: the source \
+         must give all workers equally many batches; fill the shorter ones up with empty batches, \
+         or use a distributed data set, which does"
+    )))
+}
+
+/// An error of one worker ends the others, which wait for it.
+pub(super) fn or_abort<T>(strategy: &(impl Strategy + ?Sized), outcome: Result<T>) -> Result<T> {
+    match strategy.workers() {
+        None => outcome,
+        Some(workers) => workers.or_abort(outcome),
+    }
+}

@@ -1,0 +1,70 @@
+//! A job with a chief and parameter servers goes on when a worker dies: the chief gives the
+//! worker's work to others, and the worker is started again alone.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use crate::Ending;
+
+/// A worker that died, by its number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WorkerDeath {
+    pub index: usize,
+    pub ending: Ending,
+}
+
+/// The deaths that are still to be acted on, and what has been done about earlier ones.
+#[derive(Default)]
+pub struct WorkerRestarts {
+    waiting: VecDeque<(Instant, WorkerDeath)>,
+    /// How often each process alone was started again.
+    again: Vec<u32>,
+    /// How many workers are not started again.
+    lost: usize,
+}
+
+impl WorkerRestarts {
+    /// Acts on the death later: a worker may have failed because the chief has just ended.
+    pub fn push(&mut self, death: WorkerDeath, wait: Duration) {
+        self.waiting.push_back((Instant::now() + wait, death));
+    }
+
+    /// When the first death is to be acted on.
+    pub fn due(&self) -> Option<Instant> {
+        self.waiting.front().map(|(due, _)| *due)
+    }
+
+    /// The first death, if its time has come.
+    pub fn pop(&mut self) -> Option<WorkerDeath> {
+        let (due, death) = self.waiting.front().copied()?;
+        if Instant::now() < due {
+            return None;
+        }
+        self.waiting.pop_front();
+        Some(death)
+    }
+
+    /// The job ends: nobody is started any more.
+    pub fn clear(&mut self) {
+        self.waiting.clear();
+    }
+
+    /// Counts one more start of the process with this number; nothing if there were `most` already.
+    pub fn count_restart(&mut self, index: usize, most: u32) -> Option<u32> {
+        if self.again.len() <= index {
+            self.again.resize(index + 1, 0);
+        }
+        let again = self.again.get_mut(index)?;
+        if *again >= most {
+            return None;
+        }
+        *again += 1;
+        Some(*again)
+    }
+
+    /// Counts a worker that is not started again; returns how many there are by now.
+    pub fn give_up(&mut self) -> usize {
+        self.lost += 1;
+        self.lost
+    }
+}

@@ -1,0 +1,305 @@
+//! burn's own training loop on our replicas: [`LearnerStrategy`].
+
+use std::sync::Arc;
+
+use burn::data::dataloader::Progress;
+use burn::module::Module;
+use burn_train::{
+    EventProcessorTraining, InferenceStep, Interrupter, Learner, LearnerEvent, LearnerModel,
+    SupervisedLearningStrategy, SupervisedTrainingEventProcessor, TrainLoader, TrainingComponents,
+    TrainingItem, ValidLoader,
+};
+use distribute_core::{Error, Result, Strategy, check_running_statistics};
+
+use crate::replica::LearnerReplica;
+use crate::train_epoch::{TrainEpoch, training_error};
+
+/// A strategy of ours in the place of burn's own in burn's `SupervisedTraining`.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use burn_train::{LearnerModel, SupervisedTraining, TrainingStrategy};
+/// use distribute_core::{MirroredStrategy, Result};
+/// use distribute_learner::LearnerStrategy;
+///
+/// fn on_two_replicas<M: LearnerModel>(
+///     training: SupervisedTraining<M>,
+/// ) -> Result<SupervisedTraining<M>> {
+///     let strategy = MirroredStrategy::builder().replicas(2).build()?;
+///     let strategy = Arc::new(LearnerStrategy::new(strategy));
+///     Ok(training.with_training_strategy(TrainingStrategy::Custom(strategy)))
+/// }
+/// ```
+///
+/// # What one step is
+///
+/// Every replica has its own `Learner`: the model on the replica's device, an optimizer and a
+/// learning rate scheduler. They start equal and stay equal, bit for bit, because all of them
+/// apply the same gradients, under every strategy ([`VariablePlacement::Central`] too).
+///
+/// - **Batches.** A step deals one batch of the data loader to each replica, in replica order: the
+///   loader's batch is the per-replica batch, and one step over n replicas is one step of a single
+///   device with batches n times as large, if the loss is a mean over the batch. At the end of an
+///   epoch fewer batches than replicas may be left; the replicas without one take part in the
+///   communication with a zero gradient. Every batch of the loader is trained on once, in the order
+///   in which a single device would see it. The loader makes batches on the calling thread; give it
+///   workers (`num_workers`) if that takes long.
+/// - **Gradients** are averaged over the batches of the step (not over the replicas, nor over the
+///   examples: a smaller last batch counts as much as the others of its step), in the canonical
+///   order of the collectives. A parameter that a batch did not use counts as zero if another batch
+///   of the step used it; one that no batch used is left alone.
+/// - **Accumulation.** With `grads_accumulation(k)` the replicas add up the gradients of k steps,
+///   and communicate only when the optimizer uses them: at every k-th step and at the end of the
+///   epoch. As on a single device what is applied is the sum over the k steps.
+/// - **The learning rate scheduler** steps once per step of the optimizer, just before it.
+/// - **Events** are those of a single device: one processed item per batch, in the loader's order,
+///   with the loader's progress. Validation, checkpoints (replica 0's learner), early stopping and
+///   the interrupter work as on a single device; the interrupter is looked at after every step.
+///
+/// # When something goes wrong
+///
+/// A replica that panics or fails, and a collective operation that fails, end the training with
+/// [`TrainingError::Workers`] in the result's `error`, which names the replica and what happened;
+/// nobody hangs. The model of the result is replica 0's, which may be without the last step. If
+/// the data loader fails, the batches of the step it was filling are not trained on. A panic in a
+/// validation step passes through, as with burn's own strategies.
+///
+/// Refused in the same way: batch normalization on several replicas (burn shares its running
+/// statistics between replica threads), replicas on different burn devices (a loader makes its
+/// batches on one), strategies over several processes, and those that compile steps.
+///
+/// # What burn does not hand over
+///
+/// `SupervisedTraining::gradient_checkpointing` has no effect on a custom strategy, in burn 0.22.1.
+/// Layers that draw random numbers from burn's generator (its `Dropout`) draw from one generator
+/// for the whole process, so with several replicas their numbers depend on timing.
+///
+/// [`TrainingError::Workers`]: burn_train::TrainingError::Workers
+/// [`VariablePlacement::Central`]: distribute_core::VariablePlacement::Central
+#[derive(Debug, Clone)]
+pub struct LearnerStrategy {
+    strategy: Arc<dyn Strategy>,
+}
+
+impl LearnerStrategy {
+    /// Trains on every replica of `strategy`.
+    pub fn new(strategy: impl Strategy + 'static) -> Self {
+        Self::from(Arc::new(strategy) as Arc<dyn Strategy>)
+    }
+
+    /// The strategy whose replicas are trained on.
+    pub fn strategy(&self) -> &dyn Strategy {
+        &*self.strategy
+    }
+
+    /// What this strategy cannot train.
+    fn check(&self, model: &impl Module) -> Result<()> {
+        let replicas = self.strategy.replicas();
+        let in_sync = self.strategy.num_replicas_in_sync();
+        if replicas.is_empty() || replicas.len() != in_sync {
+            return Err(Error::invalid(format!(
+                "burn's training loop runs in one process, but {} of the {in_sync} replicas of \
+                 the {} strategy are here; write a step of your own, or use `fit`",
+                replicas.len(),
+                self.strategy.name(),
+            )));
+        }
+        if self.strategy.tracer().is_some() {
+            return Err(Error::invalid(format!(
+                "burn's training loop runs its steps as they are, but the {} strategy compiles \
+                 them; write a step of your own, or use `fit`",
+                self.strategy.name(),
+            )));
+        }
+        if replicas.iter().any(|it| it.device != replicas[0].device) {
+            return Err(Error::invalid(
+                "burn's data loader makes its batches on one device, but the replicas are on \
+                 different ones",
+            ));
+        }
+        check_running_statistics(model, replicas.len())
+    }
+
+    /// A learner per replica, the first of them `learner` itself.
+    fn replicate<M: LearnerModel>(&self, learner: Learner<M>) -> Vec<LearnerReplica<M>> {
+        let devices = self.strategy.replicas().iter().skip(1);
+        let mut replicas: Vec<_> = devices
+            .map(|replica| {
+                let mut copy = learner.clone();
+                copy.fork(&replica.device);
+                LearnerReplica::new(copy)
+            })
+            .collect();
+        replicas.insert(0, LearnerReplica::new(learner));
+        replicas
+    }
+}
+
+impl From<Arc<dyn Strategy>> for LearnerStrategy {
+    /// For a strategy that was chosen at run time.
+    fn from(strategy: Arc<dyn Strategy>) -> Self {
+        Self { strategy }
+    }
+}
+
+impl<M: LearnerModel> SupervisedLearningStrategy<M> for LearnerStrategy {
+    fn fit(
+        &self,
+        components: TrainingComponents<M>,
+        mut learner: Learner<M>,
+        train: TrainLoader<M>,
+        valid: ValidLoader<M>,
+        starting_epoch: usize,
+    ) -> (M, SupervisedTrainingEventProcessor<M>) {
+        if let Some(first) = self.strategy.replicas().first() {
+            learner.fork(&first.device);
+        }
+        if let Err(error) = self.check(&learner.model()) {
+            components.interrupter.fail(training_error(&error));
+            return (learner.model(), components.event_processor);
+        }
+        let device = &self.strategy.replicas()[0].device;
+        let mut run = Run {
+            strategy: &*self.strategy,
+            replicas: self.replicate(learner),
+            train: train.to_device(device),
+            valid: valid.to_device(&device.clone().inner()),
+            components,
+        };
+        for epoch in starting_epoch..=run.components.num_epochs {
+            if !run.epoch(epoch) {
+                break;
+            }
+        }
+        let model = run.primary().model();
+        (model, run.components.event_processor)
+    }
+}
+
+/// One training, epoch by epoch.
+struct Run<'a, M: LearnerModel> {
+    strategy: &'a dyn Strategy,
+    replicas: Vec<LearnerReplica<M>>,
+    train: TrainLoader<M>,
+    valid: ValidLoader<M>,
+    components: TrainingComponents<M>,
+}
+
+impl<M: LearnerModel> Run<'_, M> {
+    /// The learner that is validated and saved.
+    fn primary(&self) -> &Learner<M> {
+        &self.replicas[0].learner
+    }
+
+    /// Trains and validates once; says whether training goes on.
+    fn epoch(&mut self, epoch: usize) -> bool {
+        let interrupter = self.components.interrupter.clone();
+        self.train_split(epoch, &interrupter);
+        if interrupter.should_stop() {
+            if let Some(stop) = interrupter.interruption() {
+                let reason = stop.reason.as_deref().unwrap_or("no reason given");
+                tracing::info!(epoch, reason, "training interrupted");
+            }
+            return false;
+        }
+        self.validation_split(epoch, &interrupter);
+        let events = &mut self.components.event_processor;
+        interrupter.fail_on_error(events.process_train(LearnerEvent::EndEpoch(epoch)));
+        self.save_or_stop(epoch, &interrupter)
+    }
+
+    fn train_split(&mut self, epoch: usize, interrupter: &Interrupter) {
+        let events = &mut self.components.event_processor;
+        interrupter.fail_on_error(events.process_train(LearnerEvent::StartSplit {
+            epoch_number: epoch,
+            total_items: self.train.num_items(),
+        }));
+        TrainEpoch {
+            strategy: self.strategy,
+            replicas: &mut self.replicas,
+            events,
+            interrupter,
+            accumulation: self.components.grad_accumulation.unwrap_or(1),
+        }
+        .run(&self.train);
+        interrupter.fail_on_error(events.process_train(LearnerEvent::EndSplit(epoch)));
+    }
+
+    /// Validates replica 0's model on the calling thread.
+    fn validation_split(&mut self, epoch: usize, interrupter: &Interrupter) {
+        let model = self.primary().model().valid();
+        let events = &mut self.components.event_processor;
+        interrupter.fail_on_error(events.process_valid(LearnerEvent::StartSplit {
+            epoch_number: epoch,
+            total_items: self.valid.num_items(),
+        }));
+        let mut batches = self.valid.iter();
+        let mut iteration = 0;
+        while let Some(batch) = batches.next() {
+            let batch = match batch {
+                Ok(batch) => batch,
+                Err(error) => {
+                    interrupter.fail(error);
+                    break;
+                }
+            };
+            let progress: Progress = batches.progress();
+            iteration += 1;
+            let output = InferenceStep::step(&model, batch);
+            let item = TrainingItem::new(output, progress, Some(iteration), None);
+            interrupter.fail_on_error(events.process_valid(LearnerEvent::ProcessedItem(item)));
+            if interrupter.should_stop() {
+                break;
+            }
+        }
+        interrupter.fail_on_error(events.process_valid(LearnerEvent::EndSplit(epoch)));
+    }
+
+    /// What burn does between two epochs; says whether there is another one.
+    fn save_or_stop(&mut self, epoch: usize, interrupter: &Interrupter) -> bool {
+        let learner = &self.replicas[0].learner;
+        let parts = &mut self.components;
+        if parts.checkpointer.is_some() || parts.early_stopping.is_some() {
+            // Both read metrics of this epoch.
+            interrupter.fail_on_error(parts.event_processor.flush());
+        }
+        if interrupter.should_stop() {
+            return false;
+        }
+        if let Some(checkpointer) = &mut parts.checkpointer {
+            checkpointer.checkpoint(learner, epoch, &parts.event_store);
+        }
+        let stopping = parts.early_stopping.as_mut();
+        !stopping.is_some_and(|stopping| stopping.should_stop(epoch, &parts.event_store))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::nn::{BatchNormConfig, LinearConfig};
+    use burn::tensor::Device;
+
+    use super::*;
+    use distribute_core::MirroredStrategy;
+
+    #[test]
+    fn shared_running_statistics_are_refused_on_several_replicas() {
+        let device = Device::flex();
+        let on = |replicas| {
+            let builder = MirroredStrategy::builder().replicas(replicas);
+            LearnerStrategy::new(builder.build().expect("threads"))
+        };
+        let layer = BatchNormConfig::new(3).init(&device);
+        let error = on(2).check(&layer).expect_err("shared statistics");
+        assert!(error.to_string().contains("batch normalization"), "{error}");
+        assert!(on(1).check(&layer).is_ok());
+        assert!(on(2).check(&LinearConfig::new(3, 1).init(&device)).is_ok());
+    }
+
+    #[test]
+    fn an_error_of_no_replica_is_reported_as_a_failure() {
+        let error = training_error(&Error::invalid("no threads"));
+        assert!(error.to_string().contains("no threads"), "{error}");
+    }
+}

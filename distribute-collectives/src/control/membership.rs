@@ -1,0 +1,517 @@
+//! What the tasks of one rank's control plane share: who it is, its peers, and what they said.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::{Notify, mpsc};
+use tonic::Status;
+
+use crate::communicator::AbortTarget;
+use crate::control::generated::envelope::Message;
+use crate::control::generated::{self as message, Envelope, Hello};
+use crate::control::proof::Key;
+use crate::control::security::Security;
+use crate::control::tls::DataTls;
+use crate::control::{Announcement, convert, watch};
+use crate::error::CollectiveError;
+use crate::header::OperationHeader;
+use crate::interruption::Interruption;
+use crate::status::{Failure, FailureKind, GroupStatus};
+
+/// How many reasons for which certificates were not accepted are kept.
+const CERTIFICATES_MAX: usize = 8;
+
+/// Messages that wait to be sent to one rank. Whoever does not read them will be found silent.
+pub(super) const QUEUE: usize = 64;
+
+/// Longer times count as this long: sums with the clock stay in its range.
+const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// The sending half of a stream: a message, or the status that ends it.
+pub(super) type Sender = mpsc::Sender<Result<Envelope, Status>>;
+
+/// How far the group has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// Streams may come and go.
+    Joining,
+    /// All streams are up; from now on a lost one is a failure.
+    Formed,
+    /// This rank says goodbye.
+    Leaving,
+}
+
+/// The stream to one rank.
+pub(super) struct Link {
+    /// Tells this stream from an earlier one to the same rank.
+    pub(super) id: u64,
+    /// `None` once one side has said goodbye.
+    pub(super) sender: Option<Sender>,
+    pub(super) key: Key,
+    pub(super) instance: Vec<u8>,
+    pub(super) ip: IpAddr,
+    pub(super) announcement: Option<Announcement>,
+    pub(super) ready: bool,
+    pub(super) last_received: Instant,
+    /// The peer has left, or was found silent: it is not watched any more.
+    pub(super) unwatched: bool,
+    /// The peer said goodbye.
+    pub(super) left: bool,
+    /// The stream still delivers messages.
+    pub(super) open: bool,
+    /// The two headers that differed at the last heartbeat.
+    pub(super) differing_headers: Option<(OperationHeader, OperationHeader)>,
+}
+
+impl Link {
+    /// The peer gave up before it had met all others: the group cannot form with it.
+    pub(super) fn gave_up(&self) -> bool {
+        self.left && !self.ready
+    }
+
+    /// Queues a heartbeat, unless that would take the room of what is more important.
+    pub(super) fn send_heartbeat(&self, heartbeat: message::Heartbeat) {
+        if self
+            .sender
+            .as_ref()
+            .is_some_and(|s| s.capacity() > QUEUE / 2)
+        {
+            self.send(Message::Heartbeat(heartbeat));
+        }
+    }
+
+    /// Queues a message. It is dropped when the peer does not read: that is found as silence.
+    pub(super) fn send(&self, message: Message) {
+        if let Some(sender) = &self.sender {
+            let _ = sender.try_send(Ok(envelope(message)));
+        }
+    }
+}
+
+pub(super) fn envelope(message: Message) -> Envelope {
+    Envelope {
+        message: Some(message),
+    }
+}
+
+/// Why a peer and this rank do not form a group.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Refusal {
+    pub(super) address: String,
+    pub(super) reason: String,
+}
+
+/// The group cannot form, and this rank knows why; the others are told while they come.
+pub(super) struct JoinFailure {
+    pub(super) refusal: Refusal,
+    pub(super) since: Instant,
+    /// By rank.
+    pub(super) notified: Vec<bool>,
+}
+
+impl JoinFailure {
+    /// Tells a rank why the group cannot form, once.
+    pub(super) fn send_to(&mut self, rank: usize, link: &Link) {
+        if let Some(notified) = self.notified.get_mut(rank)
+            && !std::mem::replace(notified, true)
+        {
+            link.send(Message::Refusal(message::Refusal {
+                address: self.refusal.address.clone(),
+                reason: self.refusal.reason.clone(),
+            }));
+        }
+    }
+}
+
+/// A peer that claimed a rank without the right token. The right one may still come.
+pub(super) struct UnprovenClaim {
+    pub(super) since: Instant,
+    pub(super) rank: usize,
+    pub(super) refusal: Refusal,
+}
+
+/// Why a rank is not there.
+#[derive(Debug, Clone, Default)]
+pub(super) struct MissingReason {
+    pub(super) reason: String,
+    /// The rank was there and gave up waiting for these ranks, which are to blame in its place.
+    pub(super) waited_for: Vec<usize>,
+}
+
+impl From<String> for MissingReason {
+    fn from(reason: String) -> MissingReason {
+        MissingReason {
+            reason,
+            waited_for: Vec::new(),
+        }
+    }
+}
+
+pub(super) struct State {
+    pub(super) phase: Phase,
+    /// By rank; never one for this rank.
+    pub(super) links: Vec<Option<Link>>,
+    pub(super) next_link: u64,
+    /// What happened last with each rank, for the error when it does not come.
+    pub(super) last: Vec<MissingReason>,
+    pub(super) join_failure: Option<JoinFailure>,
+    pub(super) unproven_claims: Vec<UnprovenClaim>,
+    /// Connections whose certificate was not accepted, the first ones of every reason.
+    pub(super) certificates: Vec<Refusal>,
+    /// The parts of gatherings by number, then by rank.
+    pub(super) gathers: BTreeMap<u64, Vec<Option<Vec<u8>>>>,
+    pub(super) next_gather: u64,
+    pub(super) next_heartbeat: Instant,
+    /// Streams that were turned away and still carry the reason to their peers.
+    pub(super) turned_away: usize,
+    /// The peers know of the first failure.
+    pub(super) failure_sent: bool,
+}
+
+pub(super) struct Membership {
+    pub(super) rank: usize,
+    pub(super) addresses: Vec<String>,
+    pub(super) hello: Hello,
+    pub(super) announcement: Announcement,
+    pub(super) security: Security,
+    pub(super) tls: Option<DataTls>,
+    pub(super) interval: Duration,
+    pub(super) misses: u32,
+    pub(super) started: Instant,
+    pub(super) deadline: Instant,
+    pub(super) gather_timeout: Duration,
+    pub(super) status: Arc<GroupStatus>,
+    pub(super) interruption: Interruption,
+    state: Mutex<State>,
+    /// Wakes the task that joins or leaves.
+    pub(super) changed: Notify,
+    /// Wakes the task that spreads failures; [`GroupStatus`] rings it.
+    pub(super) failed: Arc<Notify>,
+    /// Wakes a thread that gathers.
+    pub(super) gathered: Condvar,
+}
+
+impl State {
+    pub(super) fn new(world_size: usize) -> State {
+        State {
+            phase: Phase::Joining,
+            links: (0..world_size).map(|_| None).collect(),
+            next_link: 0,
+            last: vec!["it has not connected".to_string().into(); world_size],
+            join_failure: None,
+            unproven_claims: Vec::new(),
+            certificates: Vec::new(),
+            gathers: BTreeMap::new(),
+            next_gather: 0,
+            next_heartbeat: Instant::now(),
+            turned_away: 0,
+            failure_sent: false,
+        }
+    }
+
+    /// The link of a rank, if it is still the one with this number.
+    pub(super) fn link(&mut self, rank: usize, id: u64) -> Option<&mut Link> {
+        let link = self.links.get_mut(rank)?.as_mut()?;
+        (link.id == id).then_some(link)
+    }
+
+    /// Notes a connection whose certificate was not accepted.
+    pub(super) fn note_certificate(&mut self, refusal: Refusal) {
+        let known = |it: &Refusal| it.reason == refusal.reason;
+        if self.certificates.len() < CERTIFICATES_MAX && !self.certificates.iter().any(known) {
+            self.certificates.push(refusal);
+        }
+    }
+
+    pub(super) fn open_links(&self) -> impl Iterator<Item = &Link> {
+        self.links.iter().flatten().filter(|link| link.open)
+    }
+
+    /// Whether there are streams that a peer still reads.
+    pub(super) fn has_streams(&self) -> bool {
+        self.turned_away > 0 || self.open_links().next().is_some()
+    }
+
+    /// Whether a failure only says that a healthy rank has left.
+    pub(super) fn is_departure(&self, failure: &Failure) -> bool {
+        let FailureKind::Lost { rank, .. } = failure.kind else {
+            return false;
+        };
+        let link = self.links.get(rank).and_then(Option::as_ref);
+        link.is_some_and(|link| link.left)
+    }
+}
+
+impl Membership {
+    pub(super) fn new(
+        parts: Parts,
+        hello: Hello,
+        tls: Option<DataTls>,
+        status: Arc<GroupStatus>,
+    ) -> Membership {
+        let started = Instant::now();
+        let timeout = parts.rendezvous_timeout.min(FOREVER);
+        let failed = Arc::new(Notify::new());
+        let bell = failed.clone();
+        status.on_failure(move || bell.notify_one());
+        Membership {
+            state: Mutex::new(State::new(parts.addresses.len())),
+            rank: parts.rank,
+            addresses: parts.addresses,
+            hello,
+            announcement: parts.announcement,
+            security: parts.security,
+            tls,
+            interval: parts.interval.min(FOREVER),
+            misses: parts.misses,
+            started,
+            deadline: started + timeout,
+            gather_timeout: timeout,
+            status,
+            interruption: parts.interruption,
+            changed: Notify::new(),
+            failed,
+            gathered: Condvar::new(),
+        }
+    }
+
+    /// Held only for short changes. The status is never asked to note something meanwhile.
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn world_size(&self) -> usize {
+        self.addresses.len()
+    }
+
+    /// The silence after which a rank counts as stopped.
+    pub(super) fn silence_limit(&self) -> Duration {
+        self.interval.saturating_mul(self.misses).min(FOREVER)
+    }
+
+    pub(super) fn record_failure(&self, kind: FailureKind, from_sequence: u64) {
+        self.status.record_failure(Failure {
+            kind,
+            from_sequence,
+        });
+    }
+
+    /// The first failure that is more than a healthy rank leaving.
+    pub(super) fn first_failure(&self) -> Option<Failure> {
+        let failures = self.status.failures();
+        let state = self.state();
+        failures.into_iter().find(|f| !state.is_departure(f))
+    }
+
+    /// Notes what happened last with a rank that is still missing. Why it gave up tells more than
+    /// that nobody listens there afterwards.
+    pub(super) fn record_missing(&self, rank: usize, missing: impl Into<MissingReason>) {
+        let missing = missing.into();
+        let reason = &missing.reason;
+        tracing::debug!(rank = self.rank, peer = rank, reason, "not joined yet");
+        if let Some(last) = self.state().last.get_mut(rank)
+            && (last.waited_for.is_empty() || !missing.waited_for.is_empty())
+        {
+            *last = missing;
+        }
+    }
+
+    /// Ends the join of this rank, and of all others: the group cannot form. Rank `informed`
+    /// knows already.
+    pub(super) fn refuse(&self, informed: Option<usize>, address: String, reason: String) {
+        let mut state = self.state();
+        if state.phase == Phase::Joining {
+            let State {
+                join_failure,
+                links,
+                ..
+            } = &mut *state;
+            let join_failure = join_failure.get_or_insert_with(|| JoinFailure {
+                refusal: Refusal { address, reason },
+                since: Instant::now(),
+                notified: vec![false; links.len()],
+            });
+            join_failure.notified[self.rank] = true;
+            if let Some(notified) = informed.and_then(|rank| join_failure.notified.get_mut(rank)) {
+                *notified = true;
+            }
+            for (rank, link) in links.iter().enumerate() {
+                if let Some(link) = link.as_ref().filter(|link| link.open) {
+                    join_failure.send_to(rank, link);
+                }
+            }
+        }
+        drop(state);
+        self.changed.notify_one();
+    }
+
+    /// Handles one message of a rank that has proven itself. Returns whether to go on reading.
+    pub(super) fn handle(&self, rank: usize, id: u64, envelope: Envelope) -> bool {
+        {
+            let mut state = self.state();
+            let Some(link) = state.link(rank, id) else {
+                return false;
+            };
+            link.last_received = Instant::now();
+        }
+        match envelope.message {
+            Some(Message::Announcement(announcement)) => {
+                if let Some(link) = self.state().link(rank, id) {
+                    link.announcement = Some(announcement.into());
+                }
+                self.changed.notify_one();
+            }
+            Some(Message::Ready(_)) => {
+                if let Some(link) = self.state().link(rank, id) {
+                    link.ready = true;
+                }
+                self.changed.notify_one();
+            }
+            Some(Message::Heartbeat(beat)) => self.heartbeat(rank, id, &beat),
+            Some(Message::Notice(notice)) => {
+                let failure = convert::failure(self.world_size(), &notice);
+                if let Some(failure) = failure.filter(|_| self.first_failure().is_none()) {
+                    self.status.record_failure(failure);
+                }
+            }
+            Some(Message::Gather(part)) => self.take_part(rank, part),
+            Some(Message::Goodbye(goodbye)) => self.goodbye(rank, id, &goodbye),
+            Some(Message::Refusal(refusal)) => {
+                self.refuse(Some(rank), refusal.address, refusal.reason);
+            }
+            // Messages of the handshake, and those of later versions.
+            Some(Message::Hello(_) | Message::Proof(_)) | None => {}
+        }
+        true
+    }
+
+    fn goodbye(&self, rank: usize, id: u64, goodbye: &message::Goodbye) {
+        let mut state = self.state();
+        let phase = state.phase;
+        let Some(link) = state.link(rank, id) else {
+            return;
+        };
+        link.left = true;
+        link.unwatched = true;
+        // Closes this half, so that the peer knows that its goodbye has arrived.
+        link.sender = None;
+        let joined = phase == Phase::Formed && link.ready;
+        drop(state);
+        let because = match goodbye.reason.as_str() {
+            "" => String::new(),
+            reason => format!(": {reason}"),
+        };
+        match phase {
+            Phase::Leaving => {}
+            Phase::Joining | Phase::Formed if !joined => {
+                let waited_for = goodbye.waited_for.iter().map(|rank| *rank as usize);
+                let missing = MissingReason {
+                    reason: format!("it gave up joining{because}"),
+                    waited_for: waited_for.collect(),
+                };
+                self.record_missing(rank, missing);
+                self.changed.notify_one();
+            }
+            _ => {
+                let count = goodbye.completed;
+                let reason = format!("it left the group after {count} operations{because}");
+                self.record_failure(FailureKind::Lost { rank, reason }, count);
+            }
+        }
+    }
+
+    /// Compares the operation that the peer is in with that of this rank. The data connections
+    /// find most differences; this finds those of calls that never exchange a byte.
+    fn heartbeat(&self, rank: usize, id: u64, beat: &message::Heartbeat) {
+        let own = self.status.running();
+        let theirs = beat.running.as_ref().and_then(convert::header);
+        self.status.note_peer(rank, theirs, beat.completed);
+        if beat.answer {
+            let answer = watch::heartbeat(self, false);
+            if let Some(link) = self.state().link(rank, id) {
+                link.send_heartbeat(answer);
+            }
+        }
+        let pair = own.zip(theirs).filter(|(own, theirs)| {
+            let collective = |h: &OperationHeader| !h.kind.is_point_to_point();
+            own.sequence == theirs.sequence
+                && own != theirs
+                && collective(own)
+                && collective(theirs)
+        });
+        let mut state = self.state();
+        let Some(link) = state.link(rank, id) else {
+            return;
+        };
+        let again = pair.is_some() && link.differing_headers == pair;
+        link.differing_headers = pair;
+        drop(state);
+        let Some((own, theirs)) = pair.filter(|_| again) else {
+            return;
+        };
+        let (first, second) = match self.rank < rank {
+            true => ((self.rank, own), (rank, theirs)),
+            false => ((rank, theirs), (self.rank, own)),
+        };
+        let error = CollectiveError::Mismatch {
+            rank_a: first.0,
+            rank_b: second.0,
+            op: first.1.kind,
+            sequence: own.sequence,
+            what: first.1.difference(&second.1).unwrap_or_default(),
+        };
+        self.record_failure(FailureKind::Ended(error), 0);
+    }
+
+    /// Handles the end of a stream; `reason` says what is known.
+    pub(super) fn ended(&self, rank: usize, id: u64, reason: String) {
+        let mut state = self.state();
+        let phase = state.phase;
+        let Some(link) = state.link(rank, id) else {
+            return;
+        };
+        let left = link.left;
+        link.open = false;
+        link.sender = None;
+        link.unwatched = true;
+        if phase == Phase::Joining {
+            state.links[rank] = None;
+            if !left {
+                state.last[rank] = reason.clone().into();
+            }
+        }
+        drop(state);
+        if phase == Phase::Formed && !left {
+            self.record_failure(FailureKind::Lost { rank, reason }, 0);
+        }
+        self.changed.notify_one();
+        self.gathered.notify_all();
+    }
+}
+
+impl AbortTarget for Membership {
+    fn abort(&self, rank: usize, reason: &str) {
+        if self.first_failure().is_some() {
+            return;
+        }
+        let error = CollectiveError::Aborted {
+            rank,
+            reason: reason.to_string(),
+        };
+        self.record_failure(FailureKind::Ended(error), 0);
+    }
+}
+
+/// What [`Membership`] takes from the options.
+pub(super) struct Parts {
+    pub(super) rank: usize,
+    pub(super) addresses: Vec<String>,
+    pub(super) announcement: Announcement,
+    pub(super) security: Security,
+    pub(super) interval: Duration,
+    pub(super) misses: u32,
+    pub(super) rendezvous_timeout: Duration,
+    pub(super) interruption: Interruption,
+}

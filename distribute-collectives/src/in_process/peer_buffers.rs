@@ -1,0 +1,282 @@
+//! Ranks of one process work on each other's buffers where they lie, through pointers (`unsafe`).
+//!
+//! Why this is sound, in one place:
+//!
+//! - A rank publishes pointers made from `&mut` (or, for inputs, `&`) slices that its caller has
+//!   lent to the running call, and does not touch these slices itself until the operation is
+//!   completed or withdrawn ([`Group::start`](super::group::Group::start)).
+//! - Nobody uses a pointer before all ranks have published, and then only while working on a
+//!   claimed block. The call does not return, nor unwind (see [`CompletionGuard`]), before all
+//!   blocks are done, so the memory outlives every use.
+//! - Headers and lengths were compared before the start, so all ranks have the same types and
+//!   lengths.
+//! - Blocks are disjoint: a block is claimed once, by an atomic counter, and every element that is
+//!   written belongs to one block. In a reduction, block `b` touches elements `b` of every rank and
+//!   nothing else. In a broadcast the root's elements are only read.
+
+use std::ops::Range;
+
+use crate::buffer::{Buffer, Element, with_dtype};
+use crate::communicator::{GatherTarget, chunk_range};
+use crate::error::{CollectiveError, Result};
+use crate::gathering::Inputs;
+use crate::header::{OperationHeader, OperationKind};
+use crate::in_process::group::Group;
+use crate::reduce::{self, RankSlices, ReduceOp};
+
+/// Where a rank's buffer lies and how many elements it has.
+#[derive(Clone, Copy)]
+pub(crate) struct RawBuffer {
+    start: *mut u8,
+    len: usize,
+}
+
+// SAFETY: a pointer is only a number until it is used; the rules for its use are above.
+unsafe impl Send for RawBuffer {}
+
+impl RawBuffer {
+    /// The location of a buffer that will be read and written.
+    pub(crate) fn of(buffer: &mut Buffer<'_>) -> Self {
+        RawBuffer {
+            len: buffer.len(),
+            start: buffer.as_bytes_mut().as_mut_ptr(),
+        }
+    }
+
+    /// The location of bytes that will only be read.
+    pub(crate) fn of_input(bytes: &[u8]) -> Self {
+        RawBuffer {
+            len: bytes.len(),
+            start: bytes.as_ptr().cast_mut(),
+        }
+    }
+
+    /// Number of elements.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// # Safety
+    /// `range` must be part of a block that the caller has claimed and that writes these elements.
+    unsafe fn slice_mut<'a, T: Element>(self, range: Range<usize>) -> &'a mut [T] {
+        debug_assert!(range.end <= self.len);
+        // SAFETY: the memory holds `len` elements of `T`, see the module; the claim is exclusive.
+        unsafe {
+            std::slice::from_raw_parts_mut(self.start.cast::<T>().add(range.start), range.len())
+        }
+    }
+
+    /// # Safety
+    /// The operation runs and no block of it writes these elements.
+    unsafe fn slice<'a, T: Element>(self, range: Range<usize>) -> &'a [T] {
+        debug_assert!(range.end <= self.len);
+        // SAFETY: the memory holds `len` elements of `T`, see the module; nobody writes them.
+        unsafe { std::slice::from_raw_parts(self.start.cast::<T>().add(range.start), range.len()) }
+    }
+}
+
+/// Elements of a block that a rank works on at a time: `block_elements` of a rank's share.
+pub(crate) struct Plan<'a> {
+    pub(crate) header: &'a OperationHeader,
+    pub(crate) world_size: usize,
+    pub(crate) block_elements: usize,
+}
+
+impl Plan<'_> {
+    /// The elements that belong to a rank's share of the work.
+    fn share(&self, rank: usize) -> Range<usize> {
+        let count = self.header.count;
+        match self.header.kind {
+            // A rank that is alone has the result already.
+            _ if self.world_size == 1 => 0..0,
+            OperationKind::Broadcast if self.header.root == Some(rank) => 0..0,
+            OperationKind::Broadcast => 0..count,
+            OperationKind::AllReduce | OperationKind::Reduce | OperationKind::ReduceScatter => {
+                chunk_range(count, self.world_size, rank)
+            }
+            _ => 0..0,
+        }
+    }
+
+    fn blocks_of(&self, rank: usize) -> usize {
+        self.share(rank).len().div_ceil(self.block_elements)
+    }
+
+    /// Number of blocks of the whole operation. One per rank for `all_gather`.
+    pub(crate) fn blocks(&self) -> usize {
+        match self.header.kind {
+            OperationKind::AllGather => self.world_size,
+            _ => (0..self.world_size).map(|rank| self.blocks_of(rank)).sum(),
+        }
+    }
+}
+
+/// Keeps the call from returning or unwinding while other ranks use its buffers.
+pub(crate) struct CompletionGuard<'a> {
+    pub(crate) group: &'a Group,
+    pub(crate) sequence: u64,
+}
+
+impl Drop for CompletionGuard<'_> {
+    fn drop(&mut self) {
+        self.group.wait_completed(self.sequence);
+    }
+}
+
+/// A claimed block; counts as done when dropped. If that happens in a panic the result is wrong,
+/// so the operation fails on all ranks.
+struct Claimed<'a> {
+    group: &'a Group,
+    rank: usize,
+    header: &'a OperationHeader,
+}
+
+impl Drop for Claimed<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let error = CollectiveError::PeerLost {
+                rank: self.rank,
+                op: self.header.kind,
+                sequence: self.header.sequence,
+                reason: "its thread panicked in the operation".to_string(),
+            };
+            self.group.record_failure(error, self.header.sequence);
+        }
+        self.group.block_done(self.header.sequence);
+    }
+}
+
+/// Does blocks of the running operation until none is left: first this rank's own share, whose
+/// elements are likely in its cache, then what others have not begun (they may not even be
+/// scheduled yet). Who does a block does not change its result.
+///
+/// `table` has the published buffers of all ranks, rank 0 first.
+pub(crate) fn work(group: &Group, rank: usize, plan: &Plan<'_>, table: &[RawBuffer]) {
+    for offset in 0..plan.world_size {
+        let share = (rank + offset) % plan.world_size;
+        let (range, blocks) = (plan.share(share), plan.blocks_of(share));
+        while let Some(block) = group.claim(share, blocks) {
+            let _claimed = Claimed {
+                group,
+                rank,
+                header: plan.header,
+            };
+            let start = range.start + block * plan.block_elements;
+            // A block may be as large as a number can be.
+            let end = range.end.min(start.saturating_add(plan.block_elements));
+            do_block(plan, table, share, start..end);
+        }
+    }
+}
+
+/// The part of buffer `index` that lies in `range` of the concatenation of a rank's buffers.
+fn pieces(
+    lens: impl Iterator<Item = usize>,
+    range: Range<usize>,
+) -> impl Iterator<Item = (usize, Range<usize>)> {
+    let mut offset = 0;
+    lens.enumerate().filter_map(move |(index, len)| {
+        let begin = offset;
+        offset += len;
+        let (start, end) = (range.start.max(begin), range.end.min(offset));
+        (start < end).then(|| (index, start - begin..end - begin))
+    })
+}
+
+fn do_block(plan: &Plan<'_>, table: &[RawBuffer], share: usize, range: Range<usize>) {
+    let header = plan.header;
+    let Some(dtype) = header.dtype else { return };
+    let (count, ranks) = (header.buffers, plan.world_size);
+    for (index, range) in pieces(table[..count].iter().map(RawBuffer::len), range) {
+        let at = |rank: usize| table[rank * count + index];
+        match (header.kind, header.op, header.root) {
+            (OperationKind::Broadcast, _, Some(root)) => with_dtype!(dtype, T => {
+                // SAFETY: the root's elements are only read; those of `share` are in this block.
+                let (from, to) = unsafe {
+                    (at(root).slice::<T>(range.clone()), at(share).slice_mut::<T>(range))
+                };
+                to.copy_from_slice(from);
+            }),
+            (OperationKind::AllReduce, Some(op), _) => with_dtype!(dtype, T => {
+                reduce_block::<T>(op, ranks, 0..ranks, at, range);
+            }),
+            (OperationKind::Reduce, Some(op), Some(root)) => with_dtype!(dtype, T => {
+                reduce_block::<T>(op, ranks, root..root + 1, at, range);
+            }),
+            (OperationKind::ReduceScatter, Some(op), _) => with_dtype!(dtype, T => {
+                reduce_block::<T>(op, ranks, share..share + 1, at, range);
+            }),
+            _ => {}
+        }
+    }
+}
+
+/// Access to the elements of one claimed block of a reduction.
+struct BlockSlices<F> {
+    at: F,
+    start: usize,
+}
+
+impl<T: Element, F: Fn(usize) -> RawBuffer> RankSlices<T> for BlockSlices<F> {
+    fn slice(&mut self, rank: usize, range: Range<usize>) -> &mut [T] {
+        let range = self.start + range.start..self.start + range.end;
+        // SAFETY: made for a claimed block only; `&mut self` lets one slice live at a time.
+        unsafe { (self.at)(rank).slice_mut(range) }
+    }
+}
+
+fn reduce_block<T: Element>(
+    op: ReduceOp,
+    ranks: usize,
+    targets: Range<usize>,
+    at: impl Fn(usize) -> RawBuffer,
+    range: Range<usize>,
+) {
+    // SAFETY: called for a claimed block; each rank's buffer is asked for once.
+    let slice = |rank: usize| unsafe { at(rank).slice_mut::<T>(range.clone()) };
+    if T::NATIVE && targets == (0..ranks) {
+        match ranks {
+            2 => return reduce::reduce_all(op, &mut [slice(0), slice(1)]),
+            3 => return reduce::reduce_all(op, &mut [slice(0), slice(1), slice(2)]),
+            4 => {
+                let slices = &mut [slice(0), slice(1), slice(2), slice(3)];
+                return reduce::reduce_all(op, slices);
+            }
+            _ => {}
+        }
+    }
+    let len = range.len();
+    let mut slices = BlockSlices {
+        at,
+        start: range.start,
+    };
+    reduce::reduce_ranks::<T>(op, ranks, targets, len, &mut slices);
+}
+
+/// This rank's part of an `all_gather`: asks for memory and copies the inputs of all ranks into it.
+/// Counts as one block. Without memory the operation fails on all ranks that are not done.
+///
+/// `table` has the published inputs of all ranks, whose sizes `inputs` knows.
+pub(crate) fn gather(
+    group: &Group,
+    header: &OperationHeader,
+    table: &[RawBuffer],
+    inputs: &Inputs<'_>,
+    output: &mut dyn GatherTarget,
+) -> Result<()> {
+    let _claimed = Claimed {
+        group,
+        rank: inputs.rank,
+        header,
+    };
+    let mut rest = inputs
+        .memory(output)
+        .inspect_err(|error| group.record_failure(error.clone(), header.sequence))?;
+    for input in table {
+        let (to, after) = rest.split_at_mut(input.len());
+        // SAFETY: published inputs are only read while the operation runs.
+        to.copy_from_slice(unsafe { input.slice::<u8>(0..input.len()) });
+        rest = after;
+    }
+    Ok(())
+}

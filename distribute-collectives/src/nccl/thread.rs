@@ -1,0 +1,522 @@
+//! The thread of a communicator: every call of NCCL is made by it, but for an abort when it is
+//! stuck in one.
+//!
+//! The thread that calls operations sends it one request at a time and looks, while it waits for
+//! the answer, whether the group still holds. Memory of a running operation belongs to the request,
+//! so that nothing is freed under a device that cannot be stopped.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, OnceLock};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use super::element::ElementType;
+use super::raw::{
+    Call, Comm, Context, DeviceMemory, Event, LibraryError, Nccl, OwnedStream, PinnedMemory, Span,
+    Stream, UniqueId,
+};
+use crate::error::CollectiveError;
+
+/// How often the caller looks whether the group still holds.
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
+
+/// The longest pause between two polls.
+const LONGEST_PAUSE: Duration = Duration::from_micros(200);
+
+/// One round of an operation, in this order.
+#[derive(Default)]
+pub(super) struct Round {
+    /// What the device copies from and to.
+    pub(super) host: Option<PinnedMemory>,
+    /// Streams of the caller that the round waits for.
+    pub(super) after: Vec<Stream>,
+    /// Filled from the beginning of `host`.
+    pub(super) upload: Option<Span>,
+    /// One group.
+    pub(super) calls: Vec<Call>,
+    /// Copied to the beginning of `host`.
+    pub(super) download: Option<Span>,
+}
+
+/// What the thread is asked to do.
+enum Request {
+    Connect {
+        id: UniqueId,
+        rank: usize,
+        world_size: usize,
+    },
+    Stage(usize),
+    Allocate(ElementType, usize),
+    Run(Round),
+    Abort,
+}
+
+/// Memory for operations on buffers in host memory.
+pub(super) struct Staging {
+    pub(super) host: Option<PinnedMemory>,
+    pub(super) device: DeviceMemory,
+}
+
+enum Answer {
+    Done,
+    Staging(Staging),
+    Memory(DeviceMemory),
+    Ran(Option<PinnedMemory>),
+}
+
+/// Why a request was not carried out.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum RequestError {
+    /// What the caller saw while it waited: the group has failed, or a deadline passed.
+    GroupEnded(CollectiveError),
+    /// The deadline of NCCL's part passed.
+    TimedOut(Duration),
+    /// A library failed.
+    Library(LibraryError),
+    /// The thread has ended, or it does not answer any more.
+    Stuck,
+}
+
+/// What the two threads share.
+#[derive(Default)]
+struct ThreadShared {
+    stop: AtomicBool,
+    comm: OnceLock<Comm>,
+    /// What the device does could not be ended.
+    stuck: AtomicBool,
+}
+
+/// The caller's side.
+pub(super) struct NcclThread {
+    requests: Option<SyncSender<Request>>,
+    answers: Receiver<Result<Answer, RequestError>>,
+    shared: Arc<ThreadShared>,
+    thread: Option<JoinHandle<()>>,
+    grace: Duration,
+}
+
+/// How long to wait for an answer, and what to look at meanwhile.
+pub(super) struct WaitLimits<'a> {
+    pub(super) timeout: Duration,
+    /// Whether the group still holds.
+    pub(super) health: &'a dyn Fn() -> Result<(), CollectiveError>,
+}
+
+impl NcclThread {
+    /// Starts the thread.
+    pub(super) fn start(
+        context: Arc<Context>,
+        nccl: Arc<Nccl>,
+        grace: Duration,
+    ) -> std::io::Result<Self> {
+        let (requests, inbox) = sync_channel::<Request>(1);
+        let (outbox, answers) = sync_channel(1);
+        let shared = Arc::new(ThreadShared::default());
+        let own = shared.clone();
+        let thread = std::thread::Builder::new()
+            .name("distribute-nccl".to_string())
+            .spawn(move || {
+                let outer = context.clone();
+                let live = || {
+                    let mut side = ThreadSide::new(context, nccl, own, grace);
+                    while let Ok(request) = inbox.recv() {
+                        if outbox.send(side.answer(request)).is_err() {
+                            break;
+                        }
+                    }
+                    side.close();
+                };
+                // Without a current context nothing answers, which the caller finds out.
+                let _ = outer.with(live);
+            })?;
+        Ok(NcclThread {
+            requests: Some(requests),
+            answers,
+            shared,
+            thread: Some(thread),
+            grace,
+        })
+    }
+
+    /// Whether something is left that could not be ended.
+    pub(super) fn is_stuck(&self) -> bool {
+        self.shared.stuck.load(Ordering::Acquire)
+    }
+
+    pub(super) fn connect(
+        &mut self,
+        id: UniqueId,
+        rank: usize,
+        world_size: usize,
+        limits: &WaitLimits<'_>,
+    ) -> Result<(), RequestError> {
+        let request = Request::Connect {
+            id,
+            rank,
+            world_size,
+        };
+        self.ask(request, limits).map(drop)
+    }
+
+    pub(super) fn stage(
+        &mut self,
+        bytes: usize,
+        limits: &WaitLimits<'_>,
+    ) -> Result<Staging, RequestError> {
+        match self.ask(Request::Stage(bytes), limits)? {
+            Answer::Staging(staging) => Ok(staging),
+            _ => Err(RequestError::Stuck),
+        }
+    }
+
+    pub(super) fn allocate(
+        &mut self,
+        element: ElementType,
+        count: usize,
+        limits: &WaitLimits<'_>,
+    ) -> Result<DeviceMemory, RequestError> {
+        match self.ask(Request::Allocate(element, count), limits)? {
+            Answer::Memory(memory) => Ok(memory),
+            _ => Err(RequestError::Stuck),
+        }
+    }
+
+    pub(super) fn run(
+        &mut self,
+        round: Round,
+        limits: &WaitLimits<'_>,
+    ) -> Result<Option<PinnedMemory>, RequestError> {
+        match self.ask(Request::Run(round), limits)? {
+            Answer::Ran(host) => Ok(host),
+            _ => Err(RequestError::Stuck),
+        }
+    }
+
+    /// Ends NCCL's communicator. Returns within about three times the grace period.
+    pub(super) fn abort(&mut self) {
+        if self.thread.is_some() {
+            let limits = WaitLimits {
+                timeout: Duration::ZERO,
+                health: &|| Ok(()),
+            };
+            let _ = self.ask(Request::Abort, &limits);
+        }
+    }
+
+    fn ask(&mut self, request: Request, limits: &WaitLimits<'_>) -> Result<Answer, RequestError> {
+        if self.is_stuck() {
+            return Err(RequestError::Stuck);
+        }
+        self.shared.stop.store(false, Ordering::Release);
+        let Some(inbox) = &self.requests else {
+            return Err(RequestError::Stuck);
+        };
+        if inbox.send(request).is_err() {
+            return Err(RequestError::Stuck);
+        }
+        self.wait(limits)
+    }
+
+    /// Waits for the answer. When the group fails or the deadline passes, the thread is told to
+    /// abort; when it does not come back, NCCL is aborted from here; then it is given up.
+    fn wait(&mut self, limits: &WaitLimits<'_>) -> Result<Answer, RequestError> {
+        let begin = Instant::now();
+        let mut lost_at = None;
+        let mut stopped: Option<(Instant, RequestError)> = None;
+        let mut forced: Option<Instant> = None;
+        loop {
+            match self.answers.recv_timeout(POLL_INTERVAL) {
+                // The request finished in spite of all.
+                Ok(Ok(answer)) => return Ok(answer),
+                Ok(Err(request_error)) => return Err(stopped.map_or(request_error, |(_, why)| why)),
+                Err(RecvTimeoutError::Disconnected) => return Err(self.give_up()),
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            match &stopped {
+                None => {
+                    if let Some(why) = self.interrupting_error(limits, begin, &mut lost_at) {
+                        self.shared.stop.store(true, Ordering::Release);
+                        stopped = Some((Instant::now(), why));
+                    }
+                }
+                Some((at, why)) => match forced {
+                    None if at.elapsed() > self.grace => {
+                        self.abort_from_here();
+                        // The thread has a grace period of its own to come back.
+                        forced = Some(Instant::now());
+                    }
+                    Some(forced) if forced.elapsed() > 2 * self.grace => {
+                        let why = why.clone();
+                        self.give_up();
+                        return Err(why);
+                    }
+                    _ => {}
+                },
+            }
+        }
+    }
+
+    /// Whether to end what runs. A lost rank may have done its part: the rest of the operation then
+    /// comes to its end by itself.
+    fn interrupting_error(
+        &self,
+        limits: &WaitLimits<'_>,
+        begin: Instant,
+        lost_at: &mut Option<Instant>,
+    ) -> Option<RequestError> {
+        if let Err(error) = (limits.health)() {
+            let lost = matches!(error, CollectiveError::PeerLost { .. });
+            if !lost || lost_at.get_or_insert_with(Instant::now).elapsed() > self.grace {
+                return Some(RequestError::GroupEnded(error));
+            }
+        }
+        let elapsed = begin.elapsed();
+        (elapsed > limits.timeout).then_some(RequestError::TimedOut(elapsed))
+    }
+
+    /// Aborts NCCL though the thread is in a call. On yet another thread: there have been versions
+    /// whose abort did not return either.
+    fn abort_from_here(&self) {
+        let shared = self.shared.clone();
+        let abort = move || {
+            if let Some(comm) = shared.comm.get() {
+                comm.abort();
+            }
+        };
+        let thread = std::thread::Builder::new().name("distribute-nccl-abort".to_string());
+        if let Err(error) = thread.spawn(abort) {
+            tracing::error!(%error, "no thread to abort NCCL");
+        }
+    }
+
+    fn give_up(&mut self) -> RequestError {
+        self.shared.stuck.store(true, Ordering::Release);
+        RequestError::Stuck
+    }
+}
+
+impl Drop for NcclThread {
+    fn drop(&mut self) {
+        self.requests = None;
+        let Some(thread) = self.thread.take() else {
+            return;
+        };
+        // The thread closes the channel when it ends.
+        let mut left = 0;
+        while let Err(RecvTimeoutError::Timeout) = self.answers.recv_timeout(2 * self.grace) {
+            if left == 1 || self.is_stuck() {
+                // The thread is given up; the next process begins anew.
+                tracing::error!("NCCL does not end: the thread of its communicator is left behind");
+                return;
+            }
+            left += 1;
+            self.shared.stop.store(true, Ordering::Release);
+            self.abort_from_here();
+        }
+        let _ = thread.join();
+    }
+}
+
+/// The thread's side.
+struct ThreadSide {
+    context: Arc<Context>,
+    nccl: Arc<Nccl>,
+    shared: Arc<ThreadShared>,
+    grace: Duration,
+    /// Made with the communicator.
+    queue: Option<(OwnedStream, Event)>,
+}
+
+impl ThreadSide {
+    fn new(
+        context: Arc<Context>,
+        nccl: Arc<Nccl>,
+        shared: Arc<ThreadShared>,
+        grace: Duration,
+    ) -> Self {
+        ThreadSide {
+            context,
+            nccl,
+            shared,
+            grace,
+            queue: None,
+        }
+    }
+
+    fn answer(&mut self, request: Request) -> Result<Answer, RequestError> {
+        match request {
+            Request::Connect {
+                id,
+                rank,
+                world_size,
+            } => {
+                let connected = self.connect(&id, rank, world_size);
+                if connected.is_err() {
+                    self.abort();
+                }
+                connected.map(|()| Answer::Done)
+            }
+            Request::Stage(bytes) => self.stage(bytes).map_err(RequestError::Library),
+            Request::Allocate(element, count) => DeviceMemory::new(&self.context, element, count)
+                .map(Answer::Memory)
+                .map_err(RequestError::Library),
+            Request::Run(round) => self.run(round),
+            Request::Abort => {
+                self.abort();
+                Ok(Answer::Done)
+            }
+        }
+    }
+
+    fn connect(
+        &mut self,
+        id: &UniqueId,
+        rank: usize,
+        world_size: usize,
+    ) -> Result<(), RequestError> {
+        let stream = OwnedStream::new(&self.context).map_err(RequestError::Library)?;
+        let event = Event::new(&self.context).map_err(RequestError::Library)?;
+        self.queue = Some((stream, event));
+        let comm = Comm::begin(&self.nccl, id, rank, world_size).map_err(RequestError::Library)?;
+        let comm = self.shared.comm.get_or_init(|| comm);
+        self.wait(|| comm.state())
+    }
+
+    fn stage(&self, bytes: usize) -> Result<Answer, LibraryError> {
+        let host = PinnedMemory::new(&self.context, bytes)?;
+        let device = DeviceMemory::new(&self.context, ElementType::U8, bytes)?;
+        Ok(Answer::Staging(Staging {
+            host: Some(host),
+            device,
+        }))
+    }
+
+    /// One round, to its end.
+    fn run(&mut self, mut round: Round) -> Result<Answer, RequestError> {
+        let result = self.put(&mut round).and_then(|()| self.finish());
+        let Err(request_error) = result else {
+            return Ok(Answer::Ran(round.host.take()));
+        };
+        self.abort();
+        if !self.drain() {
+            // The device may still use it.
+            self.shared.stuck.store(true, Ordering::Release);
+            std::mem::forget(round);
+        }
+        Err(request_error)
+    }
+
+    fn parts(&self) -> Result<(&OwnedStream, &Event, &Comm), RequestError> {
+        match (&self.queue, self.shared.comm.get()) {
+            (Some((stream, event)), Some(comm)) => Ok((stream, event, comm)),
+            _ => Err(RequestError::Stuck),
+        }
+    }
+
+    /// Puts the round into the stream.
+    fn put(&self, round: &mut Round) -> Result<(), RequestError> {
+        let (stream, event, comm) = self.parts()?;
+        for other in &round.after {
+            event.record_in(*other).map_err(RequestError::Library)?;
+            stream.wait(event).map_err(RequestError::Library)?;
+        }
+        if let (Some(span), Some(host)) = (&round.upload, &round.host) {
+            span.upload(host, stream).map_err(RequestError::Library)?;
+        }
+        if !round.calls.is_empty() {
+            comm.issue(&round.calls, stream)
+                .map_err(RequestError::Library)?;
+            // Until then the calls may not be in the stream yet.
+            self.wait(|| comm.state())?;
+        }
+        if let (Some(span), Some(host)) = (&round.download, &mut round.host) {
+            span.download(host, stream).map_err(RequestError::Library)?;
+        }
+        event.record(stream).map_err(RequestError::Library)
+    }
+
+    /// Waits until the stream is empty.
+    fn finish(&self) -> Result<(), RequestError> {
+        let (_, event, comm) = self.parts()?;
+        self.wait(|| {
+            comm.state()?;
+            event.is_reached()
+        })
+    }
+
+    /// Whether the stream becomes empty after an abort.
+    fn drain(&self) -> bool {
+        let Some((stream, event)) = &self.queue else {
+            return true;
+        };
+        if event.record(stream).is_err() {
+            return false;
+        }
+        let end = Instant::now() + self.grace;
+        let mut polls = 0;
+        while Instant::now() < end {
+            match event.is_reached() {
+                Ok(false) => pause(&mut polls),
+                Ok(true) => return true,
+                Err(_) => return false,
+            }
+        }
+        false
+    }
+
+    fn wait(
+        &self,
+        mut ready: impl FnMut() -> Result<bool, LibraryError>,
+    ) -> Result<(), RequestError> {
+        let mut polls = 0;
+        while !ready().map_err(RequestError::Library)? {
+            if self.shared.stop.load(Ordering::Acquire) {
+                return Err(RequestError::Stuck);
+            }
+            pause(&mut polls);
+        }
+        Ok(())
+    }
+
+    fn abort(&self) {
+        if let Some(comm) = self.shared.comm.get() {
+            comm.abort();
+        }
+    }
+
+    /// Ends the communicator in an orderly way, if that is possible within the grace period.
+    fn close(&mut self) {
+        let Some(comm) = self.shared.comm.get() else {
+            return;
+        };
+        let end = Instant::now() + self.grace;
+        let mut finalized = comm.finalize().map(|()| false);
+        let mut polls = 0;
+        while finalized == Ok(false)
+            && Instant::now() < end
+            && !self.shared.stop.load(Ordering::Acquire)
+        {
+            finalized = comm.state();
+            if finalized == Ok(false) {
+                pause(&mut polls);
+            }
+        }
+        match finalized {
+            Ok(true) => comm.destroy(),
+            _ => comm.abort(),
+        }
+    }
+}
+
+/// Polls quickly at first: small operations take some 20 microseconds.
+fn pause(polls: &mut u32) {
+    *polls = polls.saturating_add(1);
+    match *polls {
+        0..64 => std::hint::spin_loop(),
+        64..256 => std::thread::yield_now(),
+        polls => {
+            std::thread::sleep(LONGEST_PAUSE.min(Duration::from_micros(u64::from(polls - 255) * 2)))
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! Which strategy is current on this thread (TensorFlow: `tf.distribute.get_strategy`).
+//!
+//! This is the only thread-local state of the library. It is set for the duration of
+//! [`scope`](crate::StrategyExt::scope), [`within`](crate::StrategyExt::within) and a step. It is
+//! read by [`current_strategy`](crate::current_strategy), so that library code can adapt to the
+//! strategy it is called under without having it passed in, and by [`loss`](crate::loss), where functions that average losses
+//! learn the size of the global batch and say what they divided by.
+
+mod notes;
+
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use crate::strategy::StrategyId;
+use crate::trace::Trace;
+use crate::{Error, Result, Strategy};
+
+pub use notes::LossDivisor;
+pub(crate) use notes::{BatchFacts, StepNotes};
+
+thread_local! {
+    static STACK: RefCell<Vec<Entry>> = const { RefCell::new(Vec::new()) };
+}
+
+struct Entry {
+    strategy: Arc<dyn Strategy>,
+    in_step: bool,
+    /// The capture that the step is part of.
+    trace: Option<Arc<Trace>>,
+    notes: StepNotes,
+}
+
+impl Entry {
+    fn new(strategy: Arc<dyn Strategy>, in_step: bool) -> Self {
+        Self {
+            strategy,
+            in_step,
+            trace: None,
+            notes: StepNotes::default(),
+        }
+    }
+}
+
+/// Reads or changes the notes of the step that runs on this thread; `None` outside of one.
+pub(crate) fn with_step<R>(visit: impl FnOnce(&mut StepNotes) -> R) -> Option<R> {
+    STACK.with_borrow_mut(|stack| {
+        let step = stack.iter_mut().rev().find(|entry| entry.in_step)?;
+        Some(visit(&mut step.notes))
+    })
+}
+
+/// The strategy whose scope or step is running on this thread.
+pub(crate) fn innermost_strategy() -> Option<Arc<dyn Strategy>> {
+    STACK.with_borrow(|stack| stack.last().map(|entry| Arc::clone(&entry.strategy)))
+}
+
+/// Whether a strategy's scope or step is running on this thread
+/// (TensorFlow: `tf.distribute.has_strategy`).
+pub fn has_strategy() -> bool {
+    STACK.with_borrow(|stack| {
+        stack
+            .last()
+            .is_some_and(|entry| entry.strategy.id() != StrategyId::default_strategy())
+    })
+}
+
+/// Whether the calling code runs inside a step
+/// (TensorFlow: `tf.distribute.in_cross_replica_context` is its opposite within a scope).
+pub fn in_step() -> bool {
+    STACK.with_borrow(|stack| stack.last().is_some_and(|entry| entry.in_step))
+}
+
+/// Removes its entry when dropped, also while a panic unwinds.
+pub(crate) struct Entered(());
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        STACK.with_borrow_mut(|stack| {
+            stack.pop();
+        });
+    }
+}
+
+/// Makes a strategy current for a scope on this thread.
+///
+/// TensorFlow's rules: the default strategy's scope and step change nothing, so any scope may open
+/// in the first and its own in the second; other strategies nest in themselves only.
+pub(crate) fn enter_scope(strategy: Arc<dyn Strategy>) -> Result<Entered> {
+    let default = StrategyId::default_strategy();
+    STACK.with_borrow_mut(|stack| {
+        if let Some(top) = stack.last() {
+            let (outer, inner) = (top.strategy.id(), strategy.id());
+            if top.in_step && !(outer == default && inner == default) {
+                return Err(Error::InsideStep {
+                    strategy: inner.to_string(),
+                    what: "scope",
+                });
+            }
+            if outer != inner && outer != default {
+                return Err(Error::MixedStrategies {
+                    owner: outer.to_string(),
+                    user: inner.to_string(),
+                });
+            }
+        }
+        stack.push(Entry::new(strategy, false));
+        Ok(Entered(()))
+    })
+}
+
+/// Refuses a `run` inside a step, also inside its `merge_call`, and inside another strategy's
+/// scope.
+pub(crate) fn check_run(id: &StrategyId) -> Result<()> {
+    STACK.with_borrow(|stack| {
+        if stack.iter().any(|entry| entry.in_step) {
+            return Err(Error::InsideStep {
+                strategy: id.to_string(),
+                what: "run",
+            });
+        }
+        match stack.last().map(|top| top.strategy.id()) {
+            Some(outer) if outer != *id && outer != StrategyId::default_strategy() => {
+                Err(Error::MixedStrategies {
+                    owner: outer.to_string(),
+                    user: id.to_string(),
+                })
+            }
+            _ => Ok(()),
+        }
+    })
+}
+
+/// Refuses a call that belongs into cross-replica context inside a step.
+pub(crate) fn check_cross_replica(id: &StrategyId, what: &'static str) -> Result<()> {
+    if in_step() {
+        return Err(Error::InsideStep {
+            strategy: id.to_string(),
+            what,
+        });
+    }
+    Ok(())
+}
+
+/// The strategy whose step is running on this thread.
+pub(crate) fn step_strategy() -> Option<StrategyId> {
+    STACK.with_borrow(|stack| {
+        let step = stack.iter().rev().find(|entry| entry.in_step)?;
+        Some(step.strategy.id())
+    })
+}
+
+/// Makes the running step's strategy current in cross-replica context, for a `merge_call`.
+pub(crate) fn enter_merge() -> Option<Entered> {
+    STACK.with_borrow_mut(|stack| {
+        let strategy = Arc::clone(&stack.last()?.strategy);
+        stack.push(Entry::new(strategy, false));
+        Some(Entered(()))
+    })
+}
+
+/// Makes a strategy current for one replica's step on this thread.
+pub(crate) fn enter_step(strategy: Arc<dyn Strategy>) -> Entered {
+    STACK.with_borrow_mut(|stack| stack.push(Entry::new(strategy, true)));
+    Entered(())
+}
+
+/// Makes a strategy current for a step that is captured on this thread.
+pub(crate) fn enter_capture(strategy: Arc<dyn Strategy>, trace: Arc<Trace>) -> Entered {
+    STACK.with_borrow_mut(|stack| {
+        stack.push(Entry {
+            trace: Some(trace),
+            ..Entry::new(strategy, true)
+        });
+    });
+    Entered(())
+}
+
+/// The capture that is under way on this thread.
+pub(crate) fn trace() -> Option<Arc<Trace>> {
+    STACK.with_borrow(|stack| stack.last()?.trace.clone())
+}

@@ -1,0 +1,478 @@
+//! How values are handed to a step: [`StepArgs`].
+
+use std::sync::{Arc, Mutex};
+
+use super::{Call, Capture, CapturedState, Changes};
+use crate::error::check_count;
+use crate::nest::different_structure;
+use crate::scope::BatchFacts;
+use crate::strategy::StrategyId;
+use crate::sync::lock;
+use crate::trace::{Fingerprint, TraceError};
+use crate::{Error, Mirrored, Nest, PerReplica, Replicate, Result};
+
+/// What one replica's step receives of an argument that is lent for `'x`.
+///
+/// Half of [`StepArgs`]; the second parameter only says that `Self` lives for `'x`.
+pub trait Lend<'x, Lives = &'x Self> {
+    /// What the step receives.
+    type Item: Send;
+}
+
+/// What one replica's step receives of the arguments `A`.
+pub type Item<'x, A> = <A as Lend<'x>>::Item;
+
+/// The arguments of [`run`](crate::StrategyExt::run): a value of this kind, or a tuple of them.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no argument of a step",
+    label = "not `&mut state`, a batch, a number, `Same(value)` or a tuple of these",
+    note = "a batch that comes out of a dataset is a `Result`: hand it over with `?`, as `batch?`",
+    note = "a mirrored value is lent: `&mut state` or `&state`",
+    note = "a value that is the same on every replica is wrapped: `Same(value)`"
+)]
+pub trait StepArgs: for<'x> Lend<'x> + Sized {
+    /// The argument while a step is captured.
+    type Captured;
+
+    /// Splits the argument into one item per local replica; called once.
+    ///
+    /// # Errors
+    /// [`Error::ReplicaCount`] for a per-replica value of another size,
+    /// [`Error::MixedStrategies`] and [`Error::Poisoned`] for mirrored values.
+    fn split(
+        &mut self,
+        strategy: &StrategyId,
+        replicas: usize,
+        poison: &mut PoisonOnError,
+    ) -> Result<Vec<Item<'_, Self>>>;
+
+    /// Hands the argument's tensors to a call of a compiled step, and names the rest.
+    ///
+    /// # Errors
+    /// Those of `split`, and [`TraceError::Unsupported`] for values that a program cannot take.
+    fn enter(&mut self, call: &mut Call<'_>) -> Result<()>;
+
+    /// The argument with inputs of a capture in place of its tensors; after `enter`.
+    ///
+    /// # Errors
+    /// If a part of it cannot be captured.
+    fn capture(&mut self, capture: &mut Capture) -> Result<Self::Captured>;
+
+    /// What the captured step receives.
+    ///
+    /// # Errors
+    /// If it was handed out already.
+    fn captured_item(captured: &mut Self::Captured) -> Result<Item<'_, Self>>;
+
+    /// Declares what the captured step has made of the argument.
+    ///
+    /// # Errors
+    /// If a tensor in it is not one of the capture.
+    fn collect(captured: &mut Self::Captured, capture: &mut Capture) -> Result<()>;
+
+    /// Takes over what a compiled step has made of the argument.
+    ///
+    /// # Errors
+    /// If the value does not fit any more.
+    fn leave(&mut self, changes: &mut Changes) -> Result<()>;
+}
+
+/// Remembers the mirrored values a run may change, to mark them when it fails.
+#[derive(Debug, Default)]
+pub struct PoisonOnError {
+    flags: Vec<Arc<Mutex<Option<String>>>>,
+    /// For every replica what is known of its batch.
+    batches: Vec<BatchFacts>,
+}
+
+impl PoisonOnError {
+    /// Notes what is known of the parts that the replicas are handed.
+    fn note_batch<T: Nest>(&mut self, batch: &PerReplica<T>) {
+        let facts = BatchFacts::default;
+        self.batches.resize_with(batch.values.len(), facts);
+        for (part, facts) in batch.values.iter().zip(&mut self.batches) {
+            facts.add(part, batch.global_batch_size());
+        }
+    }
+
+    /// For every replica what is known of its batch.
+    pub(crate) fn take_batches(&mut self) -> Vec<BatchFacts> {
+        std::mem::take(&mut self.batches)
+    }
+
+    /// Marks every watched value as possibly different between replicas.
+    pub(crate) fn poison(&self, cause: &Error) {
+        for flag in &self.flags {
+            *lock(flag) = Some(cause.to_string());
+        }
+    }
+}
+
+impl<'x, T: Replicate + Send> Lend<'x> for &mut Mirrored<T> {
+    type Item = &'x mut T;
+}
+
+impl<T: Replicate + Send> StepArgs for &mut Mirrored<T> {
+    type Captured = CapturedState<T>;
+
+    fn split(
+        &mut self,
+        strategy: &StrategyId,
+        replicas: usize,
+        poison: &mut PoisonOnError,
+    ) -> Result<Vec<&mut T>> {
+        // A failed run marks what it was given. If every copy counts its updates and the counts
+        // agree, no copy was changed alone and the mark can go.
+        let versions: Vec<_> = self.values.iter().map(Replicate::version).collect();
+        if versions[0].is_some() && versions.iter().all(|version| *version == versions[0]) {
+            *lock(&self.poison) = None;
+        }
+        self.check(strategy)?;
+        check_count("a mirrored argument", replicas, self.values.len())?;
+        self.refresh()?;
+        // One copy cannot differ from itself.
+        if self.values.len() > 1 {
+            poison.flags.push(Arc::clone(&self.poison));
+        }
+        Ok(self.values.iter_mut().collect())
+    }
+
+    fn enter(&mut self, call: &mut Call<'_>) -> Result<()> {
+        call.enter_state_mut(self)
+    }
+
+    fn capture(&mut self, capture: &mut Capture) -> Result<CapturedState<T>> {
+        capture.state(self, true)
+    }
+
+    fn captured_item(captured: &mut CapturedState<T>) -> Result<&mut T> {
+        Ok(&mut captured.value)
+    }
+
+    fn collect(captured: &mut CapturedState<T>, capture: &mut Capture) -> Result<()> {
+        capture.collect_state(captured)
+    }
+
+    fn leave(&mut self, changes: &mut Changes) -> Result<()> {
+        changes.apply(self)
+    }
+}
+
+impl<'x, T: Replicate + Sync> Lend<'x> for &Mirrored<T> {
+    type Item = &'x T;
+}
+
+impl<T: Replicate + Sync> StepArgs for &Mirrored<T> {
+    type Captured = CapturedState<T>;
+
+    fn split(
+        &mut self,
+        strategy: &StrategyId,
+        replicas: usize,
+        _: &mut PoisonOnError,
+    ) -> Result<Vec<&T>> {
+        self.check(strategy)?;
+        check_count("a mirrored argument", replicas, self.values.len())?;
+        Ok(self.values.iter().collect())
+    }
+
+    fn enter(&mut self, call: &mut Call<'_>) -> Result<()> {
+        call.enter_state_ref(self)
+    }
+
+    fn capture(&mut self, capture: &mut Capture) -> Result<CapturedState<T>> {
+        capture.state(self, false)
+    }
+
+    fn captured_item(captured: &mut CapturedState<T>) -> Result<&T> {
+        Ok(&captured.value)
+    }
+
+    fn collect(_: &mut CapturedState<T>, _: &mut Capture) -> Result<()> {
+        Ok(())
+    }
+
+    fn leave(&mut self, _: &mut Changes) -> Result<()> {
+        Ok(())
+    }
+}
+
+impl<'x, T: Nest + Send> Lend<'x> for PerReplica<T> {
+    type Item = T;
+}
+
+impl<T: Nest + Send> StepArgs for PerReplica<T> {
+    type Captured = Option<T>;
+
+    fn split(
+        &mut self,
+        _: &StrategyId,
+        replicas: usize,
+        poison: &mut PoisonOnError,
+    ) -> Result<Vec<T>> {
+        check_count("a per-replica argument", replicas, self.values.len())?;
+        poison.note_batch(self);
+        Ok(std::mem::take(&mut self.values))
+    }
+
+    fn enter(&mut self, call: &mut Call<'_>) -> Result<()> {
+        fix_size(self, call);
+        call.enter_batch(&mut self.values)
+    }
+
+    fn capture(&mut self, capture: &mut Capture) -> Result<Option<T>> {
+        capture.batch(self).map(Some)
+    }
+
+    fn captured_item(captured: &mut Option<T>) -> Result<T> {
+        captured.take().ok_or_else(twice)
+    }
+
+    fn collect(_: &mut Option<T>, _: &mut Capture) -> Result<()> {
+        Ok(())
+    }
+
+    fn leave(&mut self, _: &mut Changes) -> Result<()> {
+        Ok(())
+    }
+}
+
+impl<'x, T: Nest + Clone + Sync> Lend<'x> for &PerReplica<T> {
+    type Item = &'x T;
+}
+
+impl<T: Nest + Clone + Sync> StepArgs for &PerReplica<T> {
+    type Captured = T;
+
+    fn split(
+        &mut self,
+        _: &StrategyId,
+        replicas: usize,
+        poison: &mut PoisonOnError,
+    ) -> Result<Vec<&T>> {
+        check_count("a per-replica argument", replicas, self.values.len())?;
+        poison.note_batch(self);
+        Ok(self.values.iter().collect())
+    }
+
+    fn enter(&mut self, call: &mut Call<'_>) -> Result<()> {
+        fix_size(self, call);
+        // The caller keeps its tensors, so their values are copied.
+        call.enter_batch(&mut self.values.clone())
+    }
+
+    fn capture(&mut self, capture: &mut Capture) -> Result<T> {
+        let first = self.values.first().ok_or_else(different_structure)?;
+        let mut part = first.clone();
+        capture.bind_batch(&mut part, self.global_batch_size())?;
+        Ok(part)
+    }
+
+    fn captured_item(captured: &mut T) -> Result<&T> {
+        Ok(captured)
+    }
+
+    fn collect(_: &mut T, _: &mut Capture) -> Result<()> {
+        Ok(())
+    }
+
+    fn leave(&mut self, _: &mut Changes) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// A program divides losses by the size of the global batch.
+fn fix_size<T>(batch: &PerReplica<T>, call: &mut Call<'_>) {
+    if let Some(size) = batch.global_batch_size() {
+        call.fixed(format_args!("part of a global batch of {size}"));
+    }
+}
+
+/// Lends every replica a value of its own that is no [`Nest`], such as a copy of a model.
+///
+/// Only for strategies that run steps as they are: a program that is compiled cannot take it.
+pub struct Lent<'a, T>(pub &'a PerReplica<T>);
+
+impl<'x, T: Sync> Lend<'x> for Lent<'_, T> {
+    type Item = &'x T;
+}
+
+impl<T: Sync> StepArgs for Lent<'_, T> {
+    type Captured = ();
+
+    fn split(&mut self, _: &StrategyId, replicas: usize, _: &mut PoisonOnError) -> Result<Vec<&T>> {
+        check_count("a per-replica argument", replicas, self.0.values.len())?;
+        Ok(self.0.values.iter().collect())
+    }
+
+    fn enter(&mut self, _: &mut Call<'_>) -> Result<()> {
+        Err(TraceError::unsupported("a value that is lent", "pass it by value").into())
+    }
+
+    fn capture(&mut self, _: &mut Capture) -> Result<()> {
+        Ok(())
+    }
+
+    fn captured_item((): &mut ()) -> Result<&T> {
+        Err(twice())
+    }
+
+    fn collect((): &mut (), _: &mut Capture) -> Result<()> {
+        Ok(())
+    }
+
+    fn leave(&mut self, _: &mut Changes) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// Hands a clone of the same value to every replica, as TensorFlow does with plain arguments.
+///
+/// In a step that is compiled its tensors are inputs of the program; its numbers are part of it.
+#[derive(Debug, Clone, Copy)]
+pub struct Same<T>(pub T);
+
+impl<'x, T: Nest + Clone + Send> Lend<'x> for Same<T> {
+    type Item = T;
+}
+
+impl<T: Nest + Clone + Send> StepArgs for Same<T> {
+    type Captured = Option<T>;
+
+    fn split(&mut self, _: &StrategyId, replicas: usize, _: &mut PoisonOnError) -> Result<Vec<T>> {
+        Ok(vec![self.0.clone(); replicas])
+    }
+
+    fn enter(&mut self, call: &mut Call<'_>) -> Result<()> {
+        call.enter_same(&mut self.0)
+    }
+
+    fn capture(&mut self, capture: &mut Capture) -> Result<Option<T>> {
+        let mut value = self.0.clone();
+        capture.bind(&mut value)?;
+        Ok(Some(value))
+    }
+
+    fn captured_item(captured: &mut Option<T>) -> Result<T> {
+        captured.take().ok_or_else(twice)
+    }
+
+    fn collect(_: &mut Option<T>, _: &mut Capture) -> Result<()> {
+        Ok(())
+    }
+
+    fn leave(&mut self, _: &mut Changes) -> Result<()> {
+        Ok(())
+    }
+}
+
+macro_rules! same {
+    ($($type:ty),*) => {$(
+        impl<'x> Lend<'x> for $type {
+            type Item = $type;
+        }
+
+        impl StepArgs for $type {
+            type Captured = $type;
+
+            fn split(
+                &mut self,
+                _: &StrategyId,
+                replicas: usize,
+                _: &mut PoisonOnError,
+            ) -> Result<Vec<$type>> {
+                Ok(vec![*self; replicas])
+            }
+
+            fn enter(&mut self, call: &mut Call<'_>) -> Result<()> {
+                call.fixed(format_args!("{}={self:?}", stringify!($type)));
+                Ok(())
+            }
+
+            fn capture(&mut self, _: &mut Capture) -> Result<$type> {
+                Ok(*self)
+            }
+
+            fn captured_item(captured: &mut $type) -> Result<$type> {
+                Ok(*captured)
+            }
+
+            fn collect(_: &mut $type, _: &mut Capture) -> Result<()> {
+                Ok(())
+            }
+
+            fn leave(&mut self, _: &mut Changes) -> Result<()> {
+                Ok(())
+            }
+        }
+    )*};
+}
+
+same!((), bool, f32, f64, i32, i64, u64, usize);
+
+macro_rules! tuple {
+    ($($name:ident $index:tt),+) => {
+        impl<'x, $($name: StepArgs),+> Lend<'x> for ($($name,)+) {
+            type Item = ($(Item<'x, $name>,)+);
+        }
+
+        impl<$($name: StepArgs),+> StepArgs for ($($name,)+) {
+            type Captured = ($($name::Captured,)+);
+
+            fn split(
+                &mut self,
+                strategy: &StrategyId,
+                replicas: usize,
+                poison: &mut PoisonOnError,
+            ) -> Result<Vec<Item<'_, Self>>> {
+                let mut parts = ($(self.$index.split(strategy, replicas, poison)?.into_iter(),)+);
+                let mut items = Vec::with_capacity(replicas);
+                while items.len() < replicas {
+                    items.push(($(next(&mut parts.$index, replicas)?,)+));
+                }
+                Ok(items)
+            }
+
+            fn enter(&mut self, call: &mut Call<'_>) -> Result<()> {
+                $(self.$index.enter(call)?;)+
+                Ok(())
+            }
+
+            fn capture(&mut self, capture: &mut Capture) -> Result<Self::Captured> {
+                Ok(($(self.$index.capture(capture)?,)+))
+            }
+
+            fn captured_item(captured: &mut Self::Captured) -> Result<Item<'_, Self>> {
+                Ok(($($name::captured_item(&mut captured.$index)?,)+))
+            }
+
+            fn collect(captured: &mut Self::Captured, capture: &mut Capture) -> Result<()> {
+                $($name::collect(&mut captured.$index, capture)?;)+
+                Ok(())
+            }
+
+            fn leave(&mut self, changes: &mut Changes) -> Result<()> {
+                $(self.$index.leave(changes)?;)+
+                Ok(())
+            }
+        }
+    };
+}
+
+tuple!(A 0);
+tuple!(A 0, B 1);
+tuple!(A 0, B 1, C 2);
+tuple!(A 0, B 1, C 2, D 3);
+tuple!(A 0, B 1, C 2, D 3, E 4);
+
+fn next<T>(items: &mut impl Iterator<Item = T>, replicas: usize) -> Result<T> {
+    items.next().ok_or(Error::ReplicaCount {
+        what: "an argument",
+        replicas,
+        found: 0,
+    })
+}
+
+fn twice() -> Error {
+    Error::invalid("an argument of a captured step was handed out twice")
+}

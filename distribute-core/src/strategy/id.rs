@@ -1,0 +1,56 @@
+//! Which strategy a value belongs to.
+
+use std::fmt;
+use std::sync::Arc;
+
+/// The identity of a strategy: equal for handles of one strategy, different for two strategies
+/// built alike. The default strategy is one for the whole process.
+#[derive(Debug, Clone)]
+pub struct StrategyId {
+    name: &'static str,
+    replicas: usize,
+    token: Option<Arc<()>>,
+}
+
+impl StrategyId {
+    /// A new identity.
+    pub fn new(name: &'static str, replicas: usize) -> Self {
+        Self {
+            name,
+            replicas,
+            token: Some(Arc::new(())),
+        }
+    }
+
+    /// The default strategy's identity.
+    pub fn default_strategy() -> Self {
+        Self {
+            name: "default",
+            replicas: 1,
+            token: None,
+        }
+    }
+}
+
+impl PartialEq for StrategyId {
+    fn eq(&self, other: &Self) -> bool {
+        match (&self.token, &other.token) {
+            (Some(a), Some(b)) => Arc::ptr_eq(a, b),
+            (None, None) => true,
+            _ => false,
+        }
+    }
+}
+
+impl Eq for StrategyId {}
+
+impl fmt::Display for StrategyId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let plural = if self.replicas == 1 { "" } else { "s" };
+        write!(
+            f,
+            "the {} strategy ({} replica{plural})",
+            self.name, self.replicas
+        )
+    }
+}
