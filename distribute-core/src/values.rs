@@ -278,7 +278,7 @@ impl<T: Replicate> Mirrored<T> {
     /// Changes replica 0's copy on the calling thread and copies the result to all others
     /// (loading a checkpoint, setting a learning rate). Clears a poisoning.
     pub fn update<R>(&mut self, change: impl FnOnce(&mut T) -> R) -> R {
-        self.bring_home();
+        self.sync_to_host();
         let result = change(&mut self.values[0]);
         self.resync();
         result
@@ -286,7 +286,7 @@ impl<T: Replicate> Mirrored<T> {
 
     /// Copies replica 0's value to all replicas and clears a poisoning.
     pub fn resync(&mut self) {
-        self.bring_home();
+        self.sync_to_host();
         for index in 1..self.values.len() {
             let (primary, others) = self.values.split_at_mut(1);
             others[index - 1].sync_from(&primary[0], &self.devices[index]);
@@ -341,7 +341,7 @@ impl<T: Replicate> Mirrored<T> {
 
     /// Replica 0's copy; the others are dropped.
     pub fn into_primary(mut self) -> T {
-        self.bring_home();
+        self.sync_to_host();
         self.values.swap_remove(0)
     }
 
@@ -363,7 +363,7 @@ impl<T: Replicate> Mirrored<T> {
     }
 
     /// Makes the host's copies the newest ones; those on the device are given up.
-    fn bring_home(&mut self) {
+    fn sync_to_host(&mut self) {
         // A failure has marked the value already.
         let _marked = self.try_values().is_ok();
         *lock(&self.on_device) = None;
@@ -374,7 +374,7 @@ impl<T: Replicate> Mirrored<T> {
 
     /// All copies in replica order, to be changed.
     pub(crate) fn host_values_mut(&mut self) -> &mut [T] {
-        self.bring_home();
+        self.sync_to_host();
         &mut self.values
     }
 
@@ -389,12 +389,12 @@ impl<T: Replicate> Mirrored<T> {
 impl<T> Mirrored<T> {
     /// The host's part of replica 0's value: its numbers (step counter, learning rate) are the
     /// newest, its tensors may be older than those on the device.
-    pub fn host_part(&self) -> &T {
+    pub fn host_metadata(&self) -> &T {
         &self.values[0]
     }
 
     /// Changes the numbers of all host copies.
-    pub(crate) fn for_each_host_part(&mut self, change: impl Fn(&mut T)) {
+    pub(crate) fn for_each_host_metadata(&mut self, change: impl Fn(&mut T)) {
         self.values.iter_mut().for_each(&change);
         if let Some(fetched) = self.fetched.get_mut() {
             fetched.iter_mut().for_each(&change);

@@ -292,7 +292,7 @@ fn gradients_of_another_model_are_refused_with_the_first_that_differs() {
     let strategy = MirroredStrategy::builder().replicas(2).build().unwrap();
     let build = |device: &Device| TrainState::new(Mlp::new(device), Sgd::new(0.1));
     let mut state = strategy.scope(build).unwrap();
-    let other = strategy.scope(|device| Mlp::new(device)).unwrap();
+    let other = strategy.scope(Mlp::new).unwrap();
     let small = strategy.scope(|device| LinearConfig::new(1, 1).init(device));
     let small: Mirrored<Linear> = small.unwrap();
     let args = (&mut state, &other, &small);

@@ -207,24 +207,24 @@ pub(super) trait AnyState {
 
 impl<M: Module + 'static> AnyState for Mirrored<TrainState<M>> {
     fn step(&self) -> u64 {
-        self.host_part().step()
+        self.host_metadata().step()
     }
 
     fn is_accumulating(&self) -> bool {
-        self.host_part().is_accumulating()
+        self.host_metadata().is_accumulating()
     }
 
     fn micro_batches(&self) -> usize {
-        self.host_part().accumulation().1
+        self.host_metadata().accumulation().1
     }
 
     fn parameter_names(&self) -> &[String] {
-        self.host_part().parameter_names()
+        self.host_metadata().parameter_names()
     }
 
     fn waiting(&self) -> Result<Waiting> {
         Ok(Waiting {
-            count: self.host_part().accumulation().0,
+            count: self.host_metadata().accumulation().0,
             replicas: self.waiting_gradients()?.unwrap_or_default(),
         })
     }
@@ -340,7 +340,7 @@ impl Control<'_> {
         let Some(workers) = self.run.strategy.workers() else {
             return Ok(own);
         };
-        let all = workers.hear_all("whether the loss is finite", &own)?;
+        let all = workers.all_gather_json("whether the loss is finite", &own)?;
         Ok(all.into_iter().any(|useless| useless))
     }
 

@@ -155,7 +155,7 @@ impl RemoteTask {
         };
         Ok(StepReport {
             sums,
-            step: state.host_part().step(),
+            step: state.host_metadata().step(),
         })
     }
 }

@@ -131,7 +131,7 @@ impl<S: Strategy + ?Sized, M: Module + Sync + 'static> Session<'_, S, M> {
     fn resume(&mut self, checkpoint: &Checkpoint) -> Result<()> {
         let metadata = &checkpoint.metadata;
         let stored = RunMetadata::load(checkpoint)?;
-        let optimizer = self.state.host_part().optimizer().name();
+        let optimizer = self.state.host_metadata().optimizer().name();
         if metadata.optimizer.name != optimizer {
             return Err(refuse(format!(
                 "it was trained with {} and this run uses {optimizer}: use the same optimizer",
@@ -225,7 +225,7 @@ impl<S: Strategy + ?Sized, M: Module + Sync + 'static> Session<'_, S, M> {
         self.callbacks
             .each_savers_first(&mut self.run, self.state, end)?;
         let learning_rate = self.run.learning_rate;
-        if self.state.host_part().learning_rate() != learning_rate {
+        if self.state.host_metadata().learning_rate() != learning_rate {
             self.state
                 .update(|state| state.set_learning_rate(learning_rate));
         }

@@ -206,9 +206,9 @@ pub fn restore<M: Module + 'static>(
 ) -> Result<()> {
     expect_model(state, checkpoint)?;
     let saved_by = Some(checkpoint.metadata.optimizer.name.as_str());
-    let names = state.host_part().parameter_names();
+    let names = state.host_metadata().parameter_names();
     let is_own = |path: &str| names.iter().any(|name| name == path);
-    let own = state.host_part().optimizer().checkpoint_slots();
+    let own = state.host_metadata().optimizer().checkpoint_slots();
     check_slots(own, saved_by, &checkpoint.tensors, is_own)?;
     check_sizes_of_slots(&checkpoint.tensors)?;
     let step = checkpoint.metadata.step;

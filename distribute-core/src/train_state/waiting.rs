@@ -34,7 +34,7 @@ impl<M: Module + 'static> Mirrored<TrainState<M>> {
     /// # Errors
     /// If a device cannot be read.
     pub fn waiting_gradients(&self) -> Result<Option<Vec<Sums>>> {
-        if !self.host_part().is_accumulating() {
+        if !self.host_metadata().is_accumulating() {
             return Ok(None);
         }
         let waiting = self.try_values()?.iter().map(TrainState::waiting);
@@ -62,7 +62,7 @@ impl<M: Module + 'static> Mirrored<TrainState<M>> {
     /// # Errors
     /// If nothing is stored, or it is of another model.
     pub fn redistribute_gradients(&self, stored: Vec<Sums>, ids: &[usize]) -> Result<Vec<Sums>> {
-        let model = &self.host_part().model;
+        let model = &self.host_metadata().model;
         let mut all = stored
             .into_iter()
             .map(|sums| Gradients::of_values(model, sums));

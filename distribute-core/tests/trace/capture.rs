@@ -45,7 +45,7 @@ fn a_step_is_captured_once_and_its_state_stays_on_the_device() {
     assert_eq!(strategy.uploads(), 12);
     // The losses of 2 replicas in 3 steps, and nothing of the state.
     assert_eq!(strategy.reads(), 6);
-    assert_eq!(state.host_part().step(), 3);
+    assert_eq!(state.host_metadata().step(), 3);
     assert_eq!(strategy.reads(), 6);
 
     let weight = state.primary().model.first.weight.val();
@@ -219,7 +219,7 @@ fn a_learning_rate_that_the_step_sets_counts_from_there() {
                 },
             )
             .unwrap();
-        assert_eq!(state.host_part().learning_rate(), rate);
+        assert_eq!(state.host_metadata().learning_rate(), rate);
     }
     let given = strategy.recorder.arguments.lock().unwrap().clone();
     let rates: Vec<f32> = given
@@ -239,9 +239,9 @@ fn micro_batches_have_one_program_for_each_position() {
         for position in 0..3 {
             strategy.run((&mut state, batch(2, 8)), step).unwrap();
             let waiting = position < 2;
-            assert_eq!(state.host_part().is_accumulating(), waiting);
+            assert_eq!(state.host_metadata().is_accumulating(), waiting);
             let done = round + usize::from(!waiting);
-            assert_eq!(state.host_part().step(), done as u64);
+            assert_eq!(state.host_metadata().step(), done as u64);
         }
     }
     assert_eq!(strategy.compiled(), 3);
@@ -277,7 +277,7 @@ fn clipping_and_several_updates_are_part_of_the_graph() {
             })
             .unwrap();
     }
-    assert_eq!(state.host_part().step(), 4);
+    assert_eq!(state.host_metadata().step(), 4);
     let given = strategy.recorder.arguments.lock().unwrap().clone();
     let rate = |step: i32| 1e-3 * (1.0 - 0.999_f64.powi(step)).sqrt() / (1.0 - 0.9_f64.powi(step));
     for (call, host) in given.iter().enumerate() {

@@ -92,7 +92,7 @@ fn fit_validates_evaluates_and_predicts_as_on_the_cpu() {
         // Train, validate, evaluate and predict; `evaluate` is a step of its own.
         let statistics = tpu.statistics();
         assert!(statistics.programs <= 4, "{statistics:?}");
-        assert_eq!(on_tpu.host_part().step(), on_cpu.primary().step());
+        assert_eq!(on_tpu.host_metadata().step(), on_cpu.primary().step());
     });
 }
 

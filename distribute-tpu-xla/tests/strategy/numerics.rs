@@ -245,6 +245,6 @@ fn a_checkpoint_goes_both_ways() {
             &expected,
             1e-4,
         );
-        assert_eq!(on_tpu.host_part().step(), 13);
+        assert_eq!(on_tpu.host_metadata().step(), 13);
     });
 }

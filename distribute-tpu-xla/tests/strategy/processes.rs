@@ -373,7 +373,7 @@ fn fit(process: &Process, stops: bool, epochs: usize) -> (u64, String) {
     let bits = dump(&state.try_primary().unwrap().to_tensors().unwrap());
     let losses: Vec<String> = losses.map(|loss| loss.to_string()).collect();
     (
-        state.host_part().step(),
+        state.host_metadata().step(),
         format!("{} {bits}", losses.join(",")),
     )
 }

@@ -53,7 +53,7 @@ fn the_program_donates_the_whole_state() {
             .unwrap();
         let after = state.try_primary().unwrap().to_tensors().unwrap();
         assert_ne!(before["model/first.weight"], after["model/first.weight"]);
-        assert_eq!(state.host_part().step(), 2);
+        assert_eq!(state.host_metadata().step(), 2);
     });
 }
 
