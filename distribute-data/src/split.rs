@@ -42,14 +42,14 @@ pub fn per_replica_sizes(examples: usize, replicas: usize) -> Vec<usize> {
 /// again and again: shuffled anew each time, or in order. Epochs go on where the one before ended.
 pub(crate) fn stream(examples: usize, seed: Option<u64>, read: usize, epoch: usize) -> Vec<usize> {
     let mut order = Vec::with_capacity(read);
-    let start = (epoch as u64).saturating_mul(read as u64);
-    let length = examples.max(1) as u64;
-    let (mut time, mut place) = (start / length, (start % length) as usize);
+    let start = epoch.saturating_mul(read);
+    let length = examples.max(1);
+    let (mut time, mut place) = (start / length, start % length);
     while order.len() < read && examples > 0 {
         let count = (read - order.len()).min(examples - place);
         match seed {
             Some(seed) => {
-                let shuffled = shuffled(examples, seed, time).into_iter();
+                let shuffled = shuffled(examples, seed, time as u64).into_iter();
                 order.extend(shuffled.skip(place).take(count));
             }
             None => order.extend(place..place + count),

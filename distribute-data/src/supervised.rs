@@ -68,9 +68,10 @@ impl<F, L, T> Supervised<F, L, T> {
     ///
     /// let error = |predicted: &Tensor<2>, wanted: &Tensor<2>| {
     ///     let error = (predicted.clone() - wanted.clone()).abs();
-    ///     error.mean_dim(1).squeeze_dim(1)
+    ///     error.mean_dim(1).squeeze_dim::<1>(1)
     /// };
-    /// let objective = Supervised::new(forward, MeanSquaredError::default()).metric("error", error);
+    /// let ready = Supervised::new(forward, MeanSquaredError::default());
+    /// let objective = ready.metric("error", error).objective::<(), (Tensor<2>, Tensor<2>), _>();
     /// ```
     pub fn metric<N>(self, name: &'static str, per_example: N) -> Supervised<F, L, (T, Named<N>)> {
         self.with(Named { name, per_example })

@@ -294,3 +294,19 @@ fn transformer_learns_the_same_when_it_is_compiled() {
         "{text}"
     );
 }
+
+/// What somebody sees of an error that `main` returns: its message with its causes, no fields.
+#[test]
+fn an_error_that_main_returns_prints_its_message() {
+    let program = Command::new(env!("CARGO_BIN_EXE_parameter_server"))
+        .env("TF_CONFIG", "{")
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    assert_eq!(program.status.code(), Some(1));
+    let text = String::from_utf8(program.stderr).unwrap();
+    assert_eq!(
+        text,
+        "Error: TF_CONFIG is not valid JSON: EOF while parsing an object at line 1 column 1\n"
+    );
+}

@@ -14,12 +14,17 @@ impl Both {
     }
 }
 
-fn main() -> Result<()> {
-    let strategy = MirroredStrategy::new()?;
-    let both = strategy.scope(|device| Both {
+fn build(device: &Device) -> Both {
+    let both = Both {
         first: LinearConfig::new(1, 1).init(device),
         second: LinearConfig::new(1, 1).init(device),
-    })?;
-    println!("{:?}", both.primary().devices());
+    };
+    println!("{:?}", both.devices());
+    both
+}
+
+fn main() -> Result<()> {
+    let strategy = MirroredStrategy::new()?;
+    strategy.scope(build)?;
     Ok(())
 }

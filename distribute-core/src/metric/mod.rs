@@ -1,9 +1,9 @@
 //! Metrics: numbers that steps collect on every replica and that are put together when read.
 //!
-//! A metric is made by a strategy and captured by steps. An update takes the context it is made in:
-//! a step's, where it changes the replica's own sums, without communication; or the strategy, outside
-//! of a step, where every worker adds what it calls it with. [`result`](Mean::result) adds up over
-//! the replicas (TensorFlow: metrics made of `SyncOnRead` variables with aggregation SUM).
+//! A metric is made by a strategy and captured by steps. An update takes the context it is made
+//! in: a step's, where it changes the replica's own sums, without communication; or the strategy,
+//! outside of a step, where every worker adds what it calls it with. [`result`](Mean::result) adds
+//! up over the replicas (TensorFlow: metrics made of `SyncOnRead` variables with aggregation SUM).
 //!
 //! ```
 //! use distribute_core::metric::Mean;

@@ -27,8 +27,7 @@ pub type Item<'x, A> = <A as Lend<'x>>::Item;
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no argument of a step",
     label = "not `&mut state`, a batch, a number, `Replicated(value)` or a tuple of these",
-    note = "a batch that comes out of a dataset is a `Result`: hand it over with a `?`, \
-            as `batch?`",
+    note = "a batch that comes out of a dataset is a `Result`: hand it over with `?`, as `batch?`",
     note = "a mirrored value is lent: `&mut state` or `&state`",
     note = "a value that is the same on every replica is wrapped: `Replicated(value)`"
 )]

@@ -102,7 +102,7 @@ pub trait StrategyExt: Strategy {
     /// same value.
     ///
     /// A closure that is written here needs no types. One that is a variable of its own says those
-    /// of its arguments: `|ctx: &ReplicaContext, (state, images): (&mut TrainState<Mlp>, Tensor<4>)|`.
+    /// of its arguments: `|ctx: &ReplicaContext, (state, x): (&mut TrainState<Mlp>, Tensor<2>)|`.
     ///
     /// Under a strategy that compiles steps the closure is called for all replicas together: twice
     /// the first time and when shapes or plain numbers change (what differs between the two was

@@ -10,8 +10,8 @@ impl ReplicaContext {
     /// `gather` and update variables, but not `run`. Blocks until all replicas have called it.
     ///
     /// # Errors
-    /// What `merge` returns, on replica 0, and [`Error::Stopped`] with its text on the others;
-    /// [`Error::ReplicaMissing`] if a replica ends its step without this call.
+    /// What `merge` returns, on replica 0, and [`Error::Stopped`](crate::Error::Stopped) with its
+    /// text on the others; [`Error::ReplicaMissing`](crate::Error::ReplicaMissing) if a replica ends its step without this call.
     pub fn merge_call<T, R>(
         &self,
         value: T,

@@ -120,7 +120,7 @@ impl<M> TrainState<M> {
     /// The number of updates so far; of a state on parameter servers, as far as was heard last.
     ///
     /// In a step that is compiled this is the number at the time of the capture; use it for nothing
-    /// but [`ReplicaContext::rng`] there.
+    /// but [`ReplicaContext::rng`](crate::ReplicaContext::rng) there.
     pub fn step(&self) -> u64 {
         self.placement.read_step();
         self.step
