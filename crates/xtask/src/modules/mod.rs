@@ -24,7 +24,6 @@ const ALLOWED: &[Allowed<'_>] = &[];
 /// shrink, and a crate without circles has no row.
 const KNOWN: &[(&str, usize)] = &[
     ("distribute-collectives", 31),
-    ("distribute-ps", 9),
     ("distribute-tpu-xla", 38),
 ];
 
