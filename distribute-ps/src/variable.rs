@@ -98,22 +98,6 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// The tensors under the names of
-    /// [`TrainState::to_tensors`](distribute_core::TrainState::to_tensors): values under the
-    /// names of the variables, a slot of `model/<path>` as `optimizer/<slot>/<path>`, flattened.
-    /// The number of updates of a table is `updates/table/<name>`.
-    pub fn to_tensors(&self) -> BTreeMap<String, TensorData> {
-        let mut tensors = self.variables.clone();
-        tensors.extend(crate::table::counts(self));
-        for ((name, slot), value) in &self.slots {
-            let path = name.strip_prefix("model/").unwrap_or(name);
-            let (bytes, shape, dtype) = value.clone().into_parts();
-            let flat = TensorData::from_bytes(bytes, [shape.num_elements()], dtype);
-            tensors.insert(format!("optimizer/{slot}/{path}"), flat);
-        }
-        tensors
-    }
-
     /// The number of updates of the variable that was updated most.
     pub fn step(&self) -> u64 {
         let counts = self.updates.values().flat_map(|versions| &versions.0);

@@ -16,6 +16,7 @@ mod rows;
 mod server;
 mod split;
 mod state;
+mod tensor;
 
 pub use pull::Pulled;
 

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use burn::tensor::{AllocationProperty, DType, TensorData};
 use bytes::Bytes;
 
-use crate::client::split::tensor;
+use crate::client::tensor::tensor;
 
 /// Smaller values are left to the allocator.
 const LARGE_BYTES: usize = 1 << 20;

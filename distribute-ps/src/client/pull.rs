@@ -8,7 +8,7 @@ use burn::tensor::{DType, TensorData};
 use bytes::Bytes;
 
 use crate::client::server::{Call, Server};
-use crate::client::split::tensor;
+use crate::client::tensor::tensor;
 use crate::client::{VariableClient, in_parallel};
 use crate::error::{PsError, Result};
 use crate::generated as wire;

@@ -9,7 +9,8 @@ use bytes::Bytes;
 
 use crate::client::pull::{one_by_one, pull_of_server};
 use crate::client::server::{Call, Server};
-use crate::client::split::{Piece, tensor, tensor_bytes};
+use crate::client::split::Piece;
+use crate::client::tensor::{tensor, tensor_bytes};
 use crate::client::{VariableClient, in_parallel};
 use crate::error::{PsError, Result};
 use crate::generated as wire;

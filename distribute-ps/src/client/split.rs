@@ -2,29 +2,17 @@
 
 use std::sync::Arc;
 
-use burn::tensor::{DType, Shape, TensorData};
+use burn::tensor::{DType, TensorData};
 use bytes::Bytes;
 
 use crate::client::pool::Pool;
+use crate::client::tensor::{tensor, tensor_bytes};
 use crate::error::{PsError, Result};
 use crate::generated as wire;
 use crate::placement::ShardPlacement;
 use crate::server::elements;
 use crate::update::Gradient;
 use crate::variable::VariableRef;
-
-/// Lets a tensor's bytes be sent from where they lie.
-struct TensorBytes(burn::tensor::Bytes);
-
-impl AsRef<[u8]> for TensorBytes {
-    fn as_ref(&self) -> &[u8] {
-        &self.0
-    }
-}
-
-pub(super) fn tensor_bytes(data: TensorData) -> Bytes {
-    Bytes::from_owner(TensorBytes(data.into_bytes()))
-}
 
 /// A part of a request for one server.
 pub(super) struct Piece {
@@ -222,9 +210,4 @@ fn narrowed(bytes: Bytes, bf16: bool) -> Bytes {
         true => elements::narrow(&bytes).into(),
         false => bytes,
     }
-}
-
-/// A tensor of these bytes.
-pub(super) fn tensor(bytes: Vec<u8>, shape: Vec<usize>, dtype: DType) -> TensorData {
-    TensorData::from_bytes_vec(bytes, Shape::from(shape), dtype)
 }

@@ -8,7 +8,7 @@ use bytes::Bytes;
 
 use crate::client::VariableClient;
 use crate::client::server::{Call, Server};
-use crate::client::split::{tensor, tensor_bytes};
+use crate::client::tensor::{tensor, tensor_bytes};
 use crate::error::{PsError, Result};
 use crate::generated as wire;
 use crate::update::Versions;

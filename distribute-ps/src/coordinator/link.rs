@@ -8,6 +8,7 @@ use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status, Streaming};
 
+use super::dial::{AttachFailure, HANDSHAKE_TIMEOUT, dial};
 use super::queue::TakenClosure;
 use super::scheduler::{Closure, Scheduler, StopSignals, WorkerStatus};
 use crate::error::PsError;
@@ -23,8 +24,6 @@ const PAUSE_MIN: Duration = Duration::from_millis(10);
 const PAUSE_MAX: Duration = Duration::from_millis(500);
 /// The pause before a worker that cannot be used is looked at again.
 const PAUSE_REFUSED: Duration = Duration::from_secs(2);
-/// How long a handshake, or the end of a stream, may take.
-pub(super) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a worker without a stream has to hear of the coordinator's end.
 const FINISH_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long the end may take when the coordinator was told to end.
@@ -37,16 +36,6 @@ const SILENT_AFTER: Duration = Duration::from_millis(800);
 const ORDER_QUEUE: usize = 16;
 /// What a message has besides arguments or a result.
 pub(crate) const MESSAGE_OVERHEAD_BYTES: usize = 64 << 10;
-
-/// Why there is no stream.
-#[derive(Debug)]
-pub(super) enum AttachFailure {
-    /// There is no use to try again soon.
-    Refused(String),
-    /// The worker has another configuration.
-    Different(Box<distribute_core::Error>),
-    Later(String),
-}
 
 /// How a stream ended.
 #[derive(Debug)]
@@ -134,7 +123,7 @@ fn end_timeout(scheduler: &Scheduler, otherwise: Duration) -> Duration {
 /// Tells a worker without a stream that the job has ended: one that is still busy with a step, or
 /// that was just started again. Whether it has heard of it.
 async fn send_end(scheduler: &Scheduler, worker: usize, failure: String) -> bool {
-    let Ok(channel) = super::dial::dial(scheduler, worker).await else {
+    let Ok(channel) = dial(scheduler, worker).await else {
         return false;
     };
     let finish = order::Order::Finish(finish(scheduler, failure));
@@ -164,7 +153,7 @@ async fn attach(scheduler: &Scheduler, worker: usize) -> Result<Stream, AttachFa
         .options
         .max_message_bytes
         .saturating_add(MESSAGE_OVERHEAD_BYTES);
-    let channel = super::dial::dial(scheduler, worker).await?;
+    let channel = dial(scheduler, worker).await?;
     let mut client = WorkerClient::new(channel.clone())
         .max_decoding_message_size(limit)
         .max_encoding_message_size(limit);

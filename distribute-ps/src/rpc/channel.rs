@@ -1,25 +1,17 @@
-//! Dialling: one HTTP/2 connection, past the handshake.
+//! One HTTP/2 connection, as the dialling side has it.
 
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
-use std::time::Duration;
 
-use distribute_core::collectives::control::peers;
 use http::uri::{Authority, Scheme};
 use http::{Request, Response, Uri};
 use hyper::body::Incoming;
-use hyper::client::conn::http2::{Builder, SendRequest};
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper::client::conn::http2::SendRequest;
 use tonic::body::Body;
 use tower_service::Service;
-
-use crate::rpc::{
-    CONNECTION_WINDOW, FRAME_BYTES, HEADER_LIST_BYTES, RpcOptions, SEND_BUFFER, STREAM_WINDOW,
-    handshake,
-};
 
 /// Why there is no connection.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
@@ -47,68 +39,12 @@ impl From<ConnectError> for distribute_core::Error {
 /// again. The connection ends when the last clone is dropped.
 #[derive(Clone)]
 pub struct Channel {
-    requests: SendRequest<Body>,
-    authority: Authority,
-    closed: Arc<OnceLock<String>>,
+    pub(super) requests: SendRequest<Body>,
+    pub(super) authority: Authority,
+    pub(super) closed: Arc<OnceLock<String>>,
 }
 
 impl Channel {
-    /// Connects to `host:port` within the timeout. Call it inside of a tokio runtime, which drives
-    /// the connection from then on.
-    ///
-    /// # Errors
-    /// Why there is no connection.
-    pub async fn connect(
-        address: &str,
-        options: &RpcOptions,
-        timeout: Duration,
-    ) -> Result<Self, ConnectError> {
-        match tokio::time::timeout(timeout, Self::open(address, options)).await {
-            Ok(opened) => opened,
-            Err(_) => Err(ConnectError::Unavailable(format!(
-                "it does not answer within {timeout:.1?}"
-            ))),
-        }
-    }
-
-    async fn open(address: &str, options: &RpcOptions) -> Result<Self, ConnectError> {
-        let connection = peers::connect(address, &options.security).await;
-        let connection = connection.map_err(|(reason, is_certificate)| match is_certificate {
-            true => ConnectError::Refused(reason),
-            false => ConnectError::Unavailable(reason),
-        })?;
-        let guard = connection.guard();
-        let authority = address
-            .parse()
-            .map_err(|error| ConnectError::Unavailable(format!("bad address: {error}")))?;
-        let authenticated = async {
-            let (requests, driver) = builder(options)
-                .handshake(TokioIo::new(connection))
-                .await
-                .map_err(|error| ConnectError::Unavailable(reason_of(&error)))?;
-            let closed = Arc::new(OnceLock::new());
-            let note = closed.clone();
-            tokio::spawn(async move {
-                let ended = driver.await;
-                let reason = ended.map_or_else(|error| reason_of(&error), |()| gone());
-                let _ = note.set(reason);
-            });
-            let channel = Self {
-                requests,
-                authority,
-                closed,
-            };
-            handshake::authenticate_as_client(&channel, options).await?;
-            Ok(channel)
-        };
-        let result: Result<Self, ConnectError> = authenticated.await;
-        // A certificate that the other side does not accept shows only after the TLS handshake.
-        match guard.certificate_refusal() {
-            Some(reason) if result.is_err() => Err(ConnectError::Refused(reason)),
-            _ => result,
-        }
-    }
-
     /// Why the connection ended; `None` while it lives.
     pub fn closed(&self) -> Option<String> {
         match self.closed.get() {
@@ -119,22 +55,7 @@ impl Channel {
     }
 }
 
-fn builder(options: &RpcOptions) -> Builder<TokioExecutor> {
-    let mut builder = Builder::new(TokioExecutor::new());
-    builder
-        .timer(TokioTimer::new())
-        .keep_alive_interval(options.keepalive_interval)
-        .keep_alive_timeout(options.keepalive_timeout)
-        .keep_alive_while_idle(true)
-        .max_frame_size(FRAME_BYTES)
-        .initial_stream_window_size(STREAM_WINDOW)
-        .initial_connection_window_size(CONNECTION_WINDOW)
-        .max_send_buf_size(SEND_BUFFER)
-        .max_header_list_size(HEADER_LIST_BYTES);
-    builder
-}
-
-fn gone() -> String {
+pub(super) fn gone() -> String {
     "its process ended (connection closed)".to_string()
 }
 

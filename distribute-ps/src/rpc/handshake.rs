@@ -9,7 +9,7 @@ use crate::generated::handshake_server::Handshake;
 use crate::generated::{Hello, HelloReply, Proof, ProofReply};
 use crate::rpc::RpcOptions;
 use crate::rpc::channel::{Channel, ConnectError};
-use crate::rpc::listen::Peer;
+use crate::rpc::peer::{Challenge, Peer};
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 const CLIENT: &str = "distribute-ps proof of the client";
@@ -68,13 +68,6 @@ fn differs(it: Side<'_>, own: Side<'_>, other: &str) -> Option<(Code, String)> {
         )),
         _ => None,
     }
-}
-
-/// What the server keeps of a Hello until the proof.
-#[derive(Debug)]
-pub(super) struct Challenge {
-    client: Vec<u8>,
-    server: Vec<u8>,
 }
 
 /// The serving side.

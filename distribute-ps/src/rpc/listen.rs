@@ -4,16 +4,16 @@ use std::convert::Infallible;
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use distribute_core::collectives::control::peers::{Connection, ConnectionGuard, PeerListener};
+use distribute_core::collectives::control::peers::{Connection, PeerListener};
 use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper::server::conn::http2::Builder;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tokio_stream::StreamExt;
 use tonic::Status;
 use tonic::body::Body;
@@ -22,99 +22,14 @@ use tower_service::Service;
 
 use crate::error::{PsError, Result};
 use crate::generated::handshake_server::HandshakeServer;
-use crate::rpc::handshake::{Challenge, HandshakeService};
+use crate::rpc::handshake::HandshakeService;
+use crate::rpc::peer::{Peer, Refusals};
 use crate::rpc::{
     CONNECTION_WINDOW, FRAME_BYTES, HEADER_LIST_BYTES, RpcOptions, SEND_BUFFER, STREAM_WINDOW,
 };
 
 /// Threads that calls may block, for example to apply an optimizer.
 const BLOCKING_THREADS: usize = 16;
-/// The unit of [`RpcOptions::connection_bytes`].
-const MEMORY_UNIT: u64 = 4096;
-
-/// The process at the other end of a connection; a call finds it as `Arc<Peer>` among the
-/// request's extensions.
-pub struct Peer {
-    remote: SocketAddr,
-    guard: Arc<ConnectionGuard>,
-    challenge: Mutex<Option<Challenge>>,
-    memory: Arc<Semaphore>,
-    memory_units: u32,
-    refusals: Arc<Refusals>,
-}
-
-/// The last process that was turned away.
-#[derive(Debug, Default)]
-pub(super) struct Refusals(Mutex<Option<String>>);
-
-impl Refusals {
-    fn note(&self, address: impl fmt::Display, reason: &str) {
-        let mut place = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        *place = Some(format!("{address}: {reason}"));
-    }
-}
-
-impl Peer {
-    fn new(guard: Arc<ConnectionGuard>, options: &RpcOptions, refusals: Arc<Refusals>) -> Self {
-        let units = options.connection_bytes.div_ceil(MEMORY_UNIT);
-        let units = u32::try_from(units).unwrap_or(u32::MAX).max(1);
-        Self {
-            remote: guard.remote(),
-            guard,
-            challenge: Mutex::default(),
-            memory: Arc::new(Semaphore::new(units as usize)),
-            memory_units: units,
-            refusals,
-        }
-    }
-
-    /// Records why the process was turned away, for the messages of this process.
-    pub(super) fn refuse(&self, reason: &str) {
-        tracing::warn!(remote = %self.remote, reason, "a process was turned away");
-        self.refusals.note(self.remote, reason);
-    }
-
-    /// The address of the process at the other end.
-    pub fn remote(&self) -> SocketAddr {
-        self.remote
-    }
-
-    pub(super) fn challenge(&self, challenge: Challenge) {
-        let mut place = self
-            .challenge
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        *place = Some(challenge);
-    }
-
-    pub(super) fn take_challenge(&self) -> Option<Challenge> {
-        let mut place = self
-            .challenge
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        place.take()
-    }
-
-    pub(super) fn admit(&self) {
-        self.guard.admit();
-    }
-
-    /// Waits until the connection may hold so many bytes more, for as long as the result lives.
-    pub(crate) async fn reserve(&self, bytes: u64) -> Option<tokio::sync::OwnedSemaphorePermit> {
-        let units = u32::try_from(bytes.div_ceil(MEMORY_UNIT)).unwrap_or(u32::MAX);
-        let units = units.min(self.memory_units);
-        self.memory.clone().acquire_many_owned(units).await.ok()
-    }
-}
-
-impl fmt::Debug for Peer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let remote = &self.remote;
-        f.debug_struct("Peer")
-            .field("remote", remote)
-            .finish_non_exhaustive()
-    }
-}
 
 /// A socket that does not answer yet.
 #[derive(Debug)]
@@ -205,8 +120,7 @@ impl RpcServer {
     /// The last process that was turned away (its token, certificate, version or kind were wrong):
     /// its address, and why.
     pub fn last_refusal(&self) -> Option<String> {
-        let last = self.refusals.0.lock();
-        last.unwrap_or_else(PoisonError::into_inner).clone()
+        self.refusals.last()
     }
 }
 

@@ -6,9 +6,11 @@
 //! services behind it, [`Channel`] is what generated clients run over.
 
 mod channel;
+mod dial;
 mod handshake;
 mod listen;
 pub(crate) mod message;
+mod peer;
 pub(crate) mod rope;
 
 use std::time::Duration;
@@ -16,7 +18,8 @@ use std::time::Duration;
 use distribute_core::collectives::control::security::Security;
 
 pub use channel::{Channel, ConnectError};
-pub use listen::{Peer, RpcListener, RpcServer};
+pub use listen::{RpcListener, RpcServer};
+pub use peer::Peer;
 
 /// The version of the messages; both sides must have the same.
 pub const PROTOCOL_VERSION: u32 = 1;

@@ -4,6 +4,7 @@ use burn::tensor::DType;
 use half::{bf16, f16};
 
 use crate::error::{PsError, Result};
+use crate::server::finite::finite;
 use crate::server::wide;
 
 /// The types that a variable may have, by name.
@@ -90,27 +91,6 @@ impl FiniteCheck {
     pub(crate) fn is_finite(&self) -> bool {
         self.is_finite
     }
-}
-
-/// The same for `f32`, compiled for the caller's processor.
-#[inline(always)]
-pub(super) fn finite_f32(bytes: &[u8]) -> bool {
-    finite::<f32, 4>(bytes, f32::from_le_bytes, f32::is_finite)
-}
-
-#[inline(always)]
-fn finite<E, const N: usize>(
-    bytes: &[u8],
-    read: impl Fn([u8; N]) -> E,
-    is_finite: impl Fn(E) -> bool,
-) -> bool {
-    // No early end: that lets the compiler look at many elements at a time.
-    let (elements, _) = bytes.as_chunks::<N>();
-    elements.chunks(4096).all(|block| {
-        block
-            .iter()
-            .fold(true, |all, element| all & is_finite(read(*element)))
-    })
 }
 
 /// `f32` as bf16, to the nearest, ties to even.

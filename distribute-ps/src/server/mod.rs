@@ -7,6 +7,7 @@
 mod clock;
 mod coordinator_watch;
 pub(crate) mod elements;
+mod finite;
 mod kernels;
 mod optimizers;
 mod segments;

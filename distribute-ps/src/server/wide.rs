@@ -2,7 +2,7 @@
 //! smallest processor of their kind, whose vectors have 4 numbers; the bits do not depend on it.
 #![expect(unsafe_code, reason = "each use says why it is sound")]
 
-use crate::server::elements;
+use crate::server::finite::finite;
 use crate::server::kernels::Kernel;
 
 /// [`Kernel::apply`].
@@ -40,11 +40,17 @@ pub(super) fn all_finite(bytes: &[u8]) -> bool {
         // SAFETY: the processor has what the function was compiled for.
         return unsafe { all_finite_avx2(bytes) };
     }
-    elements::finite_f32(bytes)
+    finite_f32(bytes)
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 fn all_finite_avx2(bytes: &[u8]) -> bool {
-    elements::finite_f32(bytes)
+    finite_f32(bytes)
+}
+
+/// Compiled for the caller's processor.
+#[inline(always)]
+fn finite_f32(bytes: &[u8]) -> bool {
+    finite::<f32, 4>(bytes, f32::from_le_bytes, f32::is_finite)
 }

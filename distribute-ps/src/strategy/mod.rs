@@ -25,13 +25,14 @@
 //! # Ok::<(), distribute_core::Error>(())
 //! ```
 
+mod push;
 mod state;
 mod tables;
 mod updates;
 mod variable;
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use crate::partitioners::Partitioner;
 use burn::tensor::TensorData;
@@ -48,9 +49,11 @@ use crate::error::{PsError, Result};
 use crate::placement::RoundRobin;
 use crate::update::{RunId, RunOptions};
 use crate::variable::{OptimizerSpec, VariableRef, VariableSpec};
+use push::{push, row_gradients};
 use state::{State, on_server};
 pub use updates::UpdateSource;
 pub(crate) use updates::Updates;
+use updates::lock;
 use variable::Variable;
 
 /// Trains with variables on parameter servers (TensorFlow:
@@ -92,11 +95,6 @@ impl VariableMaker {
             partitioner,
         })
     }
-}
-
-/// Locks, also after a panic elsewhere: what is behind these locks is valid at every moment.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl ParameterServerStrategy {
@@ -324,7 +322,10 @@ impl RemoteStore for ParameterServerStrategy {
     }
 
     fn push_rows(&self, rows: Vec<RowGradients>) -> distribute_core::Result<Pushed> {
-        tables::push(&self.inner.client, &self.inner.updates, rows)
+        let (client, updates) = (&self.inner.client, &self.inner.updates);
+        let (gradients, versions) = row_gradients(client, rows)?;
+        let counted = gradients.len();
+        push(client, updates, (gradients, versions), counted)
     }
 }
 

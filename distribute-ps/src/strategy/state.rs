@@ -10,12 +10,12 @@ use distribute_core::remote::{
 };
 use distribute_core::{Error, Result};
 
-use super::tables;
+use super::push::{push, row_gradients, step_of};
 use super::updates::Updates;
 use crate::client::VariableClient;
 use crate::error::PsError;
 use crate::table::{add_tables, take_tables};
-use crate::update::{Gradient, PushOutcome, Versions};
+use crate::update::{Gradient, Versions};
 use crate::variable::{Snapshot, VariableRef};
 
 #[derive(Debug)]
@@ -59,12 +59,6 @@ impl State {
             slots: spec.optimizer.map_or(&[], |optimizer| optimizer.slots()),
             optimizer: spec.optimizer.map_or("", |optimizer| optimizer.name()),
         }
-    }
-
-    /// The number of updates of the trained variable that was updated most.
-    pub(super) fn step_of<'a>(updates: impl IntoIterator<Item = &'a Versions>) -> u64 {
-        let all = updates.into_iter().flat_map(|updates| &updates.0);
-        all.copied().max().unwrap_or(0)
     }
 
     /// `model/conv1.weight` of a variable's name.
@@ -127,11 +121,6 @@ pub(super) fn on_server(value: &TensorData) -> Result<TensorData> {
     }
 }
 
-/// Whether no shard took anything.
-pub(super) fn is_dropped(outcome: &PushOutcome) -> bool {
-    outcome.dropped > 0 && outcome.applied + outcome.already_applied + outcome.accumulated == 0
-}
-
 impl RemoteState for State {
     fn pull(&self, known: &[RemoteVersion]) -> Result<RemoteValues> {
         let known: Vec<Versions> = known.iter().cloned().map(Versions).collect();
@@ -139,7 +128,7 @@ impl RemoteState for State {
             .client
             .pull(&self.variables, &known, self.updates.closure())?;
         let trained = self.trained.iter().filter_map(|index| pulled.get(*index));
-        let step = Self::step_of(trained.map(|pulled| &pulled.updates));
+        let step = step_of(trained.map(|pulled| &pulled.updates));
         let learning_rate = pulled.iter().find_map(|pulled| pulled.learning_rate);
         let mut changed = Vec::new();
         for (index, pulled) in pulled.into_iter().enumerate() {
@@ -170,21 +159,10 @@ impl RemoteState for State {
         }
         // The step is counted by the model's own variables.
         let own = pushed.len();
-        let (rows, bases) = tables::gradients(&self.client, rows)?;
+        let (rows, bases) = row_gradients(&self.client, rows)?;
         pushed.extend(rows);
         versions.extend(bases);
-        let drawn = self.updates.next()?;
-        if pushed.is_empty() {
-            return Ok(Pushed::Applied { step: 0 });
-        }
-        match self.client.push(drawn.id(), pushed, &versions) {
-            Ok(outcome) if is_dropped(&outcome) => Ok(Pushed::Dropped),
-            Ok(outcome) => Ok(Pushed::Applied {
-                step: Self::step_of(outcome.updates.iter().take(own)),
-            }),
-            Err(PsError::Stale { .. }) => Ok(Pushed::Dropped),
-            Err(error) => Err(error.into()),
-        }
+        push(&self.client, &self.updates, (pushed, versions), own)
     }
 
     fn set_learning_rate(&self, learning_rate: f64) -> Result<()> {

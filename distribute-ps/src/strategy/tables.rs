@@ -2,14 +2,10 @@
 
 use std::sync::Arc;
 
-use distribute_core::remote::{Pushed, RowGradients};
-
-use super::state::{State, is_dropped};
-use super::{ParameterServerStrategy, Updates, VariableMaker, lock};
-use crate::client::VariableClient;
+use super::updates::lock;
+use super::{ParameterServerStrategy, VariableMaker};
 use crate::error::{PsError, Result};
 use crate::table::{EmbeddingTable, TableSpec};
-use crate::update::{Gradient, Versions};
 use crate::variable::{VariableRef, VariableSpec};
 
 impl ParameterServerStrategy {
@@ -57,42 +53,5 @@ impl ParameterServerStrategy {
                 found: spec.shape.clone(),
             }),
         }
-    }
-}
-
-/// Gradients, and the versions that they were computed at.
-type Pushable = (Vec<(VariableRef, Gradient)>, Vec<Versions>);
-
-/// Gradients of rows as they are pushed.
-pub(super) fn gradients(client: &VariableClient, rows: Vec<RowGradients>) -> Result<Pushable> {
-    let one = |rows: RowGradients| {
-        let table = client.variable(&rows.rows.table)?;
-        let gradient = Gradient::Table {
-            ids: rows.rows.ids.to_vec(),
-            rows: rows.values,
-        };
-        Ok(((table, gradient), Versions(rows.rows.base)))
-    };
-    rows.into_iter().map(one).collect()
-}
-
-/// Pushes gradients of rows alone.
-pub(super) fn push(
-    client: &VariableClient,
-    updates: &Updates,
-    rows: Vec<RowGradients>,
-) -> distribute_core::Result<Pushed> {
-    let (gradients, versions) = gradients(client, rows)?;
-    let drawn = updates.next()?;
-    if gradients.is_empty() {
-        return Ok(Pushed::Applied { step: 0 });
-    }
-    match client.push(drawn.id(), gradients, &versions) {
-        Ok(outcome) if is_dropped(&outcome) => Ok(Pushed::Dropped),
-        Ok(outcome) => Ok(Pushed::Applied {
-            step: State::step_of(&outcome.updates),
-        }),
-        Err(PsError::Stale { .. }) => Ok(Pushed::Dropped),
-        Err(error) => Err(error.into()),
     }
 }

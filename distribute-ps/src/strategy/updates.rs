@@ -3,12 +3,16 @@
 use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::lock;
 use crate::client::VariableClient;
 use crate::error::{PsError, Result};
 use crate::update::{OUTSIDE, RunId, UpdateId};
+
+/// Locks, also after a panic elsewhere: what is behind these locks is valid at every moment.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// The ids of one closure's updates, numbered in the order in which they are made: a closure that
 /// runs again makes the same ones. Clones count together.

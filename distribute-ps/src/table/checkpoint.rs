@@ -35,7 +35,7 @@ fn reshaped(value: &TensorData, shape: Vec<usize>) -> TensorData {
 }
 
 /// The counts of updates of a snapshot's tables, by their names in checkpoints.
-pub(crate) fn counts(snapshot: &Snapshot) -> impl Iterator<Item = (String, TensorData)> {
+fn counts(snapshot: &Snapshot) -> impl Iterator<Item = (String, TensorData)> {
     let tables = snapshot.variables.keys().filter(|name| is_table(name));
     tables.map(|name| {
         let updates = snapshot.updates.get(name);
@@ -157,6 +157,22 @@ fn belongs_to_another(name: &str, tensors: &BTreeMap<String, TensorData>) -> boo
 }
 
 impl Snapshot {
+    /// The tensors under the names of
+    /// [`TrainState::to_tensors`](distribute_core::TrainState::to_tensors): values under the
+    /// names of the variables, a slot of `model/<path>` as `optimizer/<slot>/<path>`, flattened.
+    /// The number of updates of a table is `updates/table/<name>`.
+    pub fn to_tensors(&self) -> BTreeMap<String, TensorData> {
+        let mut tensors = self.variables.clone();
+        tensors.extend(counts(self));
+        for ((name, slot), value) in &self.slots {
+            let path = name.strip_prefix("model/").unwrap_or(name);
+            let (bytes, shape, dtype) = value.clone().into_parts();
+            let flat = TensorData::from_bytes(bytes, [shape.num_elements()], dtype);
+            tensors.insert(format!("optimizer/{slot}/{path}"), flat);
+        }
+        tensors
+    }
+
     /// The way back of [`to_tensors`](Self::to_tensors): what
     /// [`VariableClient::restore`](crate::VariableClient::restore) takes, for any number of
     /// servers and shards. `step` is the number of updates of variables that are not tables, as

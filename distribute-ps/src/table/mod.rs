@@ -78,7 +78,7 @@ pub use registered::Table;
 pub use rows::Rows;
 pub use spec::TableSpec;
 
-pub(crate) use checkpoint::{add_tables, counts, slots_in, take_tables};
+pub(crate) use checkpoint::{add_tables, slots_in, take_tables};
 
 use crate::client::VariableClient;
 use crate::error::Result;

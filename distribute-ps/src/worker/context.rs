@@ -11,8 +11,7 @@ use std::time::Duration;
 use distribute_core::InputContext;
 use distribute_core::collectives::Interruption;
 
-use super::dataset::PerWorkerDataset;
-use super::registry::{Resource, StepRegistry};
+use super::resource::Resource;
 use crate::client::{ClientOptions, VariableClient};
 use crate::error::{PsError, Result};
 use crate::strategy::{ClosureGuard, ParameterServerStrategy, UpdateSource};
@@ -21,13 +20,33 @@ use crate::update::{RunId, UpdateId};
 /// Values by their registered names.
 type Resources = BTreeMap<Arc<str>, Option<Box<dyn Any + Send>>>;
 
+/// Runs a step on encoded arguments, for its encoded result.
+pub(super) type Call = dyn Fn(&WorkerContext, &[u8]) -> Result<Vec<u8>> + Send + Sync;
+/// Builds a resource.
+pub(super) type Build = dyn Fn(&WorkerContext) -> Result<Box<dyn Any + Send>> + Send + Sync;
+
+/// What a program has registered, by name.
+pub(super) trait Registered: Send + Sync {
+    /// What runs a step.
+    ///
+    /// # Errors
+    /// [`PsError::Unregistered`].
+    fn runner(&self, name: &str) -> Result<&Call>;
+
+    /// What builds a resource.
+    ///
+    /// # Errors
+    /// [`PsError::Unregistered`].
+    fn builder(&self, name: &str) -> Result<&Build>;
+}
+
 /// How long a worker waits for parameter servers that its coordinator is connected to.
 const SERVERS_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// What belongs to one coordinator's run on a worker. A worker that gets another coordinator makes
 /// a new one.
 pub(super) struct RunSession {
-    pub(super) registry: Arc<StepRegistry>,
+    pub(super) registry: Arc<dyn Registered>,
     pub(super) run: RunId,
     pub(super) worker: usize,
     pub(super) workers: usize,
@@ -43,7 +62,7 @@ pub(super) struct RunSession {
 
 impl RunSession {
     pub(super) fn new(
-        registry: Arc<StepRegistry>,
+        registry: Arc<dyn Registered>,
         run: RunId,
         (worker, workers): (usize, usize),
         parameter_servers: Vec<String>,
@@ -217,15 +236,6 @@ impl WorkerContext {
             strategy.within_closure(source)
         });
         Ok(strategy)
-    }
-
-    /// The next element of this worker's iterator.
-    ///
-    /// # Errors
-    /// [`PsError::OutOfRange`] after the last one; the dataset's own errors.
-    pub fn next<B: Send + 'static>(&self, dataset: &PerWorkerDataset<B>) -> Result<B> {
-        let mut iterator = self.resource(&dataset.iterator)?;
-        iterator.next(dataset.name(), self)
     }
 
     /// This worker's value of a resource, built now if this is the first use of it. A value that

@@ -6,11 +6,12 @@ use std::sync::Arc;
 use distribute_core::InputContext;
 
 use super::context::WorkerContext;
-use super::registry::Resource;
+use super::registry::StepRegistry;
+use super::resource::Resource;
 use crate::error::{PsError, Result};
 
-pub(super) type Items<B> = Box<dyn Iterator<Item = Result<B>> + Send>;
-pub(super) type Make<B> = dyn Fn(InputContext) -> Result<Items<B>> + Send + Sync;
+type Items<B> = Box<dyn Iterator<Item = Result<B>> + Send>;
+type Make<B> = dyn Fn(InputContext) -> Result<Items<B>> + Send + Sync;
 
 /// A dataset of which every worker has an iterator of its own (TensorFlow:
 /// `PerWorkerDatasetFromDatasetFunction`).
@@ -19,7 +20,7 @@ pub(super) type Make<B> = dyn Fn(InputContext) -> Result<Items<B>> + Send + Sync
 /// makes its iterator when a step first asks for an element; one that was restarted begins at the
 /// start again.
 pub struct PerWorkerDataset<B> {
-    pub(super) iterator: Resource<DatasetIterator<B>>,
+    iterator: Resource<DatasetIterator<B>>,
 }
 
 impl<B> PerWorkerDataset<B> {
@@ -53,7 +54,7 @@ pub(crate) struct DatasetIterator<B> {
 }
 
 impl<B> DatasetIterator<B> {
-    pub(super) fn new(make: Arc<Make<B>>, worker: &WorkerContext) -> Result<Self> {
+    fn new(make: Arc<Make<B>>, worker: &WorkerContext) -> Result<Self> {
         let items = make(worker.input_context())?;
         Ok(Self {
             make,
@@ -63,7 +64,7 @@ impl<B> DatasetIterator<B> {
     }
 
     /// The next element, of a new iterator if the coordinator asked for one since.
-    pub(super) fn next(&mut self, name: &str, worker: &WorkerContext) -> Result<B> {
+    fn next(&mut self, name: &str, worker: &WorkerContext) -> Result<B> {
         let wanted = worker.dataset_renewals(name);
         if wanted > self.renewals {
             self.items = (self.make)(worker.input_context())?;
@@ -74,5 +75,46 @@ impl<B> DatasetIterator<B> {
             worker: format!("worker {}", worker.worker_index()),
         };
         self.items.next().unwrap_or_else(|| Err(exhausted()))
+    }
+}
+
+impl StepRegistry {
+    /// Registers a dataset by the function that makes a worker's iterator of it (TensorFlow:
+    /// `create_per_worker_dataset` of a function). The function is told which of the workers it
+    /// works for; workers that should not all see the same examples take their share of them.
+    ///
+    /// # Errors
+    /// As [`step`](Self::step); datasets and resources share one space of names.
+    pub fn dataset<B, I, F>(
+        &mut self,
+        name: impl Into<String>,
+        iterator: F,
+    ) -> Result<PerWorkerDataset<B>>
+    where
+        B: Send + 'static,
+        I: IntoIterator<Item = Result<B>>,
+        I::IntoIter: Send + 'static,
+        F: Fn(InputContext) -> Result<I> + Send + Sync + 'static,
+    {
+        let name = name.into();
+        let make: Arc<Make<B>> = Arc::new(move |context| {
+            let iterator: Items<B> = Box::new(iterator(context)?.into_iter());
+            Ok(iterator)
+        });
+        let resource = self.resource(name, move |worker| {
+            DatasetIterator::new(make.clone(), worker)
+        })?;
+        Ok(PerWorkerDataset::new(resource))
+    }
+}
+
+impl WorkerContext {
+    /// The next element of this worker's iterator.
+    ///
+    /// # Errors
+    /// [`PsError::OutOfRange`] after the last one; the dataset's own errors.
+    pub fn next<B: Send + 'static>(&self, dataset: &PerWorkerDataset<B>) -> Result<B> {
+        let mut iterator = self.resource(&dataset.iterator)?;
+        iterator.next(dataset.name(), self)
     }
 }

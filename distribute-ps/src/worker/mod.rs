@@ -19,6 +19,7 @@ mod step_queue;
 #[rustfmt::skip]
 pub(crate) mod generated;
 mod registry;
+mod resource;
 mod server;
 mod service;
 pub(crate) mod settings;
@@ -27,7 +28,8 @@ pub(crate) mod value;
 
 pub use context::{ResourceGuard, WorkerContext};
 pub use dataset::PerWorkerDataset;
-pub use registry::{Resource, StepRegistry};
+pub use registry::StepRegistry;
+pub use resource::Resource;
 pub use server::{WorkerOptions, WorkerServer, WorkerStopper};
 pub use shared_state::{SharedState, SharedValue};
 pub use value::HostTensor;

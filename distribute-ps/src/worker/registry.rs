@@ -3,15 +3,14 @@
 use std::any::{Any, TypeId, type_name};
 use std::collections::BTreeMap;
 use std::fmt;
-use std::marker::PhantomData;
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 
-use distribute_core::{Configuration, InputContext};
+use distribute_core::Configuration;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::context::WorkerContext;
-use super::dataset::{DatasetIterator, PerWorkerDataset};
+use super::context::{Build, Call, Registered, WorkerContext};
+use super::resource::Resource;
 use super::value;
 use crate::error::{PsError, Result};
 use crate::strategy::ParameterServerStrategy;
@@ -19,8 +18,9 @@ use crate::strategy::ParameterServerStrategy;
 /// The longest name of a step, resource or dataset, in bytes.
 const NAME_MAX_BYTES: usize = 256;
 
-type Call = dyn Fn(&WorkerContext, &[u8]) -> Result<Vec<u8>> + Send + Sync;
-type Build = dyn Fn(&WorkerContext) -> Result<Box<dyn Any + Send>> + Send + Sync;
+/// Makes the coordinator's value.
+pub(super) type Make =
+    dyn Fn(&ParameterServerStrategy) -> Result<Box<dyn Any + Send>> + Send + Sync;
 
 /// A registered step.
 pub(crate) struct Step {
@@ -29,7 +29,7 @@ pub(crate) struct Step {
     arguments_name: &'static str,
     /// Whether bytes can be its arguments.
     check: fn(&[u8]) -> Result<(), String>,
-    pub(super) call: Box<Call>,
+    call: Box<Call>,
 }
 
 /// The steps, resources and datasets of a program (what TensorFlow does by sending graphs).
@@ -50,46 +50,10 @@ pub struct StepRegistry {
     steps: BTreeMap<String, Step>,
     resources: BTreeMap<String, Box<Build>>,
     /// What the coordinator makes, in the order of registration.
-    pub(super) shared: Vec<(String, Box<super::shared_state::Make>)>,
+    pub(super) shared: Vec<(String, Box<Make>)>,
     /// How many of these are embedding tables, which have names of their own kind.
     pub(crate) tables: usize,
     configuration: Configuration,
-}
-
-/// A handle of a value that every worker builds for itself, by
-/// [`StepRegistry::resource`]. Steps capture it.
-pub struct Resource<T> {
-    name: Arc<str>,
-    marker: PhantomData<fn() -> T>,
-}
-
-impl<T> Resource<T> {
-    pub(crate) fn named(name: impl Into<Arc<str>>) -> Self {
-        Self {
-            name: name.into(),
-            marker: PhantomData,
-        }
-    }
-
-    /// The registered name.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-}
-
-impl<T> Clone for Resource<T> {
-    fn clone(&self) -> Self {
-        Self {
-            name: self.name.clone(),
-            marker: PhantomData,
-        }
-    }
-}
-
-impl<T> fmt::Debug for Resource<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Resource({:?})", self.name)
-    }
 }
 
 impl StepRegistry {
@@ -155,35 +119,6 @@ impl StepRegistry {
         Ok(Resource::named(name))
     }
 
-    /// Registers a dataset by the function that makes a worker's iterator of it (TensorFlow:
-    /// `create_per_worker_dataset` of a function). The function is told which of the workers it
-    /// works for; workers that should not all see the same examples take their share of them.
-    ///
-    /// # Errors
-    /// As [`step`](Self::step); datasets and resources share one space of names.
-    pub fn dataset<B, I, F>(
-        &mut self,
-        name: impl Into<String>,
-        iterator: F,
-    ) -> Result<PerWorkerDataset<B>>
-    where
-        B: Send + 'static,
-        I: IntoIterator<Item = Result<B>>,
-        I::IntoIter: Send + 'static,
-        F: Fn(InputContext) -> Result<I> + Send + Sync + 'static,
-    {
-        let name = name.into();
-        let make: Arc<super::dataset::Make<B>> = Arc::new(move |context| {
-            let iterator: Box<dyn Iterator<Item = Result<B>> + Send> =
-                Box::new(iterator(context)?.into_iter());
-            Ok(iterator)
-        });
-        let resource = self.resource(name, move |worker| {
-            DatasetIterator::new(make.clone(), worker)
-        })?;
-        Ok(PerWorkerDataset::new(resource))
-    }
-
     /// Adds settings that coordinator and workers must have the same, such as what decides the
     /// data, the model and the updates. They are compared by name when a worker is met: if they
     /// differ, both end with
@@ -221,9 +156,14 @@ impl StepRegistry {
         let unknown = || unregistered("step", name, self.step_names());
         self.steps.get(name).ok_or_else(unknown)
     }
+}
 
-    /// What builds the resource of this name.
-    pub(super) fn builder(&self, name: &str) -> Result<&Build> {
+impl Registered for StepRegistry {
+    fn runner(&self, name: &str) -> Result<&Call> {
+        Ok(&*self.find(name)?.call)
+    }
+
+    fn builder(&self, name: &str) -> Result<&Build> {
         let known = self.resources.keys().map(String::as_str);
         let unknown = || unregistered("resource", name, known);
         self.resources

@@ -1,19 +1,15 @@
 //! Values whose variables live on the parameter servers: the coordinator makes them, workers find
 //! them.
 
-use std::any::Any;
 use std::fmt;
 
 use distribute_core::{Device, Mirrored, Nest, ReplicaContext, Replicate, StrategyExt};
 
 use super::context::WorkerContext;
-use super::registry::{Resource, StepRegistry};
+use super::registry::{Make, StepRegistry};
+use super::resource::Resource;
 use crate::error::{PsError, Result};
 use crate::strategy::ParameterServerStrategy;
-
-/// Makes the coordinator's value.
-pub(super) type Make =
-    dyn Fn(&ParameterServerStrategy) -> Result<Box<dyn Any + Send>> + Send + Sync;
 
 /// A handle of a value that coordinator and workers build in the same way, with variables on the
 /// parameter servers ([`StepRegistry::shared`]). Steps capture it.

@@ -409,7 +409,7 @@ impl StepQueue {
 
     fn result(&self, next: &QueuedClosure) -> Result<Vec<u8>> {
         let execute = &next.execute;
-        let step = next.session.registry.find(&execute.step)?;
+        let step = next.session.registry.runner(&execute.step)?;
         let datasets = execute.datasets.iter();
         let datasets: BTreeMap<String, u64> = datasets
             .map(|dataset| (dataset.name.clone(), dataset.renewals))
@@ -425,7 +425,7 @@ impl StepQueue {
             return Err(PsError::Cancelled);
         }
         // What a panicking step held of the worker is built anew (`ResourceGuard`).
-        let call = || (step.call)(&context, &execute.arguments);
+        let call = || step(&context, &execute.arguments);
         let result = catch_unwind(AssertUnwindSafe(call))
             .unwrap_or_else(|payload| Err(PsError::panicked(&*payload)))?;
         let limit = self.max_message_bytes.min(next.session.result_max_bytes);

@@ -4,10 +4,11 @@ use burn_ir::{BinaryOpIr, DimOpIr, HardSigmoidOpIr, ScalarOpIr, UnaryOpIr};
 
 use crate::stablehlo::{Binary, Comparison, Unary, Value};
 
-use super::context::{Context, float};
+use super::context::Context;
 use super::error::Result;
 use super::reduction::over;
 use super::special::normal_cdf;
+use super::types::float;
 
 /// Functions of one tensor.
 macro_rules! unary {

@@ -6,8 +6,9 @@ use burn_ir::{
 
 use crate::stablehlo::{Binary, Comparison, ElementType, Scalar, Unary, Value};
 
-use super::context::{Context, float, integer};
+use super::context::Context;
 use super::error::Result;
+use super::types::{float, integer};
 
 /// `lhs op rhs`, both broadcast.
 fn binary(cx: &mut Context, op: &BinaryOpIr, how: Binary) -> Result<()> {

@@ -4,10 +4,11 @@ use burn_ir::AttentionOpIr;
 
 use crate::stablehlo::{Binary, Comparison, ElementType, TensorType, Unary, Value};
 
-use super::context::{Context, float};
+use super::context::Context;
 use super::error::Result;
 use super::matmul::product;
 use super::reduction::over;
+use super::types::float;
 
 pub(super) fn attention(cx: &mut Context, op: &AttentionOpIr) -> Result<()> {
     let query = cx.get(&op.query)?;

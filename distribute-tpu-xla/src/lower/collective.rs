@@ -6,9 +6,10 @@ use burn_ir::{AllReduceOpIr, CustomOpIr, TensorIr};
 
 use crate::stablehlo::{Binary, Comparison, ElementType, Value};
 
-use super::context::{Context, element_type};
-use super::driver::Target;
+use super::context::Context;
 use super::error::{Result, unsupported};
+use super::options::Target;
+use super::types::element_type;
 
 /// The custom operations that have a lowering: any number of tensors, each combined over all
 /// replicas, and the number of the replica.

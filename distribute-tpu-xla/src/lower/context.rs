@@ -5,13 +5,12 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use burn::tensor::{DType, TensorData};
 use burn_ir::{ScalarIr, TensorId, TensorIr};
 
-use crate::stablehlo::{
-    Binary, Builder, Comparison, ElementType, Scalar, StableHloError, TensorType, Unary, Value,
-};
+use crate::stablehlo::{Binary, Builder, Comparison, ElementType, StableHloError, Unary, Value};
 
-use super::driver::Target;
-use super::error::{Failure, Result, unsupported};
-use super::pooling::Pooled;
+use super::error::{Failure, Result};
+use super::options::Target;
+use super::types::{data_type, element_type, literal, tensor_type};
+use super::windows::Pooled;
 
 /// What every lowering function gets.
 pub(super) struct Context<'a> {
@@ -129,7 +128,7 @@ impl<'a> Context<'a> {
             return Ok(value);
         }
         if let Some(pooled) = self.pools.get(&tensor).cloned() {
-            let value = pooled.positions(self)?;
+            let value = pooled.positions(&mut self.builder)?;
             self.values.insert(tensor, value.clone());
             return Ok(value);
         }
@@ -232,71 +231,5 @@ impl<'a> Context<'a> {
     /// `x` with the dimensions of `like`, of which it has those listed in `kept`.
     pub(super) fn spread(&mut self, x: &Value, like: &Value, kept: &[usize]) -> Result<Value> {
         Ok(self.builder.broadcast_in_dim(x, like.dims(), kept)?)
-    }
-}
-
-/// burn's element type as StableHLO's.
-pub(super) fn element_type(dtype: DType) -> Result<ElementType> {
-    Ok(match dtype {
-        DType::F64 => ElementType::F64,
-        DType::F32 | DType::Flex32 => ElementType::F32,
-        DType::F16 => ElementType::F16,
-        DType::BF16 => ElementType::BF16,
-        DType::I64 => ElementType::I64,
-        DType::I32 => ElementType::I32,
-        DType::I16 => ElementType::I16,
-        DType::I8 => ElementType::I8,
-        DType::U64 => ElementType::U64,
-        DType::U32 => ElementType::U32,
-        DType::U16 => ElementType::U16,
-        DType::U8 => ElementType::U8,
-        DType::Bool(_) => ElementType::I1,
-        DType::QFloat(_) => return unsupported("quantized tensors are not covered"),
-    })
-}
-
-/// The type of a tensor of the graph.
-pub(super) fn tensor_type(tensor: &TensorIr) -> Result<TensorType> {
-    Ok(TensorType::new(
-        tensor.shape.to_vec(),
-        element_type(tensor.dtype)?,
-    ))
-}
-
-/// The type of recorded data.
-pub(super) fn data_type(data: &TensorData) -> Result<TensorType> {
-    Ok(TensorType::new(
-        data.shape().to_vec(),
-        element_type(data.dtype())?,
-    ))
-}
-
-/// burn's scalar as StableHLO's.
-pub(super) fn literal(scalar: ScalarIr) -> Scalar {
-    match scalar {
-        ScalarIr::Float(v) => Scalar::Float(v),
-        ScalarIr::Int(v) => Scalar::Int(v),
-        ScalarIr::UInt(v) => Scalar::UInt(v),
-        ScalarIr::Bool(v) => Scalar::Bool(v),
-    }
-}
-
-/// A scalar of the graph as a float.
-pub(super) fn float(scalar: ScalarIr) -> f64 {
-    match scalar {
-        ScalarIr::Float(v) => v,
-        ScalarIr::Int(v) => v as f64,
-        ScalarIr::UInt(v) => v as f64,
-        ScalarIr::Bool(v) => f64::from(u8::from(v)),
-    }
-}
-
-/// A scalar of the graph as an integer; floats are truncated.
-pub(super) fn integer(scalar: ScalarIr) -> i64 {
-    match scalar {
-        ScalarIr::Float(v) => v as i64,
-        ScalarIr::Int(v) => v,
-        ScalarIr::UInt(v) => v as i64,
-        ScalarIr::Bool(v) => i64::from(v),
     }
 }

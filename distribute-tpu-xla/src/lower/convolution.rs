@@ -19,8 +19,8 @@ use crate::stablehlo::{
 };
 
 use super::context::Context;
-use super::driver::Target;
 use super::error::Result;
+use super::options::Target;
 use super::pooling::offsets as places;
 use super::reduction::over;
 

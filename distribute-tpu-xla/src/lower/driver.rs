@@ -5,112 +5,13 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use burn::tensor::CapturedGraph;
 use burn_ir::{BaseOperationIr, OperationIr, TensorId};
 
-use crate::stablehlo::{
-    Binary, Builder, ElementType, Precision, Program, StableHloError, TensorType, Value,
-};
+use crate::stablehlo::{Binary, Builder, ElementType, Program, StableHloError, TensorType, Value};
 
-use super::context::{Context, data_type, tensor_type};
+use super::context::Context;
 use super::error::{Failure, LowerError};
+use super::options::{GraphInput, LowerOptions, RandomKey, Target};
 use super::table::{lower_operation, operation_name};
-
-/// A tensor of the graph that the program gets from outside.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct GraphInput {
-    /// The tensor.
-    pub tensor: TensorId,
-    /// The output that takes over its memory: the new value of a state, for example. It must have
-    /// the same shape and element type.
-    pub donated_to: Option<TensorId>,
-}
-
-impl GraphInput {
-    /// An input whose memory the caller keeps.
-    pub fn new(tensor: TensorId) -> Self {
-        Self {
-            tensor,
-            donated_to: None,
-        }
-    }
-
-    /// An input whose memory becomes that of an output.
-    pub fn donated(tensor: TensorId, output: TensorId) -> Self {
-        Self {
-            tensor,
-            donated_to: Some(output),
-        }
-    }
-}
-
-/// Where the random operations of a step get their key.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum RandomKey {
-    /// Nowhere: a random operation is an error.
-    #[default]
-    None,
-    /// From a parameter that the program has after all inputs: `tensor<2xui32>`.
-    Parameter,
-    /// From an input of the graph: integers, of which the lower 32 bits of the first two count (a
-    /// single one of 64 bits counts as two).
-    Input(TensorId),
-}
-
-/// The compiler that gets the program. The programs of all targets mean the same; they use the
-/// forms of operations that the target compiles well.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Target {
-    /// Any compiler: XLA's for CPUs, for example.
-    #[default]
-    Any,
-    /// The TPU's.
-    Tpu,
-}
-
-impl Target {
-    /// The target for a PJRT platform, by the name that its plugin says.
-    pub fn of_platform(name: &str) -> Self {
-        match name.eq_ignore_ascii_case("tpu") {
-            true => Self::Tpu,
-            false => Self::Any,
-        }
-    }
-}
-
-/// How a graph is lowered.
-#[derive(Clone, Debug)]
-pub struct LowerOptions {
-    /// The name of the module.
-    pub name: String,
-    /// How many devices run the program.
-    pub num_replicas: usize,
-    /// The key of random operations.
-    pub random_key: RandomKey,
-    /// What tensors of the graph are called in the model, for errors: parameters (`conv1.weight`),
-    /// or results of layers. An operation without a name is described by the named tensors that it
-    /// was computed from.
-    pub names: HashMap<TensorId, String>,
-    /// The compiler that gets the program.
-    pub target: Target,
-    /// How exactly matrix products and convolutions of f32 are computed on a TPU.
-    pub precision: Precision,
-    /// Inputs that are sent anew in every call. On a TPU the program takes them in the dimensions
-    /// in which the step reads them, which [`Program::inputs`] says: an image that arrives as a row
-    /// of numbers is stored in another order there, and would be moved once more in every step.
-    pub sent: HashSet<TensorId>,
-}
-
-impl Default for LowerOptions {
-    fn default() -> Self {
-        Self {
-            name: "step".into(),
-            num_replicas: 1,
-            random_key: RandomKey::None,
-            names: HashMap::new(),
-            target: Target::Any,
-            precision: Precision::Highest,
-            sent: HashSet::new(),
-        }
-    }
-}
+use super::types::{data_type, tensor_type};
 
 /// A lowered graph.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -75,12 +75,6 @@ pub enum LowerError {
 
 distribute_error::debug_as_message!(LowerError);
 
-impl From<LowerError> for distribute_core::Error {
-    fn from(error: LowerError) -> Self {
-        crate::TpuError::from(error).into()
-    }
-}
-
 impl From<StableHloError> for LowerError {
     fn from(error: StableHloError) -> Self {
         Self::Program(Box::new(error))

@@ -12,8 +12,8 @@ use crate::stablehlo::{
 };
 
 use super::context::Context;
-use super::driver::Target;
 use super::error::Result;
+use super::options::Target;
 
 /// Indices narrower than 64 bits, which a TPU has to emulate, if all of `dims` allow it.
 fn narrow(cx: &mut Context, indices: &Value, dims: &[usize]) -> Value {

@@ -4,8 +4,9 @@ use burn_ir::{BinaryOpIr, CastOpIr, ScalarIr, ScalarOpIr, UnaryOpIr};
 
 use crate::stablehlo::{Binary, Comparison, ElementType, Unary, Value};
 
-use super::context::{Context, element_type, integer};
+use super::context::Context;
 use super::error::Result;
+use super::types::{element_type, integer};
 
 fn binary(cx: &mut Context, op: &BinaryOpIr, how: Binary) -> Result<()> {
     let [lhs, rhs] = cx.pair(&op.lhs, &op.rhs, &op.out)?;

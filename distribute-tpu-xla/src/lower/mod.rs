@@ -21,6 +21,7 @@ mod index;
 mod integer;
 mod matmul;
 mod normalization;
+mod options;
 mod pooling;
 mod random;
 mod reduction;
@@ -28,14 +29,17 @@ mod shape;
 mod sort;
 mod special;
 mod table;
+mod types;
+mod windows;
 
 pub use collective::{
     ALL_GATHER, ALL_REDUCE_MAX, ALL_REDUCE_MEAN, ALL_REDUCE_MIN, ALL_REDUCE_PROD, ALL_REDUCE_SUM,
     REPLICA_ID,
 };
 pub use coverage_page::coverage_markdown;
-pub use driver::{GraphInput, LowerOptions, Lowered, RandomKey, Target, lower};
+pub use driver::{Lowered, lower};
 pub use error::LowerError;
+pub use options::{GraphInput, LowerOptions, RandomKey, Target};
 pub use table::{Coverage, coverage};
 
 /// Flags of XLA's CPU compiler with which programs mean what StableHLO says: unless the fast forms

@@ -4,9 +4,10 @@ use burn_ir::{BatchNormOpIr, LayerNormOpIr};
 
 use crate::stablehlo::{Binary, Unary};
 
-use super::context::{Context, float};
+use super::context::Context;
 use super::error::Result;
 use super::reduction::mean_over;
+use super::types::float;
 
 /// Over the last dimension, with the biased variance.
 pub(super) fn layer_norm(cx: &mut Context, op: &LayerNormOpIr) -> Result<()> {

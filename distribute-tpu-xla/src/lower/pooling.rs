@@ -3,25 +3,17 @@
 use burn_ir::{
     AvgPool1dBackwardOpIr, AvgPool1dOpIr, AvgPool2dBackwardOpIr, AvgPool2dOpIr, MaxPool1dOpIr,
     MaxPool1dWithIndicesBackwardOpIr, MaxPool1dWithIndicesOpIr, MaxPool2dOpIr,
-    MaxPool2dWithIndicesBackwardOpIr, MaxPool2dWithIndicesOpIr, TensorId, TensorIr,
+    MaxPool2dWithIndicesBackwardOpIr, MaxPool2dWithIndicesOpIr, TensorIr,
 };
 
 use crate::stablehlo::{
-    Binary, Comparison, ElementType, ScatterDimensions, TensorType, Unary, Update, Value, Window,
+    Binary, Comparison, ElementType, ScatterDimensions, TensorType, Update, Value, Window,
 };
 
-use super::context::{Context, element_type};
-use super::driver::Target;
+use super::context::Context;
 use super::error::Result;
-
-/// A window over the spatial dimensions of `[batch, channels, ..]`.
-#[derive(Clone, PartialEq)]
-pub(super) struct Pool {
-    kernel: Vec<usize>,
-    stride: Vec<usize>,
-    padding: Vec<usize>,
-    dilation: Vec<usize>,
-}
+use super::options::Target;
+use super::windows::{Pool, Pooled, largest, largest_with_positions};
 
 /// The window of an operation that has a dilation, or not.
 macro_rules! pool {
@@ -59,86 +51,10 @@ macro_rules! pool {
     };
 }
 
-impl Pool {
-    /// What the window spans along a dimension.
-    fn span(&self, d: usize) -> usize {
-        (self.kernel[d] - 1) * self.dilation[d] + 1
-    }
-
-    /// Zeros or less after `input` elements so that exactly `output` windows fit, which is how
-    /// both rounding modes come out.
-    fn padding_after(&self, d: usize, input: usize, output: usize) -> i64 {
-        let needed = output.saturating_sub(1) * self.stride[d] + self.span(d);
-        needed as i64 - (input + self.padding[d]) as i64
-    }
-
-    /// The window for `x` and `output` windows along each spatial dimension; what no window
-    /// touches is cut off `x`.
-    fn window(&self, cx: &mut Context, x: &Value, output: &[usize]) -> Result<(Value, Window)> {
-        let mut window = Window::identity(x.rank());
-        let mut limit = x.dims().to_vec();
-        for d in 0..self.kernel.len() {
-            let after = self.padding_after(d, x.dims()[d + 2], output[d]);
-            window.size[d + 2] = self.kernel[d];
-            window.strides[d + 2] = self.stride[d];
-            window.dilations[d + 2] = self.dilation[d];
-            window.padding[d + 2] = (self.padding[d] as i64, after.max(0));
-            limit[d + 2] = (limit[d + 2] as i64 + after.min(0)).max(0) as usize;
-        }
-        let x = cx
-            .builder
-            .slice(x, &vec![0; x.rank()], &limit, &vec![1; x.rank()])?;
-        Ok((x, window))
-    }
-}
-
-/// A pooling whose positions of largest elements nobody has asked for yet.
-#[derive(Clone)]
-pub(super) struct Pooled {
-    pool: Pool,
-    /// The input in the graph and in the program.
-    input: TensorId,
-    x: Value,
-    positions: TensorIr,
-}
-
-impl Pooled {
-    /// The positions, for what is not the gradient of the same pooling.
-    pub(super) fn positions(&self, cx: &mut Context) -> Result<Value> {
-        let windows = &self.positions.shape[2..];
-        let [_, positions] = largest_with_positions(cx, &self.x, windows, &self.pool)?;
-        Ok(cx
-            .builder
-            .convert(&positions, element_type(self.positions.dtype)?))
-    }
-}
-
 fn max_pool(cx: &mut Context, x: &TensorIr, out: &TensorIr, pool: &Pool) -> Result<()> {
     let x = cx.get(x)?;
-    let largest = largest(cx, &x, &out.shape[2..], pool)?;
+    let largest = largest(&mut cx.builder, &x, &out.shape[2..], pool)?;
     cx.set(out, largest)
-}
-
-/// The largest element of each window; NaN where there is one.
-fn largest(cx: &mut Context, x: &Value, windows: &[usize], pool: &Pool) -> Result<Value> {
-    let (x, window) = pool.window(cx, x, windows)?;
-    let lowest = cx.builder.scalar(x.element(), f64::NEG_INFINITY);
-    let mut results = cx
-        .builder
-        .reduce_window(&[&x], &[&lowest], &window, |b, acc, next| {
-            Ok(vec![b.binary(Binary::Maximum, &acc[0], &next[0])?])
-        })?;
-    Ok(results.swap_remove(0))
-}
-
-/// For each element its position in its plane, row by row, as `ui32`.
-fn plane_positions(cx: &mut Context, dims: &[usize]) -> Result<Value> {
-    let plane: usize = dims[2..].iter().product();
-    let ty = TensorType::new([plane], ElementType::U32);
-    let positions = cx.builder.iota(ty, 0)?;
-    let positions = cx.builder.reshape(&positions, &dims[2..])?;
-    let kept: Vec<usize> = (2..dims.len()).collect();
-    Ok(cx.builder.broadcast_in_dim(&positions, dims, &kept)?)
 }
 
 /// The largest element of each window and its position in the plane. The TPU compiler makes much
@@ -153,7 +69,7 @@ fn max_pool_with_indices(
     let input = x.id;
     let x = cx.get(x)?;
     if cx.target == Target::Tpu {
-        let value = largest(cx, &x, &out.shape[2..], pool)?;
+        let value = largest(&mut cx.builder, &x, &out.shape[2..], pool)?;
         let pooled = Pooled {
             pool: pool.clone(),
             input,
@@ -163,46 +79,9 @@ fn max_pool_with_indices(
         cx.pools.insert(out_indices.id, pooled);
         return cx.set(out, value);
     }
-    let [value, positions] = largest_with_positions(cx, &x, &out.shape[2..], pool)?;
+    let [value, positions] = largest_with_positions(&mut cx.builder, &x, &out.shape[2..], pool)?;
     cx.set(out, value)?;
     cx.set_as(out_indices, &positions)
-}
-
-/// The largest element of each window and its position in the plane as `i32`: of equals the first,
-/// of NaNs the last; -1 where a window sees nothing but padding.
-fn largest_with_positions(
-    cx: &mut Context,
-    x: &Value,
-    windows: &[usize],
-    pool: &Pool,
-) -> Result<[Value; 2]> {
-    let positions = plane_positions(cx, x.dims())?;
-    let (positions, _) = pool.window(cx, &positions, windows)?;
-    let (x, window) = pool.window(cx, x, windows)?;
-    let lowest = cx.builder.scalar(x.element(), f64::NEG_INFINITY);
-    // The largest unsigned position loses against every other, and is -1 as a signed one.
-    let nowhere = cx.builder.scalar(ElementType::U32, -1i64);
-    let operands = [&x, &positions];
-    let results =
-        cx.builder
-            .reduce_window(&operands, &[&lowest, &nowhere], &window, |b, acc, next| {
-                let nan = b.compare(Comparison::Ne, &next[0], &next[0])?;
-                let nan_before = b.compare(Comparison::Ne, &acc[0], &acc[0])?;
-                let number_before = b.unary(Unary::Not, &nan_before)?;
-                let larger = b.compare(Comparison::Gt, &next[0], &acc[0])?;
-                let equal = b.compare(Comparison::Eq, &next[0], &acc[0])?;
-                let earlier = b.compare(Comparison::Lt, &next[1], &acc[1])?;
-                let later = b.compare(Comparison::Gt, &next[1], &acc[1])?;
-                let equal = b.binary(Binary::And, &equal, &earlier)?;
-                let nan_wins = b.binary(Binary::Or, &number_before, &later)?;
-                let nan_wins = b.binary(Binary::And, &nan, &nan_wins)?;
-                let take = b.binary(Binary::Or, &larger, &equal)?;
-                let take = b.binary(Binary::Or, &take, &nan_wins)?;
-                let value = b.select(&take, &next[0], &acc[0])?;
-                Ok(vec![value, b.select(&take, &next[1], &acc[1])?])
-            })?;
-    let signed = cx.builder.bitcast_convert(&results[1], ElementType::I32)?;
-    Ok([results[0].clone(), signed])
 }
 
 /// Windows of more elements than this have their gradients scattered.
@@ -266,7 +145,9 @@ fn same_pooling(cx: &Context, x: &TensorIr, indices: &TensorIr, pool: &Pool) -> 
 fn selected(cx: &mut Context, pooled: &Pooled, gradient: &Value) -> Result<Value> {
     let x = cx.wide(&pooled.x);
     let gradient = cx.wide(gradient);
-    let (cut, window) = pooled.pool.window(cx, &x, &gradient.dims()[2..])?;
+    let (cut, window) = pooled
+        .pool
+        .window(&mut cx.builder, &x, &gradient.dims()[2..])?;
     let low: Vec<i64> = window.padding.iter().map(|padding| padding.0).collect();
     let (cut, window) = padded(cx, cut, window)?;
     let zero = cx.builder.scalar(x.element(), 0i64);
@@ -442,7 +323,7 @@ fn avg_pool(
     let input = x.shape[2..].to_vec();
     let x = cx.get(x)?;
     let x = cx.wide(&x);
-    let (x, window) = pool.window(cx, &x, &out.shape[2..])?;
+    let (x, window) = pool.window(&mut cx.builder, &x, &out.shape[2..])?;
     let sum = window_sum(cx, &x, &window)?;
     let counts = divisors(cx, pool, &sum, &input, include)?;
     let mean = cx.binary(Binary::Divide, &sum, &counts)?;

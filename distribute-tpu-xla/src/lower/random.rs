@@ -9,8 +9,9 @@ use burn_ir::RandomOpIr;
 
 use crate::stablehlo::{Binary, Comparison, ElementType, Scalar, TensorType, Unary, Value};
 
-use super::context::{Context, element_type};
+use super::context::Context;
 use super::error::{Result, unsupported};
+use super::types::element_type;
 
 pub(super) fn random(cx: &mut Context, op: &RandomOpIr) -> Result<()> {
     let element = element_type(op.out.dtype)?;

@@ -6,8 +6,9 @@ use burn_ir::{
 
 use crate::stablehlo::{Binary, Comparison, ElementType, Scalar, TensorType, Unary, Value, Window};
 
-use super::context::{Context, element_type};
+use super::context::Context;
 use super::error::Result;
+use super::types::element_type;
 
 /// What an empty reduction of this kind gives.
 fn neutral(cx: &mut Context, op: Binary, element: ElementType) -> Value {

@@ -8,8 +8,9 @@ use burn_ir::{
 
 use crate::stablehlo::{Binary, ElementType, GatherDimensions, TensorType, Value};
 
-use super::context::{Context, element_type, literal};
+use super::context::Context;
 use super::error::{Result, unsupported};
+use super::types::{element_type, literal};
 
 pub(super) fn reshape(cx: &mut Context, op: &ShapeOpIr) -> Result<()> {
     if let Some(argument) = cx.argument_behind(&op.input) {

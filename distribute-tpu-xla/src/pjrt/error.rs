@@ -136,12 +136,6 @@ pub enum PjrtError {
 
 distribute_error::debug_as_message!(PjrtError);
 
-impl From<PjrtError> for distribute_core::Error {
-    fn from(error: PjrtError) -> Self {
-        crate::TpuError::from(error).into()
-    }
-}
-
 /// The first places by name, how many more there are.
 fn summary(searched: &[String]) -> String {
     const NAMED: usize = 4;

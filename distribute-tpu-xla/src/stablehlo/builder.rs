@@ -4,9 +4,9 @@ use std::collections::HashMap;
 use std::fmt::Write;
 use std::sync::Arc;
 
-use super::contraction::Precision;
 use super::error::{Result, StableHloError};
 use super::literal::{self, Scalar};
+use super::precision::Precision;
 use super::types::{ElementType, TensorType};
 
 /// A tensor inside the program that is being built. Cheap to clone; belongs to its [`Builder`].
@@ -139,26 +139,8 @@ impl Builder {
         self.splat(&[], element, value)
     }
 
-    /// A tensor of given elements, as little-endian bytes in row-major order.
-    ///
-    /// # Errors
-    /// The number of bytes is not that of the type.
-    pub fn constant(&mut self, ty: TensorType, bytes: &[u8]) -> Result<Value> {
-        if bytes.len() != ty.size_in_bytes() {
-            let problem = format!("{} bytes given, {} needed", bytes.len(), ty.size_in_bytes());
-            return Err(error("constant", problem, &[]).with_type(ty));
-        }
-        // MLIR packs large truth values into bits; as bytes they need no second format.
-        if ty.element() == ElementType::I1 && ty.num_elements() > 16 {
-            let bytes: Vec<u8> = bytes.iter().map(|b| u8::from(*b != 0)).collect();
-            let bytes = self.dense(ty.with_element(ElementType::U8), &bytes);
-            let zero = self.splat(ty.dims(), ElementType::U8, 0i64);
-            return self.compare(super::Comparison::Ne, &bytes, &zero);
-        }
-        Ok(self.dense(ty, bytes))
-    }
-
-    fn dense(&mut self, ty: TensorType, bytes: &[u8]) -> Value {
+    /// A constant, whose bytes are as many as the type has.
+    pub(super) fn dense(&mut self, ty: TensorType, bytes: &[u8]) -> Value {
         let text = literal::dense(&ty, bytes);
         // A region may not use what is outside of it, so only the function's own are shared.
         let shared = self.blocks.len() == 1 && text.len() < 128;
@@ -352,15 +334,6 @@ pub(super) fn ensure(
         return Ok(());
     }
     Err(error(op, problem(), operands))
-}
-
-impl StableHloError {
-    fn with_type(mut self, ty: TensorType) -> Self {
-        if let Self::Operands { operands, .. } = &mut self {
-            operands.push(ty);
-        }
-        self
-    }
 }
 
 /// `array<i64: 1, 2>`, the form of most lists in attributes.

@@ -45,12 +45,6 @@ pub enum StableHloError {
 
 distribute_error::debug_as_message!(StableHloError);
 
-impl From<StableHloError> for distribute_core::Error {
-    fn from(error: StableHloError) -> Self {
-        crate::lower::LowerError::from(error).into()
-    }
-}
-
 fn operands_text(operands: &[TensorType]) -> String {
     if operands.is_empty() {
         return String::new();

@@ -6,12 +6,14 @@
 
 mod builder;
 mod collective;
+mod constant;
 mod contraction;
 mod control;
 mod elementwise;
 mod error;
 mod indexing;
 mod literal;
+mod precision;
 mod reduction;
 mod shape;
 mod threefry;
@@ -21,10 +23,11 @@ mod types;
 mod tests;
 
 pub use builder::{Builder, Program, Value};
-pub use contraction::{Convolution, DotDimensions, Precision};
+pub use contraction::{Convolution, DotDimensions};
 pub use elementwise::{Binary, Comparison, Unary};
 pub use error::{Result, StableHloError};
 pub use indexing::{GatherDimensions, ScatterDimensions, Update};
 pub use literal::Scalar;
+pub use precision::Precision;
 pub use reduction::Window;
 pub use types::{ElementType, TensorType};

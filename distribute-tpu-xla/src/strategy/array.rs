@@ -8,7 +8,7 @@ use distribute_core::trace::{DeviceTensor, TensorSpec};
 use distribute_core::{Error, Result};
 
 use super::TpuError;
-use super::tracer::ExecutionContext;
+use super::context::ExecutionContext;
 use crate::pjrt::{Buffer, Client, Device, ElementType, PjrtError};
 
 /// One buffer per replica of this process.

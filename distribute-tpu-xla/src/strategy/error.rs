@@ -5,6 +5,7 @@ use distribute_core::trace::TraceError;
 
 use crate::lower::LowerError;
 use crate::pjrt::PjrtError;
+use crate::stablehlo::StableHloError;
 
 /// Everything that can go wrong between a TPU's name and a running strategy.
 #[derive(Clone, thiserror::Error)]
@@ -105,5 +106,23 @@ impl From<LowerError> for TpuError {
 impl From<TpuError> for Error {
     fn from(error: TpuError) -> Self {
         TraceError::backend(error).into()
+    }
+}
+
+impl From<LowerError> for Error {
+    fn from(error: LowerError) -> Self {
+        TpuError::from(error).into()
+    }
+}
+
+impl From<PjrtError> for Error {
+    fn from(error: PjrtError) -> Self {
+        TpuError::from(error).into()
+    }
+}
+
+impl From<StableHloError> for Error {
+    fn from(error: StableHloError) -> Self {
+        LowerError::from(error).into()
     }
 }

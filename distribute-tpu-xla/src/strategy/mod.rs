@@ -14,6 +14,7 @@
 
 mod ahead;
 mod array;
+mod context;
 mod error;
 mod report;
 mod resolver;

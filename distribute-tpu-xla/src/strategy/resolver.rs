@@ -8,6 +8,7 @@ use distribute_core::cluster::{
     ProcessEnvironment, SimpleResolver,
 };
 
+use super::system::Processes;
 use super::{TpuConnection, TpuError};
 
 /// Where a [`TpuClusterResolver`] got its answer from.
@@ -60,17 +61,6 @@ pub struct TpuClusterResolver {
 
 /// The port at which process 0 listens, where an address names none (JAX: the same).
 const COORDINATOR_PORT: u16 = 8476;
-
-/// The processes that share a TPU system, and which of them this is.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Processes {
-    pub(super) id: usize,
-    pub(super) count: usize,
-    /// Where process 0 can be reached, as `host:port`.
-    pub(super) coordinator: Option<String>,
-    /// Whether the plugin must say the same.
-    pub(super) is_certain: bool,
-}
 
 impl TpuClusterResolver {
     /// Resolves a name (`my-tpu`), an address (`grpc://10.0.0.2:8470`), or `local`; `None` and an

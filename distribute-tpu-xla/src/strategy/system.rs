@@ -4,8 +4,18 @@ use std::path::{Path, PathBuf};
 use std::{fmt, fs};
 
 use super::TpuError;
-use super::resolver::Processes;
 use crate::pjrt::{Client, LibtpuEnvironment, PjrtError, Plugin, Value};
+
+/// The processes that share a TPU system, and which of them this is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Processes {
+    pub(super) id: usize,
+    pub(super) count: usize,
+    /// Where process 0 can be reached, as `host:port`.
+    pub(super) coordinator: Option<String>,
+    /// Whether the plugin must say the same.
+    pub(super) is_certain: bool,
+}
 
 /// A loaded plugin whose devices are not in use yet.
 #[derive(Clone)]

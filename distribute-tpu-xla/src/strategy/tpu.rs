@@ -11,8 +11,9 @@ use distribute_core::{
     WorkerGroup,
 };
 
+use super::context::ExecutionContext;
 use super::slice::SliceCommunicator;
-use super::tracer::{ExecutionContext, XlaTracer};
+use super::tracer::XlaTracer;
 use super::{TpuError, TpuSystem, refuse_replicas};
 use crate::pjrt::{Device, Executable};
 use crate::stablehlo::Precision;

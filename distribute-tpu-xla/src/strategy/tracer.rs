@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use burn::tensor::TensorData;
 use distribute_core::trace::{
@@ -10,14 +10,15 @@ use distribute_core::trace::{
     TensorSpec, TraceDevice, Tracer,
 };
 
-use distribute_core::{Result, WorkerGroup};
+use distribute_core::Result;
 
 use super::TpuError;
 use super::array::{DeviceArray, array, buffer};
+use super::context::ExecutionContext;
 use crate::lower::{
     CPU_COMPILER_OPTIONS, GraphInput, LowerOptions, Lowered, RandomKey, Target, lower,
 };
-use crate::pjrt::{self, Buffer, Client, CompileOptions, Device, ExecuteOptions, LoadedExecutable};
+use crate::pjrt::{self, Buffer, CompileOptions, ExecuteOptions, LoadedExecutable};
 use crate::stablehlo::{Precision, TensorType};
 use crate::trace::{ProgramLimits, Programs};
 
@@ -28,23 +29,6 @@ pub(crate) struct XlaTracer {
     context: Arc<ExecutionContext>,
     /// What was compiled, for those who ask what it costs.
     compiled: Mutex<Vec<Weak<LoadedExecutable>>>,
-}
-
-/// Where programs run.
-pub(crate) struct ExecutionContext {
-    pub(crate) client: Client,
-    /// The devices of this process' replicas, in replica order.
-    pub(crate) devices: Arc<[Device]>,
-    /// The devices of all replicas, by their global numbers.
-    pub(crate) assignment: Vec<i64>,
-    /// The processes, if there are several.
-    pub(crate) workers: Option<WorkerGroup>,
-    /// How long to wait for what a program computes.
-    pub(crate) timeout: Option<Duration>,
-    /// Whether programs are compared with their steps.
-    pub(crate) checks_steps: bool,
-    /// How exactly programs multiply.
-    pub(crate) precision: Precision,
 }
 
 impl XlaTracer {

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use super::buffer::Buffer;
-use super::client::ClientHandle;
+use super::handles::ClientHandle;
 use crate::pjrt::error::{PjrtError, Result};
 
 /// Checks `lists[device][number]` for a program on the devices at these places of the client.

@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use super::api::{call, log_destroy, non_null};
 use super::bindings::*;
-use super::client::{Client, ClientHandle};
 use super::device::Device;
 use super::event::Event;
+use super::handles::ClientHandle;
 use crate::pjrt::element::{ArrayShape, Element, ElementType};
 use crate::pjrt::error::{PjrtError, Result};
 
@@ -100,11 +100,6 @@ impl Buffer {
 
     pub(super) fn raw(&self) -> *mut PJRT_Buffer {
         self.raw
-    }
-
-    /// The client whose device it is on.
-    pub fn client(&self) -> Client {
-        Client::from_handle(&self.client)
     }
 
     /// What it holds, and its shape.

@@ -2,52 +2,21 @@
 
 use std::ffi::c_int;
 use std::fmt;
-use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
-use super::api::{Api, call, lent, log_destroy, malformed, non_null, string};
+use super::api::{Api, call};
 use super::bindings::*;
 use super::buffer::Buffer;
-use super::device::{Device, DeviceEntry};
+use super::description::DeviceEntry;
+use super::device::Device;
 use super::execute::LoadedExecutable;
-use super::named;
+use super::handles::ClientHandle;
 use crate::pjrt::compile_options::CompileOptions;
 use crate::pjrt::element::{Element, ElementType};
 use crate::pjrt::error::Result;
 use crate::pjrt::program::Program;
 use crate::pjrt::value::Value;
-
-/// The C API's client; buffers, devices and programs keep it alive.
-pub(super) struct ClientHandle {
-    pub api: Arc<Api>,
-    pub raw: *mut PJRT_Client,
-    pub devices: Vec<DeviceEntry>,
-    platform_name: String,
-    platform_version: String,
-    process_index: i32,
-    pub live_buffers: AtomicUsize,
-    /// Held while an execution is handed to the devices: all of them must see two executions in
-    /// the same order, or their all-reduces wait for each other forever.
-    pub launch: Mutex<()>,
-    pub launches: AtomicI32,
-}
-
-// SAFETY: the C API lets any thread use a client and its devices.
-unsafe impl Send for ClientHandle {}
-// SAFETY: as above; what changes here is atomic or locked.
-unsafe impl Sync for ClientHandle {}
-
-impl Drop for ClientHandle {
-    fn drop(&mut self) {
-        let mut args = PJRT_Client_Destroy_Args {
-            client: self.raw,
-            ..Default::default()
-        };
-        // SAFETY: this value owns the client, and whatever was made from it is gone: each of them
-        // held an `Arc` of this value.
-        log_destroy(unsafe { call!(&self.api, PJRT_Client_Destroy, args) });
-    }
-}
 
 /// A plugin's devices, opened by this process.
 ///
@@ -60,37 +29,9 @@ pub struct Client {
 
 impl Client {
     pub(super) fn create(api: Arc<Api>, options: &[(&str, Value)]) -> Result<Self> {
-        let named = named::write(options);
-        let mut args = PJRT_Client_Create_Args {
-            create_options: named.as_ptr(),
-            num_options: named.len(),
-            ..Default::default()
-        };
-        // SAFETY: the options, and the names and texts in them, outlive the call. No callback of a
-        // key-value store is given.
-        unsafe { call!(&api, PJRT_Client_Create, args)? };
-        let mut handle = ClientHandle {
-            raw: non_null("PJRT_Client_Create", args.client)?,
-            api,
-            devices: Vec::new(),
-            platform_name: String::new(),
-            platform_version: String::new(),
-            process_index: 0,
-            live_buffers: AtomicUsize::new(0),
-            launch: Mutex::new(()),
-            launches: AtomicI32::new(0),
-        };
-        // From here on an error drops `handle`, and that closes the client.
-        handle.describe()?;
         Ok(Self {
-            handle: Arc::new(handle),
+            handle: Arc::new(ClientHandle::open(api, options)?),
         })
-    }
-
-    pub(super) fn from_handle(handle: &Arc<ClientHandle>) -> Self {
-        Self {
-            handle: Arc::clone(handle),
-        }
     }
 
     /// The platform, such as `tpu` or `cpu`.
@@ -258,6 +199,24 @@ impl Client {
     }
 }
 
+impl Buffer {
+    /// The client whose device it is on.
+    pub fn client(&self) -> Client {
+        Client {
+            handle: Arc::clone(self.client_handle()),
+        }
+    }
+}
+
+impl LoadedExecutable {
+    /// The client it is loaded into.
+    pub fn client(&self) -> Client {
+        Client {
+            handle: Arc::clone(self.client_handle()),
+        }
+    }
+}
+
 impl fmt::Debug for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
@@ -266,49 +225,6 @@ impl fmt::Debug for Client {
             self.platform_name(),
             self.handle.devices.len()
         )
-    }
-}
-
-impl ClientHandle {
-    /// Reads what does not change: devices, platform, process.
-    fn describe(&mut self) -> Result<()> {
-        let client = self.raw;
-        let mut devices = PJRT_Client_Devices_Args {
-            client,
-            ..Default::default()
-        };
-        let mut name = PJRT_Client_PlatformName_Args {
-            client,
-            ..Default::default()
-        };
-        let mut version = PJRT_Client_PlatformVersion_Args {
-            client,
-            ..Default::default()
-        };
-        let mut process = PJRT_Client_ProcessIndex_Args {
-            client,
-            ..Default::default()
-        };
-        // SAFETY: the client is alive; its devices live as long as it does, and texts are copied.
-        unsafe {
-            call!(&self.api, PJRT_Client_Devices, devices)?;
-            for raw in lent(devices.devices, devices.num_devices) {
-                self.devices.push(DeviceEntry::read(&self.api, *raw)?);
-            }
-            call!(&self.api, PJRT_Client_PlatformName, name)?;
-            self.platform_name = string(name.platform_name, name.platform_name_size);
-            call!(&self.api, PJRT_Client_PlatformVersion, version)?;
-            self.platform_version = string(version.platform_version, version.platform_version_size);
-            call!(&self.api, PJRT_Client_ProcessIndex, process)?;
-        }
-        self.process_index = process.process_index;
-        Ok(())
-    }
-
-    /// The place of a device among [`devices`](Self::devices).
-    pub fn index_of(&self, function: &'static str, raw: *mut PJRT_Device) -> Result<usize> {
-        let found = self.devices.iter().position(|device| device.raw == raw);
-        found.ok_or_else(|| malformed(function, "it returned a device that the client has not"))
     }
 }
 

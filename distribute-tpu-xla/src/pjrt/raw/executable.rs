@@ -5,9 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::api::{Api, call, lent, log_destroy, malformed, non_null, string};
 use super::bindings::*;
-use super::client::ClientHandle;
+use super::handles::{ClientHandle, TopologyHandle};
 use super::named;
-use super::topology::TopologyHandle;
 use crate::pjrt::element::{ArrayShape, ElementType};
 use crate::pjrt::error::Result;
 use crate::pjrt::program::Program;

@@ -10,10 +10,10 @@ use super::api::{call, lent, log_destroy, non_null};
 use super::arguments;
 use super::bindings::*;
 use super::buffer::Buffer;
-use super::client::{Client, ClientHandle};
 use super::device::Device;
 use super::event::Event;
 use super::executable::{Compiler, Executable};
+use super::handles::ClientHandle;
 use crate::pjrt::element::ArrayShape;
 use crate::pjrt::error::Result;
 
@@ -120,9 +120,8 @@ impl LoadedExecutable {
         &self.executable
     }
 
-    /// The client it is loaded into.
-    pub fn client(&self) -> Client {
-        Client::from_handle(&self.handle.client)
+    pub(super) fn client_handle(&self) -> &Arc<ClientHandle> {
+        &self.handle.client
     }
 
     /// The devices of this process that it runs on, in the order of the lists of arguments.

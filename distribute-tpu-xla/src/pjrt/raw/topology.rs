@@ -3,38 +3,17 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::api::{Api, call, lent, log_destroy, non_null, string};
+use super::api::{Api, call, non_null, string};
 use super::bindings::*;
 use super::client::raw_program;
-use super::device::DeviceDescription;
+use super::description::DeviceDescription;
 use super::executable::{Compiler, Executable};
+use super::handles::TopologyHandle;
 use super::named;
 use crate::pjrt::compile_options::CompileOptions;
 use crate::pjrt::error::Result;
 use crate::pjrt::program::Program;
 use crate::pjrt::value::{Attributes, Value};
-
-/// The C API's topology; programs compiled for it keep it alive.
-pub(super) struct TopologyHandle {
-    api: Arc<Api>,
-    raw: *mut PJRT_TopologyDescription,
-}
-
-// SAFETY: the C API lets any thread use a topology.
-unsafe impl Send for TopologyHandle {}
-// SAFETY: a topology does not change.
-unsafe impl Sync for TopologyHandle {}
-
-impl Drop for TopologyHandle {
-    fn drop(&mut self) {
-        let mut args = PJRT_TopologyDescription_Destroy_Args {
-            topology: self.raw,
-            ..Default::default()
-        };
-        // SAFETY: this value owns the topology.
-        log_destroy(unsafe { call!(&self.api, PJRT_TopologyDescription_Destroy, args) });
-    }
-}
 
 /// A named set of devices, to compile for them ahead of time.
 ///
@@ -166,27 +145,6 @@ impl Topology {
                 _topology: Arc::clone(&self.handle),
             };
             Executable::take(api, "PJRT_Compile", args.executable, compiler)
-        }
-    }
-}
-
-impl TopologyHandle {
-    fn devices(&self) -> Result<Vec<DeviceDescription>> {
-        let mut args = PJRT_TopologyDescription_GetDeviceDescriptions_Args {
-            topology: self.raw,
-            ..Default::default()
-        };
-        // SAFETY: the topology is alive, and with it the descriptions.
-        unsafe {
-            call!(
-                &self.api,
-                PJRT_TopologyDescription_GetDeviceDescriptions,
-                args
-            )?;
-            let function = "PJRT_TopologyDescription_GetDeviceDescriptions";
-            let all = lent(args.descriptions, args.num_descriptions).iter();
-            let all = all.map(|raw| DeviceDescription::read(&self.api, non_null(function, *raw)?));
-            all.collect()
         }
     }
 }
