@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::cargo::{cargo, cargo_command, finish};
 use crate::tree::Tree;
-use crate::{deny, edges, features, fuzz, modules, suite, tidy};
+use crate::{deny, edges, features, fuzz, modules, pictures, suite, tidy};
 
 /// Which steps to run.
 #[derive(Debug, PartialEq, Eq)]
@@ -161,11 +161,9 @@ fn summary_line(name: &str, result: &Result<String, String>, elapsed: Duration) 
 fn tidy_step(root: &Path) -> Result<String, String> {
     let tree = Tree::read(root)?;
     let problems = tidy::problems(&tree);
-    verdict(
-        problems.iter().map(ToString::to_string).collect(),
-        tree.paths.len(),
-        "files",
-    )
+    let mut problems: Vec<_> = problems.iter().map(ToString::to_string).collect();
+    problems.extend(pictures::problems(&tree));
+    verdict(problems, tree.paths.len(), "files")
 }
 
 fn edges_step(root: &Path) -> Result<String, String> {

@@ -11,6 +11,7 @@ mod files;
 mod fuzz;
 mod lines;
 mod modules;
+mod pictures;
 mod same_bits;
 mod suite;
 mod tidy;
@@ -25,6 +26,7 @@ usage: cargo xtask check [--skip-tests] [--only STEP]
        cargo xtask fuzz TARGET SECONDS
        cargo xtask lines [CRATE]
        cargo xtask modules [CRATE]
+       cargo xtask pictures
        cargo xtask same-bits OLD [NEW]
 
   --skip-tests   every step but `fuzz` and `test`
@@ -43,6 +45,7 @@ enum Task {
     Fuzz(&'static str, u64),
     Lines(Option<String>),
     Modules(Option<String>),
+    Pictures,
     SameBits(PathBuf, PathBuf),
 }
 
@@ -55,6 +58,7 @@ fn main() -> ExitCode {
         }
         Ok(Task::Lines(name)) => verdict("lines", show_lines(name.as_deref())),
         Ok(Task::Modules(name)) => verdict("modules", show_modules(name.as_deref())),
+        Ok(Task::Pictures) => verdict("pictures", pictures::write(&workspace_root())),
         Ok(Task::SameBits(old, new)) => verdict("same-bits", same_bits::run(&old, &new)),
         Err(message) => {
             eprintln!("{message}\n\n{USAGE}");
@@ -94,6 +98,7 @@ fn parse(arguments: &[String]) -> Result<Task, String> {
         Some("fuzz") => return parse_fuzz(words),
         Some("lines") => return Ok(Task::Lines(words.next().map(str::to_owned))),
         Some("modules") => return Ok(Task::Modules(words.next().map(str::to_owned))),
+        Some("pictures") => return Ok(Task::Pictures),
         Some("same-bits") => return parse_same_bits(words),
         Some(other) => return Err(format!("unknown command `{other}`")),
         None => return Err("no command given".to_owned()),
