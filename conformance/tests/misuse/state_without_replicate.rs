@@ -20,6 +20,6 @@ fn main() -> Result<()> {
         first: LinearConfig::new(1, 1).init(device),
         second: LinearConfig::new(1, 1).init(device),
     })?;
-    println!("{:?}", both.primary().devices());
+    println!("{:?}", both.primary()?.devices());
     Ok(())
 }

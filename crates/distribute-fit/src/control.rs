@@ -207,24 +207,24 @@ pub(super) trait AnyState {
 
 impl<M: Module + 'static> AnyState for Mirrored<TrainState<M>> {
     fn step(&self) -> u64 {
-        self.host_part().step()
+        self.host_metadata().step()
     }
 
     fn is_accumulating(&self) -> bool {
-        self.host_part().is_accumulating()
+        self.host_metadata().is_accumulating()
     }
 
     fn micro_batches(&self) -> usize {
-        self.host_part().accumulation().1
+        self.host_metadata().accumulation().1
     }
 
     fn parameter_names(&self) -> &[String] {
-        self.host_part().parameter_names()
+        self.host_metadata().parameter_names()
     }
 
     fn waiting(&self) -> Result<Waiting> {
         Ok(Waiting {
-            count: self.host_part().accumulation().0,
+            count: self.host_metadata().accumulation().0,
             replicas: self.waiting_gradients()?.unwrap_or_default(),
         })
     }
@@ -242,7 +242,7 @@ impl<M: Module + 'static> AnyState for Mirrored<TrainState<M>> {
     }
 
     fn tensors(&self) -> Result<BTreeMap<String, TensorData>> {
-        self.try_primary()?.to_tensors()
+        self.primary()?.to_tensors()
     }
 
     fn load(&mut self, tensors: &BTreeMap<String, TensorData>, step: u64) -> Result<()> {
@@ -250,7 +250,7 @@ impl<M: Module + 'static> AnyState for Mirrored<TrainState<M>> {
     }
 
     fn snapshot(&self) -> Result<Checkpoint> {
-        snapshot::snapshot(self.try_primary()?)
+        snapshot::snapshot(self.primary()?)
     }
 }
 

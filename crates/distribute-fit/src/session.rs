@@ -69,7 +69,7 @@ impl<S: Strategy + ?Sized, M: Module + Sync + 'static> Session<'_, S, M> {
 
     /// What all workers must have the same of.
     fn settings(&self) -> Vec<(&'static str, Value)> {
-        let (run, state) = (&self.run, self.state.primary());
+        let (run, state) = (&self.run, self.state.host_metadata());
         let progress = &run.progress;
         vec![
             ("the seed", json!(run.seed)),
@@ -131,7 +131,7 @@ impl<S: Strategy + ?Sized, M: Module + Sync + 'static> Session<'_, S, M> {
     fn resume(&mut self, checkpoint: &Checkpoint) -> Result<()> {
         let metadata = &checkpoint.metadata;
         let stored = RunMetadata::load(checkpoint)?;
-        let optimizer = self.state.host_part().optimizer().name();
+        let optimizer = self.state.host_metadata().optimizer().name();
         if metadata.optimizer.name != optimizer {
             return Err(refuse(format!(
                 "it was trained with {} and this run uses {optimizer}: use the same optimizer",
@@ -225,9 +225,11 @@ impl<S: Strategy + ?Sized, M: Module + Sync + 'static> Session<'_, S, M> {
         self.callbacks
             .each_savers_first(&mut self.run, self.state, end)?;
         let learning_rate = self.run.learning_rate;
-        if self.state.host_part().learning_rate() != learning_rate {
-            self.state
-                .update(|state| state.set_learning_rate(learning_rate));
+        if self.state.host_metadata().learning_rate() != learning_rate {
+            self.state.update(|state| {
+                state.set_learning_rate(learning_rate);
+                Ok(())
+            })?;
         }
         Ok(History {
             epochs,
@@ -241,7 +243,7 @@ impl<S: Strategy + ?Sized, M: Module + Sync + 'static> Session<'_, S, M> {
         if self.strategy.tracer().is_some() {
             return Ok(());
         }
-        let mut states = self.state.values().iter();
+        let mut states = self.state.values()?.iter();
         states.try_for_each(TrainState::check_weights)
     }
 

@@ -136,7 +136,7 @@ impl<'a, S: Strategy + ?Sized> Fit<'a, S> {
     where
         M: Module + Sync + 'static,
     {
-        if state.host_part().accumulation().1 > 1 {
+        if state.host_metadata().accumulation().1 > 1 {
             return Err(accumulates());
         }
         self.run_on(state, Remote::new(steps))
@@ -159,8 +159,8 @@ impl<'a, S: Strategy + ?Sized> Fit<'a, S> {
             },
             step_before: state.step(),
             meter: Meter::default(),
-            learning_rate: state.host_part().learning_rate(),
-            last_learning_rate: state.host_part().learning_rate(),
+            learning_rate: state.host_metadata().learning_rate(),
+            last_learning_rate: state.host_metadata().learning_rate(),
             seed: self.seed,
             global_batch_size: engine.global_batch_size(),
             stop: None,

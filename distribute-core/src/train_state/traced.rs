@@ -130,7 +130,7 @@ impl<M: Module + 'static> Mirrored<TrainState<M>> {
     /// Sets the learning rate of the next updates on all replicas. Tensors stay where they are,
     /// on the host or on the devices.
     pub fn set_learning_rate(&mut self, learning_rate: f64) {
-        self.for_each_host_part(|state| state.set_learning_rate(learning_rate));
+        self.for_each_host_metadata(|state| state.set_learning_rate(learning_rate));
     }
 }
 

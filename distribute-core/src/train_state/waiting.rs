@@ -34,10 +34,10 @@ impl<M: Module + 'static> Mirrored<TrainState<M>> {
     /// # Errors
     /// If a device cannot be read.
     pub fn waiting_gradients(&self) -> Result<Option<Vec<Sums>>> {
-        if !self.host_part().is_accumulating() {
+        if !self.host_metadata().is_accumulating() {
             return Ok(None);
         }
-        let waiting = self.try_values()?.iter().map(TrainState::waiting);
+        let waiting = self.values()?.iter().map(TrainState::waiting);
         let waiting = waiting.collect::<Result<Vec<_>>>()?;
         Ok(waiting.into_iter().collect())
     }
@@ -47,7 +47,7 @@ impl<M: Module + 'static> Mirrored<TrainState<M>> {
     /// # Errors
     /// [`Error::ReplicaCount`] for another number of lists; a list of another model.
     pub fn put_waiting_gradients(&mut self, count: usize, replicas: Vec<Sums>) -> Result<()> {
-        let states = self.host_values_mut();
+        let states = self.host_values_mut()?;
         crate::error::check_count("the micro-batches", states.len(), replicas.len())?;
         for (state, sums) in states.iter_mut().zip(replicas) {
             let gradients = Gradients::of_values(&state.model, sums)?;
@@ -62,7 +62,7 @@ impl<M: Module + 'static> Mirrored<TrainState<M>> {
     /// # Errors
     /// If nothing is stored, or it is of another model.
     pub fn redistribute_gradients(&self, stored: Vec<Sums>, ids: &[usize]) -> Result<Vec<Sums>> {
-        let model = &self.host_part().model;
+        let model = &self.host_metadata().model;
         let mut all = stored
             .into_iter()
             .map(|sums| Gradients::of_values(model, sums));
