@@ -11,8 +11,8 @@ use distribute_core::cluster::{
 use distribute_core::collectives::{GroupOptions, in_process};
 use distribute_core::{
     DefaultStrategy, Error, HierarchicalCopy, LogicalDevice, MirroredStrategy,
-    MultiWorkerMirroredStrategy, PerReplica, ReduceOp, Same, Strategy, StrategyExt, TensorData,
-    VariableAggregation, VariableError, VariableOptions,
+    MultiWorkerMirroredStrategy, PerReplica, ReduceOp, Replicated, Strategy, StrategyExt,
+    TensorData, VariableAggregation, VariableError, VariableOptions,
 };
 use distribute_data::fit::callbacks::ModelCheckpoint;
 
@@ -26,9 +26,17 @@ fn mirrored(replicas: usize) -> MirroredStrategy {
 #[test]
 fn deviation_plain_zero() {
     let strategy = mirrored(2);
-    assert_eq!(strategy.reduce(ReduceOp::Sum, Same(0_i32)).unwrap(), 0);
-    assert_eq!(strategy.reduce(ReduceOp::Sum, Same(0.0_f32)).unwrap(), 0.0);
-    let other = strategy.reduce(ReduceOp::Sum, Same(1.5_f32)).unwrap_err();
+    assert_eq!(
+        strategy.reduce(ReduceOp::Sum, Replicated(0_i32)).unwrap(),
+        0
+    );
+    assert_eq!(
+        strategy.reduce(ReduceOp::Sum, Replicated(0.0_f32)).unwrap(),
+        0.0
+    );
+    let other = strategy
+        .reduce(ReduceOp::Sum, Replicated(1.5_f32))
+        .unwrap_err();
     assert!(matches!(other, Error::NotDistributed { .. }), "{other:?}");
 }
 

@@ -1,11 +1,11 @@
 //! What `reduce` and `gather` accept: per-replica values, and values that are the same everywhere.
 
-use crate::{PerReplica, Same};
+use crate::{PerReplica, Replicated};
 
 /// A value that a strategy can reduce or gather in cross-replica context.
 ///
 /// [`PerReplica`] values, what [`run`](crate::StrategyExt::run) returns, have a component per
-/// replica. [`Same`] marks a plain value: TensorFlow lets such values be reduced by the rules that
+/// replica. [`Replicated`] marks a plain value: TensorFlow lets such values be reduced by the rules that
 /// [`reduce`](crate::StrategyExt::reduce) states.
 pub trait DistributedValue {
     /// The type of a component and of the result.
@@ -32,7 +32,7 @@ impl<T> DistributedValue for PerReplica<T> {
     }
 }
 
-impl<T> DistributedValue for Same<T> {
+impl<T> DistributedValue for Replicated<T> {
     type Value = T;
 
     fn into_components(self) -> Components<T> {

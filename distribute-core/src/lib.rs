@@ -83,12 +83,12 @@ pub use nest::{Leaf, Nest};
 pub use optim::{Adam, AdamW, Sgd};
 pub use replica::{ReplicaContext, ReplicaRng};
 pub use scope::{has_strategy, in_step};
-pub use step::{Call, Capture, CapturedState, Changes, Item, Lend, Lent, Same, StepArgs};
+pub use step::{Borrowed, Call, Capture, CapturedState, Changes, Item, Lend, Replicated, StepArgs};
 pub use strategy::{
     CentralStorageStrategy, DefaultStrategy, InputContext, MirroredStrategy,
     MirroredStrategyBuilder, MultiWorkerMirroredStrategy, MultiWorkerMirroredStrategyBuilder,
-    OneDeviceStrategy, Replica, ReplicaStep, Strategy, StrategyExt, StrategyId, VariablePlacement,
-    current_strategy, run_alone,
+    OneDeviceStrategy, Replica, ReplicaStep, ReplicaThreads, ReplicaThreadsBuilder, Strategy,
+    StrategyExt, StrategyId, VariablePlacement, current_strategy, run_on_calling_thread,
 };
 pub use train_state::{Applied, TrainState, check_running_statistics};
 pub use values::{Mirrored, PerReplica, Replicate};

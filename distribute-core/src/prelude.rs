@@ -5,6 +5,6 @@
 pub use crate::{
     Adam, AdamW, CentralStorageStrategy, DefaultStrategy, Device, DistributedVariable, Error,
     Mirrored, MirroredStrategy, MultiWorkerMirroredStrategy, Nest, OneDeviceStrategy, PerReplica,
-    ReduceOp, ReplicaContext, Replicate, Result, Same, Sgd, Strategy, StrategyExt, Tensor,
+    ReduceOp, ReplicaContext, Replicate, Replicated, Result, Sgd, Strategy, StrategyExt, Tensor,
     TensorData, TrainState, VariableAggregation, VariableOptions,
 };

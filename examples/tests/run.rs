@@ -54,6 +54,16 @@ fn one_device_finds_the_slope() {
 }
 
 #[test]
+fn own_strategy_trains_as_mirrored() {
+    let text = output(env!("CARGO_BIN_EXE_own_strategy"));
+    assert!(text.starts_with("timed: weight "), "{text}");
+    assert!(
+        text.ends_with("3 runs were timed\nsame weight: true\n"),
+        "{text}"
+    );
+}
+
+#[test]
 fn central_storage_gives_the_weights_of_mirrored() {
     let text = output(env!("CARGO_BIN_EXE_central_storage"));
     assert!(text.ends_with("same weight: true\n"), "{text}");

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Shape, Tensor, TensorData};
 use distribute_core::{
-    Error, IndexedSlices, PerReplica, ReduceOp, Same, Strategy, StrategyExt, VariableAggregation,
-    VariableOptions, in_step,
+    Error, IndexedSlices, PerReplica, ReduceOp, Replicated, Strategy, StrategyExt,
+    VariableAggregation, VariableOptions, in_step,
 };
 use serde_json::Value;
 
@@ -30,11 +30,13 @@ pub(super) fn check(case: &Case, env: &Env<'_>) -> Checked {
         "reduce_variable" => reduce_variable(case, env, strategy),
         "reduce_indexed_slices" => reduce_slices(case, env, strategy),
         "reduce inside run" => inside_run(case, strategy, |strategy| {
-            strategy.reduce(ReduceOp::Sum, Same(1.0_f32)).map(|_| ())
+            strategy
+                .reduce(ReduceOp::Sum, Replicated(1.0_f32))
+                .map(|_| ())
         }),
         "gather inside run" => inside_run(case, strategy, |strategy| {
             let value = TensorData::new(vec![1.0_f32], [1]);
-            strategy.gather(Same(value), 0).map(|_| ())
+            strategy.gather(Replicated(value), 0).map(|_| ())
         }),
         "all_reduce" => all_reduce(case, env, strategy),
         "all_reduce_nested" => all_reduce_nested(case, env, strategy),
@@ -122,9 +124,9 @@ fn reduce_plain(case: &Case, env: &Env<'_>, strategy: &dyn Strategy) -> Checked 
     };
     let axis = &case.inputs["axis"];
     let result = match axis {
-        Value::Null => strategy.reduce(op, Same(data)),
+        Value::Null => strategy.reduce(op, Replicated(data)),
         axis => match axes(axis) {
-            Some(axes) => strategy.reduce_axis(op, Same(data), &axes),
+            Some(axes) => strategy.reduce_axis(op, Replicated(data), &axes),
             None => return Ok(Outcome::NotApplicable(Rule::PythonType)),
         },
     };
@@ -140,7 +142,7 @@ fn reduce_variable(case: &Case, env: &Env<'_>, strategy: &dyn Strategy) -> Check
     let initial = tensor(&case.inputs["variable"])?;
     let variable = strategy.variable(initial, VariableOptions::default())?;
     let op = reduce_op(&case.inputs["reduce_op"]).ok_or_else(|| Failure::schema("reduce_op"))?;
-    let result = strategy.reduce(op, Same(variable.read(strategy)?));
+    let result = strategy.reduce(op, Replicated(variable.read(strategy)?));
     match case.value().and_then(|expected| expected.get("values")) {
         Some(values) => passed(env.tolerance().same_list(values, &[result?])),
         None => same_result(case, env, result),
@@ -306,7 +308,7 @@ fn gather(case: &Case, env: &Env<'_>, strategy: &dyn Strategy) -> Checked {
     let plain = numbers_in(plain);
     let count = plain.len();
     let plain = TensorData::new(plain, [count]).convert_dtype(DType::F32);
-    same_result(case, env, strategy.gather(Same(plain), axis))
+    same_result(case, env, strategy.gather(Replicated(plain), axis))
 }
 
 fn all_gather(case: &Case, env: &Env<'_>, strategy: &dyn Strategy) -> Checked {

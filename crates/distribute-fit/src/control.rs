@@ -340,7 +340,7 @@ impl Control<'_> {
         let Some(workers) = self.run.strategy.workers() else {
             return Ok(own);
         };
-        let all = workers.hear_all("whether the loss is finite", &own)?;
+        let all = workers.all_gather_json("whether the loss is finite", &own)?;
         Ok(all.into_iter().any(|useless| useless))
     }
 

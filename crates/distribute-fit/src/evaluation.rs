@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use burn::module::Module;
 use burn::tensor::TensorData;
 use distribute_core::{
-    Error, Lent, Mirrored, Nest, PerReplica, ReplicaContext, Result, Strategy, StrategyExt,
+    Borrowed, Error, Mirrored, Nest, PerReplica, ReplicaContext, Result, Strategy, StrategyExt,
     TrainState, concatenate, trace,
 };
 
@@ -185,7 +185,7 @@ where
     match strategy.workers() {
         None => Ok(own),
         Some(workers) => {
-            let all = workers.hear_all("the parts of the replicas", &own)?;
+            let all = workers.all_gather_json("the parts of the replicas", &own)?;
             Ok(all.into_iter().flatten().collect())
         }
     }
@@ -223,7 +223,7 @@ where
     match models {
         // The state is passed for its checks: right strategy, not poisoned.
         Some(models) => strategy.run(
-            (state, Lent(models), batch),
+            (state, Borrowed(models), batch),
             |replica, (_, model, batch)| forward(replica, model, batch),
         ),
         None => strategy.run((state, batch), |replica, (state, batch)| {

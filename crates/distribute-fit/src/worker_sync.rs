@@ -29,7 +29,7 @@ pub(super) fn agree_on_stop(
         stop: own.cloned(),
         learning_rate: learning_rate.to_bits(),
     };
-    let all = workers.hear_all("whether to stop training", &report)?;
+    let all = workers.all_gather_json("whether to stop training", &report)?;
     let rates = all
         .iter()
         .map(|report| f64::from_bits(report.learning_rate));
@@ -75,7 +75,7 @@ impl Identity {
 
 /// Refuses, on all workers, when they would not resume from the same checkpoint.
 pub(super) fn check_same_checkpoint(workers: &WorkerGroup, own: Option<&Checkpoint>) -> Result<()> {
-    let all = workers.hear_all("the checkpoint to resume from", &own.map(Identity::of))?;
+    let all = workers.all_gather_json("the checkpoint to resume from", &own.map(Identity::of))?;
     let Some(worker) = all.iter().position(|identity| *identity != all[0]) else {
         return Ok(());
     };
@@ -126,7 +126,7 @@ pub(super) fn batches<'a, D: BatchSource + ?Sized>(
 
 /// Refuses, on all workers, when some have another batch and some have not.
 fn check_equal_batches(workers: &WorkerGroup, own: bool, number: usize) -> Result<()> {
-    let all = workers.hear_all("whether there is a batch", &own)?;
+    let all = workers.all_gather_json("whether there is a batch", &own)?;
     let find = |wanted: bool| all.iter().position(|has| *has == wanted);
     let (Some(with), Some(without)) = (find(true), find(false)) else {
         return Ok(());

@@ -64,7 +64,7 @@ impl Worker<'_> {
     /// # Errors
     /// On all workers, if one was asked for NCCL by name and it cannot be used.
     pub(crate) fn connect(self, workers: &WorkerGroup) -> Result<Option<String>> {
-        let offers = workers.hear_all("who reduces gradients", &self.offer())?;
+        let offers = workers.all_gather_json("who reduces gradients", &self.offer())?;
         let insists = offers.iter().any(|offer| offer.insists);
         let has_gpus = offers.iter().any(|offer| offer.has_gpus);
         let refusals: Vec<String> = (offers.iter().enumerate())

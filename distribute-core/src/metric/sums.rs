@@ -98,7 +98,7 @@ impl Sums {
         // Shapes that do not fit are an error where the step is, not after its first call.
         total(&examples)?;
         let replicas = Arc::downgrade(&self.replicas);
-        let target = Arc::new(Gone(replicas.clone()));
+        let target = Arc::new(WeakSums(replicas.clone()));
         let apply = move |replica: usize, values: Vec<TensorData>| {
             if let Some(replicas) = replicas.upgrade() {
                 add_to(&replicas, replica, total(&values)?);
@@ -166,9 +166,9 @@ fn add_to(replicas: &[Mutex<Total>], local_id: usize, batch: Total) {
 }
 
 /// The sums of a metric as long as it is there.
-struct Gone(Weak<[Mutex<Total>]>);
+struct WeakSums(Weak<[Mutex<Total>]>);
 
-impl Target for Gone {
+impl Target for WeakSums {
     fn address(&self) -> Option<usize> {
         let there = self.0.strong_count() > 0;
         there.then(|| self.0.as_ptr().cast::<()>() as usize)

@@ -25,11 +25,11 @@ pub type Item<'x, A> = <A as Lend<'x>>::Item;
 /// The arguments of [`run`](crate::StrategyExt::run): a value of this kind, or a tuple of them.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no argument of a step",
-    label = "not `&mut state`, a batch, a number, `Same(value)` or a tuple of these",
+    label = "not `&mut state`, a batch, a number, `Replicated(value)` or a tuple of these",
     note = "a batch that comes out of a dataset is a `Result`: hand it over with a `?`, \
             as `batch?`",
     note = "a mirrored value is lent: `&mut state` or `&state`",
-    note = "a value that is the same on every replica is wrapped: `Same(value)`"
+    note = "a value that is the same on every replica is wrapped: `Replicated(value)`"
 )]
 pub trait StepArgs: for<'x> Lend<'x> + Sized {
     /// The argument while a step is captured.
@@ -292,13 +292,13 @@ fn fix_size<T>(batch: &PerReplica<T>, call: &mut Call<'_>) {
 /// Lends every replica a value of its own that is no [`Nest`], such as a copy of a model.
 ///
 /// Only for strategies that run steps as they are: a program that is compiled cannot take it.
-pub struct Lent<'a, T>(pub &'a PerReplica<T>);
+pub struct Borrowed<'a, T>(pub &'a PerReplica<T>);
 
-impl<'x, T: Sync> Lend<'x> for Lent<'_, T> {
+impl<'x, T: Sync> Lend<'x> for Borrowed<'_, T> {
     type Item = &'x T;
 }
 
-impl<T: Sync> StepArgs for Lent<'_, T> {
+impl<T: Sync> StepArgs for Borrowed<'_, T> {
     type Captured = ();
 
     fn split(&mut self, _: &StrategyId, replicas: usize, _: &mut PoisonOnError) -> Result<Vec<&T>> {
@@ -331,13 +331,13 @@ impl<T: Sync> StepArgs for Lent<'_, T> {
 ///
 /// In a step that is compiled its tensors are inputs of the program; its numbers are part of it.
 #[derive(Debug, Clone, Copy)]
-pub struct Same<T>(pub T);
+pub struct Replicated<T>(pub T);
 
-impl<'x, T: Nest + Clone + Send> Lend<'x> for Same<T> {
+impl<'x, T: Nest + Clone + Send> Lend<'x> for Replicated<T> {
     type Item = T;
 }
 
-impl<T: Nest + Clone + Send> StepArgs for Same<T> {
+impl<T: Nest + Clone + Send> StepArgs for Replicated<T> {
     type Captured = Option<T>;
 
     fn split(&mut self, _: &StrategyId, replicas: usize, _: &mut PoisonOnError) -> Result<Vec<T>> {

@@ -2,15 +2,11 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
-
-use distribute_collectives::GroupOptions;
 
 use super::mirrored::{distinct_or_all, no_replicas, replicas_on};
-use super::{InputContext, Replica, ReplicaStep, Strategy, StrategyId, VariablePlacement};
+use super::replica_threads::ReplicaThreads;
+use super::{Replica, ReplicaStep, Strategy, StrategyId, VariablePlacement};
 use crate::cross_device::ReductionToOneDevice;
-use crate::device_reduce::DevicePlan;
-use crate::strategy::engine::{Engine, EngineOptions};
 use crate::{LogicalDevice, Result};
 
 /// Variables are stored once, in host memory, and one update is applied to them; every replica
@@ -23,7 +19,7 @@ use crate::{LogicalDevice, Result};
 #[derive(Clone)]
 #[must_use]
 pub struct CentralStorageStrategy {
-    engine: Arc<Engine>,
+    threads: Arc<ReplicaThreads>,
     id: StrategyId,
 }
 
@@ -35,19 +31,13 @@ impl CentralStorageStrategy {
     pub fn new(devices: impl IntoIterator<Item = LogicalDevice>) -> Result<Self> {
         let devices = distinct_or_all(devices.into_iter().collect())?;
         LogicalDevice::check_all(&devices)?;
-        let timeout = Duration::from_secs(300);
-        let options = EngineOptions {
-            timeout,
-            threads_per_replica: 1,
-            placement: VariablePlacement::Central,
-            cross_device_ops: Arc::new(ReductionToOneDevice::default()),
-            group: GroupOptions::default().timeout(timeout),
-            workers: None,
-            devices: DevicePlan::default(),
-        };
+        let threads = ReplicaThreads::builder()
+            .variable_placement(VariablePlacement::Central)
+            .cross_device_ops(Arc::new(ReductionToOneDevice::default()))
+            .build(replicas_on(&devices))?;
         let id = StrategyId::new("central-storage", devices.len());
         Ok(Self {
-            engine: Arc::new(Engine::new(replicas_on(&devices), options)?),
+            threads: Arc::new(threads),
             id,
         })
     }
@@ -65,23 +55,8 @@ impl CentralStorageStrategy {
 }
 
 impl Strategy for CentralStorageStrategy {
-    fn name(&self) -> &'static str {
-        "central-storage"
-    }
-
-    fn num_replicas_in_sync(&self) -> usize {
-        self.engine.replicas().len()
-    }
-
     fn replicas(&self) -> &[Replica] {
-        self.engine.replicas()
-    }
-
-    fn input_context(&self) -> InputContext {
-        InputContext {
-            num_replicas_in_sync: self.num_replicas_in_sync(),
-            ..Default::default()
-        }
+        self.threads.replicas()
     }
 
     fn id(&self) -> StrategyId {
@@ -97,7 +72,7 @@ impl Strategy for CentralStorageStrategy {
     }
 
     fn run_replicas(&self, step: ReplicaStep<'_>) -> Result<()> {
-        self.engine.run(&self.handle(), step)
+        self.threads.run(&self.handle(), step)
     }
 }
 

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::{InputContext, Replica, ReplicaStep, Strategy, StrategyId};
-use crate::strategy::engine::run_inline;
+use super::replica_threads::run_inline;
+use super::{Replica, ReplicaStep, Strategy, StrategyId};
 use crate::{LogicalDevice, ReplicaContext, Result, scope};
 
 /// The default strategy: one replica on the CPU, on the calling thread
@@ -32,20 +32,8 @@ impl Default for DefaultStrategy {
 }
 
 impl Strategy for DefaultStrategy {
-    fn name(&self) -> &'static str {
-        "default"
-    }
-
-    fn num_replicas_in_sync(&self) -> usize {
-        1
-    }
-
     fn replicas(&self) -> &[Replica] {
         &*self.replicas
-    }
-
-    fn input_context(&self) -> InputContext {
-        InputContext::default()
     }
 
     fn id(&self) -> StrategyId {

@@ -97,7 +97,7 @@ pub trait StrategyExt: Strategy {
     /// (TensorFlow: `Strategy.run`).
     ///
     /// `args` is one value or a tuple of several; per-replica values and mirrored values give each
-    /// replica its own component, plain numbers and [`Same`](crate::Same) give every replica the
+    /// replica its own component, plain numbers and [`Replicated`](crate::Replicated) give every replica the
     /// same value.
     ///
     /// A closure that is written here needs no types. One that is a variable of its own says those
@@ -174,7 +174,7 @@ pub trait StrategyExt: Strategy {
     /// Waits for the values. `Mean` divides by the number of components; the mean of integers is
     /// `f64`, so it needs a leaf that can hold one (a [`TensorData`]).
     ///
-    /// A value that is not distributed, [`Same`](crate::Same), is returned as it is by `Mean`,
+    /// A value that is not distributed, [`Replicated`](crate::Replicated), is returned as it is by `Mean`,
     /// `Min` and `Max`; `Sum` and `Prod` refuse it when there are several replicas. As in
     /// TensorFlow it counts once per worker, though.
     ///
@@ -185,12 +185,12 @@ pub trait StrategyExt: Strategy {
     /// [`Error::NotDistributed`], [`Error::InsideStep`] inside a step.
     ///
     /// ```
-    /// use distribute_core::{MirroredStrategy, PerReplica, ReduceOp, Same, StrategyExt};
+    /// use distribute_core::{MirroredStrategy, PerReplica, ReduceOp, Replicated, StrategyExt};
     ///
     /// let strategy = MirroredStrategy::builder().replicas(2).build()?;
     /// assert_eq!(strategy.reduce(ReduceOp::Sum, PerReplica::new(vec![1.0_f32, 2.0]))?, 3.0);
-    /// assert_eq!(strategy.reduce(ReduceOp::Mean, Same(1.5_f32))?, 1.5);
-    /// assert!(strategy.reduce(ReduceOp::Sum, Same(1.5_f32)).is_err());
+    /// assert_eq!(strategy.reduce(ReduceOp::Mean, Replicated(1.5_f32))?, 1.5);
+    /// assert!(strategy.reduce(ReduceOp::Sum, Replicated(1.5_f32)).is_err());
     /// # Ok::<(), distribute_core::Error>(())
     /// ```
     fn reduce<V>(&self, op: ReduceOp, value: V) -> Result<V::Value>

@@ -22,6 +22,11 @@ impl StrategyId {
         }
     }
 
+    /// The strategy's name.
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
     /// The default strategy's identity.
     pub fn default_strategy() -> Self {
         Self {

@@ -5,12 +5,10 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use distribute_collectives::GroupOptions;
-
-use super::{InputContext, Replica, ReplicaStep, Strategy, StrategyId, VariablePlacement};
+use super::replica_threads::ReplicaThreads;
+use super::{Replica, ReplicaStep, Strategy, StrategyId};
 use crate::cross_device::{CrossDeviceOps, DirectAllReduce};
 use crate::device_reduce::{DevicePlan, DeviceReducers};
-use crate::strategy::engine::{Engine, EngineOptions};
 use crate::{Error, LogicalDevice, Result};
 
 /// One replica per device of this machine; every replica has a copy of every variable, and
@@ -27,7 +25,7 @@ use crate::{Error, LogicalDevice, Result};
 #[derive(Clone)]
 #[must_use]
 pub struct MirroredStrategy {
-    engine: Arc<Engine>,
+    threads: Arc<ReplicaThreads>,
     id: StrategyId,
     cross_device_ops: Arc<dyn CrossDeviceOps>,
 }
@@ -128,18 +126,14 @@ impl MirroredStrategyBuilder {
         LogicalDevice::check_all(&devices)?;
         let wanted = self.cross_device_ops.device_reduction();
         let plan = DevicePlan::new(wanted, self.reducers, &devices, self.timeout)?;
-        let options = EngineOptions {
-            timeout: self.timeout,
-            threads_per_replica: 1,
-            placement: VariablePlacement::Mirrored,
-            cross_device_ops: Arc::clone(&self.cross_device_ops),
-            group: GroupOptions::default().timeout(self.timeout),
-            workers: None,
-            devices: plan,
-        };
-        let engine = Arc::new(Engine::new(replicas_on(&devices), options)?);
+        let threads = ReplicaThreads::builder()
+            .timeout(self.timeout)
+            .cross_device_ops(Arc::clone(&self.cross_device_ops))
+            .devices(plan)
+            .build(replicas_on(&devices))?;
+        let threads = Arc::new(threads);
         Ok(MirroredStrategy {
-            engine,
+            threads,
             id,
             cross_device_ops: self.cross_device_ops,
         })
@@ -179,23 +173,8 @@ pub(super) fn replicas_on(devices: &[LogicalDevice]) -> Vec<Replica> {
 }
 
 impl Strategy for MirroredStrategy {
-    fn name(&self) -> &'static str {
-        "mirrored"
-    }
-
-    fn num_replicas_in_sync(&self) -> usize {
-        self.engine.replicas().len()
-    }
-
     fn replicas(&self) -> &[Replica] {
-        self.engine.replicas()
-    }
-
-    fn input_context(&self) -> InputContext {
-        InputContext {
-            num_replicas_in_sync: self.num_replicas_in_sync(),
-            ..Default::default()
-        }
+        self.threads.replicas()
     }
 
     fn id(&self) -> StrategyId {
@@ -207,18 +186,18 @@ impl Strategy for MirroredStrategy {
     }
 
     fn device_reduction(&self) -> Vec<&str> {
-        self.engine.device_reduction().into_iter().collect()
+        self.threads.device_reduction().into_iter().collect()
     }
 
     fn run_replicas(&self, step: ReplicaStep<'_>) -> Result<()> {
-        self.engine.run(&self.handle(), step)
+        self.threads.run(&self.handle(), step)
     }
 }
 
 impl fmt::Debug for MirroredStrategy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("MirroredStrategy")
-            .field("replicas", &self.engine.replicas())
+            .field("replicas", &self.threads.replicas())
             .field("cross_device_ops", &self.cross_device_ops)
             .finish()
     }

@@ -2,7 +2,6 @@
 
 mod central_storage;
 mod default;
-mod engine;
 mod ext;
 mod id;
 mod merge;
@@ -10,18 +9,19 @@ mod mirrored;
 mod multi_worker;
 mod one_device;
 pub(crate) mod reduce;
+mod replica_threads;
 
 use std::fmt;
 use std::sync::Arc;
 
 pub use central_storage::CentralStorageStrategy;
 pub use default::{DefaultStrategy, current_strategy};
-pub use engine::run_alone;
 pub use ext::StrategyExt;
 pub use id::StrategyId;
 pub use mirrored::{MirroredStrategy, MirroredStrategyBuilder};
 pub use multi_worker::{MultiWorkerMirroredStrategy, MultiWorkerMirroredStrategyBuilder};
 pub use one_device::OneDeviceStrategy;
+pub use replica_threads::{ReplicaThreads, ReplicaThreadsBuilder, run_on_calling_thread};
 
 use crate::remote::RemoteStore;
 use crate::trace::Tracer;
@@ -38,24 +38,47 @@ pub type ReplicaStep<'a> = &'a (dyn Fn(&ReplicaContext) -> Result<()> + Sync);
 /// ([`current_strategy`](crate::current_strategy) returns one); what users call, `run`, `reduce`,
 /// `scope` and the like, is in [`StrategyExt`], which every strategy has. A strategy is a cheap
 /// handle: cloning it gives another handle of the same replicas.
+///
+/// A strategy of another crate writes the four methods without a default; see the example
+/// `own_strategy`. The others say what is special about it: workers, a store, a compiler.
 pub trait Strategy: Send + Sync + fmt::Debug {
-    /// The name on the command line and in messages: `mirrored`, `one-device`, ...
-    fn name(&self) -> &'static str;
-
-    /// The number of replicas whose gradients are summed, over all workers.
-    fn num_replicas_in_sync(&self) -> usize;
+    /// Identity: values of one strategy cannot be used with another one. Made once, with the name
+    /// on the command line and in messages: `mirrored`, `one-device`, ...
+    fn id(&self) -> StrategyId;
 
     /// The replicas of this process, in replica order.
     fn replicas(&self) -> &[Replica];
 
-    /// What an input pipeline of this process needs to know.
-    fn input_context(&self) -> InputContext;
-
-    /// Identity: values of one strategy cannot be used with another one.
-    fn id(&self) -> StrategyId;
-
     /// Another handle of this strategy.
     fn handle(&self) -> Arc<dyn Strategy>;
+
+    /// Runs `step` once per local replica and waits for all of them; [`ReplicaThreads`] and
+    /// [`run_on_calling_thread`] do.
+    ///
+    /// # Errors
+    /// The first replica's own error, as [`Error::Replica`] or [`Error::ReplicaPanicked`]; the
+    /// other replicas have been stopped by then.
+    fn run_replicas(&self, step: ReplicaStep<'_>) -> Result<()>;
+
+    /// The name of the [identity](Self::id).
+    fn name(&self) -> &'static str {
+        self.id().name()
+    }
+
+    /// The number of replicas whose gradients are summed, over all workers.
+    fn num_replicas_in_sync(&self) -> usize {
+        let local = || self.replicas().len();
+        self.workers().map_or_else(local, WorkerGroup::num_replicas)
+    }
+
+    /// What an input pipeline of this process needs to know: one pipeline per worker.
+    fn input_context(&self) -> InputContext {
+        InputContext {
+            num_input_pipelines: self.workers().map_or(1, WorkerGroup::num_workers),
+            input_pipeline_id: self.workers().map_or(0, WorkerGroup::index),
+            num_replicas_in_sync: self.num_replicas_in_sync(),
+        }
+    }
 
     /// Where a training state's variables live and who applies updates to them.
     fn variable_placement(&self) -> VariablePlacement {
@@ -88,13 +111,6 @@ pub trait Strategy: Send + Sync + fmt::Debug {
     fn tracer(&self) -> Option<&dyn Tracer> {
         None
     }
-
-    /// Runs `step` once per local replica and waits for all of them.
-    ///
-    /// # Errors
-    /// The first replica's own error, as [`Error::Replica`] or [`Error::ReplicaPanicked`]; the
-    /// other replicas have been stopped by then.
-    fn run_replicas(&self, step: ReplicaStep<'_>) -> Result<()>;
 }
 
 /// What an input pipeline needs to know about the cluster

@@ -13,13 +13,12 @@ use distribute_collectives::{
 };
 
 use super::mirrored::{distinct_or_all, no_replicas};
-use super::{InputContext, Replica, ReplicaStep, Strategy, StrategyId, VariablePlacement};
+use super::replica_threads::ReplicaThreads;
+use super::{Replica, ReplicaStep, Strategy, StrategyId};
 use crate::cluster::{Cluster, ProcessEnvironment, TaskType, detect};
-use crate::cross_device::DirectAllReduce;
 use crate::device_reduce::DevicePlan;
 #[cfg(feature = "nccl")]
 use crate::device_reduce::{DeviceReducers, NcclReducers, Worker};
-use crate::strategy::engine::{Engine, EngineOptions};
 use crate::{Error, LogicalDevice, Result, WorkerGroup};
 
 /// One or more replicas in each of several worker processes; every replica has a copy of every
@@ -58,12 +57,12 @@ use crate::{Error, LogicalDevice, Result, WorkerGroup};
 #[derive(Clone)]
 #[must_use]
 pub struct MultiWorkerMirroredStrategy {
-    engine: Arc<Engine>,
+    threads: Arc<ReplicaThreads>,
     id: StrategyId,
     workers: Option<WorkerGroup>,
     cluster: Option<Cluster>,
     /// How gradients on devices are reduced between workers, in words.
-    between: Option<String>,
+    inter_worker: Option<String>,
 }
 
 impl MultiWorkerMirroredStrategy {
@@ -207,7 +206,7 @@ impl MultiWorkerMirroredStrategyBuilder {
         self
     }
 
-    /// The how-manieth start of this job this is, from 0: workers of different starts do not meet.
+    /// The index of this start of the job, from 0: workers of different starts do not join.
     pub fn generation(mut self, generation: u64) -> Self {
         self.generation = generation;
         self
@@ -288,41 +287,38 @@ impl MultiWorkerMirroredStrategyBuilder {
             .map_or(devices.len(), WorkerGroup::num_replicas);
         // Replicas wait for the one that speaks with other workers; who is missing there is to be
         // named, not that one.
-        let between = self
+        let inter_worker = self
             .communication
             .timeout
             .filter(|timeout| !timeout.is_zero());
-        let longest = self.timeout.max(between.unwrap_or_default());
+        let longest = self.timeout.max(inter_worker.unwrap_or_default());
         let timeout = match &workers {
             Some(_) => longest.saturating_add(MARGIN),
             None => self.timeout,
         };
-        let options = EngineOptions {
-            timeout,
-            threads_per_replica: 1,
-            placement: VariablePlacement::Mirrored,
-            cross_device_ops: Arc::new(DirectAllReduce),
-            group: GroupOptions::default().timeout(timeout),
-            workers: workers.clone(),
-            devices: self.plan(&devices, timeout)?,
-        };
+        let plan = self.plan(&devices, timeout)?;
+        let threads = ReplicaThreads::builder()
+            .timeout(timeout)
+            .workers(workers.clone())
+            .devices(plan.clone())
+            .build(replicas)?;
+        let threads = Arc::new(threads);
         #[cfg(feature = "nccl")]
-        let plan = options.devices.clone();
-        let engine = Arc::new(Engine::new(replicas, options)?);
-        #[cfg(feature = "nccl")]
-        let between = match &workers {
-            Some(workers) => workers.or_abort(self.between(workers, shared, &devices, &plan))?,
+        let inter_worker = match &workers {
+            Some(workers) => {
+                workers.or_abort(self.inter_worker(workers, shared, &devices, &plan))?
+            }
             None => None,
         };
         Ok(MultiWorkerMirroredStrategy {
-            engine,
+            threads,
             id: StrategyId::new("multi-worker", count),
             workers,
             cluster,
             #[cfg(feature = "nccl")]
-            between,
+            inter_worker,
             #[cfg(not(feature = "nccl"))]
-            between: None,
+            inter_worker: None,
         })
     }
 
@@ -341,7 +337,7 @@ impl MultiWorkerMirroredStrategyBuilder {
 
     /// Decides with the other workers how gradients are reduced between them.
     #[cfg(feature = "nccl")]
-    fn between(
+    fn inter_worker(
         &mut self,
         workers: &WorkerGroup,
         group: Option<SharedGroup>,
@@ -470,27 +466,8 @@ impl Joined {
 }
 
 impl Strategy for MultiWorkerMirroredStrategy {
-    fn name(&self) -> &'static str {
-        "multi-worker"
-    }
-
-    fn num_replicas_in_sync(&self) -> usize {
-        let local = self.engine.replicas().len();
-        self.workers
-            .as_ref()
-            .map_or(local, WorkerGroup::num_replicas)
-    }
-
     fn replicas(&self) -> &[Replica] {
-        self.engine.replicas()
-    }
-
-    fn input_context(&self) -> InputContext {
-        InputContext {
-            num_input_pipelines: self.workers.as_ref().map_or(1, WorkerGroup::num_workers),
-            input_pipeline_id: self.workers.as_ref().map_or(0, WorkerGroup::index),
-            num_replicas_in_sync: self.num_replicas_in_sync(),
-        }
+        self.threads.replicas()
     }
 
     fn id(&self) -> StrategyId {
@@ -506,19 +483,19 @@ impl Strategy for MultiWorkerMirroredStrategy {
     }
 
     fn device_reduction(&self) -> Vec<&str> {
-        let local = self.engine.device_reduction().into_iter();
-        local.chain(self.between.as_deref()).collect()
+        let local = self.threads.device_reduction().into_iter();
+        local.chain(self.inter_worker.as_deref()).collect()
     }
 
     fn run_replicas(&self, step: ReplicaStep<'_>) -> Result<()> {
-        self.engine.run(&self.handle(), step)
+        self.threads.run(&self.handle(), step)
     }
 }
 
 impl fmt::Debug for MultiWorkerMirroredStrategy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("MultiWorkerMirroredStrategy")
-            .field("replicas", &self.engine.replicas())
+            .field("replicas", &self.threads.replicas())
             .field("workers", &self.workers)
             .finish_non_exhaustive()
     }

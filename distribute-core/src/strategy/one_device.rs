@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::{InputContext, Replica, ReplicaStep, Strategy, StrategyId};
-use crate::strategy::engine::run_inline;
+use super::replica_threads::run_inline;
+use super::{Replica, ReplicaStep, Strategy, StrategyId};
 use crate::{LogicalDevice, ReplicaContext, Result};
 
 /// One replica on one chosen device (TensorFlow: `tf.distribute.OneDeviceStrategy`).
@@ -34,20 +34,8 @@ impl OneDeviceStrategy {
 }
 
 impl Strategy for OneDeviceStrategy {
-    fn name(&self) -> &'static str {
-        "one-device"
-    }
-
-    fn num_replicas_in_sync(&self) -> usize {
-        1
-    }
-
     fn replicas(&self) -> &[Replica] {
         &*self.replicas
-    }
-
-    fn input_context(&self) -> InputContext {
-        InputContext::default()
     }
 
     fn id(&self) -> StrategyId {

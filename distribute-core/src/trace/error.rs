@@ -29,7 +29,7 @@ pub enum TraceError {
     #[error(
         "the step computes something else than when it was compiled: it captures a value that has \
          changed since ({what}), and up to {calls} calls have used the old one; pass the value to \
-         `run` as an argument: a number as it is, a tensor as `Same`"
+         `run` as an argument: a number as it is, a tensor as `Replicated`"
     )]
     Changed {
         /// What is another one.
@@ -159,7 +159,7 @@ impl TraceError {
         Some(Self::unsupported(
             format!("a tensor of another device than `ctx.device()`, {},", what?),
             "the step has captured it, or has made it on the CPU; pass it to `run` as an argument, \
-             as `Same` if it is one for all replicas, or make it on `ctx.device()`",
+             as `Replicated` if it is one for all replicas, or make it on `ctx.device()`",
         ))
     }
 

@@ -66,7 +66,7 @@ impl WorkerGroup {
     /// group or does not come before the deadline.
     pub fn check_equal(&self, what: &str, own: &[(&str, Value)]) -> Result<()> {
         let values: Vec<&Value> = own.iter().map(|(_, value)| value).collect();
-        let all = self.hear_all(what, &json!(values))?;
+        let all = self.all_gather_json(what, &json!(values))?;
         let Some(worker) = all.iter().position(|found| *found != all[0]) else {
             return Ok(());
         };

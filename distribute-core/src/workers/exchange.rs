@@ -71,7 +71,7 @@ impl WorkerGroup {
     ///
     /// # Errors
     /// As [`gather`](Self::gather); a value that cannot be written as JSON.
-    pub fn hear_all<T>(&self, call: &str, said: &T) -> Result<Vec<T>>
+    pub fn all_gather_json<T>(&self, call: &str, said: &T) -> Result<Vec<T>>
     where
         T: Serialize + DeserializeOwned,
     {

@@ -21,7 +21,7 @@ use distribute_collectives::{
     InterruptionHold,
 };
 
-use agreement::Wishes;
+use agreement::GroupSignals;
 
 use crate::sync::lock;
 use crate::{DeviceReducer, Error, Result};
@@ -41,8 +41,8 @@ struct Shared {
     /// The id of the first replica of each worker, and the number of replicas at the end.
     first_replicas: Vec<usize>,
     options: CommunicationOptions,
-    requested: Wishes,
-    agreed: Wishes,
+    requested: GroupSignals,
+    agreed: GroupSignals,
     /// Ends the waits of the communicator.
     interruption: OnceLock<Interruption>,
     held: Mutex<Option<InterruptionHold>>,
@@ -76,8 +76,8 @@ impl WorkerGroup {
             communicator: Mutex::new(communicator),
             first_replicas,
             options,
-            requested: Wishes::default(),
-            agreed: Wishes::default(),
+            requested: GroupSignals::default(),
+            agreed: GroupSignals::default(),
             interruption: OnceLock::new(),
             held: Mutex::default(),
             device: OnceLock::new(),

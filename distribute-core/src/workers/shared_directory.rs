@@ -66,7 +66,7 @@ impl WorkerGroup {
                 }
             }
         });
-        let said = self.hear_all("open a shared directory", &said)?;
+        let said = self.all_gather_json("open a shared directory", &said)?;
         if let Some(error) = failure {
             return Err(error);
         }
@@ -76,7 +76,7 @@ impl WorkerGroup {
             None => return Err(unreadable()),
         };
         let sees = directory.join(name).exists();
-        let answers = self.hear_all("look into a shared directory", &sees)?;
+        let answers = self.all_gather_json("look into a shared directory", &sees)?;
         drop(probe);
         match answers.iter().position(|sees| !sees) {
             Some(worker) => Err(Error::NotShared { worker, path }),

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use distribute_core::metric::Mean;
 use distribute_core::{
-    IndexedSlices, InputContext, PerReplica, ReduceOp, Same, Strategy, StrategyExt, TensorData,
-    VariableAggregation, VariableOptions,
+    IndexedSlices, InputContext, PerReplica, ReduceOp, Replicated, Strategy, StrategyExt,
+    TensorData, VariableAggregation, VariableOptions,
 };
 
 use crate::group::{THREADS, workers};
@@ -64,12 +64,12 @@ fn cross_replica_reductions_are_over_all_workers() {
 #[test]
 fn a_value_that_is_not_distributed_counts_once_per_worker() {
     let all = workers(THREADS, &[1, 1], |strategy| {
-        let sum = strategy.reduce(ReduceOp::Sum, Same(1.5_f32))?;
-        Ok((sum, strategy.reduce(ReduceOp::Mean, Same(1.5_f32))?))
+        let sum = strategy.reduce(ReduceOp::Sum, Replicated(1.5_f32))?;
+        Ok((sum, strategy.reduce(ReduceOp::Mean, Replicated(1.5_f32))?))
     });
     assert_eq!(all, [(3.0, 1.5); 2]);
     let refused = workers(THREADS, &[2, 2], |strategy| {
-        Ok(strategy.reduce(ReduceOp::Sum, Same(1.5_f32)).is_err())
+        Ok(strategy.reduce(ReduceOp::Sum, Replicated(1.5_f32)).is_err())
     });
     assert_eq!(refused, [true; 2]);
 }

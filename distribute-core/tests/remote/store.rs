@@ -12,8 +12,8 @@ use distribute_core::remote::{
     RemoteVariable, RemoteVersion, RowGradients, no_tables,
 };
 use distribute_core::{
-    Adam, Applied, InputContext, Mirrored, OneDeviceStrategy, Replica, ReplicaStep, Result, Same,
-    Sgd, Strategy, StrategyExt, StrategyId, TrainState, run_alone,
+    Adam, Applied, InputContext, Mirrored, OneDeviceStrategy, Replica, ReplicaStep, Replicated,
+    Result, Sgd, Strategy, StrategyExt, StrategyId, TrainState, run_on_calling_thread,
 };
 
 /// A store in memory. Several strategies may share it, as processes do.
@@ -256,7 +256,7 @@ impl Strategy for Remotely {
     }
 
     fn run_replicas(&self, step: ReplicaStep<'_>) -> Result<()> {
-        run_alone(self.handle(), &self.replica[0], step)
+        run_on_calling_thread(self.handle(), &self.replica[0], step)
     }
 }
 
@@ -277,7 +277,7 @@ pub type Built = Mirrored<TrainState<Linear>>;
 
 /// One step with the batch of this number; what `apply_gradients` said.
 pub fn step(strategy: &dyn Strategy, state: &mut Built, number: usize) -> Result<Applied> {
-    let said = strategy.run((state, Same(number)), |ctx, (state, number)| {
+    let said = strategy.run((state, Replicated(number)), |ctx, (state, number)| {
         let input: Vec<f32> = (0..12)
             .map(|i| ((i * 7 + number * 5) % 11) as f32 / 4.0)
             .collect();

@@ -6,7 +6,7 @@ use burn::prelude::*;
 use distribute_core::metric::{Mean, Metric, SparseCategoricalAccuracy, Sum};
 use distribute_core::trace::TraceError;
 use distribute_core::{
-    DistributedVariable, Error, PerReplica, ReplicaContext, Result, Same, StrategyExt,
+    DistributedVariable, Error, PerReplica, ReplicaContext, Replicated, Result, StrategyExt,
     VariableAggregation, VariableOptions,
 };
 
@@ -184,7 +184,7 @@ fn the_same_value_and_lent_values_are_inputs() {
     let strategy = Recording::new(2);
     let lent = ones(2);
     for number in 0..3 {
-        let same = Same((Tensor::<1>::full([3], number, &Device::flex()), 2.0_f32));
+        let same = Replicated((Tensor::<1>::full([3], number, &Device::flex()), 2.0_f32));
         let found = strategy.run((same, &lent), |_, ((x, factor), y)| {
             Ok((x * factor + y.clone(), factor))
         });
@@ -195,8 +195,8 @@ fn the_same_value_and_lent_values_are_inputs() {
     assert_eq!(strategy.compiled(), 1);
     assert_eq!(strategy.last().inputs.len(), 2);
     assert_eq!(lent.values()[1].dims(), [3], "the caller keeps it");
-    strategy.run(Same(1.0_f32), |_, x| Ok(x)).unwrap();
-    strategy.run(Same(2.0_f32), |_, x| Ok(x)).unwrap();
+    strategy.run(Replicated(1.0_f32), |_, x| Ok(x)).unwrap();
+    strategy.run(Replicated(2.0_f32), |_, x| Ok(x)).unwrap();
     assert_eq!(strategy.compiled(), 3);
 }
 

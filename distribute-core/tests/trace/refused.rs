@@ -4,7 +4,7 @@ use burn::nn::{BatchNorm, BatchNormConfig};
 use burn::prelude::*;
 use distribute_core::trace::TraceError;
 use distribute_core::{
-    Adam, Error, Leaf, Nest, PerReplica, ReplicaContext, Result, Same, Sgd, StrategyExt,
+    Adam, Error, Leaf, Nest, PerReplica, ReplicaContext, Replicated, Result, Sgd, StrategyExt,
     TensorData, TrainState,
 };
 
@@ -132,7 +132,7 @@ fn a_tensor_of_the_cpu_in_the_state() {
 fn arguments_that_a_program_cannot_take() {
     let strategy = Recording::new(2);
     let data = TensorData::from([1.0_f32]);
-    let error = strategy.run(Same(data), |_, _| Ok(())).unwrap_err();
+    let error = strategy.run(Replicated(data), |_, _| Ok(())).unwrap_err();
     assert!(
         matches!(error, Error::Trace(TraceError::Unsupported { .. })),
         "{error}"

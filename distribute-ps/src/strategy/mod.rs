@@ -40,7 +40,7 @@ use distribute_core::remote::{
     Pushed, RemoteSpec, RemoteState, RemoteStore, RemoteTensor, RemoteVariable, RowGradients,
 };
 use distribute_core::{
-    InputContext, LogicalDevice, Replica, ReplicaStep, Strategy, StrategyId, run_alone,
+    InputContext, LogicalDevice, Replica, ReplicaStep, Strategy, StrategyId, run_on_calling_thread,
 };
 
 use crate::client::{ClientOptions, VariableClient};
@@ -329,14 +329,6 @@ impl RemoteStore for ParameterServerStrategy {
 }
 
 impl Strategy for ParameterServerStrategy {
-    fn name(&self) -> &'static str {
-        "parameter-server"
-    }
-
-    fn num_replicas_in_sync(&self) -> usize {
-        1
-    }
-
     fn replicas(&self) -> &[Replica] {
         &self.inner.replica
     }
@@ -366,7 +358,7 @@ impl Strategy for ParameterServerStrategy {
     }
 
     fn run_replicas(&self, step: ReplicaStep<'_>) -> distribute_core::Result<()> {
-        run_alone(self.handle(), &self.inner.replica[0], step)
+        run_on_calling_thread(self.handle(), &self.inner.replica[0], step)
     }
 }
 

@@ -4,7 +4,7 @@ use burn::module::{Module, Param};
 use burn::nn::Linear;
 use burn::tensor::{Int, Tensor, TensorData};
 use distribute_core::{
-    Adam, Applied, Mirrored, OneDeviceStrategy, Same, Sgd, StrategyExt, TrainState,
+    Adam, Applied, Mirrored, OneDeviceStrategy, Replicated, Sgd, StrategyExt, TrainState,
 };
 
 use crate::common::{
@@ -28,7 +28,7 @@ fn one_device() -> OneDeviceStrategy {
 }
 
 fn step_whole(strategy: &OneDeviceStrategy, state: &mut WholeState, batch: usize) {
-    let step = strategy.run((state, Same(batch)), |ctx, (state, batch)| {
+    let step = strategy.run((state, Replicated(batch)), |ctx, (state, batch)| {
         let ids = ids(batch);
         let shape: [usize; 2] = [ids.shape()[0], ids.shape()[1]];
         let flat = Tensor::<2, Int>::from_data(ids, ctx.device()).reshape([-1]);

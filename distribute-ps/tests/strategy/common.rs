@@ -8,7 +8,7 @@ use burn::module::Module;
 use burn::nn::{Initializer, Linear, LinearConfig};
 use burn::tensor::{Device, Tensor, TensorData};
 use distribute_core::{
-    Applied, InputContext, Mirrored, Result, Same, Strategy, StrategyExt, TrainState,
+    Applied, InputContext, Mirrored, Replicated, Result, Strategy, StrategyExt, TrainState,
 };
 use distribute_ps::partitioners::Partitioner;
 use distribute_ps::{
@@ -126,7 +126,7 @@ pub type Built = Mirrored<TrainState<Net>>;
 
 /// One step with the batch of this number.
 pub fn step(strategy: &dyn Strategy, state: &mut Built, number: usize) -> Result<Applied> {
-    let updated = strategy.run((state, Same(number)), |ctx, (state, number)| {
+    let updated = strategy.run((state, Replicated(number)), |ctx, (state, number)| {
         let input = (0..20).map(|i| ((i * 7 + number * 5) % 11) as f32 / 4.0 - 1.0);
         let input = TensorData::new(input.collect::<Vec<f32>>(), [4, 5]);
         let input: Tensor<2> = Tensor::from_data(input, ctx.device());

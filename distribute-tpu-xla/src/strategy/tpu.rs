@@ -248,10 +248,6 @@ fn global_id(device: &Device) -> i64 {
 }
 
 impl Strategy for TpuStrategy {
-    fn name(&self) -> &'static str {
-        "tpu"
-    }
-
     fn num_replicas_in_sync(&self) -> usize {
         self.num_replicas
     }

@@ -4,7 +4,7 @@
 use burn::prelude::*;
 use distribute_core::metric::{BinaryAccuracy, Mean, SparseCategoricalAccuracy, Sum};
 use distribute_core::{
-    DefaultStrategy, MirroredStrategy, PerReplica, ReduceOp, Replicate, Result, Same, Sgd,
+    DefaultStrategy, MirroredStrategy, PerReplica, ReduceOp, Replicate, Replicated, Result, Sgd,
     Strategy, StrategyExt, TensorData, TrainState, VariableAggregation, VariableOptions,
 };
 use distribute_data::sparse_categorical_crossentropy;
@@ -217,7 +217,7 @@ fn arguments_of_all_kinds() {
             let lent = parts(strategy);
             let mut found = Vec::new();
             for number in 0..4 {
-                let same = Same((
+                let same = Replicated((
                     part(number),
                     2.0_f32,
                     vec![Tensor::<1, Int>::from_ints(
@@ -240,7 +240,7 @@ fn arguments_of_all_kinds() {
         // Tensors that change are inputs: one program.
         let Some(tpu) = strategy(2) else { return };
         for number in 0..4 {
-            let same = Same(part(number));
+            let same = Replicated(part(number));
             tpu.run(same, |_, x| Ok(x)).unwrap();
         }
         assert_eq!(tpu.statistics().programs, 1);

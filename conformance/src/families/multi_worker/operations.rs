@@ -3,8 +3,9 @@
 use burn::tensor::{Tensor, TensorData};
 use distribute_core::checkpoint::{Checkpoint, CheckpointManager, Metadata, load_latest};
 use distribute_core::{
-    Error, MultiWorkerMirroredStrategy, PerReplica, ReduceOp, Same, Sgd, Strategy, StrategyExt,
-    TrainState, VariableAggregation, VariableOptions, VariableSynchronization, current_strategy,
+    Error, MultiWorkerMirroredStrategy, PerReplica, ReduceOp, Replicated, Sgd, Strategy,
+    StrategyExt, TrainState, VariableAggregation, VariableOptions, VariableSynchronization,
+    current_strategy,
 };
 use distribute_data::split::replica_range;
 use distribute_data::{AverageLoss, average_loss, scale_regularization_loss};
@@ -117,7 +118,7 @@ impl Task<'_> {
 
     fn reduce_plain(&self, op: &str) -> Checked {
         let value = tensor(self.expect.field("value")?)?;
-        let found = self.strategy.reduce(reduction(op)?, Same(value))?;
+        let found = self.strategy.reduce(reduction(op)?, Replicated(value))?;
         self.same("result", &found)
     }
 

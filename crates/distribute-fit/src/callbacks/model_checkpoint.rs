@@ -199,7 +199,7 @@ impl ModelCheckpoint {
             if !workers.is_chief() && *outcome != Outcome::Interrupted {
                 workers.release();
             }
-            let all = match workers.hear_all("the last checkpoint", &said) {
+            let all = match workers.all_gather_json("the last checkpoint", &said) {
                 Err(error) if workers.is_chief() && said.is_none() && error.is_interruption() => {
                     tracing::warn!(%error, "a worker did not wait for the last checkpoint");
                     Vec::new()
@@ -263,7 +263,7 @@ impl ModelCheckpoint {
             return is_newest();
         };
         let own = workers.is_chief() && is_newest()?;
-        let all = workers.hear_all("whether the newest checkpoint is this run's", &own)?;
+        let all = workers.all_gather_json("whether the newest checkpoint is this run's", &own)?;
         Ok(all.first() == Some(&true))
     }
 
@@ -299,7 +299,7 @@ impl ModelCheckpoint {
             true => newest()?,
             false => None,
         };
-        let all = workers.hear_all("the best value so far", &own)?;
+        let all = workers.all_gather_json("the best value so far", &own)?;
         Ok(all.into_iter().next().flatten().map(|best| best.0))
     }
 }

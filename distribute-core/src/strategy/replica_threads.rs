@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::collections::VecDeque;
+use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -10,7 +11,7 @@ use distribute_collectives::GroupOptions;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use super::{Replica, ReplicaStep, Strategy, VariablePlacement};
-use crate::cross_device::CrossDeviceOps;
+use crate::cross_device::{CrossDeviceOps, DirectAllReduce};
 use crate::device_reduce::DevicePlan;
 use crate::replica::{Alone, Devices, HostPeers, Link, LocalExchange, Peers, Threads, Workers};
 use crate::sync::lock;
@@ -30,7 +31,7 @@ pub(crate) fn run_inline(
 ///
 /// # Errors
 /// The step's own, as [`Error::Replica`] or [`Error::ReplicaPanicked`].
-pub fn run_alone(
+pub fn run_on_calling_thread(
     strategy: Arc<dyn Strategy>,
     replica: &Replica,
     step: ReplicaStep<'_>,
@@ -61,47 +62,100 @@ fn panic_message(payload: &(dyn Any + Send)) -> String {
     text.unwrap_or_else(|| "(a panic without a message)".to_string())
 }
 
-/// What the replica threads of one strategy need.
+/// What the replica threads of one strategy need ([`ReplicaThreads::builder`]).
 #[derive(Debug, Clone)]
-pub(crate) struct EngineOptions {
-    pub(crate) timeout: Duration,
-    pub(crate) threads_per_replica: usize,
-    pub(crate) placement: VariablePlacement,
-    pub(crate) cross_device_ops: Arc<dyn CrossDeviceOps>,
-    pub(crate) group: GroupOptions,
+#[must_use]
+pub struct ReplicaThreadsBuilder {
+    timeout: Duration,
+    placement: VariablePlacement,
+    cross_device_ops: Arc<dyn CrossDeviceOps>,
+    workers: Option<WorkerGroup>,
+    devices: DevicePlan,
+}
+
+impl Default for ReplicaThreadsBuilder {
+    fn default() -> Self {
+        Self {
+            timeout: Duration::from_secs(300),
+            placement: VariablePlacement::Mirrored,
+            cross_device_ops: Arc::new(DirectAllReduce),
+            workers: None,
+            devices: DevicePlan::default(),
+        }
+    }
+}
+
+impl ReplicaThreadsBuilder {
+    /// How long a replica may keep the others waiting. 5 minutes by default.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// Where training states keep their variables.
+    pub fn variable_placement(mut self, placement: VariablePlacement) -> Self {
+        self.placement = placement;
+        self
+    }
+
+    /// What sums gradients over the replicas of this process.
+    pub fn cross_device_ops(mut self, ops: Arc<dyn CrossDeviceOps>) -> Self {
+        self.cross_device_ops = ops;
+        self
+    }
+
     /// The group of workers, if there are several.
-    pub(crate) workers: Option<WorkerGroup>,
+    pub fn workers(mut self, workers: Option<WorkerGroup>) -> Self {
+        self.workers = workers;
+        self
+    }
+
     /// How gradients on devices are reduced.
-    pub(crate) devices: DevicePlan,
+    pub(crate) fn devices(mut self, devices: DevicePlan) -> Self {
+        self.devices = devices;
+        self
+    }
+
+    /// Starts one thread for each replica.
+    ///
+    /// # Errors
+    /// If threads cannot be started, or the devices cannot be connected.
+    pub fn build(self, replicas: Vec<Replica>) -> Result<ReplicaThreads> {
+        ReplicaThreads::new(replicas, self)
+    }
 }
 
 /// The replica threads of a strategy with several replicas in this process.
 ///
-/// Every replica has a thread pool of its own (of one thread, unless burn's `rayon` feature is
-/// used), so replicas never queue behind each other's kernels.
-pub(crate) struct Engine {
+/// Every replica has a thread pool of its own (of one thread), so replicas never queue behind each
+/// other's kernels.
+pub struct ReplicaThreads {
     replicas: Vec<Replica>,
-    options: EngineOptions,
+    options: ReplicaThreadsBuilder,
     pools: Vec<ThreadPool>,
     /// Of the current group; the list is empty after a failed run and rebuilt by the next one.
     contexts: Mutex<Contexts>,
 }
 
-/// The replicas' contexts, and the how-manieth group they hold the endpoints of.
+/// The replicas' contexts, and the index of the group that they hold the endpoints of, from 0.
 struct Contexts {
     list: Vec<ReplicaContext>,
     generation: u64,
 }
 
-impl Engine {
-    /// Starts the replicas' threads.
-    pub(crate) fn new(replicas: Vec<Replica>, options: EngineOptions) -> Result<Self> {
+impl ReplicaThreads {
+    /// Options for threads of a strategy.
+    pub fn builder() -> ReplicaThreadsBuilder {
+        ReplicaThreadsBuilder::default()
+    }
+
+    fn new(replicas: Vec<Replica>, options: ReplicaThreadsBuilder) -> Result<Self> {
         let pools = replicas
             .iter()
             .map(|replica| {
                 let id = replica.id;
                 ThreadPoolBuilder::new()
-                    .num_threads(options.threads_per_replica)
+                    .num_threads(1)
                     .thread_name(move |thread| format!("replica-{id}.{thread}"))
                     .build()
                     .map_err(|error| Error::invalid(format!("cannot start threads: {error}")))
@@ -121,7 +175,7 @@ impl Engine {
     }
 
     /// The replicas, in order.
-    pub(crate) fn replicas(&self) -> &[Replica] {
+    pub fn replicas(&self) -> &[Replica] {
         &self.replicas
     }
 
@@ -130,8 +184,12 @@ impl Engine {
         self.options.devices.outcome()
     }
 
-    /// Runs a step on all replicas. Runs of several callers follow one another.
-    pub(crate) fn run(&self, strategy: &Arc<dyn Strategy>, step: ReplicaStep<'_>) -> Result<()> {
+    /// Runs a step on all replicas and waits for them: [`Strategy::run_replicas`] of the strategy
+    /// that they belong to. Runs of several callers follow one another.
+    ///
+    /// # Errors
+    /// The first replica's own error; the others have been stopped by then.
+    pub fn run(&self, strategy: &Arc<dyn Strategy>, step: ReplicaStep<'_>) -> Result<()> {
         let mut current = lock(&self.contexts);
         if current.list.is_empty() {
             current.generation += 1;
@@ -224,13 +282,15 @@ fn launch<'a>(pools: &[ThreadPool], mut jobs: VecDeque<Box<dyn FnOnce() + Send +
 /// A new group and the contexts that hold its endpoints.
 fn build_contexts(
     replicas: &[Replica],
-    options: &EngineOptions,
+    options: &ReplicaThreadsBuilder,
     generation: u64,
 ) -> Result<Vec<ReplicaContext>> {
     let exchange = Arc::new(LocalExchange::new(replicas.len(), options.timeout));
     let group = distribute_collectives::in_process(
         replicas.len(),
-        options.group.clone().generation(generation),
+        GroupOptions::default()
+            .timeout(options.timeout)
+            .generation(generation),
     )?;
     let logical: Vec<LogicalDevice> = replicas.iter().map(|replica| replica.logical).collect();
     let devices = options.devices.connect(&logical, generation)?;
@@ -276,5 +336,14 @@ fn on_devices<L: Link + 'static>(
             let device = &replica.device;
             Box::new(Devices::new(host, device, num_replicas, reducer, workers))
         }
+    }
+}
+
+impl fmt::Debug for ReplicaThreads {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReplicaThreads")
+            .field("replicas", &self.replicas)
+            .field("options", &self.options)
+            .finish_non_exhaustive()
     }
 }
