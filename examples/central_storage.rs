@@ -32,7 +32,7 @@ fn train(strategy: &impl Strategy) -> Result<f32> {
             })?;
         }
     }
-    Ok(state.primary().model.weight.val().into_scalar::<f32>())
+    Ok(state.primary()?.model.weight.val().into_scalar::<f32>())
 }
 
 fn main() -> Result<()> {

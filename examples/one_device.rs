@@ -46,7 +46,7 @@ fn main() -> Result<()> {
             println!("epoch {epoch}: loss {:.6}", sum / 5.0);
         }
     }
-    let slope = state.primary().model.weight.val().into_scalar::<f32>();
+    let slope = state.primary()?.model.weight.val().into_scalar::<f32>();
     println!("slope {slope:.2}");
     Ok(())
 }

@@ -34,7 +34,7 @@ use crate::{Error, Gradients, ReplicaContext, Replicate, Result, WorkerGroup};
 ///     let gradients = ctx.gradient(&loss, &state.model)?;
 ///     state.apply_gradients(ctx, gradients)
 /// })?;
-/// assert_eq!(state.primary().step(), 1);
+/// assert_eq!(state.primary()?.step(), 1);
 /// # Ok::<(), distribute_core::Error>(())
 /// ```
 #[derive(Clone)]

@@ -206,6 +206,16 @@ pub enum Error {
     /// An error of the caller's own step.
     #[error("{0}")]
     Step(Arc<dyn std::error::Error + Send + Sync>),
+    /// A failure that is not the caller's: a device or the machine has failed, or this library has
+    /// a bug.
+    #[error(
+        "{source}; neither the program nor its data caused this: the device or the machine has \
+         failed, or it is a bug of this library; try again, and report it if it comes again"
+    )]
+    Internal {
+        /// What could not be done.
+        source: Arc<dyn std::error::Error + Send + Sync>,
+    },
 }
 
 distribute_error::debug_as_message!(Error);
@@ -234,6 +244,13 @@ impl Error {
     /// `map_err(Error::step)`.
     pub fn step(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
         Self::Step(Arc::from(error.into()))
+    }
+
+    /// An [`Error::Internal`]: wraps what can only fail with the device or by a bug.
+    pub fn internal(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
+        Self::Internal {
+            source: Arc::from(error.into()),
+        }
     }
 
     /// Wraps an error of a data source.

@@ -156,7 +156,7 @@ fn normalized_axis(rank: usize, axis: i64) -> Result<usize> {
         axis,
         rank,
     };
-    let signed = i64::try_from(rank).map_err(Error::step)?;
+    let signed = i64::try_from(rank).map_err(Error::internal)?;
     let index = if axis < 0 { axis + signed } else { axis };
     usize::try_from(index)
         .ok()
@@ -174,7 +174,7 @@ fn sum_axes(data: TensorData, axes: &[i64]) -> Result<TensorData> {
 
 fn sum_axis<E: Element + Kernel>(data: &TensorData, axis: usize) -> Result<TensorData> {
     let (outer, length, inner) = split_at(data.shape(), axis);
-    let values = data.as_slice::<E>().map_err(Error::step)?;
+    let values = data.as_slice::<E>().map_err(Error::internal)?;
     let mut sums = vec![E::default(); outer * inner];
     for (row, sum) in sums.chunks_exact_mut(inner.max(1)).enumerate() {
         let rows = &values[row * length * inner..(row + 1) * length * inner];
@@ -202,7 +202,7 @@ pub(crate) fn divide(total: TensorData, count: usize) -> Result<TensorData> {
     let count = count as f64;
     Ok(match total.dtype() {
         DType::F32 => {
-            let values = total.as_slice::<f32>().map_err(Error::step)?;
+            let values = total.as_slice::<f32>().map_err(Error::internal)?;
             let means: Vec<f32> = values.iter().map(|value| value / count as f32).collect();
             TensorData::new(means, shape)
         }
@@ -227,7 +227,7 @@ pub(crate) fn scatter_sum(
     shape: &[usize],
 ) -> Result<TensorData> {
     for_element!(rows.dtype(), E => {
-        let values = rows.as_slice::<E>().map_err(Error::step)?;
+        let values = rows.as_slice::<E>().map_err(Error::internal)?;
         let mut dense = vec![E::default(); shape.iter().product()];
         for (row, index) in values.chunks_exact(width.max(1)).zip(indices) {
             let target = &mut dense[index * width..(index + 1) * width];
@@ -313,7 +313,7 @@ fn same_shape(op: &'static str, first: &TensorData, other: &TensorData) -> Resul
 fn fold<E: Element + Kernel>(op: ReduceOp, components: &[TensorData]) -> Result<TensorData> {
     let slices = components
         .iter()
-        .map(|data| data.as_slice::<E>().map_err(Error::step))
+        .map(|data| data.as_slice::<E>().map_err(Error::internal))
         .collect::<Result<Vec<_>>>()?;
     let mut values = vec![E::default(); slices[0].len()];
     distribute_collectives::reduce::reduce_into(op, &slices, &mut values);

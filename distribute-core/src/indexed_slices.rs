@@ -85,7 +85,9 @@ impl IndexedSlices {
     fn into_tensors(self) -> Result<Vec<TensorData>> {
         let counts = |counts: Vec<usize>| -> Result<TensorData> {
             let wide = counts.into_iter().map(i64::try_from);
-            let wide = wide.collect::<Result<Vec<i64>, _>>().map_err(Error::step)?;
+            let wide = wide
+                .collect::<Result<Vec<i64>, _>>()
+                .map_err(Error::internal)?;
             let count = wide.len();
             Ok(TensorData::new(wide, [count]))
         };
@@ -101,7 +103,7 @@ impl IndexedSlices {
             let narrow = data.iter::<i64>().map(usize::try_from);
             narrow
                 .collect::<Result<Vec<usize>, _>>()
-                .map_err(Error::step)
+                .map_err(Error::internal)
         };
         match <[TensorData; 3]>::try_from(tensors) {
             Ok([values, indices, shape]) => Self::new(values, counts(&indices)?, counts(&shape)?),

@@ -65,7 +65,7 @@ impl Take {
         let value = tensor.take().and_then(|value| match value.dtype() {
             DType::Bool(store) if store != BoolStore::Native => value
                 .try_cast(DType::Bool(BoolStore::Native))
-                .map_err(Error::step),
+                .map_err(Error::internal),
             _ => Ok(value),
         });
         match value {
@@ -126,7 +126,7 @@ impl Put {
                 op: "a parameter of another kind in the model",
                 dtype: data.dtype().name().to_string(),
             }),
-            Some(Some(data)) => data.try_cast(dtype).map_err(Error::step),
+            Some(Some(data)) => data.try_cast(dtype).map_err(Error::internal),
         };
         match checked {
             Ok(data) => Some(data),
@@ -200,7 +200,7 @@ impl ModuleVisitor for CheckComputed {
         let count = value.shape().num_elements();
         if self.0.is_ok() && count > 0 && value.is_require_grad() && is_off_host(&value.device()) {
             let first = value.inner().reshape([count]).narrow(0, 0, 1);
-            self.0 = first.try_into_data().map(drop).map_err(Error::step);
+            self.0 = first.try_into_data().map(drop).map_err(Error::internal);
         }
     }
 }

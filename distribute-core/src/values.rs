@@ -159,16 +159,21 @@ impl<T: Replicate> Mirrored<T> {
 
     /// Changes replica 0's copy on the calling thread and copies the result to all others
     /// (loading a checkpoint, setting a learning rate). Clears a poisoning.
-    pub fn update<R>(&mut self, change: impl FnOnce(&mut T) -> R) -> R {
-        self.sync_to_host();
-        let result = change(&mut self.values[0]);
+    ///
+    /// # Errors
+    /// Those of [`primary`](Self::primary), before anything is changed, and those of `change`.
+    pub fn update<R>(&mut self, change: impl FnOnce(&mut T) -> Result<R>) -> Result<R> {
+        let result = change(&mut self.host_values_mut()?[0]);
         self.resync();
         result
     }
 
-    /// Copies replica 0's value to all replicas and clears a poisoning.
+    /// Copies replica 0's value to all replicas and clears a poisoning. Replica 0's value is the
+    /// host's older copy if the newest cannot be copied from the device.
     pub fn resync(&mut self) {
-        self.sync_to_host();
+        // What cannot be fetched is given up here, and only here.
+        let _fetched = self.values().is_ok();
+        self.adopt_fetched();
         for index in 1..self.values.len() {
             let (primary, others) = self.values.split_at_mut(1);
             others[index - 1].sync_from(&primary[0], &self.devices[index]);
@@ -179,30 +184,19 @@ impl<T: Replicate> Mirrored<T> {
     /// Replica 0's copy, for reading outside a step (saving, evaluation on one device).
     ///
     /// Under a strategy that compiles steps the first call after a step copies the value from the
-    /// device. If that fails the value is marked as [poisoned](Self::poisoned) and this is the
-    /// copy that the host had; [`try_primary`](Self::try_primary) returns the error.
-    pub fn primary(&self) -> &T {
-        self.try_primary().unwrap_or(&self.values[0])
-    }
-
-    /// [`primary`](Self::primary) that reports a failed copy.
+    /// device. If that fails the value is marked as [poisoned](Self::poisoned).
     ///
     /// # Errors
-    /// [`TraceError::Fetch`] if the value cannot be copied from the device.
-    pub fn try_primary(&self) -> Result<&T> {
-        Ok(&self.try_values()?[0])
+    /// [`TraceError::Fetch`] if the value cannot be copied from the device; never elsewhere.
+    pub fn primary(&self) -> Result<&T> {
+        Ok(&self.values()?[0])
     }
 
-    /// All copies in replica order; as [`primary`](Self::primary).
-    pub fn values(&self) -> &[T] {
-        self.try_values().unwrap_or(&self.values)
-    }
-
-    /// [`values`](Self::values) that reports a failed copy.
+    /// All copies in replica order.
     ///
     /// # Errors
-    /// [`TraceError::Fetch`] if the value cannot be copied from the device.
-    pub fn try_values(&self) -> Result<&[T]> {
+    /// As [`primary`](Self::primary).
+    pub fn values(&self) -> Result<&[T]> {
         if let Some(fetched) = self.fetched.get() {
             return Ok(fetched);
         }
@@ -222,9 +216,12 @@ impl<T: Replicate> Mirrored<T> {
     }
 
     /// Replica 0's copy; the others are dropped.
-    pub fn into_primary(mut self) -> T {
-        self.sync_to_host();
-        self.values.swap_remove(0)
+    ///
+    /// # Errors
+    /// As [`primary`](Self::primary).
+    pub fn into_primary(mut self) -> Result<T> {
+        self.host_values_mut()?;
+        Ok(self.values.swap_remove(0))
     }
 
     /// Host copies of what is on the device.
@@ -244,20 +241,17 @@ impl<T: Replicate> Mirrored<T> {
         Ok(all)
     }
 
-    /// Makes the host's copies the newest ones; those on the device are given up.
-    fn sync_to_host(&mut self) {
-        // A failure has marked the value already.
-        let _marked = self.try_values().is_ok();
+    /// Makes what was fetched the host's copies; those on the device are given up.
+    fn adopt_fetched(&mut self) {
         *lock(&self.on_device) = None;
-        if let Some(fetched) = self.fetched.take() {
-            self.values = fetched;
-        }
+        self.forget_fetched();
     }
 
     /// All copies in replica order, to be changed.
-    pub(crate) fn host_values_mut(&mut self) -> &mut [T] {
-        self.sync_to_host();
-        &mut self.values
+    pub(crate) fn host_values_mut(&mut self) -> Result<&mut [T]> {
+        self.values()?;
+        self.adopt_fetched();
+        Ok(&mut self.values)
     }
 
     /// Forgets copies of a value that a step has changed.
@@ -269,7 +263,7 @@ impl<T: Replicate> Mirrored<T> {
 }
 
 impl<T> Mirrored<T> {
-    /// The host's part of replica 0's value: its numbers (step counter, learning rate) are the
+    /// Replica 0's value as the host has it: its numbers (step counter, learning rate) are the
     /// newest, its tensors may be older than those on the device.
     pub fn host_metadata(&self) -> &T {
         &self.values[0]

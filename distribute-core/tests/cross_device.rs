@@ -29,7 +29,7 @@ fn trained(replicas: usize, ops: impl CrossDeviceOps + 'static) -> Vec<Vec<f32>>
             })
             .unwrap();
     }
-    let copies = state.values().iter();
+    let copies = state.values().unwrap().iter();
     copies
         .map(|state: &TrainState<Linear>| {
             let tensors = state.to_tensors().unwrap();

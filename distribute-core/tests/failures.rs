@@ -175,7 +175,13 @@ fn micro_batch(strategy: &dyn Strategy, state: &mut State, base: f32) -> Result<
 }
 
 fn weight(state: &State) -> f32 {
-    state.primary().model.weight.val().into_scalar::<f32>()
+    state
+        .primary()
+        .unwrap()
+        .model
+        .weight
+        .val()
+        .into_scalar::<f32>()
 }
 
 #[test]
@@ -183,7 +189,11 @@ fn accumulated_gradients_are_the_sum_of_all_replicas_and_micro_batches() {
     let strategy = MirroredStrategy::builder().replicas(2).build().unwrap();
     let mut state = scalar_state(&strategy, |state| state.accumulate(2));
     micro_batch(&strategy, &mut state, 1.0).unwrap();
-    state.update(|state| state.set_learning_rate(1.0));
+    let changed = state.update(|state| {
+        state.set_learning_rate(1.0);
+        Ok(())
+    });
+    changed.unwrap();
     micro_batch(&strategy, &mut state, 100.0).unwrap();
     assert_eq!(weight(&state), -1111.0, "1 + 10 + 100 + 1000");
 }
@@ -246,7 +256,7 @@ fn running_statistics_are_saved_up_to_date_and_refused_where_they_would_race() {
             state.apply_gradients(ctx, gradients)?;
             Ok(())
         })?;
-        state.primary().to_tensors()
+        state.primary().unwrap().to_tensors()
     };
     let saved = train(&DefaultStrategy::new()).unwrap();
     let mean = saved["model/norm.running_mean"].as_slice::<f32>().unwrap()[0];

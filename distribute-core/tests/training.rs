@@ -136,7 +136,10 @@ fn trained(
         .scope(|device| TrainState::new(Mlp::new(device), optimizer))
         .unwrap();
     let losses = train(strategy, &mut state, 0..50);
-    (losses, state.values().iter().map(weights).collect())
+    (
+        losses,
+        state.values().unwrap().iter().map(weights).collect(),
+    )
 }
 
 fn assert_close(a: &[f32], b: &[f32], bound: f32) {
@@ -234,7 +237,7 @@ fn an_update_on_some_replicas_only_poisons_the_state() {
     let mut state = strategy
         .scope(|device| TrainState::new(Mlp::new(device), Sgd::new(0.1)))
         .unwrap();
-    let before = weights(state.primary());
+    let before = weights(state.primary().unwrap());
     let batch = split(0, 12, &strategy);
     let error = strategy.run((&mut state, batch), |ctx, (state, (x, _))| {
         if ctx.replica_id() == 1 {
@@ -250,7 +253,7 @@ fn an_update_on_some_replicas_only_poisons_the_state() {
     assert!(matches!(again, Err(Error::Poisoned { .. })), "{again:?}");
     state.resync();
     train(&strategy, &mut state, 0..2);
-    assert_ne!(before, weights(state.primary()));
+    assert_ne!(before, weights(state.primary().unwrap()));
 }
 
 #[test]
@@ -335,12 +338,12 @@ fn accumulation_updates_on_the_last_micro_batch_only() {
     let mut state = strategy
         .scope(|device| TrainState::new(Mlp::new(device), Sgd::new(0.1)).accumulate(3))
         .unwrap();
-    let start = weights(state.primary());
+    let start = weights(state.primary().unwrap());
     train(&strategy, &mut state, 0..2);
-    assert_eq!(start, weights(state.primary()));
+    assert_eq!(start, weights(state.primary().unwrap()));
     train(&strategy, &mut state, 2..3);
-    assert_ne!(start, weights(state.primary()));
-    assert_eq!(state.primary().step(), 1);
+    assert_ne!(start, weights(state.primary().unwrap()));
+    assert_eq!(state.primary().unwrap().step(), 1);
 }
 
 #[test]
@@ -363,15 +366,18 @@ fn burns_optimizers_get_the_summed_gradients() {
                 })
                 .unwrap();
         }
-        assert_eq!(state.primary().step(), 20);
-        weights(&TrainState::new(state.into_primary().model, Sgd::new(0.05)))
+        assert_eq!(state.primary().unwrap().step(), 20);
+        weights(&TrainState::new(
+            state.into_primary().unwrap().model,
+            Sgd::new(0.05),
+        ))
     };
     let default = DefaultStrategy::new();
     let mut ours = default
         .scope(|device| TrainState::new(Mlp::new(device), Sgd::new(0.05)))
         .unwrap();
     train(&default, &mut ours, 0..20);
-    let ours = weights(ours.primary());
+    let ours = weights(ours.primary().unwrap());
     assert_close(&ours, &train_with_burn(&default), 1e-6);
     let mirrored = MirroredStrategy::builder().replicas(3).build().unwrap();
     assert_close(&ours, &train_with_burn(&mirrored), 1e-6);
@@ -418,7 +424,7 @@ fn gradients_are_clipped_to_their_global_norm_after_the_reduction() {
             Ok(())
         })
         .unwrap();
-    for state in state.values() {
+    for state in state.values().unwrap() {
         assert!((value(&state.model.first) - (1.0 - 0.6)).abs() < 1e-6);
         assert!((value(&state.model.second) - (1.0 - 0.8)).abs() < 1e-6);
     }
@@ -445,7 +451,7 @@ fn a_parameter_that_some_replicas_do_not_use_gets_the_others_gradients() {
                 Ok(())
             })
             .unwrap();
-        for state in state.values() {
+        for state in state.values().unwrap() {
             assert!((value(&state.model.first) - 0.9).abs() < 1e-5);
             assert!((value(&state.model.second) - 0.9).abs() < 1e-5);
             assert_eq!(value(&state.model.third), 1.0, "nobody used it");

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::DataError;
 use crate::prefetch::Prefetch;
+use crate::worker_agreement::other_call;
 
 /// How many input pipelines there are (TensorFlow: `tf.distribute.InputReplicationMode`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -255,11 +256,12 @@ impl<B: Nest + Clone> WorkerSync<B> {
 
     /// Sends the report of this worker, and returns the reports of all.
     fn gather_reports(&self, report: &StepReport) -> Result<Vec<StepReport>> {
-        let text = serde_json::to_string(report).map_err(Error::step)?;
+        let text = serde_json::to_string(report).map_err(Error::internal)?;
         let texts = self.workers.gather_text(&text)?.into_iter();
-        texts
-            .map(|text| serde_json::from_str(&text).map_err(Error::step))
-            .collect()
+        let read = |(worker, text): (usize, String)| {
+            serde_json::from_str(&text).map_err(|_| other_call(worker))
+        };
+        texts.enumerate().map(read).collect()
     }
 
     /// The tensors of this worker's first batch without its examples, for workers that have none.

@@ -44,7 +44,7 @@ pub(crate) fn agree_on_sizes(
         },
         Err(error) => WorkerReport::Failed(error.to_string()),
     };
-    let text = serde_json::to_string(&report).map_err(Error::step)?;
+    let text = serde_json::to_string(&report).map_err(Error::internal)?;
     let all = workers.gather_text(&text)?.into_iter();
     let mut agreed = own?;
     let mut first: Option<Vec<(String, String)>> = None;
@@ -66,7 +66,7 @@ pub(crate) fn agree_on_sizes(
     Ok(agreed)
 }
 
-fn other_call(worker: usize) -> Error {
+pub(crate) fn other_call(worker: usize) -> Error {
     Error::invalid(format!(
         "worker {worker} made another call while this one distributes a dataset; all workers must \
          distribute the same datasets in the same order"

@@ -112,7 +112,14 @@ fn program(strategy: &impl Strategy, losses: &mut Vec<f32>) -> Result<Vec<f32>> 
         println!("epoch {epoch}: loss {}", total / batches as f32);
         losses.push(total / batches as f32);
     }
-    let weights = state.primary().model.output.weight.val().into_data();
+    let weights = state
+        .primary()
+        .unwrap()
+        .model
+        .output
+        .weight
+        .val()
+        .into_data();
     Ok(weights.iter::<f32>().collect())
 }
 
@@ -181,7 +188,7 @@ fn replicas_with_empty_batches_take_part() {
         }
     }
     assert_eq!(sizes, [2, 2, 1, 0]);
-    let copies = state.values().iter().map(|state| {
+    let copies = state.values().unwrap().iter().map(|state| {
         let weights = state.model.output.weight.val().into_data();
         weights.iter::<f32>().collect::<Vec<_>>()
     });

@@ -246,7 +246,7 @@ fn trained<S: Strategy>(strategy: &S, count: usize, pad: bool) -> (Vec<f32>, [Lo
     .unwrap();
     let outputs: Vec<f32> = outputs.into_data().try_to_vec().unwrap();
     assert_eq!(outputs.len(), count);
-    let tensors = state.primary().to_tensors().unwrap();
+    let tensors = state.primary().unwrap().to_tensors().unwrap();
     let weights = tensors.get("model/weight").unwrap();
     let weights = weights.try_to_vec::<f32>().unwrap();
     (weights, [history.last_logs().clone(), found.logs], outputs)

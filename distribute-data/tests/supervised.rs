@@ -58,8 +58,9 @@ fn a_ready_objective_trains_and_reports_as_one_that_is_written_by_hand() {
         assert_eq!(found.logs, expected.logs);
         assert!(found.logs.get("accuracy").is_some_and(|share| share > 0.5));
     }
-    let weights =
-        |state: &Mirrored<TrainState<Linear>>| state.primary().model.weight.val().to_data();
+    let weights = |state: &Mirrored<TrainState<Linear>>| {
+        state.primary().unwrap().model.weight.val().to_data()
+    };
     assert_eq!(weights(&ours), weights(&theirs));
     let evaluated = evaluate(&strategy, &ours, &train, ready).unwrap();
     assert_eq!(evaluated.examples, 1438);

@@ -357,11 +357,11 @@ fn fitted(lengths: &'static [usize], from_function: bool) -> Vec<(u64, Vec<f32>)
         for record in history.unwrap().epochs {
             assert!(record.logs.loss().is_finite(), "{record:?}");
         }
-        let tensors = state.primary().to_tensors().unwrap();
+        let tensors = state.primary().unwrap().to_tensors().unwrap();
         let weights = tensors
             .values()
             .flat_map(|data| data.iter::<f32>().collect::<Vec<_>>());
-        (state.primary().step(), weights.collect())
+        (state.primary().unwrap().step(), weights.collect())
     })
 }
 

@@ -53,7 +53,7 @@ fn ten_thousand_steps_with_changing_batches_leave_nothing_behind() {
             if number % 500 == 0 {
                 loss.result().unwrap();
                 loss.reset_state().unwrap();
-                state.try_primary().unwrap();
+                state.primary().unwrap();
             }
         }
         let grown = resident().saturating_sub(after_warm_up);

@@ -174,7 +174,7 @@ fn new_state(strategy: &dyn Strategy, w: &TensorData, optimizer: Sgd) -> Result<
 }
 
 fn weights(state: &State) -> Result<TensorData, Failure> {
-    let tensors = state.primary().to_tensors()?;
+    let tensors = state.primary()?.to_tensors()?;
     tensors
         .get("model/w")
         .cloned()
@@ -231,7 +231,7 @@ fn train_and_resume(case: &Case, env: &Env<'_>) -> Checked {
     let mut state = new_state(strategy, &w, optimizer.clone())?;
     train(strategy, &mut state, &data, before)?;
     same(format!("after_{before}"), &state)?;
-    let loaded = through_a_file(&snapshot(state.primary())?)?;
+    let loaded = through_a_file(&snapshot(state.primary()?)?)?;
     let other = &*env.strategy_of(spec(inputs)?)?;
     let mut resumed = new_state(
         other,

@@ -143,7 +143,7 @@ impl<M: Model> Run<'_, M> {
         }
         let loss = self.strategy.reduce(ReduceOp::Sum, losses)?;
         tolerance.same(wanted.field("loss")?, &as_scalar(loss))?;
-        let names = self.state.primary().parameter_names().to_vec();
+        let names = self.state.primary()?.parameter_names().to_vec();
         for gradients in gradients.values() {
             for (index, name) in names.iter().enumerate() {
                 let gradient = gradients.get(index)?;
@@ -193,7 +193,7 @@ impl<M: Model> Run<'_, M> {
 
     /// Compares the weights of every replica with those at the end of TensorFlow's run.
     fn same_weights(&self, wanted: &Value) -> Checked {
-        for state in self.state.try_values()? {
+        for state in self.state.values()? {
             let tensors = state.to_tensors()?;
             for name in state.parameter_names() {
                 let found = tensors.get(&format!("model/{name}"));

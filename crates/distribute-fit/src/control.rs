@@ -242,7 +242,7 @@ impl<M: Module + 'static> AnyState for Mirrored<TrainState<M>> {
     }
 
     fn tensors(&self) -> Result<BTreeMap<String, TensorData>> {
-        self.try_primary()?.to_tensors()
+        self.primary()?.to_tensors()
     }
 
     fn load(&mut self, tensors: &BTreeMap<String, TensorData>, step: u64) -> Result<()> {
@@ -250,7 +250,7 @@ impl<M: Module + 'static> AnyState for Mirrored<TrainState<M>> {
     }
 
     fn snapshot(&self) -> Result<Checkpoint> {
-        snapshot::snapshot(self.try_primary()?)
+        snapshot::snapshot(self.primary()?)
     }
 }
 

@@ -47,7 +47,7 @@ where
     F: Fn(&StepContext<'_>, &M, D::Batch) -> Result<Objective> + Sync,
 {
     let started = Instant::now();
-    let mut evaluator = Evaluator::new(strategy, state, 0, 0);
+    let mut evaluator = Evaluator::new(strategy, state, 0, 0)?;
     let all = || {
         for batch in worker_sync::batches(strategy, data, 0, 0)? {
             evaluator.batch(strategy, state, batch?, &objective)?;
@@ -103,7 +103,7 @@ where
     F: Fn(&StepContext<'_>, &M, D::Batch) -> Result<O> + Sync,
     O: Nest + Send + 'static,
 {
-    let models = validation_models(strategy, state);
+    let models = validation_models(strategy, state)?;
     let order = order_of_replicas(strategy, data)?;
     let mut outputs: Option<O> = None;
     let mut rows: Vec<Vec<TensorData>> = Vec::new();
@@ -197,12 +197,12 @@ where
 pub(super) fn validation_models<S: Strategy + ?Sized, M: Module + 'static>(
     strategy: &S,
     state: &Mirrored<TrainState<M>>,
-) -> Option<PerReplica<M>> {
+) -> Result<Option<PerReplica<M>>> {
     if strategy.tracer().is_some() {
-        return None;
+        return Ok(None);
     }
-    let models = state.values().iter().map(|state| state.model.valid());
-    Some(PerReplica::new(models.collect()))
+    let models = state.values()?.iter().map(|state| state.model.valid());
+    Ok(Some(PerReplica::new(models.collect())))
 }
 
 /// Runs a forward pass on the models for evaluation, or on those of the state if there are none.
@@ -245,9 +245,9 @@ impl<M: Module + Sync + 'static> Evaluator<M> {
         state: &Mirrored<TrainState<M>>,
         seed: u64,
         epoch: usize,
-    ) -> Self {
-        Self {
-            models: validation_models(strategy, state),
+    ) -> Result<Self> {
+        Ok(Self {
+            models: validation_models(strategy, state)?,
             meter: Meter::default(),
             pass: Pass {
                 mode: Mode::Evaluate,
@@ -255,7 +255,7 @@ impl<M: Module + Sync + 'static> Evaluator<M> {
                 epoch,
                 batch: 0,
             },
-        }
+        })
     }
 
     pub(super) fn batch<S, B, F>(

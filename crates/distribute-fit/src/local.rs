@@ -68,7 +68,7 @@ where
             return Ok(Validated::Nothing);
         };
         let (strategy, seed) = (session.strategy, session.run.seed);
-        let mut evaluator = Evaluator::new(strategy, session.state, seed, epoch);
+        let mut evaluator = Evaluator::new(strategy, session.state, seed, epoch)?;
         session.run.progress.validation_batches = 0;
         for batch in worker_sync::batches(strategy, validation, 0, 0)? {
             evaluator.batch(strategy, session.state, batch?, &self.objective)?;

@@ -391,7 +391,10 @@ impl StepSums {
 
     /// Reads the sums, which were added up over the replicas. Waits for the device.
     pub(super) fn read(self) -> Result<BatchSums> {
-        let mut numbers = self.numbers.try_into_vec::<f64>().map_err(Error::step)?;
+        let mut numbers = self
+            .numbers
+            .try_into_vec::<f64>()
+            .map_err(Error::internal)?;
         for (place, tensor) in self.tensors {
             numbers[place] = number("a metric", tensor)?;
         }
@@ -414,7 +417,7 @@ impl StepSums {
 }
 
 fn number(what: &str, tensor: Tensor<1>) -> Result<f64> {
-    let data = tensor.try_into_data().map_err(Error::step)?;
+    let data = tensor.try_into_data().map_err(Error::internal)?;
     let mut values = data.iter::<f64>();
     match (values.next(), values.next()) {
         (Some(value), None) => Ok(value),

@@ -196,7 +196,7 @@ where
     F: Fn(&StepContext<'_>, &M, B) -> Result<Objective> + Sync,
 {
     state.refresh()?;
-    let models = validation_models(strategy, state);
+    let models = validation_models(strategy, state)?;
     let forward = |replica: &ReplicaContext, model: &M, batch| {
         evaluate_on(replica, pass, (model, batch), objective)
     };

@@ -69,7 +69,7 @@ impl<S: Strategy + ?Sized, M: Module + Sync + 'static> Session<'_, S, M> {
 
     /// What all workers must have the same of.
     fn settings(&self) -> Vec<(&'static str, Value)> {
-        let (run, state) = (&self.run, self.state.primary());
+        let (run, state) = (&self.run, self.state.host_metadata());
         let progress = &run.progress;
         vec![
             ("the seed", json!(run.seed)),
@@ -226,8 +226,10 @@ impl<S: Strategy + ?Sized, M: Module + Sync + 'static> Session<'_, S, M> {
             .each_savers_first(&mut self.run, self.state, end)?;
         let learning_rate = self.run.learning_rate;
         if self.state.host_metadata().learning_rate() != learning_rate {
-            self.state
-                .update(|state| state.set_learning_rate(learning_rate));
+            self.state.update(|state| {
+                state.set_learning_rate(learning_rate);
+                Ok(())
+            })?;
         }
         Ok(History {
             epochs,
@@ -241,7 +243,7 @@ impl<S: Strategy + ?Sized, M: Module + Sync + 'static> Session<'_, S, M> {
         if self.strategy.tracer().is_some() {
             return Ok(());
         }
-        let mut states = self.state.values().iter();
+        let mut states = self.state.values()?.iter();
         states.try_for_each(TrainState::check_weights)
     }
 

@@ -42,7 +42,7 @@ pub(super) struct RunMetadata {
 
 impl RunMetadata {
     pub(super) fn store(&self, checkpoint: &mut Checkpoint) -> Result<()> {
-        let value = serde_json::to_value(self).map_err(Error::step)?;
+        let value = serde_json::to_value(self).map_err(Error::internal)?;
         checkpoint
             .metadata
             .extra
@@ -134,7 +134,7 @@ fn without_flags(list: Vec<TensorData>) -> Result<WaitingSums> {
     let different_structure = || Error::invalid("the workers' micro-batches differ in structure");
     let mut list = list.into_iter();
     let flags = list.next().ok_or_else(different_structure)?;
-    let flags = flags.try_into_vec::<u8>().map_err(Error::step)?;
+    let flags = flags.try_into_vec::<u8>().map_err(Error::internal)?;
     let mut sums = Vec::with_capacity(flags.len());
     for flag in flags {
         sums.push(match flag {
@@ -168,6 +168,11 @@ impl RunInfo {
             replicas: (run.replicas > 0).then_some(run.replicas),
         })
     }
+}
+
+/// The state of a callback in a checkpoint is not what the callback has written.
+pub(super) fn unreadable_state(error: serde_json::Error) -> Error {
+    refuse(format!("the state of a callback is not readable ({error})"))
 }
 
 pub(super) fn refuse(what: impl Into<String>) -> Error {
@@ -238,7 +243,7 @@ fn expect_model<M: Module + 'static>(
     state: &Mirrored<TrainState<M>>,
     checkpoint: &Checkpoint,
 ) -> Result<()> {
-    let tensors = state.try_primary()?.to_tensors()?;
+    let tensors = state.primary()?.to_tensors()?;
     let expected = saved_kinds(model_specs(&tensors), &checkpoint.tensors);
     Ok(checkpoint.expect("model/", expected)?)
 }

@@ -92,10 +92,10 @@ fn parameters_of_every_kind_are_saved_and_restored() {
     let strategy = MirroredStrategy::builder().replicas(2).build().unwrap();
     let mut trained = state_of(&strategy, 1, &adam());
     steps(&strategy, &mut trained, 2);
-    let expected = trained.primary().model.values();
-    let checkpoint = written(&snapshot(trained.primary()).unwrap());
+    let expected = trained.primary().unwrap().model.values();
+    let checkpoint = written(&snapshot(trained.primary().unwrap()).unwrap());
     let mut fresh = state_of(&strategy, 8, &adam());
-    assert_ne!(fresh.primary().model.values(), expected);
+    assert_ne!(fresh.primary().unwrap().model.values(), expected);
     restore(&mut fresh, &checkpoint).unwrap();
     for model in strategy.local_results(
         strategy
@@ -107,7 +107,7 @@ fn parameters_of_every_kind_are_saved_and_restored() {
     // They go on alike.
     steps(&strategy, &mut trained, 2);
     steps(&strategy, &mut fresh, 2);
-    let tensors = |state: &State| state.primary().to_tensors().unwrap();
+    let tensors = |state: &State| state.primary().unwrap().to_tensors().unwrap();
     assert_eq!(tensors(&fresh), tensors(&trained));
 }
 
@@ -116,15 +116,15 @@ fn checkpoints_without_integers_and_bools_were_written_before_those_were_saved()
     let strategy = DefaultStrategy::new();
     let mut trained = state_of(&strategy, 1, &adam());
     steps(&strategy, &mut trained, 2);
-    let whole = snapshot(trained.primary()).unwrap();
+    let whole = snapshot(trained.primary().unwrap()).unwrap();
     let mut old = whole.clone();
     old.tensors.remove("model/ids").unwrap();
     let mut half = old.clone();
     old.tensors.remove("model/mask").unwrap();
     let mut fresh = state_of(&strategy, 8, &adam());
-    let own = fresh.primary().to_tensors().unwrap();
+    let own = fresh.primary().unwrap().to_tensors().unwrap();
     restore(&mut fresh, &old).unwrap();
-    let found = fresh.primary().to_tensors().unwrap();
+    let found = fresh.primary().unwrap().to_tensors().unwrap();
     for (name, expected) in [
         ("model/weight", &whole.tensors),
         ("model/frozen", &whole.tensors),
@@ -151,7 +151,11 @@ fn checkpoints_without_integers_and_bools_were_written_before_those_were_saved()
         let error = error.unwrap_err().to_string();
         assert!(error.contains("`model/ids`"), "{error}");
     }
-    assert_eq!(fresh.primary().to_tensors().unwrap(), found, "unchanged");
+    assert_eq!(
+        fresh.primary().unwrap().to_tensors().unwrap(),
+        found,
+        "unchanged"
+    );
 }
 
 #[test]
@@ -167,7 +171,7 @@ fn slots_of_another_optimizer_are_refused_by_both_names() {
     for (from, (saved, optimizer)) in kinds.iter().enumerate() {
         let mut trained = state_of(&strategy, 1, optimizer);
         steps(&strategy, &mut trained, 3);
-        let checkpoint = written(&snapshot(trained.primary()).unwrap());
+        let checkpoint = written(&snapshot(trained.primary().unwrap()).unwrap());
         let slots = |checkpoint: &Checkpoint| {
             let names = checkpoint.tensors.keys();
             names.filter(|name| name.starts_with("optimizer/")).count()
@@ -175,17 +179,21 @@ fn slots_of_another_optimizer_are_refused_by_both_names() {
         for (into, (own, optimizer)) in kinds.iter().enumerate() {
             let mut state = state_of(&strategy, 5, optimizer);
             steps(&strategy, &mut state, 1);
-            let before = state.primary().to_tensors().unwrap();
+            let before = state.primary().unwrap().to_tensors().unwrap();
             let restored = restore(&mut state, &checkpoint);
             if from == into || (saved == own && slots(&checkpoint) == 0) {
                 restored.unwrap();
-                assert_eq!(state.primary().step(), 3);
+                assert_eq!(state.primary().unwrap().step(), 3);
                 continue;
             }
             let error = restored.unwrap_err();
             let text = error.to_string();
             assert!(text.contains(saved) && text.contains(own), "{text}");
-            assert_eq!(state.primary().to_tensors().unwrap(), before, "unchanged");
+            assert_eq!(
+                state.primary().unwrap().to_tensors().unwrap(),
+                before,
+                "unchanged"
+            );
             // The tensors alone, without the checkpoint's word for it.
             let mut nameless = checkpoint.clone();
             nameless.metadata.optimizer = Default::default();
@@ -199,15 +207,19 @@ fn slots_of_another_optimizer_are_refused_by_both_names() {
                 if let Err(error) = loaded {
                     let text = error.to_string();
                     assert!(text.contains(saved) && text.contains(own), "{text}");
-                    assert_eq!(state.primary().to_tensors().unwrap(), before, "unchanged");
+                    assert_eq!(
+                        state.primary().unwrap().to_tensors().unwrap(),
+                        before,
+                        "unchanged"
+                    );
                 }
             }
             // The weights can always be had.
             restore_weights(&mut state, &checkpoint).unwrap();
-            let found = state.primary().to_tensors().unwrap();
+            let found = state.primary().unwrap().to_tensors().unwrap();
             assert_eq!(found["model/weight"], checkpoint.tensors["model/weight"]);
             assert!(!found.keys().any(|name| name.starts_with("optimizer/")));
-            assert_eq!(state.primary().step(), 0);
+            assert_eq!(state.primary().unwrap().step(), 0);
         }
     }
 }
@@ -217,7 +229,7 @@ fn a_slot_that_is_missing_or_of_another_size_is_refused() {
     let strategy = DefaultStrategy::new();
     let mut state = state_of(&strategy, 1, &adam());
     steps(&strategy, &mut state, 1);
-    let whole = state.primary().to_tensors().unwrap();
+    let whole = state.primary().unwrap().to_tensors().unwrap();
     let mut load = |tensors: &BTreeMap<String, TensorData>| {
         let loaded = state.update(|state| state.load_tensors(tensors, 1));
         loaded.unwrap_err().to_string()
@@ -242,7 +254,7 @@ fn a_slot_that_is_missing_or_of_another_size_is_refused() {
             Ok(())
         })
         .unwrap();
-    let mut tensors = state.primary().to_tensors().unwrap();
+    let mut tensors = state.primary().unwrap().to_tensors().unwrap();
     tensors.remove("optimizer/velocity/bias").unwrap();
     let loaded = state.update(|state| state.load_tensors(&tensors, 1));
     let error = loaded.unwrap_err().to_string();
@@ -254,7 +266,7 @@ fn the_error_says_what_to_do() {
     let strategy = DefaultStrategy::new();
     let mut trained = state_of(&strategy, 1, &adam());
     steps(&strategy, &mut trained, 1);
-    let checkpoint = snapshot(trained.primary()).unwrap();
+    let checkpoint = snapshot(trained.primary().unwrap()).unwrap();
     let sgd: Arc<dyn Optimizer> = Arc::new(Sgd::new(0.1).momentum(0.9));
     let mut state = state_of(&strategy, 1, &sgd);
     let error = restore(&mut state, &checkpoint).unwrap_err();

@@ -22,12 +22,15 @@ fn checkpoints_go_from_and_to_other_strategies() {
     for number in 0..3 {
         step(&local, &mut here, number).unwrap();
     }
-    let checkpoint = snapshot(here.primary()).unwrap();
+    let checkpoint = snapshot(here.primary().unwrap()).unwrap();
     restore(&mut there, &checkpoint).unwrap();
-    assert_eq!(there.primary().step(), 3);
+    assert_eq!(there.primary().unwrap().step(), 3);
     step(&local, &mut here, 3).unwrap();
     step(&remote, &mut there, 3).unwrap();
-    let (mine, theirs) = (snapshot(here.primary()), snapshot(there.primary()));
+    let (mine, theirs) = (
+        snapshot(here.primary().unwrap()),
+        snapshot(there.primary().unwrap()),
+    );
     let (mine, theirs) = (mine.unwrap(), theirs.unwrap());
     assert_eq!(mine.metadata.step, theirs.metadata.step);
     assert_eq!(mine.tensors, theirs.tensors);

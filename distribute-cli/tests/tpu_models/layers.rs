@@ -42,8 +42,8 @@ fn compare(layers: &str, texts: bool, replicas: usize) {
             "{layers}, step {number}: loss {found}, expected {expected}"
         );
     }
-    let found = on_tpu.try_primary().unwrap().to_tensors().unwrap();
-    let expected = on_cpu.primary().to_tensors().unwrap();
+    let found = on_tpu.primary().unwrap().to_tensors().unwrap();
+    let expected = on_cpu.primary().unwrap().to_tensors().unwrap();
     let (worst, what) = distance(&found, &expected);
     assert!(worst <= 1e-6, "{layers}: {what}");
 }

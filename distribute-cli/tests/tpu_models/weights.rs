@@ -80,8 +80,8 @@ fn compare(model: &str, replicas: usize, optimizer: Arc<dyn Optimizer>, precisio
     let (first, last) = (mean(&losses[..10]), mean(&losses[STEPS - 10..]));
     assert!(last < first, "{losses:?}");
     assert_eq!(tpu.statistics().programs, 1);
-    let found = on_tpu.try_primary().unwrap().to_tensors().unwrap();
-    let expected = on_cpu.primary().to_tensors().unwrap();
+    let found = on_tpu.primary().unwrap().to_tensors().unwrap();
+    let expected = on_cpu.primary().unwrap().to_tensors().unwrap();
     let (worst, what) = distance(&found, &expected);
     println!("{model}, {replicas} replicas, {precision:?}: {worst:.1e}, {what}");
     assert!(worst <= TOLERANCE, "{what}");

@@ -102,7 +102,7 @@ fn check_lengths<E>(communicator: &mut dyn Communicator, slices: &[&mut [E]]) ->
     use distribute_collectives::CommunicatorExt;
     let sizes = slices
         .iter()
-        .map(|slice| i64::try_from(slice.len()).map_err(Error::step));
+        .map(|slice| i64::try_from(slice.len()).map_err(Error::internal));
     let sizes = sizes.collect::<Result<Vec<i64>>>()?;
     let all = communicator.all_gather(&sizes)?;
     let first = all.rank(0).to_vec();

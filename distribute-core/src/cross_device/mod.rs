@@ -117,5 +117,5 @@ pub(crate) fn as_buffer(data: &mut TensorData) -> Result<Buffer<'_>> {
             });
         }
     };
-    buffer.map_err(Error::step)
+    buffer.map_err(Error::internal)
 }

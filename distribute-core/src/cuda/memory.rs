@@ -43,11 +43,11 @@ impl TensorMemory for CudaMemory {
         let mut leases = Vec::with_capacity(owned.len());
         for tensor in &owned {
             let lease = tensor.client.get_resource::<Server>(tensor.handle.clone());
-            leases.push(lease.map_err(Error::step)?);
+            leases.push(lease.map_err(Error::internal)?);
         }
         // burn's streams are its own: what they do with the elements must be done before NCCL's
         // stream begins. NCCL's part is done when `work` returns.
-        device.sync().map_err(Error::step)?;
+        device.sync().map_err(Error::internal)?;
         let mut buffers = Vec::with_capacity(owned.len());
         for (tensor, lease) in owned.iter().zip(&leases) {
             let (element, count) = (element(tensor.dtype)?, tensor.meta.shape().num_elements());

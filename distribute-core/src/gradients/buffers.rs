@@ -55,7 +55,7 @@ impl Gradients {
 
     /// Reads the reduced buffer of flags.
     pub(crate) fn read_flags(&self, buffer: &TensorData) -> Result<Flags> {
-        let flags = buffer.as_slice::<f32>().map_err(Error::step)?;
+        let flags = buffer.as_slice::<f32>().map_err(Error::internal)?;
         let (of_parameters, signals) = flags.split_at(self.entries.len().min(flags.len()));
         Ok(Flags {
             of_parameters: of_parameters.to_vec(),

@@ -64,8 +64,8 @@ pub(super) fn add(sum: &mut TensorData, data: &TensorData) -> Result<()> {
         )));
     }
     for_float!("accumulate", sum.dtype(), (E, W) => {
-        let from = data.as_slice::<E>().map_err(Error::step)?;
-        let into = sum.as_mut_slice::<E>().map_err(Error::step)?;
+        let from = data.as_slice::<E>().map_err(Error::internal)?;
+        let into = sum.as_mut_slice::<E>().map_err(Error::internal)?;
         for (into, from) in into.iter_mut().zip(from) {
             let wide: W = into.widen() + from.widen();
             *into = E::narrow(wide);
@@ -77,7 +77,7 @@ pub(super) fn add(sum: &mut TensorData, data: &TensorData) -> Result<()> {
 pub(super) fn scale(data: &mut TensorData, factor: f64) -> Result<()> {
     for_float!("clip", data.dtype(), (E, W) => {
         let factor = factor as W;
-        let values = data.as_mut_slice::<E>().map_err(Error::step)?;
+        let values = data.as_mut_slice::<E>().map_err(Error::internal)?;
         for value in values {
             let wide: W = value.widen() * factor;
             *value = E::narrow(wide);
@@ -88,7 +88,7 @@ pub(super) fn scale(data: &mut TensorData, factor: f64) -> Result<()> {
 
 pub(super) fn sum_of_squares(data: &TensorData) -> Result<f64> {
     for_float!("global_norm", data.dtype(), (E, W) => {
-        let values = data.as_slice::<E>().map_err(Error::step)?.iter();
+        let values = data.as_slice::<E>().map_err(Error::internal)?.iter();
         let squares = values.map(|value| {
             let wide: W = value.widen();
             square(wide)

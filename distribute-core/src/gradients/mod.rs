@@ -370,7 +370,7 @@ fn placed<const D: usize>(gradient: Tensor<D>, keeps: bool) -> Result<Residence>
         let count = gradient.shape().num_elements();
         return Ok(Residence::device(gradient.reshape([count])));
     }
-    let data = gradient.try_into_data().map_err(Error::step)?;
+    let data = gradient.try_into_data().map_err(Error::internal)?;
     Ok(Residence::Host(data))
 }
 

@@ -182,7 +182,9 @@ fn device_sum_of_squares<'a>(tensors: impl Iterator<Item = &'a Tensor<1>>) -> Re
     if sums.is_empty() {
         return Ok(0.0);
     }
-    let sums = Tensor::cat(sums, 0).try_into_data().map_err(Error::step)?;
+    let sums = Tensor::cat(sums, 0)
+        .try_into_data()
+        .map_err(Error::internal)?;
     Ok(sums.iter::<f64>().sum())
 }
 
@@ -212,7 +214,7 @@ fn captured_norm<'a>(
 
 /// Copies a flattened tensor to host memory. Waits for the device.
 fn fetch(tensor: Tensor<1>, shape: &Shape) -> Result<TensorData> {
-    let data = tensor.try_into_data().map_err(Error::step)?;
+    let data = tensor.try_into_data().map_err(Error::internal)?;
     with_shape(data, shape.clone())
 }
 
@@ -225,7 +227,7 @@ fn flat_data(data: TensorData) -> Result<TensorData> {
 /// The same memory in other dimensions.
 pub(crate) fn with_shape(data: TensorData, shape: Shape) -> Result<TensorData> {
     let (bytes, _, dtype) = data.into_parts();
-    TensorData::try_from_bytes(bytes, shape, dtype).map_err(Error::step)
+    TensorData::try_from_bytes(bytes, shape, dtype).map_err(Error::internal)
 }
 
 fn not_here() -> Error {

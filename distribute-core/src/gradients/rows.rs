@@ -44,8 +44,8 @@ impl RowGradients {
                 found: other.values.shape().to_vec(),
             });
         }
-        let mine = self.values.as_slice::<f32>().map_err(Error::step)?;
-        let theirs = other.values.as_slice::<f32>().map_err(Error::step)?;
+        let mine = self.values.as_slice::<f32>().map_err(Error::internal)?;
+        let theirs = other.values.as_slice::<f32>().map_err(Error::internal)?;
         let (mut ids, mut sum) = (Vec::new(), Vec::new());
         let (mut i, mut j) = (0, 0);
         loop {
@@ -126,7 +126,7 @@ impl Watched {
     pub(super) fn take(&self, from: &mut BurnGradients) -> Result<Option<RowGradients>> {
         let rows = self.rows.clone();
         let values = match self.leaf.grad_remove(from) {
-            Some(gradient) => gradient.try_into_data().map_err(Error::step)?,
+            Some(gradient) => gradient.try_into_data().map_err(Error::internal)?,
             // No rows at all have a gradient, whatever the graph says.
             None if rows.ids.is_empty() => TensorData::new(Vec::<f32>::new(), self.leaf.shape()),
             None => return Ok(None),

@@ -194,7 +194,7 @@ fn side_matches(threshold: f64, labels: &TensorData, scores: &TensorData) -> Res
 
 /// The values, rounded to the type of the scores.
 fn as_type_of(scores: &TensorData, values: TensorData) -> Result<TensorData> {
-    values.try_cast(scores.dtype()).map_err(Error::step)
+    values.try_cast(scores.dtype()).map_err(Error::internal)
 }
 
 fn sparse_matches(labels: &TensorData, scores: &TensorData) -> Result<TensorData> {

@@ -260,9 +260,9 @@ macro_rules! count {
                 &mut self,
                 visit: &mut dyn FnMut(&mut dyn Leaf) -> Result<()>,
             ) -> Result<()> {
-                let mut wide = i64::try_from(*self).map_err(Error::step)?;
+                let mut wide = i64::try_from(*self).map_err(Error::invalid)?;
                 visit(&mut wide)?;
-                *self = Self::try_from(wide).map_err(Error::step)?;
+                *self = Self::try_from(wide).map_err(Error::internal)?;
                 Ok(())
             }
 

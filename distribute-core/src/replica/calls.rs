@@ -11,12 +11,12 @@ use crate::{Error, Result};
 /// which call it is. The communicator itself compares element counts, which `[2, 3]` and
 /// `[3, 2]` share. Gradients of a model skip this: their shapes are those of its parameters.
 pub(super) fn compare_shapes(link: &dyn Link, call: u64, leaves: &[TensorData]) -> Result<()> {
-    let mut mine = vec![i64::try_from(call).map_err(Error::step)?];
+    let mut mine = vec![i64::try_from(call).map_err(Error::internal)?];
     for size in leaves.iter().flat_map(|leaf| {
         let rank = std::iter::once(leaf.rank());
         rank.chain(leaf.shape().iter().copied())
     }) {
-        mine.push(i64::try_from(size).map_err(Error::step)?);
+        mine.push(i64::try_from(size).map_err(Error::internal)?);
     }
     let all = link.all_gather(&mine)?;
     let expected = &all[0];

@@ -168,7 +168,7 @@ impl<L: Link + 'static> Peers for HostPeers<L> {
     }
 
     fn broadcast(&self, value: &mut dyn Nest, root: usize) -> Result<()> {
-        let detail = i64::try_from(root).map_err(Error::step)?;
+        let detail = i64::try_from(root).map_err(Error::internal)?;
         let call = format!("broadcast from {root}");
         self.join(("broadcast", detail, &call), value, |mut lists| {
             Ok(lists.swap_remove(root))

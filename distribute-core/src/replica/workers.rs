@@ -122,7 +122,7 @@ fn reduce_packs(
         let exchange = thread::Builder::new()
             .name("gradient-exchange".to_string())
             .spawn_scoped(scope, move || exchange(workers, packs, &reduced))
-            .map_err(Error::step)?;
+            .map_err(Error::internal)?;
         // Its end of the channel must be gone before the scope waits for the thread.
         let forwarded = forward_packs(local, arrivals, on_pack);
         let exchanged = exchange

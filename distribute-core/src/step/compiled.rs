@@ -357,13 +357,16 @@ where
     Plan::new(Recorded { capture, result })
 }
 
-/// An error of the step, which may have wrapped burn's own for a read on the host.
+/// An error of the step or of a tensor that it reads, which may be burn's own for a read on the
+/// host.
 fn translated(error: Error) -> Error {
     match &error {
-        Error::Step(source) => match TraceError::of_message(&format!("{source:?}")) {
-            Some(read) => read.into(),
-            None => error,
-        },
+        Error::Step(source) | Error::Internal { source } => {
+            match TraceError::of_message(&format!("{source:?}")) {
+                Some(read) => read.into(),
+                None => error,
+            }
+        }
         _ => error,
     }
 }

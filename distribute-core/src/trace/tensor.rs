@@ -128,7 +128,7 @@ pub(crate) fn tracked<const D: usize>(
 pub(crate) fn read_error(error: impl std::error::Error + Send + Sync + 'static) -> Error {
     match TraceError::of_message(&format!("{error:?}")) {
         Some(traced) => traced.into(),
-        None => Error::step(error),
+        None => Error::internal(error),
     }
 }
 

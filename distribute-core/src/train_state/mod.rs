@@ -33,7 +33,7 @@ use crate::{Error, Gradients, Replicate, Result, WorkerGroup, module_tensors};
 /// let state = strategy.scope(|device| {
 ///     TrainState::new(LinearConfig::new(4, 2).init(device), Adam::new(1e-3))
 /// })?;
-/// assert_eq!(state.primary().parameter_names(), ["weight", "bias"]);
+/// assert_eq!(state.primary()?.parameter_names(), ["weight", "bias"]);
 /// # Ok::<(), distribute_core::Error>(())
 /// ```
 #[derive(Clone)]
@@ -317,7 +317,7 @@ impl<M: Module + 'static> TrainState<M> {
         let mut tensors = self.model_tensors()?;
         for (name, slots) in self.names.iter().zip(&self.slots) {
             for (slot, tensor) in self.optimizer.slots().iter().zip(slots) {
-                let data = tensor.clone().try_into_data().map_err(Error::step)?;
+                let data = tensor.clone().try_into_data().map_err(Error::internal)?;
                 tensors.insert(format!("optimizer/{slot}/{name}"), data);
             }
         }

@@ -37,7 +37,7 @@ impl<M: Module + 'static> Mirrored<TrainState<M>> {
         if !self.host_metadata().is_accumulating() {
             return Ok(None);
         }
-        let waiting = self.try_values()?.iter().map(TrainState::waiting);
+        let waiting = self.values()?.iter().map(TrainState::waiting);
         let waiting = waiting.collect::<Result<Vec<_>>>()?;
         Ok(waiting.into_iter().collect())
     }
@@ -47,7 +47,7 @@ impl<M: Module + 'static> Mirrored<TrainState<M>> {
     /// # Errors
     /// [`Error::ReplicaCount`] for another number of lists; a list of another model.
     pub fn put_waiting_gradients(&mut self, count: usize, replicas: Vec<Sums>) -> Result<()> {
-        let states = self.host_values_mut();
+        let states = self.host_values_mut()?;
         crate::error::check_count("the micro-batches", states.len(), replicas.len())?;
         for (state, sums) in states.iter_mut().zip(replicas) {
             let gradients = Gradients::of_values(&state.model, sums)?;

@@ -60,8 +60,8 @@ fn combine<E: Element + Arithmetic>(
     copy: &mut TensorData,
     value: &TensorData,
 ) -> Result<()> {
-    let value = value.as_slice::<E>().map_err(Error::step)?;
-    let copy = copy.as_mut_slice::<E>().map_err(Error::step)?;
+    let value = value.as_slice::<E>().map_err(Error::internal)?;
+    let copy = copy.as_mut_slice::<E>().map_err(Error::internal)?;
     let operation = if update == Update::Add {
         E::plus
     } else {

@@ -76,7 +76,7 @@ impl WorkerGroup {
         if local.rank() == 0 {
             let mut flat = Vec::new();
             for list in lists.iter() {
-                flat.push(i64::try_from(list.len()).map_err(Error::step)?);
+                flat.push(i64::try_from(list.len()).map_err(Error::internal)?);
                 flat.extend_from_slice(list);
             }
             let gathered = lock(&self.shared.communicator).all_gather(&flat)?;

@@ -92,7 +92,7 @@ impl WorkerGroup {
 
     /// Every worker compares all lists, so all of them return the same error.
     fn compare(&self, own: &[Named]) -> Result<()> {
-        let text = serde_json::to_vec(own).map_err(Error::step)?;
+        let text = serde_json::to_vec(own).map_err(Error::internal)?;
         let all = lock(&self.shared.communicator).all_gather(&text)?;
         let read = |text: &[u8]| serde_json::from_slice(text).map_err(|_| unreadable());
         let expected: Vec<Named> = read(all.rank(0))?;

@@ -41,7 +41,7 @@ impl WorkerGroup {
         };
         let copies = tensors
             .into_iter()
-            .map(|tensor| tensor.try_into_data().map_err(Error::step));
+            .map(|tensor| tensor.try_into_data().map_err(Error::internal));
         let mut copies = copies.collect::<Result<Vec<_>>>()?;
         let buffers = copies.iter_mut().map(as_buffer);
         let mut buffers = buffers.collect::<Result<Vec<_>>>()?;

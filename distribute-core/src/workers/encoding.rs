@@ -46,7 +46,7 @@ pub(super) fn encode(call: &str, lists: &[Vec<TensorData>]) -> Result<Vec<u8>> {
             .map(|list| list.iter().map(Form::of).collect())
             .collect(),
     };
-    let header = serde_json::to_vec(&header).map_err(Error::step)?;
+    let header = serde_json::to_vec(&header).map_err(Error::internal)?;
     let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
     bytes.extend_from_slice(&header);
     for data in lists.iter().flatten() {

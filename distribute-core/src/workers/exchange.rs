@@ -75,7 +75,7 @@ impl WorkerGroup {
     where
         T: Serialize + DeserializeOwned,
     {
-        let text = serde_json::to_string(said).map_err(Error::step)?;
+        let text = serde_json::to_string(said).map_err(Error::invalid)?;
         let texts = self.gather_text_for(call, &text)?.into_iter();
         texts
             .map(|text| serde_json::from_str(&text).map_err(|_| unreadable()))

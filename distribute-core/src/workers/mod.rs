@@ -62,12 +62,12 @@ impl WorkerGroup {
         local_replicas: usize,
         options: CommunicationOptions,
     ) -> Result<Self> {
-        let own = [i64::try_from(local_replicas).map_err(Error::step)?];
+        let own = [i64::try_from(local_replicas).map_err(Error::internal)?];
         let counts = communicator.all_gather(&own)?;
         let mut first_replicas = vec![0];
         let mut replicas = 0_usize;
         for count in counts.values() {
-            replicas += usize::try_from(*count).map_err(Error::step)?;
+            replicas += usize::try_from(*count).map_err(Error::internal)?;
             first_replicas.push(replicas);
         }
         let shared = Shared {

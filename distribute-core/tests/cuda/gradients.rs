@@ -106,8 +106,8 @@ fn train(strategy: &MirroredStrategy, configure: Configure, how: How) -> Vec<f32
             )
             .expect("a step");
     }
-    let primary = weights(state.primary()).expect("weights");
-    for copy in state.values() {
+    let primary = weights(state.primary().unwrap()).expect("weights");
+    for copy in state.values().unwrap() {
         assert_eq!(weights(copy).expect("weights"), primary, "replicas differ");
     }
     primary

@@ -45,7 +45,7 @@ fn a_worker_of_another_test() {
     assert!(told.contains("on one GPU"), "{told}");
     let mut state = state(&strategy).expect("a state");
     train(&strategy, &mut state, 20, 64).expect("training");
-    let found: Vec<String> = weights(state.primary())
+    let found: Vec<String> = weights(state.primary().unwrap())
         .expect("weights")
         .iter()
         .map(|weight| weight.to_bits().to_string())
@@ -100,7 +100,7 @@ fn two_processes_on_one_gpu_train_to_the_weights_of_one() {
         .expect("a GPU");
     let mut state = state(&strategy).expect("a state");
     train(&strategy, &mut state, 20, 64).expect("training");
-    let one = weights(state.primary()).expect("weights");
+    let one = weights(state.primary().unwrap()).expect("weights");
     let difference = difference(&found[0], &one);
     println!("largest difference from one process: {difference:e}");
     assert!(difference < 1e-3, "{difference:e}");

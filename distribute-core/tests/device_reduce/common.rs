@@ -68,8 +68,8 @@ pub fn train<S: Strategy>(
     for number in 0..6 {
         step(strategy, &mut state, number, between)?;
     }
-    let primary = weights(state.primary())?;
-    for copy in state.values() {
+    let primary = weights(state.primary().unwrap())?;
+    for copy in state.values().unwrap() {
         assert_eq!(weights(copy)?, primary, "replicas differ");
     }
     Ok(primary)

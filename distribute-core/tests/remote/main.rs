@@ -42,20 +42,23 @@ fn one_worker_alone_gets_the_numbers_of_the_local_optimizer() {
             let said = [step(&local, one, number), step(&remote, other, number)];
             assert_eq!(said[0].as_ref().unwrap(), said[1].as_ref().unwrap());
         }
-        assert!(states[1].primary().is_remote());
+        assert!(states[1].primary().unwrap().is_remote());
         let [one, other] = states
             .each_ref()
-            .map(|state| state.primary().to_tensors().unwrap());
+            .map(|state| state.primary().unwrap().to_tensors().unwrap());
         assert_eq!(one, other);
         states[1].refresh().unwrap();
-        assert_eq!(states[0].primary().step(), states[1].primary().step());
+        assert_eq!(
+            states[0].primary().unwrap().step(),
+            states[1].primary().unwrap().step()
+        );
         let rates = states
             .each_ref()
-            .map(|state| state.primary().learning_rate());
+            .map(|state| state.primary().unwrap().learning_rate());
         assert_eq!(rates, [0.003; 2]);
         let weights = states
             .each_ref()
-            .map(|state| state.primary().model.weight.val().to_data());
+            .map(|state| state.primary().unwrap().model.weight.val().to_data());
         assert_eq!(weights[0], weights[1]);
     }
 }
@@ -69,7 +72,7 @@ fn a_worker_takes_over_what_others_have_made_of_the_state() {
     step(&first, &mut one, 0).unwrap();
     // Another initial value, which does not count.
     let mut other = second.scope(build(7.0)).unwrap();
-    assert_eq!(other.primary().step(), 1);
+    assert_eq!(other.primary().unwrap().step(), 1);
     step(&second, &mut other, 1).unwrap();
     step(&first, &mut one, 2).unwrap();
 
@@ -78,7 +81,7 @@ fn a_worker_takes_over_what_others_have_made_of_the_state() {
     for number in 0..3 {
         step(&alone, &mut expected, number).unwrap();
     }
-    let tensors = |state: &Built| state.primary().to_tensors().unwrap();
+    let tensors = |state: &Built| state.primary().unwrap().to_tensors().unwrap();
     assert_eq!(tensors(&one), tensors(&expected));
     assert_eq!(tensors(&other), tensors(&expected));
 }
@@ -89,10 +92,10 @@ fn dropped_gradients_change_nothing() {
     let build = |device: &Device| TrainState::new(layer(device, 0.25), Adam::new(0.01));
     let mut state = strategy.scope(build).unwrap();
     strategy.store.drops.store(true, Ordering::Relaxed);
-    let before = state.primary().to_tensors().unwrap();
+    let before = state.primary().unwrap().to_tensors().unwrap();
     assert_eq!(step(&strategy, &mut state, 0).unwrap(), Applied::Dropped);
-    assert_eq!(state.primary().to_tensors().unwrap(), before);
-    assert_eq!(state.primary().step(), 0);
+    assert_eq!(state.primary().unwrap().to_tensors().unwrap(), before);
+    assert_eq!(state.primary().unwrap().step(), 0);
 }
 
 #[derive(Replicate)]
@@ -114,7 +117,10 @@ fn all_fields_of_a_value_go_to_the_store() {
     let second = Remotely::new(&store).scope(build(5.0)).unwrap();
     let weights =
         |pair: &Pair| [&pair.trained.model, &pair.fixed].map(|layer| layer.weight.val().to_data());
-    assert_eq!(weights(first.primary()), weights(second.primary()));
+    assert_eq!(
+        weights(first.primary().unwrap()),
+        weights(second.primary().unwrap())
+    );
     assert_eq!(store.states.lock().unwrap().len(), 2);
 }
 

@@ -48,9 +48,9 @@ fn a_step_is_captured_once_and_its_state_stays_on_the_device() {
     assert_eq!(state.host_metadata().step(), 3);
     assert_eq!(strategy.reads(), 6);
 
-    let weight = state.primary().model.first.weight.val();
+    let weight = state.primary().unwrap().model.first.weight.val();
     assert_eq!(weight.into_data().as_slice::<f32>().unwrap(), [1.0; 32]);
-    assert_eq!(state.primary().step(), 3);
+    assert_eq!(state.primary().unwrap().step(), 3);
     assert_eq!(
         strategy.reads(),
         6 + 12,
@@ -63,7 +63,7 @@ fn a_step_is_captured_once_and_its_state_stays_on_the_device() {
         12,
         "reading does not send the state again"
     );
-    assert_eq!(state.primary().step(), 4);
+    assert_eq!(state.primary().unwrap().step(), 4);
 }
 
 #[test]
@@ -191,7 +191,11 @@ fn a_new_learning_rate_is_not_a_new_program() {
         .scope(|device| TrainState::new(Mlp::new(device), Sgd::new(0.25)))
         .unwrap();
     strategy.run((&mut state, batch(1, 8)), step).unwrap();
-    state.update(|state| state.set_learning_rate(0.125));
+    let changed = state.update(|state| {
+        state.set_learning_rate(0.125);
+        Ok(())
+    });
+    changed.unwrap();
     strategy.run((&mut state, batch(1, 8)), step).unwrap();
     assert_eq!(strategy.compiled(), 1);
     let given = strategy.recorder.arguments.lock().unwrap().clone();
@@ -200,7 +204,7 @@ fn a_new_learning_rate_is_not_a_new_program() {
         .map(|host| host[0].as_slice::<f32>().unwrap()[0])
         .collect();
     assert_eq!(rates, [0.25, 0.125]);
-    assert_eq!(state.primary().step(), 2);
+    assert_eq!(state.primary().unwrap().step(), 2);
 }
 
 #[test]
@@ -257,8 +261,12 @@ fn micro_batches_have_one_program_for_each_position() {
     drop(steps);
     // In the middle of an accumulation the sums come home with the state and go back.
     strategy.run((&mut state, batch(2, 8)), step).unwrap();
-    assert!(state.primary().is_accumulating());
-    state.update(|state| state.set_learning_rate(1e-4));
+    assert!(state.primary().unwrap().is_accumulating());
+    let changed = state.update(|state| {
+        state.set_learning_rate(1e-4);
+        Ok(())
+    });
+    changed.unwrap();
     strategy.run((&mut state, batch(2, 8)), step).unwrap();
     assert_eq!(strategy.compiled(), 3);
 }
@@ -316,7 +324,7 @@ fn a_state_that_is_only_read_is_neither_donated_nor_changed() {
             .all(|output| output.donated_from.is_none())
     );
     assert_eq!(captured.inputs.len(), 5, "slots and labels are not used");
-    assert_eq!(state.primary().step(), 1);
+    assert_eq!(state.primary().unwrap().step(), 1);
 }
 
 #[test]

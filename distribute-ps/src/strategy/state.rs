@@ -76,7 +76,7 @@ impl State {
     /// A value of a server in the type that the model has.
     fn of_model(&self, index: usize, value: TensorData) -> Result<TensorData> {
         match self.dtypes.get(index) {
-            Some(dtype) if dtype.is_bool() => value.try_cast(*dtype).map_err(Error::step),
+            Some(dtype) if dtype.is_bool() => value.try_cast(*dtype).map_err(Error::internal),
             _ => Ok(value),
         }
     }
@@ -116,7 +116,7 @@ fn reshaped(value: TensorData, shape: impl Into<burn::tensor::Shape>) -> TensorD
 /// A value of a model as servers keep it: they know no bools.
 pub(super) fn on_server(value: &TensorData) -> Result<TensorData> {
     match value.dtype().is_bool() {
-        true => value.clone().try_cast(DType::U8).map_err(Error::step),
+        true => value.clone().try_cast(DType::U8).map_err(Error::internal),
         false => Ok(value.clone()),
     }
 }

@@ -84,7 +84,7 @@ impl Rows {
     /// If the rows were of another type than `f32`, which those of tables are.
     pub fn to_data(&self) -> Result<TensorData> {
         let width = self.width();
-        let distinct = self.values.as_slice::<f32>().map_err(Error::step)?;
+        let distinct = self.values.as_slice::<f32>().map_err(Error::internal)?;
         let row = |place: &i64| {
             let begin = usize::try_from(*place).unwrap_or(0) * width;
             &distinct[begin..begin + width]

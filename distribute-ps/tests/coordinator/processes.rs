@@ -357,7 +357,7 @@ fn training_resumes_from_the_last_checkpoint_when_a_killed_server_is_back() {
     let job = Job::connect(&workers, &[&server.address]);
     job.schedule(30);
     job.coordinator.join().unwrap();
-    let save = |state: &mut Mirrored<TrainState<Linear>>| snapshot(state.primary());
+    let save = |state: &mut Mirrored<TrainState<Linear>>| snapshot(state.primary().unwrap());
     let saved = job.coordinator.with(&job.state, save).unwrap();
     assert_eq!(saved.metadata.step, 30);
     job.schedule(500);

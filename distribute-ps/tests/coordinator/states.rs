@@ -165,7 +165,9 @@ fn workers_see_the_learning_rate_that_the_coordinator_has_set() {
     assert_eq!(looks(coordinator), (1, 0.25, -0.25));
     // And of the servers.
     let saved = coordinator
-        .with(&state, |state: &mut Built| snapshot(state.primary()))
+        .with(&state, |state: &mut Built| {
+            snapshot(state.primary().unwrap())
+        })
         .unwrap();
     coordinator
         .variables()
@@ -175,7 +177,10 @@ fn workers_see_the_learning_rate_that_the_coordinator_has_set() {
     assert_eq!(looks(coordinator), (1, 0.5, -0.25));
     let put_back = |state: &mut Built| {
         restore(state, &saved)?;
-        Ok((state.primary().step(), state.primary().learning_rate()))
+        Ok((
+            state.primary().unwrap().step(),
+            state.primary().unwrap().learning_rate(),
+        ))
     };
     let (step, rate) = coordinator.with(&state, put_back).unwrap();
     assert_eq!(looks(coordinator), (1, rate, -0.25));
@@ -201,7 +206,7 @@ fn an_older_checkpoint_brings_back_its_step_and_weights_everywhere() {
         }
         coordinator.join().unwrap();
     };
-    let save = |state: &mut Built| snapshot(state.primary());
+    let save = |state: &mut Built| snapshot(state.primary().unwrap());
     train(10);
     let saved = coordinator.with(&state, save).unwrap();
     assert_eq!(saved.metadata.step, 10);
@@ -211,8 +216,14 @@ fn an_older_checkpoint_brings_back_its_step_and_weights_everywhere() {
     for _ in 0..2 {
         let put_back = |state: &mut Built| {
             restore(state, &saved)?;
-            let weight = state.primary().model.weight.val().into_scalar::<f32>();
-            Ok((state.primary().step(), weight))
+            let weight = state
+                .primary()
+                .unwrap()
+                .model
+                .weight
+                .val()
+                .into_scalar::<f32>();
+            Ok((state.primary().unwrap().step(), weight))
         };
         let restored = coordinator.with(&state, put_back).unwrap();
         assert_eq!(restored, (10, -10.0));
@@ -220,7 +231,9 @@ fn an_older_checkpoint_brings_back_its_step_and_weights_everywhere() {
     }
     // Not a thread that waits for itself.
     let twice = coordinator.with(&state, |_| {
-        let again = coordinator.with(&state, |state: &mut Built| Ok(state.primary().step()));
+        let again = coordinator.with(&state, |state: &mut Built| {
+            Ok(state.primary().unwrap().step())
+        });
         Ok(again.map_err(|error| error.to_string()))
     });
     let error = twice.unwrap().unwrap_err();

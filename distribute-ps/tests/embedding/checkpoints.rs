@@ -21,7 +21,7 @@ fn a_state_is_saved_with_the_tables_and_goes_on_with_other_servers() {
         for batch in 0..4 {
             step(&strategy, &mut state, &table, batch).unwrap();
         }
-        let checkpoint = snapshot(state.primary()).unwrap();
+        let checkpoint = snapshot(state.primary().unwrap()).unwrap();
         let names: Vec<&str> = checkpoint.tensors.keys().map(String::as_str).collect();
         assert_eq!(
             names,
@@ -50,7 +50,7 @@ fn a_state_is_saved_with_the_tables_and_goes_on_with_other_servers() {
         for batch in 4..7 {
             step(&strategy, &mut state, &table, batch).unwrap();
         }
-        let expected = snapshot(state.primary()).unwrap();
+        let expected = snapshot(state.primary().unwrap()).unwrap();
         let (_, checkpoint) = load_latest(directory.path()).unwrap().found.unwrap();
         for (servers, shards) in [(1, 1), (3, 5)] {
             let servers = Servers::start(servers);
@@ -63,7 +63,7 @@ fn a_state_is_saved_with_the_tables_and_goes_on_with_other_servers() {
             for batch in 4..7 {
                 step(&strategy, &mut state, &table, batch).unwrap();
             }
-            let found = snapshot(state.primary()).unwrap();
+            let found = snapshot(state.primary().unwrap()).unwrap();
             assert_eq!(found.tensors, expected.tensors);
         }
     });
@@ -75,7 +75,7 @@ fn a_checkpoint_without_the_table_is_refused() {
         let servers = Servers::start(1);
         let strategy = servers.strategy(1);
         let mut state = strategy.scope(adam).unwrap();
-        let checkpoint = snapshot(state.primary()).unwrap();
+        let checkpoint = snapshot(state.primary().unwrap()).unwrap();
         strategy.table("words", &spec(Adam::new(0.05))).unwrap();
         let error = restore(&mut state, &checkpoint).unwrap_err().to_string();
         assert!(error.contains("`table/words`"), "{error}");
@@ -96,7 +96,7 @@ fn snapshots_of_all_variables_are_checkpoints_too() {
         let mut checkpoint = Checkpoint::new(Metadata::new(taken.step()));
         checkpoint.tensors = taken.to_tensors();
         step(&strategy, &mut state, &table, 3).unwrap();
-        let expected = snapshot(state.primary()).unwrap();
+        let expected = snapshot(state.primary().unwrap()).unwrap();
 
         let servers = Servers::start(3);
         let strategy = servers.strategy(4);
@@ -105,7 +105,10 @@ fn snapshots_of_all_variables_are_checkpoints_too() {
         let snapshot_again = Snapshot::from_tensors(&checkpoint.tensors, 3);
         strategy.variables().restore(&snapshot_again).unwrap();
         step(&strategy, &mut state, &table, 3).unwrap();
-        assert_eq!(snapshot(state.primary()).unwrap().tensors, expected.tensors);
+        assert_eq!(
+            snapshot(state.primary().unwrap()).unwrap().tensors,
+            expected.tensors
+        );
 
         // Slots of another optimizer.
         let servers = Servers::start(1);
@@ -128,7 +131,7 @@ fn slots_of_another_optimizer_are_refused_by_both_names() {
         for batch in 0..3 {
             step(&strategy, &mut state, &table, batch).unwrap();
         }
-        let with_adam = snapshot(state.primary()).unwrap();
+        let with_adam = snapshot(state.primary().unwrap()).unwrap();
         let mut without = with_adam.clone();
         let is_adams = |name: &str| name.ends_with("velocity/table/words");
         without.tensors.retain(|name, _| !is_adams(name));
@@ -153,9 +156,9 @@ fn slots_of_another_optimizer_are_refused_by_both_names() {
             let table = strategy.table("words", &spec()).unwrap();
             let mut state = strategy.scope(adam).unwrap();
             step(&strategy, &mut state, &table, 7).unwrap();
-            let before = snapshot(state.primary()).unwrap().tensors;
+            let before = snapshot(state.primary().unwrap()).unwrap().tensors;
             let restored = restore(&mut state, checkpoint);
-            let found = snapshot(state.primary()).unwrap().tensors;
+            let found = snapshot(state.primary().unwrap()).unwrap().tensors;
             let Some([saved, own]) = refused else {
                 restored.unwrap();
                 assert_eq!(found["table/words"], checkpoint.tensors["table/words"]);

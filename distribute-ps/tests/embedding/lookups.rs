@@ -89,7 +89,7 @@ fn no_ids_give_no_rows_and_train_nothing() {
             step.unwrap();
         }
         assert_eq!(read(&strategy, &table), table_values());
-        assert_eq!(state.primary().step(), 3);
+        assert_eq!(state.primary().unwrap().step(), 3);
     });
 }
 
@@ -189,7 +189,7 @@ fn states_elsewhere_do_not_take_the_gradients_of_rows() {
         let mut state = local
             .scope(|device| TrainState::new(dense(device), Sgd::new(0.5)))
             .unwrap();
-        let before = state.primary().to_tensors().unwrap();
+        let before = state.primary().unwrap().to_tensors().unwrap();
         let step = local.run(&mut state, |ctx, state| {
             let loss = crate::common::loss(&state.model, rows.tensor(ctx)?, 0);
             let gradients = ctx.gradient(&loss, &state.model)?;
@@ -198,7 +198,7 @@ fn states_elsewhere_do_not_take_the_gradients_of_rows() {
         });
         let error = step.unwrap_err().to_string();
         assert!(error.contains("`table/words`"), "{error}");
-        assert_eq!(state.primary().to_tensors().unwrap(), before);
+        assert_eq!(state.primary().unwrap().to_tensors().unwrap(), before);
         // For evaluation they are as good as any tensor.
         let sum = local.run((), |ctx, ()| {
             Ok(rows.tensor::<3>(ctx)?.sum().into_scalar::<f32>())

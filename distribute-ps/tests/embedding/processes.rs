@@ -165,7 +165,7 @@ fn every_step_changes_table_and_model_once_when_workers_are_killed() {
     let found = coordinator.lookup(&table, all.as_slice()).unwrap();
     assert_eq!(floats(&found.to_data().unwrap()), expected);
     let saved = coordinator
-        .with(&state, |state| state.primary().to_tensors())
+        .with(&state, |state| state.primary().unwrap().to_tensors())
         .unwrap();
     assert_eq!(floats(&saved["model/weight"]), [-(steps as f32)]);
     assert_eq!(

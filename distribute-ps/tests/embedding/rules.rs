@@ -122,14 +122,20 @@ fn a_model_whose_rows_are_too_old_keeps_its_weights_too() {
         let own = worker.table("words", &spec(Adam::new(0.1))).unwrap();
         let mut copy = worker.scope(build).unwrap();
         assert_eq!(step(worker, &mut copy, &own, 0).unwrap(), Applied::Updated);
-        let before = (state.primary().to_tensors().unwrap(), read(&chief, &table));
+        let before = (
+            state.primary().unwrap().to_tensors().unwrap(),
+            read(&chief, &table),
+        );
         let rows = own.lookup([[1, 2, 3]]).unwrap();
         // Another worker is faster; this one pulls the model again, and not the rows.
         assert_eq!(
             step(&chief, &mut state, &table, 1).unwrap(),
             Applied::Updated
         );
-        let after = (state.primary().to_tensors().unwrap(), read(&chief, &table));
+        let after = (
+            state.primary().unwrap().to_tensors().unwrap(),
+            read(&chief, &table),
+        );
         assert_ne!(after.0, before.0);
         let applied = std::sync::Mutex::new(Applied::Updated);
         let late = worker.run(&mut copy, |ctx, state| {
@@ -141,7 +147,10 @@ fn a_model_whose_rows_are_too_old_keeps_its_weights_too() {
         late.unwrap();
         assert_eq!(applied.into_inner().unwrap(), Applied::Dropped);
         assert_eq!(
-            (state.primary().to_tensors().unwrap(), read(&chief, &table)),
+            (
+                state.primary().unwrap().to_tensors().unwrap(),
+                read(&chief, &table)
+            ),
             after
         );
     });
@@ -198,7 +207,7 @@ fn gradients_with_nan_are_refused_and_the_model_keeps_its_weights() {
         let mut state = strategy
             .scope(|device| TrainState::new(dense(device), Sgd::new(0.5)))
             .unwrap();
-        let before = state.primary().to_tensors().unwrap();
+        let before = state.primary().unwrap().to_tensors().unwrap();
         let rows = table.lookup([[1, 2], [2, 9]]).unwrap();
         let step = strategy.run(&mut state, |ctx, state| {
             let loss = crate::common::loss(&state.model, rows.tensor(ctx)?, 0);
@@ -215,7 +224,7 @@ fn gradients_with_nan_are_refused_and_the_model_keeps_its_weights() {
             error.contains("`table/words`") && error.contains("NaN"),
             "{error}"
         );
-        assert_eq!(state.primary().to_tensors().unwrap(), before);
+        assert_eq!(state.primary().unwrap().to_tensors().unwrap(), before);
     });
 }
 

@@ -156,9 +156,11 @@ fn one_worker_trains_model_and_table_as_without_a_coordinator() {
                 .lookup(&registered.words, all.as_slice())
                 .unwrap();
             assert_eq!(floats(&found.to_data().unwrap()), read(&strategy, &table));
-            let saved = coordinator.with(&registered.state, |state| state.primary().to_tensors());
+            let saved = coordinator.with(&registered.state, |state| {
+                state.primary().unwrap().to_tensors()
+            });
             let saved = saved.unwrap();
-            let expected = state.primary().to_tensors().unwrap();
+            let expected = state.primary().unwrap().to_tensors().unwrap();
             assert!(saved.contains_key("table/pairs"));
             for (name, value) in expected {
                 assert_eq!(saved[&name], value, "{name}");
@@ -228,7 +230,7 @@ fn several_workers_get_on_under_every_rule() {
                 }
                 coordinator.join().unwrap();
                 let state = &registered.state;
-                let saved = coordinator.with(state, |state| state.primary().to_tensors());
+                let saved = coordinator.with(state, |state| state.primary().unwrap().to_tensors());
                 let saved = saved.unwrap();
                 let count = |name: &str| saved[name].as_slice::<i64>().unwrap()[0];
                 let pairs = count("updates/table/pairs");
@@ -278,7 +280,7 @@ fn a_closure_that_runs_again_changes_model_and_table_once() {
             let source = UpdateSource::new(run, number, Default::default(), Default::default());
             let _closure = worker.within_closure(source);
             step(worker, &mut copy, &own, number as usize).unwrap();
-            after.push(state.primary().to_tensors().unwrap());
+            after.push(state.primary().unwrap().to_tensors().unwrap());
         }
         assert_eq!(after[0], after[1]);
         assert_ne!(after[1], after[2]);
@@ -310,7 +312,7 @@ fn gradients_that_a_loss_does_not_have_change_nothing() {
         });
         train.unwrap();
         assert_eq!(read(&strategy, &table), table_values());
-        assert_eq!(state.primary().step(), 1);
+        assert_eq!(state.primary().unwrap().step(), 1);
         // Gradients of a model are for its state.
         let wrong = strategy.run(&mut state, |ctx, state| {
             let loss = loss(&state.model, rows.tensor(ctx)?, 0);

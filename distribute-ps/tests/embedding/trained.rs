@@ -49,7 +49,7 @@ fn difference(
 ) -> f32 {
     let expected = strategy.run(whole, |_, state| state.to_tensors());
     let expected = expected.unwrap().into_values().remove(0);
-    let dense = found.0.primary().to_tensors().unwrap();
+    let dense = found.0.primary().unwrap().to_tensors().unwrap();
     let pairs = [
         ("model/table", found.1.to_vec()),
         ("model/output.weight", floats(&dense["model/weight"])),
@@ -94,7 +94,7 @@ fn sgd_gives_the_bits_of_a_dense_table_for_any_number_of_shards() {
             let found = read(&remote, &table);
             assert_ne!(found, table_values());
             assert_eq!(difference(&local, &mut whole, (&state, &found)), 0.0);
-            assert_eq!(state.primary().step(), 8);
+            assert_eq!(state.primary().unwrap().step(), 8);
         }
     });
 }

@@ -35,7 +35,7 @@ fn a_lost_workers_batch_is_trained_on_by_another_one_and_applied_once() {
             let fit = Fit::new(coordinator.strategy().unwrap()).epochs(3);
             let history = coordinator.fit(&job.training, fit).unwrap();
             assert!(history.epochs.iter().all(|record| record.examples == 84));
-            let step = coordinator.with(&job.state, |state| Ok(state.primary().step()));
+            let step = coordinator.with(&job.state, |state| Ok(state.primary().unwrap().step()));
             assert_eq!(step.unwrap(), 3 * BATCHES as u64, "each batch once");
         }
     });
@@ -93,7 +93,7 @@ fn a_lost_server_is_unavailable_and_the_next_run_goes_on_from_the_last_checkpoin
         let history = coordinator.fit(&job.training, fit).unwrap();
         let rest = BATCHES as u64 - begun_at;
         assert_eq!(history.epochs.len(), 1);
-        let step = coordinator.with(&job.state, |state| Ok(state.primary().step()));
+        let step = coordinator.with(&job.state, |state| Ok(state.primary().unwrap().step()));
         assert_eq!(step.unwrap(), entry.step + rest);
     });
 }

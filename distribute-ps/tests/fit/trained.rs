@@ -57,8 +57,11 @@ fn one_worker_gives_the_numbers_and_the_bits_of_one_device() {
             (found.outcome, found.position),
             (expected.outcome, expected.position)
         );
-        let tensors = coordinator.with(&job.state, |state| state.primary().to_tensors());
-        assert_eq!(tensors.unwrap(), state.primary().to_tensors().unwrap());
+        let tensors = coordinator.with(&job.state, |state| state.primary().unwrap().to_tensors());
+        assert_eq!(
+            tensors.unwrap(),
+            state.primary().unwrap().to_tensors().unwrap()
+        );
     });
 }
 
@@ -81,7 +84,7 @@ fn several_workers_train_on_each_batch_of_an_epoch_once() {
         let validation = (0..12).flat_map(|epoch| (0..3).map(move |batch| (false, epoch, batch)));
         let training = (0..12).flat_map(|epoch| (0..BATCHES).map(move |b| (true, epoch, b)));
         assert_eq!(seen, validation.chain(training).collect::<Vec<_>>());
-        let step = coordinator.with(&job.state, |state| Ok(state.primary().step()));
+        let step = coordinator.with(&job.state, |state| Ok(state.primary().unwrap().step()));
         assert_eq!(step.unwrap(), 12 * BATCHES as u64);
         let losses: Vec<f64> = history.epochs.iter().map(|it| it.logs.loss()).collect();
         assert!(losses[11] < losses[0] * 0.7, "{losses:?}");
@@ -105,7 +108,7 @@ fn training_ends_after_so_many_updates() {
             batches: 3,
         };
         assert_eq!(history.position, place);
-        let step = coordinator.with(&job.state, |state| Ok(state.primary().step()));
+        let step = coordinator.with(&job.state, |state| Ok(state.primary().unwrap().step()));
         assert_eq!(step.unwrap(), 14);
     });
 }
@@ -120,7 +123,7 @@ fn a_synchronous_run_makes_an_update_of_every_so_many_gradients() {
         let coordinator = &cluster.coordinator;
         let fit = Fit::new(coordinator.strategy().unwrap()).epochs(4);
         let history = coordinator.fit(&job.training, fit.max_steps(16)).unwrap();
-        let step = coordinator.with(&job.state, |state| Ok(state.primary().step()));
+        let step = coordinator.with(&job.state, |state| Ok(state.primary().unwrap().step()));
         let step = step.unwrap();
         // Two gradients of a version make an update; what comes later is dropped.
         assert!((8..=16).contains(&step), "{step}");
@@ -141,7 +144,7 @@ fn stale_gradients_are_left_out_where_that_was_chosen() {
         let fit = Fit::new(coordinator.strategy().unwrap()).epochs(3);
         let history = coordinator.fit(&job.training, fit).unwrap();
         assert_eq!(history.outcome, Outcome::Completed);
-        let step = coordinator.with(&job.state, |state| Ok(state.primary().step()));
+        let step = coordinator.with(&job.state, |state| Ok(state.primary().unwrap().step()));
         assert!(step.unwrap() <= 3 * BATCHES as u64);
     });
 }
@@ -165,7 +168,7 @@ fn early_stopping_brings_the_best_weights_back_to_the_servers() {
             panic!("{:?}", history.outcome);
         };
         assert!(best_epoch < history.epochs.len() - 1);
-        let found = coordinator.with(&job.state, |state| state.primary().to_tensors());
+        let found = coordinator.with(&job.state, |state| state.primary().unwrap().to_tensors());
         assert_eq!(of_model(found.unwrap()), weights.after[best_epoch]);
     });
 }

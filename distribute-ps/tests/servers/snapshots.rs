@@ -110,7 +110,7 @@ fn any_other_strategy_takes_the_tensors_of_a_snapshot() {
         let state = strategy
             .scope(|device| TrainState::new(LinearConfig::new(3, 2).init(device), Adam::new(0.1)))
             .unwrap();
-        let tensors = state.primary().to_tensors().unwrap();
+        let tensors = state.primary().unwrap().to_tensors().unwrap();
         let mut cluster = Cluster::new(2);
         for (name, value) in &tensors {
             let variable = cluster.variable(name, 1, value.clone(), adam(0.1));
@@ -119,7 +119,7 @@ fn any_other_strategy_takes_the_tensors_of_a_snapshot() {
             cluster.client.push(cluster.id(0), gradients, &[]).unwrap();
         }
         let snapshot = cluster.client.snapshot().unwrap();
-        let mut restored = state.primary().clone();
+        let mut restored = state.primary().unwrap().clone();
         restored
             .load_tensors(&snapshot.to_tensors(), snapshot.step())
             .unwrap();

@@ -47,12 +47,19 @@ fn one_worker_alone_gets_the_bits_of_one_device() {
                 let said = step(&local, &mut here, number).unwrap();
                 assert_eq!(step(&remote, &mut there, number).unwrap(), said);
             }
-            let expected = here.primary().to_tensors().unwrap();
-            assert_eq!(there.primary().to_tensors().unwrap(), expected);
-            assert_eq!(there.primary().step(), here.primary().step());
+            let expected = here.primary().unwrap().to_tensors().unwrap();
+            assert_eq!(there.primary().unwrap().to_tensors().unwrap(), expected);
+            assert_eq!(
+                there.primary().unwrap().step(),
+                here.primary().unwrap().step()
+            );
             there.refresh().unwrap();
-            assert_eq!(there.primary().step(), here.primary().step());
-            let weights = |state: &Built| state.primary().model.hidden.weight.val().to_data();
+            assert_eq!(
+                there.primary().unwrap().step(),
+                here.primary().unwrap().step()
+            );
+            let weights =
+                |state: &Built| state.primary().unwrap().model.hidden.weight.val().to_data();
             assert_eq!(weights(&there), weights(&here));
         }
     });
@@ -69,7 +76,7 @@ fn a_worker_finds_the_state_that_the_coordinator_has_made() {
         // Its own initial value does not count.
         let build = |device: &Device| TrainState::new(Net::new(device, 9.0), Adam::new(0.01));
         let mut other = second.scope(build).unwrap();
-        assert_eq!(other.primary().step(), 1);
+        assert_eq!(other.primary().unwrap().step(), 1);
         step(&second, &mut other, 1).unwrap();
         step(&first, &mut one, 2).unwrap();
         let alone = one_device();
@@ -77,9 +84,9 @@ fn a_worker_finds_the_state_that_the_coordinator_has_made() {
         for number in 0..3 {
             step(&alone, &mut expected, number).unwrap();
         }
-        let expected = expected.primary().to_tensors().unwrap();
+        let expected = expected.primary().unwrap().to_tensors().unwrap();
         for state in [&one, &other] {
-            assert_eq!(state.primary().to_tensors().unwrap(), expected);
+            assert_eq!(state.primary().unwrap().to_tensors().unwrap(), expected);
         }
     });
 }
@@ -152,25 +159,28 @@ fn checkpoints_are_those_of_other_strategies() {
         for number in 0..3 {
             step(&local, &mut here, number).unwrap();
         }
-        let checkpoint = snapshot(here.primary()).unwrap();
+        let checkpoint = snapshot(here.primary().unwrap()).unwrap();
         // From another strategy, and back into what has gone on since.
         for _again in 0..2 {
             restore(&mut there, &checkpoint).unwrap();
-            assert_eq!(there.primary().step(), 3);
-            let saved = snapshot(there.primary()).unwrap();
+            assert_eq!(there.primary().unwrap().step(), 3);
+            let saved = snapshot(there.primary().unwrap()).unwrap();
             assert_eq!(saved.tensors, checkpoint.tensors);
             assert_eq!(saved.metadata.step, 3);
             step(&remote, &mut there, 3).unwrap();
         }
         step(&local, &mut here, 3).unwrap();
-        let (mine, theirs) = (snapshot(here.primary()), snapshot(there.primary()));
+        let (mine, theirs) = (
+            snapshot(here.primary().unwrap()),
+            snapshot(there.primary().unwrap()),
+        );
         assert_eq!(mine.unwrap().tensors, theirs.unwrap().tensors);
         // And into another one.
         let mut fresh = local.scope(adam).unwrap();
-        restore(&mut fresh, &snapshot(there.primary()).unwrap()).unwrap();
+        restore(&mut fresh, &snapshot(there.primary().unwrap()).unwrap()).unwrap();
         step(&local, &mut here, 4).unwrap();
         step(&local, &mut fresh, 4).unwrap();
-        let tensors = |state: &Built| state.primary().to_tensors().unwrap();
+        let tensors = |state: &Built| state.primary().unwrap().to_tensors().unwrap();
         assert_eq!(tensors(&fresh), tensors(&here));
     });
 }
@@ -204,7 +214,8 @@ fn parameters_of_every_kind_are_the_coordinators_and_in_checkpoints() {
         let mut other = second.scope(|device| kinds(device, 8)).unwrap();
         let local = one_device();
         let same = local.scope(|device| kinds(device, 1)).unwrap();
-        let tensors = |state: &Mirrored<TrainState<Kinds>>| state.primary().to_tensors().unwrap();
+        let tensors =
+            |state: &Mirrored<TrainState<Kinds>>| state.primary().unwrap().to_tensors().unwrap();
         let expected = tensors(&same);
         assert_eq!(expected.len(), 3);
         assert_eq!(tensors(&other), expected);
@@ -219,15 +230,18 @@ fn parameters_of_every_kind_are_the_coordinators_and_in_checkpoints() {
             let (mask, ids) = values(state);
             Ok(format!("{mask:?} {ids:?}"))
         });
-        let (mask, ids) = values(same.primary());
+        let (mask, ids) = values(same.primary().unwrap());
         assert_eq!(seen.unwrap().values()[0], format!("{mask:?} {ids:?}"));
         // Into them from another strategy's checkpoint, and from one without integers and bools.
         let third = local.scope(|device| kinds(device, 3)).unwrap();
-        let mut checkpoint = snapshot(third.primary()).unwrap();
+        let mut checkpoint = snapshot(third.primary().unwrap()).unwrap();
         restore(&mut one, &checkpoint).unwrap();
         assert_eq!(tensors(&one), checkpoint.tensors);
         other.refresh().unwrap();
-        assert_eq!(values(other.primary()), values(third.primary()));
+        assert_eq!(
+            values(other.primary().unwrap()),
+            values(third.primary().unwrap())
+        );
         checkpoint.tensors.retain(|name, _| name == "model/weight");
         restore(&mut one, &checkpoint).unwrap();
         assert_eq!(tensors(&one), tensors(&third));
@@ -243,23 +257,23 @@ fn slots_of_another_optimizer_are_refused_by_both_names() {
         for number in 0..3 {
             step(&local, &mut here, number).unwrap();
         }
-        let checkpoint = snapshot(here.primary()).unwrap();
+        let checkpoint = snapshot(here.primary().unwrap()).unwrap();
         let remote = servers.strategy(None);
         let mut there = remote
             .scope(|device| TrainState::new(Net::new(device, 1.5), Sgd::new(0.1).momentum(0.9)))
             .unwrap();
         step(&remote, &mut there, 0).unwrap();
-        let before = there.primary().to_tensors().unwrap();
+        let before = there.primary().unwrap().to_tensors().unwrap();
         let mut nameless = checkpoint.clone();
         nameless.metadata.optimizer = Default::default();
         for checkpoint in [&checkpoint, &nameless] {
             let error = restore(&mut there, checkpoint).unwrap_err().to_string();
             assert!(error.contains("is of adam"), "{error}");
             assert!(error.contains("into sgd "), "{error}");
-            assert_eq!(there.primary().to_tensors().unwrap(), before);
+            assert_eq!(there.primary().unwrap().to_tensors().unwrap(), before);
         }
         restore_weights(&mut there, &checkpoint).unwrap();
-        let found = there.primary().to_tensors().unwrap();
+        let found = there.primary().unwrap().to_tensors().unwrap();
         let name = "model/hidden.weight";
         assert_eq!(found[name], checkpoint.tensors[name]);
         assert!(!found.keys().any(|name| name.starts_with("optimizer/")));
@@ -293,9 +307,9 @@ fn several_states_have_places_of_their_own() {
             "model/output.bias",
             "model/output.weight",
         ];
-        assert_eq!(names(&pair.primary().first), expected);
-        assert_eq!(names(&pair.primary().second), expected);
-        assert_eq!(names(another.primary()), expected);
+        assert_eq!(names(&pair.primary().unwrap().first), expected);
+        assert_eq!(names(&pair.primary().unwrap().second), expected);
+        assert_eq!(names(another.primary().unwrap()), expected);
         assert_eq!(strategy.variables().variables().unwrap().len(), 12);
         assert!(
             strategy.named("another").scope(adam).is_err(),

@@ -91,7 +91,7 @@ impl DeviceTensor for DeviceArray {
         let bytes = buffer.to_bytes().map_err(TpuError::from)?;
         let bytes = burn::tensor::Bytes::from_bytes_vec(bytes);
         let shape = self.spec.shape.clone();
-        TensorData::try_from_bytes(bytes, shape, self.spec.dtype).map_err(Error::step)
+        TensorData::try_from_bytes(bytes, shape, self.spec.dtype).map_err(Error::internal)
     }
 }
 

@@ -28,7 +28,7 @@ fn compile_all(compiler: &TpuCompiler) -> Vec<CompiledProgram> {
     let batch = Data::new(1, replicas, &[12], 5).batch::<2>(8);
     refused(compiler.run((&mut mlp, batch), mlp_step(8 * replicas)));
     assert_eq!(
-        (mlp.primary().step(), mlp.poisoned()),
+        (mlp.primary().unwrap().step(), mlp.poisoned()),
         (0, None),
         "nothing has changed"
     );

@@ -92,7 +92,10 @@ fn fit_validates_evaluates_and_predicts_as_on_the_cpu() {
         // Train, validate, evaluate and predict; `evaluate` is a step of its own.
         let statistics = tpu.statistics();
         assert!(statistics.programs <= 4, "{statistics:?}");
-        assert_eq!(on_tpu.host_metadata().step(), on_cpu.primary().step());
+        assert_eq!(
+            on_tpu.host_metadata().step(),
+            on_cpu.primary().unwrap().step()
+        );
     });
 }
 
@@ -122,7 +125,7 @@ fn a_learning_rate_schedule_compiles_once() {
         }
         assert_eq!(tpu.statistics().programs, 1);
         assert_eq!(tpu.statistics().hits, 4);
-        assert_eq!(state.try_primary().unwrap().learning_rate(), 1e-3 / 5.0);
+        assert_eq!(state.primary().unwrap().learning_rate(), 1e-3 / 5.0);
     });
 }
 

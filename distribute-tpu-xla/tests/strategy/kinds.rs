@@ -79,7 +79,7 @@ fn chosen_and_left_out(replicas: usize) {
             let batch = data.batch::<2>(4);
             strategy.run((&mut state, batch), step).unwrap();
         }
-        ends.push(state.try_primary().unwrap().to_tensors().unwrap());
+        ends.push(state.primary().unwrap().to_tensors().unwrap());
     }
     assert_close(&ends[0], &ends[1], 1e-5);
     // Changed five times, from 3 and 1, and from left out, kept, kept.
@@ -115,7 +115,7 @@ fn updated(strategy: &dyn Strategy, dtype: FloatDType, each: [f32; 3], clip: f64
             state.apply_gradients(ctx, gradients).map(drop)
         })
         .unwrap();
-    let tensors = state.try_primary().unwrap().to_tensors().unwrap();
+    let tensors = state.primary().unwrap().to_tensors().unwrap();
     tensors["model/weight"].iter::<f32>().collect()
 }
 

@@ -58,8 +58,8 @@ fn compare(replicas: usize, state: TrainState<Mlp>, steps: usize) {
             "step {number}: loss {found}, expected {expected}"
         );
     }
-    let found = on_tpu.try_primary().unwrap();
-    let expected = on_cpu.primary();
+    let found = on_tpu.primary().unwrap();
+    let expected = on_cpu.primary().unwrap();
     assert_eq!(found.step(), expected.step());
     assert_close(
         &found.to_tensors().unwrap(),
@@ -111,8 +111,12 @@ fn transformer(replicas: usize) {
             cpu.run((&mut on_cpu, second.tokens(examples, 7)), step)
                 .unwrap();
         }
-        let found = on_tpu.try_primary().unwrap().to_tensors().unwrap();
-        assert_close(&found, &on_cpu.primary().to_tensors().unwrap(), 1e-4);
+        let found = on_tpu.primary().unwrap().to_tensors().unwrap();
+        assert_close(
+            &found,
+            &on_cpu.primary().unwrap().to_tensors().unwrap(),
+            1e-4,
+        );
     });
 }
 
@@ -163,8 +167,8 @@ fn an_epoch_of_the_digits_with_a_short_last_batch() {
                     "{found}, expected {expected}"
                 );
             }
-            let found = on_tpu.try_primary().unwrap().to_tensors().unwrap();
-            let expected = on_cpu.primary().to_tensors().unwrap();
+            let found = on_tpu.primary().unwrap().to_tensors().unwrap();
+            let expected = on_cpu.primary().unwrap().to_tensors().unwrap();
             assert_close(&found, &expected, 1e-3);
             let statistics = tpu.statistics();
             assert_eq!(
@@ -207,7 +211,7 @@ fn a_checkpoint_goes_both_ways() {
             tpu.run((&mut on_tpu, data.batch::<2>(8)), step).unwrap();
         }
         // From the TPU to the CPU: both go on alike.
-        let saved = on_tpu.try_primary().unwrap().to_tensors().unwrap();
+        let saved = on_tpu.primary().unwrap().to_tensors().unwrap();
         on_cpu
             .update(|state| state.load_tensors(&saved, 5))
             .unwrap();
@@ -217,9 +221,9 @@ fn a_checkpoint_goes_both_ways() {
             tpu.run((&mut on_tpu, first.batch::<2>(8)), step).unwrap();
             cpu.run((&mut on_cpu, second.batch::<2>(8)), step).unwrap();
         }
-        let expected = on_cpu.primary().to_tensors().unwrap();
+        let expected = on_cpu.primary().unwrap().to_tensors().unwrap();
         assert_close(
-            &on_tpu.try_primary().unwrap().to_tensors().unwrap(),
+            &on_tpu.primary().unwrap().to_tensors().unwrap(),
             &expected,
             1e-4,
         );
@@ -229,7 +233,7 @@ fn a_checkpoint_goes_both_ways() {
             .update(|state| state.load_tensors(&expected, 10))
             .unwrap();
         assert_close(
-            &on_tpu.try_primary().unwrap().to_tensors().unwrap(),
+            &on_tpu.primary().unwrap().to_tensors().unwrap(),
             &expected,
             0.0,
         );
@@ -239,9 +243,9 @@ fn a_checkpoint_goes_both_ways() {
             tpu.run((&mut on_tpu, first.batch::<2>(8)), step).unwrap();
             cpu.run((&mut on_cpu, second.batch::<2>(8)), step).unwrap();
         }
-        let expected = on_cpu.primary().to_tensors().unwrap();
+        let expected = on_cpu.primary().unwrap().to_tensors().unwrap();
         assert_close(
-            &on_tpu.try_primary().unwrap().to_tensors().unwrap(),
+            &on_tpu.primary().unwrap().to_tensors().unwrap(),
             &expected,
             1e-4,
         );

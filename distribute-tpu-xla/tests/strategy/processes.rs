@@ -169,7 +169,7 @@ fn train(process: Process) -> Result<()> {
     let write = |name: &str, text: String| {
         fs::write(process.folder.join(format!("{name}-{}", process.id)), text).unwrap();
     };
-    write("initial", dump(&state.try_primary()?.to_tensors()?));
+    write("initial", dump(&state.primary()?.to_tensors()?));
     let mut data = Data::new(7, all, &[12], 5);
     let mut losses = Vec::new();
     for _ in 0..STEPS {
@@ -180,7 +180,7 @@ fn train(process: Process) -> Result<()> {
         losses.push(loss.to_bits().to_string());
     }
     write("losses", losses.join(" "));
-    write("trained", dump(&state.try_primary()?.to_tensors()?));
+    write("trained", dump(&state.primary()?.to_tensors()?));
     assert_eq!(tpu.statistics().programs, 1);
     // Outside of a step: over all replicas of all processes.
     let numbers = || tpu.values_from(|id| id as f64 + 1.0);
@@ -217,7 +217,7 @@ fn equals_one_process(test: &str, replicas: usize) {
             let batch = data.batch::<2>(4);
             tpu.run((&mut state, batch), mlp_step(4 * all)).unwrap();
         }
-        let trained = state.try_primary().unwrap().to_tensors().unwrap();
+        let trained = state.primary().unwrap().to_tensors().unwrap();
         assert_close(&load(&read("trained", 0)), &trained, 1e-5);
         assert_ne!(load(&read("trained", 0)), initial);
     });
@@ -370,7 +370,7 @@ fn fit(process: &Process, stops: bool, epochs: usize) -> (u64, String) {
     });
     let history = outcome.unwrap();
     let losses = history.epochs.iter().map(|epoch| epoch.logs.loss());
-    let bits = dump(&state.try_primary().unwrap().to_tensors().unwrap());
+    let bits = dump(&state.primary().unwrap().to_tensors().unwrap());
     let losses: Vec<String> = losses.map(|loss| loss.to_string()).collect();
     (
         state.host_metadata().step(),

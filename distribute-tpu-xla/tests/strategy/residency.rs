@@ -22,7 +22,7 @@ fn buffers_do_not_pile_up() {
             tpu.run((&mut state, data.batch::<2>(8)), mlp_step(16))
                 .unwrap();
             if number % 50 == 0 {
-                state.try_primary().unwrap();
+                state.primary().unwrap();
             }
             live.push(system.client().live_buffers());
         }
@@ -47,11 +47,11 @@ fn the_program_donates_the_whole_state() {
         let mut data = Data::new(1, 2, &[12], 5);
         tpu.run((&mut state, data.batch::<2>(8)), mlp_step(16))
             .unwrap();
-        let before = state.try_primary().unwrap().to_tensors().unwrap();
+        let before = state.primary().unwrap().to_tensors().unwrap();
         // Reading leaves the devices' copies as they are: the next step goes on from them.
         tpu.run((&mut state, data.batch::<2>(8)), mlp_step(16))
             .unwrap();
-        let after = state.try_primary().unwrap().to_tensors().unwrap();
+        let after = state.primary().unwrap().to_tensors().unwrap();
         assert_ne!(before["model/first.weight"], after["model/first.weight"]);
         assert_eq!(state.host_metadata().step(), 2);
     });

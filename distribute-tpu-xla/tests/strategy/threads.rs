@@ -35,7 +35,7 @@ fn trained(tpu: &TpuStrategy, state: &TrainState<Mlp>, seed: u64) -> BTreeMap<St
         tpu.run((&mut state, data.batch::<2>(4)), mlp_step(8))
             .unwrap();
     }
-    state.try_primary().unwrap().to_tensors().unwrap()
+    state.primary().unwrap().to_tensors().unwrap()
 }
 
 #[test]
@@ -89,7 +89,7 @@ fn a_state_outlives_its_strategy() {
         assert_eq!(programs.len(), 1);
         assert!(programs[0].memory_stats().unwrap().alias_bytes > 0);
         drop((tpu, system));
-        assert_eq!(state.try_primary().unwrap().step(), 1);
+        assert_eq!(state.primary().unwrap().step(), 1);
         assert!(client.live_buffers() > 0);
         drop(state);
         assert_eq!(client.live_buffers(), 0);

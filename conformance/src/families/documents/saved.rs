@@ -22,7 +22,7 @@ fn new_state(strategy: &dyn Strategy, weight: f32) -> Result<State, Failure> {
 }
 
 fn weights(state: &State) -> Result<TensorData, Failure> {
-    let tensors = state.try_primary()?.to_tensors()?;
+    let tensors = state.primary()?.to_tensors()?;
     let weight = tensors.get("model/w").cloned();
     weight.ok_or_else(|| Failure::got("no weight"))
 }
@@ -45,7 +45,7 @@ pub(super) fn checkpoints(case: &Case, env: &Env<'_>) -> Checked {
             state.apply_gradients(ctx, gradients).map(drop)
         })?;
         if epoch % every == 0 {
-            manager.save(&snapshot(state.try_primary()?)?)?;
+            manager.save(&snapshot(state.primary()?)?)?;
             saved.push(epoch);
             newest = Some(weights(&state)?);
         }

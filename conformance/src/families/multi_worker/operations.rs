@@ -339,7 +339,7 @@ impl Task<'_> {
             let loss = self.strategy.reduce(ReduceOp::Sum, losses)?;
             self.tolerance.same(wanted, &scalar_f32(loss))?;
         }
-        for state in state.values() {
+        for state in state.values()? {
             let tensors = state.to_tensors()?;
             for name in ["w", "b"] {
                 let missing = || Failure::got(format!("no weight {name}"));

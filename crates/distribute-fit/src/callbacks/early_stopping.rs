@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 
 use burn::tensor::TensorData;
-use distribute_core::{Error, Result};
+use distribute_core::Result;
 use serde::{Deserialize, Serialize};
 
 use super::monitor::{Direction, Monitor};
+use crate::snapshot::unreadable_state;
 use crate::{Callback, CallbackState, Control, EpochRecord, Outcome, exact};
 
 /// Ends training when the watched value has not improved for some epochs
@@ -132,7 +133,7 @@ impl Callback for EarlyStopping {
     }
 
     fn restore_state(&mut self, state: CallbackState) -> Result<()> {
-        self.progress = serde_json::from_value(state.value).map_err(Error::step)?;
+        self.progress = serde_json::from_value(state.value).map_err(unreadable_state)?;
         self.best_parameters = (!state.tensors.is_empty()).then_some(state.tensors);
         Ok(())
     }

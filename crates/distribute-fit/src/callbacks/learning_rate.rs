@@ -5,6 +5,7 @@ use std::fmt;
 use distribute_core::{Error, Result};
 use serde_json::json;
 
+use crate::snapshot::unreadable_state;
 use crate::{Callback, CallbackState, Control};
 
 type Schedule<'a> = Box<dyn FnMut(u64, f64) -> f64 + 'a>;
@@ -108,7 +109,7 @@ impl Callback for LearningRateScheduler<'_> {
     }
 
     fn restore_state(&mut self, state: CallbackState) -> Result<()> {
-        self.made_for = serde_json::from_value(state.value).map_err(Error::step)?;
+        self.made_for = serde_json::from_value(state.value).map_err(unreadable_state)?;
         Ok(())
     }
 }

@@ -15,6 +15,7 @@ use serde_json::{Map, Value, json};
 
 use super::monitor::{Direction, Monitor};
 use crate::exact::Exact;
+use crate::snapshot::unreadable_state;
 use crate::{Callback, CallbackState, Control, EpochRecord, FitError, Outcome, Position};
 
 /// Saves checkpoints of the whole run (Keras: `ModelCheckpoint` and `BackupAndRestore` in one).
@@ -286,7 +287,8 @@ impl ModelCheckpoint {
                 // Of a version that kept it with the states of the callbacks.
                 return Ok(self.best.map(Exact));
             };
-            let saved: SavedBest = serde_json::from_value(saved.clone()).map_err(Error::step)?;
+            let saved: SavedBest =
+                serde_json::from_value(saved.clone()).map_err(unreadable_state)?;
             let same = Some(&saved.monitor) == self.best_only.as_ref().map(|own| &own.name);
             Ok(same.then_some(saved.value))
         };
@@ -319,7 +321,7 @@ struct SavedBest {
 }
 
 fn to_json(value: &impl Serialize) -> Result<Value> {
-    serde_json::to_value(value).map_err(Error::step)
+    serde_json::to_value(value).map_err(Error::internal)
 }
 
 impl Callback for ModelCheckpoint {
@@ -402,7 +404,7 @@ impl Callback for ModelCheckpoint {
 
     fn restore_state(&mut self, state: CallbackState) -> Result<()> {
         let best = state.value.get("best").cloned().unwrap_or_default();
-        let best: Option<Exact> = serde_json::from_value(best).map_err(Error::step)?;
+        let best: Option<Exact> = serde_json::from_value(best).map_err(unreadable_state)?;
         self.best = best.map(|best| best.0);
         Ok(())
     }

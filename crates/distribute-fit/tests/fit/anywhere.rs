@@ -115,8 +115,8 @@ fn interrupted_after_any_micro_batch_the_rest_is_the_same(
         let (rest, state) = part(&strategy, micro_batches, path, (Some(checkpoint), 0));
         let what = format!("{micro_batches} micro-batches, after {events}");
         assert_eq!(
-            everything(state.primary()),
-            everything(last.primary()),
+            everything(state.primary().unwrap()),
+            everything(last.primary().unwrap()),
             "{what}"
         );
         let seen = expected.epochs.len() - rest.epochs.len();
@@ -142,7 +142,7 @@ fn micro_batches_left_over_at_the_end_go_on_in_the_next_run() {
         let fit = fit.callback(checkpoints);
         let history = fit.run(&mut state, &data, None, objective).unwrap();
         assert_eq!(history.outcome, Outcome::Completed);
-        everything(state.primary())
+        everything(state.primary().unwrap())
     };
     let (whole, parts) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let expected = run(2, whole.path(), None);
@@ -161,7 +161,7 @@ fn with_another_number_of_replicas_no_micro_batch_is_lost() {
         let strategy = MirroredStrategy::builder().replicas(replicas);
         let strategy = strategy.build().unwrap();
         let (_, state) = part(&strategy, 4, directory, (checkpoint, events));
-        everything(state.primary())
+        everything(state.primary().unwrap())
     };
     let whole = tempfile::tempdir().unwrap();
     let expected = train(2, None, whole.path(), 0);

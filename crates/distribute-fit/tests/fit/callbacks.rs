@@ -125,7 +125,7 @@ fn an_error_of_a_callback_ends_the_run(#[case] method: &'static str, #[case] ste
         .run(&mut state, &data, Some(&data), objective)
         .unwrap_err();
     assert_eq!(error.to_string(), format!("no {method} today"));
-    assert_eq!(state.primary().step(), steps);
+    assert_eq!(state.primary().unwrap().step(), steps);
 }
 
 /// The parameters after every epoch.
@@ -179,11 +179,11 @@ fn early_stopping_waits_and_restores_the_best_parameters() {
         }
     );
     assert_eq!(stopping.best(), Some((best, 0)));
-    for copy in state.values() {
+    for copy in state.values().unwrap() {
         assert_eq!(model_values(copy), parameters.0[0]);
     }
     assert_ne!(parameters.0[0], parameters.0[3]);
-    assert_eq!(state.primary().step(), 4 * BATCHES as u64);
+    assert_eq!(state.primary().unwrap().step(), 4 * BATCHES as u64);
 }
 
 #[test]
@@ -275,7 +275,7 @@ fn schedules_set_the_rate_of_epochs_and_steps() {
         .map(|epoch| epoch.learning_rate)
         .collect();
     assert_eq!(rates, [0.01, 0.005, 0.0025]);
-    assert_eq!(state.primary().learning_rate(), 0.0025);
+    assert_eq!(state.primary().unwrap().learning_rate(), 0.0025);
 
     let mut steps = Vec::new();
     let mut state = new_state(&strategy);
@@ -283,11 +283,11 @@ fn schedules_set_the_rate_of_epochs_and_steps() {
         steps.push(step);
         if step < BATCHES as u64 { 0.0 } else { 0.01 }
     });
-    let before = everything(state.primary());
+    let before = everything(state.primary().unwrap());
     let fit = Fit::new(&strategy).epochs(1).callback(by_step);
     fit.run(&mut state, &data, None, objective).unwrap();
     assert_eq!(steps, (0..=BATCHES as u64).collect::<Vec<_>>());
-    let after = everything(state.primary());
+    let after = everything(state.primary().unwrap());
     for (name, values) in before {
         assert!(
             after.contains(&(name, values)),
@@ -316,7 +316,7 @@ fn an_interrupt_before_the_first_step_trains_nothing() {
     let history = fit.run(&mut state, &data, None, objective).unwrap();
     assert_eq!(history.outcome, Outcome::Interrupted);
     assert_eq!(history.position, Position::default());
-    assert_eq!(state.primary().step(), 0);
+    assert_eq!(state.primary().unwrap().step(), 0);
 }
 
 /// A writer that can be read afterwards.

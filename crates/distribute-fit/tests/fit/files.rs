@@ -112,7 +112,7 @@ fn a_history_that_cannot_be_written_is_an_error_that_names_it() {
         error.contains("file") && error.contains("choose a writable path"),
         "{error}"
     );
-    assert_eq!(state.primary().step(), 0);
+    assert_eq!(state.primary().unwrap().step(), 0);
 }
 
 /// The messages of an event file, as far as scalars need them (TensorFlow's `event.proto`).

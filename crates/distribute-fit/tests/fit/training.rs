@@ -41,9 +41,12 @@ fn fit_is_the_hand_written_loop_bit_for_bit() {
         let data = Points::new(strategy);
         let fit = Fit::new(strategy).epochs(3);
         let history = fit.run(&mut state, &data, None, objective).unwrap();
-        assert_eq!(everything(state.primary()), everything(expected.primary()));
-        for copy in state.values() {
-            assert_eq!(everything(copy), everything(state.primary()));
+        assert_eq!(
+            everything(state.primary().unwrap()),
+            everything(expected.primary().unwrap())
+        );
+        for copy in state.values().unwrap() {
+            assert_eq!(everything(copy), everything(state.primary().unwrap()));
         }
         let reported: Vec<f64> = history.epochs.iter().map(|e| e.logs.loss()).collect();
         assert_eq!(reported, losses, "{strategy:?}");
@@ -55,7 +58,7 @@ fn fit_is_the_hand_written_loop_bit_for_bit() {
                 batches: 0
             }
         );
-        assert_eq!(state.primary().step(), 3 * BATCHES as u64);
+        assert_eq!(state.primary().unwrap().step(), 3 * BATCHES as u64);
         assert_eq!(history.epochs[2].examples, EXAMPLES as u64);
     }
 }
@@ -76,7 +79,7 @@ fn all_strategies_and_replica_counts_agree() {
             .unwrap();
         let logs = history.last_logs();
         assert!(logs.get("val_accuracy").unwrap() > 0.9, "it learns: {logs}");
-        let state = state.into_primary();
+        let state = state.into_primary().unwrap();
         let (reference, expected) = first.get_or_insert((state.clone(), logs.clone()));
         assert_close(reference, &state, 1e-4);
         for ((name, a), (_, b)) in expected.iter().zip(logs.iter()) {
@@ -125,7 +128,7 @@ fn evaluation_with_short_and_empty_batches_equals_a_single_pass() {
                 ..Points::new(&*strategy)
             };
             let report = evaluate(&*strategy, &state, &data, objective).unwrap();
-            let (loss, accuracy) = single_pass(&state.primary().model);
+            let (loss, accuracy) = single_pass(&state.primary().unwrap().model);
             assert!(
                 (report.logs.loss() - loss).abs() < 1e-6,
                 "{strategy:?} {global_batch}"
@@ -200,7 +203,10 @@ fn regularization_is_reported_exactly_with_a_short_batch() {
     let losses = by_hand(&strategy, &mut plain, 1);
     let loss = history.last_logs().loss();
     assert!((loss - losses[0] - 0.5).abs() < 1e-7, "{loss} {losses:?}");
-    assert_eq!(everything(state.primary()), everything(plain.primary()));
+    assert_eq!(
+        everything(state.primary().unwrap()),
+        everything(plain.primary().unwrap())
+    );
 }
 
 #[test]
@@ -211,7 +217,7 @@ fn max_steps_ends_within_an_epoch_and_reports_the_part() {
     let fit = Fit::new(&strategy).epochs(5).max_steps(BATCHES as u64 + 2);
     let history = fit.run(&mut state, &data, Some(&data), objective).unwrap();
     assert_eq!(history.outcome, Outcome::MaxSteps);
-    assert_eq!(state.primary().step(), BATCHES as u64 + 2);
+    assert_eq!(state.primary().unwrap().step(), BATCHES as u64 + 2);
     assert_eq!(
         history.position,
         Position {
@@ -256,7 +262,7 @@ fn errors_of_the_data_and_the_objective_end_the_run() {
         .run(&mut state, &broken, None, objective)
         .unwrap_err();
     assert_eq!(error.to_string(), "line 7 is not a number");
-    assert_eq!(state.primary().step(), 2);
+    assert_eq!(state.primary().unwrap().step(), 2);
 
     let failing = |_: &StepContext<'_>, _: &Mlp, _: Batch| Err(Error::step("no loss today"));
     let data = Points::new(&strategy);

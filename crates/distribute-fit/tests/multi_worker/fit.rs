@@ -55,7 +55,7 @@ fn run<'a, S: Strategy>(
         fit = fit.callback(BoxedCallback(callback));
     }
     let history = fit.run(&mut state, &data, Some(&data), objective)?;
-    Ok((history, everything(state.primary())))
+    Ok((history, everything(state.primary().unwrap())))
 }
 
 /// Lets a boxed callback be one.
@@ -203,7 +203,7 @@ fn interrupted_between_micro_batches_the_rest_is_the_same() {
             .callback(ModelCheckpoint::with_workers(strategy, path)?.every_epochs(100))
             .callback(After { batches, act });
         let history = fit.run(&mut state, &data, None, objective)?;
-        let last = everything(state.primary());
+        let last = everything(state.primary().unwrap());
         Ok((
             history.outcome.clone(),
             history.position,

@@ -22,7 +22,7 @@ impl Run {
         test: &Batches,
         saved: Option<PathBuf>,
     ) -> Result<(), Failure> {
-        let step = state.primary().step();
+        let step = state.primary()?.step();
         match &history.outcome {
             Outcome::Interrupted => return Err(self.interrupted(step, saved.as_deref())),
             Outcome::NotFinite { .. } => return Err(Failure::failed(&history.outcome)),
@@ -39,7 +39,7 @@ impl Run {
         if !trained && self.reports() {
             note(&self.nothing_left(&history.outcome, step));
         }
-        let tensors = state.primary().to_tensors()?;
+        let tensors = state.primary()?.to_tensors()?;
         let weights = tensors
             .iter()
             .filter(|(name, _)| name.starts_with("model/"));
