@@ -77,7 +77,12 @@ fn train(strategy: &dyn Strategy) -> Result<f32> {
             Ok(())
         })?;
     }
-    let weight = state.into_primary()?.model.weight.val().into_scalar::<f32>();
+    let weight = state
+        .into_primary()?
+        .model
+        .weight
+        .val()
+        .into_scalar::<f32>();
     Ok(weight)
 }
 
