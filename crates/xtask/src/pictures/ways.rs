@@ -332,8 +332,8 @@ const BATCH: &[Row] = &[
         Node {
             columns: (0, 4),
             mode: Mode::Host,
-            name: "Engine::run",
-            files: &["distribute-core/src/strategy/engine.rs"],
+            name: "ReplicaThreads::run",
+            files: &["distribute-core/src/strategy/replica_threads.rs"],
             note: "The closure runs on the thread of every replica; of a single replica, on the \
                    caller's.",
         },
