@@ -25,6 +25,7 @@ pub type PartVisitor<'a> = &'a mut dyn FnMut(&str, &mut dyn StatePart) -> Result
 pub trait Replicate: Sized {
     /// A copy for a replica on `device`. Parameters keep their ids and become leaves of their
     /// own in the autodiff graph; their storage is shared until one side is changed.
+    #[must_use]
     fn replicate(&self, device: &Device) -> Self;
 
     /// Takes over the value of another replica, keeping what is this replica's own (the sums of

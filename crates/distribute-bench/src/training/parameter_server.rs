@@ -33,7 +33,7 @@ fn registry(batch_size: usize) -> Result<StepRegistry, PsError> {
         let device = distribute_core::LogicalDevice::cpu(0).burn_device();
         Ok(batches(&device, batch_size, worker.worker_index()))
     })?;
-    registry.step(STEP, move |worker: &WorkerContext, (number,): (usize,)| {
+    registry.step(STEP, move |worker: &WorkerContext, number: usize| {
         let batch = worker.resource(&data)?[number % BATCHES].clone();
         worker.run(&state, batch, |ctx, (state, (x, y))| {
             let per_example = sparse_categorical_crossentropy(state.model.forward(x), y);
@@ -172,7 +172,7 @@ impl ParameterServerJob {
         let mut trained = Trained::default();
         loop {
             while started.elapsed() < time && running.len() < AHEAD * self.workers {
-                running.push_back(self.coordinator.schedule(STEP, (self.scheduled,))?);
+                running.push_back(self.coordinator.schedule(STEP, self.scheduled)?);
                 self.scheduled += 1;
             }
             if running.is_empty() {
