@@ -21,7 +21,7 @@ use crate::control::generated::Envelope;
 use crate::control::generated::control_client::ControlClient;
 use crate::control::generated::envelope::Message;
 use crate::control::handshake::{self, HandshakeFailure, STEP_TIMEOUT};
-use crate::control::membership::{Membership, Phase, QUEUE, Sender, envelope};
+use crate::control::membership::{Membership, Phase, QUEUE, Refusal, Sender, envelope};
 
 /// The largest message, in both directions.
 pub(super) const MESSAGE_MAX_BYTES: usize = 64 << 10;
@@ -66,8 +66,12 @@ pub(super) async fn keep_connected(shared: Arc<Membership>, rank: usize) {
                 pause = PAUSE_MIN;
             }
             Err(HandshakeFailure::Refused(_, reason) | HandshakeFailure::Unproven(reason)) => {
-                shared.refuse(Some(rank), shared.addresses[rank].clone(), reason);
-                return;
+                let refusal = Refusal::new(shared.addresses[rank].clone(), reason);
+                return shared.refuse(Some(rank), refusal);
+            }
+            Err(HandshakeFailure::OtherOptions { reason, names }) => {
+                let refusal = Refusal::new(shared.addresses[rank].clone(), reason);
+                return shared.refuse(Some(rank), refusal.of_options(names));
             }
             Err(HandshakeFailure::Later(_, reason)) => shared.record_missing(rank, reason),
         }

@@ -101,6 +101,22 @@ pub(super) fn envelope(message: Message) -> Envelope {
 pub(super) struct Refusal {
     pub(super) address: String,
     pub(super) reason: String,
+    /// The names of the options that differ, if that is the reason.
+    pub(super) options: Vec<String>,
+}
+
+impl Refusal {
+    pub(super) fn new(address: String, reason: String) -> Self {
+        Self {
+            address,
+            reason,
+            options: Vec::new(),
+        }
+    }
+
+    pub(super) fn of_options(self, options: Vec<String>) -> Self {
+        Self { options, ..self }
+    }
 }
 
 /// The group cannot form, and this rank knows why; the others are told while they come.
@@ -120,6 +136,7 @@ impl JoinFailure {
             link.send(Message::Refusal(message::Refusal {
                 address: self.refusal.address.clone(),
                 reason: self.refusal.reason.clone(),
+                options: self.refusal.options.clone(),
             }));
         }
     }
@@ -320,7 +337,7 @@ impl Membership {
 
     /// Ends the join of this rank, and of all others: the group cannot form. Rank `informed`
     /// knows already.
-    pub(super) fn refuse(&self, informed: Option<usize>, address: String, reason: String) {
+    pub(super) fn refuse(&self, informed: Option<usize>, refusal: Refusal) {
         let mut state = self.state();
         if state.phase == Phase::Joining {
             let State {
@@ -329,7 +346,7 @@ impl Membership {
                 ..
             } = &mut *state;
             let join_failure = join_failure.get_or_insert_with(|| JoinFailure {
-                refusal: Refusal { address, reason },
+                refusal,
                 since: Instant::now(),
                 notified: vec![false; links.len()],
             });
@@ -379,7 +396,8 @@ impl Membership {
             Some(Message::Gather(part)) => self.take_part(rank, part),
             Some(Message::Goodbye(goodbye)) => self.goodbye(rank, id, &goodbye),
             Some(Message::Refusal(refusal)) => {
-                self.refuse(Some(rank), refusal.address, refusal.reason);
+                let found = Refusal::new(refusal.address, refusal.reason);
+                self.refuse(Some(rank), found.of_options(refusal.options));
             }
             // Messages of the handshake, and those of later versions.
             Some(Message::Hello(_) | Message::Proof(_)) | None => {}

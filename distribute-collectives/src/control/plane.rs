@@ -420,6 +420,7 @@ fn refused_error(shared: &Membership, refusal: Refusal) -> CollectiveError {
         rank: shared.rank,
         address: refusal.address,
         reason: refusal.reason,
+        options: refusal.options,
     }
 }
 
@@ -504,6 +505,7 @@ fn missing_reason(shared: &Membership, state: &State, rank: usize) -> String {
     for Refusal {
         address,
         reason: why,
+        ..
     } in refused
     {
         reason += &format!("; a connection from {address} was turned away: {why}");

@@ -94,7 +94,11 @@ fn turn_away(shared: &Membership, claimed: Option<usize>, failed: &HandshakeFail
         HandshakeFailure::Refused(code, reason) => {
             // Of two processes with one rank, only the second one has heard it by now.
             let informed = Some(rank).filter(|_| *code != Code::AlreadyExists);
-            shared.refuse(informed, address, reason.clone());
+            shared.refuse(informed, Refusal::new(address, reason.clone()));
+        }
+        HandshakeFailure::OtherOptions { reason, names } => {
+            let refusal = Refusal::new(address, reason.clone());
+            shared.refuse(Some(rank), refusal.of_options(names.clone()));
         }
         HandshakeFailure::Later(_, reason) => {
             if rank > shared.rank {
@@ -106,10 +110,8 @@ fn turn_away(shared: &Membership, claimed: Option<usize>, failed: &HandshakeFail
             let mut state = shared.state();
             let known = |claim: &UnprovenClaim| claim.rank == rank;
             if state.phase == Phase::Joining && !state.unproven_claims.iter().any(known) {
-                let refusal = Refusal {
-                    address,
-                    reason: format!("{reason} (a connection from {remote} as rank {rank})"),
-                };
+                let reason = format!("{reason} (a connection from {remote} as rank {rank})");
+                let refusal = Refusal::new(address, reason);
                 state.unproven_claims.push(UnprovenClaim {
                     since: Instant::now(),
                     rank,
@@ -125,7 +127,7 @@ fn turn_away(shared: &Membership, claimed: Option<usize>, failed: &HandshakeFail
 /// Notes a peer whose certificate was not accepted.
 fn note_certificate(shared: &Membership, address: String, reason: String) {
     tracing::warn!(rank = shared.rank, address, reason, "refused a certificate");
-    let refusal = Refusal { address, reason };
+    let refusal = Refusal::new(address, reason);
     shared.state().note_certificate(refusal);
 }
 
