@@ -89,10 +89,11 @@ impl Failure {
 
     /// The end of a wait by a signal: what a shell reports for that.
     pub(crate) fn by_signal(mut self, signal: i32) -> Self {
-        self.code = u8::try_from(128 + signal).unwrap_or(FAILED);
-        if !self.message.contains("interrupted") {
+        let says_so = self.is_interruption || self.code == PREEMPTED;
+        if !says_so {
             self.message = format!("interrupted: {}", self.message);
         }
+        self.code = u8::try_from(128 + signal).unwrap_or(FAILED);
         self
     }
 
