@@ -19,12 +19,10 @@ where
 /// Every public error of a crate that knows `distribute-core`, or that it knows.
 #[test]
 fn every_error_of_the_crates_converts() {
-    converts::<distribute_core::VariableError>();
     converts::<CheckpointError>();
     converts::<distribute_data::fit::FitError>();
     converts::<distribute_data::tensorboard::TensorBoardError>();
     converts::<distribute_core::cluster::ClusterError>();
-    converts::<distribute_core::trace::TraceError>();
     converts::<distribute_collectives::CollectiveError>();
     converts::<distribute_collectives::flight_record::FlightRecordError>();
     converts::<readers::ReadError>();

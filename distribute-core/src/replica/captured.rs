@@ -10,10 +10,8 @@ use distribute_collectives::ReduceOp;
 use super::differentiable::Differentiable;
 use super::local_exchange::LocalExchange;
 use super::peers::Peers;
-use crate::trace::{
-    self, CapturedTensor, Given, HostVariable, Target, TensorSpec, Trace, TraceError,
-};
-use crate::{Gradients, Nest, ReplicaRng, Result, WorkerGroup};
+use crate::trace::{self, CapturedTensor, Given, HostVariable, Target, TensorSpec, Trace};
+use crate::{Error, Gradients, Nest, ReplicaRng, Result, WorkerGroup};
 
 /// All replicas, as the captured step sees them.
 #[derive(Debug)]
@@ -70,17 +68,19 @@ impl Peers for Captured {
     }
 
     fn refuse(&self, what: &str) -> Result<()> {
-        Err(TraceError::unsupported(
+        Err(Error::not_compilable(
             format!("`{what}`"),
             "return the value from the step and call the strategy's `gather` or `reduce`, or use \
              `all_reduce`",
-        )
-        .into())
+        ))
     }
 
     fn refuse_update(&self) -> Result<()> {
         let instead = "pass the training state to `run` as `&mut Mirrored<TrainState<_>>`";
-        Err(TraceError::unsupported("a training state from outside of the step", instead).into())
+        Err(Error::not_compilable(
+            "a training state from outside of the step",
+            instead,
+        ))
     }
 
     fn use_replica_id(&self) {

@@ -16,7 +16,6 @@
 //! update is an error.
 
 mod context;
-mod error;
 mod in_step;
 mod options;
 mod traced;
@@ -35,7 +34,6 @@ use crate::strategy::StrategyId;
 use crate::sync::lock;
 use crate::{Error, Leaf, ReduceOp, ReplicaContext, Result, Strategy, VariablePlacement};
 pub use context::VariableContext;
-pub use error::VariableError;
 pub use options::{VariableAggregation, VariableKind, VariableOptions, VariableSynchronization};
 use update::Update;
 use value::not_of_rank;
@@ -157,7 +155,7 @@ impl<T> DistributedVariable<T> {
     /// short form.
     ///
     /// # Errors
-    /// [`VariableError::UnsupportedSynchronization`] and [`VariableError::MeanOfIntegers`].
+    /// [`Error::UnsupportedSynchronization`] and [`Error::MeanOfIntegers`].
     pub fn new(
         strategy: &(impl Strategy + ?Sized),
         mut initial: T,
@@ -333,8 +331,8 @@ impl<T> DistributedVariable<T> {
     /// for on-read variables is the aggregation of the copies.
     ///
     /// # Errors
-    /// [`Error::MixedStrategies`]; [`VariableError::NoCommonValue`] and
-    /// [`VariableError::Diverged`] outside of a step.
+    /// [`Error::MixedStrategies`]; [`Error::NoCommonValue`] and
+    /// [`Error::Diverged`] outside of a step.
     pub fn read<C>(&self, context: &C) -> Result<T>
     where
         T: VariableValue,
@@ -360,7 +358,7 @@ impl<T> DistributedVariable<T> {
         self.used_outside();
         let op = match (self.kind(), self.aggregation()) {
             (VariableKind::SyncOnRead, VariableAggregation::None) => {
-                return Err(VariableError::NoCommonValue { op: "read" }.into());
+                return Err(Error::NoCommonValue { op: "read" });
             }
             (VariableKind::SyncOnRead, VariableAggregation::Sum) => Some(ReduceOp::Sum),
             (VariableKind::SyncOnRead, VariableAggregation::Mean) => Some(ReduceOp::Mean),
@@ -467,7 +465,7 @@ impl<T> DistributedVariable<T> {
         let value = match self.aggregation() {
             VariableAggregation::None => {
                 let op = update.name();
-                return Err(VariableError::AggregationRequired { op }.into());
+                return Err(Error::AggregationRequired { op });
             }
             VariableAggregation::Sum => ctx.all_reduce(ReduceOp::Sum, value)?,
             VariableAggregation::Mean => ctx.all_reduce(ReduceOp::Mean, value)?,
@@ -495,13 +493,13 @@ impl<T> DistributedVariable<T> {
         if self.kind() == VariableKind::SyncOnRead {
             match (self.aggregation(), update) {
                 (VariableAggregation::None, _) => {
-                    return Err(VariableError::NoCommonValue { op }.into());
+                    return Err(Error::NoCommonValue { op });
                 }
                 (VariableAggregation::Sum, Update::Assign) => {
                     value = update::share(&value, self.shared.replicas);
                 }
                 (VariableAggregation::Sum, _) => {
-                    return Err(VariableError::UpdateOfSum { op }.into());
+                    return Err(Error::UpdateOfSum { op });
                 }
                 _ => {}
             }
@@ -569,7 +567,7 @@ impl<T> DistributedVariable<T> {
         let mut versions = self.shared.copies.iter().map(|copy| lock(copy).version);
         let first = versions.next();
         if versions.any(|version| Some(version) != first) {
-            return Err(VariableError::Diverged { op }.into());
+            return Err(Error::Diverged { op });
         }
         Ok(())
     }
@@ -578,11 +576,11 @@ impl<T> DistributedVariable<T> {
 fn check_options(owner: &Owner, initial: &TensorData, options: VariableOptions) -> Result<()> {
     if options.synchronization == VariableSynchronization::None {
         let strategy = owner.id.to_string();
-        return Err(VariableError::UnsupportedSynchronization { strategy }.into());
+        return Err(Error::UnsupportedSynchronization { strategy });
     }
     if options.aggregation == VariableAggregation::Mean && !initial.dtype().is_float() {
         let dtype = initial.dtype().name().to_string();
-        return Err(VariableError::MeanOfIntegers { dtype }.into());
+        return Err(Error::MeanOfIntegers { dtype });
     }
     Ok(())
 }

@@ -6,9 +6,9 @@ use std::sync::{Arc, Weak};
 use burn::tensor::{Tensor, TensorData};
 
 use super::update::Update;
-use super::{DistributedVariable, Shared, VariableAggregation, VariableError, VariableKind, apply};
+use super::{DistributedVariable, Shared, VariableAggregation, VariableKind, apply};
 use crate::sync::lock;
-use crate::trace::{self, CapturedTensor, HostVariable, Target, TensorSpec, Trace, TraceError};
+use crate::trace::{self, CapturedTensor, HostVariable, Target, TensorSpec, Trace};
 use crate::{Error, Leaf, ReduceOp, Result};
 
 impl<T> DistributedVariable<T> {
@@ -46,11 +46,10 @@ impl<T> DistributedVariable<T> {
     ) -> Result<()> {
         if self.kind() == VariableKind::Plain && trace.num_replicas() > 1 {
             // Its one copy would take one replica's change and lose the others'.
-            return Err(TraceError::unsupported(
+            return Err(Error::not_compilable(
                 "changing a variable of no strategy on several replicas",
                 "create it with `strategy.variable`",
-            )
-            .into());
+            ));
         }
         let captured = value.traced().and_then(|tensor| tensor.captured());
         let value = match captured {
@@ -69,7 +68,7 @@ impl<T> DistributedVariable<T> {
             _ if is_local || self.shared.replicas == 1 => value,
             VariableAggregation::None => {
                 let op = update.name();
-                return Err(VariableError::AggregationRequired { op }.into());
+                return Err(Error::AggregationRequired { op });
             }
             VariableAggregation::Sum => trace::reduce(trace, ReduceOp::Sum, value)?,
             VariableAggregation::Mean => trace::reduce(trace, ReduceOp::Mean, value)?,
@@ -95,11 +94,10 @@ impl<T> DistributedVariable<T> {
 }
 
 pub(super) fn no_value_yet() -> Error {
-    TraceError::unsupported(
+    Error::not_compilable(
         "`DistributedVariable::read`",
         "it returns a value, which there is none of yet; use `read_tensor`",
     )
-    .into()
 }
 
 /// A variable, as long as it is there.

@@ -1,7 +1,6 @@
 //! Why a TPU strategy cannot be had.
 
 use distribute_core::Error;
-use distribute_core::trace::TraceError;
 
 use crate::lower::LowerError;
 use crate::pjrt::PjrtError;
@@ -90,10 +89,7 @@ distribute_error::debug_as_message!(TpuError);
 impl TpuError {
     /// The error of this crate behind one that `run` has returned.
     pub fn of(error: &Error) -> Option<&Self> {
-        match error.root_cause() {
-            Error::Trace(TraceError::Backend(source)) => source.downcast_ref(),
-            _ => None,
-        }
+        error.wrapped()?.downcast_ref()
     }
 }
 
@@ -105,7 +101,7 @@ impl From<LowerError> for TpuError {
 
 impl From<TpuError> for Error {
     fn from(error: TpuError) -> Self {
-        TraceError::backend(error).into()
+        Error::backend(error)
     }
 }
 
