@@ -21,12 +21,10 @@ where
 fn every_error_of_the_crates_converts() {
     converts::<CheckpointError>();
     converts::<distribute_data::fit::FitError>();
-    converts::<distribute_data::tensorboard::TensorBoardError>();
     converts::<distribute_core::cluster::ClusterError>();
     converts::<distribute_collectives::CollectiveError>();
     converts::<distribute_collectives::flight_record::FlightRecordError>();
     converts::<readers::ReadError>();
-    converts::<distribute_data::ShardError>();
     converts::<distribute_data::DataError>();
     converts::<distribute_keras::ModelError>();
     converts::<distribute_ps::PsError>();
