@@ -157,9 +157,9 @@ impl Failure {
 
 fn is_interruption(error: &(dyn StdError + 'static)) -> bool {
     let of_servers = |error: &PsError| matches!(error.root_cause(), PsError::Interrupted { .. });
-    let is_it = |error: &Error| match error.root_cause() {
-        Error::Step(step) => step.downcast_ref::<PsError>().is_some_and(of_servers),
-        other => other.is_interruption(),
+    let is_it = |error: &Error| {
+        let wrapped = error.wrapped().and_then(|error| error.downcast_ref());
+        wrapped.map_or_else(|| error.is_interruption(), of_servers)
     };
     any_cause(error, is_it, of_servers)
 }
