@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use distribute_core::checkpoint::{self, Checkpoint, CheckpointError, Entry, Newest};
-use distribute_core::{Error, Mirrored, Sgd, Strategy, StrategyExt, TrainState};
+use distribute_core::{Mirrored, Sgd, Strategy, StrategyExt, TrainState};
 use distribute_data::fit::restore_weights;
 use distribute_data::readers::Examples;
 use distribute_data::{Batching, DistributedDataset, StrategyDataExt};
