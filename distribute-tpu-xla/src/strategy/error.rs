@@ -15,6 +15,8 @@ pub enum TpuError {
     Initialize {
         /// Why, with what to do.
         cause: String,
+        /// Where a plugin was looked for, if that is the reason.
+        searched: Vec<String>,
     },
     /// The environment or the arguments name a TPU in a way that cannot be understood.
     #[error("{what}")]
@@ -87,6 +89,23 @@ pub enum TpuError {
 distribute_error::debug_as_message!(TpuError);
 
 impl TpuError {
+    /// [`Initialize`](Self::Initialize) for another reason than that there is no plugin.
+    pub(super) fn initialize(cause: String) -> Self {
+        Self::Initialize {
+            cause,
+            searched: Vec::new(),
+        }
+    }
+
+    /// Where a plugin was looked for, if there is none.
+    pub fn searched(&self) -> &[String] {
+        match self {
+            Self::Initialize { searched, .. } => searched,
+            Self::Pjrt(error) => error.searched(),
+            _ => &[],
+        }
+    }
+
     /// The error of this crate behind one that `run` has returned.
     pub fn of(error: &Error) -> Option<&Self> {
         error.wrapped()?.downcast_ref()
