@@ -21,7 +21,7 @@ use crate::control::generated::Envelope;
 use crate::control::generated::control_client::ControlClient;
 use crate::control::generated::envelope::Message;
 use crate::control::handshake::{self, HandshakeFailure, STEP_TIMEOUT};
-use crate::control::membership::{Membership, Phase, QUEUE, Refusal, Sender, envelope};
+use crate::control::membership::{Membership, Phase, QUEUE, Sender, envelope};
 
 /// The largest message, in both directions.
 pub(super) const MESSAGE_MAX_BYTES: usize = 64 << 10;
@@ -65,15 +65,11 @@ pub(super) async fn keep_connected(shared: Arc<Membership>, rank: usize) {
                 read_messages(&shared, rank, joined.id, joined.inbound).await;
                 pause = PAUSE_MIN;
             }
-            Err(HandshakeFailure::Refused(_, reason) | HandshakeFailure::Unproven(reason)) => {
-                let refusal = Refusal::new(shared.addresses[rank].clone(), reason);
+            Err(HandshakeFailure::Later(_, reason)) => shared.record_missing(rank, reason),
+            Err(failed) => {
+                let refusal = failed.refusal(shared.addresses[rank].clone());
                 return shared.refuse(Some(rank), refusal);
             }
-            Err(HandshakeFailure::OtherOptions { reason, names }) => {
-                let refusal = Refusal::new(shared.addresses[rank].clone(), reason);
-                return shared.refuse(Some(rank), refusal.of_options(names));
-            }
-            Err(HandshakeFailure::Later(_, reason)) => shared.record_missing(rank, reason),
         }
         tokio::time::sleep(pause).await;
         pause = (pause * 3 / 2).min(PAUSE_MAX);

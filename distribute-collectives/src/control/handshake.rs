@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use tonic::{Code, Status, Streaming};
 
 use crate::control::generated::envelope::Message;
-use crate::control::generated::{self as message, Envelope, Hello, Proof};
+use crate::control::generated::{self as message, Envelope, Hello, Proof, Refusal};
 use crate::control::membership::{Link, Membership, MissingReason, Phase, Sender, envelope};
 use crate::control::proof::{self, Key, Side};
 use crate::control::{Announcement, random};
@@ -41,6 +41,21 @@ pub(super) enum HandshakeFailure {
 impl HandshakeFailure {
     pub(super) fn later(reason: impl Into<String>) -> HandshakeFailure {
         HandshakeFailure::Later(Code::Unavailable, reason.into())
+    }
+
+    /// What the others are told of it; the peer is at `address`.
+    pub(super) fn refusal(self, address: String) -> Refusal {
+        let (reason, options) = match self {
+            HandshakeFailure::OtherOptions { reason, names } => (reason, names),
+            HandshakeFailure::Refused(_, reason)
+            | HandshakeFailure::Unproven(reason)
+            | HandshakeFailure::Later(_, reason) => (reason, Vec::new()),
+        };
+        Refusal {
+            address,
+            reason,
+            options,
+        }
     }
 
     /// The status that the peer's stream ends with. `peer` is what this says of the peer; the

@@ -10,7 +10,7 @@ use tonic::Status;
 
 use crate::communicator::AbortTarget;
 use crate::control::generated::envelope::Message;
-use crate::control::generated::{self as message, Envelope, Hello};
+use crate::control::generated::{self as message, Envelope, Hello, Refusal};
 use crate::control::proof::Key;
 use crate::control::security::Security;
 use crate::control::tls::DataTls;
@@ -96,29 +96,6 @@ pub(super) fn envelope(message: Message) -> Envelope {
     }
 }
 
-/// Why a peer and this rank do not form a group.
-#[derive(Debug, Clone, PartialEq)]
-pub(super) struct Refusal {
-    pub(super) address: String,
-    pub(super) reason: String,
-    /// The names of the options that differ, if that is the reason.
-    pub(super) options: Vec<String>,
-}
-
-impl Refusal {
-    pub(super) fn new(address: String, reason: String) -> Self {
-        Self {
-            address,
-            reason,
-            options: Vec::new(),
-        }
-    }
-
-    pub(super) fn of_options(self, options: Vec<String>) -> Self {
-        Self { options, ..self }
-    }
-}
-
 /// The group cannot form, and this rank knows why; the others are told while they come.
 pub(super) struct JoinFailure {
     pub(super) refusal: Refusal,
@@ -133,11 +110,7 @@ impl JoinFailure {
         if let Some(notified) = self.notified.get_mut(rank)
             && !std::mem::replace(notified, true)
         {
-            link.send(Message::Refusal(message::Refusal {
-                address: self.refusal.address.clone(),
-                reason: self.refusal.reason.clone(),
-                options: self.refusal.options.clone(),
-            }));
+            link.send(Message::Refusal(self.refusal.clone()));
         }
     }
 }
@@ -395,10 +368,7 @@ impl Membership {
             }
             Some(Message::Gather(part)) => self.take_part(rank, part),
             Some(Message::Goodbye(goodbye)) => self.goodbye(rank, id, &goodbye),
-            Some(Message::Refusal(refusal)) => {
-                let found = Refusal::new(refusal.address, refusal.reason);
-                self.refuse(Some(rank), found.of_options(refusal.options));
-            }
+            Some(Message::Refusal(refusal)) => self.refuse(Some(rank), refusal),
             // Messages of the handshake, and those of later versions.
             Some(Message::Hello(_) | Message::Proof(_)) | None => {}
         }
