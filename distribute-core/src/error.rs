@@ -364,24 +364,38 @@ pub enum Error {
 
 distribute_error::debug_as_message!(Error);
 
-impl From<CheckpointError> for Error {
-    fn from(error: CheckpointError) -> Self {
-        Self::Checkpoint(Arc::new(error))
-    }
+/// Makes `?` wrap errors of another crate in a variant of [`Error`]: the one way in which it is
+/// done.
+///
+/// ```
+/// #[derive(Debug)]
+/// struct NoLabels;
+/// # impl std::fmt::Display for NoLabels {
+/// #     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+/// #         f.write_str("no labels")
+/// #     }
+/// # }
+/// impl std::error::Error for NoLabels {}
+/// distribute_core::wrap_errors!(Input: NoLabels);
+///
+/// let failed = || -> distribute_core::Result<()> { Err(NoLabels)? };
+/// assert!(matches!(failed(), Err(distribute_core::Error::Input(_))));
+/// ```
+#[macro_export]
+macro_rules! wrap_errors {
+    ($variant:ident: $($error:ty),+) => {$(
+        impl ::std::convert::From<$error> for $crate::Error {
+            fn from(error: $error) -> Self {
+                Self::$variant(::std::sync::Arc::new(error))
+            }
+        }
+    )+};
 }
 
-impl From<FlightRecordError> for Error {
-    fn from(error: FlightRecordError) -> Self {
-        Self::input(error)
-    }
-}
-
-/// A file or a socket of the caller's own step.
-impl From<std::io::Error> for Error {
-    fn from(error: std::io::Error) -> Self {
-        Self::step(error)
-    }
-}
+wrap_errors!(Checkpoint: CheckpointError);
+wrap_errors!(Input: FlightRecordError);
+// A file or a socket of the caller's own step.
+wrap_errors!(Step: std::io::Error);
 
 impl Error {
     /// An [`Error::InvalidArgument`].
@@ -407,11 +421,6 @@ impl Error {
     /// Wraps an error of a data source.
     pub fn input(error: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         Self::Input(Arc::from(error.into()))
-    }
-
-    /// Wraps an error of the layer that compiles and runs programs.
-    pub fn backend(error: impl StdError + Send + Sync + 'static) -> Self {
-        Self::Backend(Arc::new(error))
     }
 
     pub(crate) fn host_read(what: impl fmt::Display) -> Self {

@@ -54,8 +54,4 @@ pub enum DataError {
 
 distribute_error::debug_as_message!(DataError);
 
-impl From<DataError> for distribute_core::Error {
-    fn from(error: DataError) -> Self {
-        Self::input(error)
-    }
-}
+distribute_core::wrap_errors!(Input: DataError);

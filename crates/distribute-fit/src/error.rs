@@ -2,11 +2,9 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
-use distribute_core::Error;
-
-/// Why the training loop or one of its callbacks gave up; inside [`Error::Fit`].
+/// Why the training loop or one of its callbacks gave up; inside
+/// [`Error::Fit`](distribute_core::Error::Fit).
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum FitError {
@@ -103,11 +101,7 @@ pub enum FitError {
 
 distribute_error::debug_as_message!(FitError);
 
-impl From<FitError> for Error {
-    fn from(error: FitError) -> Self {
-        Self::Fit(Arc::new(error))
-    }
-}
+distribute_core::wrap_errors!(Fit: FitError);
 
 impl FitError {
     pub(super) fn file(path: &Path, operation: &'static str, source: io::Error) -> Self {

@@ -157,11 +157,7 @@ pub enum LaunchError {
 distribute_error::debug_as_message!(LaunchError);
 
 #[cfg(feature = "core")]
-impl From<LaunchError> for distribute_core::Error {
-    fn from(error: LaunchError) -> Self {
-        Self::step(error)
-    }
-}
+distribute_core::wrap_errors!(Step: LaunchError);
 
 /// The result of what can fail in this crate.
 pub type Result<T, E = LaunchError> = std::result::Result<T, E>;

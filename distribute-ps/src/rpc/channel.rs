@@ -28,11 +28,7 @@ pub enum ConnectError {
 
 distribute_error::debug_as_message!(ConnectError);
 
-impl From<ConnectError> for distribute_core::Error {
-    fn from(error: ConnectError) -> Self {
-        Self::step(error)
-    }
-}
+distribute_core::wrap_errors!(Step: ConnectError);
 
 /// One connection to a process of the job; what generated tonic clients run over.
 ///
@@ -57,14 +53,17 @@ impl Channel {
 }
 
 /// How a connection ended.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectionEnd {
     /// The other side closed it.
+    #[error("its process ended (connection closed)")]
     Gone,
     /// The other side no longer answers keep-alive pings.
+    #[error("it does not answer keep-alive pings (stopped, or cut off)")]
     Silent,
     /// Anything else, in the words of the innermost cause.
+    #[error("the connection to it broke ({0})")]
     Broken(String),
 }
 
@@ -85,18 +84,6 @@ impl ConnectionEnd {
             _ => chain()
                 .last()
                 .map_or(Self::Gone, |innermost| Self::Broken(innermost.to_string())),
-        }
-    }
-}
-
-impl fmt::Display for ConnectionEnd {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Gone => f.write_str("its process ended (connection closed)"),
-            Self::Silent => {
-                f.write_str("it does not answer keep-alive pings (stopped, or cut off)")
-            }
-            Self::Broken(what) => write!(f, "the connection to it broke ({what})"),
         }
     }
 }

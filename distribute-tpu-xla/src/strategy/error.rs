@@ -118,11 +118,7 @@ impl From<LowerError> for TpuError {
     }
 }
 
-impl From<TpuError> for Error {
-    fn from(error: TpuError) -> Self {
-        Error::backend(error)
-    }
-}
+distribute_core::wrap_errors!(Backend: TpuError);
 
 impl From<LowerError> for Error {
     fn from(error: LowerError) -> Self {
