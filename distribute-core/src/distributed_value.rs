@@ -5,8 +5,8 @@ use crate::{PerReplica, Replicated};
 /// A value that a strategy can reduce or gather in cross-replica context.
 ///
 /// [`PerReplica`] values, what [`run`](crate::StrategyExt::run) returns, have a component per
-/// replica. [`Replicated`] marks a plain value: TensorFlow lets such values be reduced by the rules that
-/// [`reduce`](crate::StrategyExt::reduce) states.
+/// replica. [`Replicated`] marks a plain value: TensorFlow lets such values be reduced by the rules
+/// that [`reduce`](crate::StrategyExt::reduce) states.
 pub trait DistributedValue {
     /// The type of a component and of the result.
     type Value;

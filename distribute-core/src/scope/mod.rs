@@ -3,8 +3,8 @@
 //! This is the only thread-local state of the library. It is set for the duration of
 //! [`scope`](crate::StrategyExt::scope), [`within`](crate::StrategyExt::within) and a step. It is
 //! read by [`current_strategy`](crate::current_strategy), so that library code can adapt to the
-//! strategy it is called under without having it passed in, and by [`loss`](crate::loss), where functions that average losses
-//! learn the size of the global batch and say what they divided by.
+//! strategy it is called under without having it passed in, and by [`loss`](crate::loss), where
+//! functions that average losses learn the size of the global batch and say what they divided by.
 
 mod notes;
 

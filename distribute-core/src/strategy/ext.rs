@@ -52,7 +52,9 @@ pub trait StrategyExt: Strategy {
         let replicas = self.num_replicas_in_sync();
         // A compiled step can evaluate what it cannot train, and says so itself.
         let built = built.and_then(|mut value| match self.tracer() {
-            None => value.check_replicas(replicas).map(|()| value),
+            None => value
+                .place(self.variable_placement(), replicas)
+                .map(|()| value),
             Some(_) => Ok(value),
         });
         let mut value = match self.workers() {
@@ -98,8 +100,8 @@ pub trait StrategyExt: Strategy {
     /// (TensorFlow: `Strategy.run`).
     ///
     /// `args` is one value or a tuple of several; per-replica values and mirrored values give each
-    /// replica its own component, plain numbers and [`Replicated`](crate::Replicated) give every replica the
-    /// same value.
+    /// replica its own component, plain numbers and [`Replicated`](crate::Replicated) give every
+    /// replica the same value.
     ///
     /// A closure that is written here needs no types. One that is a variable of its own says those
     /// of its arguments: `|ctx: &ReplicaContext, (state, x): (&mut TrainState<Mlp>, Tensor<2>)|`.
@@ -175,8 +177,8 @@ pub trait StrategyExt: Strategy {
     /// Waits for the values. `Mean` divides by the number of components; the mean of integers is
     /// `f64`, so it needs a leaf that can hold one (a [`TensorData`]).
     ///
-    /// A value that is not distributed, [`Replicated`](crate::Replicated), is returned as it is by `Mean`,
-    /// `Min` and `Max`; `Sum` and `Prod` refuse it when there are several replicas. As in
+    /// A value that is not distributed, [`Replicated`](crate::Replicated), is returned as it is by
+    /// `Mean`, `Min` and `Max`; `Sum` and `Prod` refuse it when there are several replicas. As in
     /// TensorFlow it counts once per worker, though.
     ///
     /// With several workers all of them call it together; each gets the result.

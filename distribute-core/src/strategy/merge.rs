@@ -11,7 +11,8 @@ impl ReplicaContext {
     ///
     /// # Errors
     /// What `merge` returns, on replica 0, and [`Error::Stopped`](crate::Error::Stopped) with its
-    /// text on the others; [`Error::ReplicaMissing`](crate::Error::ReplicaMissing) if a replica ends its step without this call.
+    /// text on the others; [`Error::ReplicaMissing`](crate::Error::ReplicaMissing) if a replica
+    /// ends its step without this call.
     pub fn merge_call<T, R>(
         &self,
         value: T,

@@ -57,10 +57,10 @@ impl WorkerGroup {
     /// Asks all workers to stop, from any thread: because this one was told to end, for example
     /// (TensorFlow: `PreemptionCheckpointHandler`).
     ///
-    /// The signal travels with the gradients of the next update, so it costs nothing and all workers
-    /// learn of it after the same update: [`stop_agreed`](Self::stop_agreed) is true for all of
-    /// them from then on. `Fit` looks at it; a loop of one's own can save a
-    /// checkpoint and end there.
+    /// The signal travels with the gradients of the next update, so it costs nothing and all
+    /// workers learn of it after the same update: [`stop_agreed`](Self::stop_agreed) is true for
+    /// all of them from then on. `Fit` looks at it; a loop of one's own can save a checkpoint and
+    /// end there.
     pub fn request_stop(&self) {
         self.request(GroupSignal::Stop);
     }

@@ -17,7 +17,7 @@ pub trait BatchLoss<P, Y> {
     /// This replica's part of the loss of the global batch.
     ///
     /// # Errors
-    /// Those of [`AverageLoss::of`] and of the reduction.
+    /// Those of [`AverageLoss::of`](super::AverageLoss::of) and of the reduction.
     fn average(
         &self,
         ctx: &ReplicaContext,

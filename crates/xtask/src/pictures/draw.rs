@@ -32,7 +32,7 @@ pub fn svg(picture: &Picture) -> String {
     let mut places: Vec<Vec<Place>> = Vec::new();
     let mut y = TOP;
     for row in picture.rows {
-        let heights = row.iter().map(|node| height(node));
+        let heights = row.iter().map(height);
         let height = heights.fold(0.0, f64::max);
         let place = |node: &Node| Place {
             y,

@@ -66,11 +66,11 @@ const GRADIENT: &[Row] = &[
         Node {
             columns: (0, 5),
             mode: Mode::Every,
-            name: "Placement for Here",
+            name: "Placement for Mirrored, Central",
             files: &["distribute-core/src/train_state/apply.rs"],
-            note: "Mirrored: every replica updates its copy. Central storage: replica 0 updates \
-                   the only one. It asks its Peers, the way to the other replicas, for the sum \
-                   (one replica, Alone, has it already):",
+            note: "Mirrored: every replica updates its copy. Central: replica 0 updates the only \
+                   one. It asks its Peers, the way to the other replicas, for the sum (one \
+                   replica, Alone, has it already):",
         },
         Node {
             columns: (6, 7),
@@ -332,8 +332,8 @@ const BATCH: &[Row] = &[
         Node {
             columns: (0, 4),
             mode: Mode::Host,
-            name: "Engine::run",
-            files: &["distribute-core/src/strategy/engine.rs"],
+            name: "ReplicaThreads::run",
+            files: &["distribute-core/src/strategy/replica_threads.rs"],
             note: "The closure runs on the thread of every replica; of a single replica, on the \
                    caller's.",
         },
