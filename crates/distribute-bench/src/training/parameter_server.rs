@@ -74,9 +74,8 @@ pub fn serve_closures(batch_size: usize, output: impl Write) -> Result<()> {
 }
 
 fn write_address(mut output: impl Write, address: &impl Display) -> Result<()> {
-    writeln!(output, "{address}")
-        .and_then(|()| output.flush())
-        .map_err(Error::step)
+    writeln!(output, "{address}")?;
+    Ok(output.flush()?)
 }
 
 /// A process of the job; killed when it is dropped.
@@ -90,19 +89,18 @@ struct Process {
 
 impl Process {
     fn start(arguments: &[&str], batch_size: usize) -> Result<Self> {
-        let program = std::env::current_exe().map_err(Error::step)?;
+        let program = std::env::current_exe()?;
         let mut child = Command::new(program)
             .args(arguments)
             .args(["--batch-size", &batch_size.to_string()])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .spawn()
-            .map_err(Error::step)?;
+            .spawn()?;
         let missing = || Error::invalid("a process without standard input and output");
         let input = child.stdin.take().ok_or_else(missing)?;
         let mut output = BufReader::new(child.stdout.take().ok_or_else(missing)?);
         let mut address = String::new();
-        output.read_line(&mut address).map_err(Error::step)?;
+        output.read_line(&mut address)?;
         Ok(Self {
             child,
             address: address.trim().to_string(),
