@@ -4,11 +4,12 @@
 //! only and cannot be captured for a TPU. burn can write their state
 //! (`ModuleOptimizer::to_record`); [`BurnTrainState`] does not hand it to our checkpoints yet.
 
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::Module;
 use burn::optim::{GradientsParams, ModuleOptimizer};
-use burn::tensor::{Device, Tensor};
+use burn::tensor::Device;
 use distribute_collectives::ReduceOp;
 
+use crate::parameters;
 use crate::remote::RemoteStore;
 use crate::replicate::{PartVisitor, StatePart, take_state};
 use crate::trace::{StateVisitor, TraceError};
@@ -136,41 +137,16 @@ impl Gradients {
     /// # Errors
     /// If they are of another model, and in a step that is compiled: burn's optimizers cannot be
     /// captured.
-    pub fn into_params<M: Module>(self, model: &M) -> Result<GradientsParams> {
+    pub fn into_params<M: Module>(mut self, model: &M) -> Result<GradientsParams> {
         self.check_model("into_params", model)?;
-        let mut fill = Fill {
-            from: self,
-            into: GradientsParams::new(),
-            index: 0,
-            outcome: Ok(()),
-        };
-        model.visit(&mut fill);
-        fill.outcome.map(|()| fill.into)
-    }
-}
-
-struct Fill {
-    from: Gradients,
-    into: GradientsParams,
-    index: usize,
-    outcome: Result<()>,
-}
-
-impl ModuleVisitor for Fill {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let value = param.val();
-        if !value.is_require_grad() {
-            return;
-        }
-        let device = value.device().without_autodiff();
-        match self.from.take_flat(self.index, &device) {
-            Ok(Some(gradient)) => {
-                let gradient: Tensor<D> = gradient.reshape(value.shape());
-                self.into.register(param.id, gradient);
+        let (mut params, mut index) = (GradientsParams::new(), 0);
+        parameters::visit_trained(model, |id, _, tensor| {
+            if let Some(gradient) = self.take_flat(index, &tensor.flat().device())? {
+                tensor.give_param(id, gradient, &mut params);
             }
-            Ok(None) => {}
-            Err(error) => self.outcome = Err(error),
-        }
-        self.index += 1;
+            index += 1;
+            Ok(())
+        })?;
+        Ok(params)
     }
 }

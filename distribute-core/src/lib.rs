@@ -45,6 +45,7 @@ pub mod metric;
 mod module_tensors;
 mod nest;
 pub mod optim;
+mod parameters;
 pub mod prelude;
 pub mod remote;
 mod replica;

@@ -227,7 +227,7 @@ where
             |replica, (_, model, batch)| forward(replica, model, batch),
         ),
         None => strategy.run((state, batch), |replica, (state, batch)| {
-            forward(replica, &trace::valid(&state.model), batch)
+            forward(replica, &trace::valid(&state.model)?, batch)
         }),
     }
 }

@@ -7,11 +7,12 @@ mod owner;
 mod residence;
 mod rows;
 
-use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::module::{Module, ParamId};
 use burn::optim::GradientsParams;
-use burn::tensor::{Device, Gradients as BurnGradients, Shape, Tensor, TensorData};
+use burn::tensor::{Device, Shape, Tensor, TensorData};
 
 use crate::module_tensors::is_off_host;
+use crate::parameters::{self, TrainedTensor};
 use crate::trace::{self, TensorSpec, TraceError};
 use crate::{Error, Result};
 
@@ -80,7 +81,10 @@ impl Gradients {
             });
         }
         if let Some(mut tape) = trace::backward(loss) {
-            return Self::collect(tape.as_mut().map_err(|error| error.clone())?, model);
+            let tape = tape.as_mut().map_err(|error| error.clone())?;
+            return Self::collect(model, |_, tensor| {
+                Ok(tensor.take_captured(tape).map(Residence::Captured))
+            });
         }
         if !loss.is_autodiff() {
             return Err(Error::invalid(
@@ -88,11 +92,12 @@ impl Gradients {
                  strategy's scope, which have autodiff",
             ));
         }
-        let gradients = loss.backward();
-        let mut tape = Tape { gradients, keeps };
-        let mut gradients = Self::collect(&mut tape, model)?;
+        let mut tape = loss.backward();
+        let mut gradients = Self::collect(model, |_, tensor| {
+            placed(tensor.take_gradient(&mut tape), tensor, keeps)
+        })?;
         for watched in watched {
-            if let Some(rows) = watched.take(&mut tape.gradients)? {
+            if let Some(rows) = watched.take(&mut tape)? {
                 gradients.add_rows(rows)?;
             }
         }
@@ -106,23 +111,26 @@ impl Gradients {
     /// # Errors
     /// If the device cannot hand a gradient out.
     pub fn from_params<M: Module>(mut params: GradientsParams, model: &M) -> Result<Self> {
-        Self::collect(&mut params, model)
+        Self::collect(model, |id, tensor| {
+            placed(tensor.take_param(id, &mut params), tensor, false)
+        })
     }
 
-    fn collect<M: Module>(from: &mut impl Source, model: &M) -> Result<Self> {
-        let mut collect = Collect {
-            from,
-            entries: Vec::new(),
-            error: None,
-        };
-        model.visit(&mut collect);
-        match collect.error {
-            Some(error) => Err(error),
-            None => Ok(Self {
-                entries: collect.entries,
-                rows: Vec::new(),
-            }),
-        }
+    fn collect<M: Module>(
+        model: &M,
+        mut take: impl FnMut(ParamId, &dyn TrainedTensor) -> Result<Option<Residence>>,
+    ) -> Result<Self> {
+        let mut entries = Vec::new();
+        parameters::visit_trained(model, |id, _, tensor| {
+            entries.push(Entry {
+                id,
+                spec: tensor.spec(),
+                gradient: take(id, tensor)?,
+            });
+            Ok(())
+        })?;
+        let rows = Vec::new();
+        Ok(Self { entries, rows })
     }
 
     /// The number of trainable parameters.
@@ -188,7 +196,7 @@ impl Gradients {
 
     /// No gradients, of this model.
     pub(crate) fn none<M: Module>(model: &M) -> Result<Self> {
-        Self::collect(&mut NoSource, model)
+        Self::collect(model, |_, _| Ok(None))
     }
 
     /// Gradients of this model with these values in host memory.
@@ -322,81 +330,19 @@ fn on_host(number: Number) -> Result<f64> {
     }
 }
 
-/// Where gradients come from: a backward pass, or what burn made of one.
-trait Source {
-    /// Moves one parameter's gradient out.
-    fn take<const D: usize>(&mut self, id: ParamId, value: &Tensor<D>)
-    -> Result<Option<Residence>>;
-}
-
-/// Without any gradient.
-struct NoSource;
-
-impl Source for NoSource {
-    fn take<const D: usize>(&mut self, _: ParamId, _: &Tensor<D>) -> Result<Option<Residence>> {
-        Ok(None)
-    }
-}
-
-/// burn's backward pass.
-struct Tape {
-    gradients: BurnGradients,
-    keeps: bool,
-}
-
-impl Source for Tape {
-    fn take<const D: usize>(&mut self, _: ParamId, value: &Tensor<D>) -> Result<Option<Residence>> {
-        let gradient = value.grad_remove(&mut self.gradients);
-        gradient.map(|found| placed(found, self.keeps)).transpose()
-    }
-}
-
-impl Source for GradientsParams {
-    fn take<const D: usize>(&mut self, id: ParamId, _: &Tensor<D>) -> Result<Option<Residence>> {
-        let gradient = self.remove::<D>(id);
-        gradient.map(|found| placed(found, false)).transpose()
-    }
-}
-
-impl Source for trace::CapturedTape {
-    fn take<const D: usize>(&mut self, _: ParamId, value: &Tensor<D>) -> Result<Option<Residence>> {
-        Ok(self.remove(value).map(Residence::Captured))
-    }
-}
-
 /// A gradient in the memory where burn has put it; that of the host is taken as it is.
-fn placed<const D: usize>(gradient: Tensor<D>, keeps: bool) -> Result<Residence> {
+fn placed(
+    gradient: Option<Tensor<1>>,
+    of: &dyn TrainedTensor,
+    keeps: bool,
+) -> Result<Option<Residence>> {
+    let Some(gradient) = gradient else {
+        return Ok(None);
+    };
     if keeps || is_off_host(&gradient.device()) {
-        let count = gradient.shape().num_elements();
-        return Ok(Residence::device(gradient.reshape([count])));
+        return Ok(Some(Residence::device(gradient)));
     }
     let data = gradient.try_into_data().map_err(Error::internal)?;
-    Ok(Residence::Host(data))
-}
-
-struct Collect<'a, S> {
-    from: &'a mut S,
-    entries: Vec<Entry>,
-    error: Option<Error>,
-}
-
-impl<S: Source> ModuleVisitor for Collect<'_, S> {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let value = param.val();
-        if !value.is_require_grad() {
-            return;
-        }
-        let gradient = self.from.take(param.id, &value).unwrap_or_else(|error| {
-            self.error.get_or_insert(error);
-            None
-        });
-        self.entries.push(Entry {
-            id: param.id,
-            spec: TensorSpec {
-                shape: value.shape().to_vec(),
-                dtype: value.dtype(),
-            },
-            gradient,
-        });
-    }
+    let data = with_shape(data, Shape::from(of.spec().shape))?;
+    Ok(Some(Residence::Host(data)))
 }

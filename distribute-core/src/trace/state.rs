@@ -1,12 +1,14 @@
 //! Mirrored values as a captured step sees them: tensors on the device, and numbers on the host.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 
-use burn::module::{Flag, Module, ModuleMapper, ModuleVisitor, Param};
-use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
+use burn::module::{Flag, Module, Param};
+use burn::tensor::{Device, TensorData};
 
 use super::{CapturedTensor, DeviceTensor, Fingerprint, Trace, TracedTensor};
+use crate::parameters::{self, Parameter, Walk};
 use crate::{Error, Result};
 
 /// Walks a mirrored value: its tensors, and the parts of it that are numbers on the host.
@@ -48,7 +50,10 @@ pub trait StateVisitor {
 /// The numbers of a training state, which stay on the host while its tensors are on the device.
 pub trait HostState {
     /// Brings the state into the form that all its steps share (slots that start as zeros).
-    fn prepare(&mut self);
+    ///
+    /// # Errors
+    /// If its parameters cannot be looked at.
+    fn prepare(&mut self) -> Result<()>;
 
     /// Names what the program depends on: optimizer, clipping, accumulation.
     fn fingerprint(&self, key: &mut dyn Fingerprint);
@@ -102,184 +107,78 @@ pub(crate) fn visit_module<M: Module>(
         return Ok(());
     }
     let capture = visitor.capture_device().cloned();
-    let mut map = Map {
-        visitor,
-        path: Vec::new(),
-        error: None,
-    };
-    let mapped = match &capture {
-        None => module.clone().map(&mut map),
+    let hand = |parameter: Parameter<'_>| visitor.tensor(parameter.path, parameter.tensor);
+    *module = match capture {
+        None => parameters::map(module.clone(), hand)?,
         Some(device) => {
-            let mut flags = Flags::default();
-            module.visit(&mut flags);
+            let mut tracking = Tracking::default();
+            parameters::visit(module, Remember(&mut tracking))?;
             // Constants of the module move to the capture device, which takes none with autodiff.
-            let moved = module.valid().map(&mut map);
-            let moved = moved.fork(&device.clone().without_autodiff());
-            moved.map(&mut Track {
-                flags: flags.tensors.into_iter(),
-                training: flags.training.into_iter(),
-            })
+            let moved = parameters::map(module.valid(), hand)?;
+            let moved = moved.fork(&device.without_autodiff());
+            parameters::map(moved, tracking)?
         }
     };
-    if let Some(error) = map.error {
-        return Err(error);
-    }
-    *module = mapped;
     Ok(())
 }
 
-/// Hands every tensor to the visitor.
-struct Map<'a> {
-    visitor: &'a mut dyn StateVisitor,
-    path: Vec<String>,
-    error: Option<Error>,
-}
-
-impl Map<'_> {
-    fn visit(&mut self, tensor: &mut dyn TracedTensor) {
-        if self.error.is_none()
-            && let Err(error) = self.visitor.tensor(&self.path.join("."), tensor)
-        {
-            self.error = Some(error);
-        }
-    }
-}
-
-impl ModuleMapper for Map<'_> {
-    fn enter_module(&mut self, name: &str, _: &str) {
-        self.path.push(name.to_string());
-    }
-
-    fn exit_module(&mut self, _: &str, _: &str) {
-        self.path.pop();
-    }
-
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let (id, mut tensor, mapper) = param.consume();
-        self.visit(&mut tensor);
-        Param::from_mapped_value(id, tensor, mapper)
-    }
-
-    fn map_int<const D: usize>(&mut self, param: Param<Tensor<D, Int>>) -> Param<Tensor<D, Int>> {
-        let (id, mut tensor, mapper) = param.consume();
-        self.visit(&mut tensor);
-        Param::from_mapped_value(id, tensor, mapper)
-    }
-
-    fn map_bool<const D: usize>(
-        &mut self,
-        param: Param<Tensor<D, Bool>>,
-    ) -> Param<Tensor<D, Bool>> {
-        let (id, mut tensor, mapper) = param.consume();
-        self.visit(&mut tensor);
-        Param::from_mapped_value(id, tensor, mapper)
-    }
-}
-
 /// Whether each tensor has autodiff and keeps its gradient, and which parts of the module train
-/// (dropout), which [`Module::valid`] forgets.
+/// (dropout), which [`Module::valid`] forgets. As a walk it gives captured parameters the autodiff
+/// that the host's have.
 #[derive(Default)]
-struct Flags {
-    tensors: Vec<(bool, bool)>,
-    training: Vec<bool>,
+struct Tracking {
+    tensors: VecDeque<(bool, bool)>,
+    training: VecDeque<bool>,
 }
 
-impl ModuleVisitor for Flags {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let tensor = param.val();
-        self.tensors
-            .push((tensor.is_autodiff(), tensor.is_require_grad()));
-    }
-
-    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
-        self.tensors.push((param.val().is_autodiff(), false));
-    }
-
-    fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
-        self.tensors.push((param.val().is_autodiff(), false));
-    }
-
-    fn visit_flag(&mut self, flag: &Param<Flag>) {
-        self.training.push(flag.is_enabled());
-    }
-}
-
-/// Gives captured parameters the autodiff that the host's have.
-struct Track {
-    flags: std::vec::IntoIter<(bool, bool)>,
-    training: std::vec::IntoIter<bool>,
-}
-
-impl ModuleMapper for Track {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let (id, tensor, mapper) = param.consume();
-        let tensor = match (self.flags.next(), super::captured(&tensor)) {
-            // What keeps no gradient is a constant of the step; burn moves running statistics to
-            // the device of the input, which it refuses for captured tensors with autodiff.
-            (Some((true, true)), Some(inner)) => inner.tracked(true),
-            _ => tensor,
-        };
-        Param::from_mapped_value(id, tensor, mapper)
-    }
-
-    fn map_int<const D: usize>(&mut self, param: Param<Tensor<D, Int>>) -> Param<Tensor<D, Int>> {
-        let (id, mut tensor, mapper) = param.consume();
-        if let (Some((true, _)), Some(inner)) = (self.flags.next(), tensor.captured()) {
-            tensor = Tensor::from_primitive::<super::Tracked>(inner.0);
+impl Walk for Tracking {
+    fn parameter(&mut self, parameter: Parameter<'_>) -> Result<()> {
+        if let Some(tracking) = self.tensors.pop_front() {
+            parameter.tensor.track(tracking);
         }
-        Param::from_mapped_value(id, tensor, mapper)
+        Ok(())
     }
 
-    fn map_bool<const D: usize>(
-        &mut self,
-        param: Param<Tensor<D, Bool>>,
-    ) -> Param<Tensor<D, Bool>> {
-        let (id, mut tensor, mapper) = param.consume();
-        if let (Some((true, _)), Some(inner)) = (self.flags.next(), tensor.captured()) {
-            tensor = Tensor::from_primitive::<super::Tracked>(inner.0);
-        }
-        Param::from_mapped_value(id, tensor, mapper)
-    }
-
-    fn map_flag(&mut self, flag: Param<Flag>) -> Param<Flag> {
-        match self.training.next() {
+    fn flag(&mut self, flag: Param<Flag>) -> Param<Flag> {
+        match self.training.pop_front() {
             Some(training) => flag.map(|flag| flag.with(training)),
             None => flag,
         }
     }
 }
 
+struct Remember<'a>(&'a mut Tracking);
+
+impl Walk for Remember<'_> {
+    fn parameter(&mut self, parameter: Parameter<'_>) -> Result<()> {
+        self.0.tensors.push_back(parameter.tensor.tracking());
+        Ok(())
+    }
+
+    fn flag(&mut self, flag: Param<Flag>) -> Param<Flag> {
+        self.0.training.push_back(flag.is_enabled());
+        flag
+    }
+}
+
 /// A captured model without autodiff, as [`Module::valid`] makes it of other models.
-pub fn valid<M: Module>(model: &M) -> M {
-    model.clone().map(&mut Plain)
+///
+/// # Errors
+/// None that a model can cause.
+pub fn valid<M: Module>(model: &M) -> Result<M> {
+    parameters::map(model.clone(), Plain)
 }
 
 struct Plain;
 
-impl ModuleMapper for Plain {
-    fn map_flag(&mut self, flag: Param<Flag>) -> Param<Flag> {
+impl Walk for Plain {
+    fn parameter(&mut self, parameter: Parameter<'_>) -> Result<()> {
+        parameter.tensor.track((false, false));
+        Ok(())
+    }
+
+    fn flag(&mut self, flag: Param<Flag>) -> Param<Flag> {
         flag.valid()
-    }
-
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let (id, tensor, mapper) = param.consume();
-        let tensor = super::captured(&tensor).map_or(tensor, CapturedTensor::float);
-        Param::from_mapped_value(id, tensor, mapper)
-    }
-
-    fn map_int<const D: usize>(&mut self, param: Param<Tensor<D, Int>>) -> Param<Tensor<D, Int>> {
-        let (id, tensor, mapper) = param.consume();
-        let plain = tensor.captured().map(CapturedTensor::int);
-        Param::from_mapped_value(id, plain.unwrap_or(tensor), mapper)
-    }
-
-    fn map_bool<const D: usize>(
-        &mut self,
-        param: Param<Tensor<D, Bool>>,
-    ) -> Param<Tensor<D, Bool>> {
-        let (id, tensor, mapper) = param.consume();
-        let plain = tensor.captured().map(CapturedTensor::bool);
-        Param::from_mapped_value(id, plain.unwrap_or(tensor), mapper)
     }
 }
 
@@ -318,8 +217,7 @@ pub(crate) struct ReadTensors<'a> {
 
 impl StateVisitor for ReadTensors<'_> {
     fn host(&mut self, state: &mut dyn HostState) -> Result<()> {
-        state.prepare();
-        Ok(())
+        state.prepare()
     }
 
     fn tensor(&mut self, _: &str, tensor: &mut dyn TracedTensor) -> Result<()> {
@@ -387,8 +285,7 @@ impl<'a> Fetch<'a> {
 
 impl StateVisitor for Fetch<'_> {
     fn host(&mut self, state: &mut dyn HostState) -> Result<()> {
-        state.prepare();
-        Ok(())
+        state.prepare()
     }
 
     fn tensor(&mut self, _: &str, tensor: &mut dyn TracedTensor) -> Result<()> {
@@ -417,7 +314,7 @@ pub(crate) struct Bind<'a> {
 
 impl StateVisitor for Bind<'_> {
     fn host(&mut self, state: &mut dyn HostState) -> Result<()> {
-        state.prepare();
+        state.prepare()?;
         state.bind(Arc::clone(self.trace), *self.hosts, self.mutable)?;
         *self.hosts += 1;
         Ok(())

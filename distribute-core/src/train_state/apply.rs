@@ -163,7 +163,7 @@ impl<M: Module + 'static> TrainState<M> {
             self.half_updated |= update.has_begun();
             return Err(error);
         }
-        self.model = update.put_into(self.model.clone());
+        self.model = update.put_into(self.model.clone())?;
         self.step += 1;
         Ok(())
     }

@@ -11,11 +11,12 @@ use std::fmt;
 use std::sync::Arc;
 
 use apply::{Here, Placement};
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::Module;
 use burn::tensor::{Device, Tensor, TensorData};
 
 use crate::checkpoint::{TensorSpec, check_slots, saved_kinds};
 use crate::optim::Optimizer;
+use crate::parameters::{self, Parameter};
 use crate::remote::RemoteStore;
 use crate::replicate::{PartVisitor, StatePart, take_state};
 use crate::trace::StateVisitor;
@@ -78,21 +79,20 @@ impl<M: Module + 'static> TrainState<M> {
 
     /// [`new`](Self::new) for an optimizer that is chosen at run time.
     pub fn with_optimizer(model: M, optimizer: Arc<dyn Optimizer>) -> Self {
-        let mut names = Names::default();
-        model.visit(&mut names);
-        let slots = names.found.iter().map(|_| Vec::new()).collect();
+        let (names, batch_norm) = names(&model);
+        let slots = names.iter().map(|_| Vec::new()).collect();
         Self {
             model,
             learning_rate: optimizer.learning_rate(),
             optimizer,
-            names: names.found.into(),
+            names: names.into(),
             slots,
             step: 0,
             clip_norm: None,
             accumulation_steps: 1,
             accumulated: None,
             half_updated: false,
-            batch_norm: names.batch_norm,
+            batch_norm,
             placement: Box::new(Here),
         }
     }
@@ -245,37 +245,23 @@ fn refuse_batch_norm(path: Option<&str>, replicas: usize) -> Result<()> {
 /// # Errors
 /// [`Error::InvalidArgument`], which names the layer.
 pub fn check_running_statistics(model: &impl Module, replicas: usize) -> Result<()> {
-    let mut names = Names::default();
-    model.visit(&mut names);
-    refuse_batch_norm(names.batch_norm.as_deref(), replicas)
+    refuse_batch_norm(names(model).1.as_deref(), replicas)
 }
 
-/// Collects the paths of the trainable parameters.
-#[derive(Default)]
-struct Names {
-    path: Vec<String>,
-    found: Vec<String>,
-    batch_norm: Option<String>,
-}
-
-impl ModuleVisitor for Names {
-    fn enter_module(&mut self, name: &str, container: &str) {
-        self.path.push(name.to_string());
-        if container.contains("BatchNorm") && self.batch_norm.is_none() {
-            // The container is what the entered field belongs to.
-            self.batch_norm = Some(self.path[..self.path.len() - 1].join("."));
+/// The paths of the trainable parameters, and of the first batch normalization.
+fn names(model: &impl Module) -> (Vec<String>, Option<String>) {
+    let (mut names, mut batch_norm) = (Vec::new(), None);
+    let outcome = parameters::visit(model, |parameter: Parameter<'_>| {
+        if batch_norm.is_none() {
+            batch_norm = parameter.batch_norm.map(str::to_string);
         }
-    }
-
-    fn exit_module(&mut self, _: &str, _: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if param.val().is_require_grad() {
-            self.found.push(self.path.join("."));
+        if parameter.tensor.trained().is_some() {
+            names.push(parameter.path.to_string());
         }
-    }
+        Ok(())
+    });
+    debug_assert!(outcome.is_ok(), "nothing here fails");
+    (names, batch_norm)
 }
 
 impl<M: Module + 'static> TrainState<M> {
@@ -408,9 +394,12 @@ impl<M: Module + 'static> TrainState<M> {
         let of_parameter = |path: &str| self.names.iter().any(|name| name == path);
         let own = self.optimizer.checkpoint_slots();
         check_slots(own, None, tensors, of_parameter)?;
-        let mut sizes = Sizes::default();
-        self.model.visit(&mut sizes);
-        for (name, count) in self.names.iter().zip(sizes.0) {
+        let mut sizes = Vec::with_capacity(self.names.len());
+        parameters::visit_trained(&self.model, |_, _, tensor| {
+            sizes.push(tensor.spec().shape.iter().product::<usize>());
+            Ok(())
+        })?;
+        for (name, count) in self.names.iter().zip(sizes) {
             let slots = self.optimizer.slots().iter();
             let slots: Vec<String> = slots
                 .map(|slot| format!("optimizer/{slot}/{name}"))
@@ -437,19 +426,6 @@ impl<M: Module + 'static> TrainState<M> {
             }
         }
         Ok(())
-    }
-}
-
-/// The numbers of elements of the trainable parameters.
-#[derive(Default)]
-struct Sizes(Vec<usize>);
-
-impl ModuleVisitor for Sizes {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let value = param.val();
-        if value.is_require_grad() {
-            self.0.push(value.shape().num_elements());
-        }
     }
 }
 

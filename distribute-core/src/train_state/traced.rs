@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use burn::module::Module;
-use burn::tensor::{DType, Shape, Tensor, TensorData};
+use burn::tensor::{Shape, Tensor, TensorData};
 use distribute_collectives::ReduceOp;
 
 use super::apply::{CapturedSlots, Placement};
@@ -13,6 +13,7 @@ use super::update::UpdateCoefficients;
 use super::{Applied, TrainState};
 use crate::gradients::with_shape;
 use crate::optim::Optimizer;
+use crate::parameters;
 use crate::trace::{
     self, CapturedTensor, Coefficients, Fingerprint, HostState, StateVisitor, TensorSpec, Trace,
     TraceError, TracedTensor,
@@ -147,11 +148,14 @@ impl<M: Module + 'static> TrainState<M> {
 
     fn visit_slots(&mut self, visitor: &mut dyn StateVisitor) -> Result<()> {
         let names = self.optimizer.slots();
-        let mut parameters = Parameters::default();
-        self.model.visit(&mut parameters);
+        let mut shapes = Vec::new();
+        parameters::visit_trained(&self.model, |_, _, tensor| {
+            shapes.push(tensor.spec().shape);
+            Ok(())
+        })?;
         let mut arrived = self.placement.captured_slots();
-        let slots = self.slots.iter_mut().zip(parameters.shapes);
-        for (parameter, (slots, (shape, _))) in self.names.iter().zip(slots) {
+        let slots = self.slots.iter_mut().zip(shapes);
+        for (parameter, (slots, shape)) in self.names.iter().zip(slots) {
             for (name, slot) in names.iter().zip(slots) {
                 let name = format!("{parameter} ({name})");
                 if shape.len() == 1 {
@@ -182,20 +186,19 @@ impl<M: Module + 'static> TrainState<M> {
 }
 
 impl<M: Module + 'static> HostState for TrainState<M> {
-    fn prepare(&mut self) {
+    fn prepare(&mut self) -> Result<()> {
         let names = self.optimizer.slots();
-        let mut parameters = Parameters::default();
-        if self.slots.iter().any(|slots| slots.len() != names.len()) {
-            self.model.visit(&mut parameters);
+        if self.slots.iter().all(|slots| slots.len() == names.len()) {
+            return Ok(());
         }
-        let device = parameters.device;
-        for (slots, (shape, dtype)) in self.slots.iter_mut().zip(parameters.shapes) {
-            if let (true, Some(device)) = (slots.len() != names.len(), &device) {
-                let count: usize = shape.iter().product();
-                let zeros = || Tensor::zeros([count], (device, dtype));
-                *slots = names.iter().map(|_| zeros()).collect();
+        let mut slots = self.slots.iter_mut();
+        parameters::visit_trained(&self.model, |_, _, tensor| {
+            if let Some(slots) = slots.next().filter(|slots| slots.len() != names.len()) {
+                let flat = tensor.flat();
+                *slots = names.iter().map(|_| flat.zeros_like()).collect();
             }
-        }
+            Ok(())
+        })
     }
 
     fn fingerprint(&self, key: &mut dyn Fingerprint) {
@@ -269,23 +272,6 @@ impl<M: Module + 'static> HostState for TrainState<M> {
             Some((count, none.on_compiled_devices(compiled)))
         });
         self.accumulated = waiting;
-    }
-}
-
-/// The shapes of the trainable parameters, and where they are.
-#[derive(Default)]
-struct Parameters {
-    shapes: Vec<(Vec<usize>, DType)>,
-    device: Option<burn::tensor::Device>,
-}
-
-impl burn::module::ModuleVisitor for Parameters {
-    fn visit_float<const D: usize>(&mut self, param: &burn::module::Param<Tensor<D>>) {
-        let value = param.val();
-        if value.is_require_grad() {
-            self.shapes.push((value.shape().to_vec(), value.dtype()));
-            self.device = Some(value.device().without_autodiff());
-        }
     }
 }
 

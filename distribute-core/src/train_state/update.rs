@@ -2,10 +2,11 @@
 
 use std::ops::Range;
 
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
-use burn::tensor::{Shape, Tensor};
+use burn::module::Module;
+use burn::tensor::Tensor;
 
 use crate::optim::{Coefficient, Optimizer};
+use crate::parameters;
 use crate::trace::{self, CapturedTensor, TraceError};
 use crate::{Error, Gradients, Result};
 
@@ -52,12 +53,14 @@ impl<'a> Update<'a> {
         coefficients: UpdateCoefficients,
         slots: &'a mut [Vec<Tensor<1>>],
     ) -> Result<Self> {
-        let mut parameters = Parameters {
-            is_captured: coefficients.is_captured,
-            found: Ok(Vec::new()),
-        };
-        model.visit(&mut parameters);
-        let parameters = parameters.found?;
+        let mut parameters = Vec::new();
+        parameters::visit_trained(model, |_, _, tensor| {
+            parameters.push(match coefficients.is_captured {
+                false => Parameter::Here(tensor.flat()),
+                true => Parameter::Captured(tensor.captured().ok_or_else(foreign)?),
+            });
+            Ok(())
+        })?;
         Ok(Self {
             optimizer,
             coefficients: coefficients.all,
@@ -111,11 +114,19 @@ impl<'a> Update<'a> {
     }
 
     /// The model with the updated parameters.
-    pub(super) fn put_into<M: Module>(self, model: M) -> M {
+    pub(super) fn put_into<M: Module>(self, model: M) -> Result<M> {
         // The old values go before the new ones are put in.
         drop(self.parameters);
-        model.map(&mut Put {
-            updated: self.updated.into_iter(),
+        let mut updated = self.updated.into_iter();
+        parameters::map(model, |parameter: parameters::Parameter<'_>| {
+            if let Some(tensor) = parameter.tensor.trained() {
+                match updated.next().flatten() {
+                    Some(Parameter::Here(flat)) => tensor.set_flat(flat),
+                    Some(Parameter::Captured(captured)) => tensor.bind(captured),
+                    None => {}
+                }
+            }
+            Ok(())
         })
     }
 }
@@ -145,64 +156,9 @@ impl Parameter {
         let new = trace::captured(&flat).ok_or_else(foreign)?;
         Ok(Self::Captured(new.reshaped(&old.spec().shape)))
     }
-
-    /// As a leaf of the autodiff graph.
-    fn into_leaf<const D: usize>(self, shape: Shape) -> Tensor<D> {
-        match self {
-            Self::Here(flat) => Tensor::from_inner(flat.reshape(shape)).require_grad(),
-            Self::Captured(tensor) => tensor.tracked(true),
-        }
-    }
 }
 
 fn foreign() -> Error {
     let instead = "update it with tensors of the step";
     TraceError::unsupported("a parameter that is not one of the captured state", instead).into()
-}
-
-/// Collects the trainable parameters.
-struct Parameters {
-    is_captured: bool,
-    found: Result<Vec<Parameter>>,
-}
-
-impl ModuleVisitor for Parameters {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let value = param.val();
-        let Ok(found) = &mut self.found else {
-            return;
-        };
-        if !value.is_require_grad() {
-            return;
-        }
-        if !self.is_captured {
-            let count = value.shape().num_elements();
-            found.push(Parameter::Here(value.inner().reshape([count])));
-            return;
-        }
-        match trace::captured(&value) {
-            Some(captured) => found.push(Parameter::Captured(captured)),
-            None => self.found = Err(foreign()),
-        }
-    }
-}
-
-/// Puts updated parameters into their places.
-struct Put {
-    updated: std::vec::IntoIter<Option<Parameter>>,
-}
-
-impl ModuleMapper for Put {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let (id, tensor, mapper) = param.consume();
-        let updated = tensor
-            .is_require_grad()
-            .then(|| self.updated.next().flatten())
-            .flatten();
-        let tensor = match updated {
-            Some(updated) => updated.into_leaf(tensor.shape()),
-            None => tensor,
-        };
-        Param::from_mapped_value(id, tensor, mapper)
-    }
 }

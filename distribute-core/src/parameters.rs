@@ -1,0 +1,294 @@
+//! The one walk through the parameters of a burn module: of every rank, floats, integers and bools.
+//!
+//! burn's visitors and mappers have a method per kind of elements, generic over the rank. Here both
+//! are written once, and what walks is handed a [`Parameter`] that hides kind and rank.
+
+use burn::module::{Flag, Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::optim::GradientsParams;
+use burn::tensor::{Bool, Gradients as BurnGradients, Int, Tensor};
+
+use crate::Result;
+use crate::nest::{Leaf, TracedTensor};
+use crate::trace::{self, CapturedTape, CapturedTensor};
+
+/// One parameter of a module.
+pub(crate) struct Parameter<'a> {
+    /// Its path, `conv1.weight` for example.
+    pub(crate) path: &'a str,
+    /// The path of the batch normalization that it is of, if it is.
+    pub(crate) batch_norm: Option<&'a str>,
+    pub(crate) id: ParamId,
+    pub(crate) tensor: &'a mut dyn ParameterTensor,
+}
+
+/// The tensor of a parameter.
+pub(crate) trait ParameterTensor: Leaf + TracedTensor {
+    /// Gives a captured tensor the autodiff that the host's has: whether it has any, and whether
+    /// it keeps its gradient.
+    fn track(&mut self, tracking: (bool, bool));
+
+    /// As what a training changes; `None` for integers, bools, and floats without a gradient.
+    fn trained(&mut self) -> Option<&mut dyn TrainedTensor> {
+        None
+    }
+}
+
+/// The tensor of a parameter that is trained: floats with a gradient.
+pub(crate) trait TrainedTensor: TracedTensor {
+    /// Its values in one dimension, in the memory where they are.
+    fn flat(&self) -> Tensor<1>;
+
+    /// Replaces the values; the new tensor is a leaf of the autodiff graph.
+    fn set_flat(&mut self, flat: Tensor<1>);
+
+    /// Moves its gradient out of a backward pass, in one dimension.
+    fn take_gradient(&self, from: &mut BurnGradients) -> Option<Tensor<1>>;
+
+    /// Moves its gradient out of the backward pass of a captured step.
+    fn take_captured(&self, from: &mut CapturedTape) -> Option<CapturedTensor>;
+
+    /// Moves its gradient out of what burn's optimizers take, in one dimension.
+    fn take_param(&self, id: ParamId, from: &mut GradientsParams) -> Option<Tensor<1>>;
+
+    /// Hands a gradient in one dimension to burn's optimizers.
+    fn give_param(&self, id: ParamId, gradient: Tensor<1>, to: &mut GradientsParams);
+}
+
+/// What walks through a module. Closures do, which take the parameters.
+pub(crate) trait Walk {
+    fn parameter(&mut self, parameter: Parameter<'_>) -> Result<()>;
+
+    /// Whether a part of the module trains (dropout).
+    fn flag(&mut self, flag: Param<Flag>) -> Param<Flag> {
+        flag
+    }
+}
+
+impl<F: FnMut(Parameter<'_>) -> Result<()>> Walk for F {
+    fn parameter(&mut self, parameter: Parameter<'_>) -> Result<()> {
+        self(parameter)
+    }
+}
+
+/// Visits all parameters, in the order in which the module declares its fields.
+///
+/// # Errors
+/// The first of the walk, after which no more parameters are visited.
+pub(crate) fn visit<M: Module>(module: &M, mut walk: impl Walk) -> Result<()> {
+    let mut walker = Walker::new(&mut walk);
+    module.visit(&mut walker);
+    walker.outcome
+}
+
+/// The module with what the walk has made of its parameters, in the order of [`visit`].
+///
+/// # Errors
+/// Those of [`visit`].
+pub(crate) fn map<M: Module>(module: M, mut walk: impl Walk) -> Result<M> {
+    let mut walker = Walker::new(&mut walk);
+    let module = module.map(&mut walker);
+    walker.outcome.map(|()| module)
+}
+
+/// Visits the parameters that are trained, in visit order.
+///
+/// # Errors
+/// Those of [`visit`].
+pub(crate) fn visit_trained<M: Module>(
+    module: &M,
+    mut each: impl FnMut(ParamId, &str, &mut dyn TrainedTensor) -> Result<()>,
+) -> Result<()> {
+    visit(module, |parameter: Parameter<'_>| {
+        match parameter.tensor.trained() {
+            Some(tensor) => each(parameter.id, parameter.path, tensor),
+            None => Ok(()),
+        }
+    })
+}
+
+/// Where a walk is.
+struct Walker<'a> {
+    walk: &'a mut dyn Walk,
+    /// The path of the module that was entered last.
+    path: String,
+    /// How long the path was before each module that was entered and not yet left.
+    lengths: Vec<usize>,
+    /// How long the path of the batch normalization is that the walk is in.
+    batch_norm: Option<usize>,
+    outcome: Result<()>,
+}
+
+impl<'a> Walker<'a> {
+    fn new(walk: &'a mut dyn Walk) -> Self {
+        Self {
+            walk,
+            path: String::new(),
+            lengths: Vec::new(),
+            batch_norm: None,
+            outcome: Ok(()),
+        }
+    }
+
+    fn enter(&mut self, name: &str, container: &str) {
+        let length = self.path.len();
+        // The container is what the entered field belongs to.
+        if container.contains("BatchNorm") {
+            self.batch_norm.get_or_insert(length);
+        }
+        self.lengths.push(length);
+        if length > 0 {
+            self.path.push('.');
+        }
+        self.path.push_str(name);
+    }
+
+    fn exit(&mut self) {
+        let length = self.lengths.pop().unwrap_or(0);
+        self.path.truncate(length);
+        if self.batch_norm.is_some_and(|norm| norm > length) {
+            self.batch_norm = None;
+        }
+    }
+
+    fn tensor(&mut self, id: ParamId, tensor: &mut dyn ParameterTensor) {
+        if self.outcome.is_err() {
+            return;
+        }
+        let norm = self.batch_norm.and_then(|length| self.path.get(..length));
+        self.outcome = self.walk.parameter(Parameter {
+            path: &self.path,
+            batch_norm: norm,
+            id,
+            tensor,
+        });
+    }
+}
+
+impl ModuleVisitor for Walker<'_> {
+    fn enter_module(&mut self, name: &str, container: &str) {
+        self.enter(name, container);
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.exit();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.tensor(param.id, &mut param.val());
+    }
+
+    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
+        self.tensor(param.id, &mut param.val());
+    }
+
+    fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
+        self.tensor(param.id, &mut param.val());
+    }
+
+    fn visit_flag(&mut self, flag: &Param<Flag>) {
+        self.walk.flag(flag.clone());
+    }
+}
+
+/// Replaces a parameter's tensor by what the walk has made of it.
+macro_rules! mapped {
+    ($walker:expr, $param:expr) => {{
+        let (id, mut tensor, mapper) = $param.consume();
+        $walker.tensor(id, &mut tensor);
+        Param::from_mapped_value(id, tensor, mapper)
+    }};
+}
+
+impl ModuleMapper for Walker<'_> {
+    fn enter_module(&mut self, name: &str, container: &str) {
+        self.enter(name, container);
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.exit();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        mapped!(self, param)
+    }
+
+    fn map_int<const D: usize>(&mut self, param: Param<Tensor<D, Int>>) -> Param<Tensor<D, Int>> {
+        mapped!(self, param)
+    }
+
+    fn map_bool<const D: usize>(
+        &mut self,
+        param: Param<Tensor<D, Bool>>,
+    ) -> Param<Tensor<D, Bool>> {
+        mapped!(self, param)
+    }
+
+    fn map_flag(&mut self, flag: Param<Flag>) -> Param<Flag> {
+        self.walk.flag(flag)
+    }
+}
+
+macro_rules! untrained {
+    ($($kind:ty => $plain:ident),*) => {$(
+        impl<const D: usize> ParameterTensor for Tensor<D, $kind> {
+            fn track(&mut self, (has_autodiff, _): (bool, bool)) {
+                if let Some(captured) = self.captured() {
+                    *self = match has_autodiff {
+                        true => Tensor::from_primitive::<trace::Tracked>(captured.0),
+                        false => captured.$plain(),
+                    };
+                }
+            }
+        }
+    )*};
+}
+
+untrained!(Int => int, Bool => bool);
+
+impl<const D: usize> ParameterTensor for Tensor<D> {
+    /// What keeps no gradient is a constant of the step; burn moves running statistics to the
+    /// device of the input, which it refuses for captured tensors with autodiff.
+    fn track(&mut self, tracking: (bool, bool)) {
+        if let Some(captured) = self.captured() {
+            *self = match tracking {
+                (true, true) => captured.tracked(true),
+                _ => captured.float(),
+            };
+        }
+    }
+
+    fn trained(&mut self) -> Option<&mut dyn TrainedTensor> {
+        self.is_require_grad().then_some(self)
+    }
+}
+
+impl<const D: usize> TrainedTensor for Tensor<D> {
+    fn flat(&self) -> Tensor<1> {
+        flattened(self.clone().inner())
+    }
+
+    fn set_flat(&mut self, flat: Tensor<1>) {
+        *self = Tensor::from_inner(flat.reshape(self.shape())).require_grad();
+    }
+
+    fn take_gradient(&self, from: &mut BurnGradients) -> Option<Tensor<1>> {
+        self.grad_remove(from).map(flattened)
+    }
+
+    fn take_captured(&self, from: &mut CapturedTape) -> Option<CapturedTensor> {
+        from.remove(self)
+    }
+
+    fn take_param(&self, id: ParamId, from: &mut GradientsParams) -> Option<Tensor<1>> {
+        from.remove::<D>(id).map(flattened)
+    }
+
+    fn give_param(&self, id: ParamId, gradient: Tensor<1>, to: &mut GradientsParams) {
+        to.register(id, gradient.reshape::<D, _>(self.shape()));
+    }
+}
+
+fn flattened<const D: usize>(tensor: Tensor<D>) -> Tensor<1> {
+    let count = tensor.shape().num_elements();
+    tensor.reshape([count])
+}
