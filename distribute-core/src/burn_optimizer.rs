@@ -14,7 +14,7 @@ use crate::remote::RemoteStore;
 use crate::replicate::{PartVisitor, StatePart, take_state};
 use crate::trace::{StateVisitor, TraceError};
 use crate::train_state::check_running_statistics;
-use crate::{Error, Gradients, ReplicaContext, Replicate, Result, WorkerGroup};
+use crate::{Error, Gradients, ReplicaContext, Replicate, Result, VariablePlacement, WorkerGroup};
 
 /// A model with one of burn's optimizers; used like [`TrainState`](crate::TrainState).
 ///
@@ -120,7 +120,7 @@ impl<M: Module> StatePart for BurnTrainState<M> {
         take_state(workers, &mut self.model, self.step)
     }
 
-    fn check_replicas(&self, replicas: usize) -> Result<()> {
+    fn place(&mut self, _: VariablePlacement, replicas: usize) -> Result<()> {
         check_running_statistics(&self.model, replicas)
     }
 

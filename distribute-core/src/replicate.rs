@@ -5,7 +5,7 @@ use burn::tensor::Device;
 
 use crate::remote::{self, RemoteStore};
 use crate::trace::{self, StateVisitor, TraceError};
-use crate::{Error, Result, WorkerGroup, module_tensors};
+use crate::{Error, Result, VariablePlacement, WorkerGroup, module_tensors};
 
 /// What is called for each part of a value, with its path: `generator` for a field of that name,
 /// empty for the value itself.
@@ -76,12 +76,13 @@ pub trait StatePart {
         Ok(())
     }
 
-    /// Looks whether so many replicas can train copies of it, when a strategy's scope has built it.
+    /// Prepares it for copies on so many replicas that train, when a strategy's scope has built it,
+    /// and for where the strategy keeps variables.
     ///
     /// # Errors
-    /// If they would share what each must have of its own.
-    fn check_replicas(&self, replicas: usize) -> Result<()> {
-        let _ = replicas;
+    /// If the copies would share what each must have of its own.
+    fn place(&mut self, placement: VariablePlacement, replicas: usize) -> Result<()> {
+        let _ = (placement, replicas);
         Ok(())
     }
 
@@ -164,8 +165,8 @@ pub(crate) trait ReplicateExt: Replicate {
         self.walk("", &mut |_, part| part.refresh_remote())
     }
 
-    fn check_replicas(&mut self, replicas: usize) -> Result<()> {
-        self.walk("", &mut |_, part| part.check_replicas(replicas))
+    fn place(&mut self, placement: VariablePlacement, replicas: usize) -> Result<()> {
+        self.walk("", &mut |_, part| part.place(placement, replicas))
     }
 
     fn visit_state(&mut self, visitor: &mut dyn StateVisitor) -> Result<()> {

@@ -76,7 +76,7 @@ pub use crate::nest::TracedTensor;
 
 pub(crate) use capture::{Input, Source, is_random, is_touch};
 pub(crate) use check::{Check, Due};
-pub(crate) use effect::{Given, HostSide, HostVariable, ResultLeaf, Target};
+pub(crate) use effect::{Given, HostSide, HostVariable, Receiver, ResultLeaf, Target};
 pub(crate) use exchange::{all_gather, broadcast, combine, of_replica, reduce};
 pub(crate) use gradients::{
     CapturedTape, all_reduce, all_reduce_tensor, backward, not_captured, of_type,
