@@ -109,10 +109,7 @@ struct Signals(WorkerGroup);
 impl Signals {
     /// What it says, as a tensor that is to be summed with the gradients.
     fn input(workers: &WorkerGroup, trace: &Trace) -> CapturedTensor {
-        let spec = TensorSpec {
-            shape: vec![workers.signals().len()],
-            dtype: DType::F32,
-        };
+        let spec = TensorSpec::vector(workers.signals().len(), DType::F32);
         let host: Arc<dyn HostVariable> = Arc::new(Self(workers.clone()));
         trace.variable(&host, &spec)
     }

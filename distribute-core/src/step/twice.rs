@@ -18,8 +18,8 @@ use crate::trace::{CapturedStep, ResultLeaf, StepProgram, TensorSpec, TraceError
 /// [`TraceError::Random`] if two captures of one step have other literals or other operations. The
 /// order of operations is no difference: a step may iterate over a `HashMap`.
 pub(crate) fn compare(
-    (first, first_program): (&CapturedStep, &StepProgram),
-    (second, second_program): (&CapturedStep, &StepProgram),
+    (first, first_program): &(CapturedStep, StepProgram),
+    (second, second_program): &(CapturedStep, StepProgram),
 ) -> Result<(), TraceError> {
     if first_program.digest == second_program.digest {
         return Ok(());

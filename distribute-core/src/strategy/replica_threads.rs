@@ -1,6 +1,5 @@
 //! How a step gets onto the replicas' threads, and what happens when one of them fails.
 
-use std::any::Any;
 use std::collections::VecDeque;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -14,8 +13,8 @@ use super::{Replica, ReplicaStep, Strategy, VariablePlacement};
 use crate::cross_device::{CrossDeviceOps, DirectAllReduce};
 use crate::device_reduce::DevicePlan;
 use crate::replica::{Alone, Devices, HostPeers, Link, LocalExchange, Peers, Threads, Workers};
-use crate::sync::lock;
-use crate::{DeviceReducer, Error, LogicalDevice, ReplicaContext, Result, WorkerGroup, scope};
+use crate::sync::{lock, panic_message, unlocked};
+use crate::{Error, LogicalDevice, ReplicaContext, Result, WorkerGroup, scope};
 
 /// Runs a step on the calling thread, for strategies with one replica.
 pub(crate) fn run_inline(
@@ -54,12 +53,6 @@ fn guarded(ctx: &ReplicaContext, step: ReplicaStep<'_>) -> Result<()> {
             message: panic_message(&*payload),
         }),
     }
-}
-
-fn panic_message(payload: &(dyn Any + Send)) -> String {
-    let text = payload.downcast_ref::<&str>().map(ToString::to_string);
-    let text = text.or_else(|| payload.downcast_ref::<String>().cloned());
-    text.unwrap_or_else(|| "(a panic without a message)".to_string())
 }
 
 /// What the replica threads of one strategy need ([`ReplicaThreads::builder`]).
@@ -242,16 +235,9 @@ fn run_one(
 /// The error to report: the first replica's own failure; failures that only follow from
 /// another replica's are reported when there is nothing better.
 fn first_cause(outcomes: Vec<Mutex<Result<()>>>) -> Result<()> {
-    let errors: Vec<Error> = outcomes
-        .into_iter()
-        .filter_map(|slot| {
-            slot.into_inner()
-                .unwrap_or_else(std::sync::PoisonError::into_inner)
-                .err()
-        })
-        .collect();
+    let errors = outcomes.into_iter().filter_map(|slot| unlocked(slot).err());
     // `min_by_key` takes the first of equals: the lowest replica.
-    let cause = errors.into_iter().min_by_key(Error::distance_to_cause);
+    let cause = errors.min_by_key(Error::distance_to_cause);
     cause.map_or(Ok(()), Err)
 }
 
@@ -304,39 +290,24 @@ fn build_contexts(
             let counts = (local_id, num_local, num_replicas);
             let ops = Arc::clone(&options.cross_device_ops);
             let threads = Threads::new(Box::new(endpoint), ops);
-            let peers: Box<dyn Peers> = match &options.workers {
-                _ if num_replicas == 1 => Box::new(Alone),
-                None => {
-                    let host = HostPeers::new(threads, local_id, num_local, Arc::clone(&exchange));
-                    on_devices(host, replica, num_replicas, reducer, None)
-                }
-                Some(workers) => {
-                    let link = Workers::new(threads, workers.clone());
-                    let host = HostPeers::new(link, local_id, num_local, Arc::clone(&exchange));
-                    on_devices(host, replica, num_replicas, reducer, Some(workers.clone()))
-                }
+            let workers = options.workers.clone();
+            let link: Box<dyn Link> = match workers.clone() {
+                None => Box::new(threads),
+                Some(workers) => Box::new(Workers::new(threads, workers)),
+            };
+            let host = HostPeers::new(link, local_id, num_local, Arc::clone(&exchange));
+            let peers: Box<dyn Peers> = if num_replicas == 1 {
+                Box::new(Alone)
+            } else if reducer.is_none() && workers.is_none() {
+                Box::new(host)
+            } else {
+                let device = &replica.device;
+                Box::new(Devices::new(host, device, num_replicas, reducer, workers))
             };
             ReplicaContext::new(replica, counts, options.placement, peers)
         },
     );
     Ok(contexts.collect())
-}
-
-/// The way of a replica that may reduce gradients in the memory of its device.
-fn on_devices<L: Link + 'static>(
-    host: HostPeers<L>,
-    replica: &Replica,
-    num_replicas: usize,
-    reducer: Option<Box<dyn DeviceReducer>>,
-    workers: Option<WorkerGroup>,
-) -> Box<dyn Peers> {
-    match (&reducer, &workers) {
-        (None, None) => Box::new(host),
-        _ => {
-            let device = &replica.device;
-            Box::new(Devices::new(host, device, num_replicas, reducer, workers))
-        }
-    }
 }
 
 impl fmt::Debug for ReplicaThreads {

@@ -11,9 +11,9 @@ use std::sync::Arc;
 use burn::tensor::TensorData;
 
 use super::CapturedTensor;
-use crate::Result;
+use crate::{Leaf, Result};
 
-/// One leaf of a step's result, or of what it hands to a metric.
+/// One leaf of a step's result, or of what it hands to a metric or leaves in a mirrored value.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum ResultLeaf {
     /// An output of the program.
@@ -22,6 +22,16 @@ pub(crate) enum ResultLeaf {
     Leaf(usize),
     /// A number, or a tensor that does not depend on the arguments.
     Constant(TensorData),
+}
+
+impl ResultLeaf {
+    /// The leaf of the arguments that it is.
+    pub(crate) fn argument(&self) -> Option<usize> {
+        match self {
+            Self::Leaf(index) => Some(*index),
+            _ => None,
+        }
+    }
 }
 
 /// Takes the values of one local replica, after a call.
@@ -40,6 +50,17 @@ pub(crate) enum Given {
     Host(TensorData),
 }
 
+impl Given {
+    /// A leaf of a value that the step returns.
+    pub(crate) fn of(leaf: &mut dyn Leaf) -> Result<Self> {
+        let Some(tensor) = leaf.traced() else {
+            return leaf.take().map(Self::Host);
+        };
+        let captured = tensor.captured().map(Self::Captured);
+        captured.map_or_else(|| tensor.data().map(Self::Host), Ok)
+    }
+}
+
 /// A change of something on the host that a captured step has made.
 #[derive(Clone)]
 pub(crate) struct Deferred {
@@ -49,7 +70,6 @@ pub(crate) struct Deferred {
 }
 
 /// The same as part of a program.
-#[derive(Clone)]
 pub(crate) struct Effect {
     pub(crate) leaves: Vec<ResultLeaf>,
     target: Arc<dyn Target>,
@@ -72,9 +92,10 @@ pub(crate) trait HostVariable: Target {
     fn values(&self, replicas: usize) -> Option<Vec<TensorData>>;
 }
 
-/// What a program changes and reads on the host.
-#[derive(Clone, Default)]
+/// What a program changes, reads and returns on the host.
 pub(crate) struct HostSide {
+    /// The leaves of the step's result.
+    pub(crate) results: Vec<ResultLeaf>,
     pub(crate) effects: Vec<Effect>,
     pub(crate) variables: Vec<Arc<dyn HostVariable>>,
 }
@@ -91,6 +112,7 @@ impl HostSide {
 impl fmt::Debug for HostSide {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("HostSide")
+            .field("results", &self.results)
             .field("effects", &self.effects.len())
             .field("variables", &self.variables.len())
             .finish()
