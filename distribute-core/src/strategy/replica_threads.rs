@@ -16,17 +16,7 @@ use crate::replica::{Alone, Devices, HostPeers, Link, LocalExchange, Peers, Thre
 use crate::sync::{lock, panic_message, unlocked};
 use crate::{Error, LogicalDevice, ReplicaContext, Result, WorkerGroup, scope};
 
-/// Runs a step on the calling thread, for strategies with one replica.
-pub(crate) fn run_inline(
-    strategy: Arc<dyn Strategy>,
-    ctx: &ReplicaContext,
-    step: ReplicaStep<'_>,
-) -> Result<()> {
-    let _entered = scope::enter_step(strategy);
-    guarded(ctx, step)
-}
-
-/// Runs a step on the calling thread, for strategies of other crates with one replica per process.
+/// Runs a step on the calling thread, for strategies with one replica per process.
 ///
 /// # Errors
 /// The step's own, as [`Error::Replica`] or [`Error::ReplicaPanicked`].
@@ -35,24 +25,7 @@ pub fn run_on_calling_thread(
     replica: &Replica,
     step: ReplicaStep<'_>,
 ) -> Result<()> {
-    run_inline(strategy, &ReplicaContext::alone(replica), step)
-}
-
-/// Calls the step and turns a panic into an error.
-fn guarded(ctx: &ReplicaContext, step: ReplicaStep<'_>) -> Result<()> {
-    let replica = ctx.replica_id();
-    match catch_unwind(AssertUnwindSafe(|| step(ctx))) {
-        Ok(Ok(())) => Ok(()),
-        Ok(Err(error @ Error::Replica { .. })) => Err(error),
-        Ok(Err(source)) => Err(Error::Replica {
-            replica,
-            source: Arc::new(source),
-        }),
-        Err(payload) => Err(Error::ReplicaPanicked {
-            replica,
-            message: panic_message(&*payload),
-        }),
-    }
+    run_one(strategy, &mut ReplicaContext::alone(replica), step)
 }
 
 /// What the replica threads of one strategy need ([`ReplicaThreads::builder`]).
@@ -114,7 +87,28 @@ impl ReplicaThreadsBuilder {
     /// # Errors
     /// If threads cannot be started, or the devices cannot be connected.
     pub fn build(self, replicas: Vec<Replica>) -> Result<ReplicaThreads> {
-        ReplicaThreads::new(replicas, self)
+        let pools = replicas
+            .iter()
+            .map(|replica| {
+                let id = replica.id;
+                ThreadPoolBuilder::new()
+                    .num_threads(1)
+                    .thread_name(move |thread| format!("replica-{id}.{thread}"))
+                    .build()
+                    .map_err(|error| Error::invalid(format!("cannot start threads: {error}")))
+            })
+            .collect::<Result<Vec<_>>>()?;
+        let list = build_contexts(&replicas, &self, 0)?;
+        let contexts = Mutex::new(Contexts {
+            list,
+            generation: 0,
+        });
+        Ok(ReplicaThreads {
+            replicas,
+            options: self,
+            pools,
+            contexts,
+        })
     }
 }
 
@@ -140,31 +134,6 @@ impl ReplicaThreads {
     /// Options for threads of a strategy.
     pub fn builder() -> ReplicaThreadsBuilder {
         ReplicaThreadsBuilder::default()
-    }
-
-    fn new(replicas: Vec<Replica>, options: ReplicaThreadsBuilder) -> Result<Self> {
-        let pools = replicas
-            .iter()
-            .map(|replica| {
-                let id = replica.id;
-                ThreadPoolBuilder::new()
-                    .num_threads(1)
-                    .thread_name(move |thread| format!("replica-{id}.{thread}"))
-                    .build()
-                    .map_err(|error| Error::invalid(format!("cannot start threads: {error}")))
-            })
-            .collect::<Result<Vec<_>>>()?;
-        let list = build_contexts(&replicas, &options, 0)?;
-        let contexts = Mutex::new(Contexts {
-            list,
-            generation: 0,
-        });
-        Ok(Self {
-            replicas,
-            options,
-            pools,
-            contexts,
-        })
     }
 
     /// The replicas, in order.
@@ -219,13 +188,22 @@ fn run_one(
     let ctx = &*ctx;
     let _entered = scope::enter_step(strategy);
     let replica = ctx.replica_id();
-    let outcome = guarded(ctx, step).and_then(|()| {
-        let wrap = |source| Error::Replica {
+    let own = |error| match error {
+        Error::Replica { .. } => error,
+        error => Error::Replica {
             replica,
-            source: Arc::new(source),
-        };
-        ctx.peers().finish_run(replica).map_err(wrap)
-    });
+            source: Arc::new(error),
+        },
+    };
+    let outcome = match catch_unwind(AssertUnwindSafe(|| step(ctx))) {
+        Ok(outcome) => outcome
+            .and_then(|()| ctx.peers().finish_run(replica))
+            .map_err(own),
+        Err(payload) => Err(Error::ReplicaPanicked {
+            replica,
+            message: panic_message(&*payload),
+        }),
+    };
     if let Err(error) = &outcome {
         ctx.peers().stop_others(error);
     }
