@@ -68,7 +68,7 @@ impl<'t> Call<'t> {
     }
 
     fn leaf(&mut self, spec: TensorSpec, value: LeafValue) {
-        self.key.tensor(&spec);
+        self.fixed(format_args!("{spec}"));
         self.specs.push(spec);
         self.leaves.push(value);
     }

@@ -343,10 +343,8 @@ impl Plan {
             results.push(outputs.given(&Given::of(leaf)?));
             Ok(())
         })?;
-        let effects = capture.trace.deferred().into_iter().map(|deferred| {
-            let leaves = deferred.given.iter().map(|given| outputs.given(given));
-            deferred.effect(leaves.collect())
-        });
+        let deferred = capture.trace.deferred().into_iter();
+        let effects = deferred.map(|effect| effect.of_program(|given| outputs.given(given)));
         let host = HostSide {
             results,
             effects: effects.collect(),

@@ -13,7 +13,7 @@ use burn_router::{RouterClient, RouterTensor};
 use distribute_collectives::ReduceOp;
 use rand::Rng;
 
-use super::effect::{Apply, Deferred, Given, HostVariable, Target};
+use super::effect::{Apply, Effect, Given, HostVariable, Target};
 use super::tensor::shape_of;
 use super::{CapturedTensor, TensorSpec, TraceError};
 use crate::sync::lock;
@@ -116,7 +116,7 @@ struct Notes {
     /// Where the stream was asked for from which the step has drawn on the host.
     drawn_on_host: Option<&'static Location<'static>>,
     /// What the step has handed to metrics.
-    deferred: Vec<Deferred>,
+    deferred: Vec<Effect<Given>>,
     variables: Vec<TracedVariable>,
 }
 
@@ -234,19 +234,19 @@ impl Trace {
 
     /// Hands values to something on the host, after each call.
     pub(crate) fn defer(&self, given: Vec<Given>, target: Arc<dyn Target>, apply: Apply) {
-        self.notes().deferred.push(Deferred {
-            given,
+        self.notes().deferred.push(Effect {
+            leaves: given,
             target,
             apply,
         });
     }
 
     /// What was handed over, and the new values of variables.
-    pub(crate) fn deferred(&self) -> Vec<Deferred> {
+    pub(crate) fn deferred(&self) -> Vec<Effect<Given>> {
         let notes = self.notes();
         let stored = notes.variables.iter().filter_map(|variable| {
-            Some(Deferred {
-                given: vec![Given::Captured(variable.current.clone())],
+            Some(Effect {
+                leaves: vec![Given::Captured(variable.current.clone())],
                 target: Arc::clone(&variable.host) as Arc<dyn Target>,
                 apply: Arc::clone(variable.store.as_ref()?),
             })

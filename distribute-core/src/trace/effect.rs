@@ -61,27 +61,22 @@ impl Given {
     }
 }
 
-/// A change of something on the host that a captured step has made.
+/// A change of something on the host that a captured step has made, from what the step has given
+/// or from leaves of a program.
 #[derive(Clone)]
-pub(crate) struct Deferred {
-    pub(crate) given: Vec<Given>,
+pub(crate) struct Effect<T = ResultLeaf> {
+    pub(crate) leaves: Vec<T>,
     pub(crate) target: Arc<dyn Target>,
     pub(crate) apply: Apply,
 }
 
-/// The same as part of a program.
-pub(crate) struct Effect {
-    pub(crate) leaves: Vec<ResultLeaf>,
-    target: Arc<dyn Target>,
-    pub(crate) apply: Apply,
-}
-
-impl Deferred {
-    pub(crate) fn effect(&self, leaves: Vec<ResultLeaf>) -> Effect {
+impl Effect<Given> {
+    /// The same as part of a program.
+    pub(crate) fn of_program(self, leaf: impl FnMut(&Given) -> ResultLeaf) -> Effect {
         Effect {
-            leaves,
-            target: Arc::clone(&self.target),
-            apply: Arc::clone(&self.apply),
+            leaves: self.leaves.iter().map(leaf).collect(),
+            target: self.target,
+            apply: self.apply,
         }
     }
 }
@@ -116,13 +111,5 @@ impl fmt::Debug for HostSide {
             .field("effects", &self.effects.len())
             .field("variables", &self.variables.len())
             .finish()
-    }
-}
-
-impl fmt::Debug for Deferred {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Deferred")
-            .field("given", &self.given)
-            .finish_non_exhaustive()
     }
 }
