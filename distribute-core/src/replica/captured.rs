@@ -8,7 +8,6 @@ use burn_capture::CaptureBackend;
 use distribute_collectives::ReduceOp;
 
 use super::differentiable::Differentiable;
-use super::local_exchange::LocalExchange;
 use super::peers::Peers;
 use crate::trace::{
     self, CapturedTensor, Given, HostVariable, Target, TensorSpec, Trace, TraceError,
@@ -59,14 +58,6 @@ impl Peers for Captured {
             Signals::receive(workers, &self.trace, signals);
         }
         Ok(())
-    }
-
-    fn reduce_gradients(&self, gradients: &mut Gradients) -> Result<()> {
-        self.all_reduce_gradients(ReduceOp::Sum, gradients)
-    }
-
-    fn local_exchange(&self, op: &'static str, _: i64) -> Result<Option<Arc<LocalExchange>>> {
-        self.refuse(op).map(|()| None)
     }
 
     fn refuse(&self, what: &str) -> Result<()> {

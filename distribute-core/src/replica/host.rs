@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use burn::tensor::TensorData;
+use burn::tensor::{DType, TensorData};
 use distribute_collectives::{CollectiveError, ReduceOp};
 
 use super::calls;
@@ -42,14 +42,6 @@ impl Peers for Alone {
 
     fn all_reduce_gradients(&self, _: ReduceOp, _: &mut Gradients) -> Result<()> {
         Ok(())
-    }
-
-    fn reduce_gradients(&self, _: &mut Gradients) -> Result<()> {
-        Ok(())
-    }
-
-    fn local_exchange(&self, _: &'static str, _: i64) -> Result<Option<Arc<LocalExchange>>> {
-        Ok(None)
     }
 }
 
@@ -243,11 +235,10 @@ impl Peers for HostPeers {
 /// The leaves of a value that is about to be reduced: the mean of integers is a float.
 fn prepared(op: ReduceOp, value: &mut dyn Nest) -> Result<Vec<TensorData>> {
     let mut leaves = value.take_leaves()?;
-    let integers = leaves
-        .iter_mut()
-        .filter(|leaf| leaf.dtype().is_int() || leaf.dtype().is_uint());
+    let is_integer = |leaf: &&mut TensorData| leaf.dtype().is_int() || leaf.dtype().is_uint();
     if op == ReduceOp::Mean {
-        integers.for_each(|leaf| *leaf = host_reduce::to_f64(leaf));
+        let integers = leaves.iter_mut().filter(is_integer);
+        integers.for_each(|leaf| *leaf = leaf.clone().convert_dtype(DType::F64));
     }
     Ok(leaves)
 }

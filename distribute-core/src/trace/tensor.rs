@@ -11,6 +11,7 @@ use burn_backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
 use burn_backend::{AutodiffBackend, TensorMetadata};
 use burn_capture::{CaptureBackend, CaptureClient};
 use burn_router::RouterTensor;
+use serde::{Deserialize, Serialize};
 
 use super::TraceError;
 use crate::Error;
@@ -82,7 +83,7 @@ impl CapturedTensor {
 }
 
 /// Shape and element type of a tensor.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct TensorSpec {
     /// The size of every dimension.
     pub shape: Vec<usize>,
