@@ -243,7 +243,7 @@ fn missing_ranks(missing: &[MissingRank]) -> String {
 
 impl CollectiveError {
     /// A [`BackendUnavailable`](Self::BackendUnavailable) for another reason than absent files.
-    pub(crate) fn unavailable(backend: impl Into<String>, reason: impl Into<String>) -> Self {
+    pub fn unavailable(backend: impl Into<String>, reason: impl Into<String>) -> Self {
         CollectiveError::BackendUnavailable {
             backend: backend.into(),
             reason: reason.into(),

@@ -4,28 +4,30 @@
 //! Order: element by element, component 0 + component 1 + ...; along axes in row-major order
 //! within each component first.
 
-use burn::tensor::{DType, Element, Shape, TensorData, bf16, f16};
+use burn::tensor::{DType, Element, Shape, TensorData};
 use distribute_collectives::{Element as Kernel, ReduceOp};
 
 use crate::nest::different_structure;
 use crate::{Error, Result};
 
-/// Runs an expression with `E` standing for the element type.
+/// Runs an expression of the operation `op` with `E` standing for the element type.
 macro_rules! for_element {
-    ($dtype:expr, $element:ident => $body:expr) => {
-        for_element!(@$dtype, $element, $body;
-            F32 f32, F64 f64, F16 f16, BF16 bf16, I32 i32, I64 i64, U8 u8)
+    ($op:expr, $dtype:expr, $element:ident => $body:expr) => {
+        $crate::host_reduce::for_element!(@$op, $dtype, $element, $body;
+            F32 f32, F64 f64, F16 burn::tensor::f16, BF16 burn::tensor::bf16, I32 i32, I64 i64,
+            U8 u8)
     };
-    (@$dtype:expr, $element:ident, $body:expr; $($variant:ident $type:ty),*) => {
+    (@$op:expr, $dtype:expr, $element:ident, $body:expr; $($variant:ident $type:ty),*) => {
         match $dtype {
-            $(DType::$variant => {
+            $(burn::tensor::DType::$variant => {
                 type $element = $type;
                 $body
             })*
-            other => Err(Error::DType { op: "reduce", dtype: other.name().to_string() }),
+            other => Err($crate::Error::DType { op: $op, dtype: other.name().to_string() }),
         }
     };
 }
+pub(crate) use for_element;
 
 /// Turns one list of leaves per replica into one list of components per leaf.
 pub(crate) fn columns(lists: Vec<Vec<TensorData>>) -> Result<Vec<Vec<TensorData>>> {
@@ -37,12 +39,6 @@ pub(crate) fn columns(lists: Vec<Vec<TensorData>>) -> Result<Vec<Vec<TensorData>
     Ok((0..leaf_count)
         .map(|_| lists.iter_mut().filter_map(Iterator::next).collect())
         .collect())
-}
-
-/// The values as f64, with the same shape.
-pub(crate) fn to_f64(data: &TensorData) -> TensorData {
-    let values: Vec<f64> = data.iter::<f64>().collect();
-    TensorData::new(values, data.shape().clone())
 }
 
 /// Reduces components of equal shape element by element. One component comes back unchanged.
@@ -57,7 +53,7 @@ pub(crate) fn reduce(op: ReduceOp, components: Vec<TensorData>) -> Result<Tensor
     if op == ReduceOp::Mean {
         components = components.iter().map(mean_input).collect();
     }
-    for_element!(components[0].dtype(), E => fold::<E>(op, &components))
+    for_element!("reduce", components[0].dtype(), E => fold::<E>(op, &components))
 }
 
 /// Reduces a value that is the same on all replicas, as TensorFlow does: any op over one replica
@@ -92,14 +88,12 @@ pub(crate) fn reduce_same_of_workers(
 
 /// The mean of integers is a float, as in TensorFlow: u8 gives f32, wider integers f64.
 fn mean_input(data: &TensorData) -> TensorData {
-    match data.dtype() {
-        DType::U8 => {
-            let values: Vec<f32> = data.iter::<f32>().collect();
-            TensorData::new(values, data.shape().clone())
-        }
-        dtype if dtype.is_int() || dtype.is_uint() => to_f64(data),
-        _ => data.clone(),
-    }
+    let mean = match data.dtype() {
+        DType::U8 => DType::F32,
+        dtype if dtype.is_int() || dtype.is_uint() => DType::F64,
+        float => float,
+    };
+    data.clone().convert_dtype(mean)
 }
 
 /// Reduces over the elements along `axes` and over the components; the axes disappear.
@@ -167,7 +161,7 @@ fn normalized_axis(rank: usize, axis: i64) -> Result<usize> {
 fn sum_axes(data: TensorData, axes: &[i64]) -> Result<TensorData> {
     let mut data = data;
     for axis in normalized(&data, axes)?.into_iter().rev() {
-        data = for_element!(data.dtype(), E => sum_axis::<E>(&data, axis))?;
+        data = for_element!("reduce", data.dtype(), E => sum_axis::<E>(&data, axis))?;
     }
     Ok(data)
 }
@@ -209,12 +203,7 @@ pub(crate) fn divide(total: TensorData, count: usize) -> Result<TensorData> {
         dtype => {
             let values = total.iter::<f64>();
             let means: Vec<f64> = values.map(|value| value / count).collect();
-            let means = TensorData::new(means, shape);
-            if dtype == DType::F64 {
-                means
-            } else {
-                means.convert_dtype(dtype)
-            }
+            TensorData::new(means, shape).convert_dtype(dtype)
         }
     })
 }
@@ -226,7 +215,7 @@ pub(crate) fn scatter_sum(
     width: usize,
     shape: &[usize],
 ) -> Result<TensorData> {
-    for_element!(rows.dtype(), E => {
+    for_element!("reduce", rows.dtype(), E => {
         let values = rows.as_slice::<E>().map_err(Error::internal)?;
         let mut dense = vec![E::default(); shape.iter().product()];
         for (row, index) in values.chunks_exact(width.max(1)).zip(indices) {

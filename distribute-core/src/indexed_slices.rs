@@ -152,7 +152,7 @@ impl IndexedSlices {
         let mut values = host_reduce::gather(values, 0)?;
         if mean {
             if values.dtype() == DType::U8 || !values.dtype().is_float() {
-                values = host_reduce::to_f64(&values);
+                values = values.convert_dtype(DType::F64);
             }
             values = host_reduce::divide(values, replicas)?;
         }

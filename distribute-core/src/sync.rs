@@ -1,8 +1,21 @@
-//! Locks.
+//! Locks, and what a panic leaves behind.
 
+use std::any::Any;
 use std::sync::{Mutex, PoisonError};
 
 /// Locks, also after a panic elsewhere: the data behind these locks is valid at every moment.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What is behind a [`lock`], once nobody else can use it.
+pub(crate) fn unlocked<T>(mutex: Mutex<T>) -> T {
+    mutex.into_inner().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What a panic said.
+pub(crate) fn panic_message(payload: &(dyn Any + Send)) -> String {
+    let text = payload.downcast_ref::<&str>().map(ToString::to_string);
+    let text = text.or_else(|| payload.downcast_ref::<String>().cloned());
+    text.unwrap_or_else(|| "(a panic without a message)".to_string())
 }

@@ -11,13 +11,14 @@ mod reduction_to_one_device;
 
 use std::fmt::Debug;
 
-use burn::tensor::{DType, TensorData, bf16, f16};
-use distribute_collectives::{Buffer, Communicator, ReduceOp};
+use burn::tensor::TensorData;
+use distribute_collectives::{Buffer, Communicator, Element, ReduceOp};
 
 pub use hierarchical_copy::HierarchicalCopy;
 pub use nccl_all_reduce::NcclAllReduce;
 pub use reduction_to_one_device::ReductionToOneDevice;
 
+use crate::host_reduce::for_element;
 use crate::{DeviceReduction, Error, Result};
 
 /// Sums (or averages, ...) buffers over the replicas of a process.
@@ -85,10 +86,7 @@ pub(crate) fn by_type(
     tensors: &mut [TensorData],
     mut call: impl FnMut(&mut [Buffer<'_>]) -> Result<()>,
 ) -> Result<()> {
-    let mut buffers = tensors
-        .iter_mut()
-        .map(as_buffer)
-        .collect::<Result<Vec<_>>>()?;
+    let mut buffers = as_buffers(tensors)?;
     while let Some(dtype) = buffers.first().map(Buffer::dtype) {
         // A stable partition: the order of the buffers within a type is the caller's.
         let (mut same, rest): (Vec<_>, Vec<_>) =
@@ -99,23 +97,12 @@ pub(crate) fn by_type(
     Ok(())
 }
 
-/// The typed view that the collectives work on; shares the tensor's storage.
-pub(crate) fn as_buffer(data: &mut TensorData) -> Result<Buffer<'_>> {
-    let dtype = data.dtype();
-    let buffer = match dtype {
-        DType::F32 => data.as_mut_slice::<f32>().map(Buffer::F32),
-        DType::F64 => data.as_mut_slice::<f64>().map(Buffer::F64),
-        DType::F16 => data.as_mut_slice::<f16>().map(Buffer::F16),
-        DType::BF16 => data.as_mut_slice::<bf16>().map(Buffer::BF16),
-        DType::I32 => data.as_mut_slice::<i32>().map(Buffer::I32),
-        DType::I64 => data.as_mut_slice::<i64>().map(Buffer::I64),
-        DType::U8 => data.as_mut_slice::<u8>().map(Buffer::U8),
-        other => {
-            return Err(Error::DType {
-                op: "all_reduce",
-                dtype: other.name().to_string(),
-            });
-        }
-    };
-    buffer.map_err(Error::internal)
+/// The typed views that the collectives work on; they share the tensors' storage.
+pub(crate) fn as_buffers(tensors: &mut [TensorData]) -> Result<Vec<Buffer<'_>>> {
+    let buffers = tensors.iter_mut().map(|data| {
+        for_element!("all_reduce", data.dtype(), E => {
+            data.as_mut_slice::<E>().map(E::buffer).map_err(Error::internal)
+        })
+    });
+    buffers.collect()
 }

@@ -75,7 +75,7 @@ impl Worker<'_> {
             .collect();
         let connected = match refusals.is_empty() {
             true => self.nccl(),
-            false => Err(unavailable(refusals.join("; "))),
+            false => Err(CollectiveError::unavailable("NCCL", refusals.join("; "))),
         };
         match connected {
             Ok(reducer) => {
@@ -91,23 +91,16 @@ impl Worker<'_> {
     }
 
     fn nccl(self) -> Result<Box<dyn DeviceReducer>, CollectiveError> {
+        let unavailable = |reason| CollectiveError::unavailable("NCCL", reason);
         let (Some(group), Some(reducers)) = (self.group, self.reducers) else {
-            return Err(unavailable("this worker has no GPU".to_string()));
+            return Err(unavailable("this worker has no GPU"));
         };
         let Some(device) = self.devices.first().copied() else {
-            return Err(unavailable("this worker has no replica".to_string()));
+            return Err(unavailable("this worker has no replica"));
         };
         let gpu = reducers.gpu(device).unwrap_or_default();
         let communicator = NcclCommunicator::new(group, reducers.options(gpu))?;
         let reducer = NcclReducer::new(communicator, reducers.memory(device), self.options);
         Ok(Box::new(reducer))
-    }
-}
-
-fn unavailable(reason: String) -> CollectiveError {
-    CollectiveError::BackendUnavailable {
-        backend: "NCCL".to_string(),
-        reason,
-        searched: Vec::new(),
     }
 }

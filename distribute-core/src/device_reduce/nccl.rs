@@ -142,11 +142,8 @@ impl DeviceReducers for NcclReducers {
         generation: u64,
     ) -> Result<Vec<Box<dyn DeviceReducer>>> {
         let gpus: Option<Vec<usize>> = devices.iter().map(|device| (self.gpu)(*device)).collect();
-        let gpus = gpus.ok_or_else(|| CollectiveError::BackendUnavailable {
-            backend: "NCCL".to_string(),
-            reason: "a replica is not on a GPU".to_string(),
-            searched: Vec::new(),
-        })?;
+        let elsewhere = || CollectiveError::unavailable("NCCL", "a replica is not on a GPU");
+        let gpus = gpus.ok_or_else(elsewhere)?;
         let group = self.group.clone().generation(generation);
         let ranks = in_process(&gpus, group, self.options.clone())?.into_iter();
         let reducers = ranks.zip(devices).map(|(rank, device)| {

@@ -153,11 +153,7 @@ pub(crate) fn is_unavailable(error: &Error) -> bool {
 }
 
 fn unavailable(wanted: DeviceReduction, reason: &str) -> Error {
-    Error::Collective(CollectiveError::BackendUnavailable {
-        backend: wanted.to_string(),
-        reason: reason.to_string(),
-        searched: Vec::new(),
-    })
+    CollectiveError::unavailable(wanted.to_string(), reason).into()
 }
 
 /// The reducers of GPUs that this build has.

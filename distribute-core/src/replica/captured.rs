@@ -8,7 +8,6 @@ use burn_capture::CaptureBackend;
 use distribute_collectives::ReduceOp;
 
 use super::differentiable::Differentiable;
-use super::local_exchange::LocalExchange;
 use super::peers::Peers;
 use crate::trace::{
     self, CapturedTensor, Given, HostVariable, Receiver, Target, TensorSpec, Trace,
@@ -59,14 +58,6 @@ impl Peers for Captured {
             Signals::receive(workers, &self.trace, signals);
         }
         Ok(())
-    }
-
-    fn reduce_gradients(&self, gradients: &mut Gradients) -> Result<()> {
-        self.all_reduce_gradients(ReduceOp::Sum, gradients)
-    }
-
-    fn local_exchange(&self, op: &'static str, _: i64) -> Result<Option<Arc<LocalExchange>>> {
-        self.refuse(op).map(|()| None)
     }
 
     fn refuse(&self, what: &str) -> Result<()> {
@@ -133,10 +124,7 @@ struct Signals(WorkerGroup);
 impl Signals {
     /// What it says, as a tensor that is to be summed with the gradients.
     fn input(workers: &WorkerGroup, trace: &Trace) -> CapturedTensor {
-        let spec = TensorSpec {
-            shape: vec![workers.signals().len()],
-            dtype: DType::F32,
-        };
+        let spec = TensorSpec::vector(workers.signals().len(), DType::F32);
         let host: Arc<dyn HostVariable> = Arc::new(Self(workers.clone()));
         trace.variable(&host, &spec)
     }

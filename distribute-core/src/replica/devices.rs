@@ -9,15 +9,14 @@ use distribute_collectives::ReduceOp;
 
 use super::differentiable::Differentiable;
 use super::host::HostPeers;
-use super::link::Link;
 use super::local_exchange::LocalExchange;
 use super::peers::{OnReduced, Peers};
 use crate::sync::lock;
 use crate::{DeviceReducer, Error, Gradients, Nest, Result, WorkerGroup};
 
 /// One replica of several, with its ends of what reduces on devices.
-pub(crate) struct Devices<L> {
-    host: HostPeers<L>,
+pub(crate) struct Devices {
+    host: HostPeers,
     device: Device,
     num_replicas: usize,
     /// With the replicas of this process.
@@ -26,9 +25,9 @@ pub(crate) struct Devices<L> {
     workers: Option<WorkerGroup>,
 }
 
-impl<L: Link + 'static> Devices<L> {
+impl Devices {
     pub(crate) fn new(
-        host: HostPeers<L>,
+        host: HostPeers,
         device: &Device,
         num_replicas: usize,
         local: Option<Box<dyn DeviceReducer>>,
@@ -79,7 +78,7 @@ macro_rules! through_host {
     )*};
 }
 
-impl<L: Link + 'static> Peers for Devices<L> {
+impl Peers for Devices {
     /// First the replicas tell each other through the host which gradients they have, so that a
     /// replica that does not come is found before the devices begin.
     fn all_reduce_gradients(&self, op: ReduceOp, gradients: &mut Gradients) -> Result<()> {
@@ -139,7 +138,7 @@ impl<L: Link + 'static> Peers for Devices<L> {
     }
 }
 
-impl<L: fmt::Debug> fmt::Debug for Devices<L> {
+impl fmt::Debug for Devices {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Devices")
             .field("device", &self.device)

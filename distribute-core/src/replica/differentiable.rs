@@ -4,7 +4,7 @@
 //! upstream gradient with the same operation.
 
 use std::fmt;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use burn::tensor::{Tensor, TensorData};
 use burn_autodiff::Autodiff;
@@ -12,90 +12,51 @@ use burn_autodiff::checkpoint::base::Checkpointer;
 use burn_autodiff::checkpoint::strategy::NoCheckpointing;
 use burn_autodiff::grads::Gradients;
 use burn_autodiff::ops::{Backward, Ops, OpsKind};
+use burn_backend::Backend;
+use burn_backend::tensor::FloatTensor;
+use burn_capture::CaptureBackend;
 use burn_flex::Flex;
 use distribute_collectives::ReduceOp;
 
-use crate::trace::{self, Trace};
+use super::calls;
+use super::link::Link;
+use crate::sync::lock;
+use crate::trace::{self, CapturedTensor, Trace, Tracked};
 use crate::{Error, Leaf, Result};
 
 /// Replicas that are reached through host memory, also in a backward pass.
-pub(crate) trait TensorReduce: Send + Sync {
-    /// Reduces a tensor of the differentiable call of this number over all replicas.
-    fn reduce(&self, op: ReduceOp, call: u64, data: TensorData) -> Result<TensorData>;
+#[derive(Debug)]
+pub(crate) struct HostLink {
+    pub(super) link: Box<dyn Link>,
+    /// The first failure of a collective call in a backward pass, which cannot return it.
+    pub(super) backward: Mutex<Option<Error>>,
+}
 
-    /// Keeps the failure of a backward pass, which cannot return it.
-    fn fail(&self, error: Error);
+impl HostLink {
+    /// Reduces a tensor of the differentiable call of this number over all replicas.
+    fn reduce(&self, op: ReduceOp, call: u64, data: TensorData) -> Result<TensorData> {
+        let mut tensors = [data];
+        calls::compare_shapes(&*self.link, call, &tensors)?;
+        self.link.all_reduce(op, &mut tensors)?;
+        let [data] = tensors;
+        Ok(data)
+    }
 }
 
 /// A tensor of any rank that an all-reduce with a gradient can replace.
 pub(crate) trait Differentiable {
     /// Through host memory, as the differentiable call of this number.
-    fn all_reduce(&mut self, op: ReduceOp, call: u64, peers: &Arc<dyn TensorReduce>) -> Result<()>;
+    fn all_reduce(&mut self, op: ReduceOp, call: u64, peers: &Arc<HostLink>) -> Result<()>;
 
     /// As an operation of a captured graph.
     fn all_reduce_captured(&mut self, op: ReduceOp, trace: &Arc<Trace>) -> Result<()>;
 }
 
-/// What the backward pass needs. The group is held weakly: a graph that outlives its run must not
-/// keep the endpoint of a failed group alive, because the endpoint's drop tells the others.
-#[derive(Clone)]
-struct State {
-    op: ReduceOp,
-    call: u64,
-    peers: Weak<dyn TensorReduce>,
-}
-
-impl fmt::Debug for State {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "all_reduce {} of call {}", self.op, self.call)
-    }
-}
-
-#[derive(Debug)]
-struct AllReduceBackward<const D: usize>;
-
-impl<const D: usize> Backward<Flex, 1> for AllReduceBackward<D> {
-    type State = State;
-
-    fn backward(self, ops: Ops<State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let gradient = grads.consume::<Flex>(&ops.node);
-        let [Some(parent)] = ops.parents else {
-            return;
-        };
-        let local = Tensor::<D>::from_primitive::<Flex>(gradient.clone());
-        let reduced = ops.state.reduce(local).and_then(|tensor| {
-            let unexpected = |_| Error::invalid("all_reduce_tensor: a gradient off the CPU");
-            tensor.try_into_primitive::<Flex>().map_err(unexpected)
-        });
-        // After a failure the pass has to go on with some gradient; none of them is used, because
-        // `gradient` and the end of the step return the failure.
-        let reduced = reduced.unwrap_or_else(|error| {
-            if let Some(peers) = ops.state.peers.upgrade() {
-                peers.fail(error);
-            }
-            gradient
-        });
-        grads.register::<Flex>(parent.id, reduced);
-    }
-}
-
-impl State {
-    fn reduce<const D: usize>(&self, mut gradient: Tensor<D>) -> Result<Tensor<D>> {
-        let ended = || Error::invalid("all_reduce_tensor: backward after the end of the step");
-        let peers = self.peers.upgrade().ok_or_else(ended)?;
-        let data = peers.reduce(self.op, self.call, Leaf::take(&mut gradient)?)?;
-        gradient.put(data)?;
-        Ok(gradient)
-    }
-}
-
 impl<const D: usize> Differentiable for Tensor<D> {
-    fn all_reduce(&mut self, op: ReduceOp, call: u64, peers: &Arc<dyn TensorReduce>) -> Result<()> {
-        if !matches!(op, ReduceOp::Sum | ReduceOp::Mean) {
-            return Err(Error::invalid(format!(
-                "all_reduce_tensor: SUM or MEAN, not {op}, have a gradient; use all_reduce"
-            )));
-        }
+    /// The backward pass holds the group weakly: a graph that outlives its run must not keep the
+    /// endpoint of a failed group alive, because the endpoint's drop tells the others.
+    fn all_reduce(&mut self, op: ReduceOp, call: u64, peers: &Arc<HostLink>) -> Result<()> {
+        check_gradient(op)?;
         let mut reduced = self.clone();
         let data = peers.reduce(op, call, Leaf::take(&mut reduced)?)?;
         reduced.put(data)?;
@@ -106,21 +67,109 @@ impl<const D: usize> Differentiable for Tensor<D> {
         let off_cpu = |_| Error::invalid("all_reduce_tensor: gradients need tensors on the CPU");
         let reduced = reduced.try_into_primitive::<Flex>().map_err(off_cpu)?;
         let tracked = self.clone().try_into_primitive::<Autodiff<Flex>>();
-        let (_, node) = tracked.map_err(off_cpu)?.into_parts();
-        let operation = AllReduceBackward::<D>.prepare::<NoCheckpointing>([node]);
-        let output = match operation.compute_bound().stateful() {
-            OpsKind::Tracked(prepared) => {
-                let peers = Arc::downgrade(peers);
-                prepared.finish(State { op, call, peers }, reduced)
-            }
-            OpsKind::UnTracked(prepared) => prepared.finish(reduced),
+        let peers = Arc::downgrade(peers);
+        let backward = move |gradient: FloatTensor<Flex>| {
+            let local = Tensor::<D>::from_primitive::<Flex>(gradient.clone());
+            let reduced = reduce_gradient(&peers, op, call, local).and_then(|tensor| {
+                let unexpected = |_| Error::invalid("all_reduce_tensor: a gradient off the CPU");
+                tensor.try_into_primitive::<Flex>().map_err(unexpected)
+            });
+            // After a failure the pass has to go on with some gradient; none of them is used,
+            // because `gradient` and the end of the step return the failure.
+            reduced.unwrap_or_else(|error| {
+                if let Some(peers) = peers.upgrade() {
+                    lock(&peers.backward).get_or_insert(error);
+                }
+                gradient
+            })
         };
+        let output = with_backward::<Flex>(tracked.map_err(off_cpu)?, reduced, backward);
         *self = Tensor::from_primitive::<Autodiff<Flex>>(output);
         Ok(())
     }
 
     fn all_reduce_captured(&mut self, op: ReduceOp, trace: &Arc<Trace>) -> Result<()> {
-        *self = trace::all_reduce_tensor(trace, op, self)?;
+        check_gradient(op)?;
+        let value = trace::captured(self).ok_or_else(trace::not_captured)?;
+        let reduced = trace.all_reduce(op, vec![value])?.swap_remove(0);
+        let Some(tracked) = trace::tracked(self) else {
+            *self = reduced.float();
+            return Ok(());
+        };
+        let trace = Arc::clone(trace);
+        let backward = move |gradient: FloatTensor<CaptureBackend>| {
+            // The operation and the type were accepted in the forward pass.
+            let reduced = trace.all_reduce(op, vec![CapturedTensor(gradient.clone())]);
+            let reduced = reduced.ok().and_then(|mut tensors| tensors.pop());
+            reduced.map_or(gradient, |tensor| tensor.0)
+        };
+        let output = with_backward::<CaptureBackend>(tracked, reduced.0, backward);
+        *self = Tensor::from_primitive::<Tracked>(output);
         Ok(())
+    }
+}
+
+fn check_gradient(op: ReduceOp) -> Result<()> {
+    if matches!(op, ReduceOp::Sum | ReduceOp::Mean) {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "all_reduce_tensor: SUM or MEAN, not {op}, have a gradient; use all_reduce"
+    )))
+}
+
+fn reduce_gradient<const D: usize>(
+    peers: &Weak<HostLink>,
+    op: ReduceOp,
+    call: u64,
+    mut gradient: Tensor<D>,
+) -> Result<Tensor<D>> {
+    let ended = || Error::invalid("all_reduce_tensor: backward after the end of the step");
+    let peers = peers.upgrade().ok_or_else(ended)?;
+    let data = peers.reduce(op, call, Leaf::take(&mut gradient)?)?;
+    gradient.put(data)?;
+    Ok(gradient)
+}
+
+/// What a tensor was reduced to, whose gradient `backward` makes that of the tensor.
+fn with_backward<B: Backend>(
+    tensor: FloatTensor<Autodiff<B>>,
+    reduced: FloatTensor<B>,
+    backward: impl Fn(FloatTensor<B>) -> FloatTensor<B> + Send + Sync + 'static,
+) -> FloatTensor<Autodiff<B>> {
+    let (_, node) = tensor.into_parts();
+    let operation = Backward::<B, 1>::prepare::<NoCheckpointing>(AllReduceBackward, [node]);
+    match operation.compute_bound().stateful() {
+        OpsKind::Tracked(prepared) => prepared.finish(State(Arc::new(backward)), reduced),
+        OpsKind::UnTracked(prepared) => prepared.finish(reduced),
+    }
+}
+
+#[derive(Debug)]
+struct AllReduceBackward;
+
+/// What the backward pass does with a gradient.
+struct State<B: Backend>(Arc<dyn Fn(FloatTensor<B>) -> FloatTensor<B> + Send + Sync>);
+
+impl<B: Backend> Clone for State<B> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<B: Backend> fmt::Debug for State<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("all_reduce")
+    }
+}
+
+impl<B: Backend> Backward<B, 1> for AllReduceBackward {
+    type State = State<B>;
+
+    fn backward(self, ops: Ops<State<B>, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let gradient = grads.consume::<B>(&ops.node);
+        if let [Some(parent)] = ops.parents {
+            grads.register::<B>(parent.id, (ops.state.0)(gradient));
+        }
     }
 }

@@ -3,11 +3,11 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use burn::tensor::TensorData;
+use burn::tensor::{DType, TensorData};
 use distribute_collectives::{CollectiveError, ReduceOp};
 
 use super::calls;
-use super::differentiable::{Differentiable, TensorReduce};
+use super::differentiable::{Differentiable, HostLink};
 use super::link::Link;
 use super::local_exchange::LocalExchange;
 use super::peers::{OnReduced, Peers};
@@ -43,20 +43,13 @@ impl Peers for Alone {
     fn all_reduce_gradients(&self, _: ReduceOp, _: &mut Gradients) -> Result<()> {
         Ok(())
     }
-
-    fn reduce_gradients(&self, _: &mut Gradients) -> Result<()> {
-        Ok(())
-    }
-
-    fn local_exchange(&self, _: &'static str, _: i64) -> Result<Option<Arc<LocalExchange>>> {
-        Ok(None)
-    }
 }
 
 /// Several replicas.
 #[derive(Debug)]
-pub(crate) struct HostPeers<L> {
-    shared: Arc<Shared<L>>,
+pub(crate) struct HostPeers {
+    /// Backward passes need it too.
+    shared: Arc<HostLink>,
     local_id: usize,
     num_local: usize,
     exchange: Arc<LocalExchange>,
@@ -64,25 +57,17 @@ pub(crate) struct HostPeers<L> {
     calls: AtomicU64,
 }
 
-/// What backward passes need too.
-#[derive(Debug)]
-struct Shared<L> {
-    link: L,
-    /// The first failure of a collective call in a backward pass, which cannot return it.
-    backward: Mutex<Option<Error>>,
-}
-
-impl<L: Link> HostPeers<L> {
+impl HostPeers {
     /// Of the replica `local_id` of `num_local` in this process.
     pub(crate) fn new(
-        link: L,
+        link: Box<dyn Link>,
         local_id: usize,
         num_local: usize,
         exchange: Arc<LocalExchange>,
     ) -> Self {
         let backward = Mutex::default();
         Self {
-            shared: Arc::new(Shared { link, backward }),
+            shared: Arc::new(HostLink { link, backward }),
             local_id,
             num_local,
             exchange,
@@ -90,8 +75,8 @@ impl<L: Link> HostPeers<L> {
         }
     }
 
-    fn link(&self) -> &L {
-        &self.shared.link
+    fn link(&self) -> &dyn Link {
+        &*self.shared.link
     }
 
     /// Whole values of all replicas, one list of leaves each, and what one of them makes of them.
@@ -149,7 +134,7 @@ impl<L: Link> HostPeers<L> {
     }
 }
 
-impl<L: Link + 'static> Peers for HostPeers<L> {
+impl Peers for HostPeers {
     fn all_reduce(&self, op: ReduceOp, value: &mut dyn Nest) -> Result<()> {
         let mut leaves = prepared(op, value)?;
         calls::compare_shapes(self.link(), 0, &leaves)?;
@@ -177,8 +162,7 @@ impl<L: Link + 'static> Peers for HostPeers<L> {
 
     fn all_reduce_tensor(&self, op: ReduceOp, tensor: &mut dyn Differentiable) -> Result<()> {
         let call = self.calls.fetch_add(1, Ordering::Relaxed) + 1;
-        let shared: Arc<dyn TensorReduce> = self.shared.clone();
-        tensor.all_reduce(op, call, &shared)
+        tensor.all_reduce(op, call, &self.shared)
     }
 
     fn all_reduce_gradients(&self, op: ReduceOp, gradients: &mut Gradients) -> Result<()> {
@@ -248,28 +232,13 @@ impl<L: Link + 'static> Peers for HostPeers<L> {
     }
 }
 
-impl<L: Link> TensorReduce for Shared<L> {
-    fn reduce(&self, op: ReduceOp, call: u64, data: TensorData) -> Result<TensorData> {
-        let mut tensors = [data];
-        calls::compare_shapes(&self.link, call, &tensors)?;
-        self.link.all_reduce(op, &mut tensors)?;
-        let [data] = tensors;
-        Ok(data)
-    }
-
-    fn fail(&self, error: Error) {
-        lock(&self.backward).get_or_insert(error);
-    }
-}
-
 /// The leaves of a value that is about to be reduced: the mean of integers is a float.
 fn prepared(op: ReduceOp, value: &mut dyn Nest) -> Result<Vec<TensorData>> {
     let mut leaves = value.take_leaves()?;
-    let integers = leaves
-        .iter_mut()
-        .filter(|leaf| leaf.dtype().is_int() || leaf.dtype().is_uint());
+    let is_integer = |leaf: &&mut TensorData| leaf.dtype().is_int() || leaf.dtype().is_uint();
     if op == ReduceOp::Mean {
-        integers.for_each(|leaf| *leaf = host_reduce::to_f64(leaf));
+        let integers = leaves.iter_mut().filter(is_integer);
+        integers.for_each(|leaf| *leaf = leaf.clone().convert_dtype(DType::F64));
     }
     Ok(leaves)
 }

@@ -6,7 +6,6 @@
 //! deadline ends the meeting for the others with an error that names it.
 
 use std::any::Any;
-use std::fmt;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -18,16 +17,24 @@ type Value = Box<dyn Any + Send>;
 /// A single wait; longer deadlines wait again.
 const LONGEST_WAIT: Duration = Duration::from_secs(3600);
 
-#[derive(Default)]
+#[derive(Debug)]
 struct State {
-    round: u64,
     arrived: Vec<Option<Value>>,
-    results: Option<Vec<Option<Value>>>,
+    /// What the replicas have not taken yet.
+    results: Vec<Option<Value>>,
     finished: Vec<bool>,
     stopped: Option<Error>,
 }
 
+impl State {
+    /// Whether the results of the round before have all been taken.
+    fn is_free(&self) -> bool {
+        self.results.iter().all(Option::is_none)
+    }
+}
+
 /// The meeting point of one group of replica threads.
+#[derive(Debug)]
 pub(crate) struct LocalExchange {
     state: Mutex<State>,
     changed: Condvar,
@@ -35,20 +42,13 @@ pub(crate) struct LocalExchange {
     size: usize,
 }
 
-impl fmt::Debug for LocalExchange {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LocalExchange")
-            .field("size", &self.size)
-            .finish_non_exhaustive()
-    }
-}
-
 impl LocalExchange {
     pub(crate) fn new(size: usize, timeout: Duration) -> Self {
         let state = State {
             arrived: (0..size).map(|_| None).collect(),
+            results: (0..size).map(|_| None).collect(),
             finished: vec![false; size],
-            ..State::default()
+            stopped: None,
         };
         Self {
             state: Mutex::new(state),
@@ -63,7 +63,7 @@ impl LocalExchange {
         let mut state = lock(&self.state);
         state.finished.fill(false);
         state.arrived.fill_with(|| None);
-        state.results = None;
+        state.results.fill_with(|| None);
         state.stopped = None;
     }
 
@@ -84,13 +84,7 @@ impl LocalExchange {
 
     /// Ends this and every later meeting with `Stopped`.
     pub(crate) fn stop(&self, cause: &Error) {
-        let mut state = lock(&self.state);
-        if state.stopped.is_none() {
-            state.stopped = Some(Error::Stopped {
-                cause: cause.to_string(),
-            });
-        }
-        drop(state);
+        lock(&self.state).stopped.get_or_insert(stopped_by(cause));
         self.changed.notify_all();
     }
 
@@ -111,11 +105,9 @@ impl LocalExchange {
     {
         let deadline = Instant::now().checked_add(self.timeout);
         let mut state = lock(&self.state);
-        // The results of the round before must all have been taken.
-        state = self.wait(state, op, deadline, index, |state| state.results.is_none())?;
+        state = self.wait(state, op, deadline, index, State::is_free)?;
         state.arrived[index] = Some(Box::new(value));
         self.changed.notify_all();
-        let round = state.round;
         if index == 0 {
             let all = |state: &State| state.arrived.iter().all(Option::is_some);
             state = self.wait(state, op, deadline, index, all)?;
@@ -125,18 +117,10 @@ impl LocalExchange {
             state = lock(&self.state);
             self.publish(&mut state, results)?;
         }
-        let ready = |state: &State| state.round > round && state.results.is_some();
+        let ready = |state: &State| state.results[index].is_some();
         state = self.wait(state, op, deadline, index, ready)?;
-        let result = state
-            .results
-            .as_mut()
-            .and_then(|results| results[index].take());
-        if state
-            .results
-            .as_ref()
-            .is_some_and(|results| results.iter().all(Option::is_none))
-        {
-            state.results = None;
+        let result = state.results[index].take();
+        if state.is_free() {
             self.changed.notify_all();
         }
         drop(state);
@@ -144,28 +128,19 @@ impl LocalExchange {
     }
 
     fn publish<R: Send + 'static>(&self, state: &mut State, results: Result<Vec<R>>) -> Result<()> {
-        let results = results.and_then(|results| {
+        let published = results.and_then(|results| {
             crate::error::check_count("the result of a merge_call", self.size, results.len())?;
-            Ok(results)
+            let boxed = results
+                .into_iter()
+                .map(|result| Some(Box::new(result) as Value));
+            state.results = boxed.collect();
+            Ok(())
         });
-        match results {
-            Ok(results) => {
-                state.round += 1;
-                let boxed = results
-                    .into_iter()
-                    .map(|result| Some(Box::new(result) as Value));
-                state.results = Some(boxed.collect());
-                self.changed.notify_all();
-                Ok(())
-            }
-            Err(error) => {
-                state.stopped = Some(Error::Stopped {
-                    cause: error.to_string(),
-                });
-                self.changed.notify_all();
-                Err(error)
-            }
+        if let Err(error) = &published {
+            state.stopped = Some(stopped_by(error));
         }
+        self.changed.notify_all();
+        published
     }
 
     fn wait<'a>(
@@ -204,12 +179,18 @@ impl LocalExchange {
     /// The first replica that the others wait for: one whose step has ended, if there is one.
     fn missing(&self, state: &State, index: usize) -> Option<usize> {
         let absent = |i: &usize| *i != index && state.arrived[*i].is_none();
-        let pending = state.results.is_none();
-        let ended = (0..self.size)
-            .filter(|_| pending)
-            .find(|i| absent(i) && state.finished[*i]);
-        ended.or_else(|| (0..self.size).find(absent))
+        let ended = |i: &usize| state.is_free() && absent(i) && state.finished[*i];
+        let mut replicas = 0..self.size;
+        replicas
+            .clone()
+            .find(ended)
+            .or_else(|| replicas.find(absent))
     }
+}
+
+fn stopped_by(cause: &Error) -> Error {
+    let cause = cause.to_string();
+    Error::Stopped { cause }
 }
 
 fn step_ended(op: &'static str, replica: usize) -> Error {

@@ -47,7 +47,9 @@ pub(crate) trait Peers: Send + Debug {
     }
 
     /// Sums gradients over all replicas onto replica 0; those of the others are used up.
-    fn reduce_gradients(&self, gradients: &mut Gradients) -> Result<()>;
+    fn reduce_gradients(&self, gradients: &mut Gradients) -> Result<()> {
+        self.all_reduce_gradients(ReduceOp::Sum, gradients)
+    }
 
     /// Whether gradients stay where burn has put them, also in host memory.
     fn keeps_gradients(&self) -> bool {
@@ -57,7 +59,10 @@ pub(crate) trait Peers: Send + Debug {
     /// Where the replicas of this process exchange whole values, or `None` for one replica. `op`
     /// and `detail` (a root, an axis, a variable's number) say which call it is; replicas that
     /// differ in them all get an error.
-    fn local_exchange(&self, op: &'static str, detail: i64) -> Result<Option<Arc<LocalExchange>>>;
+    fn local_exchange(&self, op: &'static str, detail: i64) -> Result<Option<Arc<LocalExchange>>> {
+        let _ = detail;
+        self.refuse(op).map(|()| None)
+    }
 
     /// Refuses a call that this way of running a step has no counterpart for.
     fn refuse(&self, what: &str) -> Result<()> {

@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
+use super::call::{check_state, read_hosts};
 use super::{Call, Capture, CapturedState, Changes};
 use crate::error::check_count;
 use crate::nest::different_structure;
@@ -69,13 +70,19 @@ pub trait StepArgs: for<'x> Lend<'x> + Sized {
     ///
     /// # Errors
     /// If a tensor in it is not one of the capture.
-    fn collect(captured: &mut Self::Captured, capture: &mut Capture) -> Result<()>;
+    fn collect(captured: &mut Self::Captured, capture: &mut Capture) -> Result<()> {
+        let _ = (captured, capture);
+        Ok(())
+    }
 
     /// Takes over what a compiled step has made of the argument.
     ///
     /// # Errors
     /// If the value does not fit any more.
-    fn leave(&mut self, changes: &mut Changes) -> Result<()>;
+    fn leave(&mut self, changes: &mut Changes<'_>) -> Result<()> {
+        let _ = changes;
+        Ok(())
+    }
 }
 
 /// Remembers the mirrored values a run may change, to mark them when it fails.
@@ -83,7 +90,7 @@ pub trait StepArgs: for<'x> Lend<'x> + Sized {
 pub struct PoisonOnError {
     flags: Vec<Arc<Mutex<Option<String>>>>,
     /// For every replica what is known of its batch.
-    batches: Vec<BatchFacts>,
+    pub(crate) batches: Vec<BatchFacts>,
 }
 
 impl PoisonOnError {
@@ -94,11 +101,6 @@ impl PoisonOnError {
         for (part, facts) in batch.values.iter().zip(&mut self.batches) {
             facts.add(part, batch.global_batch_size());
         }
-    }
-
-    /// For every replica what is known of its batch.
-    pub(crate) fn take_batches(&mut self) -> Vec<BatchFacts> {
-        std::mem::take(&mut self.batches)
     }
 
     /// Marks every watched value as possibly different between replicas.
@@ -129,8 +131,7 @@ impl<T: Replicate + Send> StepArgs for &mut Mirrored<T> {
         if versions[0].is_some() && versions.iter().all(|version| *version == versions[0]) {
             *lock(&self.poison) = None;
         }
-        self.check(strategy)?;
-        check_count("a mirrored argument", replicas, self.values.len())?;
+        check_state(self, strategy, replicas)?;
         self.refresh()?;
         // One copy cannot differ from itself.
         if self.values.len() > 1 {
@@ -140,7 +141,8 @@ impl<T: Replicate + Send> StepArgs for &mut Mirrored<T> {
     }
 
     fn enter(&mut self, call: &mut Call<'_>) -> Result<()> {
-        call.enter_state_mut(self)
+        let hosts = read_hosts(&mut self.values[0])?;
+        call.enter_state(self, hosts, true)
     }
 
     fn capture(&mut self, capture: &mut Capture) -> Result<CapturedState<T>> {
@@ -155,7 +157,7 @@ impl<T: Replicate + Send> StepArgs for &mut Mirrored<T> {
         capture.collect_state(captured)
     }
 
-    fn leave(&mut self, changes: &mut Changes) -> Result<()> {
+    fn leave(&mut self, changes: &mut Changes<'_>) -> Result<()> {
         changes.apply(self)
     }
 }
@@ -173,13 +175,13 @@ impl<T: Replicate + Sync> StepArgs for &Mirrored<T> {
         replicas: usize,
         _: &mut PoisonOnError,
     ) -> Result<Vec<&T>> {
-        self.check(strategy)?;
-        check_count("a mirrored argument", replicas, self.values.len())?;
+        check_state(self, strategy, replicas)?;
         Ok(self.values.iter().collect())
     }
 
     fn enter(&mut self, call: &mut Call<'_>) -> Result<()> {
-        call.enter_state_ref(self)
+        let hosts = read_hosts(&mut self.values[0].replicate(&self.devices[0]))?;
+        call.enter_state(self, hosts, false)
     }
 
     fn capture(&mut self, capture: &mut Capture) -> Result<CapturedState<T>> {
@@ -188,14 +190,6 @@ impl<T: Replicate + Sync> StepArgs for &Mirrored<T> {
 
     fn captured_item(captured: &mut CapturedState<T>) -> Result<&T> {
         Ok(&captured.value)
-    }
-
-    fn collect(_: &mut CapturedState<T>, _: &mut Capture) -> Result<()> {
-        Ok(())
-    }
-
-    fn leave(&mut self, _: &mut Changes) -> Result<()> {
-        Ok(())
     }
 }
 
@@ -218,24 +212,17 @@ impl<T: Nest + Send> StepArgs for PerReplica<T> {
     }
 
     fn enter(&mut self, call: &mut Call<'_>) -> Result<()> {
-        fix_size(self, call);
-        call.enter_batch(&mut self.values)
+        let size = self.global_batch_size();
+        call.enter_batch(&mut self.values, size)
     }
 
     fn capture(&mut self, capture: &mut Capture) -> Result<Option<T>> {
-        capture.batch(self).map(Some)
+        let part = capture.own_part(&mut self.values)?;
+        capture.batch(part, self.global_batch_size()).map(Some)
     }
 
     fn captured_item(captured: &mut Option<T>) -> Result<T> {
         captured.take().ok_or_else(twice)
-    }
-
-    fn collect(_: &mut Option<T>, _: &mut Capture) -> Result<()> {
-        Ok(())
-    }
-
-    fn leave(&mut self, _: &mut Changes) -> Result<()> {
-        Ok(())
     }
 }
 
@@ -258,35 +245,17 @@ impl<T: Nest + Clone + Sync> StepArgs for &PerReplica<T> {
     }
 
     fn enter(&mut self, call: &mut Call<'_>) -> Result<()> {
-        fix_size(self, call);
         // The caller keeps its tensors, so their values are copied.
-        call.enter_batch(&mut self.values.clone())
+        call.enter_batch(&mut self.values.clone(), self.global_batch_size())
     }
 
     fn capture(&mut self, capture: &mut Capture) -> Result<T> {
         let first = self.values.first().ok_or_else(different_structure)?;
-        let mut part = first.clone();
-        capture.bind_batch(&mut part, self.global_batch_size())?;
-        Ok(part)
+        capture.batch(first.clone(), self.global_batch_size())
     }
 
     fn captured_item(captured: &mut T) -> Result<&T> {
         Ok(captured)
-    }
-
-    fn collect(_: &mut T, _: &mut Capture) -> Result<()> {
-        Ok(())
-    }
-
-    fn leave(&mut self, _: &mut Changes) -> Result<()> {
-        Ok(())
-    }
-}
-
-/// A program divides losses by the size of the global batch.
-fn fix_size<T>(batch: &PerReplica<T>, call: &mut Call<'_>) {
-    if let Some(size) = batch.global_batch_size() {
-        call.fixed(format_args!("part of a global batch of {size}"));
     }
 }
 
@@ -321,14 +290,6 @@ impl<T: Sync> StepArgs for Borrowed<'_, T> {
     fn captured_item((): &mut ()) -> Result<&T> {
         Err(twice())
     }
-
-    fn collect((): &mut (), _: &mut Capture) -> Result<()> {
-        Ok(())
-    }
-
-    fn leave(&mut self, _: &mut Changes) -> Result<()> {
-        Ok(())
-    }
 }
 
 /// Hands a clone of the same value to every replica, as TensorFlow does with plain arguments.
@@ -353,21 +314,11 @@ impl<T: Nest + Clone + Send> StepArgs for Replicated<T> {
     }
 
     fn capture(&mut self, capture: &mut Capture) -> Result<Option<T>> {
-        let mut value = self.0.clone();
-        capture.bind(&mut value)?;
-        Ok(Some(value))
+        capture.bind(self.0.clone()).map(Some)
     }
 
     fn captured_item(captured: &mut Option<T>) -> Result<T> {
         captured.take().ok_or_else(twice)
-    }
-
-    fn collect(_: &mut Option<T>, _: &mut Capture) -> Result<()> {
-        Ok(())
-    }
-
-    fn leave(&mut self, _: &mut Changes) -> Result<()> {
-        Ok(())
     }
 }
 
@@ -400,14 +351,6 @@ macro_rules! same {
 
             fn captured_item(captured: &mut $type) -> Result<$type> {
                 Ok(*captured)
-            }
-
-            fn collect(_: &mut $type, _: &mut Capture) -> Result<()> {
-                Ok(())
-            }
-
-            fn leave(&mut self, _: &mut Changes) -> Result<()> {
-                Ok(())
             }
         }
     )*};
@@ -456,7 +399,7 @@ macro_rules! tuple {
                 Ok(())
             }
 
-            fn leave(&mut self, changes: &mut Changes) -> Result<()> {
+            fn leave(&mut self, changes: &mut Changes<'_>) -> Result<()> {
                 $(self.$index.leave(changes)?;)+
                 Ok(())
             }

@@ -1,23 +1,24 @@
 //! One call of `run` under a strategy that compiles steps: its arguments on the way in and out.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 
-use burn::tensor::TensorData;
+use burn::tensor::{Device, TensorData};
 use burn_capture::TensorId;
 
 use crate::error::check_count;
+use crate::nest::different_structure;
 use crate::replicate::ReplicateExt;
 use crate::scope::BatchFacts;
 use crate::strategy::StrategyId;
 use crate::sync::lock;
 use crate::trace::{
-    Bind, CapturedTensor, Coefficients, Collect, DeviceTensor, Fingerprint, NewTensor, OnDevice,
-    ReadHosts, ReadOwn, ReadTensors, Replay, Source, StateChange, StepKey, TensorSpec, Trace,
-    Tracer,
+    CapturedTensor, Coefficients, Collect, DeviceTensor, Fingerprint, HostState, OnDevice,
+    ReadHosts, ReadOwn, ReadTensors, Replay, ResultLeaf, Source, StateChange, StateVisitor,
+    StepKey, TensorSpec, Trace, TracedTensor, Tracer,
 };
-use crate::{Error, Mirrored, Nest, PerReplica, Replicate, Result};
+use crate::{Error, Leaf, Mirrored, Nest, Replicate, Result, host_reduce};
 
 /// The value of one tensor of the arguments.
 #[derive(Debug)]
@@ -38,7 +39,7 @@ pub(crate) enum LeafValue {
 pub struct Call<'t> {
     strategy: &'t StrategyId,
     pub(crate) replicas: usize,
-    tracer: &'t dyn Tracer,
+    pub(crate) tracer: &'t dyn Tracer,
     pub(crate) key: StepKey,
     pub(crate) leaves: Vec<LeafValue>,
     pub(crate) specs: Vec<TensorSpec>,
@@ -67,46 +68,30 @@ impl<'t> Call<'t> {
     }
 
     fn leaf(&mut self, spec: TensorSpec, value: LeafValue) {
-        self.key.tensor(&spec);
+        self.fixed(format_args!("{spec}"));
         self.specs.push(spec);
         self.leaves.push(value);
     }
 
-    /// A mirrored value that the step may change.
-    pub(crate) fn enter_state_mut<T: Replicate>(&mut self, state: &mut Mirrored<T>) -> Result<()> {
-        let mut hosts = ReadHosts::default();
-        state.values[0].visit_state(&mut hosts)?;
-        self.enter_state(state, hosts, true)
-    }
-
-    /// A mirrored value that the step reads.
-    pub(crate) fn enter_state_ref<T: Replicate>(&mut self, state: &Mirrored<T>) -> Result<()> {
-        let mut hosts = ReadHosts::default();
-        let mut host = state.values[0].replicate(&state.devices[0]);
-        host.visit_state(&mut hosts)?;
-        self.enter_state(state, hosts, false)
-    }
-
-    /// What the devices do not have yet is copied there.
-    fn enter_state<T: Replicate>(
+    /// A mirrored value, which the step may change if it is `mutable`. What the devices do not have
+    /// yet is copied there.
+    pub(crate) fn enter_state<T: Replicate>(
         &mut self,
         state: &Mirrored<T>,
         hosts: ReadHosts,
         mutable: bool,
     ) -> Result<()> {
-        state.check(self.strategy)?;
-        check_count("a mirrored argument", self.replicas, state.values.len())?;
+        check_state(state, self.strategy, self.replicas)?;
         let mut on_device = lock(&state.on_device);
         if on_device.is_none() {
             let mut tensors = Vec::new();
             let mut host = state.values[0].replicate(&state.devices[0]);
             host.visit_state(&mut ReadTensors {
                 others: own_tensors_of_others(state)?,
-                each: &mut |mut data| {
-                    let only = if data.len() == 1 { data.pop() } else { None };
-                    tensors.push(match only {
-                        Some(data) => self.tracer.upload(data)?,
-                        None => self.tracer.upload_each(data)?,
+                each: &mut |data| {
+                    tensors.push(match <[_; 1]>::try_from(data) {
+                        Ok([data]) => self.tracer.upload(data)?,
+                        Err(data) => self.tracer.upload_each(data)?,
                     });
                     Ok(())
                 },
@@ -138,37 +123,33 @@ impl<'t> Call<'t> {
     }
 
     /// The parts of a batch, which lose their values.
-    pub(crate) fn enter_batch<T: Nest>(&mut self, parts: &mut [T]) -> Result<()> {
-        check_count("a per-replica argument", self.replicas, parts.len())?;
-        let mut columns: Vec<Vec<TensorData>> = Vec::new();
-        let mut expected: Option<Vec<String>> = None;
-        for (replica, part) in parts.iter_mut().enumerate() {
-            let (structure, data) = take(part)?;
-            match &expected {
-                None => {
-                    columns = data.into_iter().map(|leaf| vec![leaf]).collect();
-                    expected = Some(structure);
-                }
-                Some(first) if *first == structure => {
-                    let columns = columns.iter_mut().zip(data);
-                    columns.for_each(|(column, leaf)| column.push(leaf));
-                }
-                Some(first) => {
-                    return Err(Error::UnevenArguments {
-                        replica,
-                        expected: first.join(" "),
-                        found: structure.join(" "),
-                    });
-                }
-            }
+    pub(crate) fn enter_batch<T: Nest>(
+        &mut self,
+        parts: &mut [T],
+        global_batch_size: Option<usize>,
+    ) -> Result<()> {
+        if let Some(size) = global_batch_size {
+            // A program divides losses by it.
+            self.fixed(format_args!("part of a global batch of {size}"));
         }
-        self.fixed(format_args!(
-            "batch {}",
-            expected.unwrap_or_default().join(" ")
-        ));
+        check_count("a per-replica argument", self.replicas, parts.len())?;
+        let taken = parts.iter_mut().map(take).collect::<Result<Vec<_>>>()?;
+        let (structures, tensors): (Vec<_>, Vec<_>) = taken.into_iter().unzip();
+        let expected = structures
+            .first()
+            .map_or(String::new(), |all| all.join(" "));
+        let differs = structures.iter().position(|found| *found != structures[0]);
+        if let Some(replica) = differs {
+            return Err(Error::UnevenArguments {
+                replica,
+                expected,
+                found: structures[replica].join(" "),
+            });
+        }
+        self.fixed(format_args!("batch {expected}"));
         let first = parts.first_mut();
         self.can_repeat &= first.is_none_or(|part| copy(part).is_some());
-        for column in columns {
+        for column in host_reduce::columns(tensors)? {
             let spec = TensorSpec::of(&column[0]);
             self.leaf(spec, LeafValue::PerReplica(Arc::new(column)));
         }
@@ -195,17 +176,33 @@ fn own_tensors_of_others<T: Replicate>(
     read.collect()
 }
 
-/// Moves the tensors out of one replica's part. Everything else stays, and is named together with
-/// the tensors' shapes.
-fn take<T: Nest>(part: &mut T) -> Result<(Vec<String>, Vec<TensorData>)> {
+/// Looks whether a mirrored value can be an argument of a step of this strategy.
+pub(super) fn check_state<T>(
+    state: &Mirrored<T>,
+    strategy: &StrategyId,
+    replicas: usize,
+) -> Result<()> {
+    state.check(strategy)?;
+    check_count("a mirrored argument", replicas, state.values.len())
+}
+
+/// What the host knows of a mirrored value.
+pub(super) fn read_hosts(value: &mut impl Replicate) -> Result<ReadHosts> {
+    let mut hosts = ReadHosts::default();
+    value.visit_state(&mut hosts)?;
+    Ok(hosts)
+}
+
+/// Visits the tensors of a value, which may be named, and names everything else.
+fn structure<T: Nest>(
+    value: &mut T,
+    mut visit: impl FnMut(&mut dyn Leaf) -> Result<Option<String>>,
+) -> Result<Vec<String>> {
     let mut structure = Vec::new();
-    part.fingerprint(&mut structure);
-    let mut tensors = Vec::new();
-    part.walk(&mut |leaf| {
+    value.fingerprint(&mut structure);
+    value.walk(&mut |leaf| {
         if leaf.traced().is_some() {
-            let data = leaf.take()?;
-            structure.push(TensorSpec::of(&data).to_string());
-            tensors.push(data);
+            structure.extend(visit(leaf)?);
             return Ok(());
         }
         let number = leaf.take()?;
@@ -216,48 +213,37 @@ fn take<T: Nest>(part: &mut T) -> Result<(Vec<String>, Vec<TensorData>)> {
         structure.push(format!("{:?}{:?}", number.dtype(), number.as_bytes()));
         leaf.put(number)
     })?;
+    Ok(structure)
+}
+
+/// Moves the tensors out of one replica's part. Everything else stays, and is named together with
+/// the tensors' shapes.
+fn take<T: Nest>(part: &mut T) -> Result<(Vec<String>, Vec<TensorData>)> {
+    let mut tensors = Vec::new();
+    let structure = structure(part, |leaf| {
+        let data = leaf.take()?;
+        let spec = TensorSpec::of(&data).to_string();
+        tensors.push(data);
+        Ok(Some(spec))
+    })?;
     Ok((structure, tensors))
 }
 
 /// A value like a part that has lost its tensors, where there can be one.
 fn copy<T: Nest>(part: &mut T) -> Option<T> {
     let mut copy = part.skeleton()?;
-    if structure(&mut copy)? != structure(part)? {
-        return None;
-    }
-    let mut tracking = Vec::new();
-    let walked = part.walk(&mut |leaf| {
+    let mut tracking = VecDeque::new();
+    let known = structure(part, |leaf| {
         tracking.extend(leaf.traced().map(|tensor| tensor.tracking()));
-        Ok(())
+        Ok(None)
     });
-    walked.ok()?;
-    let mut tracking = tracking.into_iter();
-    let walked = copy.walk(&mut |leaf| {
-        // A number has no entry in the list.
-        if let Some(tensor) = leaf.traced()
-            && let Some(tracking) = tracking.next()
-        {
+    let found = structure(&mut copy, |leaf| {
+        if let (Some(tensor), Some(tracking)) = (leaf.traced(), tracking.pop_front()) {
             tensor.empty(tracking);
         }
-        Ok(())
+        Ok(None)
     });
-    walked.ok().filter(|()| tracking.next().is_none())?;
-    Some(copy)
-}
-
-/// All of a value but its tensors.
-fn structure<T: Nest>(value: &mut T) -> Option<Vec<String>> {
-    let mut structure = Vec::new();
-    value.fingerprint(&mut structure);
-    let read = value.walk(&mut |leaf| {
-        if leaf.traced().is_none() {
-            let number = leaf.take()?;
-            structure.push(format!("{:?}{:?}", number.dtype(), number.as_bytes()));
-            leaf.put(number)?;
-        }
-        Ok(())
-    });
-    read.ok().map(|()| structure)
+    (known.ok()? == found.ok()? && tracking.is_empty()).then_some(copy)
 }
 
 /// A mirrored value in a captured step.
@@ -278,18 +264,11 @@ pub struct Capture {
     /// What the tensors of mirrored values are called.
     pub(crate) names: HashMap<TensorId, String>,
     hosts: usize,
-    pub(crate) states: Vec<CapturedChange>,
+    pub(crate) states: Vec<StateChange<CapturedTensor>>,
     /// What is known of the batch.
     pub(crate) batch_facts: BatchFacts,
     /// Whether they are captured once more.
     keeps_arguments: bool,
-}
-
-/// What a captured step has made of one mutable mirrored value.
-#[derive(Debug)]
-pub(crate) struct CapturedChange {
-    pub(crate) hosts: Vec<(Vec<u64>, Vec<u64>)>,
-    pub(crate) tensors: Vec<CapturedTensor>,
 }
 
 impl Capture {
@@ -313,25 +292,10 @@ impl Capture {
         mutable: bool,
     ) -> Result<CapturedState<T>> {
         let mut value = state.values[0].replicate(&state.devices[0]);
-        let mut before = ReadHosts::default();
-        value.visit_state(&mut before)?;
-        let trace = Arc::clone(&self.trace);
-        let mut hosts = self.hosts;
-        value.visit_state(&mut Bind {
-            trace: &trace,
-            hosts: &mut hosts,
-            mutable,
-            next: &mut |name| {
-                let input = next_input(&trace, &self.specs, &mut self.leaves)?;
-                self.names.insert(input.id(), name.to_string());
-                Ok(input)
-            },
-        })?;
-        self.hosts = hosts;
-        Ok(CapturedState {
-            value,
-            before: before.records,
-        })
+        let before = read_hosts(&mut value)?.records;
+        let capture = self;
+        value.visit_state(&mut Bind { capture, mutable })?;
+        Ok(CapturedState { value, before })
     }
 
     pub(crate) fn collect_state<T: Replicate>(
@@ -347,154 +311,143 @@ impl Capture {
             Error::not_compilable("a tensor of the CPU in a training state", instead)
         };
         let before = std::mem::take(&mut captured.before);
-        self.states.push(CapturedChange {
+        self.states.push(StateChange {
             hosts: before.into_iter().zip(after.records).collect(),
             tensors: tensors.ok_or_else(foreign)?,
         });
         Ok(())
     }
 
-    /// Replica 0's part of a batch, with inputs in place of its tensors.
-    pub(crate) fn batch<T: Nest>(&mut self, batch: &mut PerReplica<T>) -> Result<T> {
-        let size = batch.global_batch_size();
-        let parts = &mut batch.values;
-        let copy = match (self.keeps_arguments, parts.first_mut()) {
-            (_, None) => return Err(crate::nest::different_structure()),
-            (true, Some(part)) => copy(part),
-            (false, _) => None,
+    /// Replica 0's part of a batch, or one like it if the arguments are captured once more.
+    pub(crate) fn own_part<T: Nest>(&self, parts: &mut Vec<T>) -> Result<T> {
+        let first = parts.first_mut().ok_or_else(different_structure)?;
+        let copy = if self.keeps_arguments {
+            copy(first)
+        } else {
+            None
         };
-        let mut part = copy.unwrap_or_else(|| parts.swap_remove(0));
-        self.bind_batch(&mut part, size)?;
-        Ok(part)
+        Ok(copy.unwrap_or_else(|| parts.swap_remove(0)))
     }
 
     /// [`bind`](Self::bind) for a part of a batch.
-    pub(crate) fn bind_batch<T: Nest>(
+    pub(crate) fn batch<T: Nest>(
         &mut self,
-        part: &mut T,
+        part: T,
         global_batch_size: Option<usize>,
-    ) -> Result<()> {
-        self.bind(part)?;
-        self.batch_facts.add(part, global_batch_size);
-        Ok(())
+    ) -> Result<T> {
+        let part = self.bind(part)?;
+        self.batch_facts.add(&part, global_batch_size);
+        Ok(part)
     }
 
     /// Puts inputs in place of a value's tensors.
-    pub(crate) fn bind<T: Nest>(&mut self, value: &mut T) -> Result<()> {
-        let trace = Arc::clone(&self.trace);
+    pub(crate) fn bind<T: Nest>(&mut self, mut value: T) -> Result<T> {
         value.walk(&mut |leaf| {
             if let Some(tensor) = leaf.traced() {
-                let input = next_input(&trace, &self.specs, &mut self.leaves);
-                tensor.bind(input?);
+                tensor.bind(self.next_input()?);
             }
             Ok(())
-        })
+        })?;
+        Ok(value)
+    }
+
+    /// Declares the next tensor of the arguments as an input.
+    fn next_input(&mut self) -> Result<CapturedTensor> {
+        let index = self.leaves.len();
+        let spec = self.specs.get(index).ok_or_else(different_structure)?;
+        let input = self.trace.input(Source::Leaf(index), spec);
+        self.leaves.push(input.clone());
+        Ok(input)
     }
 }
 
-/// Declares the next tensor of the arguments as an input.
-fn next_input(
-    trace: &Trace,
-    specs: &[TensorSpec],
-    leaves: &mut Vec<CapturedTensor>,
-) -> Result<CapturedTensor> {
-    let spec = specs
-        .get(leaves.len())
-        .ok_or_else(crate::nest::different_structure)?;
-    let input = trace.input(Source::Leaf(leaves.len()), spec);
-    leaves.push(input.clone());
-    Ok(input)
+/// Puts inputs of a capture in place of the tensors of a mirrored value, which the step may change
+/// if it is `mutable`.
+struct Bind<'a> {
+    capture: &'a mut Capture,
+    mutable: bool,
+}
+
+impl StateVisitor for Bind<'_> {
+    fn host(&mut self, state: &mut dyn HostState) -> Result<()> {
+        state.prepare()?;
+        let trace = Arc::clone(&self.capture.trace);
+        state.bind(trace, self.capture.hosts, self.mutable)?;
+        self.capture.hosts += 1;
+        Ok(())
+    }
+
+    fn tensor(&mut self, name: &str, tensor: &mut dyn TracedTensor) -> Result<()> {
+        let input = self.capture.next_input()?;
+        self.capture.names.insert(input.id(), name.to_string());
+        tensor.bind(input);
+        Ok(())
+    }
+
+    fn capture_device(&self) -> Option<&Device> {
+        Some(self.capture.trace.device())
+    }
 }
 
 /// What a call has made of the mutable mirrored arguments, in argument order.
 #[derive(Debug)]
-pub struct Changes {
-    changes: std::vec::IntoIter<Change>,
+pub struct Changes<'a> {
+    states: std::slice::Iter<'a, StateChange>,
+    leaves: &'a [LeafValue],
+    /// The program's results. If it has failed, everything that it could have changed is lost.
+    outputs: Result<&'a [Arc<dyn DeviceTensor>], &'a Error>,
 }
 
-/// What became of one mutable mirrored argument.
-#[derive(Debug)]
-pub(crate) enum Change {
-    /// Its new tensors, and the change of its numbers.
-    New {
-        tensors: Vec<Arc<dyn DeviceTensor>>,
-        hosts: Vec<(Vec<u64>, Vec<u64>)>,
-        is_newer: bool,
-    },
-    /// The program failed after it had taken over the value's memory.
-    Lost { cause: String },
-}
-
-impl Changes {
-    /// The results of a program.
+impl<'a> Changes<'a> {
     pub(crate) fn new(
-        states: &[StateChange],
-        leaves: &[LeafValue],
-        outputs: &[Arc<dyn DeviceTensor>],
+        states: &'a [StateChange],
+        leaves: &'a [LeafValue],
+        outputs: Result<&'a [Arc<dyn DeviceTensor>], &'a Error>,
     ) -> Self {
-        let change = |state: &StateChange| {
-            let tensor = |new: &NewTensor| match *new {
-                NewTensor::Output(index) => outputs.get(index).cloned(),
-                NewTensor::Leaf(index) => match leaves.get(index) {
-                    Some(LeafValue::Device { tensor, .. }) => Some(Arc::clone(tensor)),
-                    _ => None,
-                },
-            };
-            let tensors: Option<Vec<_>> = state.tensors.iter().map(tensor).collect();
-            match tensors {
-                Some(tensors) => Change::New {
-                    tensors,
-                    hosts: state.hosts.clone(),
-                    is_newer: state.tensors.iter().any(NewTensor::is_output),
-                },
-                None => Change::Lost {
-                    cause: "the program left out a tensor of the state".to_string(),
-                },
-            }
-        };
-        let changes: Vec<_> = states.iter().map(change).collect();
         Self {
-            changes: changes.into_iter(),
+            states: states.iter(),
+            leaves,
+            outputs,
         }
     }
 
-    /// Everything that the program could have changed is lost.
-    pub(crate) fn lost(count: usize, cause: &str) -> Self {
-        let lost = || Change::Lost {
-            cause: cause.to_string(),
+    /// The new tensors of a mirrored value, or why it is lost.
+    fn tensors(&self, change: &StateChange) -> Result<Vec<Arc<dyn DeviceTensor>>, String> {
+        let outputs = self.outputs.map_err(ToString::to_string)?;
+        let tensor = |new: &ResultLeaf| match *new {
+            ResultLeaf::Output(index) => outputs.get(index).cloned(),
+            ResultLeaf::Leaf(index) => match self.leaves.get(index) {
+                Some(LeafValue::Device { tensor, .. }) => Some(Arc::clone(tensor)),
+                _ => None,
+            },
+            ResultLeaf::Constant(_) => None,
         };
-        let changes: Vec<_> = (0..count).map(|_| lost()).collect();
-        Self {
-            changes: changes.into_iter(),
-        }
+        let tensors: Option<Vec<_>> = change.tensors.iter().map(tensor).collect();
+        tensors.ok_or_else(|| "the program left out a tensor of the state".to_string())
     }
 
     /// Puts the next change into its value.
     pub(crate) fn apply<T: Replicate>(&mut self, state: &mut Mirrored<T>) -> Result<()> {
-        match self.changes.next() {
-            None => Err(crate::nest::different_structure()),
-            Some(Change::Lost { cause }) => {
+        let change = self.states.next().ok_or_else(different_structure)?;
+        let tensors = match self.tensors(change) {
+            Ok(tensors) => tensors,
+            Err(cause) => {
                 *lock(&state.on_device) = None;
                 *lock(&state.poison) = Some(cause);
-                Ok(())
+                return Ok(());
             }
-            Some(Change::New {
-                tensors,
-                hosts,
-                is_newer,
-            }) => {
-                state.forget_fetched();
-                state.values[0].visit_state(&mut Replay {
-                    changes: hosts.iter(),
-                })?;
-                let mut on_device = lock(&state.on_device);
-                let was_newer = on_device.as_ref().is_some_and(|state| state.is_newer);
-                *on_device = Some(OnDevice {
-                    tensors,
-                    is_newer: is_newer || was_newer,
-                });
-                Ok(())
-            }
-        }
+        };
+        state.forget_fetched();
+        state.values[0].visit_state(&mut Replay {
+            changes: change.hosts.iter(),
+        })?;
+        let mut on_device = lock(&state.on_device);
+        let was_newer = on_device.as_ref().is_some_and(|state| state.is_newer);
+        let is_output = |new: &ResultLeaf| matches!(new, ResultLeaf::Output(_));
+        *on_device = Some(OnDevice {
+            tensors,
+            is_newer: was_newer || change.tensors.iter().any(is_output),
+        });
+        Ok(())
     }
 }

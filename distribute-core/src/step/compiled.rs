@@ -13,14 +13,15 @@ use burn_ir::OperationIr;
 use super::call::{Call, Capture, Changes, LeafValue};
 use super::digest::digest;
 use super::{Item, StepArgs, twice};
+use crate::nest::different_structure;
 use crate::strategy::StrategyId;
-use crate::sync::lock;
+use crate::sync::{lock, panic_message};
 use crate::trace::{
     Argument, CapturedStep, CapturedTensor, Check, DeviceTensor, Draws, Due, Given, HostSide,
-    Input, InputRole, NewTensor, ResultLeaf, Source, StateChange, StepInput, StepKey, StepOutput,
-    StepProgram, TensorSpec, Trace, Tracer, is_random, is_touch, messages,
+    Input, InputRole, ResultLeaf, Source, StateChange, StepInput, StepKey, StepOutput, StepProgram,
+    Trace, Tracer, is_random, is_touch, messages,
 };
-use crate::{Error, Leaf, Nest, PerReplica, ReplicaContext, Result, Strategy, scope};
+use crate::{Error, Nest, PerReplica, ReplicaContext, Result, Strategy, scope};
 
 /// Runs a step as a compiled program, which is captured and compiled when there is none yet.
 pub(crate) fn run<S, A, R, F>(
@@ -37,11 +38,31 @@ where
 {
     let id: StrategyId = strategy.id();
     let replicas = strategy.replicas().len();
+    let workers = strategy.workers();
     let mut call = Call::new(&id, replicas, tracer, StepKey::of::<F>());
-    let prepared = args
-        .enter(&mut call)
-        .and_then(|()| find(strategy, tracer, &mut args, &call, step));
-    let program = match strategy.workers() {
+    let prepared = args.enter(&mut call).and_then(|()| {
+        let record = |mut capture: Capture| {
+            let mut captured = args.capture(&mut capture)?;
+            let trace = Arc::clone(&capture.trace);
+            let ctx = ReplicaContext::captured(&strategy.replicas()[0], &trace, workers);
+            let result = {
+                let _entered = scope::enter_capture(strategy.handle(), Arc::clone(&trace));
+                scope::with_step(|notes| notes.batch.clone_from(&capture.batch_facts));
+                step(&ctx, A::captured_item(&mut captured)?).map_err(translated)?
+            };
+            check_recorded(&trace)?;
+            A::collect(&mut captured, &mut capture)?;
+            Plan::new(capture, result)
+        };
+        let mut capturing = Capturing {
+            call: &call,
+            num_replicas: strategy.num_replicas_in_sync(),
+            has_workers: workers.is_some(),
+            record,
+        };
+        capturing.program()
+    });
+    let program = match workers {
         None => prepared?,
         // The replicas of other processes would wait for those of this one. A program that fails
         // needs no such word: they run it too.
@@ -50,93 +71,118 @@ where
     execute(&program, &call, &mut args)
 }
 
-/// The program of a call: the one that there is, if it still is what the step computes, or a new
-/// one.
-fn find<S, A, R, F>(
-    strategy: &S,
-    tracer: &dyn Tracer,
-    args: &mut A,
-    call: &Call<'_>,
-    step: &F,
-) -> Result<Arc<StepProgram>>
-where
-    S: Strategy + ?Sized,
-    A: StepArgs,
-    R: Nest + Send + 'static,
-    F: for<'x> Fn(&ReplicaContext, Item<'x, A>) -> Result<R>,
-{
-    let generation = tracer.device().generation();
-    let Some(found) = tracer.find(&call.key) else {
-        tracer.admit(&call.key)?;
-        let keeps = call.can_repeat;
-        let (captured, program) = capture(strategy, tracer, args, call, step, keeps)?;
-        if keeps {
-            let again = capture(strategy, tracer, args, call, step, false)?;
-            twice::compare((&captured, &program), (&again.0, &again.1))?;
-        }
-        return finish(tracer, call.key.clone(), captured, program);
-    };
-    let addresses = found.host_side().addresses();
-    let has_workers = strategy.workers().is_some();
-    let due = match found.check.call(generation, has_workers) {
-        Some(due) if tracer.checks_steps() || addresses.is_none() => due,
-        None if addresses.is_none() => Due::default(),
-        _ => return Ok(found),
-    };
-    let started = Instant::now();
-    let (captured, program) = capture(strategy, tracer, args, call, step, false)?;
-    found.check.done(started, generation);
-    let variant = call.key.variant(program.digest);
-    let program = if program.digest == found.digest {
-        let changed = addresses.is_some() && program.host_side().addresses() != addresses;
-        if changed && !due.is_new_generation {
-            changed_step("a metric or a variable", due)?;
-            found.check.always();
-        }
-        if found.results() != program.results() {
-            changed_step("a number that the step returns", due)?;
-            found.check.always();
-        }
-        *lock(&found.host) = program.host_side();
-        *lock(&found.results) = program.results();
-        return Ok(found);
-    } else {
-        changed_step("a number, a tensor or a choice between operations", due)?;
-        program
-    };
-    found.check.always();
-    if let Some(known) = tracer.find(&variant) {
-        *lock(&known.host) = program.host_side();
-        *lock(&known.results) = program.results();
-        return Ok(known);
-    }
-    tracer.admit(&call.key)?;
-    tracing::warn!(
-        "the step captures a value that changes from call to call: it is compiled once more, and \
-         captured in every call from now on; pass the value to `run` as an argument"
-    );
-    finish(tracer, variant, captured, program)
+/// A call whose step can be captured.
+struct Capturing<'a, F> {
+    call: &'a Call<'a>,
+    num_replicas: usize,
+    has_workers: bool,
+    /// Runs the closure on captured arguments.
+    record: F,
 }
 
-/// Refuses a change that calls before this one may have missed.
-fn changed_step(what: &'static str, due: Due) -> Result<()> {
-    match due.unchecked {
-        0 => Ok(()),
-        calls => Err(Error::StepChanged { what, calls }),
+/// A captured step, and the program that it is to become.
+type Captured = (CapturedStep, StepProgram);
+
+impl<F: FnMut(Capture) -> Result<Plan>> Capturing<'_, F> {
+    /// The program of the call: the one that there is, if it still is what the step computes, or a
+    /// new one.
+    fn program(&mut self) -> Result<Arc<StepProgram>> {
+        let Call { tracer, key, .. } = self.call;
+        let generation = tracer.device().generation();
+        let Some(found) = tracer.find(key) else {
+            tracer.admit(key)?;
+            let keeps = self.call.can_repeat;
+            let captured = self.capture(keeps)?;
+            if keeps {
+                twice::compare(&captured, &self.capture(false)?)?;
+            }
+            return self.compile(key.clone(), captured);
+        };
+        let addresses = found.host_side().addresses();
+        let due = match found.check.call(generation, self.has_workers) {
+            Some(due) if tracer.checks_steps() || addresses.is_none() => due,
+            None if addresses.is_none() => Due::default(),
+            _ => return Ok(found),
+        };
+        let started = Instant::now();
+        let captured = self.capture(false)?;
+        found.check.done(started, generation);
+        let newer = &captured.1;
+        if newer.digest == found.digest {
+            let (host, new_host) = (found.host_side(), newer.host_side());
+            let changed = addresses.is_some() && new_host.addresses() != addresses;
+            if changed && !due.is_new_generation {
+                found.check.changed("a metric or a variable", due)?;
+            }
+            if host.results != new_host.results {
+                found.check.changed("a number that the step returns", due)?;
+            }
+            found.adopt(newer);
+            return Ok(found);
+        }
+        let what = "a number, a tensor or a choice between operations";
+        found.check.changed(what, due)?;
+        let variant = key.variant(newer.digest);
+        if let Some(known) = tracer.find(&variant) {
+            known.adopt(newer);
+            return Ok(known);
+        }
+        tracer.admit(key)?;
+        tracing::warn!(
+            "the step captures a value that changes from call to call: it is compiled once more, \
+             and captured in every call from now on; pass the value to `run` as an argument"
+        );
+        self.compile(variant, captured)
+    }
+
+    /// Compiles and keeps a step.
+    fn compile(&self, key: StepKey, (step, mut program): Captured) -> Result<Arc<StepProgram>> {
+        let tracer = self.call.tracer;
+        program.executable = Some(tracer.compile(step)?);
+        let program = Arc::new(program);
+        tracer.keep(key, Arc::clone(&program));
+        Ok(program)
+    }
+
+    /// Captures a step, which may be done once more if it `keeps` the arguments.
+    fn capture(&mut self, keeps: bool) -> Result<Captured> {
+        let call = self.call;
+        let tracing = call.tracer.device();
+        let device = tracing.lock();
+        let mut outcome = Err(Error::invalid("the step was not captured"));
+        let graph = device.capture_scope(|capture_scope| {
+            let trace = Arc::new(Trace::new(*device, self.num_replicas));
+            let capture = Capture::new(trace, call.specs.clone(), keeps);
+            outcome = catch_unwind(AssertUnwindSafe(|| (self.record)(capture)))
+                .unwrap_or_else(|payload| Err(messages::of_panic(panic_message(&*payload))));
+            // Without a graph nothing is declared.
+            let boundary = outcome.as_ref().map(Plan::boundary);
+            let (inputs, outputs) = boundary.unwrap_or_default();
+            capture_scope.complete(inputs, outputs)
+        });
+        let plan = outcome?;
+        let graph = graph.map_err(|error| Error::Capture {
+            message: error.to_string(),
+        })?;
+        Ok(plan.finish(graph, self.num_replicas, tracing.generation(), call))
     }
 }
 
-/// Compiles and keeps a step.
-fn finish(
-    tracer: &dyn Tracer,
-    key: StepKey,
-    captured: CapturedStep,
-    mut program: StepProgram,
-) -> Result<Arc<StepProgram>> {
-    program.executable = Some(tracer.compile(captured)?);
-    let program = Arc::new(program);
-    tracer.keep(key, Arc::clone(&program));
-    Ok(program)
+/// Refuses what the one program of all replicas cannot do as the step did it.
+fn check_recorded(trace: &Trace) -> Result<()> {
+    if trace.replica_id_used() && trace.num_replicas() > 1 {
+        let instead = "one program serves all replicas; `ctx.replica_id_tensor()` is the number \
+                       as a tensor";
+        return Err(Error::not_compilable("`ctx.replica_id()`", instead));
+    }
+    trace.refuse_draws_on_host()?;
+    if trace.step_was_read() {
+        tracing::warn!(
+            "the step reads the number of updates while it is captured: the compiled program \
+             keeps the number of this call"
+        );
+    }
+    Ok(())
 }
 
 /// Runs a program and puts its results where they belong.
@@ -148,25 +194,29 @@ fn execute<A: StepArgs, R: Nest + 'static>(
     let arguments = arguments(program, call)?;
     let executable = program.executable.as_ref();
     let missing = || Error::invalid("a program that was not compiled");
-    let outputs = match executable.ok_or_else(missing)?.execute(arguments) {
-        Ok(outputs) => outputs,
-        Err(error) => {
-            // The memory of the state may have been given to the program.
-            args.leave(&mut Changes::lost(program.states.len(), &error.to_string()))?;
-            return Err(error);
-        }
-    };
-    args.leave(&mut Changes::new(&program.states, &call.leaves, &outputs))?;
+    let outputs = executable.ok_or_else(missing)?.execute(arguments);
+    let results = outputs.as_deref();
+    args.leave(&mut Changes::new(&program.states, &call.leaves, results))?;
+    let outputs = outputs?;
     let host = program.host_side();
+    let values = |leaves: &[ResultLeaf], replica: usize| -> Result<Vec<TensorData>> {
+        let values = leaves.iter();
+        let values = values.map(|leaf| value_of(leaf, call, &outputs, replica));
+        values.collect()
+    };
     for replica in 0..call.replicas {
         for effect in &host.effects {
-            let values = effect.leaves.iter();
-            let values = values.map(|leaf| value_of(leaf, call, &outputs, replica));
-            (effect.apply)(replica, values.collect::<Result<_>>()?)?;
+            (effect.apply)(replica, values(&effect.leaves, replica)?)?;
         }
     }
-    let results = (0..call.replicas).map(|replica| result(program, call, &outputs, replica));
-    Ok(PerReplica::new(results.collect::<Result<Vec<R>>>()?))
+    let results = (0..call.replicas).map(|replica| {
+        let skeleton = lock(&program.skeleton);
+        let skeleton = skeleton.downcast_ref::<R>().and_then(Nest::skeleton);
+        let mut result = skeleton.ok_or_else(unknown_structure::<R>)?;
+        result.put_leaves(values(&host.results, replica)?)?;
+        Ok(result)
+    });
+    Ok(PerReplica::new(results.collect::<Result<_>>()?))
 }
 
 /// The arguments in the program's order.
@@ -201,7 +251,7 @@ fn arguments(program: &StepProgram, call: &Call<'_>) -> Result<Vec<Argument>> {
         Source::RandomKey => Some(Argument::Same(random_key(call, program))),
     };
     let arguments: Option<Vec<_>> = program.arguments.iter().map(&mut argument).collect();
-    arguments.ok_or_else(crate::nest::different_structure)
+    arguments.ok_or_else(different_structure)
 }
 
 /// A key for the random numbers of one call: of the step's own seed and the numbers of updates so
@@ -222,23 +272,6 @@ fn random_key(call: &Call<'_>, program: &StepProgram) -> TensorData {
     TensorData::new(halves, [2])
 }
 
-/// One replica's result.
-fn result<R: Nest + 'static>(
-    program: &StepProgram,
-    call: &Call<'_>,
-    outputs: &[Arc<dyn DeviceTensor>],
-    replica: usize,
-) -> Result<R> {
-    let skeleton = lock(&program.skeleton);
-    let skeleton = skeleton.downcast_ref::<R>().and_then(Nest::skeleton);
-    let mut result = skeleton.ok_or_else(unknown_structure::<R>)?;
-    let leaves = program.results();
-    let leaves = leaves.iter();
-    let leaves = leaves.map(|leaf| value_of(leaf, call, outputs, replica));
-    result.put_leaves(leaves.collect::<Result<Vec<_>>>()?)?;
-    Ok(result)
-}
-
 /// One replica's value of a result.
 fn value_of(
     leaf: &ResultLeaf,
@@ -249,16 +282,14 @@ fn value_of(
     match leaf {
         ResultLeaf::Constant(data) => Ok(data.clone()),
         ResultLeaf::Output(index) => {
-            let output = outputs.get(*index);
-            output
-                .ok_or_else(crate::nest::different_structure)?
-                .read(replica)
+            let output = outputs.get(*index).ok_or_else(different_structure)?;
+            output.read(replica)
         }
         ResultLeaf::Leaf(index) => match call.leaves.get(*index) {
             Some(LeafValue::Device { tensor, .. }) => tensor.read(replica),
             Some(LeafValue::PerReplica(parts)) => Ok(parts[replica].clone()),
             Some(LeafValue::Same(data)) => Ok(data.clone()),
-            None => Err(crate::nest::different_structure()),
+            None => Err(different_structure()),
         },
     }
 }
@@ -267,94 +298,6 @@ fn unknown_structure<R>() -> Error {
     let instead = "return tensors and numbers in tuples, vectors, maps and structs with \
                    `#[derive(Nest)]`, or implement `Nest::skeleton` for it";
     Error::not_compilable(std::any::type_name::<R>(), instead)
-}
-
-/// What the closure has left behind.
-struct Recorded<R> {
-    capture: Capture,
-    result: R,
-}
-
-/// Captures a step, which may be done once more if it `keeps` the arguments.
-fn capture<S, A, R, F>(
-    strategy: &S,
-    tracer: &dyn Tracer,
-    args: &mut A,
-    call: &Call<'_>,
-    step: &F,
-    keeps: bool,
-) -> Result<(CapturedStep, StepProgram)>
-where
-    S: Strategy + ?Sized,
-    A: StepArgs,
-    R: Nest + Send + 'static,
-    F: for<'x> Fn(&ReplicaContext, Item<'x, A>) -> Result<R>,
-{
-    let device = tracer.device().lock();
-    let mut outcome = Err(Error::invalid("the step was not captured"));
-    let graph = device.capture_scope(|capture_scope| {
-        let replicas = strategy.num_replicas_in_sync();
-        let trace = Arc::new(Trace::new(*device, replicas));
-        let mut capture = Capture::new(Arc::clone(&trace), call.specs.clone(), keeps);
-        let body = || {
-            let captured = args.capture(&mut capture)?;
-            record::<S, A, R, F>(strategy, capture, captured, step)
-        };
-        outcome = catch_unwind(AssertUnwindSafe(body))
-            .unwrap_or_else(|payload| Err(messages::of_panic(panic_message(&*payload))));
-        // Without a graph nothing is declared.
-        let boundary = outcome.as_mut().map(|recorded| recorded.boundary());
-        let (inputs, outputs) = boundary.unwrap_or_default();
-        capture_scope.complete(inputs, outputs)
-    });
-    let recorded = outcome?;
-    let graph = graph.map_err(|error| Error::Capture {
-        message: error.to_string(),
-    })?;
-    let generation = tracer.device().generation();
-    recorded.finish(graph, strategy.num_replicas_in_sync(), generation, call)
-}
-
-fn panic_message(payload: &(dyn Any + Send)) -> String {
-    let text = payload.downcast_ref::<&str>().map(ToString::to_string);
-    let text = text.or_else(|| payload.downcast_ref::<String>().cloned());
-    text.unwrap_or_else(|| "(a panic without a message)".to_string())
-}
-
-/// Runs the closure on captured arguments.
-fn record<S, A, R, F>(
-    strategy: &S,
-    mut capture: Capture,
-    mut captured: A::Captured,
-    step: &F,
-) -> Result<Plan>
-where
-    S: Strategy + ?Sized,
-    A: StepArgs,
-    R: Nest + Send + 'static,
-    F: for<'x> Fn(&ReplicaContext, Item<'x, A>) -> Result<R>,
-{
-    let trace = Arc::clone(&capture.trace);
-    let ctx = ReplicaContext::captured(&strategy.replicas()[0], &trace, strategy.workers());
-    let result = {
-        let _entered = scope::enter_capture(strategy.handle(), Arc::clone(&trace));
-        scope::with_step(|notes| notes.batch.clone_from(&capture.batch_facts));
-        step(&ctx, A::captured_item(&mut captured)?).map_err(translated)?
-    };
-    if trace.replica_id_used() && trace.num_replicas() > 1 {
-        let instead = "one program serves all replicas; `ctx.replica_id_tensor()` is the number \
-                       as a tensor";
-        return Err(Error::not_compilable("`ctx.replica_id()`", instead));
-    }
-    trace.refuse_draws_on_host()?;
-    if trace.step_was_read() {
-        tracing::warn!(
-            "the step reads the number of updates while it is captured: the compiled program \
-             keeps the number of this call"
-        );
-    }
-    A::collect(&mut captured, &mut capture)?;
-    Plan::new(Recorded { capture, result })
 }
 
 /// An error of the step or of a tensor that it reads, which may be burn's own for a read on the
@@ -377,47 +320,32 @@ struct Plan {
     capture: Capture,
     outputs: Vec<CapturedTensor>,
     states: Vec<StateChange>,
-    results: Vec<ResultLeaf>,
     host: HostSide,
     skeleton: Box<dyn Any + Send>,
 }
 
 impl Plan {
-    fn new<R: Nest + Send + 'static>(recorded: Recorded<R>) -> Result<Self> {
-        let Recorded {
-            capture,
-            mut result,
-        } = recorded;
-        let leaves: HashMap<TensorId, usize> = capture
-            .leaves
-            .iter()
-            .enumerate()
-            .map(|(index, leaf)| (leaf.id(), index))
-            .collect();
+    fn new<R: Nest + Send + 'static>(capture: Capture, mut result: R) -> Result<Self> {
+        let leaves = capture.leaves.iter().enumerate();
         let mut outputs = Outputs {
-            leaves,
+            leaves: leaves.map(|(index, leaf)| (leaf.id(), index)).collect(),
             tensors: Vec::new(),
         };
         let states = capture.states.iter().map(|change| StateChange {
             hosts: change.hosts.clone(),
-            tensors: change
-                .tensors
-                .iter()
-                .map(|tensor| outputs.add(tensor))
-                .collect(),
+            tensors: change.tensors.iter().map(|new| outputs.add(new)).collect(),
         });
         let states = states.collect();
         let skeleton = skeleton_of(&result)?;
         let mut results = Vec::new();
         result.walk(&mut |leaf| {
-            results.push(outputs.result(leaf)?);
+            results.push(outputs.given(&Given::of(leaf)?));
             Ok(())
         })?;
-        let effects = capture.trace.deferred().into_iter().map(|deferred| {
-            let leaves = deferred.given.iter().map(|given| outputs.given(given));
-            deferred.effect(leaves.collect())
-        });
+        let deferred = capture.trace.deferred().into_iter();
+        let effects = deferred.map(|effect| effect.of_program(|given| outputs.given(given)));
         let host = HostSide {
+            results,
             effects: effects.collect(),
             variables: capture.trace.variables(),
         };
@@ -427,12 +355,11 @@ impl Plan {
             skeleton: Box::new(skeleton),
             outputs: outputs.tensors,
             states,
-            results,
         })
     }
 
     /// The graph's inputs and outputs.
-    fn boundary(&mut self) -> (Vec<TensorId>, Vec<TensorId>) {
+    fn boundary(&self) -> (Vec<TensorId>, Vec<TensorId>) {
         let inputs = self.capture.trace.touch_inputs();
         let outputs = self.outputs.iter().map(CapturedTensor::id).collect();
         (inputs, outputs)
@@ -444,43 +371,41 @@ impl Plan {
         num_replicas: usize,
         generation: u64,
         call: &Call<'_>,
-    ) -> Result<(CapturedStep, StepProgram)> {
-        graph
-            .graph
-            .operations
-            .retain(|operation| !is_touch(operation));
-        let operations = &graph.graph.operations;
+    ) -> Captured {
+        let operations = &mut graph.graph.operations;
+        operations.retain(|operation| !is_touch(operation));
         let random = operations.iter().any(is_random);
         let outputs = self.outputs.iter().map(CapturedTensor::id);
         let used = used(operations, outputs.collect());
-        let inputs: Vec<Input> = self.capture.trace.inputs();
-        let inputs = inputs.into_iter();
-        let is_used = |input: &Input| match input.source {
+        let mut inputs = self.capture.trace.inputs();
+        inputs.retain(|input| match input.source {
             Source::RandomKey => random,
             _ => used.contains(&input.tensor.id()),
-        };
-        let inputs: Vec<_> = inputs.filter(is_used).collect();
-        let mut keys = inputs
-            .iter()
-            .filter(|input| input.source == Source::RandomKey);
-        let random_key = keys.next().map(|input| input.tensor.id());
+        });
+        let mut keys = inputs.iter();
+        let random_key = keys.find(|input| input.source == Source::RandomKey);
+        let random_key = random_key.map(|input| input.tensor.id());
         if let Some(id) = random_key {
             // No operation of the graph reads the key, so this alone says what it is.
-            graph
-                .values
-                .insert(id, TensorData::new(vec![0_i32; 2], [2]));
+            let zeros = TensorData::new(vec![0_i32; 2], [2]);
+            graph.values.insert(id, zeros);
         }
         graph.graph.inputs = inputs.iter().map(|input| input.tensor.id()).collect();
-        let effects = self.host.effects.iter().flat_map(|effect| &effect.leaves);
-        let read: Vec<&ResultLeaf> = self.results.iter().chain(effects).collect();
-        let donated = donations(&self.states, &inputs, &read, call, &self.outputs);
+        let donated = self.donations(&inputs, call);
+        let outputs = self.outputs.iter().enumerate();
         let step = CapturedStep {
             graph,
             inputs: inputs
                 .iter()
                 .map(|input| step_input(input, call, &self.capture))
                 .collect(),
-            outputs: step_outputs(&self.outputs, &donated),
+            outputs: outputs
+                .map(|(index, output)| StepOutput {
+                    id: output.id(),
+                    spec: output.spec(),
+                    donated_from: donated.get(&index).copied(),
+                })
+                .collect(),
             random_key,
             num_replicas,
         };
@@ -491,13 +416,55 @@ impl Plan {
             executable: None,
             arguments: inputs.iter().map(|input| input.source).collect(),
             states: self.states,
-            results: Mutex::new(Arc::new(self.results)),
             draws: Draws::default(),
             skeleton: Mutex::new(self.skeleton),
             seed: self.capture.trace.mixed_seed(),
         };
         program.digest = digest(&step, &program);
-        Ok((step, program))
+        (step, program)
+    }
+
+    /// Which input each output takes the memory of: the old value of the same tensor of a state, if
+    /// nobody needs that value afterwards.
+    fn donations(&self, inputs: &[Input], call: &Call<'_>) -> HashMap<usize, usize> {
+        let states = || self.states.iter().flat_map(|state| &state.tensors);
+        let effects = self.host.effects.iter().flat_map(|effect| &effect.leaves);
+        let kept = states().chain(&self.host.results).chain(effects);
+        let needed: HashSet<usize> = kept.filter_map(ResultLeaf::argument).collect();
+        let is_free = |input: &Input| match input.source {
+            Source::Leaf(leaf) => {
+                let value = call.leaves.get(leaf);
+                matches!(value, Some(LeafValue::Device { mutable: true, .. }))
+                    && !needed.contains(&leaf)
+            }
+            _ => false,
+        };
+        let free = inputs
+            .iter()
+            .enumerate()
+            .filter(|(_, input)| is_free(input));
+        let mut free: Vec<_> = free.collect();
+        let mut donated = HashMap::new();
+        for new in states() {
+            let ResultLeaf::Output(output) = *new else {
+                continue;
+            };
+            let Some(spec) = self.outputs.get(output).map(CapturedTensor::spec) else {
+                continue;
+            };
+            if donated.contains_key(&output) {
+                continue;
+            }
+            // The states' tensors come in the order of the inputs, so the first that fits is its
+            // own.
+            let own = free
+                .iter()
+                .position(|(_, input)| input.tensor.spec() == spec);
+            if let Some(own) = own {
+                donated.insert(output, free.remove(own).0);
+            }
+        }
+        donated
     }
 }
 
@@ -520,79 +487,13 @@ fn step_input(input: &Input, call: &Call<'_>, capture: &Capture) -> StepInput {
         },
         _ => InputRole::Host,
     };
+    let id = input.tensor.id();
     StepInput {
-        id: input.tensor.id(),
+        id,
         spec: input.tensor.spec(),
         role,
-        name: capture
-            .names
-            .get(&input.tensor.id())
-            .cloned()
-            .unwrap_or_default(),
+        name: capture.names.get(&id).cloned().unwrap_or_default(),
     }
-}
-
-fn step_outputs(outputs: &[CapturedTensor], donated: &HashMap<usize, usize>) -> Vec<StepOutput> {
-    let outputs = outputs
-        .iter()
-        .enumerate()
-        .map(|(index, output)| StepOutput {
-            id: output.id(),
-            spec: output.spec(),
-            donated_from: donated.get(&index).copied(),
-        });
-    outputs.collect()
-}
-
-/// Which input each output takes the memory of: the old value of the same tensor of a state, if
-/// nobody needs that value afterwards.
-fn donations(
-    states: &[StateChange],
-    inputs: &[Input],
-    results: &[&ResultLeaf],
-    call: &Call<'_>,
-    outputs: &[CapturedTensor],
-) -> HashMap<usize, usize> {
-    let mut needed: HashSet<usize> = HashSet::new();
-    for state in states {
-        needed.extend(state.tensors.iter().filter_map(|tensor| match tensor {
-            NewTensor::Leaf(leaf) => Some(*leaf),
-            NewTensor::Output(_) => None,
-        }));
-    }
-    needed.extend(results.iter().filter_map(|result| match result {
-        ResultLeaf::Leaf(leaf) => Some(*leaf),
-        _ => None,
-    }));
-    let position = |leaf: usize| {
-        inputs
-            .iter()
-            .position(|input| input.source == Source::Leaf(leaf))
-    };
-    let mut free: Vec<(usize, &TensorSpec)> = Vec::new();
-    for (leaf, (value, spec)) in call.leaves.iter().zip(&call.specs).enumerate() {
-        let mutable = matches!(value, LeafValue::Device { mutable: true, .. });
-        if let Some(input) = position(leaf).filter(|_| mutable && !needed.contains(&leaf)) {
-            free.push((input, spec));
-        }
-    }
-    let mut donated = HashMap::new();
-    for tensor in states.iter().flat_map(|state| &state.tensors) {
-        let NewTensor::Output(output) = *tensor else {
-            continue;
-        };
-        let Some(spec) = outputs.get(output).map(CapturedTensor::spec) else {
-            continue;
-        };
-        if donated.contains_key(&output) {
-            continue;
-        }
-        // The states' tensors come in the order of the leaves, so the first that fits is its own.
-        if let Some(index) = free.iter().position(|(_, candidate)| **candidate == spec) {
-            donated.insert(output, free.remove(index).0);
-        }
-    }
-    donated
 }
 
 /// Collects the tensors that the program computes, each once.
@@ -602,39 +503,21 @@ struct Outputs {
 }
 
 impl Outputs {
-    fn add(&mut self, tensor: &CapturedTensor) -> NewTensor {
+    fn add(&mut self, tensor: &CapturedTensor) -> ResultLeaf {
         let id = tensor.id();
         if let Some(leaf) = self.leaves.get(&id) {
-            return NewTensor::Leaf(*leaf);
+            return ResultLeaf::Leaf(*leaf);
         }
         let known = self.tensors.iter().position(|known| known.id() == id);
-        NewTensor::Output(known.unwrap_or_else(|| {
+        ResultLeaf::Output(known.unwrap_or_else(|| {
             self.tensors.push(tensor.clone());
             self.tensors.len() - 1
         }))
     }
 
-    fn result(&mut self, leaf: &mut dyn Leaf) -> Result<ResultLeaf> {
-        let captured = match leaf.traced() {
-            Some(tensor) => match tensor.captured() {
-                Some(captured) => captured,
-                None => return Ok(ResultLeaf::Constant(tensor.data()?)),
-            },
-            None => return Ok(ResultLeaf::Constant(leaf.take()?)),
-        };
-        Ok(self.captured(&captured))
-    }
-
-    fn captured(&mut self, tensor: &CapturedTensor) -> ResultLeaf {
-        match self.add(tensor) {
-            NewTensor::Leaf(index) => ResultLeaf::Leaf(index),
-            NewTensor::Output(index) => ResultLeaf::Output(index),
-        }
-    }
-
     fn given(&mut self, given: &Given) -> ResultLeaf {
         match given {
-            Given::Captured(tensor) => self.captured(tensor),
+            Given::Captured(tensor) => self.add(tensor),
             Given::Host(data) => ResultLeaf::Constant(data.clone()),
         }
     }

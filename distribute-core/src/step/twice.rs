@@ -19,8 +19,8 @@ use crate::{Error, Result};
 /// [`Error::RandomOnHost`] if two captures of one step have other literals or other operations. The
 /// order of operations is no difference: a step may iterate over a `HashMap`.
 pub(crate) fn compare(
-    (first, first_program): (&CapturedStep, &StepProgram),
-    (second, second_program): (&CapturedStep, &StepProgram),
+    (first, first_program): &(CapturedStep, StepProgram),
+    (second, second_program): &(CapturedStep, StepProgram),
 ) -> Result<()> {
     if first_program.digest == second_program.digest {
         return Ok(());
@@ -32,22 +32,14 @@ pub(crate) fn compare(
         return random(what.to_string());
     }
     let (once, again) = (Described::all(first), Described::all(second));
-    let sorted = |list: &[Described]| {
-        let mut sorted: Vec<(String, u64)> = list
-            .iter()
-            .map(|one| (one.text.clone(), one.constants))
-            .collect();
-        sorted.sort();
-        sorted
-    };
-    if sorted(&once) == sorted(&again) {
+    let mut sorted = [&once, &again].map(|all| all.iter().map(Described::key).collect::<Vec<_>>());
+    sorted.iter_mut().for_each(|keys| keys.sort_unstable());
+    if sorted[0] == sorted[1] {
         return handed_over(first_program, second_program);
     }
-    let pairs = once.iter().zip(&again);
-    let differs = |(one, other): &(&Described, &Described)| {
-        one.text != other.text || one.constants != other.constants
-    };
-    let Some((number, (one, other))) = pairs.enumerate().find(|(_, pair)| differs(pair)) else {
+    let mut pairs = once.iter().zip(&again).enumerate();
+    let differing = pairs.find(|(_, (one, other))| one.key() != other.key());
+    let Some((number, (one, other))) = differing else {
         return random(format!(
             "how many operations it makes ({} and {} in two captures)",
             once.len(),
@@ -106,6 +98,11 @@ struct Described {
 }
 
 impl Described {
+    /// What the operation computes.
+    fn key(&self) -> (&str, u64) {
+        (&self.text, self.constants)
+    }
+
     fn all(step: &CapturedStep) -> Vec<Self> {
         let operations = step.graph.graph.operations.iter().enumerate();
         let computing = operations.filter(|(_, op)| !matches!(op, OperationIr::Drop(_)));

@@ -30,11 +30,10 @@ impl CentralStorageStrategy {
     /// If a device is named twice, or the threads cannot be started.
     pub fn new(devices: impl IntoIterator<Item = LogicalDevice>) -> Result<Self> {
         let devices = distinct_or_all(devices.into_iter().collect())?;
-        LogicalDevice::check_all(&devices)?;
         let threads = ReplicaThreads::builder()
             .variable_placement(VariablePlacement::Central)
             .cross_device_ops(Arc::new(ReductionToOneDevice::default()))
-            .build(replicas_on(&devices))?;
+            .build(replicas_on(0, &devices))?;
         let id = StrategyId::new("central-storage", devices.len());
         Ok(Self {
             threads: Arc::new(threads),

@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-use super::replica_threads::run_inline;
-use super::{Replica, ReplicaStep, Strategy, StrategyId};
-use crate::{LogicalDevice, ReplicaContext, Result, scope};
+use super::{Replica, ReplicaStep, Strategy, StrategyId, run_on_calling_thread};
+use crate::{LogicalDevice, Result, scope};
 
 /// The default strategy: one replica on the CPU, on the calling thread
 /// (TensorFlow: `tf.distribute.get_strategy()` outside any scope).
@@ -49,11 +48,7 @@ impl Strategy for DefaultStrategy {
     }
 
     fn run_replicas(&self, step: ReplicaStep<'_>) -> Result<()> {
-        run_inline(
-            self.handle(),
-            &ReplicaContext::alone(&self.replicas[0]),
-            step,
-        )
+        run_on_calling_thread(self.handle(), &self.replicas[0], step)
     }
 }
 

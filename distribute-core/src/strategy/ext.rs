@@ -7,7 +7,7 @@ use burn::tensor::{Device, TensorData};
 use super::reduce::{combine, reduce};
 use crate::replicate::ReplicateExt;
 use crate::step::{self, Item, PoisonOnError};
-use crate::sync::lock;
+use crate::sync::{lock, unlocked};
 use crate::{
     Components, DistributedValue, DistributedVariable, Error, IndexedSlices, Mirrored, Nest,
     PerReplica, ReduceOp, ReplicaContext, Replicate, Result, StepArgs, Strategy, VariableOptions,
@@ -140,7 +140,6 @@ pub trait StrategyExt: Strategy {
         let replicas = self.replicas().len();
         let mut poison = PoisonOnError::default();
         let items = args.split(&id, replicas, &mut poison)?;
-        let batches = poison.take_batches();
         let items: Vec<_> = items
             .into_iter()
             .map(|item| Mutex::new(Some(item)))
@@ -149,7 +148,7 @@ pub trait StrategyExt: Strategy {
         let outcome = self.run_replicas(&|ctx| {
             let item = lock(&items[ctx.local_id()]).take();
             let item = item.ok_or_else(|| Error::invalid("a strategy ran a replica twice"))?;
-            if let Some(facts) = batches.get(ctx.local_id()) {
+            if let Some(facts) = poison.batches.get(ctx.local_id()) {
                 scope::with_step(|notes| notes.batch.clone_from(facts));
             }
             let result = step(ctx, item)?;
@@ -160,13 +159,7 @@ pub trait StrategyExt: Strategy {
             poison.poison(&error);
             return Err(error);
         }
-        let results: Option<Vec<R>> = results
-            .into_iter()
-            .map(|slot| {
-                slot.into_inner()
-                    .unwrap_or_else(std::sync::PoisonError::into_inner)
-            })
-            .collect();
+        let results: Option<Vec<R>> = results.into_iter().map(unlocked).collect();
         let missing = || Error::invalid("a strategy left out a replica");
         results.map(PerReplica::new).ok_or_else(missing)
     }

@@ -123,14 +123,13 @@ impl MirroredStrategyBuilder {
         }
         let devices = distinct_or_all(self.devices)?;
         let id = StrategyId::new("mirrored", devices.len());
-        LogicalDevice::check_all(&devices)?;
         let wanted = self.cross_device_ops.device_reduction();
         let plan = DevicePlan::new(wanted, self.reducers, &devices, self.timeout)?;
         let threads = ReplicaThreads::builder()
             .timeout(self.timeout)
             .cross_device_ops(Arc::clone(&self.cross_device_ops))
             .devices(plan)
-            .build(replicas_on(&devices))?;
+            .build(replicas_on(0, &devices))?;
         let threads = Arc::new(threads);
         Ok(MirroredStrategy {
             threads,
@@ -147,27 +146,27 @@ pub(super) fn no_replicas() -> Error {
 /// The devices themselves, or all CPU cores if there are none.
 ///
 /// # Errors
-/// If a device is named twice.
+/// If a device is named twice or is not there.
 pub(super) fn distinct_or_all(devices: Vec<LogicalDevice>) -> Result<Vec<LogicalDevice>> {
     if devices.is_empty() {
         return Ok(LogicalDevice::all_cpus());
     }
     let distinct: BTreeSet<_> = devices.iter().collect();
-    if distinct.len() == devices.len() {
-        return Ok(devices);
+    if distinct.len() < devices.len() {
+        let names: Vec<_> = devices.iter().map(ToString::to_string).collect();
+        return Err(Error::invalid(format!(
+            "a device may be named once only in `devices`, got {}",
+            names.join(", ")
+        )));
     }
-    let names: Vec<_> = devices.iter().map(ToString::to_string).collect();
-    Err(Error::invalid(format!(
-        "a device may be named once only in `devices`, got {}",
-        names.join(", ")
-    )))
+    LogicalDevice::check_all(&devices)?;
+    Ok(devices)
 }
 
-/// One replica per device, numbered in order.
-pub(super) fn replicas_on(devices: &[LogicalDevice]) -> Vec<Replica> {
+/// One replica per device, numbered in order from `first`.
+pub(super) fn replicas_on(first: usize, devices: &[LogicalDevice]) -> Vec<Replica> {
+    let devices = (first..).zip(devices);
     devices
-        .iter()
-        .enumerate()
         .map(|(id, device)| Replica::new(id, *device))
         .collect()
 }

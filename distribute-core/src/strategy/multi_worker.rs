@@ -12,7 +12,7 @@ use distribute_collectives::{
     Order, ProcessCommunicator, ProcessGroupOptions, ProcessTransport,
 };
 
-use super::mirrored::{distinct_or_all, no_replicas};
+use super::mirrored::{distinct_or_all, no_replicas, replicas_on};
 use super::replica_threads::ReplicaThreads;
 use super::{Replica, ReplicaStep, Strategy, StrategyId};
 use crate::cluster::{Cluster, ProcessEnvironment, TaskType, detect};
@@ -263,25 +263,18 @@ impl MultiWorkerMirroredStrategyBuilder {
             return Err(no_replicas());
         }
         let devices = distinct_or_all(std::mem::take(&mut self.devices))?;
-        LogicalDevice::check_all(&devices)?;
         let cluster = match self.cluster.take() {
             Some(given) => given,
             None if self.communicator.is_some() => None,
             None => Cluster::resolve(&*detect(ProcessEnvironment).resolver)?,
         };
         let joined = self.join_workers(cluster.as_ref(), &devices)?;
-        #[cfg(feature = "nccl")]
-        let shared = joined.as_ref().and_then(|joined| joined.shared.clone());
-        let workers = joined
-            .map(|joined| WorkerGroup::new(joined.communicator, devices.len(), self.communication))
-            .transpose()?;
-        let workers = workers.map(|workers| workers.interrupted_by(self.interruption.clone()));
+        let (communicator, shared) = joined.unzip();
+        let workers = communicator
+            .map(|group| WorkerGroup::new(group, devices.len(), self.communication))
+            .transpose()?
+            .map(|workers| workers.interrupted_by(self.interruption.clone()));
         let first = workers.as_ref().map_or(0, WorkerGroup::first_replica);
-        let replicas = devices
-            .iter()
-            .enumerate()
-            .map(|(local, device)| Replica::new(first + local, *device))
-            .collect();
         let count = workers
             .as_ref()
             .map_or(devices.len(), WorkerGroup::num_replicas);
@@ -301,24 +294,24 @@ impl MultiWorkerMirroredStrategyBuilder {
             .timeout(timeout)
             .workers(workers.clone())
             .devices(plan.clone())
-            .build(replicas)?;
+            .build(replicas_on(first, &devices))?;
         let threads = Arc::new(threads);
         #[cfg(feature = "nccl")]
         let inter_worker = match &workers {
             Some(workers) => {
+                let shared = shared.flatten();
                 workers.or_abort(self.inter_worker(workers, shared, &devices, &plan))?
             }
             None => None,
         };
+        #[cfg(not(feature = "nccl"))]
+        let (inter_worker, _) = (None, shared);
         Ok(MultiWorkerMirroredStrategy {
             threads,
             id: StrategyId::new("multi-worker", count),
             workers,
             cluster,
-            #[cfg(feature = "nccl")]
             inter_worker,
-            #[cfg(not(feature = "nccl"))]
-            inter_worker: None,
         })
     }
 
@@ -381,7 +374,7 @@ impl MultiWorkerMirroredStrategyBuilder {
     ) -> Result<Option<Joined>> {
         if let Some(CustomCommunicator(communicator)) = self.communicator.take() {
             let several = communicator.world_size() > 1;
-            return Ok(several.then(|| Joined::custom(communicator)));
+            return Ok(several.then_some((communicator, None)));
         }
         let Some(cluster) = cluster else {
             return Ok(None);
@@ -428,41 +421,26 @@ impl MultiWorkerMirroredStrategyBuilder {
             options = options.flight_records(directory);
         }
         let communicator = options.bind()?.join(addresses)?;
-        Ok(Some(Joined::workers(communicator)))
+        Ok(Some(with_handle(communicator)))
     }
 }
 
-/// The group of the workers.
-struct Joined {
-    communicator: Box<dyn Communicator>,
-    /// Another handle of it, beside which NCCL is set up.
-    #[cfg(feature = "nccl")]
-    shared: Option<SharedGroup>,
+/// The group of the workers, and another handle of it, beside which NCCL is set up.
+type Joined = (Box<dyn Communicator>, Option<SharedGroup>);
+
+/// There is none without NCCL.
+#[cfg(not(feature = "nccl"))]
+type SharedGroup = std::convert::Infallible;
+
+#[cfg(feature = "nccl")]
+fn with_handle(group: ProcessCommunicator) -> Joined {
+    let shared = SharedGroup::new(group);
+    (Box::new(shared.clone()), Some(shared))
 }
 
-impl Joined {
-    /// A communicator of the caller's.
-    fn custom(communicator: Box<dyn Communicator>) -> Self {
-        Self {
-            communicator,
-            #[cfg(feature = "nccl")]
-            shared: None,
-        }
-    }
-
-    #[cfg(feature = "nccl")]
-    fn workers(group: ProcessCommunicator) -> Self {
-        let shared = SharedGroup::new(group);
-        Self {
-            communicator: Box::new(shared.clone()),
-            shared: Some(shared),
-        }
-    }
-
-    #[cfg(not(feature = "nccl"))]
-    fn workers(group: ProcessCommunicator) -> Self {
-        Self::custom(Box::new(group))
-    }
+#[cfg(not(feature = "nccl"))]
+fn with_handle(group: ProcessCommunicator) -> Joined {
+    (Box::new(group), None)
 }
 
 impl Strategy for MultiWorkerMirroredStrategy {

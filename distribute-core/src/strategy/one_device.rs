@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-use super::replica_threads::run_inline;
-use super::{Replica, ReplicaStep, Strategy, StrategyId};
-use crate::{LogicalDevice, ReplicaContext, Result};
+use super::{Replica, ReplicaStep, Strategy, StrategyId, run_on_calling_thread};
+use crate::{LogicalDevice, Result};
 
 /// One replica on one chosen device (TensorFlow: `tf.distribute.OneDeviceStrategy`).
 ///
@@ -51,10 +50,6 @@ impl Strategy for OneDeviceStrategy {
     }
 
     fn run_replicas(&self, step: ReplicaStep<'_>) -> Result<()> {
-        run_inline(
-            self.handle(),
-            &ReplicaContext::alone(&self.replicas[0]),
-            step,
-        )
+        run_on_calling_thread(self.handle(), &self.replicas[0], step)
     }
 }

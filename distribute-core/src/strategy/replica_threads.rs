@@ -1,6 +1,5 @@
 //! How a step gets onto the replicas' threads, and what happens when one of them fails.
 
-use std::any::Any;
 use std::collections::VecDeque;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -14,20 +13,10 @@ use super::{Replica, ReplicaStep, Strategy, VariablePlacement};
 use crate::cross_device::{CrossDeviceOps, DirectAllReduce};
 use crate::device_reduce::DevicePlan;
 use crate::replica::{Alone, Devices, HostPeers, Link, LocalExchange, Peers, Threads, Workers};
-use crate::sync::lock;
-use crate::{DeviceReducer, Error, LogicalDevice, ReplicaContext, Result, WorkerGroup, scope};
+use crate::sync::{lock, panic_message, unlocked};
+use crate::{Error, LogicalDevice, ReplicaContext, Result, WorkerGroup, scope};
 
-/// Runs a step on the calling thread, for strategies with one replica.
-pub(crate) fn run_inline(
-    strategy: Arc<dyn Strategy>,
-    ctx: &ReplicaContext,
-    step: ReplicaStep<'_>,
-) -> Result<()> {
-    let _entered = scope::enter_step(strategy);
-    guarded(ctx, step)
-}
-
-/// Runs a step on the calling thread, for strategies of other crates with one replica per process.
+/// Runs a step on the calling thread, for strategies with one replica per process.
 ///
 /// # Errors
 /// The step's own, as [`Error::Replica`] or [`Error::ReplicaPanicked`].
@@ -36,30 +25,7 @@ pub fn run_on_calling_thread(
     replica: &Replica,
     step: ReplicaStep<'_>,
 ) -> Result<()> {
-    run_inline(strategy, &ReplicaContext::alone(replica), step)
-}
-
-/// Calls the step and turns a panic into an error.
-fn guarded(ctx: &ReplicaContext, step: ReplicaStep<'_>) -> Result<()> {
-    let replica = ctx.replica_id();
-    match catch_unwind(AssertUnwindSafe(|| step(ctx))) {
-        Ok(Ok(())) => Ok(()),
-        Ok(Err(error @ Error::Replica { .. })) => Err(error),
-        Ok(Err(source)) => Err(Error::Replica {
-            replica,
-            source: Arc::new(source),
-        }),
-        Err(payload) => Err(Error::ReplicaPanicked {
-            replica,
-            message: panic_message(&*payload),
-        }),
-    }
-}
-
-fn panic_message(payload: &(dyn Any + Send)) -> String {
-    let text = payload.downcast_ref::<&str>().map(ToString::to_string);
-    let text = text.or_else(|| payload.downcast_ref::<String>().cloned());
-    text.unwrap_or_else(|| "(a panic without a message)".to_string())
+    run_one(strategy, &mut ReplicaContext::alone(replica), step)
 }
 
 /// What the replica threads of one strategy need ([`ReplicaThreads::builder`]).
@@ -121,7 +87,28 @@ impl ReplicaThreadsBuilder {
     /// # Errors
     /// If threads cannot be started, or the devices cannot be connected.
     pub fn build(self, replicas: Vec<Replica>) -> Result<ReplicaThreads> {
-        ReplicaThreads::new(replicas, self)
+        let pools = replicas
+            .iter()
+            .map(|replica| {
+                let id = replica.id;
+                ThreadPoolBuilder::new()
+                    .num_threads(1)
+                    .thread_name(move |thread| format!("replica-{id}.{thread}"))
+                    .build()
+                    .map_err(|error| Error::invalid(format!("cannot start threads: {error}")))
+            })
+            .collect::<Result<Vec<_>>>()?;
+        let list = build_contexts(&replicas, &self, 0)?;
+        let contexts = Mutex::new(Contexts {
+            list,
+            generation: 0,
+        });
+        Ok(ReplicaThreads {
+            replicas,
+            options: self,
+            pools,
+            contexts,
+        })
     }
 }
 
@@ -147,31 +134,6 @@ impl ReplicaThreads {
     /// Options for threads of a strategy.
     pub fn builder() -> ReplicaThreadsBuilder {
         ReplicaThreadsBuilder::default()
-    }
-
-    fn new(replicas: Vec<Replica>, options: ReplicaThreadsBuilder) -> Result<Self> {
-        let pools = replicas
-            .iter()
-            .map(|replica| {
-                let id = replica.id;
-                ThreadPoolBuilder::new()
-                    .num_threads(1)
-                    .thread_name(move |thread| format!("replica-{id}.{thread}"))
-                    .build()
-                    .map_err(|error| Error::invalid(format!("cannot start threads: {error}")))
-            })
-            .collect::<Result<Vec<_>>>()?;
-        let list = build_contexts(&replicas, &options, 0)?;
-        let contexts = Mutex::new(Contexts {
-            list,
-            generation: 0,
-        });
-        Ok(Self {
-            replicas,
-            options,
-            pools,
-            contexts,
-        })
     }
 
     /// The replicas, in order.
@@ -227,13 +189,22 @@ fn run_one(
     let ctx = &*ctx;
     let _entered = scope::enter_step(strategy);
     let replica = ctx.replica_id();
-    let outcome = guarded(ctx, step).and_then(|()| {
-        let wrap = |source| Error::Replica {
+    let own = |error| match error {
+        Error::Replica { .. } => error,
+        error => Error::Replica {
             replica,
-            source: Arc::new(source),
-        };
-        ctx.peers().finish_run(replica).map_err(wrap)
-    });
+            source: Arc::new(error),
+        },
+    };
+    let outcome = match catch_unwind(AssertUnwindSafe(|| step(ctx))) {
+        Ok(outcome) => outcome
+            .and_then(|()| ctx.peers().finish_run(replica))
+            .map_err(own),
+        Err(payload) => Err(Error::ReplicaPanicked {
+            replica,
+            message: panic_message(&*payload),
+        }),
+    };
     if let Err(error) = &outcome {
         ctx.peers().stop_others(error);
     }
@@ -243,16 +214,9 @@ fn run_one(
 /// The error to report: the first replica's own failure; failures that only follow from
 /// another replica's are reported when there is nothing better.
 fn first_cause(outcomes: Vec<Mutex<Result<()>>>) -> Result<()> {
-    let errors: Vec<Error> = outcomes
-        .into_iter()
-        .filter_map(|slot| {
-            slot.into_inner()
-                .unwrap_or_else(std::sync::PoisonError::into_inner)
-                .err()
-        })
-        .collect();
+    let errors = outcomes.into_iter().filter_map(|slot| unlocked(slot).err());
     // `min_by_key` takes the first of equals: the lowest replica.
-    let cause = errors.into_iter().min_by_key(Error::distance_to_cause);
+    let cause = errors.min_by_key(Error::distance_to_cause);
     cause.map_or(Ok(()), Err)
 }
 
@@ -305,39 +269,24 @@ fn build_contexts(
             let counts = (local_id, num_local, num_replicas);
             let ops = Arc::clone(&options.cross_device_ops);
             let threads = Threads::new(Box::new(endpoint), ops);
-            let peers: Box<dyn Peers> = match &options.workers {
-                _ if num_replicas == 1 => Box::new(Alone),
-                None => {
-                    let host = HostPeers::new(threads, local_id, num_local, Arc::clone(&exchange));
-                    on_devices(host, replica, num_replicas, reducer, None)
-                }
-                Some(workers) => {
-                    let link = Workers::new(threads, workers.clone());
-                    let host = HostPeers::new(link, local_id, num_local, Arc::clone(&exchange));
-                    on_devices(host, replica, num_replicas, reducer, Some(workers.clone()))
-                }
+            let workers = options.workers.clone();
+            let link: Box<dyn Link> = match workers.clone() {
+                None => Box::new(threads),
+                Some(workers) => Box::new(Workers::new(threads, workers)),
+            };
+            let host = HostPeers::new(link, local_id, num_local, Arc::clone(&exchange));
+            let peers: Box<dyn Peers> = if num_replicas == 1 {
+                Box::new(Alone)
+            } else if reducer.is_none() && workers.is_none() {
+                Box::new(host)
+            } else {
+                let device = &replica.device;
+                Box::new(Devices::new(host, device, num_replicas, reducer, workers))
             };
             ReplicaContext::new(replica, counts, options.placement, peers)
         },
     );
     Ok(contexts.collect())
-}
-
-/// The way of a replica that may reduce gradients in the memory of its device.
-fn on_devices<L: Link + 'static>(
-    host: HostPeers<L>,
-    replica: &Replica,
-    num_replicas: usize,
-    reducer: Option<Box<dyn DeviceReducer>>,
-    workers: Option<WorkerGroup>,
-) -> Box<dyn Peers> {
-    match (&reducer, &workers) {
-        (None, None) => Box::new(host),
-        _ => {
-            let device = &replica.device;
-            Box::new(Devices::new(host, device, num_replicas, reducer, workers))
-        }
-    }
 }
 
 impl fmt::Debug for ReplicaThreads {

@@ -2,8 +2,8 @@
 
 use std::fmt;
 use std::panic::Location;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
@@ -13,7 +13,7 @@ use burn_router::{RouterClient, RouterTensor};
 use distribute_collectives::ReduceOp;
 use rand::Rng;
 
-use super::effect::{Apply, Deferred, Given, HostVariable, Target};
+use super::effect::{Apply, Effect, Given, HostVariable, Target};
 use super::tensor::shape_of;
 use super::{CapturedTensor, TensorSpec};
 use crate::sync::lock;
@@ -100,18 +100,34 @@ pub struct Trace {
     client: CaptureClient,
     device: Device,
     num_replicas: usize,
-    inputs: Mutex<Vec<Input>>,
-    seed: AtomicU64,
-    replica_id_used: AtomicBool,
+    notes: Mutex<Notes>,
+}
+
+/// What the step has done so far, beside operations.
+#[derive(Default)]
+struct Notes {
+    inputs: Vec<Input>,
+    seed: u64,
+    replica_id_used: bool,
     /// How often the number of updates was read and not used for random numbers.
-    steps_read: AtomicUsize,
+    steps_read: usize,
     /// Whether numbers that the host draws are for the program's own seed.
-    is_seeding: AtomicBool,
+    is_seeding: bool,
     /// Where the stream was asked for from which the step has drawn on the host.
-    drawn_on_host: Mutex<Option<&'static Location<'static>>>,
+    drawn_on_host: Option<&'static Location<'static>>,
     /// What the step has handed to metrics.
-    deferred: Mutex<Vec<Deferred>>,
-    variables: Mutex<Vec<TracedVariable>>,
+    deferred: Vec<Effect<Given>>,
+    variables: Vec<TracedVariable>,
+}
+
+impl Notes {
+    fn input(&mut self, source: Source, tensor: CapturedTensor) -> CapturedTensor {
+        self.inputs.push(Input {
+            tensor: tensor.clone(),
+            source,
+        });
+        tensor
+    }
 }
 
 /// A variable in a capture.
@@ -136,14 +152,7 @@ impl Trace {
             client,
             device: device.autodiff(),
             num_replicas,
-            inputs: Mutex::default(),
-            seed: AtomicU64::new(0),
-            replica_id_used: AtomicBool::new(false),
-            steps_read: AtomicUsize::new(0),
-            is_seeding: AtomicBool::new(false),
-            drawn_on_host: Mutex::default(),
-            deferred: Mutex::default(),
-            variables: Mutex::default(),
+            notes: Mutex::default(),
         }
     }
 
@@ -163,19 +172,19 @@ impl Trace {
         CapturedTensor(RouterTensor::new(id, shape_of(spec), spec.dtype, client))
     }
 
+    fn notes(&self) -> MutexGuard<'_, Notes> {
+        lock(&self.notes)
+    }
+
     /// Declares an input.
     pub(crate) fn input(&self, source: Source, spec: &TensorSpec) -> CapturedTensor {
         let tensor = self.tensor(spec);
-        lock(&self.inputs).push(Input {
-            tensor: tensor.clone(),
-            source,
-        });
-        tensor
+        self.notes().input(source, tensor)
     }
 
     /// All inputs declared so far.
     pub(crate) fn inputs(&self) -> Vec<Input> {
-        lock(&self.inputs).clone()
+        self.notes().inputs.clone()
     }
 
     /// The coefficients of one update, as inputs of shape `[1]`.
@@ -186,10 +195,7 @@ impl Trace {
         count: usize,
         learning_rate: Option<f64>,
     ) -> Vec<Tensor<1>> {
-        let spec = TensorSpec {
-            shape: vec![1],
-            dtype: DType::F32,
-        };
+        let spec = TensorSpec::vector(1, DType::F32);
         let input = |index| {
             let source = Source::Coefficient {
                 host,
@@ -204,61 +210,55 @@ impl Trace {
 
     /// Notes that the step has asked for its replica's number.
     pub(crate) fn use_replica_id(&self) {
-        self.replica_id_used.store(true, Ordering::Relaxed);
+        self.notes().replica_id_used = true;
     }
 
     /// Notes that the step has read the number of updates.
     pub(crate) fn read_step(&self) {
-        self.steps_read.fetch_add(1, Ordering::Relaxed);
+        self.notes().steps_read += 1;
     }
 
     /// Notes that one of the numbers read was for random numbers, which change in every call.
     pub(crate) fn use_step_for_random_numbers(&self) {
-        let less = |count: usize| Some(count.saturating_sub(1));
-        let _previous = self
-            .steps_read
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+        let mut notes = self.notes();
+        notes.steps_read = notes.steps_read.saturating_sub(1);
     }
 
     pub(crate) fn replica_id_used(&self) -> bool {
-        self.replica_id_used.load(Ordering::Relaxed)
+        self.notes().replica_id_used
     }
 
     pub(crate) fn step_was_read(&self) -> bool {
-        self.steps_read.load(Ordering::Relaxed) > 0
+        self.notes().steps_read > 0
     }
 
     /// Hands values to something on the host, after each call.
     pub(crate) fn defer(&self, given: Vec<Given>, target: Arc<dyn Target>, apply: Apply) {
-        lock(&self.deferred).push(Deferred {
-            given,
+        self.notes().deferred.push(Effect {
+            leaves: given,
             target,
             apply,
         });
     }
 
     /// What was handed over, and the new values of variables.
-    pub(crate) fn deferred(&self) -> Vec<Deferred> {
-        let mut deferred = lock(&self.deferred).clone();
-        for variable in lock(&self.variables).iter() {
-            if let Some(store) = &variable.store {
-                deferred.push(Deferred {
-                    given: vec![Given::Captured(variable.current.clone())],
-                    target: Arc::new(Address(variable.host.clone())),
-                    apply: Arc::clone(store),
-                });
-            }
-        }
-        deferred
+    pub(crate) fn deferred(&self) -> Vec<Effect<Given>> {
+        let notes = self.notes();
+        let stored = notes.variables.iter().filter_map(|variable| {
+            Some(Effect {
+                leaves: vec![Given::Captured(variable.current.clone())],
+                target: Arc::clone(&variable.host) as Arc<dyn Target>,
+                apply: Arc::clone(variable.store.as_ref()?),
+            })
+        });
+        notes.deferred.iter().cloned().chain(stored).collect()
     }
 
     /// The variables that the step uses.
     pub(crate) fn variables(&self) -> Vec<Arc<dyn HostVariable>> {
-        let variables = lock(&self.variables);
-        variables
-            .iter()
-            .map(|used| Arc::clone(&used.host))
-            .collect()
+        let notes = self.notes();
+        let hosts = notes.variables.iter().map(|used| Arc::clone(&used.host));
+        hosts.collect()
     }
 
     /// The value that a variable has at this point of the step.
@@ -267,18 +267,7 @@ impl Trace {
         host: &Arc<dyn HostVariable>,
         spec: &TensorSpec,
     ) -> CapturedTensor {
-        let mut variables = lock(&self.variables);
-        let same = |used: &&TracedVariable| used.host.address() == host.address();
-        if let Some(used) = variables.iter().find(same) {
-            return used.current.clone();
-        }
-        let current = self.input(Source::Variable(variables.len()), spec);
-        variables.push(TracedVariable {
-            host: Arc::clone(host),
-            current: current.clone(),
-            store: None,
-        });
-        current
+        self.with_variable(host, spec, |used| used.current.clone())
     }
 
     /// Gives a variable another value, which `store` puts into the host's copies after each call.
@@ -288,13 +277,34 @@ impl Trace {
         value: CapturedTensor,
         store: Apply,
     ) {
-        self.variable(host, &value.spec());
-        let mut variables = lock(&self.variables);
-        let same = |used: &&mut TracedVariable| used.host.address() == host.address();
-        if let Some(used) = variables.iter_mut().find(same) {
+        let spec = value.spec();
+        self.with_variable(host, &spec, |used| {
             used.current = value;
             used.store = Some(store);
-        }
+        });
+    }
+
+    /// Visits a variable, which is an input of the program from its first use on.
+    fn with_variable<R>(
+        &self,
+        host: &Arc<dyn HostVariable>,
+        spec: &TensorSpec,
+        visit: impl FnOnce(&mut TracedVariable) -> R,
+    ) -> R {
+        let mut notes = self.notes();
+        let mut used = notes.variables.iter();
+        let known = used.position(|used| used.host.address() == host.address());
+        let index = known.unwrap_or_else(|| {
+            let index = notes.variables.len();
+            let current = notes.input(Source::Variable(index), self.tensor(spec));
+            notes.variables.push(TracedVariable {
+                host: Arc::clone(host),
+                current,
+                store: None,
+            });
+            index
+        });
+        visit(&mut notes.variables[index])
     }
 
     /// A tensor of the graph with this value.
@@ -368,34 +378,32 @@ impl Trace {
 
     /// The replica's id as a tensor of shape `[1]`.
     pub(crate) fn replica_id(&self) -> CapturedTensor {
-        let spec = TensorSpec {
-            shape: vec![1],
-            dtype: DType::I32,
-        };
+        let spec = TensorSpec::vector(1, DType::I32);
         let mut result = self.record(ops::REPLICA_ID, Vec::new(), &[spec]);
         result.swap_remove(0)
     }
 
     /// Makes other random numbers of the same operations, for steps that have a seed of their own.
     pub(crate) fn seed_from(&self, rng: &mut (impl Rng + ?Sized)) {
-        self.is_seeding.store(true, Ordering::Relaxed);
+        self.notes().is_seeding = true;
         let seed = rng.next_u64();
-        self.is_seeding.store(false, Ordering::Relaxed);
-        let mixed = self.seed.load(Ordering::Relaxed).rotate_left(17) ^ seed;
-        self.seed.store(mixed, Ordering::Relaxed);
+        let mut notes = self.notes();
+        notes.is_seeding = false;
+        notes.seed = notes.seed.rotate_left(17) ^ seed;
     }
 
     /// Notes that the step has drawn a number from a stream of its replica.
     pub(crate) fn drawn_on_host(&self, stream: &'static Location<'static>) {
-        if !self.is_seeding.load(Ordering::Relaxed) {
-            lock(&self.drawn_on_host).get_or_insert(stream);
+        let mut notes = self.notes();
+        if !notes.is_seeding {
+            notes.drawn_on_host.get_or_insert(stream);
         }
     }
 
     /// # Errors
     /// [`Error::RandomOnHost`] if the step has drawn numbers from a stream of its replica.
     pub(crate) fn refuse_draws_on_host(&self) -> Result<()> {
-        match *lock(&self.drawn_on_host) {
+        match self.notes().drawn_on_host {
             None => Ok(()),
             Some(place) => Err(Error::RandomOnHost {
                 what: format!("numbers of the stream that it has asked for with `rng` at {place}"),
@@ -405,32 +413,20 @@ impl Trace {
 
     /// All that was [mixed in](Self::seed_from).
     pub(crate) fn mixed_seed(&self) -> u64 {
-        self.seed.load(Ordering::Relaxed)
+        self.notes().seed
     }
 
     /// Makes every input known to burn, which refuses to declare one that no operation uses, and
     /// the key of random numbers one of them. Returns all of them. The operation is
     /// [taken out](is_touch) of the graph again.
     pub(crate) fn touch_inputs(&self) -> Vec<TensorId> {
-        let key = TensorSpec {
-            shape: vec![2],
-            dtype: DType::I32,
-        };
+        let key = TensorSpec::vector(2, DType::I32);
         self.input(Source::RandomKey, &key);
         let inputs = self.inputs().into_iter().map(|input| input.tensor);
         let inputs: Vec<_> = inputs.collect();
         let ids = inputs.iter().map(CapturedTensor::id).collect();
         self.record(TOUCH, inputs, &[]);
         ids
-    }
-}
-
-/// A variable as what an effect changes.
-struct Address(Arc<dyn HostVariable>);
-
-impl Target for Address {
-    fn address(&self) -> Option<usize> {
-        self.0.address()
     }
 }
 
@@ -446,7 +442,7 @@ impl fmt::Debug for Trace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Trace")
             .field("num_replicas", &self.num_replicas)
-            .field("inputs", &lock(&self.inputs).len())
+            .field("inputs", &self.notes().inputs.len())
             .finish_non_exhaustive()
     }
 }

@@ -9,6 +9,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use crate::sync::lock;
+use crate::{Error, Result};
 
 /// Captures may take one part in this many of the time.
 const SHARE: u32 = 100;
@@ -19,7 +20,7 @@ pub(crate) struct Check {
     state: Mutex<State>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct State {
     /// Calls since then.
     calls: u64,
@@ -46,12 +47,8 @@ impl Check {
     pub(crate) fn new(generation: u64) -> Self {
         Self {
             state: Mutex::new(State {
-                calls: 0,
-                all_calls: 0,
-                last: None,
-                cost: Duration::ZERO,
                 generation,
-                always: false,
+                ..State::default()
             }),
         }
     }
@@ -86,8 +83,14 @@ impl Check {
         state.generation = generation;
     }
 
-    /// From now on every call is compared.
-    pub(crate) fn always(&self) {
+    /// Refuses a change of the step that calls before this one may have missed. From now on every
+    /// call is compared.
+    pub(crate) fn changed(&self, what: &'static str, due: Due) -> Result<()> {
+        let calls = due.unchecked;
+        if calls > 0 {
+            return Err(Error::StepChanged { what, calls });
+        }
         lock(&self.state).always = true;
+        Ok(())
     }
 }

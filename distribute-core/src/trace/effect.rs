@@ -13,7 +13,7 @@ use burn::tensor::TensorData;
 use super::CapturedTensor;
 use crate::{Leaf, Result};
 
-/// One leaf of a step's result, or of what it hands to a metric.
+/// One leaf of a step's result, or of what it hands to a metric or leaves in a mirrored value.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum ResultLeaf {
     /// An output of the program.
@@ -22,6 +22,16 @@ pub(crate) enum ResultLeaf {
     Leaf(usize),
     /// A number, or a tensor that does not depend on the arguments.
     Constant(TensorData),
+}
+
+impl ResultLeaf {
+    /// The leaf of the arguments that it is.
+    pub(crate) fn argument(&self) -> Option<usize> {
+        match self {
+            Self::Leaf(index) => Some(*index),
+            _ => None,
+        }
+    }
 }
 
 /// Takes the values of one local replica, after a call.
@@ -56,28 +66,33 @@ pub enum Given {
     Host(TensorData),
 }
 
-/// A change of something on the host that a captured step has made.
+impl Given {
+    /// A leaf of a value that the step returns.
+    pub(crate) fn of(leaf: &mut dyn Leaf) -> Result<Self> {
+        let Some(tensor) = leaf.traced() else {
+            return leaf.take().map(Self::Host);
+        };
+        let captured = tensor.captured().map(Self::Captured);
+        captured.map_or_else(|| tensor.data().map(Self::Host), Ok)
+    }
+}
+
+/// A change of something on the host that a captured step has made, from what the step has given
+/// or from leaves of a program.
 #[derive(Clone)]
-pub(crate) struct Deferred {
-    pub(crate) given: Vec<Given>,
+pub(crate) struct Effect<T = ResultLeaf> {
+    pub(crate) leaves: Vec<T>,
     pub(crate) target: Arc<dyn Target>,
     pub(crate) apply: Apply,
 }
 
-/// The same as part of a program.
-#[derive(Clone)]
-pub(crate) struct Effect {
-    pub(crate) leaves: Vec<ResultLeaf>,
-    target: Arc<dyn Target>,
-    pub(crate) apply: Apply,
-}
-
-impl Deferred {
-    pub(crate) fn effect(&self, leaves: Vec<ResultLeaf>) -> Effect {
+impl Effect<Given> {
+    /// The same as part of a program.
+    pub(crate) fn of_program(self, leaf: impl FnMut(&Given) -> ResultLeaf) -> Effect {
         Effect {
-            leaves,
-            target: Arc::clone(&self.target),
-            apply: Arc::clone(&self.apply),
+            leaves: self.leaves.iter().map(leaf).collect(),
+            target: self.target,
+            apply: self.apply,
         }
     }
 }
@@ -88,9 +103,10 @@ pub(crate) trait HostVariable: Target {
     fn values(&self, replicas: usize) -> Option<Vec<TensorData>>;
 }
 
-/// What a program changes and reads on the host.
-#[derive(Clone, Default)]
+/// What a program changes, reads and returns on the host.
 pub(crate) struct HostSide {
+    /// The leaves of the step's result.
+    pub(crate) results: Vec<ResultLeaf>,
     pub(crate) effects: Vec<Effect>,
     pub(crate) variables: Vec<Arc<dyn HostVariable>>,
 }
@@ -107,16 +123,9 @@ impl HostSide {
 impl fmt::Debug for HostSide {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("HostSide")
+            .field("results", &self.results)
             .field("effects", &self.effects.len())
             .field("variables", &self.variables.len())
             .finish()
-    }
-}
-
-impl fmt::Debug for Deferred {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Deferred")
-            .field("given", &self.given)
-            .finish_non_exhaustive()
     }
 }

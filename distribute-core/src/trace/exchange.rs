@@ -1,21 +1,24 @@
-//! `all_gather`, `broadcast` and variables as operations of a captured graph.
+//! Cross-replica calls and variables as operations of a captured graph.
 
-use burn::tensor::Slice;
+use burn::tensor::{Slice, TensorData};
 use burn_backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
 use burn_capture::CaptureBackend;
 
-use super::gradients::not_captured;
 use super::{CapturedTensor, Trace};
 use crate::{Error, Nest, ReduceOp, Result, host_reduce};
 
-/// Concatenates all leaves of a value over the replicas: tensors by operations of the graph,
-/// numbers, which are the same on every replica, right away.
+/// Reduces all leaves of a value over the replicas: tensors by one operation of the graph.
+pub(crate) fn all_reduce(trace: &Trace, op: ReduceOp, value: &mut dyn Nest) -> Result<()> {
+    let copies = |number| host_reduce::reduce(op, vec![number; trace.num_replicas()]);
+    each(value, copies, |tensors| trace.all_reduce(op, tensors))
+}
+
+/// Concatenates all leaves of a value over the replicas: tensors by operations of the graph.
 pub(crate) fn all_gather(trace: &Trace, value: &mut dyn Nest, axis: i64) -> Result<()> {
-    each(value, |given| match given {
-        Leaf::Number(data) => {
-            host_reduce::gather(vec![data; trace.num_replicas()], axis).map(Leaf::Number)
-        }
-        Leaf::Tensor(tensor) => {
+    let copies = |number| host_reduce::gather(vec![number; trace.num_replicas()], axis);
+    each(value, copies, |tensors| {
+        let tensors = tensors.into_iter();
+        let gathered = tensors.map(|tensor| {
             let spec = tensor.spec();
             let rank = spec.shape.len();
             if spec.dtype.is_bool() {
@@ -24,26 +27,25 @@ pub(crate) fn all_gather(trace: &Trace, value: &mut dyn Nest, axis: i64) -> Resu
                     dtype: spec.dtype.name().to_string(),
                 });
             }
-            let axis = usize::try_from(axis)
-                .ok()
-                .filter(|axis| *axis < rank)
-                .ok_or(Error::Axis {
-                    op: "gather",
-                    axis,
-                    rank,
-                })?;
-            Ok(Leaf::Tensor(trace.all_gather(tensor, axis)))
-        }
+            let index = usize::try_from(axis).ok().filter(|axis| *axis < rank);
+            let out_of_range = Error::Axis {
+                op: "gather",
+                axis,
+                rank,
+            };
+            Ok(trace.all_gather(tensor, index.ok_or(out_of_range)?))
+        });
+        gathered.collect()
     })
 }
 
 /// Gives every replica the value of replica `root`, which there is.
 pub(crate) fn broadcast(trace: &Trace, value: &mut dyn Nest, root: usize) -> Result<()> {
-    each(value, |given| {
-        Ok(match given {
-            Leaf::Number(data) => Leaf::Number(data),
-            Leaf::Tensor(tensor) => Leaf::Tensor(of_replica(trace, tensor, root)),
-        })
+    each(value, Ok, |tensors| {
+        let tensors = tensors.into_iter();
+        Ok(tensors
+            .map(|tensor| of_replica(trace, tensor, root))
+            .collect())
     })
 }
 
@@ -55,7 +57,7 @@ pub(crate) fn of_replica(trace: &Trace, tensor: CapturedTensor, root: usize) -> 
     let shape = tensor.spec().shape;
     let mut stacked = vec![1];
     stacked.extend(&shape);
-    let all = trace.all_gather(reshape(tensor, &stacked), 0);
+    let all = trace.all_gather(tensor.reshaped(&stacked), 0);
     let whole = shape.iter().map(|size| Slice::from(0..*size));
     let mut part = vec![Slice::from(root..root + 1)];
     part.extend(whole);
@@ -64,16 +66,7 @@ pub(crate) fn of_replica(trace: &Trace, tensor: CapturedTensor, root: usize) -> 
         dtype if dtype.is_bool() => CaptureBackend::bool_slice(all.0, &part),
         _ => CaptureBackend::int_slice(all.0, &part),
     };
-    reshape(CapturedTensor(own), &shape)
-}
-
-fn reshape(tensor: CapturedTensor, shape: &[usize]) -> CapturedTensor {
-    let shape = burn::tensor::Shape::from(shape.to_vec());
-    CapturedTensor(match tensor.spec().dtype {
-        dtype if dtype.is_float() => CaptureBackend::float_reshape(tensor.0, shape),
-        dtype if dtype.is_bool() => CaptureBackend::bool_reshape(tensor.0, shape),
-        _ => CaptureBackend::int_reshape(tensor.0, shape),
-    })
+    CapturedTensor(own).reshaped(&shape)
 }
 
 /// The sum or the difference of two tensors of one shape and type.
@@ -101,25 +94,32 @@ pub(crate) fn reduce(
     Ok(reduced.swap_remove(0))
 }
 
-enum Leaf {
-    Tensor(CapturedTensor),
-    Number(burn::tensor::TensorData),
-}
-
-/// Replaces every leaf of a value.
-fn each(value: &mut dyn Nest, mut change: impl FnMut(Leaf) -> Result<Leaf>) -> Result<()> {
+/// Replaces the tensors of a value, all at once, and its numbers, which are the same on every
+/// replica, right away.
+fn each(
+    value: &mut dyn Nest,
+    number: impl Fn(TensorData) -> Result<TensorData>,
+    tensors: impl FnOnce(Vec<CapturedTensor>) -> Result<Vec<CapturedTensor>>,
+) -> Result<()> {
+    let mut captured = Vec::new();
     value.walk(&mut |leaf| {
         if let Some(tensor) = leaf.traced() {
-            let captured = tensor.captured().ok_or_else(not_captured)?;
-            if let Leaf::Tensor(new) = change(Leaf::Tensor(captured))? {
-                tensor.bind_result(new);
-            }
+            captured.push(tensor.captured().ok_or_else(not_captured)?);
             return Ok(());
         }
-        let number = leaf.take()?;
-        match change(Leaf::Number(number))? {
-            Leaf::Number(new) => leaf.put(new),
-            Leaf::Tensor(_) => Ok(()),
+        let data = leaf.take()?;
+        leaf.put(number(data)?)
+    })?;
+    let mut replaced = tensors(captured)?.into_iter();
+    value.walk(&mut |leaf| {
+        if let (Some(tensor), Some(replaced)) = (leaf.traced(), replaced.next()) {
+            tensor.bind_result(replaced);
         }
+        Ok(())
     })
+}
+
+pub(crate) fn not_captured() -> Error {
+    let instead = "compute it from the step's arguments, on `ctx.device()`";
+    Error::not_compilable("`all_reduce` of a tensor of the CPU", instead)
 }

@@ -5,8 +5,6 @@ use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::sync::{Arc, Weak};
 
-use super::TensorSpec;
-
 /// Identifies the program of a call: the step's type, the mirrored values it works on, the shapes
 /// and element types of all tensors, and the values of plain numbers and of everything else that is
 /// fixed at capture.
@@ -81,10 +79,6 @@ impl StepKey {
     /// The arguments in words, for messages.
     pub fn arguments(&self) -> String {
         self.parts.join(" ")
-    }
-
-    pub(crate) fn tensor(&mut self, spec: &TensorSpec) {
-        self.fixed(format_args!("{spec}"));
     }
 
     pub(crate) fn state(&mut self, identity: &Arc<()>) {

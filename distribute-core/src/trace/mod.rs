@@ -78,12 +78,12 @@ pub use crate::nest::TracedTensor;
 pub(crate) use capture::{Input, Source, is_random, is_touch};
 pub(crate) use check::{Check, Due};
 pub(crate) use effect::{Given, HostSide, HostVariable, Receiver, ResultLeaf, Target};
-pub(crate) use exchange::{all_gather, broadcast, combine, of_replica, reduce};
-pub(crate) use gradients::{
-    CapturedTape, all_reduce, all_reduce_tensor, backward, not_captured, of_type,
+pub(crate) use exchange::{
+    all_gather, all_reduce, broadcast, combine, not_captured, of_replica, reduce,
 };
-pub(crate) use program::{Draws, NewTensor, StateChange};
+pub(crate) use gradients::{CapturedTape, backward, of_type};
+pub(crate) use program::{Draws, StateChange};
 pub(crate) use state::{
-    Bind, Collect, Fetch, OnDevice, ReadHosts, ReadOwn, ReadTensors, Replay, visit_module,
+    Collect, Fetch, OnDevice, ReadHosts, ReadOwn, ReadTensors, Replay, visit_module,
 };
-pub(crate) use tensor::{Tracked, TrackedGradients, captured, read_error};
+pub(crate) use tensor::{Tracked, TrackedGradients, captured, read_error, tracked};

@@ -168,13 +168,11 @@ pub struct StepProgram {
     pub(crate) arguments: Vec<Source>,
     /// The mutable mirrored arguments after the step, in argument order.
     pub(crate) states: Vec<StateChange>,
-    /// The leaves of the step's result. Numbers of the host among them may be others in each call.
-    pub(crate) results: Mutex<Arc<Vec<ResultLeaf>>>,
     /// A result whose leaves are missing.
     pub(crate) skeleton: Mutex<Box<dyn Any + Send>>,
     /// Makes the random numbers of this step others than those of another.
     pub(crate) seed: u64,
-    /// The metrics and variables that the step captures.
+    /// What may be another one in each call.
     pub(crate) host: Mutex<Arc<HostSide>>,
     /// Tells what the step computes.
     pub(crate) digest: u64,
@@ -202,35 +200,21 @@ impl Draws {
 }
 
 impl StepProgram {
-    pub(crate) fn results(&self) -> Arc<Vec<ResultLeaf>> {
-        Arc::clone(&lock(&self.results))
-    }
-
     pub(crate) fn host_side(&self) -> Arc<HostSide> {
         Arc::clone(&lock(&self.host))
+    }
+
+    /// Takes over the host's side of a newer capture.
+    pub(crate) fn adopt(&self, newer: &Self) {
+        *lock(&self.host) = newer.host_side();
     }
 }
 
 /// What a step does to one mirrored argument.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct StateChange {
+#[derive(Debug)]
+pub(crate) struct StateChange<T = ResultLeaf> {
     /// The host's numbers before and after the step, per training state in it.
     pub(crate) hosts: Vec<(Vec<u64>, Vec<u64>)>,
     /// The tensors after the step.
-    pub(crate) tensors: Vec<NewTensor>,
-}
-
-/// Where a state's tensor comes from after a step.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum NewTensor {
-    /// It is the tensor of this leaf of the arguments.
-    Leaf(usize),
-    /// An output of the program.
-    Output(usize),
-}
-
-impl NewTensor {
-    pub(crate) fn is_output(&self) -> bool {
-        matches!(self, Self::Output(_))
-    }
+    pub(crate) tensors: Vec<T>,
 }

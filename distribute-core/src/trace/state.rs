@@ -20,13 +20,19 @@ pub trait StateVisitor {
     ///
     /// # Errors
     /// What the visitor does not accept.
-    fn host(&mut self, state: &mut dyn HostState) -> Result<()>;
+    fn host(&mut self, state: &mut dyn HostState) -> Result<()> {
+        let _ = state;
+        Ok(())
+    }
 
     /// One tensor of the value, with what it is called in messages.
     ///
     /// # Errors
     /// What the visitor does not accept.
-    fn tensor(&mut self, name: &str, tensor: &mut dyn TracedTensor) -> Result<()>;
+    fn tensor(&mut self, name: &str, tensor: &mut dyn TracedTensor) -> Result<()> {
+        let _ = (name, tensor);
+        Ok(())
+    }
 
     /// One tensor of which every replica has its own: the gradients of micro-batches.
     ///
@@ -198,10 +204,6 @@ impl StateVisitor for ReadHosts {
         Ok(())
     }
 
-    fn tensor(&mut self, _: &str, _: &mut dyn TracedTensor) -> Result<()> {
-        Ok(())
-    }
-
     fn wants_tensors(&self) -> bool {
         false
     }
@@ -244,14 +246,6 @@ pub(crate) struct ReadOwn {
 }
 
 impl StateVisitor for ReadOwn {
-    fn host(&mut self, _: &mut dyn HostState) -> Result<()> {
-        Ok(())
-    }
-
-    fn tensor(&mut self, _: &str, _: &mut dyn TracedTensor) -> Result<()> {
-        Ok(())
-    }
-
     fn own_tensor(&mut self, _: &str, tensor: &mut dyn TracedTensor) -> Result<()> {
         self.tensors.push(tensor.data()?);
         Ok(())
@@ -303,33 +297,6 @@ impl StateVisitor for Fetch<'_> {
     }
 }
 
-/// Puts inputs of a capture in place of all tensors.
-pub(crate) struct Bind<'a> {
-    pub(crate) trace: &'a Arc<Trace>,
-    pub(crate) hosts: &'a mut usize,
-    /// Whether the step may change the value.
-    pub(crate) mutable: bool,
-    pub(crate) next: &'a mut dyn FnMut(&str) -> Result<CapturedTensor>,
-}
-
-impl StateVisitor for Bind<'_> {
-    fn host(&mut self, state: &mut dyn HostState) -> Result<()> {
-        state.prepare()?;
-        state.bind(Arc::clone(self.trace), *self.hosts, self.mutable)?;
-        *self.hosts += 1;
-        Ok(())
-    }
-
-    fn tensor(&mut self, name: &str, tensor: &mut dyn TracedTensor) -> Result<()> {
-        tensor.bind((self.next)(name)?);
-        Ok(())
-    }
-
-    fn capture_device(&self) -> Option<&Device> {
-        Some(self.trace.device())
-    }
-}
-
 /// Collects the tensors of a value after a captured step.
 #[derive(Default)]
 pub(crate) struct Collect {
@@ -359,10 +326,6 @@ impl StateVisitor for Replay<'_> {
         if let Some((before, after)) = self.changes.next() {
             state.replay(before, after);
         }
-        Ok(())
-    }
-
-    fn tensor(&mut self, _: &str, _: &mut dyn TracedTensor) -> Result<()> {
         Ok(())
     }
 

@@ -7,10 +7,11 @@ use std::fmt;
 
 use burn::tensor::{Bool, DType, Int, Shape, Tensor, TensorData};
 use burn_autodiff::Autodiff;
-use burn_backend::ops::FloatTensorOps;
+use burn_backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
 use burn_backend::{AutodiffBackend, TensorMetadata};
 use burn_capture::{CaptureBackend, CaptureClient};
 use burn_router::RouterTensor;
+use serde::{Deserialize, Serialize};
 
 use super::messages;
 use crate::Error;
@@ -38,10 +39,14 @@ impl CapturedTensor {
         }
     }
 
-    /// The same float elements in other dimensions.
+    /// The same elements in other dimensions.
     pub(crate) fn reshaped(&self, shape: &[usize]) -> Self {
-        let shape = Shape::from(shape.to_vec());
-        Self(CaptureBackend::float_reshape(self.0.clone(), shape))
+        let (tensor, shape) = (self.0.clone(), Shape::from(shape.to_vec()));
+        Self(match TensorMetadata::dtype(&tensor) {
+            dtype if dtype.is_float() => CaptureBackend::float_reshape(tensor, shape),
+            dtype if dtype.is_bool() => CaptureBackend::bool_reshape(tensor, shape),
+            _ => CaptureBackend::int_reshape(tensor, shape),
+        })
     }
 
     /// As a float tensor of one dimension without autodiff.
@@ -78,7 +83,7 @@ impl CapturedTensor {
 }
 
 /// Shape and element type of a tensor.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct TensorSpec {
     /// The size of every dimension.
     pub shape: Vec<usize>,
@@ -92,6 +97,12 @@ impl TensorSpec {
             shape: data.shape().to_vec(),
             dtype: data.dtype(),
         }
+    }
+
+    /// Of a tensor of one dimension.
+    pub(crate) fn vector(length: usize, dtype: DType) -> Self {
+        let shape = vec![length];
+        Self { shape, dtype }
     }
 }
 
@@ -133,6 +144,6 @@ pub(crate) fn read_error(error: impl std::error::Error + Send + Sync + 'static) 
 }
 
 /// Shape of a captured tensor, for burn's types.
-pub(crate) fn shape_of(spec: &TensorSpec) -> Shape {
+pub(super) fn shape_of(spec: &TensorSpec) -> Shape {
     Shape::from(spec.shape.clone())
 }

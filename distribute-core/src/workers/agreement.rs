@@ -7,28 +7,27 @@ use super::WorkerGroup;
 use crate::{Configuration, Error, Result};
 
 /// What one worker can signal and all do together.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum GroupSignal {
-    Stop,
-    Save,
-}
-
-impl GroupSignal {
-    /// All of them, in the order in which they travel.
-    pub(crate) const ALL: [Self; 2] = [Self::Stop, Self::Save];
-}
-
-/// One flag per signal.
 #[derive(Debug, Default)]
-pub(super) struct GroupSignals([AtomicBool; GroupSignal::ALL.len()]);
+pub(super) struct Signal {
+    requested: AtomicBool,
+    agreed: AtomicBool,
+}
 
-impl GroupSignals {
-    fn get(&self, signal: GroupSignal) -> bool {
-        self.0[signal as usize].load(Ordering::Relaxed)
+impl Signal {
+    /// Lets the signal travel with the gradients of the next update.
+    fn request(&self) {
+        self.requested.store(true, Ordering::Relaxed);
     }
 
-    fn set(&self, signal: GroupSignal, value: bool) {
-        self.0[signal as usize].store(value, Ordering::Relaxed);
+    /// Whether a worker had this signal before the last update.
+    fn is_agreed(&self) -> bool {
+        self.agreed.load(Ordering::Relaxed)
+    }
+
+    /// Forgets a signal that was fulfilled.
+    fn clear(&self) {
+        self.requested.store(false, Ordering::Relaxed);
+        self.agreed.store(false, Ordering::Relaxed);
     }
 }
 
@@ -62,63 +61,52 @@ impl WorkerGroup {
     /// all of them from then on. `Fit` looks at it; a loop of one's own can save a checkpoint and
     /// end there.
     pub fn request_stop(&self) {
-        self.request(GroupSignal::Stop);
+        self.shared.stop.request();
     }
 
     /// Whether a worker had asked to stop before the last update.
     pub fn stop_agreed(&self) -> bool {
-        self.agreed(GroupSignal::Stop)
+        self.shared.stop.is_agreed()
     }
 
     /// Begins anew: nobody has asked to stop. For what follows a loop that has stopped.
     pub fn clear_stop(&self) {
-        self.forget(GroupSignal::Stop);
+        self.shared.stop.clear();
     }
 
     /// Asks all workers to save a checkpoint together, as [`request_stop`](Self::request_stop) asks
     /// them to stop.
     pub fn request_save(&self) {
-        self.request(GroupSignal::Save);
+        self.shared.save.request();
     }
 
     /// Whether a worker had asked to save before the last update.
     pub fn save_agreed(&self) -> bool {
-        self.agreed(GroupSignal::Save)
+        self.shared.save.is_agreed()
     }
 
     /// The checkpoint that was asked for is saved, or is not wanted any more.
     pub fn clear_save(&self) {
-        self.forget(GroupSignal::Save);
+        self.shared.save.clear();
     }
 
-    /// Lets a signal travel with the gradients of the next update.
-    fn request(&self, signal: GroupSignal) {
-        self.shared.requested.set(signal, true);
-    }
-
-    /// Whether a worker had this signal before the last update.
-    fn agreed(&self, signal: GroupSignal) -> bool {
-        self.shared.agreed.get(signal)
-    }
-
-    /// Forgets a signal that was fulfilled.
-    fn forget(&self, signal: GroupSignal) {
-        self.shared.requested.set(signal, false);
-        self.shared.agreed.set(signal, false);
+    /// All signals, in the order in which they travel.
+    fn all_signals(&self) -> [&Signal; 2] {
+        [&self.shared.stop, &self.shared.save]
     }
 
     /// What this worker adds to the signals that travel with the gradients.
     pub(crate) fn signals(&self) -> Vec<f32> {
-        let signal = |signal| f32::from(u8::from(self.shared.requested.get(signal)));
-        GroupSignal::ALL.map(signal).to_vec()
+        let requested = |signal: &Signal| signal.requested.load(Ordering::Relaxed);
+        let all = self.all_signals();
+        all.map(|signal| f32::from(u8::from(requested(signal))))
+            .to_vec()
     }
 
     /// Takes the reduced signals.
     pub(crate) fn receive(&self, signals: &[f32]) {
-        for (signal, sum) in GroupSignal::ALL.into_iter().zip(signals) {
-            if *sum > 0.0 {
-                self.shared.agreed.set(signal, true);
-            }
+        for (signal, sum) in self.all_signals().into_iter().zip(signals) {
+            signal.agreed.fetch_or(*sum > 0.0, Ordering::Relaxed);
         }
     }
 

@@ -10,7 +10,7 @@ use burn::tensor::TensorData;
 use distribute_collectives::{Buffer, Communicator, CommunicatorExt, ReduceOp, pack, reduce};
 
 use super::WorkerGroup;
-use crate::cross_device::as_buffer;
+use crate::cross_device::as_buffers;
 use crate::sync::lock;
 use crate::{Error, Result};
 
@@ -59,8 +59,7 @@ impl WorkerGroup {
 
     /// The sum of one pack over the workers, in place.
     pub(crate) fn all_reduce_pack(&self, tensors: &mut [TensorData]) -> Result<()> {
-        let buffers = tensors.iter_mut().map(as_buffer);
-        let mut buffers = buffers.collect::<Result<Vec<_>>>()?;
+        let mut buffers = as_buffers(tensors)?;
         let mut communicator = lock(&self.shared.communicator);
         Ok(communicator.all_reduce_by_type(ReduceOp::Sum, &mut buffers)?)
     }

@@ -6,15 +6,16 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::WorkerGroup;
-use super::encoding::{Form, tensor, unreadable};
+use super::encoding::{tensor, unreadable};
 use crate::sync::lock;
+use crate::trace::TensorSpec;
 use crate::{Error, Result};
 
 /// A tensor and where it belongs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Named {
     name: String,
-    form: Form,
+    form: TensorSpec,
 }
 
 impl WorkerGroup {
@@ -34,7 +35,7 @@ impl WorkerGroup {
             .zip(tensors.iter())
             .map(|(name, data)| Named {
                 name: name.clone(),
-                form: Form::of(data),
+                form: TensorSpec::of(data),
             })
             .collect();
         self.compare(&own)?;
@@ -108,7 +109,7 @@ impl WorkerGroup {
 
 /// The first difference in words.
 fn difference(chief: &[Named], worker: &[Named]) -> Option<String> {
-    let text = |form: &Form| format!("{} {:?}", form.dtype.name(), form.shape);
+    let text = |form: &TensorSpec| format!("{} {:?}", form.dtype.name(), form.shape);
     for (index, expected) in chief.iter().enumerate() {
         let Named { name, form } = expected;
         return Some(match worker.get(index) {

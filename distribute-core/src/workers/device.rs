@@ -6,7 +6,7 @@ use burn::tensor::Tensor;
 use distribute_collectives::{CommunicatorExt, ReduceOp};
 
 use super::WorkerGroup;
-use crate::cross_device::as_buffer;
+use crate::cross_device::as_buffers;
 use crate::sync::lock;
 use crate::{DeviceReducer, Error, Result};
 
@@ -43,8 +43,7 @@ impl WorkerGroup {
             .into_iter()
             .map(|tensor| tensor.try_into_data().map_err(Error::internal));
         let mut copies = copies.collect::<Result<Vec<_>>>()?;
-        let buffers = copies.iter_mut().map(as_buffer);
-        let mut buffers = buffers.collect::<Result<Vec<_>>>()?;
+        let mut buffers = as_buffers(&mut copies)?;
         let options = &self.shared.options;
         lock(&self.shared.communicator).batch_all_reduce(ReduceOp::Sum, &mut buffers, options)?;
         let back = copies.into_iter().map(|data| {

@@ -2,39 +2,24 @@
 //! types and the shapes behind its length (u64), then the elements in the byte order of the
 //! machine.
 
-use burn::tensor::{DType, TensorData};
+use burn::tensor::TensorData;
 use serde::{Deserialize, Serialize};
 
+use crate::trace::TensorSpec;
 use crate::{Error, Result};
 
-/// Type and shape of one tensor.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Form {
-    pub(super) dtype: DType,
-    pub(super) shape: Vec<usize>,
-}
-
-impl Form {
-    pub(super) fn of(data: &TensorData) -> Self {
-        Self {
-            dtype: data.dtype(),
-            shape: data.shape().to_vec(),
-        }
-    }
-
-    /// The size of such a tensor; `None` if no memory could hold it.
-    pub(super) fn bytes(&self) -> Option<usize> {
-        let sizes = self.shape.iter();
-        let elements = sizes.copied().try_fold(1_usize, usize::checked_mul)?;
-        elements.checked_mul(self.dtype.size())
-    }
+/// The size of such a tensor in bytes; `None` if no memory could hold it.
+fn size(form: &TensorSpec) -> Option<usize> {
+    let sizes = form.shape.iter();
+    let elements = sizes.copied().try_fold(1_usize, usize::checked_mul)?;
+    elements.checked_mul(form.dtype.size())
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Header {
     /// Which call it is, with what all workers must agree in.
     call: String,
-    forms: Vec<Vec<Form>>,
+    forms: Vec<Vec<TensorSpec>>,
 }
 
 /// The lists of a worker's replicas as bytes.
@@ -43,7 +28,7 @@ pub(super) fn encode(call: &str, lists: &[Vec<TensorData>]) -> Result<Vec<u8>> {
         call: call.to_string(),
         forms: lists
             .iter()
-            .map(|list| list.iter().map(Form::of).collect())
+            .map(|list| list.iter().map(TensorSpec::of).collect())
             .collect(),
     };
     let header = serde_json::to_vec(&header).map_err(Error::internal)?;
@@ -69,7 +54,7 @@ fn decoded(bytes: &[u8]) -> Option<(String, Vec<Vec<TensorData>>)> {
     for forms in forms {
         let mut list = Vec::with_capacity(forms.len());
         for form in forms {
-            let (elements, left) = rest.split_at_checked(form.bytes()?)?;
+            let (elements, left) = rest.split_at_checked(size(&form)?)?;
             list.push(tensor(&form, elements));
             rest = left;
         }
@@ -79,7 +64,7 @@ fn decoded(bytes: &[u8]) -> Option<(String, Vec<Vec<TensorData>>)> {
 }
 
 /// A tensor of this form from as many bytes as it has.
-pub(super) fn tensor(form: &Form, elements: &[u8]) -> TensorData {
+pub(super) fn tensor(form: &TensorSpec, elements: &[u8]) -> TensorData {
     TensorData::from_bytes_vec(elements.to_vec(), form.shape.clone(), form.dtype)
 }
 

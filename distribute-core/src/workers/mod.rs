@@ -21,7 +21,7 @@ use distribute_collectives::{
     InterruptionHold,
 };
 
-use agreement::GroupSignals;
+use agreement::Signal;
 
 use crate::sync::lock;
 use crate::{DeviceReducer, Error, Result};
@@ -41,8 +41,8 @@ struct Shared {
     /// The id of the first replica of each worker, and the number of replicas at the end.
     first_replicas: Vec<usize>,
     options: CommunicationOptions,
-    requested: GroupSignals,
-    agreed: GroupSignals,
+    stop: Signal,
+    save: Signal,
     /// Ends the waits of the communicator.
     interruption: OnceLock<Interruption>,
     held: Mutex<Option<InterruptionHold>>,
@@ -76,8 +76,8 @@ impl WorkerGroup {
             communicator: Mutex::new(communicator),
             first_replicas,
             options,
-            requested: GroupSignals::default(),
-            agreed: GroupSignals::default(),
+            stop: Signal::default(),
+            save: Signal::default(),
             interruption: OnceLock::new(),
             held: Mutex::default(),
             device: OnceLock::new(),
@@ -130,18 +130,21 @@ impl WorkerGroup {
         self.shared.first_replicas[self.num_workers()]
     }
 
+    /// The number of replicas of each worker.
+    fn replica_counts(&self) -> impl Iterator<Item = usize> {
+        let firsts = self.shared.first_replicas.windows(2);
+        firsts.map(|pair| pair[1] - pair[0])
+    }
+
     /// The replicas of the worker that has most.
     pub(crate) fn max_replicas(&self) -> usize {
-        let firsts = self.shared.first_replicas.windows(2);
-        firsts.map(|pair| pair[1] - pair[0]).max().unwrap_or(0)
+        self.replica_counts().max().unwrap_or(0)
     }
 
     /// Whether all workers have equally many replicas.
     pub fn has_equal_workers(&self) -> bool {
-        let firsts = self.shared.first_replicas.windows(2);
-        let mut counts = firsts.map(|pair| pair[1] - pair[0]);
-        let first = counts.next();
-        counts.all(|count| Some(count) == first)
+        self.replica_counts()
+            .all(|count| count == self.max_replicas())
     }
 
     /// Runs something that this worker does alone, before or between what all do together: if it

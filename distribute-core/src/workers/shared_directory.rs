@@ -45,31 +45,26 @@ impl WorkerGroup {
         directory: &Path,
         open: impl FnOnce() -> Result<T>,
     ) -> Result<Option<T>> {
-        let mut opened = None;
-        let mut probe = None;
-        let mut failure = None;
-        let said = self.is_chief().then(|| {
-            match open().and_then(|value| Ok((value, put_probe(directory)?))) {
-                Ok((value, (file, name))) => {
-                    opened = Some(value);
-                    probe = Some(file);
-                    // For people: the workers may have other working directories.
-                    let absolute = std::path::absolute(directory);
-                    let absolute = absolute.unwrap_or_else(|_| directory.to_path_buf());
-                    let directory = absolute.to_string_lossy().into_owned();
-                    Chief::Probe { directory, name }
-                }
-                Err(error) => {
-                    let text = error.to_string();
-                    failure = Some(error);
-                    Chief::Failed(text)
+        let open = || {
+            let value = open()?;
+            let (probe, name) = put_probe(directory)?;
+            Ok((value, probe, name))
+        };
+        let opened: Option<Result<_>> = self.is_chief().then(open);
+        let said = opened.as_ref().map(|opened| match opened {
+            Ok((_, _, name)) => {
+                // For people: the workers may have other working directories.
+                let absolute = std::path::absolute(directory);
+                let absolute = absolute.unwrap_or_else(|_| directory.to_path_buf());
+                Chief::Probe {
+                    directory: absolute.to_string_lossy().into_owned(),
+                    name: name.clone(),
                 }
             }
+            Err(error) => Chief::Failed(error.to_string()),
         });
         let said = self.all_gather_json("open a shared directory", &said)?;
-        if let Some(error) = failure {
-            return Err(error);
-        }
+        let opened = opened.transpose()?;
         let (path, name) = match said.into_iter().next().flatten() {
             Some(Chief::Probe { directory, name }) => (PathBuf::from(directory), name),
             Some(Chief::Failed(cause)) => return Err(Error::Stopped { cause }),
@@ -77,7 +72,7 @@ impl WorkerGroup {
         };
         let sees = directory.join(name).exists();
         let answers = self.all_gather_json("look into a shared directory", &sees)?;
-        drop(probe);
+        let opened = opened.map(|(value, ..)| value);
         match answers.iter().position(|sees| !sees) {
             Some(worker) => Err(Error::NotShared { worker, path }),
             None => Ok(opened),
