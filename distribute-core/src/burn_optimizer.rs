@@ -12,7 +12,7 @@ use distribute_collectives::ReduceOp;
 use crate::parameters;
 use crate::remote::RemoteStore;
 use crate::replicate::{PartVisitor, StatePart, take_state};
-use crate::trace::{StateVisitor, TraceError};
+use crate::trace::StateVisitor;
 use crate::train_state::check_running_statistics;
 use crate::{Error, Gradients, ReplicaContext, Replicate, Result, VariablePlacement, WorkerGroup};
 
@@ -113,7 +113,7 @@ impl<M: Module> StatePart for BurnTrainState<M> {
 
     fn visit_state(&mut self, _: &mut dyn StateVisitor) -> Result<()> {
         let instead = "use a `TrainState`";
-        Err(TraceError::unsupported("an optimizer of burn", instead).into())
+        Err(Error::not_compilable("an optimizer of burn", instead))
     }
 
     fn take_from_chief(&mut self, workers: &WorkerGroup) -> Result<()> {

@@ -7,7 +7,7 @@ use burn::tensor::Tensor;
 
 use crate::optim::{Coefficient, Optimizer};
 use crate::parameters;
-use crate::trace::{self, CapturedTensor, TraceError};
+use crate::trace::{self, CapturedTensor};
 use crate::{Error, Gradients, Result};
 
 /// The parameters of one update. Until [`put_into`](Self::put_into) the model is as it was; the
@@ -161,5 +161,5 @@ impl Parameter {
 
 fn foreign() -> Error {
     let instead = "update it with tensors of the step";
-    TraceError::unsupported("a parameter that is not one of the captured state", instead).into()
+    Error::not_compilable("a parameter that is not one of the captured state", instead)
 }

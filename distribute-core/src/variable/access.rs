@@ -7,10 +7,10 @@ use burn::tensor::TensorData;
 
 use super::shared::{Copies, Shared};
 use super::update::{self, Update};
-use super::{VariableAggregation, VariableError, VariableKind};
+use super::{VariableAggregation, VariableKind};
 use crate::remote::RemoteVariable;
 use crate::trace::Given;
-use crate::{Leaf, PerReplica, ReduceOp, ReplicaContext, Result, Strategy, strategy};
+use crate::{Error, Leaf, PerReplica, ReduceOp, ReplicaContext, Result, Strategy, strategy};
 
 /// What can be done to a variable from where it is reached.
 pub trait Access {
@@ -62,7 +62,7 @@ impl Access for InStep<'_> {
         let value = match variable.options.aggregation {
             VariableAggregation::None => {
                 let op = update.name();
-                return Err(VariableError::AggregationRequired { op }.into());
+                return Err(Error::AggregationRequired { op });
             }
             VariableAggregation::Sum => self.ctx.all_reduce(ReduceOp::Sum, value)?,
             VariableAggregation::Mean => self.ctx.all_reduce(ReduceOp::Mean, value)?,
@@ -94,7 +94,7 @@ impl<S: Strategy + ?Sized> Access for Outside<'_, S> {
         variable.used_outside();
         let op = match (variable.kind, variable.options.aggregation) {
             (VariableKind::SyncOnRead, VariableAggregation::None) => {
-                return Err(VariableError::NoCommonValue { op: "read" }.into());
+                return Err(Error::NoCommonValue { op: "read" });
             }
             (VariableKind::SyncOnRead, VariableAggregation::Sum) => Some(ReduceOp::Sum),
             (VariableKind::SyncOnRead, VariableAggregation::Mean) => Some(ReduceOp::Mean),
@@ -118,13 +118,13 @@ impl<S: Strategy + ?Sized> Access for Outside<'_, S> {
         if variable.kind == VariableKind::SyncOnRead {
             match (variable.options.aggregation, update) {
                 (VariableAggregation::None, _) => {
-                    return Err(VariableError::NoCommonValue { op }.into());
+                    return Err(Error::NoCommonValue { op });
                 }
                 (VariableAggregation::Sum, Update::Assign) => {
                     value = update::share(&value, variable.replicas);
                 }
                 (VariableAggregation::Sum, _) => {
-                    return Err(VariableError::UpdateOfSum { op }.into());
+                    return Err(Error::UpdateOfSum { op });
                 }
                 _ => {}
             }

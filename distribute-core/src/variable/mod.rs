@@ -17,7 +17,6 @@
 
 mod access;
 mod context;
-mod error;
 mod in_step;
 mod options;
 mod shared;
@@ -38,7 +37,6 @@ use crate::{Error, Leaf, ReplicaContext, Result, Strategy};
 use access::{Access, InStore};
 pub use context::VariableContext;
 pub(crate) use context::sealed;
-pub use error::VariableError;
 pub use options::{VariableAggregation, VariableKind, VariableOptions, VariableSynchronization};
 pub(crate) use shared::Owner;
 use shared::{Home, Shared};
@@ -107,7 +105,7 @@ impl<T> DistributedVariable<T> {
     /// short form.
     ///
     /// # Errors
-    /// [`VariableError::UnsupportedSynchronization`] and [`VariableError::MeanOfIntegers`].
+    /// [`Error::UnsupportedSynchronization`] and [`Error::MeanOfIntegers`].
     pub fn new(
         strategy: &(impl Strategy + ?Sized),
         mut initial: T,
@@ -230,8 +228,8 @@ impl<T> DistributedVariable<T> {
     /// for on-read variables is the aggregation of the copies.
     ///
     /// # Errors
-    /// [`Error::MixedStrategies`]; [`VariableError::NoCommonValue`] and
-    /// [`VariableError::Diverged`] outside of a step.
+    /// [`Error::MixedStrategies`]; [`Error::NoCommonValue`] and
+    /// [`Error::Diverged`] outside of a step.
     pub fn read<C>(&self, context: &C) -> Result<T>
     where
         T: VariableValue,

@@ -6,9 +6,7 @@ use std::sync::{Arc, Mutex};
 use burn::tensor::{DType, Shape, TensorData};
 
 use super::update::Update;
-use super::{
-    VariableAggregation, VariableError, VariableKind, VariableOptions, VariableSynchronization,
-};
+use super::{VariableAggregation, VariableKind, VariableOptions, VariableSynchronization};
 use crate::remote::{RemoteChange, RemoteVariable};
 use crate::strategy::StrategyId;
 use crate::sync::lock;
@@ -49,11 +47,11 @@ impl Owner {
     fn check(&self, initial: &TensorData, options: VariableOptions) -> Result<()> {
         if options.synchronization == VariableSynchronization::None {
             let strategy = self.id.to_string();
-            return Err(VariableError::UnsupportedSynchronization { strategy }.into());
+            return Err(Error::UnsupportedSynchronization { strategy });
         }
         if options.aggregation == VariableAggregation::Mean && !initial.dtype().is_float() {
             let dtype = initial.dtype().name().to_string();
-            return Err(VariableError::MeanOfIntegers { dtype }.into());
+            return Err(Error::MeanOfIntegers { dtype });
         }
         Ok(())
     }
@@ -193,7 +191,7 @@ impl Shared {
         let mut versions = copies.0.iter().map(|copy| lock(copy).version);
         let first = versions.next();
         if versions.any(|version| Some(version) != first) {
-            return Err(VariableError::Diverged { op }.into());
+            return Err(Error::Diverged { op });
         }
         Ok(())
     }

@@ -8,10 +8,8 @@ use burn::tensor::TensorData;
 use super::access::Access;
 use super::shared::{Home, Shared};
 use super::update::Update;
-use super::{VariableAggregation, VariableError, VariableKind};
-use crate::trace::{
-    self, CapturedTensor, Given, HostVariable, Target, TensorSpec, Trace, TraceError,
-};
+use super::{VariableAggregation, VariableKind};
+use crate::trace::{self, CapturedTensor, Given, HostVariable, Target, TensorSpec, Trace};
 use crate::{Error, Leaf, ReduceOp, Result};
 
 /// From a step that is captured: the value at that point of the step.
@@ -61,18 +59,17 @@ impl Access for InCapture<'_> {
         let trace = self.0;
         if variable.kind == VariableKind::Plain && trace.num_replicas() > 1 {
             // Its one copy would take one replica's change and lose the others'.
-            return Err(TraceError::unsupported(
+            return Err(Error::not_compilable(
                 "changing a variable of no strategy on several replicas",
                 "create it with `strategy.variable`",
-            )
-            .into());
+            ));
         }
         let op = update.name();
         let value = self.captured(variable, op, value)?;
         let value = match variable.options.aggregation {
             _ if variable.is_local() => value,
             VariableAggregation::None => {
-                return Err(VariableError::AggregationRequired { op }.into());
+                return Err(Error::AggregationRequired { op });
             }
             VariableAggregation::Sum => trace::reduce(trace, ReduceOp::Sum, value)?,
             VariableAggregation::Mean => trace::reduce(trace, ReduceOp::Mean, value)?,
@@ -103,11 +100,10 @@ fn host(variable: &Arc<Shared>) -> Arc<dyn HostVariable> {
 }
 
 pub(super) fn no_value_yet() -> Error {
-    TraceError::unsupported(
+    Error::not_compilable(
         "`DistributedVariable::read`",
         "it returns a value, which there is none of yet; use `read_tensor`",
     )
-    .into()
 }
 
 /// A variable, as long as it is there.
