@@ -1,5 +1,7 @@
 //! Two groups of replicas: inside each, then between them, then back.
 
+use std::ops::Range;
+
 use distribute_collectives::pack::concat_and_split;
 use distribute_collectives::reduce::{accumulate, accumulate_last};
 use distribute_collectives::{Buffer, Communicator, Element, ReduceOp};
@@ -119,46 +121,27 @@ fn check_lengths<E>(communicator: &mut dyn Communicator, slices: &[&mut [E]]) ->
 /// One rank's place in the two groups, for one pack.
 struct Halves {
     /// The ranks of this rank's half.
-    first: usize,
-    end: usize,
+    members: Range<usize>,
     /// The rank that adds up in this half, and the one in the other half.
     main: usize,
     other_main: Option<usize>,
-    is_first_half: bool,
 }
 
 impl Halves {
     fn new(communicator: &dyn Communicator, pack: usize) -> Self {
         let (rank, size) = (communicator.rank(), communicator.world_size());
         let half = size / 2;
+        // One replica alone is the second half.
+        let first = (half > 0).then(|| pack % half);
         let second = half + pack % (size - half);
-        if half == 0 {
-            return Self {
-                first: 0,
-                end: size,
-                main: second,
-                other_main: None,
-                is_first_half: false,
-            };
-        }
-        let first = pack % half;
-        let is_first_half = rank < half;
-        let (start, end) = if is_first_half {
-            (0, half)
-        } else {
-            (half, size)
-        };
-        let (main, other) = if is_first_half {
-            (first, second)
-        } else {
-            (second, first)
+        let (members, main, other_main) = match first {
+            Some(first) if rank < half => (0..half, first, Some(second)),
+            _ => (half..size, second, first),
         };
         Self {
-            first: start,
-            end,
+            members,
             main,
-            other_main: Some(other),
-            is_first_half,
+            other_main,
         }
     }
 
@@ -180,7 +163,7 @@ impl Halves {
         if let Some(other) = self.other_main {
             let mut theirs = vec![E::default(); sum.len()];
             // One side sends first, the other receives first: no order in which both wait.
-            if self.is_first_half {
+            if self.members.start == 0 {
                 communicator.send(other, E::buffer(&mut sum))?;
                 communicator.recv(other, E::buffer(&mut theirs))?;
             } else {
@@ -191,7 +174,7 @@ impl Halves {
             accumulate_last(op, communicator.world_size(), &mut sum, &theirs);
         }
         values.copy_from_slice(&sum);
-        for member in self.first..self.end {
+        for member in self.members.clone() {
             if member != rank {
                 communicator.send(member, E::buffer(values))?;
             }
@@ -208,7 +191,7 @@ impl Halves {
     ) -> Result<Vec<E>> {
         let mut sum: Option<Vec<E>> = None;
         let mut received = vec![E::default(); mine.len()];
-        for member in self.first..self.end {
+        for member in self.members.clone() {
             let values = if member == self.main {
                 mine
             } else {

@@ -36,7 +36,7 @@ pub(crate) struct Worker<'a> {
 impl Worker<'_> {
     fn offer(&self) -> Offer {
         let gpu = |reducers: &Arc<NcclReducers>| {
-            let gpus = self.devices.iter().map(|device| reducers.gpu(*device));
+            let gpus = self.devices.iter().map(|device| (reducers.gpu)(*device));
             gpus.collect::<Option<Vec<_>>>()
         };
         let gpus = self.reducers.as_ref().and_then(gpu);
@@ -98,9 +98,9 @@ impl Worker<'_> {
         let Some(device) = self.devices.first().copied() else {
             return Err(unavailable("this worker has no replica"));
         };
-        let gpu = reducers.gpu(device).unwrap_or_default();
+        let gpu = (reducers.gpu)(device).unwrap_or_default();
         let communicator = NcclCommunicator::new(group, reducers.options(gpu))?;
-        let reducer = NcclReducer::new(communicator, reducers.memory(device), self.options);
+        let reducer = NcclReducer::new(communicator, (reducers.memory)(device), self.options);
         Ok(Box::new(reducer))
     }
 }

@@ -86,8 +86,9 @@ type MemoryOf = dyn Fn(LogicalDevice) -> Box<dyn TensorMemory> + Send + Sync;
 pub struct NcclReducers {
     options: NcclOptions,
     group: GroupOptions,
-    gpu: fn(LogicalDevice) -> Option<usize>,
-    memory: Arc<MemoryOf>,
+    /// The GPU of a device.
+    pub(super) gpu: fn(LogicalDevice) -> Option<usize>,
+    pub(super) memory: Arc<MemoryOf>,
 }
 
 impl fmt::Debug for NcclReducers {
@@ -118,15 +119,6 @@ impl NcclReducers {
     pub fn timeout(mut self, timeout: std::time::Duration) -> Self {
         self.group = self.group.timeout(timeout);
         self
-    }
-
-    /// The GPU of a device.
-    pub(super) fn gpu(&self, device: LogicalDevice) -> Option<usize> {
-        (self.gpu)(device)
-    }
-
-    pub(super) fn memory(&self, device: LogicalDevice) -> Box<dyn TensorMemory> {
-        (self.memory)(device)
     }
 
     /// The options of a rank beside a group of workers, which has an order of its own.

@@ -45,7 +45,7 @@ impl Devices {
     /// Whether gradients are reduced in the memory of the devices; the same on all replicas.
     fn reduces(&self) -> bool {
         match &self.workers {
-            Some(workers) if self.host.num_local() == 1 => workers.has_device_reducer(),
+            Some(workers) if self.host.num_local == 1 => workers.has_device_reducer(),
             _ => self.local.is_some(),
         }
     }
@@ -59,7 +59,7 @@ impl Devices {
         let Some(workers) = &self.workers else {
             return Ok(tensors);
         };
-        if self.host.local_id() == 0 {
+        if self.host.local_id == 0 {
             tensors = workers.sum_tensors(tensors)?;
         }
         match &self.local {
@@ -88,7 +88,7 @@ impl Peers for Devices {
         gradients.refuse_rows("a reduction over replicas")?;
         let buffer = self.host.sum_flags(gradients.flags(&self.host.signals()))?;
         let mut flags = gradients.read_flags(&buffer)?;
-        self.host.receive(&flags.take_signals());
+        self.host.link().receive(&flags.take_signals());
         let mut sums = self.sum(gradients.take_tensors(&flags, &self.device)?)?;
         if op == ReduceOp::Mean {
             let replicas = self.num_replicas as f64;

@@ -26,9 +26,8 @@ impl Peers for Alone {
     }
 
     fn all_gather(&self, value: &mut dyn Nest, axis: i64) -> Result<()> {
-        let leaves = value.take_leaves()?.into_iter();
-        let gathered = leaves.map(|leaf| host_reduce::gather(vec![leaf], axis));
-        value.put_leaves(gathered.collect::<Result<_>>()?)
+        let leaves = value.take_leaves()?;
+        value.put_leaves(host_reduce::concatenate(vec![leaves], axis)?)
     }
 
     fn broadcast(&self, value: &mut dyn Nest, _: usize) -> Result<()> {
@@ -50,8 +49,8 @@ impl Peers for Alone {
 pub(crate) struct HostPeers {
     /// Backward passes need it too.
     shared: Arc<HostLink>,
-    local_id: usize,
-    num_local: usize,
+    pub(super) local_id: usize,
+    pub(super) num_local: usize,
     exchange: Arc<LocalExchange>,
     /// How many differentiable calls were made; equal on all replicas.
     calls: AtomicU64,
@@ -75,7 +74,7 @@ impl HostPeers {
         }
     }
 
-    fn link(&self) -> &dyn Link {
+    pub(super) fn link(&self) -> &dyn Link {
         &*self.shared.link
     }
 
@@ -103,25 +102,12 @@ impl HostPeers {
         calls::compare(self.link(), op, detail)
     }
 
-    pub(super) fn local_id(&self) -> usize {
-        self.local_id
-    }
-
-    pub(super) fn num_local(&self) -> usize {
-        self.num_local
-    }
-
     /// Sums the flags of gradients that are reduced elsewhere.
     pub(super) fn sum_flags(&self, flags: TensorData) -> Result<TensorData> {
         let mut buffers = [flags];
         self.link().all_reduce(ReduceOp::Sum, &mut buffers)?;
         let [flags] = buffers;
         Ok(flags)
-    }
-
-    /// What all say together.
-    pub(super) fn receive(&self, signals: &[f32]) {
-        self.link().receive(signals);
     }
 
     /// What this replica says with its gradients: one of a process speaks for all.
@@ -145,10 +131,7 @@ impl Peers for HostPeers {
     fn all_gather(&self, value: &mut dyn Nest, axis: i64) -> Result<()> {
         let call = format!("all_gather over {axis}");
         self.join(("all_gather", axis, &call), value, |lists| {
-            let columns = host_reduce::columns(lists)?.into_iter();
-            columns
-                .map(|column| host_reduce::gather(column, axis))
-                .collect()
+            host_reduce::concatenate(lists, axis)
         })
     }
 

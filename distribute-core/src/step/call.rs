@@ -14,24 +14,19 @@ use crate::scope::BatchFacts;
 use crate::strategy::StrategyId;
 use crate::sync::lock;
 use crate::trace::{
-    CapturedTensor, Coefficients, Collect, DeviceTensor, Fingerprint, HostState, OnDevice,
-    ReadHosts, ReadOwn, ReadTensors, Replay, ResultLeaf, Source, StateChange, StateVisitor,
-    StepKey, TensorSpec, Trace, TracedTensor, Tracer,
+    Argument, CapturedTensor, Coefficients, Collect, DeviceTensor, Fingerprint, HostState,
+    OnDevice, ReadHosts, ReadOwn, ReadTensors, Replay, ResultLeaf, Source, StateChange,
+    StateVisitor, StepKey, TensorSpec, Trace, TracedTensor, Tracer,
 };
 use crate::{Error, Leaf, Mirrored, Nest, Replicate, Result, host_reduce};
 
-/// The value of one tensor of the arguments.
+/// One tensor of the arguments.
 #[derive(Debug)]
-pub(crate) enum LeafValue {
-    /// Of a mirrored value; `mutable` if the step may change it.
-    Device {
-        tensor: Arc<dyn DeviceTensor>,
-        mutable: bool,
-    },
-    /// Of a batch: one part per replica.
-    PerReplica(Arc<Vec<TensorData>>),
-    /// The same for every replica.
-    Same(TensorData),
+pub(crate) struct CallLeaf {
+    pub(crate) spec: TensorSpec,
+    pub(crate) value: Argument,
+    /// Whether it is of a mirrored value that the step may change.
+    pub(crate) mutable: bool,
 }
 
 /// The arguments of a call, in the order in which they are walked.
@@ -41,8 +36,7 @@ pub struct Call<'t> {
     pub(crate) replicas: usize,
     pub(crate) tracer: &'t dyn Tracer,
     pub(crate) key: StepKey,
-    pub(crate) leaves: Vec<LeafValue>,
-    pub(crate) specs: Vec<TensorSpec>,
+    pub(crate) leaves: Vec<CallLeaf>,
     pub(crate) coefficients: Vec<Arc<dyn Coefficients>>,
     /// Whether the arguments can be captured twice.
     pub(crate) can_repeat: bool,
@@ -61,16 +55,18 @@ impl<'t> Call<'t> {
             tracer,
             key,
             leaves: Vec::new(),
-            specs: Vec::new(),
             coefficients: Vec::new(),
             can_repeat: true,
         }
     }
 
-    fn leaf(&mut self, spec: TensorSpec, value: LeafValue) {
+    fn leaf(&mut self, spec: TensorSpec, value: Argument, mutable: bool) {
         self.fixed(format_args!("{spec}"));
-        self.specs.push(spec);
-        self.leaves.push(value);
+        self.leaves.push(CallLeaf {
+            spec,
+            value,
+            mutable,
+        });
     }
 
     /// A mirrored value, which the step may change if it is `mutable`. What the devices do not have
@@ -107,7 +103,7 @@ impl<'t> Call<'t> {
         self.coefficients.extend(hosts.coefficients);
         for tensor in on_device.iter().flat_map(|state| &state.tensors) {
             let tensor = Arc::clone(tensor);
-            self.leaf(tensor.spec(), LeafValue::Device { tensor, mutable });
+            self.leaf(tensor.spec(), Argument::Device(tensor), mutable);
         }
         Ok(())
     }
@@ -117,7 +113,7 @@ impl<'t> Call<'t> {
         let (structure, tensors) = take(value)?;
         self.fixed(format_args!("same {}", structure.join(" ")));
         for data in tensors {
-            self.leaf(TensorSpec::of(&data), LeafValue::Same(data));
+            self.leaf(TensorSpec::of(&data), Argument::Same(data), false);
         }
         Ok(())
     }
@@ -151,7 +147,7 @@ impl<'t> Call<'t> {
         self.can_repeat &= first.is_none_or(|part| copy(part).is_some());
         for column in host_reduce::columns(tensors)? {
             let spec = TensorSpec::of(&column[0]);
-            self.leaf(spec, LeafValue::PerReplica(Arc::new(column)));
+            self.leaf(spec, Argument::PerReplica(Arc::new(column)), false);
         }
         Ok(())
     }
@@ -272,11 +268,11 @@ pub struct Capture {
 }
 
 impl Capture {
-    pub(crate) fn new(trace: Arc<Trace>, specs: Vec<TensorSpec>, keeps_arguments: bool) -> Self {
+    pub(crate) fn new(trace: Arc<Trace>, leaves: &[CallLeaf], keeps_arguments: bool) -> Self {
         Self {
             keeps_arguments,
             trace,
-            specs,
+            specs: leaves.iter().map(|leaf| leaf.spec.clone()).collect(),
             leaves: Vec::new(),
             names: HashMap::new(),
             hosts: 0,
@@ -393,7 +389,7 @@ impl StateVisitor for Bind<'_> {
 #[derive(Debug)]
 pub struct Changes<'a> {
     states: std::slice::Iter<'a, StateChange>,
-    leaves: &'a [LeafValue],
+    leaves: &'a [CallLeaf],
     /// The program's results. If it has failed, everything that it could have changed is lost.
     outputs: Result<&'a [Arc<dyn DeviceTensor>], &'a Error>,
 }
@@ -401,7 +397,7 @@ pub struct Changes<'a> {
 impl<'a> Changes<'a> {
     pub(crate) fn new(
         states: &'a [StateChange],
-        leaves: &'a [LeafValue],
+        leaves: &'a [CallLeaf],
         outputs: Result<&'a [Arc<dyn DeviceTensor>], &'a Error>,
     ) -> Self {
         Self {
@@ -416,8 +412,8 @@ impl<'a> Changes<'a> {
         let outputs = self.outputs.map_err(ToString::to_string)?;
         let tensor = |new: &ResultLeaf| match *new {
             ResultLeaf::Output(index) => outputs.get(index).cloned(),
-            ResultLeaf::Leaf(index) => match self.leaves.get(index) {
-                Some(LeafValue::Device { tensor, .. }) => Some(Arc::clone(tensor)),
+            ResultLeaf::Leaf(index) => match &self.leaves.get(index)?.value {
+                Argument::Device(tensor) => Some(Arc::clone(tensor)),
                 _ => None,
             },
             ResultLeaf::Constant(_) => None,

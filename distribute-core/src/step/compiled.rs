@@ -10,7 +10,7 @@ use burn::tensor::TensorData;
 use burn_capture::{CapturedGraph, TensorId};
 use burn_ir::OperationIr;
 
-use super::call::{Call, Capture, Changes, LeafValue};
+use super::call::{Call, Capture, Changes};
 use super::digest::digest;
 use super::{Item, StepArgs, twice};
 use crate::nest::different_structure;
@@ -152,7 +152,7 @@ impl<F: FnMut(Capture) -> Result<Plan>> Capturing<'_, F> {
         let mut outcome = Err(Error::invalid("the step was not captured"));
         let graph = device.capture_scope(|capture_scope| {
             let trace = Arc::new(Trace::new(*device, self.num_replicas));
-            let capture = Capture::new(trace, call.specs.clone(), keeps);
+            let capture = Capture::new(trace, &call.leaves, keeps);
             outcome = catch_unwind(AssertUnwindSafe(|| (self.record)(capture)))
                 .unwrap_or_else(|payload| Err(messages::of_panic(panic_message(&*payload))));
             // Without a graph nothing is declared.
@@ -224,12 +224,7 @@ fn arguments(program: &StepProgram, call: &Call<'_>) -> Result<Vec<Argument>> {
     let host = program.host_side();
     let mut updates: HashMap<(usize, u64, Option<u64>), Vec<f64>> = HashMap::new();
     let mut argument = |source: &Source| match *source {
-        Source::Leaf(index) => match call.leaves.get(index) {
-            Some(LeafValue::Device { tensor, .. }) => Some(Argument::Device(Arc::clone(tensor))),
-            Some(LeafValue::PerReplica(parts)) => Some(Argument::PerReplica(Arc::clone(parts))),
-            Some(LeafValue::Same(data)) => Some(Argument::Same(data.clone())),
-            None => None,
-        },
+        Source::Leaf(index) => call.leaves.get(index).map(|leaf| leaf.value.clone()),
         Source::Variable(index) => {
             let values = host.variables.get(index)?.values(call.replicas)?;
             Some(Argument::PerReplica(Arc::new(values)))
@@ -285,12 +280,14 @@ fn value_of(
             let output = outputs.get(*index).ok_or_else(different_structure)?;
             output.read(replica)
         }
-        ResultLeaf::Leaf(index) => match call.leaves.get(*index) {
-            Some(LeafValue::Device { tensor, .. }) => tensor.read(replica),
-            Some(LeafValue::PerReplica(parts)) => Ok(parts[replica].clone()),
-            Some(LeafValue::Same(data)) => Ok(data.clone()),
-            None => Err(different_structure()),
-        },
+        ResultLeaf::Leaf(index) => {
+            let leaf = call.leaves.get(*index).ok_or_else(different_structure)?;
+            match &leaf.value {
+                Argument::Device(tensor) => tensor.read(replica),
+                Argument::PerReplica(parts) => Ok(parts[replica].clone()),
+                Argument::Same(data) => Ok(data.clone()),
+            }
+        }
     }
 }
 
@@ -432,10 +429,9 @@ impl Plan {
         let kept = states().chain(&self.host.results).chain(effects);
         let needed: HashSet<usize> = kept.filter_map(ResultLeaf::argument).collect();
         let is_free = |input: &Input| match input.source {
-            Source::Leaf(leaf) => {
-                let value = call.leaves.get(leaf);
-                matches!(value, Some(LeafValue::Device { mutable: true, .. }))
-                    && !needed.contains(&leaf)
+            Source::Leaf(index) => {
+                let leaf = call.leaves.get(index);
+                leaf.is_some_and(|leaf| leaf.mutable) && !needed.contains(&index)
             }
             _ => false,
         };
@@ -481,8 +477,8 @@ fn used(operations: &[OperationIr], outputs: HashSet<TensorId>) -> HashSet<Tenso
 
 fn step_input(input: &Input, call: &Call<'_>, capture: &Capture) -> StepInput {
     let role = match input.source {
-        Source::Leaf(index) => match call.leaves.get(index) {
-            Some(LeafValue::Device { .. }) => InputRole::State,
+        Source::Leaf(index) => match call.leaves.get(index).map(|leaf| &leaf.value) {
+            Some(Argument::Device(_)) => InputRole::State,
             _ => InputRole::Batch,
         },
         _ => InputRole::Host,

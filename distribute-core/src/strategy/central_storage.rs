@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::mirrored::{distinct_or_all, no_replicas, replicas_on};
+use super::mirrored::{distinct_or_all, replicas_on};
 use super::replica_threads::ReplicaThreads;
 use super::{Replica, ReplicaStep, Strategy, StrategyId, VariablePlacement};
 use crate::cross_device::ReductionToOneDevice;
@@ -29,7 +29,20 @@ impl CentralStorageStrategy {
     /// # Errors
     /// If a device is named twice, or the threads cannot be started.
     pub fn new(devices: impl IntoIterator<Item = LogicalDevice>) -> Result<Self> {
-        let devices = distinct_or_all(devices.into_iter().collect())?;
+        let devices: Vec<_> = devices.into_iter().collect();
+        Self::on((!devices.is_empty()).then_some(devices))
+    }
+
+    /// `count` replicas on `cpu:0`, `cpu:1`, ...
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn with_replicas(count: usize) -> Result<Self> {
+        Self::on(Some((0..count).map(LogicalDevice::cpu).collect()))
+    }
+
+    fn on(devices: Option<Vec<LogicalDevice>>) -> Result<Self> {
+        let devices = distinct_or_all(devices)?;
         let threads = ReplicaThreads::builder()
             .variable_placement(VariablePlacement::Central)
             .cross_device_ops(Arc::new(ReductionToOneDevice::default()))
@@ -39,17 +52,6 @@ impl CentralStorageStrategy {
             threads: Arc::new(threads),
             id,
         })
-    }
-
-    /// `count` replicas on `cpu:0`, `cpu:1`, ...
-    ///
-    /// # Errors
-    /// As [`new`](Self::new).
-    pub fn with_replicas(count: usize) -> Result<Self> {
-        if count == 0 {
-            return Err(no_replicas());
-        }
-        Self::new((0..count).map(LogicalDevice::cpu))
     }
 }
 

@@ -54,9 +54,8 @@ impl MirroredStrategy {
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct MirroredStrategyBuilder {
-    devices: Vec<LogicalDevice>,
-    /// Whether `replicas(0)` was asked for; an empty list alone means all cores.
-    no_replicas: bool,
+    /// All CPU cores by default.
+    devices: Option<Vec<LogicalDevice>>,
     cross_device_ops: Arc<dyn CrossDeviceOps>,
     reducers: Option<Arc<dyn DeviceReducers>>,
     timeout: Duration,
@@ -65,8 +64,7 @@ pub struct MirroredStrategyBuilder {
 impl Default for MirroredStrategyBuilder {
     fn default() -> Self {
         Self {
-            devices: Vec::new(),
-            no_replicas: false,
+            devices: None,
             cross_device_ops: Arc::new(DirectAllReduce),
             reducers: None,
             timeout: Duration::from_secs(300),
@@ -78,15 +76,14 @@ impl MirroredStrategyBuilder {
     /// `count` replicas on the logical devices `cpu:0`, `cpu:1`, ...; more than cores is allowed
     /// and slow.
     pub fn replicas(mut self, count: usize) -> Self {
-        self.no_replicas = count == 0;
-        self.devices = (0..count).map(LogicalDevice::cpu).collect();
+        self.devices = Some((0..count).map(LogicalDevice::cpu).collect());
         self
     }
 
     /// One replica on each of these devices, in this order. An empty list means all CPU cores.
     pub fn devices(mut self, devices: impl IntoIterator<Item = LogicalDevice>) -> Self {
-        self.devices = devices.into_iter().collect();
-        self.no_replicas = false;
+        let devices: Vec<_> = devices.into_iter().collect();
+        self.devices = (!devices.is_empty()).then_some(devices);
         self
     }
 
@@ -118,9 +115,6 @@ impl MirroredStrategyBuilder {
     /// [`BackendUnavailable`](distribute_collectives::CollectiveError::BackendUnavailable) for a
     /// device that is not there, and for a way of reduction asked for by name that cannot be used.
     pub fn build(self) -> Result<MirroredStrategy> {
-        if self.no_replicas {
-            return Err(no_replicas());
-        }
         let devices = distinct_or_all(self.devices)?;
         let id = StrategyId::new("mirrored", devices.len());
         let wanted = self.cross_device_ops.device_reduction();
@@ -139,17 +133,17 @@ impl MirroredStrategyBuilder {
     }
 }
 
-pub(super) fn no_replicas() -> Error {
-    Error::invalid("a strategy needs at least 1 replica; leave the number out for all cores")
-}
-
 /// The devices themselves, or all CPU cores if there are none.
 ///
 /// # Errors
-/// If a device is named twice or is not there.
-pub(super) fn distinct_or_all(devices: Vec<LogicalDevice>) -> Result<Vec<LogicalDevice>> {
-    if devices.is_empty() {
+/// If the list is empty, or a device is named twice or is not there.
+pub(super) fn distinct_or_all(devices: Option<Vec<LogicalDevice>>) -> Result<Vec<LogicalDevice>> {
+    let Some(devices) = devices else {
         return Ok(LogicalDevice::all_cpus());
+    };
+    if devices.is_empty() {
+        let none = "a strategy needs at least 1 replica; leave the number out for all cores";
+        return Err(Error::invalid(none));
     }
     let distinct: BTreeSet<_> = devices.iter().collect();
     if distinct.len() < devices.len() {

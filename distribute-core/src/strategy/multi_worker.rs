@@ -12,7 +12,7 @@ use distribute_collectives::{
     Order, ProcessCommunicator, ProcessGroupOptions, ProcessTransport,
 };
 
-use super::mirrored::{distinct_or_all, no_replicas, replicas_on};
+use super::mirrored::{distinct_or_all, replicas_on};
 use super::replica_threads::ReplicaThreads;
 use super::{Replica, ReplicaStep, Strategy, StrategyId};
 use crate::cluster::{Cluster, ProcessEnvironment, TaskType, detect};
@@ -259,10 +259,7 @@ impl MultiWorkerMirroredStrategyBuilder {
     /// [`Error::Cluster`] if the environment describes a cluster wrongly; [`Error::Collective`] if
     /// an address cannot be used or a worker does not come (it is named).
     pub fn build(mut self) -> Result<MultiWorkerMirroredStrategy> {
-        if self.devices.is_empty() {
-            return Err(no_replicas());
-        }
-        let devices = distinct_or_all(std::mem::take(&mut self.devices))?;
+        let devices = distinct_or_all(Some(std::mem::take(&mut self.devices)))?;
         let cluster = match self.cluster.take() {
             Some(given) => given,
             None if self.communicator.is_some() => None,

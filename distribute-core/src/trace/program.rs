@@ -95,7 +95,7 @@ pub trait Executable: Send + Sync + Debug {
 }
 
 /// One argument of a program.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub enum Argument {
     /// A tensor that is on the devices already.
     Device(Arc<dyn DeviceTensor>),

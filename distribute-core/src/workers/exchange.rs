@@ -22,22 +22,17 @@ impl WorkerGroup {
     pub fn gather(&self, call: &str, lists: &[Vec<TensorData>]) -> Result<Vec<Vec<TensorData>>> {
         let bytes = encoding::encode(call, lists)?;
         let gathered = lock(&self.shared.communicator).all_gather(&bytes)?;
-        let mut all = Vec::new();
-        let mut first: Option<String> = None;
-        for (worker, bytes) in gathered.iter().enumerate() {
-            let (found, lists) = encoding::decode(bytes)?;
-            match &first {
-                Some(first) if *first != found => {
-                    return Err(Error::invalid(format!(
-                        "the workers made different calls: `{first}` on worker 0, `{found}` on \
-                         worker {worker}; all workers must make the same ones in the same order"
-                    )));
-                }
-                _ => first = Some(found),
-            }
-            all.extend(lists);
+        let read = gathered.iter().map(encoding::decode);
+        let (calls, lists): (Vec<_>, Vec<_>) =
+            read.collect::<Result<Vec<_>>>()?.into_iter().unzip();
+        if let Some(worker) = calls.iter().position(|found| *found != calls[0]) {
+            let (first, found) = (&calls[0], &calls[worker]);
+            return Err(Error::invalid(format!(
+                "the workers made different calls: `{first}` on worker 0, `{found}` on worker \
+                 {worker}; all workers must make the same ones in the same order"
+            )));
         }
-        Ok(all)
+        Ok(lists.into_iter().flatten().collect())
     }
 
     /// Gives every worker the values that all workers hand in, one each.
