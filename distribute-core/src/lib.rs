@@ -29,6 +29,7 @@ mod many_machines {}
 
 mod burn_optimizer;
 mod configuration;
+mod copies;
 mod cross_device;
 #[cfg(feature = "cuda")]
 mod cuda;

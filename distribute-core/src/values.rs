@@ -1,15 +1,15 @@
 //! Values with one component per replica: [`PerReplica`] and [`Mirrored`].
 
 use std::fmt;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 
 use burn::tensor::Device;
 
-use crate::replicate::{Replicate, ReplicateExt};
+use crate::copies::Copies;
+use crate::replicate::Replicate;
 use crate::shown::{Shown, write_components};
 use crate::strategy::StrategyId;
 use crate::sync::lock;
-use crate::trace::{self, OnDevice};
 use crate::{Error, Result};
 
 /// One value per local replica, in replica order; the values may differ
@@ -112,48 +112,37 @@ impl<A, B> PerReplica<(A, B)> {
 /// Under a strategy that compiles steps the newest value is on the device after a step. It is
 /// copied to the host when somebody asks for it ([`primary`](Self::primary)), and not before.
 pub struct Mirrored<T> {
-    pub(crate) values: Vec<T>,
-    pub(crate) devices: Vec<Device>,
+    pub(crate) copies: Copies<T>,
     owner: StrategyId,
     pub(crate) poison: Arc<Mutex<Option<String>>>,
     /// Tells this value from others.
     pub(crate) identity: Arc<()>,
-    /// The tensors on the device, under a strategy that compiles steps.
-    pub(crate) on_device: Mutex<Option<OnDevice>>,
-    /// The host's copies of a newer value on the device, once somebody has asked for them.
-    fetched: OnceLock<Vec<T>>,
 }
 
 /// The host's part of each copy; tensors with their values (large ones: the first hundred).
 impl<T: fmt::Debug + 'static> fmt::Debug for Mirrored<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Mirrored ")?;
-        let copies = self.fetched.get().unwrap_or(&self.values);
-        f.debug_list().entries(copies.iter().map(Shown)).finish()
+        let copies = self.copies.shown().iter().map(Shown);
+        f.debug_list().entries(copies).finish()
     }
 }
 
 /// `Mirrored:{0: .., 1: ..}`, the host's part of each copy with its values.
 impl<T: fmt::Debug + 'static> fmt::Display for Mirrored<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write_components(f, "Mirrored", self.fetched.get().unwrap_or(&self.values))
+        write_components(f, "Mirrored", self.copies.shown())
     }
 }
 
 impl<T: Replicate> Mirrored<T> {
     /// Mirrors a value over the devices of the strategy `owner`.
     pub(crate) fn replicate(value: T, devices: &[Device], owner: StrategyId) -> Self {
-        let mut values = Vec::with_capacity(devices.len());
-        values.extend(devices.iter().skip(1).map(|device| value.replicate(device)));
-        values.insert(0, value);
         Self {
-            values,
-            devices: devices.to_vec(),
+            copies: Copies::new(value, devices),
             owner,
             poison: Arc::default(),
             identity: Arc::default(),
-            on_device: Mutex::default(),
-            fetched: OnceLock::new(),
         }
     }
 
@@ -173,11 +162,7 @@ impl<T: Replicate> Mirrored<T> {
     pub fn resync(&mut self) {
         // What cannot be fetched is given up here, and only here.
         let _fetched = self.values().is_ok();
-        self.adopt_fetched();
-        for index in 1..self.values.len() {
-            let (primary, others) = self.values.split_at_mut(1);
-            others[index - 1].sync_from(&primary[0], &self.devices[index]);
-        }
+        self.copies.copy_first();
         *lock(&self.poison) = None;
     }
 
@@ -197,22 +182,12 @@ impl<T: Replicate> Mirrored<T> {
     /// # Errors
     /// As [`primary`](Self::primary).
     pub fn values(&self) -> Result<&[T]> {
-        if let Some(fetched) = self.fetched.get() {
-            return Ok(fetched);
-        }
-        let on_device = lock(&self.on_device);
-        let Some(newer) = on_device.as_ref().filter(|tensors| tensors.is_newer) else {
-            return Ok(&self.values);
-        };
-        match self.fetch(newer) {
-            Ok(fetched) => Ok(self.fetched.get_or_init(|| fetched)),
-            Err(error) => {
-                let cause = error.to_string();
-                tracing::error!("{cause}");
-                *lock(&self.poison) = Some(cause.clone());
-                Err(Error::Fetch { cause })
-            }
-        }
+        self.copies.newest().map_err(|error| {
+            let cause = error.to_string();
+            tracing::error!("{cause}");
+            *lock(&self.poison) = Some(cause.clone());
+            Error::Fetch { cause }
+        })
     }
 
     /// Replica 0's copy; the others are dropped.
@@ -220,45 +195,15 @@ impl<T: Replicate> Mirrored<T> {
     /// # Errors
     /// As [`primary`](Self::primary).
     pub fn into_primary(mut self) -> Result<T> {
-        self.host_values_mut()?;
-        Ok(self.values.swap_remove(0))
-    }
-
-    /// Host copies of what is on the device.
-    fn fetch(&self, newer: &OnDevice) -> Result<Vec<T>> {
-        let mut value = self.values[0].replicate(&self.devices[0]);
-        let mut fetch = trace::Fetch::new(&newer.tensors, 0);
-        value.visit_state(&mut fetch)?;
-        let mut all: Vec<T> = Vec::with_capacity(self.devices.len());
-        for (replica, device) in self.devices.iter().enumerate().skip(1) {
-            let mut copy = value.replicate(device);
-            if fetch.has_own {
-                copy.visit_state(&mut trace::Fetch::new(&newer.tensors, replica))?;
-            }
-            all.push(copy);
-        }
-        all.insert(0, value);
-        Ok(all)
-    }
-
-    /// Makes what was fetched the host's copies; those on the device are given up.
-    fn adopt_fetched(&mut self) {
-        *lock(&self.on_device) = None;
-        self.forget_fetched();
+        self.values()?;
+        self.copies.keep_fetched();
+        Ok(self.copies.host.swap_remove(0))
     }
 
     /// All copies in replica order, to be changed.
     pub(crate) fn host_values_mut(&mut self) -> Result<&mut [T]> {
         self.values()?;
-        self.adopt_fetched();
-        Ok(&mut self.values)
-    }
-
-    /// Forgets copies of a value that a step has changed.
-    pub(crate) fn forget_fetched(&mut self) {
-        if let Some(fetched) = self.fetched.take() {
-            self.values = fetched;
-        }
+        Ok(self.copies.take_over())
     }
 }
 
@@ -266,15 +211,12 @@ impl<T> Mirrored<T> {
     /// Replica 0's value as the host has it: its numbers (step counter, learning rate) are the
     /// newest, its tensors may be older than those on the device.
     pub fn host_metadata(&self) -> &T {
-        &self.values[0]
+        &self.copies.host[0]
     }
 
     /// Changes the numbers of all host copies.
     pub(crate) fn for_each_host_metadata(&mut self, change: impl Fn(&mut T)) {
-        self.values.iter_mut().for_each(&change);
-        if let Some(fetched) = self.fetched.get_mut() {
-            fetched.iter_mut().for_each(&change);
-        }
+        self.copies.for_each_host_part(change);
     }
 
     /// Why the copies may differ, if a run that could change them failed.

@@ -126,7 +126,7 @@ impl<T: Replicate + Send> StepArgs for &mut Mirrored<T> {
     ) -> Result<Vec<&mut T>> {
         // A failed run marks what it was given. If every copy counts its updates and the counts
         // agree, no copy was changed alone and the mark can go.
-        let versions = self.values.iter_mut().map(ReplicateExt::versions);
+        let versions = self.copies.host.iter_mut().map(ReplicateExt::versions);
         let versions: Vec<_> = versions.collect();
         if versions[0].is_some() && versions.iter().all(|version| *version == versions[0]) {
             *lock(&self.poison) = None;
@@ -134,14 +134,14 @@ impl<T: Replicate + Send> StepArgs for &mut Mirrored<T> {
         check_state(self, strategy, replicas)?;
         self.refresh()?;
         // One copy cannot differ from itself.
-        if self.values.len() > 1 {
+        if self.copies.host.len() > 1 {
             poison.flags.push(Arc::clone(&self.poison));
         }
-        Ok(self.values.iter_mut().collect())
+        Ok(self.copies.host.iter_mut().collect())
     }
 
     fn enter(&mut self, call: &mut Call<'_>) -> Result<()> {
-        let hosts = read_hosts(&mut self.values[0])?;
+        let hosts = read_hosts(&mut self.copies.host[0])?;
         call.enter_state(self, hosts, true)
     }
 
@@ -176,11 +176,11 @@ impl<T: Replicate + Sync> StepArgs for &Mirrored<T> {
         _: &mut PoisonOnError,
     ) -> Result<Vec<&T>> {
         check_state(self, strategy, replicas)?;
-        Ok(self.values.iter().collect())
+        Ok(self.copies.host.iter().collect())
     }
 
     fn enter(&mut self, call: &mut Call<'_>) -> Result<()> {
-        let hosts = read_hosts(&mut self.values[0].replicate(&self.devices[0]))?;
+        let hosts = read_hosts(&mut self.copies.first())?;
         call.enter_state(self, hosts, false)
     }
 

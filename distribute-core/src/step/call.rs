@@ -15,8 +15,8 @@ use crate::strategy::StrategyId;
 use crate::sync::lock;
 use crate::trace::{
     Argument, CapturedTensor, Coefficients, Collect, DeviceTensor, Fingerprint, HostState,
-    OnDevice, ReadHosts, ReadOwn, ReadTensors, Replay, ResultLeaf, Source, StateChange,
-    StateVisitor, StepKey, TensorSpec, Trace, TracedTensor, Tracer,
+    ReadHosts, Replay, ResultLeaf, Source, StateChange, StateVisitor, StepKey, TensorSpec, Trace,
+    TracedTensor, Tracer,
 };
 use crate::{Error, Leaf, Mirrored, Nest, Replicate, Result, host_reduce};
 
@@ -78,31 +78,12 @@ impl<'t> Call<'t> {
         mutable: bool,
     ) -> Result<()> {
         check_state(state, self.strategy, self.replicas)?;
-        let mut on_device = lock(&state.on_device);
-        if on_device.is_none() {
-            let mut tensors = Vec::new();
-            let mut host = state.values[0].replicate(&state.devices[0]);
-            host.visit_state(&mut ReadTensors {
-                others: own_tensors_of_others(state)?,
-                each: &mut |data| {
-                    tensors.push(match <[_; 1]>::try_from(data) {
-                        Ok([data]) => self.tracer.upload(data)?,
-                        Err(data) => self.tracer.upload_each(data)?,
-                    });
-                    Ok(())
-                },
-            })?;
-            *on_device = Some(OnDevice {
-                tensors,
-                is_newer: false,
-            });
-        }
+        let tensors = state.copies.on_devices(self.tracer)?;
         self.key.state(&state.identity);
         let access = if mutable { "mut" } else { "ref" };
         self.fixed(format_args!("{access} {}", hosts.fingerprint.join(" ")));
         self.coefficients.extend(hosts.coefficients);
-        for tensor in on_device.iter().flat_map(|state| &state.tensors) {
-            let tensor = Arc::clone(tensor);
+        for tensor in tensors {
             self.leaf(tensor.spec(), Argument::Device(tensor), mutable);
         }
         Ok(())
@@ -159,19 +140,6 @@ impl Fingerprint for Call<'_> {
     }
 }
 
-/// What each replica but the first has its own of.
-fn own_tensors_of_others<T: Replicate>(
-    state: &Mirrored<T>,
-) -> Result<Vec<std::vec::IntoIter<TensorData>>> {
-    let others = state.values.iter().zip(&state.devices).skip(1);
-    let read = others.map(|(value, device)| {
-        let mut own = ReadOwn::default();
-        value.replicate(device).visit_state(&mut own)?;
-        Ok(own.tensors.into_iter())
-    });
-    read.collect()
-}
-
 /// Looks whether a mirrored value can be an argument of a step of this strategy.
 pub(super) fn check_state<T>(
     state: &Mirrored<T>,
@@ -179,7 +147,7 @@ pub(super) fn check_state<T>(
     replicas: usize,
 ) -> Result<()> {
     state.check(strategy)?;
-    check_count("a mirrored argument", replicas, state.values.len())
+    check_count("a mirrored argument", replicas, state.copies.host.len())
 }
 
 /// What the host knows of a mirrored value.
@@ -287,7 +255,7 @@ impl Capture {
         state: &Mirrored<T>,
         mutable: bool,
     ) -> Result<CapturedState<T>> {
-        let mut value = state.values[0].replicate(&state.devices[0]);
+        let mut value = state.copies.first();
         let before = read_hosts(&mut value)?.records;
         let capture = self;
         value.visit_state(&mut Bind { capture, mutable })?;
@@ -428,22 +396,18 @@ impl<'a> Changes<'a> {
         let tensors = match self.tensors(change) {
             Ok(tensors) => tensors,
             Err(cause) => {
-                *lock(&state.on_device) = None;
+                state.copies.lose();
                 *lock(&state.poison) = Some(cause);
                 return Ok(());
             }
         };
-        state.forget_fetched();
-        state.values[0].visit_state(&mut Replay {
+        state.copies.keep_fetched();
+        state.copies.host[0].visit_state(&mut Replay {
             changes: change.hosts.iter(),
         })?;
-        let mut on_device = lock(&state.on_device);
-        let was_newer = on_device.as_ref().is_some_and(|state| state.is_newer);
         let is_output = |new: &ResultLeaf| matches!(new, ResultLeaf::Output(_));
-        *on_device = Some(OnDevice {
-            tensors,
-            is_newer: was_newer || change.tensors.iter().any(is_output),
-        });
+        let are_computed = change.tensors.iter().any(is_output);
+        state.copies.put_on_devices(tensors, are_computed);
         Ok(())
     }
 }

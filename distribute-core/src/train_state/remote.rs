@@ -165,7 +165,7 @@ impl<T: crate::Replicate> Mirrored<T> {
     /// # Errors
     /// Those of the store.
     pub fn refresh(&mut self) -> Result<()> {
-        self.values.iter_mut().try_for_each(T::refresh_remote)
+        self.copies.host.iter_mut().try_for_each(T::refresh_remote)
     }
 }
 
