@@ -1,5 +1,6 @@
 //! What a callback of this module can fail with.
 
+use std::fmt::Display;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -84,11 +85,18 @@ impl From<FitError> for Error {
 }
 
 impl FitError {
-    pub(super) fn file(path: &Path, operation: &'static str, source: io::Error) -> Self {
-        Self::File {
-            path: path.to_path_buf(),
+    pub(super) fn file(path: &Path, operation: &'static str) -> impl FnOnce(io::Error) -> Self {
+        let path = path.to_path_buf();
+        move |source| Self::File {
+            path,
             operation,
             source,
+        }
+    }
+
+    pub(super) fn csv(error: impl Display) -> Self {
+        Self::Csv {
+            what: error.to_string(),
         }
     }
 }

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::FitError;
-use super::exact;
+use super::exact::{self, Exact};
 use super::meter::Sums;
 
 /// Where [`Metadata::extra`] keeps what only [`Fit`](super::Fit) needs.
@@ -24,8 +24,8 @@ pub(super) struct RunMetadata {
     #[serde(with = "exact")]
     pub(super) learning_rate: f64,
     /// That of the last update; `None` in checkpoints that do not say.
-    #[serde(default, with = "exact::option")]
-    pub(super) last_learning_rate: Option<f64>,
+    #[serde(default)]
+    pub(super) last_learning_rate: Option<Exact>,
     /// How many micro-batches make an update; 0 in checkpoints that do not say.
     #[serde(default)]
     pub(super) micro_batches: usize,
@@ -43,21 +43,15 @@ pub(super) struct RunMetadata {
 impl RunMetadata {
     pub(super) fn store(&self, checkpoint: &mut Checkpoint) -> Result<()> {
         let value = serde_json::to_value(self).map_err(Error::internal)?;
-        checkpoint
-            .metadata
-            .extra
-            .insert(EXTRA_KEY.to_string(), value);
+        let extra = &mut checkpoint.metadata.extra;
+        extra.insert(EXTRA_KEY.to_string(), value);
         Ok(())
     }
 
     pub(super) fn load(checkpoint: &Checkpoint) -> Result<Self> {
         let missing = || refuse("it was not written during `fit`; use `restore` for its weights");
-        let value = checkpoint
-            .metadata
-            .extra
-            .get(EXTRA_KEY)
-            .ok_or_else(missing)?;
-        serde_json::from_value(value.clone())
+        let value = checkpoint.metadata.extra.get(EXTRA_KEY);
+        Self::deserialize(value.ok_or_else(missing)?)
             .map_err(|error| refuse(format!("its `extra.{EXTRA_KEY}` is not readable ({error})")))
     }
 }
@@ -79,11 +73,22 @@ impl Waiting {
         let Some(workers) = workers.filter(|_| self.count > 0) else {
             return Ok(self);
         };
-        let lists: Vec<_> = self.replicas.into_iter().map(with_flags).collect();
+        // A gradient that there is not travels as no bytes.
+        let none = || TensorData::new(Vec::<u8>::new(), [0]);
+        let lists = self.replicas.into_iter().map(|sums| {
+            let sums = sums.into_iter();
+            sums.map(|data| data.unwrap_or_else(none)).collect()
+        });
+        let lists: Vec<Vec<TensorData>> = lists.collect();
         let all = workers.gather("the gradients of micro-batches", &lists)?;
+        let all = all.into_iter().map(|list| {
+            let list = list.into_iter();
+            list.map(|data| data.dtype().is_float().then_some(data))
+                .collect()
+        });
         Ok(Self {
             count: self.count,
-            replicas: all.into_iter().map(without_flags).collect::<Result<_>>()?,
+            replicas: all.collect(),
         })
     }
 
@@ -118,31 +123,6 @@ impl Waiting {
 
 fn waiting_name(replica: usize, parameter: &str) -> String {
     format!("accumulated/{replica}/{parameter}")
-}
-
-/// The gradients that there are, behind flags that say which.
-fn with_flags(sums: WaitingSums) -> Vec<TensorData> {
-    let flags: Vec<u8> = sums.iter().map(|data| u8::from(data.is_some())).collect();
-    let count = flags.len();
-    let flags = TensorData::new(flags, [count]);
-    std::iter::once(flags)
-        .chain(sums.into_iter().flatten())
-        .collect()
-}
-
-fn without_flags(list: Vec<TensorData>) -> Result<WaitingSums> {
-    let different_structure = || Error::invalid("the workers' micro-batches differ in structure");
-    let mut list = list.into_iter();
-    let flags = list.next().ok_or_else(different_structure)?;
-    let flags = flags.try_into_vec::<u8>().map_err(Error::internal)?;
-    let mut sums = Vec::with_capacity(flags.len());
-    for flag in flags {
-        sums.push(match flag {
-            0 => None,
-            _ => Some(list.next().ok_or_else(different_structure)?),
-        });
-    }
-    Ok(sums)
 }
 
 /// What a run that continues from a checkpoint wants to know before it starts.

@@ -12,7 +12,7 @@ use burn_train::{
 use distribute_core::{Error, Result, Strategy, check_running_statistics};
 
 use crate::replica::LearnerReplica;
-use crate::train_epoch::{TrainEpoch, training_error};
+use crate::train_epoch::training_error;
 
 /// A strategy of ours in the place of burn's own in burn's `SupervisedTraining`.
 ///
@@ -178,12 +178,12 @@ impl<M: LearnerModel> SupervisedLearningStrategy<M> for LearnerStrategy {
 }
 
 /// One training, epoch by epoch.
-struct Run<'a, M: LearnerModel> {
-    strategy: &'a dyn Strategy,
-    replicas: Vec<LearnerReplica<M>>,
-    train: TrainLoader<M>,
+pub(crate) struct Run<'a, M: LearnerModel> {
+    pub(crate) strategy: &'a dyn Strategy,
+    pub(crate) replicas: Vec<LearnerReplica<M>>,
+    pub(crate) train: TrainLoader<M>,
     valid: ValidLoader<M>,
-    components: TrainingComponents<M>,
+    pub(crate) components: TrainingComponents<M>,
 }
 
 impl<M: LearnerModel> Run<'_, M> {
@@ -215,14 +215,8 @@ impl<M: LearnerModel> Run<'_, M> {
             epoch_number: epoch,
             total_items: self.train.num_items(),
         }));
-        TrainEpoch {
-            strategy: self.strategy,
-            replicas: &mut self.replicas,
-            events,
-            interrupter,
-            accumulation: self.components.grad_accumulation.unwrap_or(1),
-        }
-        .run(&self.train);
+        self.train();
+        let events = &mut self.components.event_processor;
         interrupter.fail_on_error(events.process_train(LearnerEvent::EndSplit(epoch)));
     }
 

@@ -75,9 +75,7 @@ impl ProgressBar {
             Output::Bar(bar) => bar.println(line),
             Output::Plain(output) => writeln!(output, "{line}")
                 .and_then(|()| output.flush())
-                .map_err(|error| {
-                    FitError::file(Path::new("the progress output"), "write to", error)
-                })?,
+                .map_err(FitError::file(Path::new("the progress output"), "write to"))?,
         }
         Ok(())
     }

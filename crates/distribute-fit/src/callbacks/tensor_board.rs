@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 use std::time::SystemTime;
 
-use distribute_core::{Error, Result};
+use distribute_core::Result;
 
-use crate::tensorboard::{EventWriter, TensorBoardError};
-use crate::{Callback, Control, EpochRecord, FitError, Outcome};
+use crate::tensorboard::EventWriter;
+use crate::{Callback, Control, EpochRecord, Outcome};
 
 /// Writes event files as Keras does: `epoch_loss`, `epoch_accuracy` and so on, and
 /// `epoch_learning_rate`, over the epochs (from 0); training under `<log directory>/train`,
@@ -27,7 +27,7 @@ impl TensorBoard {
     /// If they cannot be written.
     pub fn new(log_directory: impl Into<PathBuf>) -> Result<Self> {
         let directory = log_directory.into();
-        let train = EventWriter::create(directory.join("train")).map_err(failed)?;
+        let train = EventWriter::create(directory.join("train"))?;
         Ok(Self {
             directory,
             every_steps: None,
@@ -46,18 +46,13 @@ impl TensorBoard {
 
 impl Callback for TensorBoard {
     fn on_batch_end(&mut self, run: &mut Control<'_>) -> Result<()> {
-        let step = run.progress().step;
-        if !self
-            .every_steps
-            .is_some_and(|every| run.reached_multiple_of(every))
-        {
-            return Ok(());
+        let due = |every| run.reached_multiple_of(every);
+        if self.every_steps.is_some_and(due) {
+            let (loss, step) = (run.logs()?.loss(), run.progress().step);
+            self.train
+                .scalar("batch_loss", loss as f32, step, SystemTime::now())?;
         }
-        let loss = run.logs()?.loss();
-        let now = SystemTime::now();
-        self.train
-            .scalar("batch_loss", loss as f32, step, now)
-            .map_err(failed)
+        Ok(())
     }
 
     fn on_epoch_end(&mut self, record: &EpochRecord, _: &mut Control<'_>) -> Result<()> {
@@ -67,25 +62,17 @@ impl Callback for TensorBoard {
             let (writer, name) = match name.strip_prefix("val_") {
                 None => (&mut self.train, name),
                 Some(name) => {
-                    if self.validation.is_none() {
-                        let directory = self.directory.join("validation");
-                        self.validation = Some(EventWriter::create(directory).map_err(failed)?);
-                    }
-                    let Some(writer) = &mut self.validation else {
-                        continue;
+                    let writer = match self.validation.take() {
+                        None => EventWriter::create(self.directory.join("validation"))?,
+                        Some(writer) => writer,
                     };
-                    (writer, name)
+                    (self.validation.insert(writer), name)
                 }
             };
-            let tag = format!("epoch_{name}");
-            writer
-                .scalar(&tag, value as f32, epoch, now)
-                .map_err(failed)?;
+            writer.scalar(&format!("epoch_{name}"), value as f32, epoch, now)?;
         }
         let rate = record.learning_rate as f32;
-        self.train
-            .scalar("epoch_learning_rate", rate, epoch, now)
-            .map_err(failed)?;
+        self.train.scalar("epoch_learning_rate", rate, epoch, now)?;
         self.flush()
     }
 
@@ -96,13 +83,8 @@ impl Callback for TensorBoard {
 
 impl TensorBoard {
     fn flush(&mut self) -> Result<()> {
-        self.train.flush().map_err(failed)?;
-        self.validation
-            .as_mut()
-            .map_or(Ok(()), |writer| writer.flush().map_err(failed))
+        let writers = [Some(&mut self.train), self.validation.as_mut()];
+        let mut writers = writers.into_iter().flatten();
+        Ok(writers.try_for_each(EventWriter::flush)?)
     }
-}
-
-fn failed(error: TensorBoardError) -> Error {
-    FitError::TensorBoard(error).into()
 }

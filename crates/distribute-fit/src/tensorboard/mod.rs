@@ -103,11 +103,7 @@ impl EventWriter {
     }
 
     fn create_at(directory: &Path, now: SystemTime) -> Result<Self, TensorBoardError> {
-        fs::create_dir_all(directory).map_err(|source| TensorBoardError::Io {
-            path: directory.to_path_buf(),
-            operation: "create",
-            source,
-        })?;
+        fs::create_dir_all(directory).map_err(failed(directory, "create"))?;
         let (path, file) = create_file(directory, now)?;
         let mut writer = Self {
             path,
@@ -170,7 +166,7 @@ impl EventWriter {
     ///
     /// [`TensorBoardError::Io`]; what was not written is kept and tried again by the next call.
     pub fn flush(&mut self) -> Result<(), TensorBoardError> {
-        self.file.flush().map_err(|source| self.io_error(source))
+        self.file.flush().map_err(failed(&self.path, "write"))
     }
 
     fn summary(
@@ -205,15 +201,17 @@ impl EventWriter {
         let record = record::encode(&event.encode_to_vec());
         self.file
             .write_all(&record)
-            .map_err(|source| self.io_error(source))
+            .map_err(failed(&self.path, "write"))
     }
+}
 
-    fn io_error(&self, source: io::Error) -> TensorBoardError {
-        TensorBoardError::Io {
-            path: self.path.clone(),
-            operation: "write",
-            source,
-        }
+/// What the file system refuses.
+fn failed(path: &Path, operation: &'static str) -> impl FnOnce(io::Error) -> TensorBoardError {
+    let path = path.to_path_buf();
+    move |source| TensorBoardError::Io {
+        path,
+        operation,
+        source,
     }
 }
 
@@ -239,13 +237,7 @@ fn create_file(directory: &Path, now: SystemTime) -> Result<(PathBuf, File), Ten
         match File::create_new(&path) {
             Ok(file) => return Ok((path, file)),
             Err(source) if source.kind() == io::ErrorKind::AlreadyExists => count += 1,
-            Err(source) => {
-                return Err(TensorBoardError::Io {
-                    path,
-                    operation: "create",
-                    source,
-                });
-            }
+            Err(source) => return Err(failed(&path, "create")(source)),
         }
     }
 }
