@@ -6,13 +6,15 @@ use std::sync::Arc;
 use burn::module::Module;
 use burn::tensor::TensorData;
 use distribute_core::checkpoint::Checkpoint;
-use distribute_core::{Mirrored, Result, Strategy, TrainState};
+use distribute_core::{Mirrored, Result, Strategy, TrainState, WorkerGroup};
 use serde_json::Value;
 
 use super::exact::Exact;
 use super::meter::Meter;
 use super::objective::Pass;
-use super::snapshot::{self, RunMetadata, Waiting};
+use super::snapshot::{RunMetadata, snapshot};
+use super::waiting::{self, WaitingSums};
+use super::worker_sync::all_of;
 use super::{EpochRecord, Logs, Mode, Outcome, Position};
 
 /// How far a run is.
@@ -192,33 +194,16 @@ impl<C: Callback + ?Sized> Callback for &mut C {
 
 /// The training state without its model's type.
 pub(super) trait AnyState {
-    fn parameter_names(&self) -> &[String];
-    /// The micro-batches of an update.
-    fn micro_batches(&self) -> usize;
-    /// The gradients of micro-batches that wait on the replicas of this process.
-    fn waiting(&self) -> Result<Waiting>;
     fn tensors(&self) -> Result<BTreeMap<String, TensorData>>;
     /// Replaces all tensors after the same number of updates.
     fn replace(&mut self, tensors: &BTreeMap<String, TensorData>) -> Result<()>;
-    fn snapshot(&self) -> Result<Checkpoint>;
+    /// The gradients of micro-batches of all replicas; all workers call it together.
+    fn waiting(&self, workers: Option<&WorkerGroup>) -> Result<Vec<WaitingSums>>;
+    /// The state with these gradients, and how many micro-batches wait and make an update.
+    fn checkpoint(&self, workers: Option<&WorkerGroup>) -> Result<(Checkpoint, (usize, usize))>;
 }
 
 impl<M: Module + 'static> AnyState for Mirrored<TrainState<M>> {
-    fn parameter_names(&self) -> &[String] {
-        self.host_metadata().parameter_names()
-    }
-
-    fn micro_batches(&self) -> usize {
-        self.host_metadata().accumulation().1
-    }
-
-    fn waiting(&self) -> Result<Waiting> {
-        Ok(Waiting {
-            count: self.host_metadata().accumulation().0,
-            replicas: self.waiting_gradients()?.unwrap_or_default(),
-        })
-    }
-
     fn tensors(&self) -> Result<BTreeMap<String, TensorData>> {
         self.primary()?.to_tensors()
     }
@@ -228,8 +213,19 @@ impl<M: Module + 'static> AnyState for Mirrored<TrainState<M>> {
         self.update(|state| state.load_tensors(tensors, step))
     }
 
-    fn snapshot(&self) -> Result<Checkpoint> {
-        snapshot::snapshot(self.primary()?)
+    fn waiting(&self, workers: Option<&WorkerGroup>) -> Result<Vec<WaitingSums>> {
+        waiting::gathered(self.waiting_gradients()?.unwrap_or_default(), workers)
+    }
+
+    fn checkpoint(&self, workers: Option<&WorkerGroup>) -> Result<(Checkpoint, (usize, usize))> {
+        let host = self.host_metadata();
+        let mut checkpoint = snapshot(self.primary()?)?;
+        waiting::store(
+            self.waiting(workers)?,
+            host.parameter_names(),
+            &mut checkpoint,
+        );
+        Ok((checkpoint, host.accumulation()))
     }
 }
 
@@ -331,22 +327,13 @@ impl Control<'_> {
     /// the workers that do not: all of them take part in one.
     pub(super) fn take_part_in_checkpoint(&mut self) -> Result<()> {
         self.run.meter.read(&*self.run.strategy)?;
-        self.waiting().map(drop)
-    }
-
-    /// The gradients of micro-batches of all replicas.
-    fn waiting(&self) -> Result<Waiting> {
-        let own = self.state.waiting()?;
-        own.gathered(self.run.strategy.workers())
+        self.state.waiting(self.run.strategy.workers()).map(drop)
     }
 
     /// Whether what was trained is useless on one of the workers, all of which call it.
     pub(super) fn is_useless(&self) -> Result<bool> {
         let own = matches!(self.run.stop, Some(Outcome::NotFinite { .. }));
-        let Some(workers) = self.run.strategy.workers() else {
-            return Ok(own);
-        };
-        let all = workers.all_gather_json("whether the loss is finite", &own)?;
+        let all = all_of(self.strategy(), "whether the loss is finite", own)?;
         Ok(all.into_iter().any(|useless| useless))
     }
 
@@ -412,15 +399,13 @@ impl Control<'_> {
     /// # Errors
     /// If the device cannot be read.
     pub fn checkpoint(&mut self, own: CallbackState) -> Result<Checkpoint> {
-        let mut checkpoint = self.state.snapshot()?;
+        let sums = self.run.meter.read(&*self.run.strategy)?.clone();
+        let workers = self.run.strategy.workers();
+        let (mut checkpoint, (waiting, micro_batches)) = self.state.checkpoint(workers)?;
         let position = self.run.progress.position;
         checkpoint.metadata.epoch = position.epoch as u64;
         checkpoint.metadata.batches_into_epoch = position.batches as u64;
         checkpoint.metadata.seed = self.run.seed;
-        let sums = self.run.meter.read(&*self.run.strategy)?.clone();
-        let waiting = self.waiting()?;
-        let waiting_count = waiting.count;
-        waiting.store(self.state.parameter_names(), &mut checkpoint);
         let mut states = BTreeMap::new();
         let own = self.key.map(|key| (key, own));
         let others = self.others.into_iter().flatten();
@@ -434,8 +419,8 @@ impl Control<'_> {
         let metadata = RunMetadata {
             learning_rate: self.run.learning_rate,
             last_learning_rate: Some(Exact(self.run.last_learning_rate)),
-            micro_batches: self.state.micro_batches(),
-            waiting: waiting_count,
+            micro_batches,
+            waiting,
             global_batch_size: self.run.global_batch_size,
             replicas: self.run.strategy.num_replicas_in_sync(),
             sums,

@@ -153,10 +153,7 @@ fn order_of_replicas<D: BatchSource + ?Sized>(
 ) -> Result<Vec<usize>> {
     let ids = || strategy.replicas().iter().map(|it| it.id).collect();
     let own: Vec<usize> = data.parts().unwrap_or_else(ids);
-    let Some(workers) = strategy.workers() else {
-        return Ok(own);
-    };
-    let all = workers.all_gather_json("the parts of the replicas", &own)?;
+    let all = worker_sync::all_of(strategy, "the parts of the replicas", own)?;
     Ok(all.into_iter().flatten().collect())
 }
 

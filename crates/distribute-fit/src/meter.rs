@@ -37,16 +37,6 @@ impl Logs {
             .map(|(name, value)| (name.as_str(), *value))
     }
 
-    /// The number of values.
-    pub fn len(&self) -> usize {
-        self.entries.len()
-    }
-
-    /// Whether there are no values.
-    pub fn is_empty(&self) -> bool {
-        self.entries.is_empty()
-    }
-
     /// Adds the validation data's values.
     pub(super) fn extend_validation(&mut self, validation: &Logs) {
         let prefixed = validation.iter();
@@ -71,11 +61,10 @@ impl FromIterator<(String, f64)> for Logs {
 
 impl fmt::Display for Logs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, (name, value)) in self.iter().enumerate() {
-            let separator = if index == 0 { "" } else { " - " };
-            write!(f, "{separator}{name}: {value:.4}")?;
-        }
-        Ok(())
+        let entries = self
+            .iter()
+            .map(|(name, value)| format!("{name}: {value:.4}"));
+        f.write_str(&entries.collect::<Vec<_>>().join(" - "))
     }
 }
 
@@ -83,7 +72,7 @@ impl fmt::Display for Logs {
 #[derive(Debug, Default)]
 pub(super) struct Meter {
     unread: Vec<PerReplica<StepSums>>,
-    sums: Sums,
+    pub(super) sums: Sums,
 }
 
 /// What a checkpoint in the middle of an epoch keeps.
@@ -98,13 +87,6 @@ pub(super) struct Sums {
     #[serde(with = "exact")]
     pub(super) examples: f64,
     metrics: Vec<MetricSums>,
-}
-
-impl From<Sums> for Meter {
-    fn from(sums: Sums) -> Self {
-        let unread = Vec::new();
-        Self { unread, sums }
-    }
 }
 
 impl Meter {
@@ -131,10 +113,8 @@ impl Meter {
         strategy: &dyn Strategy,
         batch: PerReplica<StepSums>,
     ) -> Result<BatchSums> {
-        if let Some((first, others)) = batch.values().split_first() {
-            let mut others = others.iter();
-            others.try_for_each(|other| first.check_same(other))?;
-        }
+        let mut neighbours = batch.values().windows(2);
+        neighbours.try_for_each(|pair| pair[0].check_same(&pair[1]))?;
         strategy.reduce(ReduceOp::Sum, batch)?.read()
     }
 

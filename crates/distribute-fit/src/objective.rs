@@ -248,19 +248,20 @@ impl Objective {
         let none = Quantity::Host(0.0);
         add(self.regularization.map_or(none, Quantity::from));
         add(self.examples);
-        add(Quantity::Host(if own.is_some() { 1.0 } else { 0.0 }));
-        let names = self.metrics.into_iter().map(|(name, sum, count)| {
+        add(f64::from(own.is_some()).into());
+        let mut names = Vec::with_capacity(self.metrics.len());
+        for (name, sum, count) in self.metrics {
+            names.push(name);
             add(sum);
             add(count);
-            name
-        });
-        let names = names.collect();
+        }
         let count = numbers.len();
+        let numbers = TensorData::new(numbers, [count]);
         StepSums {
             common,
             names,
             tensors,
-            numbers: TensorData::new(numbers, [count]),
+            numbers,
         }
     }
 }

@@ -137,20 +137,13 @@ impl RemoteTask {
     {
         let strategy = &*strategy.handle();
         let sums = match self.0.mode {
-            Mode::Train => {
-                strategy.run(
-                    (&mut *state, batch),
-                    |replica, (state, batch)| match train_on(
-                        replica,
-                        self.0,
-                        (state, batch),
-                        objective,
-                    )? {
-                        (Applied::Accumulated, _) => Err(accumulates()),
-                        (_, sums) => Ok(sums),
-                    },
-                )?
-            }
+            Mode::Train => strategy.run((&mut *state, batch), |replica, (state, batch)| {
+                let (applied, sums) = train_on(replica, self.0, (state, batch), objective)?;
+                match applied {
+                    Applied::Accumulated => Err(accumulates()),
+                    _ => Ok(sums),
+                }
+            })?,
             _ => {
                 state.refresh()?;
                 Evaluator::new(strategy, state)?.sums(state, self.0, batch, objective)?
@@ -190,15 +183,13 @@ impl<'r> Remote<'r> {
 
     /// Waits for the step of this batch, keeping what ends before it.
     fn report(&mut self, batch: usize) -> Result<Option<StepReport>> {
-        loop {
-            if let Some(report) = self.early.remove(&batch) {
-                return Ok(Some(report));
-            }
+        while !self.early.contains_key(&batch) {
             let Some(step) = self.steps.next()? else {
-                return Ok(None);
+                break;
             };
             self.early.insert(step.batch, step.report);
         }
+        Ok(self.early.remove(&batch))
     }
 
     /// Sets the learning rate where the state lives, if a callback has changed it.

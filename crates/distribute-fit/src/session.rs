@@ -10,8 +10,10 @@ use serde_json::{Value, json};
 
 use super::control::{Callbacks, Run};
 use super::meter::Meter;
-use super::snapshot::{self, RunMetadata, Waiting, refuse};
-use super::{Callback, Control, EpochRecord, History, Logs, Mode, Outcome, Position, worker_sync};
+use super::snapshot::{self, RunMetadata, refuse};
+use super::{
+    Callback, Control, EpochRecord, History, Logs, Mode, Outcome, Position, waiting, worker_sync,
+};
 
 /// How the training part of an epoch ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,7 +62,9 @@ impl<M: Module + Sync + 'static> Session<'_, M> {
     /// What all workers must have the same of.
     fn settings(&self) -> Vec<(&'static str, Value)> {
         let (run, state) = (&self.run, self.state.host_metadata());
-        let progress = &run.progress;
+        let (progress, optimizer) = (&run.progress, state.optimizer());
+        let validation_batches = progress.validation_batches_in_all;
+        let savers = self.callbacks.savers;
         vec![
             ("the seed", json!(run.seed)),
             ("the number of epochs", json!(progress.epochs)),
@@ -72,29 +76,24 @@ impl<M: Module + Sync + 'static> Session<'_, M> {
             ("the number of batches", json!(progress.batches_per_epoch)),
             (
                 "the number of validation batches",
-                json!(progress.validation_batches_in_all),
+                json!(validation_batches),
             ),
-            ("the optimizer", json!(state.optimizer().name())),
+            ("the optimizer", json!(optimizer.name())),
             // As text: it comes back as it was, and is what people read.
             ("the learning rate", json!(run.learning_rate.to_string())),
             (
                 "the optimizer with its numbers",
-                json!(format!("{:?}", state.optimizer())),
+                json!(format!("{optimizer:?}")),
             ),
-            (
-                "the number of checkpoint callbacks",
-                json!(self.callbacks.savers),
-            ),
+            ("the number of checkpoint callbacks", json!(savers)),
         ]
     }
 
     /// Whether to stop now. With several workers all of them ask together: one that wants to stop
     /// is enough, and all stop for its reason.
     pub(super) fn stopping(&mut self) -> Result<bool> {
-        if let Some(workers) = self.run.strategy.workers() {
-            let rate = self.run.learning_rate;
-            self.run.stop = worker_sync::agree_on_stop(workers, self.run.stop.as_ref(), rate)?;
-        }
+        let (strategy, rate) = (&*self.run.strategy, self.run.learning_rate);
+        self.run.stop = worker_sync::agree_on_stop(strategy, self.run.stop.as_ref(), rate)?;
         Ok(self.run.stop.is_some())
     }
 
@@ -163,14 +162,14 @@ impl<M: Module + Sync + 'static> Session<'_, M> {
         self.run.learning_rate = stored.learning_rate;
         let last = stored.last_learning_rate;
         self.run.last_learning_rate = last.map_or(stored.learning_rate, |last| last.0);
-        self.run.meter = Meter::from(stored.sums);
+        self.run.meter.sums = stored.sums;
         self.callbacks.restore(checkpoint, stored.callbacks)
     }
 
     /// Restores the gradients of micro-batches that wait for the rest of their update.
     fn put_waiting(&mut self, checkpoint: &Checkpoint, stored: &RunMetadata) -> Result<()> {
         let names = self.state.host_metadata().parameter_names();
-        let Waiting { count, replicas } = Waiting::load(stored, names, checkpoint);
+        let replicas = waiting::load(stored, names, checkpoint);
         if replicas.is_empty() {
             return Ok(());
         }
@@ -184,7 +183,7 @@ impl<M: Module + Sync + 'static> Session<'_, M> {
             }
             false => self.state.redistribute_gradients(replicas, &ids),
         };
-        own.and_then(|own| self.state.put_waiting_gradients(count, own))
+        own.and_then(|own| self.state.put_waiting_gradients(stored.waiting, own))
             .map_err(|error| refuse(format!("its micro-batches do not fit: {error}")))
     }
 
@@ -216,10 +215,7 @@ impl<M: Module + Sync + 'static> Session<'_, M> {
         self.callbacks.each(true, &mut self.run, self.state, end)?;
         let learning_rate = self.run.learning_rate;
         if self.state.host_metadata().learning_rate() != learning_rate {
-            self.state.update(|state| {
-                state.set_learning_rate(learning_rate);
-                Ok(())
-            })?;
+            self.state.set_learning_rate(learning_rate);
         }
         Ok(History {
             epochs,

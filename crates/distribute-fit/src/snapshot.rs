@@ -7,7 +7,7 @@ use burn::tensor::TensorData;
 use distribute_core::checkpoint::{
     Checkpoint, Metadata, TensorSpec, check_slots, model_signature, saved_kinds,
 };
-use distribute_core::{Error, Mirrored, Result, TrainState, WorkerGroup};
+use distribute_core::{Error, Mirrored, Result, TrainState};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -29,7 +29,7 @@ pub(super) struct RunMetadata {
     /// How many micro-batches make an update; 0 in checkpoints that do not say.
     #[serde(default)]
     pub(super) micro_batches: usize,
-    /// How many of them wait for the rest, see [`Waiting`].
+    /// How many of them wait for the rest, see [`waiting`](super::waiting).
     #[serde(default)]
     pub(super) waiting: usize,
     pub(super) global_batch_size: Option<usize>,
@@ -54,75 +54,6 @@ impl RunMetadata {
         Self::deserialize(value.ok_or_else(missing)?)
             .map_err(|error| refuse(format!("its `extra.{EXTRA_KEY}` is not readable ({error})")))
     }
-}
-
-/// One replica's sums of the gradients, by parameter; none where no loss depended on it.
-type WaitingSums = Vec<Option<TensorData>>;
-
-/// The gradients of micro-batches that wait for the rest of their update, of all replicas. Each
-/// replica has its own; they are added up over the replicas when the update is made.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Waiting {
-    pub(super) count: usize,
-    pub(super) replicas: Vec<WaitingSums>,
-}
-
-impl Waiting {
-    /// Those of all workers, from what each has; all workers call it together.
-    pub(super) fn gathered(self, workers: Option<&WorkerGroup>) -> Result<Self> {
-        let Some(workers) = workers.filter(|_| self.count > 0) else {
-            return Ok(self);
-        };
-        // A gradient that there is not travels as no bytes.
-        let none = || TensorData::new(Vec::<u8>::new(), [0]);
-        let lists = self.replicas.into_iter().map(|sums| {
-            let sums = sums.into_iter();
-            sums.map(|data| data.unwrap_or_else(none)).collect()
-        });
-        let lists: Vec<Vec<TensorData>> = lists.collect();
-        let all = workers.gather("the gradients of micro-batches", &lists)?;
-        let all = all.into_iter().map(|list| {
-            let list = list.into_iter();
-            list.map(|data| data.dtype().is_float().then_some(data))
-                .collect()
-        });
-        Ok(Self {
-            count: self.count,
-            replicas: all.collect(),
-        })
-    }
-
-    /// Puts them into a checkpoint.
-    pub(super) fn store(self, names: &[String], checkpoint: &mut Checkpoint) {
-        for (replica, sums) in self.replicas.into_iter().enumerate() {
-            for (name, data) in names.iter().zip(sums) {
-                if let Some(data) = data {
-                    let name = waiting_name(replica, name);
-                    checkpoint.tensors.insert(name, data);
-                }
-            }
-        }
-    }
-
-    /// Those of a checkpoint.
-    pub(super) fn load(run: &RunMetadata, names: &[String], checkpoint: &Checkpoint) -> Self {
-        let of = |replica: usize| {
-            let stored = names.iter().map(|name| {
-                let name = waiting_name(replica, name);
-                checkpoint.tensors.get(&name).cloned()
-            });
-            stored.collect()
-        };
-        let replicas = if run.waiting == 0 { 0 } else { run.replicas };
-        Self {
-            count: run.waiting,
-            replicas: (0..replicas).map(of).collect(),
-        }
-    }
-}
-
-fn waiting_name(replica: usize, parameter: &str) -> String {
-    format!("accumulated/{replica}/{parameter}")
 }
 
 /// What a run that continues from a checkpoint wants to know before it starts.
@@ -212,9 +143,9 @@ pub fn restore_weights<M: Module + 'static>(
     checkpoint: &Checkpoint,
 ) -> Result<()> {
     expect_model(state, checkpoint)?;
-    let tensors = checkpoint.tensors.iter();
-    let tensors = tensors.filter(|(name, _)| !name.starts_with("optimizer/"));
-    let tensors = tensors.map(|(name, data)| (name.clone(), data.clone()));
+    let kept = checkpoint.tensors.iter();
+    let kept = kept.filter(|(name, _)| !name.starts_with("optimizer/"));
+    let tensors = kept.map(|(name, data)| (name.clone(), data.clone()));
     let tensors: BTreeMap<String, TensorData> = tensors.collect();
     state.update(|state| state.load_tensors(&tensors, 0))
 }
@@ -228,13 +159,10 @@ fn expect_model<M: Module + 'static>(
     Ok(checkpoint.expect("model/", expected)?)
 }
 
-fn model_specs(tensors: &BTreeMap<String, TensorData>) -> Vec<TensorSpec> {
-    let model = tensors
-        .iter()
-        .filter(|(name, _)| name.starts_with("model/"));
-    model
-        .map(|(name, data)| TensorSpec::of(name, data))
-        .collect()
+fn model_specs(tensors: &BTreeMap<String, TensorData>) -> impl Iterator<Item = TensorSpec> {
+    let model = tensors.iter();
+    let model = model.filter(|(name, _)| name.starts_with("model/"));
+    model.map(|(name, data)| TensorSpec::of(name, data))
 }
 
 /// A slot has one element per element of its parameter; anything else would fail in the middle of

@@ -147,10 +147,8 @@ impl<'a, S: Strategy + ?Sized> Fit<'a, S> {
         M: Module + Sync + 'static,
         E: Engine<M>,
     {
-        let (step, learning_rate) = {
-            let state = state.host_metadata();
-            (state.step(), state.learning_rate())
-        };
+        let host = state.host_metadata();
+        let (step, learning_rate) = (host.step(), host.learning_rate());
         let run = Run {
             strategy: self.strategy.handle(),
             progress: Progress {

@@ -3,21 +3,35 @@
 
 use distribute_core::checkpoint::Checkpoint;
 use distribute_core::{Error, Result, Strategy, WorkerGroup};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use super::snapshot::refuse;
 use super::{BatchSource, Batches, Outcome};
+
+/// What all workers say, worker 0's first; they all call it. Of a process alone what it says.
+pub(super) fn all_of<T: Serialize + DeserializeOwned>(
+    strategy: &dyn Strategy,
+    call: &str,
+    own: T,
+) -> Result<Vec<T>> {
+    match strategy.workers() {
+        None => Ok(vec![own]),
+        Some(workers) => workers.all_gather_json(call, &own),
+    }
+}
 
 /// The first worker's reason to stop, on all workers; `None` if none has one. All call it.
 ///
 /// # Errors
 /// If a worker goes on with another learning rate: a callback changed it there alone.
 pub(super) fn agree_on_stop(
-    workers: &WorkerGroup,
+    strategy: &dyn Strategy,
     own: Option<&Outcome>,
     learning_rate: f64,
 ) -> Result<Option<Outcome>> {
     let report = (own.cloned(), learning_rate.to_bits());
-    let all = workers.all_gather_json("whether to stop training", &report)?;
+    let all = all_of(strategy, "whether to stop training", report)?;
     if let Some(worker) = all.iter().position(|(_, rate)| *rate != all[0].1) {
         let rate = |worker: usize| f64::from_bits(all[worker].1);
         return Err(Error::invalid(format!(

@@ -9,12 +9,6 @@ use serde_json::Value;
 
 use crate::{Callback, Control, EpochRecord, FitError, json_number};
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Format {
-    JsonLines,
-    Csv,
-}
-
 /// Writes one row per epoch to a file: `epoch` (from 1), `step`, `learning_rate`, then the logs
 /// (Keras: `CSVLogger`). Every row is handed to the operating system at once.
 ///
@@ -26,7 +20,7 @@ enum Format {
 #[must_use]
 pub struct HistoryFile {
     path: PathBuf,
-    format: Format,
+    is_csv: bool,
     file: Option<File>,
     columns: Option<Vec<String>>,
 }
@@ -36,7 +30,7 @@ impl HistoryFile {
     pub fn json_lines(path: impl Into<PathBuf>) -> Self {
         Self {
             path: path.into(),
-            format: Format::JsonLines,
+            is_csv: false,
             file: None,
             columns: None,
         }
@@ -45,7 +39,7 @@ impl HistoryFile {
     /// Comma-separated values with a header.
     pub fn csv(path: impl Into<PathBuf>) -> Self {
         Self {
-            format: Format::Csv,
+            is_csv: true,
             ..Self::json_lines(path)
         }
     }
@@ -63,7 +57,7 @@ impl HistoryFile {
 
     /// The text of a row, with the header where one is needed.
     fn text(&mut self, row: &[(&str, Value)]) -> Result<String> {
-        if self.format == Format::JsonLines {
+        if !self.is_csv {
             let fields = row.iter();
             let fields = fields.map(|(name, value)| format!("{}:{value}", Value::from(*name)));
             let fields: Vec<String> = fields.collect();
@@ -100,28 +94,25 @@ impl HistoryFile {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
             Err(error) => return Err(FitError::file(&self.path, "read")(error)),
         };
-        let mut lines = text.lines();
+        let mut lines = text.lines().peekable();
         let mut kept = String::new();
-        if self.format == Format::Csv
-            && let Some(header) = lines.next()
-        {
+        if let Some(header) = lines.next_if(|_| self.is_csv) {
             let mut reader = csv::Reader::from_reader(header.as_bytes());
             let fields = reader.headers().map_err(FitError::csv)?;
             self.columns = Some(fields.iter().map(str::to_string).collect());
-            kept.push_str(header);
-            kept.push('\n');
+            kept.extend([header, "\n"]);
         }
         for line in lines {
-            let epoch = match self.format {
-                Format::JsonLines => serde_json::from_str::<Value>(line)
-                    .ok()
-                    .and_then(|row| row.get("epoch")?.as_u64()),
-                Format::Csv => line.split(',').next().and_then(|epoch| epoch.parse().ok()),
+            let epoch = match self.is_csv {
+                true => line.split(',').next().and_then(|epoch| epoch.parse().ok()),
+                false => {
+                    let row: Option<Value> = serde_json::from_str(line).ok();
+                    row.and_then(|row| row.get("epoch")?.as_u64())
+                }
             };
             // A last line that was cut off by a crash has no epoch, or is run again anyway.
             if epoch.is_some_and(|epoch| epoch <= epochs as u64) {
-                kept.push_str(line);
-                kept.push('\n');
+                kept.extend([line, "\n"]);
             }
         }
         Ok(kept)

@@ -14,6 +14,7 @@ use serde_json::{Map, Value, json};
 use super::monitor::{Direction, Monitor};
 use crate::exact::Exact;
 use crate::snapshot::unreadable_state;
+use crate::worker_sync::all_of;
 use crate::{Callback, CallbackState, Control, EpochRecord, FitError, Outcome, Position};
 
 /// Saves checkpoints of the whole run (Keras: `ModelCheckpoint` and `BackupAndRestore` in one).
@@ -62,9 +63,8 @@ impl ModelCheckpoint {
     /// # Errors
     /// [`Error::Checkpoint`] if it cannot be created or written, or if somebody else saves there.
     pub fn new(directory: impl Into<PathBuf>) -> Result<Self> {
-        Ok(Self::with_manager(Some(CheckpointManager::open(
-            directory,
-        )?)))
+        let manager = CheckpointManager::open(directory)?;
+        Ok(Self::with_manager(Some(manager)))
     }
 
     /// [`new`](Self::new) under any strategy, with one worker or several: the chief saves, and all
@@ -244,10 +244,7 @@ impl ModelCheckpoint {
         find: impl FnOnce(&CheckpointManager) -> Result<Option<T>>,
     ) -> Result<Option<T>> {
         let own = self.manager.as_ref().map_or(Ok(None), find)?;
-        let Some(workers) = run.strategy().workers() else {
-            return Ok(own);
-        };
-        let all = workers.all_gather_json(call, &own)?;
+        let all = all_of(run.strategy(), call, own)?;
         Ok(all.into_iter().next().flatten())
     }
 
