@@ -3,7 +3,6 @@
 //! With the feature `burn-train`; without it there is nothing here. It turns on more of burn (its
 //! data sets, and threads in its CPU kernels, which stay in the replica's pool), so that burn is
 //! built a second time.
-#![cfg(feature = "burn-train")]
 #![forbid(unsafe_code)]
 #![deny(
     clippy::expect_used,
@@ -13,8 +12,12 @@
     clippy::unwrap_used
 )]
 
+#[cfg(feature = "burn-train")]
 mod replica;
+#[cfg(feature = "burn-train")]
 mod strategy;
+#[cfg(feature = "burn-train")]
 mod train_epoch;
 
+#[cfg(feature = "burn-train")]
 pub use strategy::LearnerStrategy;
