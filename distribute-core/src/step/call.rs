@@ -15,9 +15,9 @@ use crate::sync::lock;
 use crate::trace::{
     Bind, CapturedTensor, Coefficients, Collect, DeviceTensor, Fingerprint, NewTensor, OnDevice,
     ReadHosts, ReadOwn, ReadTensors, Replay, Source, StateChange, StepKey, TensorSpec, Trace,
-    TraceError, Tracer,
+    Tracer,
 };
-use crate::{Mirrored, Nest, PerReplica, Replicate, Result};
+use crate::{Error, Mirrored, Nest, PerReplica, Replicate, Result};
 
 /// The value of one tensor of the arguments.
 #[derive(Debug)]
@@ -154,12 +154,11 @@ impl<'t> Call<'t> {
                     columns.for_each(|(column, leaf)| column.push(leaf));
                 }
                 Some(first) => {
-                    return Err(TraceError::Uneven {
+                    return Err(Error::UnevenArguments {
                         replica,
                         expected: first.join(" "),
                         found: structure.join(" "),
-                    }
-                    .into());
+                    });
                 }
             }
         }
@@ -212,7 +211,7 @@ fn take<T: Nest>(part: &mut T) -> Result<(Vec<String>, Vec<TensorData>)> {
         let number = leaf.take()?;
         if number.rank() != 0 {
             let instead = "make a tensor of it before the step";
-            return Err(TraceError::unsupported("host data in a batch", instead).into());
+            return Err(Error::not_compilable("host data in a batch", instead));
         }
         structure.push(format!("{:?}{:?}", number.dtype(), number.as_bytes()));
         leaf.put(number)
@@ -345,7 +344,7 @@ impl Capture {
         let foreign = || {
             let instead = "compute every new value of the state from the step's arguments, on \
                            `ctx.device()`";
-            TraceError::unsupported("a tensor of the CPU in a training state", instead)
+            Error::not_compilable("a tensor of the CPU in a training state", instead)
         };
         let before = std::mem::take(&mut captured.before);
         self.states.push(CapturedChange {

@@ -18,7 +18,7 @@ use crate::sync::lock;
 use crate::trace::{
     Argument, CapturedStep, CapturedTensor, Check, DeviceTensor, Draws, Due, Given, HostSide,
     Input, InputRole, NewTensor, ResultLeaf, Source, StateChange, StepInput, StepKey, StepOutput,
-    StepProgram, TensorSpec, Trace, TraceError, Tracer, is_random, is_touch,
+    StepProgram, TensorSpec, Trace, Tracer, is_random, is_touch, messages,
 };
 use crate::{Error, Leaf, Nest, PerReplica, ReplicaContext, Result, Strategy, scope};
 
@@ -122,7 +122,7 @@ where
 fn changed_step(what: &'static str, due: Due) -> Result<()> {
     match due.unchecked {
         0 => Ok(()),
-        calls => Err(TraceError::Changed { what, calls }.into()),
+        calls => Err(Error::StepChanged { what, calls }),
     }
 }
 
@@ -266,7 +266,7 @@ fn value_of(
 fn unknown_structure<R>() -> Error {
     let instead = "return tensors and numbers in tuples, vectors, maps and structs with \
                    `#[derive(Nest)]`, or implement `Nest::skeleton` for it";
-    TraceError::unsupported(std::any::type_name::<R>(), instead).into()
+    Error::not_compilable(std::any::type_name::<R>(), instead)
 }
 
 /// What the closure has left behind.
@@ -301,14 +301,14 @@ where
             record::<S, A, R, F>(strategy, capture, captured, step)
         };
         outcome = catch_unwind(AssertUnwindSafe(body))
-            .unwrap_or_else(|payload| Err(TraceError::of_panic(panic_message(&*payload)).into()));
+            .unwrap_or_else(|payload| Err(messages::of_panic(panic_message(&*payload))));
         // Without a graph nothing is declared.
         let boundary = outcome.as_mut().map(|recorded| recorded.boundary());
         let (inputs, outputs) = boundary.unwrap_or_default();
         capture_scope.complete(inputs, outputs)
     });
     let recorded = outcome?;
-    let graph = graph.map_err(|error| TraceError::Capture {
+    let graph = graph.map_err(|error| Error::Capture {
         message: error.to_string(),
     })?;
     let generation = tracer.device().generation();
@@ -344,7 +344,7 @@ where
     if trace.replica_id_used() && trace.num_replicas() > 1 {
         let instead = "one program serves all replicas; `ctx.replica_id_tensor()` is the number \
                        as a tensor";
-        return Err(TraceError::unsupported("`ctx.replica_id()`", instead).into());
+        return Err(Error::not_compilable("`ctx.replica_id()`", instead));
     }
     trace.refuse_draws_on_host()?;
     if trace.step_was_read() {
@@ -362,8 +362,8 @@ where
 fn translated(error: Error) -> Error {
     match &error {
         Error::Step(source) | Error::Internal { source } => {
-            match TraceError::of_message(&format!("{source:?}")) {
-                Some(read) => read.into(),
+            match messages::of_message(&format!("{source:?}")) {
+                Some(read) => read,
                 None => error,
             }
         }

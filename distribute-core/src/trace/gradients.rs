@@ -13,7 +13,7 @@ use distribute_collectives::ReduceOp;
 use std::sync::Arc;
 
 use super::tensor::tracked;
-use super::{CapturedTensor, Trace, TraceError, Tracked, TrackedGradients, captured};
+use super::{CapturedTensor, Trace, Tracked, TrackedGradients, captured};
 use crate::{Error, Nest, Result, host_reduce};
 
 /// The backward pass of a captured loss.
@@ -67,7 +67,7 @@ pub(crate) fn all_reduce(trace: &Trace, op: ReduceOp, value: &mut dyn Nest) -> R
 
 pub(crate) fn not_captured() -> Error {
     let instead = "compute it from the step's arguments, on `ctx.device()`";
-    TraceError::unsupported("`all_reduce` of a tensor of the CPU", instead).into()
+    Error::not_compilable("`all_reduce` of a tensor of the CPU", instead)
 }
 
 /// What the backward pass of a differentiable all-reduce needs.

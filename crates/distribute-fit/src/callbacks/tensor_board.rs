@@ -42,6 +42,12 @@ impl TensorBoard {
         self.every_steps = (steps > 0).then_some(steps);
         self
     }
+
+    fn flush(&mut self) -> Result<()> {
+        let writers = [Some(&mut self.train), self.validation.as_mut()];
+        let mut writers = writers.into_iter().flatten();
+        Ok(writers.try_for_each(EventWriter::flush)?)
+    }
 }
 
 impl Callback for TensorBoard {
@@ -78,13 +84,5 @@ impl Callback for TensorBoard {
 
     fn on_train_end(&mut self, _: &Outcome, _: &mut Control<'_>) -> Result<()> {
         self.flush()
-    }
-}
-
-impl TensorBoard {
-    fn flush(&mut self) -> Result<()> {
-        let writers = [Some(&mut self.train), self.validation.as_mut()];
-        let mut writers = writers.into_iter().flatten();
-        Ok(writers.try_for_each(EventWriter::flush)?)
     }
 }
