@@ -1,18 +1,21 @@
 //! What callbacks see of a run and can do to it.
 
-use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use burn::module::Module;
 use burn::tensor::TensorData;
 use distribute_core::checkpoint::Checkpoint;
-use distribute_core::{Mirrored, Result, Strategy, TrainState};
+use distribute_core::{Mirrored, Result, Strategy, TrainState, WorkerGroup};
 use serde_json::Value;
 
+use super::exact::Exact;
 use super::meter::Meter;
-use super::snapshot::{self, RunMetadata, Waiting};
-use super::{EpochRecord, Logs, Outcome, Position};
+use super::objective::Pass;
+use super::snapshot::{RunMetadata, snapshot};
+use super::waiting::{self, WaitingSums};
+use super::worker_sync::all_of;
+use super::{EpochRecord, Logs, Mode, Outcome, Position};
 
 /// How far a run is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -191,66 +194,38 @@ impl<C: Callback + ?Sized> Callback for &mut C {
 
 /// The training state without its model's type.
 pub(super) trait AnyState {
-    fn step(&self) -> u64;
-    fn is_accumulating(&self) -> bool;
-    /// The micro-batches of an update.
-    fn micro_batches(&self) -> usize;
-    fn parameter_names(&self) -> &[String];
-    /// The gradients of micro-batches that wait on the replicas of this process.
-    fn waiting(&self) -> Result<Waiting>;
-    /// Puts those of all replicas back; the replicas of this process have these ids.
-    fn put_waiting(&mut self, waiting: Waiting, ids: &[usize], same: bool) -> Result<()>;
     fn tensors(&self) -> Result<BTreeMap<String, TensorData>>;
-    fn load(&mut self, tensors: &BTreeMap<String, TensorData>, step: u64) -> Result<()>;
-    fn snapshot(&self) -> Result<Checkpoint>;
+    /// Replaces all tensors after the same number of updates.
+    fn replace(&mut self, tensors: &BTreeMap<String, TensorData>) -> Result<()>;
+    /// The gradients of micro-batches of all replicas; all workers call it together.
+    fn waiting(&self, workers: Option<&WorkerGroup>) -> Result<Vec<WaitingSums>>;
+    /// The state with these gradients, and how many micro-batches wait and make an update.
+    fn checkpoint(&self, workers: Option<&WorkerGroup>) -> Result<(Checkpoint, (usize, usize))>;
 }
 
 impl<M: Module + 'static> AnyState for Mirrored<TrainState<M>> {
-    fn step(&self) -> u64 {
-        self.host_metadata().step()
-    }
-
-    fn is_accumulating(&self) -> bool {
-        self.host_metadata().is_accumulating()
-    }
-
-    fn micro_batches(&self) -> usize {
-        self.host_metadata().accumulation().1
-    }
-
-    fn parameter_names(&self) -> &[String] {
-        self.host_metadata().parameter_names()
-    }
-
-    fn waiting(&self) -> Result<Waiting> {
-        Ok(Waiting {
-            count: self.host_metadata().accumulation().0,
-            replicas: self.waiting_gradients()?.unwrap_or_default(),
-        })
-    }
-
-    fn put_waiting(&mut self, waiting: Waiting, ids: &[usize], same: bool) -> Result<()> {
-        let Waiting { count, replicas } = waiting;
-        let own = match same {
-            true => {
-                let own = ids.iter().filter_map(|id| replicas.get(*id).cloned());
-                own.collect()
-            }
-            false => self.redistribute_gradients(replicas, ids)?,
-        };
-        self.put_waiting_gradients(count, own)
-    }
-
     fn tensors(&self) -> Result<BTreeMap<String, TensorData>> {
         self.primary()?.to_tensors()
     }
 
-    fn load(&mut self, tensors: &BTreeMap<String, TensorData>, step: u64) -> Result<()> {
+    fn replace(&mut self, tensors: &BTreeMap<String, TensorData>) -> Result<()> {
+        let step = self.host_metadata().step();
         self.update(|state| state.load_tensors(tensors, step))
     }
 
-    fn snapshot(&self) -> Result<Checkpoint> {
-        snapshot::snapshot(self.primary()?)
+    fn waiting(&self, workers: Option<&WorkerGroup>) -> Result<Vec<WaitingSums>> {
+        waiting::gathered(self.waiting_gradients()?.unwrap_or_default(), workers)
+    }
+
+    fn checkpoint(&self, workers: Option<&WorkerGroup>) -> Result<(Checkpoint, (usize, usize))> {
+        let host = self.host_metadata();
+        let mut checkpoint = snapshot(self.primary()?)?;
+        waiting::store(
+            self.waiting(workers)?,
+            host.parameter_names(),
+            &mut checkpoint,
+        );
+        Ok((checkpoint, host.accumulation()))
     }
 }
 
@@ -258,6 +233,7 @@ impl<M: Module + 'static> AnyState for Mirrored<TrainState<M>> {
 pub(super) struct Run {
     pub(super) strategy: Arc<dyn Strategy>,
     pub(super) progress: Progress,
+    pub(super) max_steps: Option<u64>,
     /// The number of updates before the last batch.
     pub(super) step_before: u64,
     pub(super) meter: Meter,
@@ -269,12 +245,38 @@ pub(super) struct Run {
     pub(super) stop: Option<Outcome>,
 }
 
+impl Run {
+    /// Counts a batch after which there are so many updates.
+    pub(super) fn count_batch(&mut self, step: u64) {
+        self.progress.position.batches += 1;
+        self.step_before = self.progress.step;
+        self.progress.step = step;
+    }
+
+    pub(super) fn limit_reached(&self) -> bool {
+        let step = self.progress.step;
+        self.max_steps.is_some_and(|limit| step >= limit)
+    }
+
+    /// Batch `batch` of the running epoch.
+    pub(super) fn pass(&self, mode: Mode, batch: usize) -> Pass {
+        Pass {
+            mode,
+            seed: self.seed,
+            epoch: self.progress.position.epoch,
+            batch,
+        }
+    }
+}
+
 /// A run, as a callback sees it.
 pub struct Control<'a> {
     run: &'a mut Run,
     state: &'a mut dyn AnyState,
-    callbacks: &'a dyn States,
-    caller: usize,
+    /// Where the state of the callback is kept.
+    key: Option<&'a str>,
+    /// The callbacks before and after this one.
+    others: [&'a [Slot<'a>]; 2],
 }
 
 impl Control<'_> {
@@ -300,7 +302,7 @@ impl Control<'_> {
     /// # Errors
     /// If the objective's values cannot be read or differ in structure.
     pub fn logs(&mut self) -> Result<Logs> {
-        self.run.meter.logs_so_far(&*self.run.strategy)
+        Ok(self.run.meter.so_far(&*self.run.strategy)?.logs())
     }
 
     /// The averages of this epoch so far over all workers. All workers call it after the same
@@ -310,7 +312,7 @@ impl Control<'_> {
     /// # Errors
     /// As [`logs`](Self::logs), and a worker that was lost or does not come before the deadline.
     pub fn logs_of_all_workers(&mut self) -> Result<Logs> {
-        self.run.meter.logs(&*self.run.strategy)
+        Ok(self.run.meter.read(&*self.run.strategy)?.logs())
     }
 
     /// The loss of [`logs`](Self::logs); `None` before the first example.
@@ -318,29 +320,20 @@ impl Control<'_> {
     /// # Errors
     /// As [`logs`](Self::logs).
     pub fn loss_so_far(&mut self) -> Result<Option<f64>> {
-        self.run.meter.loss_so_far(&*self.run.strategy)
+        Ok(self.run.meter.so_far(&*self.run.strategy)?.loss())
     }
 
     /// Puts the averages of all workers together. A callback that saves checkpoints calls it on
     /// the workers that do not: all of them take part in one.
     pub(super) fn take_part_in_checkpoint(&mut self) -> Result<()> {
         self.run.meter.read(&*self.run.strategy)?;
-        self.waiting().map(drop)
-    }
-
-    /// The gradients of micro-batches of all replicas.
-    fn waiting(&self) -> Result<Waiting> {
-        let own = self.state.waiting()?;
-        own.gathered(self.run.strategy.workers())
+        self.state.waiting(self.run.strategy.workers()).map(drop)
     }
 
     /// Whether what was trained is useless on one of the workers, all of which call it.
     pub(super) fn is_useless(&self) -> Result<bool> {
         let own = matches!(self.run.stop, Some(Outcome::NotFinite { .. }));
-        let Some(workers) = self.run.strategy.workers() else {
-            return Ok(own);
-        };
-        let all = workers.all_gather_json("whether the loss is finite", &own)?;
+        let all = all_of(self.strategy(), "whether the loss is finite", own)?;
         Ok(all.into_iter().any(|useless| useless))
     }
 
@@ -377,13 +370,6 @@ impl Control<'_> {
         self.run.learning_rate = learning_rate;
     }
 
-    /// Whether gradients of some micro-batches wait for the rest of their update
-    /// ([`TrainState::accumulate`]). They are part of a [`checkpoint`](Self::checkpoint): as many
-    /// more tensors of the model's sizes as there are replicas.
-    pub fn is_accumulating(&self) -> bool {
-        self.state.is_accumulating()
-    }
-
     /// A copy of all tensors of the training state, by name (`model/..`, `optimizer/..`). Waits
     /// for the device.
     ///
@@ -401,13 +387,8 @@ impl Control<'_> {
     pub fn set_parameters(&mut self, parameters: &BTreeMap<String, TensorData>) -> Result<()> {
         let mut tensors = self.state.tensors()?;
         tensors.retain(|name, _| !name.starts_with("model/"));
-        tensors.extend(
-            parameters
-                .iter()
-                .map(|(name, data)| (name.clone(), data.clone())),
-        );
-        let step = self.state.step();
-        self.state.load(&tensors, step)
+        tensors.extend(parameters.clone());
+        self.state.replace(&tensors)
     }
 
     /// Everything that is needed to continue the run from here, see
@@ -418,28 +399,28 @@ impl Control<'_> {
     /// # Errors
     /// If the device cannot be read.
     pub fn checkpoint(&mut self, own: CallbackState) -> Result<Checkpoint> {
-        let mut checkpoint = self.state.snapshot()?;
+        let sums = self.run.meter.read(&*self.run.strategy)?.clone();
+        let workers = self.run.strategy.workers();
+        let (mut checkpoint, (waiting, micro_batches)) = self.state.checkpoint(workers)?;
         let position = self.run.progress.position;
         checkpoint.metadata.epoch = position.epoch as u64;
         checkpoint.metadata.batches_into_epoch = position.batches as u64;
         checkpoint.metadata.seed = self.run.seed;
-        let sums = self.run.meter.read(&*self.run.strategy)?.clone();
-        let waiting = self.waiting()?;
-        let waiting_count = waiting.count;
-        waiting.store(self.state.parameter_names(), &mut checkpoint);
         let mut states = BTreeMap::new();
-        for (key, state) in self.callbacks.states(self.caller, own) {
-            for (name, data) in state.tensors {
-                let name = format!("{}{name}", callback_prefix(&key));
-                checkpoint.tensors.insert(name, data);
-            }
-            states.insert(key, state.value);
+        let own = self.key.map(|key| (key, own));
+        let others = self.others.into_iter().flatten();
+        let others = others.filter_map(|slot| Some((slot.key.as_deref()?, slot.callback.state())));
+        for (key, state) in others.chain(own) {
+            let named = state.tensors.into_iter();
+            let named = named.map(|(name, data)| (callback_prefix(key) + &name, data));
+            checkpoint.tensors.extend(named);
+            states.insert(key.to_string(), state.value);
         }
         let metadata = RunMetadata {
             learning_rate: self.run.learning_rate,
-            last_learning_rate: Some(self.run.last_learning_rate),
-            micro_batches: self.state.micro_batches(),
-            waiting: waiting_count,
+            last_learning_rate: Some(Exact(self.run.last_learning_rate)),
+            micro_batches,
+            waiting,
             global_batch_size: self.run.global_batch_size,
             replicas: self.run.strategy.num_replicas_in_sync(),
             sums,
@@ -455,131 +436,82 @@ fn callback_prefix(key: &str) -> String {
 }
 
 /// The callbacks of a run.
-#[derive(Default)]
 pub(super) struct Callbacks<'a> {
+    /// Those that save checkpoints are the last.
     slots: Vec<Slot<'a>>,
+    /// How many of them save.
+    pub(super) savers: usize,
 }
 
 struct Slot<'a> {
     /// Where its state is kept; different for each callback.
     key: Option<String>,
-    callback: RefCell<Box<dyn Callback + 'a>>,
-}
-
-/// [`Callbacks`] without the lifetime of what they borrow.
-trait States {
-    /// The state of every callback that has one; `own` is the caller's.
-    fn states(&self, caller: usize, own: CallbackState) -> Vec<(String, CallbackState)>;
-}
-
-impl States for Callbacks<'_> {
-    fn states(&self, caller: usize, own: CallbackState) -> Vec<(String, CallbackState)> {
-        let named = self.slots.iter().enumerate().filter_map(|(index, slot)| {
-            let key = slot.key.clone()?;
-            // The caller itself is busy.
-            let state = match index == caller {
-                true => own.clone(),
-                false => slot.callback.try_borrow().ok()?.state(),
-            };
-            Some((key, state))
-        });
-        named.collect()
-    }
-}
-
-impl Callbacks<'_> {
-    /// How many of them save checkpoints.
-    pub(super) fn savers(&self) -> usize {
-        let slots = self.slots.iter();
-        slots.filter(|slot| slot.callback.borrow().saves()).count()
-    }
+    callback: Box<dyn Callback + 'a>,
 }
 
 impl<'a> Callbacks<'a> {
     /// Puts those that save last.
-    pub(super) fn new(callbacks: Vec<Box<dyn Callback + 'a>>) -> Self {
-        let (savers, others): (Vec<_>, Vec<_>) =
-            callbacks.into_iter().partition(|callback| callback.saves());
+    pub(super) fn new(mut callbacks: Vec<Box<dyn Callback + 'a>>) -> Self {
+        callbacks.sort_by_key(|callback| callback.saves());
         let mut seen: HashMap<&'static str, usize> = HashMap::new();
-        let slots = others.into_iter().chain(savers).map(|callback| {
+        let savers = callbacks.iter().filter(|callback| callback.saves()).count();
+        let slots = callbacks.into_iter().map(|callback| {
             let key = callback.state_name().map(|name| {
                 let count = seen.entry(name).or_default();
                 *count += 1;
                 format!("{name}-{count}")
             });
-            Slot {
-                key,
-                callback: RefCell::new(callback),
-            }
+            Slot { key, callback }
         });
         Self {
             slots: slots.collect(),
+            savers,
         }
     }
 
     /// Gives every callback its state of the checkpoint back.
     pub(super) fn restore(
-        &self,
+        &mut self,
         checkpoint: &Checkpoint,
-        states: &BTreeMap<String, Value>,
+        mut states: BTreeMap<String, Value>,
     ) -> Result<()> {
-        for slot in &self.slots {
-            let Some(key) = &slot.key else { continue };
-            let Some(value) = states.get(key) else {
+        for Slot { key, callback } in &mut self.slots {
+            let Some((key, value)) = key.as_ref().and_then(|key| states.remove_entry(key)) else {
                 continue;
             };
-            let prefix = callback_prefix(key);
+            let prefix = callback_prefix(&key);
             let tensors = checkpoint.tensors.iter().filter_map(|(name, data)| {
                 let name = name.strip_prefix(&prefix)?;
                 Some((name.to_string(), data.clone()))
             });
-            let state = CallbackState {
-                value: value.clone(),
-                tensors: tensors.collect(),
-            };
-            slot.callback.borrow_mut().restore_state(state)?;
+            let tensors = tensors.collect();
+            callback.restore_state(CallbackState { value, tensors })?;
         }
         Ok(())
     }
 
-    /// Calls every callback.
+    /// Calls every callback; those that save come last, or first.
     pub(super) fn each(
-        &self,
-        run: &mut Run,
-        state: &mut dyn AnyState,
-        call: impl FnMut(&mut dyn Callback, &mut Control<'_>) -> Result<()>,
-    ) -> Result<()> {
-        self.call(0..self.slots.len(), run, state, call)
-    }
-
-    /// Calls every callback, those that save first.
-    pub(super) fn each_savers_first(
-        &self,
-        run: &mut Run,
-        state: &mut dyn AnyState,
-        call: impl FnMut(&mut dyn Callback, &mut Control<'_>) -> Result<()>,
-    ) -> Result<()> {
-        let saves = |index: &usize| self.slots[*index].callback.borrow().saves();
-        let (savers, others): (Vec<_>, Vec<_>) = (0..self.slots.len()).partition(saves);
-        self.call(savers.into_iter().chain(others), run, state, call)
-    }
-
-    fn call(
-        &self,
-        order: impl IntoIterator<Item = usize>,
+        &mut self,
+        savers_first: bool,
         run: &mut Run,
         state: &mut dyn AnyState,
         mut call: impl FnMut(&mut dyn Callback, &mut Control<'_>) -> Result<()>,
     ) -> Result<()> {
-        for caller in order {
+        let count = self.slots.len();
+        let first = if savers_first { count - self.savers } else { 0 };
+        for caller in (first..count).chain(0..first) {
+            let (before, rest) = self.slots.split_at_mut(caller);
+            let Some((slot, after)) = rest.split_first_mut() else {
+                break;
+            };
             let mut control = Control {
                 run,
                 state,
-                callbacks: self,
-                caller,
+                key: slot.key.as_deref(),
+                others: [before, after],
             };
-            let mut callback = self.slots[caller].callback.borrow_mut();
-            call(&mut **callback, &mut control)?;
+            call(&mut *slot.callback, &mut control)?;
         }
         Ok(())
     }

@@ -1,5 +1,6 @@
 //! The one error type of the crate.
 
+use std::fmt::Display;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -104,11 +105,18 @@ distribute_error::debug_as_message!(FitError);
 distribute_core::wrap_errors!(Fit: FitError);
 
 impl FitError {
-    pub(super) fn file(path: &Path, operation: &'static str, source: io::Error) -> Self {
-        Self::File {
-            path: path.to_path_buf(),
+    pub(super) fn file(path: &Path, operation: &'static str) -> impl FnOnce(io::Error) -> Self {
+        let path = path.to_path_buf();
+        move |source| Self::File {
+            path,
             operation,
             source,
+        }
+    }
+
+    pub(super) fn csv(error: impl Display) -> Self {
+        Self::Csv {
+            what: error.to_string(),
         }
     }
 }

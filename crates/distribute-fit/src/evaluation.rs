@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 use burn::module::Module;
 use burn::tensor::TensorData;
 use distribute_core::{
-    Borrowed, Error, Mirrored, Nest, PerReplica, ReplicaContext, Result, Strategy, StrategyExt,
-    TrainState, concatenate, trace,
+    Borrowed, Error, Mirrored, Nest, PerReplica, Result, Strategy, StrategyExt, TrainState,
+    concatenate, trace,
 };
 
 use super::meter::Meter;
-use super::objective::{Pass, evaluate_on};
+use super::objective::{Forward, Pass, StepSums, evaluate_on};
 use super::{BatchSource, FitError, Logs, Mode, Objective, StepContext, worker_sync};
 
 /// What [`evaluate`] gives.
@@ -47,17 +47,20 @@ where
     F: Fn(&StepContext<'_>, &M, D::Batch) -> Result<Objective> + Sync,
 {
     let started = Instant::now();
-    let mut evaluator = Evaluator::new(strategy, state, 0, 0)?;
+    let strategy = &*strategy.handle();
     let all = || {
-        for batch in worker_sync::batches(strategy, data, 0, 0)? {
-            evaluator.batch(strategy, state, batch?, &objective)?;
+        let evaluator = Evaluator::new(strategy, state)?;
+        let mut meter = Meter::default();
+        for (batch, rows) in worker_sync::batches(strategy, data, 0, 0)?.enumerate() {
+            let pass = Pass::evaluation(Mode::Evaluate, batch);
+            meter.add(strategy, evaluator.sums(state, pass, rows?, &objective)?)?;
         }
-        evaluator.finish(strategy, "the data")
+        meter.finish(strategy, "the data")
     };
     let (logs, examples) = worker_sync::or_abort(strategy, all())?;
     Ok(Evaluation {
         logs,
-        examples,
+        examples: examples as u64,
         time: started.elapsed(),
     })
 }
@@ -86,61 +89,36 @@ where
     F: Fn(&StepContext<'_>, &M, D::Batch) -> Result<O> + Sync,
     O: Nest + Send + 'static,
 {
-    let predicted = predict_all(strategy, state, data, forward);
-    worker_sync::or_abort(strategy, predicted)
-}
-
-fn predict_all<S, M, D, F, O>(
-    strategy: &S,
-    state: &Mirrored<TrainState<M>>,
-    data: &D,
-    forward: F,
-) -> Result<O>
-where
-    S: Strategy + ?Sized,
-    M: Module + Sync + 'static,
-    D: BatchSource + ?Sized,
-    F: Fn(&StepContext<'_>, &M, D::Batch) -> Result<O> + Sync,
-    O: Nest + Send + 'static,
-{
-    let models = validation_models(strategy, state)?;
-    let order = order_of_replicas(strategy, data)?;
-    let mut outputs: Option<O> = None;
-    let mut rows: Vec<Vec<TensorData>> = Vec::new();
-    for (index, batch) in worker_sync::batches(strategy, data, 0, 0)?.enumerate() {
-        let pass = Pass {
-            mode: Mode::Predict,
-            seed: 0,
-            epoch: 0,
-            batch: index,
-        };
-        let forward = |replica: &ReplicaContext, model: &M, batch| {
-            forward(&StepContext { replica, pass }, model, batch)
-        };
-        let parts = run_on_models(strategy, state, models.as_ref(), batch?, forward)?;
-        let mut parts = parts.into_values();
-        let mut lists = parts
-            .iter_mut()
-            .map(Nest::take_leaves)
-            .collect::<Result<Vec<_>>>()?;
-        if let Some(padding) = data.padding(index) {
-            leave_padding_out(&mut lists, &padding)?;
+    let strategy = &*strategy.handle();
+    let all = || {
+        let evaluator = Evaluator::new(strategy, state)?;
+        let order = order_of_replicas(strategy, data)?;
+        let mut outputs: Option<O> = None;
+        let mut rows: Vec<Vec<TensorData>> = Vec::new();
+        for (index, batch) in worker_sync::batches(strategy, data, 0, 0)?.enumerate() {
+            let pass = Pass::evaluation(Mode::Predict, index);
+            let parts = evaluator.run(state, pass, batch?, &forward)?;
+            let mut parts = parts.into_values();
+            let lists = parts.iter_mut().map(Nest::take_leaves);
+            let mut lists = lists.collect::<Result<Vec<_>>>()?;
+            if let Some(padding) = data.padding(index) {
+                leave_padding_out(&mut lists, &padding)?;
+            }
+            if let Some(workers) = strategy.workers() {
+                lists = workers.gather("predict", &lists)?;
+            }
+            let mut lists: Vec<_> = order.iter().zip(lists).collect();
+            lists.sort_by_key(|(part, _)| **part);
+            let lists = lists.into_iter().map(|(_, leaves)| leaves).collect();
+            rows.push(concatenate(lists, 0)?);
+            outputs = outputs.or_else(|| parts.into_iter().next());
         }
-        if let Some(workers) = strategy.workers() {
-            lists = workers.gather("predict", &lists)?;
-        }
-        let mut lists: Vec<_> = order.iter().copied().zip(lists).collect();
-        lists.sort_by_key(|(part, _)| *part);
-        let lists = lists.into_iter().map(|(_, leaves)| leaves).collect();
-        rows.push(concatenate(lists, 0)?);
-        if outputs.is_none() {
-            outputs = parts.into_iter().next();
-        }
-    }
-    let no_batches = || Error::from(FitError::NoExamples { what: "the data" });
-    let mut outputs = outputs.ok_or_else(no_batches)?;
-    outputs.put_leaves(concatenate(rows, 0)?)?;
-    Ok(outputs)
+        let no_batches = || Error::from(FitError::NoExamples { what: "the data" });
+        let mut outputs = outputs.ok_or_else(no_batches)?;
+        outputs.put_leaves(concatenate(rows, 0)?)?;
+        Ok(outputs)
+    };
+    worker_sync::or_abort(strategy, all())
 }
 
 /// The outputs of each replica without the rows of what only fills its batch up.
@@ -169,127 +147,71 @@ fn without_last_rows(output: &TensorData, padding: usize) -> Result<TensorData> 
 }
 
 /// Which part of a global batch each replica of all workers reads, in replica order.
-fn order_of_replicas<S, D>(strategy: &S, data: &D) -> Result<Vec<usize>>
-where
-    S: Strategy + ?Sized,
-    D: BatchSource + ?Sized,
-{
-    let ids = || {
-        strategy
-            .replicas()
-            .iter()
-            .map(|replica| replica.id)
-            .collect()
-    };
+fn order_of_replicas<D: BatchSource + ?Sized>(
+    strategy: &dyn Strategy,
+    data: &D,
+) -> Result<Vec<usize>> {
+    let ids = || strategy.replicas().iter().map(|it| it.id).collect();
     let own: Vec<usize> = data.parts().unwrap_or_else(ids);
-    match strategy.workers() {
-        None => Ok(own),
-        Some(workers) => {
-            let all = workers.all_gather_json("the parts of the replicas", &own)?;
-            Ok(all.into_iter().flatten().collect())
-        }
-    }
+    let all = worker_sync::all_of(strategy, "the parts of the replicas", own)?;
+    Ok(all.into_iter().flatten().collect())
 }
 
-/// Every replica's model without autodiff and training flags; none under a strategy that compiles
-/// steps, where the models stay on the devices. Shares the parameters' storage, so
-/// drop it before the next update, which would have to copy them.
-pub(super) fn validation_models<S: Strategy + ?Sized, M: Module + 'static>(
-    strategy: &S,
-    state: &Mirrored<TrainState<M>>,
-) -> Result<Option<PerReplica<M>>> {
-    if strategy.tracer().is_some() {
-        return Ok(None);
-    }
-    let models = state.values()?.iter().map(|state| state.model.valid());
-    Ok(Some(PerReplica::new(models.collect())))
-}
-
-/// Runs a forward pass on the models for evaluation, or on those of the state if there are none.
-pub(super) fn run_on_models<S, M, B, R, F>(
-    strategy: &S,
-    state: &Mirrored<TrainState<M>>,
-    models: Option<&PerReplica<M>>,
-    batch: PerReplica<B>,
-    forward: F,
-) -> Result<PerReplica<R>>
-where
-    S: Strategy + ?Sized,
-    M: Module + Sync + 'static,
-    B: Nest + Send,
-    R: Nest + Send + 'static,
-    F: Fn(&ReplicaContext, &M, B) -> Result<R> + Sync,
-{
-    match models {
-        // The state is passed for its checks: right strategy, not poisoned.
-        Some(models) => strategy.run(
-            (state, Borrowed(models), batch),
-            |replica, (_, model, batch)| forward(replica, model, batch),
-        ),
-        None => strategy.run((state, batch), |replica, (state, batch)| {
-            forward(replica, &trace::valid(&state.model)?, batch)
-        }),
-    }
-}
-
-/// Evaluation batch by batch.
-pub(super) struct Evaluator<M> {
+/// Runs forward passes on the models for evaluation.
+pub(super) struct Evaluator<'s, M> {
+    strategy: &'s dyn Strategy,
+    /// Every replica's model without autodiff and training flags; none under a strategy that
+    /// compiles steps, where the models stay on the devices. Shares the parameters' storage, so
+    /// drop it before the next update, which would have to copy them.
     models: Option<PerReplica<M>>,
-    meter: Meter,
-    pass: Pass,
 }
 
-impl<M: Module + Sync + 'static> Evaluator<M> {
-    pub(super) fn new<S: Strategy + ?Sized>(
-        strategy: &S,
-        state: &Mirrored<TrainState<M>>,
-        seed: u64,
-        epoch: usize,
-    ) -> Result<Self> {
-        Ok(Self {
-            models: validation_models(strategy, state)?,
-            meter: Meter::default(),
-            pass: Pass {
-                mode: Mode::Evaluate,
-                seed,
-                epoch,
-                batch: 0,
-            },
-        })
-    }
-
-    pub(super) fn batch<S, B, F>(
-        &mut self,
-        strategy: &S,
-        state: &Mirrored<TrainState<M>>,
-        batch: PerReplica<B>,
-        objective: &F,
-    ) -> Result<()>
-    where
-        S: Strategy + ?Sized,
-        B: Nest + Send,
-        F: Fn(&StepContext<'_>, &M, B) -> Result<Objective> + Sync,
-    {
-        let pass = self.pass;
-        let forward = |replica: &ReplicaContext, model: &M, batch| {
-            evaluate_on(replica, pass, (model, batch), objective)
+impl<'s, M: Module + Sync + 'static> Evaluator<'s, M> {
+    pub(super) fn new(strategy: &'s dyn Strategy, state: &Mirrored<TrainState<M>>) -> Result<Self> {
+        let models = match strategy.tracer() {
+            Some(_) => None,
+            None => {
+                let models = state.values()?.iter().map(|state| state.model.valid());
+                Some(PerReplica::new(models.collect()))
+            }
         };
-        let sums = run_on_models(strategy, state, self.models.as_ref(), batch, forward)?;
-        self.pass.batch += 1;
-        self.meter.add(&*strategy.handle(), sums)
+        Ok(Self { strategy, models })
     }
 
-    /// The averages and the number of examples.
-    pub(super) fn finish<S: Strategy + ?Sized>(
-        mut self,
-        strategy: &S,
-        what: &'static str,
-    ) -> Result<(Logs, u64)> {
-        let handle = strategy.handle();
-        let examples = self.meter.read(&*handle)?.examples() as u64;
-        if examples == 0 {
-            return Err(FitError::NoExamples { what }.into());
+    /// What a forward pass gives on each replica.
+    pub(super) fn run<B: Nest + Send, R: Nest + Send + 'static>(
+        &self,
+        state: &Mirrored<TrainState<M>>,
+        pass: Pass,
+        batch: PerReplica<B>,
+        forward: &impl Forward<M, B, R>,
+    ) -> Result<PerReplica<R>> {
+        match &self.models {
+            // The state is passed for its checks: right strategy, not poisoned.
+            Some(models) => self.strategy.run(
+                (state, Borrowed(models), batch),
+                |replica, (_, model, batch)| forward(&StepContext { replica, pass }, model, batch),
+            ),
+            None => self
+                .strategy
+                .run((state, batch), |replica, (state, batch)| {
+                    let model = trace::valid(&state.model)?;
+                    forward(&StepContext { replica, pass }, &model, batch)
+                }),
         }
-        Ok((self.meter.logs(&*handle)?, examples))
+    }
+
+    /// The sums of an objective on each replica.
+    pub(super) fn sums<B: Nest + Send>(
+        &self,
+        state: &Mirrored<TrainState<M>>,
+        pass: Pass,
+        batch: PerReplica<B>,
+        objective: &impl Forward<M, B, Objective>,
+    ) -> Result<PerReplica<StepSums>> {
+        let forward = |ctx: &StepContext<'_>, model: &M, batch: B| {
+            evaluate_on(ctx, (model, batch), objective)
+        };
+        self.run(state, pass, batch, &forward)
     }
 }

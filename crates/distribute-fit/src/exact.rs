@@ -7,10 +7,6 @@
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 
-const INFINITY: &str = "Infinity";
-const MINUS_INFINITY: &str = "-Infinity";
-const NAN: &str = "NaN";
-
 /// A number as JSON, which has no infinity and no NaN: those are the texts `Infinity`, `-Infinity`
 /// and `NaN`. Rust's `parse`, Python's `float` and JavaScript's `Number` read them.
 ///
@@ -23,54 +19,35 @@ const NAN: &str = "NaN";
 /// assert!(text.as_str().unwrap().parse::<f64>().unwrap().is_nan());
 /// ```
 pub fn json_number(value: f64) -> Value {
-    match not_finite(value) {
-        Some(text) => Value::from(text),
-        None => Value::from(value),
-    }
-}
-
-fn not_finite(value: f64) -> Option<&'static str> {
     match value {
-        value if value.is_nan() => Some(NAN),
-        f64::INFINITY => Some(INFINITY),
-        f64::NEG_INFINITY => Some(MINUS_INFINITY),
-        _ => None,
+        value if value.is_nan() => Value::from("NaN"),
+        f64::INFINITY => Value::from("Infinity"),
+        f64::NEG_INFINITY => Value::from("-Infinity"),
+        _ => Value::from(value),
     }
 }
 
 /// A number that keeps its value in JSON.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Exact(pub(super) f64);
-
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Stored {
-    Number(f64),
-    Text(String),
-    Null(()),
-}
 
 impl Serialize for Exact {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        match not_finite(self.0) {
-            Some(text) => to.serialize_str(text),
-            None => to.serialize_f64(self.0),
-        }
+        json_number(self.0).serialize(to)
     }
 }
 
 impl<'de> Deserialize<'de> for Exact {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        match Stored::deserialize(from)? {
-            Stored::Number(value) => Ok(Self(value)),
-            Stored::Null(()) => Ok(Self(f64::NAN)),
-            Stored::Text(text) => match text.as_str() {
-                NAN => Ok(Self(f64::NAN)),
-                INFINITY | "inf" => Ok(Self(f64::INFINITY)),
-                MINUS_INFINITY | "-inf" => Ok(Self(f64::NEG_INFINITY)),
-                _ => Err(serde::de::Error::custom(format!("`{text}` is no number"))),
-            },
-        }
+        let value = Value::deserialize(from)?;
+        let number = match &value {
+            Value::Null => Some(f64::NAN),
+            // What is finite is no text.
+            Value::String(text) => text.parse().ok().filter(|number: &f64| !number.is_finite()),
+            value => value.as_f64(),
+        };
+        let wrong = || serde::de::Error::custom(format!("`{value}` is no number"));
+        number.map(Self).ok_or_else(wrong)
     }
 }
 
@@ -80,43 +57,6 @@ pub(super) fn serialize<S: Serializer>(value: &f64, to: S) -> Result<S::Ok, S::E
 
 pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
     Exact::deserialize(from).map(|value| value.0)
-}
-
-/// A number that there may not be: `null` is none.
-pub(super) mod option {
-    use super::{Deserialize, Deserializer, Exact, Serialize, Serializer};
-
-    pub(crate) fn serialize<S: Serializer>(value: &Option<f64>, to: S) -> Result<S::Ok, S::Error> {
-        value.map(Exact).serialize(to)
-    }
-
-    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<f64>, D::Error> {
-        let value = Option::<Exact>::deserialize(from)?;
-        Ok(value.map(|value| value.0))
-    }
-}
-
-/// Names with two numbers each.
-pub(super) mod named {
-    use super::{Deserialize, Deserializer, Exact, Serializer};
-
-    pub(crate) fn serialize<S: Serializer>(
-        values: &[(String, f64, f64)],
-        to: S,
-    ) -> Result<S::Ok, S::Error> {
-        let values = values.iter();
-        to.collect_seq(values.map(|(name, sum, count)| (name, Exact(*sum), Exact(*count))))
-    }
-
-    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
-        from: D,
-    ) -> Result<Vec<(String, f64, f64)>, D::Error> {
-        let values = Vec::<(String, Exact, Exact)>::deserialize(from)?;
-        let values = values.into_iter();
-        Ok(values
-            .map(|(name, sum, count)| (name, sum.0, count.0))
-            .collect())
-    }
 }
 
 #[cfg(test)]

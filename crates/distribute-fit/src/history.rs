@@ -121,9 +121,7 @@ pub struct History {
 impl History {
     /// The last epoch's logs; empty if no epoch ended.
     pub fn last_logs(&self) -> Logs {
-        self.epochs
-            .last()
-            .map(|record| record.logs.clone())
-            .unwrap_or_default()
+        let last = self.epochs.last();
+        last.map(|record| record.logs.clone()).unwrap_or_default()
     }
 }

@@ -93,6 +93,7 @@ mod session;
 mod snapshot;
 pub mod tensorboard;
 mod training;
+mod waiting;
 mod worker_sync;
 
 pub use control::{Callback, CallbackState, Control, Progress};

@@ -5,8 +5,8 @@ use std::fmt;
 use distribute_core::{PerReplica, ReduceOp, Result, Strategy, StrategyExt};
 use serde::{Deserialize, Serialize};
 
-use super::exact;
-use super::objective::{BatchSums, StepSums, different_metrics};
+use super::objective::{BatchSums, MetricSums, StepSums, add_metrics};
+use super::{FitError, exact};
 
 /// Batches whose sums may stay on the device; bounds the memory that they hold.
 const MAX_UNREAD_BATCHES: usize = 32;
@@ -37,16 +37,6 @@ impl Logs {
             .map(|(name, value)| (name.as_str(), *value))
     }
 
-    /// The number of values.
-    pub fn len(&self) -> usize {
-        self.entries.len()
-    }
-
-    /// Whether there are no values.
-    pub fn is_empty(&self) -> bool {
-        self.entries.is_empty()
-    }
-
     /// Adds the validation data's values.
     pub(super) fn extend_validation(&mut self, validation: &Logs) {
         let prefixed = validation.iter();
@@ -71,11 +61,10 @@ impl FromIterator<(String, f64)> for Logs {
 
 impl fmt::Display for Logs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, (name, value)) in self.iter().enumerate() {
-            let separator = if index == 0 { "" } else { " - " };
-            write!(f, "{separator}{name}: {value:.4}")?;
-        }
-        Ok(())
+        let entries = self
+            .iter()
+            .map(|(name, value)| format!("{name}: {value:.4}"));
+        f.write_str(&entries.collect::<Vec<_>>().join(" - "))
     }
 }
 
@@ -83,7 +72,7 @@ impl fmt::Display for Logs {
 #[derive(Debug, Default)]
 pub(super) struct Meter {
     unread: Vec<PerReplica<StepSums>>,
-    sums: Sums,
+    pub(super) sums: Sums,
 }
 
 /// What a checkpoint in the middle of an epoch keeps.
@@ -96,20 +85,11 @@ pub(super) struct Sums {
     #[serde(with = "exact")]
     regularization: f64,
     #[serde(with = "exact")]
-    examples: f64,
-    /// Name, sum, count.
-    #[serde(with = "exact::named")]
-    metrics: Vec<(String, f64, f64)>,
+    pub(super) examples: f64,
+    metrics: Vec<MetricSums>,
 }
 
 impl Meter {
-    pub(super) fn with_sums(sums: Sums) -> Self {
-        Self {
-            unread: Vec::new(),
-            sums,
-        }
-    }
-
     /// Takes a batch's sums over; reads the device only when too many are waiting.
     pub(super) fn add(
         &mut self,
@@ -129,38 +109,26 @@ impl Meter {
     }
 
     /// One batch's sums over the replicas. Waits for the devices.
-    pub(super) fn sums_of<S: Strategy + ?Sized>(
-        strategy: &S,
+    pub(super) fn sums_of(
+        strategy: &dyn Strategy,
         batch: PerReplica<StepSums>,
     ) -> Result<BatchSums> {
-        if let Some((first, others)) = batch.values().split_first() {
-            others
-                .iter()
-                .try_for_each(|other| first.check_same(other))?;
-        }
+        let mut neighbours = batch.values().windows(2);
+        neighbours.try_for_each(|pair| pair[0].check_same(&pair[1]))?;
         strategy.reduce(ReduceOp::Sum, batch)?.read()
     }
 
     /// Reads and adds up everything so far. Waits for the devices.
-    pub(super) fn read<S: Strategy + ?Sized>(&mut self, strategy: &S) -> Result<&Sums> {
+    pub(super) fn read(&mut self, strategy: &dyn Strategy) -> Result<&Sums> {
         for batch in self.unread.drain(..) {
             self.sums.add(Self::sums_of(strategy, batch)?)?;
         }
         Ok(&self.sums)
     }
 
-    /// The averages so far, without waiting for other workers.
-    pub(super) fn logs_so_far(&mut self, strategy: &dyn Strategy) -> Result<Logs> {
-        Ok(self.so_far(strategy)?.logs())
-    }
-
-    /// The mean loss so far, without waiting for other workers; `None` without examples.
-    pub(super) fn loss_so_far(&mut self, strategy: &dyn Strategy) -> Result<Option<f64>> {
-        Ok(self.so_far(strategy)?.loss())
-    }
-
-    /// All that was put together, and this worker's part of the rest.
-    fn so_far(&mut self, strategy: &dyn Strategy) -> Result<Sums> {
+    /// All that was put together, and this worker's part of the rest, without waiting for other
+    /// workers.
+    pub(super) fn so_far(&mut self, strategy: &dyn Strategy) -> Result<Sums> {
         if strategy.workers().is_none() {
             return self.read(strategy).cloned();
         }
@@ -180,9 +148,18 @@ impl Meter {
         Ok(sums)
     }
 
-    /// The averages so far. Waits for the devices.
-    pub(super) fn logs<S: Strategy + ?Sized>(&mut self, strategy: &S) -> Result<Logs> {
-        Ok(self.read(strategy)?.logs())
+    /// The averages of a whole pass over `what`, and the number of examples. Waits for the
+    /// devices.
+    pub(super) fn finish(
+        &mut self,
+        strategy: &dyn Strategy,
+        what: &'static str,
+    ) -> Result<(Logs, f64)> {
+        let sums = self.read(strategy)?;
+        if sums.examples == 0.0 {
+            return Err(FitError::NoExamples { what }.into());
+        }
+        Ok((sums.logs(), sums.examples))
     }
 }
 
@@ -193,27 +170,10 @@ impl Sums {
         self.regularization += batch.regularization * batch.examples;
         self.examples += batch.examples;
         if self.metrics.is_empty() {
-            let metrics = batch.metrics.into_iter();
-            self.metrics = metrics
-                .map(|(name, sum, count)| (name.into_owned(), sum, count))
-                .collect();
+            self.metrics = batch.metrics;
             return Ok(());
         }
-        if self.metrics.len() != batch.metrics.len() {
-            return Err(different_metrics());
-        }
-        for (total, (name, sum, count)) in self.metrics.iter_mut().zip(batch.metrics) {
-            if total.0 != name {
-                return Err(different_metrics());
-            }
-            total.1 += sum;
-            total.2 += count;
-        }
-        Ok(())
-    }
-
-    pub(super) fn examples(&self) -> f64 {
-        self.examples
+        add_metrics(&mut self.metrics, &batch.metrics)
     }
 
     /// The mean loss; `None` without examples.
@@ -222,15 +182,15 @@ impl Sums {
         (self.examples > 0.0).then_some(mean)
     }
 
-    fn logs(&self) -> Logs {
+    /// The averages.
+    pub(super) fn logs(&self) -> Logs {
         let loss = self.loss().unwrap_or(f64::NAN);
         let metrics = self.metrics.iter().map(|(name, sum, count)| {
             // Keras' `divide_no_nan`: a metric that never saw an example is 0.
-            let value = if *count == 0.0 { 0.0 } else { sum / count };
-            (name.clone(), value)
+            let value = if count.0 == 0.0 { 0.0 } else { sum.0 / count.0 };
+            (name.to_string(), value)
         });
-        std::iter::once(("loss".to_string(), loss))
-            .chain(metrics)
-            .collect()
+        let entries = std::iter::once(("loss".to_string(), loss)).chain(metrics);
+        entries.collect()
     }
 }

@@ -10,8 +10,10 @@ use distribute_core::{
 };
 use serde::{Deserialize, Serialize};
 
+use super::exact::Exact;
+
 /// What a forward pass is for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Mode {
     /// Gradients follow.
@@ -32,12 +34,24 @@ pub struct StepContext<'a> {
 }
 
 /// What is the same on all replicas during one batch.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Pass {
     pub(super) mode: Mode,
     pub(super) seed: u64,
     pub(super) epoch: usize,
     pub(super) batch: usize,
+}
+
+impl Pass {
+    /// Batch `batch` of an evaluation outside of [`Fit`](super::Fit).
+    pub(super) fn evaluation(mode: Mode, batch: usize) -> Self {
+        Self {
+            mode,
+            seed: 0,
+            epoch: 0,
+            batch,
+        }
+    }
 }
 
 impl StepContext<'_> {
@@ -77,6 +91,11 @@ impl Deref for StepContext<'_> {
         self.replica
     }
 }
+
+/// A forward pass that a user has written.
+pub(super) trait Forward<M, B, R>: Fn(&StepContext<'_>, &M, B) -> Result<R> + Sync {}
+
+impl<M, B, R, F> Forward<M, B, R> for F where F: Fn(&StepContext<'_>, &M, B) -> Result<R> + Sync {}
 
 /// A number that a forward pass gives: on the host, or still on the device.
 #[derive(Debug, Clone)]
@@ -214,9 +233,8 @@ impl Objective {
             (Some(own), Some(unit)) if own != unit => loss.mul_scalar(own / unit),
             _ => loss,
         };
-        let mut numbers = Vec::with_capacity(1 + 2 * self.metrics.len());
-        let mut names = Vec::with_capacity(self.metrics.len());
-        let mut tensors = Vec::new();
+        let mut tensors = vec![(0, loss)];
+        let mut numbers = vec![0.0];
         let mut add = |quantity| {
             numbers.push(match quantity {
                 Quantity::Host(value) => value,
@@ -227,21 +245,23 @@ impl Objective {
                 }
             });
         };
+        let none = Quantity::Host(0.0);
+        add(self.regularization.map_or(none, Quantity::from));
         add(self.examples);
-        add(Quantity::Host(if own.is_some() { 1.0 } else { 0.0 }));
+        add(f64::from(own.is_some()).into());
+        let mut names = Vec::with_capacity(self.metrics.len());
         for (name, sum, count) in self.metrics {
             names.push(name);
             add(sum);
             add(count);
         }
         let count = numbers.len();
+        let numbers = TensorData::new(numbers, [count]);
         StepSums {
             common,
             names,
-            loss,
-            regularization: self.regularization.map(trace::without_autodiff),
             tensors,
-            numbers: TensorData::new(numbers, [count]),
+            numbers,
         }
     }
 }
@@ -255,39 +275,29 @@ fn with_f32(loss: Tensor<1>) -> Tensor<1> {
 }
 
 /// What one replica does with a batch to train: forward, backward, update.
-pub(super) fn train_on<M, B, F>(
+pub(super) fn train_on<M: Module + 'static, B>(
     replica: &ReplicaContext,
     pass: Pass,
     (state, batch): (&mut TrainState<M>, B),
-    objective: &F,
-) -> Result<(Applied, StepSums)>
-where
-    M: Module + 'static,
-    F: Fn(&StepContext<'_>, &M, B) -> Result<Objective>,
-{
+    objective: &impl Forward<M, B, Objective>,
+) -> Result<(Applied, StepSums)> {
     let given = objective(&StepContext { replica, pass }, &state.model, batch)?;
     let divisor = given.divisor()?;
     let gradients = replica.gradient(&given.total(), &state.model)?;
     let applied = state.apply_gradients(replica, gradients)?;
-    Ok((
-        applied,
-        given.into_sums(replica.global_batch_size(), divisor),
-    ))
+    let sums = given.into_sums(replica.global_batch_size(), divisor);
+    Ok((applied, sums))
 }
 
 /// The same without gradients.
-pub(super) fn evaluate_on<M, B, F>(
-    replica: &ReplicaContext,
-    pass: Pass,
+pub(super) fn evaluate_on<M, B>(
+    ctx: &StepContext<'_>,
     (model, batch): (&M, B),
-    objective: &F,
-) -> Result<StepSums>
-where
-    F: Fn(&StepContext<'_>, &M, B) -> Result<Objective>,
-{
-    let given = objective(&StepContext { replica, pass }, model, batch)?;
+    objective: &impl Forward<M, B, Objective>,
+) -> Result<StepSums> {
+    let given = objective(ctx, model, batch)?;
     let divisor = given.divisor()?;
-    Ok(given.into_sums(replica.global_batch_size(), divisor))
+    Ok(given.into_sums(ctx.global_batch_size(), divisor))
 }
 
 /// One replica's sums of one batch, still on its device; summed over the replicas as a [`Nest`].
@@ -296,11 +306,15 @@ pub(super) struct StepSums {
     /// What all replicas' losses are divided by.
     common: Option<f64>,
     names: Vec<Cow<'static, str>>,
-    loss: Tensor<1>,
-    regularization: Option<Tensor<1>>,
+    /// The numbers that are on the device, the loss first, with their places among all.
     tensors: Vec<(usize, Tensor<1>)>,
+    /// The loss, the regularization, the examples, whether the loss is multiplied by its divisor,
+    /// and two of each metric.
     numbers: TensorData,
 }
+
+/// Name, sum, count.
+pub(super) type MetricSums = (Cow<'static, str>, Exact, Exact);
 
 /// The sums of one global batch, on the host.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -310,8 +324,7 @@ pub(super) struct BatchSums {
     pub(super) examples: f64,
     /// What the loss was divided by; its examples if nobody knows.
     pub(super) averaged_over: Option<f64>,
-    /// Name, sum, count.
-    pub(super) metrics: Vec<(Cow<'static, str>, f64, f64)>,
+    pub(super) metrics: Vec<MetricSums>,
 }
 
 impl BatchSums {
@@ -330,27 +343,27 @@ impl BatchSums {
         }
         self.regularization += other.regularization;
         self.examples += other.examples;
-        if self.metrics.len() != other.metrics.len() {
-            return Err(different_metrics());
-        }
-        for (own, other) in self.metrics.iter_mut().zip(&other.metrics) {
-            own.1 += other.1;
-            own.2 += other.2;
-        }
-        Ok(())
+        add_metrics(&mut self.metrics, &other.metrics)
     }
 }
 
-pub(super) fn different_metrics() -> Error {
-    Error::invalid("the objective must give the same metrics in the same order for every batch")
+/// Adds up the metrics of two batches, or of two replicas.
+pub(super) fn add_metrics(sums: &mut [MetricSums], more: &[MetricSums]) -> Result<()> {
+    let same = |(own, other): (&MetricSums, &MetricSums)| own.0 == other.0;
+    if sums.len() != more.len() || !sums.iter().zip(more).all(same) {
+        return Err(Error::invalid(
+            "the objective must give the same metrics in the same order for every batch",
+        ));
+    }
+    for (own, other) in sums.iter_mut().zip(more) {
+        own.1.0 += other.1.0;
+        own.2.0 += other.2.0;
+    }
+    Ok(())
 }
 
 impl Nest for StepSums {
     fn walk(&mut self, visit: &mut dyn FnMut(&mut dyn Leaf) -> Result<()>) -> Result<()> {
-        visit(&mut self.loss)?;
-        if let Some(term) = &mut self.regularization {
-            visit(term)?;
-        }
         for (_, tensor) in &mut self.tensors {
             visit(tensor)?;
         }
@@ -363,8 +376,6 @@ impl Nest for StepSums {
         Some(Self {
             common: self.common,
             names: self.names.clone(),
-            loss: empty()?,
-            regularization: self.regularization.as_ref().and_then(|_| empty()),
             tensors: tensors.collect::<Option<_>>()?,
             numbers: self.numbers.clone(),
         })
@@ -375,10 +386,7 @@ impl StepSums {
     /// Refuses to add up sums of different metrics.
     pub(super) fn check_same(&self, other: &Self) -> Result<()> {
         let places = |sums: &Self| sums.tensors.iter().map(|(at, _)| *at).collect::<Vec<_>>();
-        let same = self.names == other.names
-            && self.regularization.is_some() == other.regularization.is_some()
-            && places(self) == places(other);
-        if same {
+        if self.names == other.names && places(self) == places(other) {
             return Ok(());
         }
         Err(Error::invalid(format!(
@@ -396,21 +404,21 @@ impl StepSums {
             .try_into_vec::<f64>()
             .map_err(Error::internal)?;
         for (place, tensor) in self.tensors {
-            numbers[place] = number("a metric", tensor)?;
+            let what = match place {
+                0 => "the loss",
+                1 => "the regularization",
+                _ => "a metric",
+            };
+            numbers[place] = number(what, tensor)?;
         }
-        let (examples, knows) = (numbers[0], numbers[1] > 0.0);
-        let pairs = numbers[2..].chunks_exact(2);
-        let metrics = self.names.into_iter().zip(pairs);
+        let metrics = self.names.into_iter().zip(numbers[4..].chunks_exact(2));
         Ok(BatchSums {
-            loss: number("the loss", self.loss)?,
-            regularization: match self.regularization {
-                Some(term) => number("the regularization", term)?,
-                None => 0.0,
-            },
-            examples,
-            averaged_over: self.common.or(knows.then_some(1.0)),
+            loss: numbers[0],
+            regularization: numbers[1],
+            examples: numbers[2],
+            averaged_over: self.common.or((numbers[3] > 0.0).then_some(1.0)),
             metrics: metrics
-                .map(|(name, pair)| (name, pair[0], pair[1]))
+                .map(|(name, pair)| (name, Exact(pair[0]), Exact(pair[1])))
                 .collect(),
         })
     }

@@ -7,16 +7,16 @@ use std::ops::Range;
 
 use burn::module::Module;
 use distribute_core::{
-    Applied, Error, Mirrored, Nest, PerReplica, ReplicaContext, Result, Strategy, StrategyExt,
-    TrainState,
+    Applied, Error, Mirrored, Nest, PerReplica, Result, Strategy, StrategyExt, TrainState,
 };
 use serde::{Deserialize, Serialize};
 
-use super::evaluation::{run_on_models, validation_models};
+use super::control::Run;
+use super::evaluation::Evaluator;
 use super::meter::Meter;
-use super::objective::{BatchSums, Pass, evaluate_on, train_on};
-use super::session::{Engine, Part, Session, Validated};
-use super::{FitError, Mode, Objective, StepContext};
+use super::objective::{BatchSums, Pass, train_on};
+use super::session::{Engine, Part, Session};
+use super::{Logs, Mode, Objective, StepContext};
 
 /// Runs the steps of a training run in other processes. The crate `distribute-ps` has one that
 /// schedules them on the workers of a coordinator.
@@ -67,12 +67,12 @@ pub struct RemotePass {
 impl RemotePass {
     /// What is to be done with one of the batches.
     pub fn task(&self, batch: usize) -> RemoteTask {
-        RemoteTask {
-            evaluates: self.mode != Mode::Train,
+        RemoteTask(Pass {
+            mode: self.mode,
+            seed: self.seed,
             epoch: self.epoch,
             batch,
-            seed: self.seed,
-        }
+        })
     }
 }
 
@@ -95,33 +95,25 @@ pub struct StepReport {
 
 /// One step: what is to be done with which batch. Travels to the process that does it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RemoteTask {
-    evaluates: bool,
-    epoch: usize,
-    batch: usize,
-    seed: u64,
-}
+pub struct RemoteTask(Pass);
 
 impl RemoteTask {
     /// Whether the batch is one of the training data or of the evaluation data.
     pub fn mode(&self) -> Mode {
-        match self.evaluates {
-            true => Mode::Evaluate,
-            false => Mode::Train,
-        }
+        self.0.mode
     }
 
     /// The epoch whose batch is wanted, from 0. Evaluation data always has epoch 0.
     pub fn epoch(&self) -> usize {
-        match self.evaluates {
-            true => 0,
-            false => self.epoch,
+        match self.0.mode {
+            Mode::Train => self.0.epoch,
+            _ => 0,
         }
     }
 
     /// The global batch within the epoch, from 0.
     pub fn batch(&self) -> usize {
-        self.batch
+        self.0.batch
     }
 
     /// Does it: trains the state on the batch, or evaluates the newest state on it. Blocks.
@@ -143,65 +135,25 @@ impl RemoteTask {
         B: Nest + Send,
         F: Fn(&StepContext<'_>, &M, B) -> Result<Objective> + Sync,
     {
-        let pass = Pass {
-            mode: self.mode(),
-            seed: self.seed,
-            epoch: self.epoch,
-            batch: self.batch,
-        };
-        let sums = match self.evaluates {
-            true => evaluated(strategy, state, batch, pass, objective)?,
-            false => trained(strategy, state, batch, pass, objective)?,
+        let strategy = &*strategy.handle();
+        let sums = match self.0.mode {
+            Mode::Train => strategy.run((&mut *state, batch), |replica, (state, batch)| {
+                let (applied, sums) = train_on(replica, self.0, (state, batch), objective)?;
+                match applied {
+                    Applied::Accumulated => Err(accumulates()),
+                    _ => Ok(sums),
+                }
+            })?,
+            _ => {
+                state.refresh()?;
+                Evaluator::new(strategy, state)?.sums(state, self.0, batch, objective)?
+            }
         };
         Ok(StepReport {
-            sums,
+            sums: Meter::sums_of(strategy, sums)?,
             step: state.host_metadata().step(),
         })
     }
-}
-
-fn trained<S, M, B, F>(
-    strategy: &S,
-    state: &mut Mirrored<TrainState<M>>,
-    batch: PerReplica<B>,
-    pass: Pass,
-    objective: &F,
-) -> Result<BatchSums>
-where
-    S: Strategy + ?Sized,
-    M: Module + Sync + 'static,
-    B: Nest + Send,
-    F: Fn(&StepContext<'_>, &M, B) -> Result<Objective> + Sync,
-{
-    let sums = strategy.run((state, batch), |replica, (state, batch)| {
-        match train_on(replica, pass, (state, batch), objective)? {
-            (Applied::Accumulated, _) => Err(accumulates()),
-            (_, sums) => Ok(sums),
-        }
-    })?;
-    Meter::sums_of(strategy, sums)
-}
-
-fn evaluated<S, M, B, F>(
-    strategy: &S,
-    state: &mut Mirrored<TrainState<M>>,
-    batch: PerReplica<B>,
-    pass: Pass,
-    objective: &F,
-) -> Result<BatchSums>
-where
-    S: Strategy + ?Sized,
-    M: Module + Sync + 'static,
-    B: Nest + Send,
-    F: Fn(&StepContext<'_>, &M, B) -> Result<Objective> + Sync,
-{
-    state.refresh()?;
-    let models = validation_models(strategy, state)?;
-    let forward = |replica: &ReplicaContext, model: &M, batch| {
-        evaluate_on(replica, pass, (model, batch), objective)
-    };
-    let sums = run_on_models(strategy, state, models.as_ref(), batch, forward)?;
-    Meter::sums_of(strategy, sums)
 }
 
 pub(super) fn accumulates() -> Error {
@@ -231,21 +183,18 @@ impl<'r> Remote<'r> {
 
     /// Waits for the step of this batch, keeping what ends before it.
     fn report(&mut self, batch: usize) -> Result<Option<StepReport>> {
-        loop {
-            if let Some(report) = self.early.remove(&batch) {
-                return Ok(Some(report));
-            }
+        while !self.early.contains_key(&batch) {
             let Some(step) = self.steps.next()? else {
-                return Ok(None);
+                break;
             };
             self.early.insert(step.batch, step.report);
         }
+        Ok(self.early.remove(&batch))
     }
 
     /// Sets the learning rate where the state lives, if a callback has changed it.
-    fn send_learning_rate<S, M>(&mut self, session: &mut Session<'_, S, M>) -> Result<()>
+    fn send_learning_rate<M>(&mut self, session: &mut Session<'_, M>) -> Result<()>
     where
-        S: Strategy + ?Sized,
         M: Module + Sync + 'static,
     {
         let rate = session.run.learning_rate;
@@ -259,36 +208,21 @@ impl<'r> Remote<'r> {
         Ok(())
     }
 
-    /// Runs the batches of one pass, as far as they are run.
-    fn pass<S, M>(&mut self, session: &mut Session<'_, S, M>, pass: RemotePass) -> Result<()>
-    where
-        S: Strategy + ?Sized,
-        M: Module + Sync + 'static,
-    {
+    /// Begins with the batches of a pass.
+    fn begin(&mut self, run: &Run, mode: Mode, batches: Range<usize>) -> Result<()> {
         self.early.clear();
-        let batches = pass.batches.clone();
-        self.steps.begin(pass)?;
-        for batch in batches {
-            let Some(report) = self.report(batch)? else {
-                break;
-            };
-            let run = &mut session.run;
-            run.progress.position.batches += 1;
-            run.step_before = run.progress.step;
-            run.progress.step = run.progress.step.max(report.step);
-            run.last_learning_rate = run.learning_rate;
-            session.run.meter.add_read(report.sums)?;
-            session.notify(|callback, run| callback.on_batch_end(run))?;
-            self.send_learning_rate(session)?;
-            if session.stopping()? {
-                self.steps.stop();
-            }
-        }
-        Ok(())
+        let limit = run.max_steps.filter(|_| mode == Mode::Train);
+        self.steps.begin(RemotePass {
+            mode,
+            epoch: run.progress.position.epoch,
+            batches,
+            updates: limit.map(|limit| limit.saturating_sub(run.progress.step)),
+            seed: run.seed,
+        })
     }
 }
 
-impl<S: Strategy + ?Sized, M: Module + Sync + 'static> Engine<S, M> for Remote<'_> {
+impl<M: Module + Sync + 'static> Engine<M> for Remote<'_> {
     fn batches(&self, mode: Mode) -> Option<usize> {
         self.steps.batches(mode)
     }
@@ -297,30 +231,36 @@ impl<S: Strategy + ?Sized, M: Module + Sync + 'static> Engine<S, M> for Remote<'
         self.steps.global_batch_size()
     }
 
-    fn train(&mut self, session: &mut Session<'_, S, M>) -> Result<Part> {
+    fn train(&mut self, session: &mut Session<'_, M>) -> Result<Part> {
         let end = self.steps.batches(Mode::Train).unwrap_or(0);
         self.send_learning_rate(session)?;
         let part = loop {
-            let position = session.run.progress.position;
-            if position.batches >= end {
+            let begun = session.run.progress.position.batches;
+            if begun >= end {
                 break Part::Complete;
             }
-            if session.limit_reached() {
+            if session.run.limit_reached() {
                 break Part::Limited;
             }
-            let step = session.run.progress.step;
-            let pass = RemotePass {
-                mode: Mode::Train,
-                epoch: position.epoch,
-                batches: position.batches..end,
-                updates: session.max_steps.map(|limit| limit.saturating_sub(step)),
-                seed: session.run.seed,
-            };
-            self.pass(session, pass)?;
+            self.begin(&session.run, Mode::Train, begun..end)?;
+            for batch in begun..end {
+                let Some(report) = self.report(batch)? else {
+                    break;
+                };
+                let run = &mut session.run;
+                run.count_batch(run.progress.step.max(report.step));
+                run.last_learning_rate = run.learning_rate;
+                run.meter.add_read(report.sums)?;
+                session.notify(|callback, run| callback.on_batch_end(run))?;
+                self.send_learning_rate(session)?;
+                if session.stopping()? {
+                    self.steps.stop();
+                }
+            }
             if session.stopping()? {
                 break Part::CutShort;
             }
-            if session.run.progress.position == position {
+            if session.run.progress.position.batches == begun {
                 return Err(Error::invalid("the steps of the pass have not run"));
             }
         };
@@ -328,38 +268,22 @@ impl<S: Strategy + ?Sized, M: Module + Sync + 'static> Engine<S, M> for Remote<'
         Ok(part)
     }
 
-    fn validate(&mut self, session: &mut Session<'_, S, M>, epoch: usize) -> Result<Validated> {
+    fn validate(&mut self, session: &mut Session<'_, M>) -> Result<Option<Logs>> {
         let Some(end) = self.steps.batches(Mode::Evaluate) else {
-            return Ok(Validated::Nothing);
+            return Ok(None);
         };
-        self.early.clear();
-        self.steps.begin(RemotePass {
-            mode: Mode::Evaluate,
-            epoch,
-            batches: 0..end,
-            updates: None,
-            seed: session.run.seed,
-        })?;
-        let mut meter = Meter::default();
-        session.run.progress.validation_batches = 0;
-        for batch in 0..end {
-            let Some(report) = self.report(batch)? else {
-                break;
-            };
-            meter.add_read(report.sums)?;
-            session.run.progress.validation_batches += 1;
-            session.notify(|callback, run| callback.on_validation_batch_end(run))?;
-            if session.stopping()? {
+        self.begin(&session.run, Mode::Evaluate, 0..end)?;
+        let mut batches = 0..end;
+        session.validation(|session, meter| {
+            if session.run.stop.is_some() {
                 self.steps.stop();
             }
-        }
-        if session.stopping()? {
-            return Ok(Validated::Stopped);
-        }
-        if meter.read(session.strategy)?.examples() == 0.0 {
-            let what = "the validation data";
-            return Err(FitError::NoExamples { what }.into());
-        }
-        Ok(Validated::Done(meter.logs(session.strategy)?))
+            let report = batches.next().map(|batch| self.report(batch)).transpose()?;
+            let Some(report) = report.flatten() else {
+                return Ok(false);
+            };
+            meter.add_read(report.sums)?;
+            Ok(true)
+        })
     }
 }

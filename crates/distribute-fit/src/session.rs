@@ -1,16 +1,19 @@
 //! The training loop: epochs, callbacks, resuming. Where steps run is an [`Engine`]'s matter.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use burn::module::Module;
 use distribute_core::checkpoint::Checkpoint;
-use distribute_core::{Mirrored, Result, Strategy, TrainState};
+use distribute_core::{Mirrored, Result, TrainState};
 use serde_json::{Value, json};
 
-use super::control::{AnyState, Callbacks, Run};
+use super::control::{Callbacks, Run};
 use super::meter::Meter;
-use super::snapshot::{self, RunMetadata, Waiting, refuse};
-use super::{Callback, EpochRecord, FitError, History, Logs, Mode, Outcome, Position, worker_sync};
+use super::snapshot::{self, RunMetadata, refuse};
+use super::{
+    Callback, Control, EpochRecord, History, Logs, Mode, Outcome, Position, waiting, worker_sync,
+};
 
 /// How the training part of an epoch ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,7 +27,7 @@ pub(super) enum Part {
 }
 
 /// Where the batches of a session come from and its steps run.
-pub(super) trait Engine<S: ?Sized, M> {
+pub(super) trait Engine<M> {
     /// The number of global batches of a pass, if known. None for validation without data.
     fn batches(&self, mode: Mode) -> Option<usize>;
 
@@ -32,34 +35,23 @@ pub(super) trait Engine<S: ?Sized, M> {
     fn global_batch_size(&self) -> Option<usize>;
 
     /// Trains on the rest of the epoch that the session is in.
-    fn train(&mut self, session: &mut Session<'_, S, M>) -> Result<Part>;
+    fn train(&mut self, session: &mut Session<'_, M>) -> Result<Part>;
 
-    /// The averages of the validation data.
-    fn validate(&mut self, session: &mut Session<'_, S, M>, epoch: usize) -> Result<Validated>;
-}
-
-/// What became of validation.
-pub(super) enum Validated {
-    /// There is no data for it.
-    Nothing,
-    /// Somebody stopped it.
-    Stopped,
-    Done(Logs),
+    /// The averages of the validation data; `None` without data, and if somebody stops it.
+    fn validate(&mut self, session: &mut Session<'_, M>) -> Result<Option<Logs>>;
 }
 
 /// A run: what it trains, how far it is and who watches.
-pub(super) struct Session<'a, S: ?Sized, M> {
-    pub(super) strategy: &'a S,
+pub(super) struct Session<'a, M> {
     pub(super) state: &'a mut Mirrored<TrainState<M>>,
-    pub(super) max_steps: Option<u64>,
     pub(super) callbacks: Callbacks<'a>,
     pub(super) run: Run,
 }
 
-impl<S: Strategy + ?Sized, M: Module + Sync + 'static> Session<'_, S, M> {
+impl<M: Module + Sync + 'static> Session<'_, M> {
     /// Restores the run that a checkpoint is of, if there is one; the same on all workers.
     pub(super) fn start(&mut self, checkpoint: Option<&Checkpoint>) -> Result<()> {
-        if let Some(workers) = self.strategy.workers() {
+        if let Some(workers) = self.run.strategy.workers() {
             workers.clear_save();
             workers.check_equal("fit", &self.settings())?;
             worker_sync::check_same_checkpoint(workers, checkpoint)?;
@@ -70,11 +62,13 @@ impl<S: Strategy + ?Sized, M: Module + Sync + 'static> Session<'_, S, M> {
     /// What all workers must have the same of.
     fn settings(&self) -> Vec<(&'static str, Value)> {
         let (run, state) = (&self.run, self.state.host_metadata());
-        let progress = &run.progress;
+        let (progress, optimizer) = (&run.progress, state.optimizer());
+        let validation_batches = progress.validation_batches_in_all;
+        let savers = self.callbacks.savers;
         vec![
             ("the seed", json!(run.seed)),
             ("the number of epochs", json!(progress.epochs)),
-            ("the limit of steps", json!(self.max_steps)),
+            ("the limit of steps", json!(run.max_steps)),
             ("the first epoch", json!(progress.position.epoch)),
             ("the first batch", json!(progress.position.batches)),
             ("the number of updates so far", json!(progress.step)),
@@ -82,36 +76,31 @@ impl<S: Strategy + ?Sized, M: Module + Sync + 'static> Session<'_, S, M> {
             ("the number of batches", json!(progress.batches_per_epoch)),
             (
                 "the number of validation batches",
-                json!(progress.validation_batches_in_all),
+                json!(validation_batches),
             ),
-            ("the optimizer", json!(state.optimizer().name())),
+            ("the optimizer", json!(optimizer.name())),
             // As text: it comes back as it was, and is what people read.
             ("the learning rate", json!(run.learning_rate.to_string())),
             (
                 "the optimizer with its numbers",
-                json!(format!("{:?}", state.optimizer())),
+                json!(format!("{optimizer:?}")),
             ),
-            (
-                "the number of checkpoint callbacks",
-                json!(self.callbacks.savers()),
-            ),
+            ("the number of checkpoint callbacks", json!(savers)),
         ]
     }
 
     /// Whether to stop now. With several workers all of them ask together: one that wants to stop
     /// is enough, and all stop for its reason.
     pub(super) fn stopping(&mut self) -> Result<bool> {
-        if let Some(workers) = self.strategy.workers() {
-            let rate = self.run.learning_rate;
-            self.run.stop = worker_sync::agree_on_stop(workers, self.run.stop.as_ref(), rate)?;
-        }
+        let (strategy, rate) = (&*self.run.strategy, self.run.learning_rate);
+        self.run.stop = worker_sync::agree_on_stop(strategy, self.run.stop.as_ref(), rate)?;
         Ok(self.run.stop.is_some())
     }
 
     /// [`stopping`](Self::stopping) after a batch of training, where workers need not ask each
     /// other: their gradients have told.
     pub(super) fn stopping_after_batch(&mut self) -> Result<bool> {
-        let Some(workers) = self.strategy.workers() else {
+        let Some(workers) = self.run.strategy.workers() else {
             return Ok(self.run.stop.is_some());
         };
         if self.run.stop.is_some() {
@@ -153,7 +142,7 @@ impl<S: Strategy + ?Sized, M: Module + Sync + 'static> Session<'_, S, M> {
                 size(self.run.global_batch_size)
             )));
         }
-        let own = self.state.micro_batches();
+        let own = self.state.host_metadata().accumulation().1;
         if stored.micro_batches > 0 && stored.micro_batches != own {
             return Err(refuse(format!(
                 "its run made an update of {} micro-batches and this one makes one of {own}: \
@@ -168,48 +157,49 @@ impl<S: Strategy + ?Sized, M: Module + Sync + 'static> Session<'_, S, M> {
             epoch: usize::try_from(metadata.epoch).map_err(too_large)?,
             batches: usize::try_from(metadata.batches_into_epoch).map_err(too_large)?,
         };
-        self.run.progress.step = self.state.step();
+        self.run.progress.step = self.state.host_metadata().step();
         self.run.step_before = self.run.progress.step;
         self.run.learning_rate = stored.learning_rate;
         let last = stored.last_learning_rate;
-        self.run.last_learning_rate = last.unwrap_or(stored.learning_rate);
-        self.run.meter = Meter::with_sums(stored.sums);
-        self.callbacks.restore(checkpoint, &stored.callbacks)
+        self.run.last_learning_rate = last.map_or(stored.learning_rate, |last| last.0);
+        self.run.meter.sums = stored.sums;
+        self.callbacks.restore(checkpoint, stored.callbacks)
     }
 
     /// Restores the gradients of micro-batches that wait for the rest of their update.
     fn put_waiting(&mut self, checkpoint: &Checkpoint, stored: &RunMetadata) -> Result<()> {
-        let waiting = Waiting::load(stored, self.state.parameter_names(), checkpoint);
-        if waiting.replicas.is_empty() {
+        let names = self.state.host_metadata().parameter_names();
+        let replicas = waiting::load(stored, names, checkpoint);
+        if replicas.is_empty() {
             return Ok(());
         }
-        let replicas = self.strategy.replicas().iter();
-        let ids: Vec<usize> = replicas.map(|replica| replica.id).collect();
-        let same = stored.replicas == self.strategy.num_replicas_in_sync();
-        let state: &mut dyn AnyState = self.state;
-        state
-            .put_waiting(waiting, &ids, same)
+        let strategy = &self.run.strategy;
+        let ids = strategy.replicas().iter().map(|replica| replica.id);
+        let ids: Vec<usize> = ids.collect();
+        let own = match stored.replicas == strategy.num_replicas_in_sync() {
+            true => {
+                let own = ids.iter().filter_map(|id| replicas.get(*id).cloned());
+                Ok(own.collect())
+            }
+            false => self.state.redistribute_gradients(replicas, &ids),
+        };
+        own.and_then(|own| self.state.put_waiting_gradients(stored.waiting, own))
             .map_err(|error| refuse(format!("its micro-batches do not fit: {error}")))
     }
 
     /// Calls a method of all callbacks.
     pub(super) fn notify(
         &mut self,
-        call: impl FnMut(&mut dyn Callback, &mut super::Control<'_>) -> Result<()>,
+        call: impl FnMut(&mut dyn Callback, &mut Control<'_>) -> Result<()>,
     ) -> Result<()> {
-        self.callbacks.each(&mut self.run, self.state, call)
+        self.callbacks.each(false, &mut self.run, self.state, call)
     }
 
-    pub(super) fn limit_reached(&self) -> bool {
-        self.max_steps
-            .is_some_and(|limit| self.run.progress.step >= limit)
-    }
-
-    pub(super) fn train(&mut self, engine: &mut impl Engine<S, M>) -> Result<History> {
+    pub(super) fn train(&mut self, engine: &mut impl Engine<M>) -> Result<History> {
         let mut epochs = Vec::new();
         self.notify(|callback, run| callback.on_train_begin(run))?;
         while !self.stopping()? && self.run.progress.position.epoch < self.run.progress.epochs {
-            if self.limit_reached() {
+            if self.run.limit_reached() {
                 self.run.stop = Some(Outcome::MaxSteps);
                 break;
             }
@@ -219,17 +209,13 @@ impl<S: Strategy + ?Sized, M: Module + Sync + 'static> Session<'_, S, M> {
             }
         }
         let outcome = self.run.stop.clone().unwrap_or(Outcome::Completed);
-        let end = |callback: &mut dyn Callback, run: &mut super::Control<'_>| {
+        let end = |callback: &mut dyn Callback, run: &mut Control<'_>| {
             callback.on_train_end(&outcome, run)
         };
-        self.callbacks
-            .each_savers_first(&mut self.run, self.state, end)?;
+        self.callbacks.each(true, &mut self.run, self.state, end)?;
         let learning_rate = self.run.learning_rate;
         if self.state.host_metadata().learning_rate() != learning_rate {
-            self.state.update(|state| {
-                state.set_learning_rate(learning_rate);
-                Ok(())
-            })?;
+            self.state.set_learning_rate(learning_rate);
         }
         Ok(History {
             epochs,
@@ -240,7 +226,7 @@ impl<S: Strategy + ?Sized, M: Module + Sync + 'static> Session<'_, S, M> {
 
     /// Whether the steps were computed at all. Compiled steps report failures by themselves.
     fn check_weights(&self) -> Result<()> {
-        if self.strategy.tracer().is_some() {
+        if self.run.strategy.tracer().is_some() {
             return Ok(());
         }
         let mut states = self.state.values()?.iter();
@@ -248,7 +234,7 @@ impl<S: Strategy + ?Sized, M: Module + Sync + 'static> Session<'_, S, M> {
     }
 
     /// One epoch with its validation; `None` if it was cut short.
-    fn epoch(&mut self, engine: &mut impl Engine<S, M>) -> Result<Option<EpochRecord>> {
+    fn epoch(&mut self, engine: &mut impl Engine<M>) -> Result<Option<EpochRecord>> {
         let Position { epoch, batches } = self.run.progress.position;
         if batches == 0 {
             self.run.meter = Meter::default();
@@ -257,33 +243,28 @@ impl<S: Strategy + ?Sized, M: Module + Sync + 'static> Session<'_, S, M> {
         if self.stopping()? {
             return Ok(None);
         }
-        let strategy = self.strategy.handle();
-        let before = self.run.meter.read(&*strategy)?.examples();
+        let strategy = Arc::clone(&self.run.strategy);
+        let before = self.run.meter.read(&*strategy)?.examples;
         let started = Instant::now();
         let part = engine.train(self)?;
         if part == Part::CutShort {
             return Ok(None);
         }
         self.check_weights()?;
-        let examples = self.run.meter.read(&*strategy)?.examples();
+        let what = "an epoch of the training data";
+        let (mut logs, examples) = self.run.meter.finish(&*strategy, what)?;
         let training_time = started.elapsed();
-        if examples == 0.0 {
-            let what = "an epoch of the training data";
-            return Err(FitError::NoExamples { what }.into());
-        }
-        let mut logs = self.run.meter.logs(&*strategy)?;
-        let validation_begun = Instant::now();
+        let started = Instant::now();
         let mut validation_time = Duration::ZERO;
-        match engine.validate(self, epoch)? {
-            Validated::Nothing => {}
-            Validated::Stopped => return Ok(None),
-            Validated::Done(found) => {
-                logs.extend_validation(&found);
-                validation_time = validation_begun.elapsed();
-            }
+        if let Some(found) = engine.validate(self)? {
+            logs.extend_validation(&found);
+            validation_time = started.elapsed();
+        }
+        if self.run.stop.is_some() {
+            return Ok(None);
         }
         match part {
-            Part::Limited => _ = self.run.stop.get_or_insert(Outcome::MaxSteps),
+            Part::Limited => self.run.stop = Some(Outcome::MaxSteps),
             _ => {
                 self.run.meter = Meter::default();
                 self.run.progress.position = Position {
@@ -304,11 +285,22 @@ impl<S: Strategy + ?Sized, M: Module + Sync + 'static> Session<'_, S, M> {
         }))
     }
 
-    /// The end of the batches. With several workers one may have wished to stop after the last
-    /// update, and no other has told.
-    pub(super) fn ended(&mut self, part: Part) -> Result<Part> {
-        let has_workers = self.strategy.workers().is_some();
-        let stops = has_workers && self.stopping()?;
-        Ok(if stops { Part::CutShort } else { part })
+    /// Validates as long as `next` has a batch, which nobody has stopped then, and takes it over.
+    pub(super) fn validation(
+        &mut self,
+        mut next: impl FnMut(&mut Self, &mut Meter) -> Result<bool>,
+    ) -> Result<Option<Logs>> {
+        let mut meter = Meter::default();
+        self.run.progress.validation_batches = 0;
+        while next(self, &mut meter)? {
+            self.run.progress.validation_batches += 1;
+            self.notify(|callback, run| callback.on_validation_batch_end(run))?;
+            self.stopping()?;
+        }
+        if self.run.stop.is_some() {
+            return Ok(None);
+        }
+        let found = meter.finish(&*self.run.strategy, "the validation data")?;
+        Ok(Some(found.0))
     }
 }

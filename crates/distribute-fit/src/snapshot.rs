@@ -7,12 +7,12 @@ use burn::tensor::TensorData;
 use distribute_core::checkpoint::{
     Checkpoint, Metadata, TensorSpec, check_slots, model_signature, saved_kinds,
 };
-use distribute_core::{Error, Mirrored, Result, TrainState, WorkerGroup};
+use distribute_core::{Error, Mirrored, Result, TrainState};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::FitError;
-use super::exact;
+use super::exact::{self, Exact};
 use super::meter::Sums;
 
 /// Where [`Metadata::extra`] keeps what only [`Fit`](super::Fit) needs.
@@ -24,12 +24,12 @@ pub(super) struct RunMetadata {
     #[serde(with = "exact")]
     pub(super) learning_rate: f64,
     /// That of the last update; `None` in checkpoints that do not say.
-    #[serde(default, with = "exact::option")]
-    pub(super) last_learning_rate: Option<f64>,
+    #[serde(default)]
+    pub(super) last_learning_rate: Option<Exact>,
     /// How many micro-batches make an update; 0 in checkpoints that do not say.
     #[serde(default)]
     pub(super) micro_batches: usize,
-    /// How many of them wait for the rest, see [`Waiting`].
+    /// How many of them wait for the rest, see [`waiting`](super::waiting).
     #[serde(default)]
     pub(super) waiting: usize,
     pub(super) global_batch_size: Option<usize>,
@@ -43,106 +43,17 @@ pub(super) struct RunMetadata {
 impl RunMetadata {
     pub(super) fn store(&self, checkpoint: &mut Checkpoint) -> Result<()> {
         let value = serde_json::to_value(self).map_err(Error::internal)?;
-        checkpoint
-            .metadata
-            .extra
-            .insert(EXTRA_KEY.to_string(), value);
+        let extra = &mut checkpoint.metadata.extra;
+        extra.insert(EXTRA_KEY.to_string(), value);
         Ok(())
     }
 
     pub(super) fn load(checkpoint: &Checkpoint) -> Result<Self> {
         let missing = || refuse("it was not written during `fit`; use `restore` for its weights");
-        let value = checkpoint
-            .metadata
-            .extra
-            .get(EXTRA_KEY)
-            .ok_or_else(missing)?;
-        serde_json::from_value(value.clone())
+        let value = checkpoint.metadata.extra.get(EXTRA_KEY);
+        Self::deserialize(value.ok_or_else(missing)?)
             .map_err(|error| refuse(format!("its `extra.{EXTRA_KEY}` is not readable ({error})")))
     }
-}
-
-/// One replica's sums of the gradients, by parameter; none where no loss depended on it.
-type WaitingSums = Vec<Option<TensorData>>;
-
-/// The gradients of micro-batches that wait for the rest of their update, of all replicas. Each
-/// replica has its own; they are added up over the replicas when the update is made.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Waiting {
-    pub(super) count: usize,
-    pub(super) replicas: Vec<WaitingSums>,
-}
-
-impl Waiting {
-    /// Those of all workers, from what each has; all workers call it together.
-    pub(super) fn gathered(self, workers: Option<&WorkerGroup>) -> Result<Self> {
-        let Some(workers) = workers.filter(|_| self.count > 0) else {
-            return Ok(self);
-        };
-        let lists: Vec<_> = self.replicas.into_iter().map(with_flags).collect();
-        let all = workers.gather("the gradients of micro-batches", &lists)?;
-        Ok(Self {
-            count: self.count,
-            replicas: all.into_iter().map(without_flags).collect::<Result<_>>()?,
-        })
-    }
-
-    /// Puts them into a checkpoint.
-    pub(super) fn store(self, names: &[String], checkpoint: &mut Checkpoint) {
-        for (replica, sums) in self.replicas.into_iter().enumerate() {
-            for (name, data) in names.iter().zip(sums) {
-                if let Some(data) = data {
-                    let name = waiting_name(replica, name);
-                    checkpoint.tensors.insert(name, data);
-                }
-            }
-        }
-    }
-
-    /// Those of a checkpoint.
-    pub(super) fn load(run: &RunMetadata, names: &[String], checkpoint: &Checkpoint) -> Self {
-        let of = |replica: usize| {
-            let stored = names.iter().map(|name| {
-                let name = waiting_name(replica, name);
-                checkpoint.tensors.get(&name).cloned()
-            });
-            stored.collect()
-        };
-        let replicas = if run.waiting == 0 { 0 } else { run.replicas };
-        Self {
-            count: run.waiting,
-            replicas: (0..replicas).map(of).collect(),
-        }
-    }
-}
-
-fn waiting_name(replica: usize, parameter: &str) -> String {
-    format!("accumulated/{replica}/{parameter}")
-}
-
-/// The gradients that there are, behind flags that say which.
-fn with_flags(sums: WaitingSums) -> Vec<TensorData> {
-    let flags: Vec<u8> = sums.iter().map(|data| u8::from(data.is_some())).collect();
-    let count = flags.len();
-    let flags = TensorData::new(flags, [count]);
-    std::iter::once(flags)
-        .chain(sums.into_iter().flatten())
-        .collect()
-}
-
-fn without_flags(list: Vec<TensorData>) -> Result<WaitingSums> {
-    let different_structure = || Error::invalid("the workers' micro-batches differ in structure");
-    let mut list = list.into_iter();
-    let flags = list.next().ok_or_else(different_structure)?;
-    let flags = flags.try_into_vec::<u8>().map_err(Error::internal)?;
-    let mut sums = Vec::with_capacity(flags.len());
-    for flag in flags {
-        sums.push(match flag {
-            0 => None,
-            _ => Some(list.next().ok_or_else(different_structure)?),
-        });
-    }
-    Ok(sums)
 }
 
 /// What a run that continues from a checkpoint wants to know before it starts.
@@ -232,9 +143,9 @@ pub fn restore_weights<M: Module + 'static>(
     checkpoint: &Checkpoint,
 ) -> Result<()> {
     expect_model(state, checkpoint)?;
-    let tensors = checkpoint.tensors.iter();
-    let tensors = tensors.filter(|(name, _)| !name.starts_with("optimizer/"));
-    let tensors = tensors.map(|(name, data)| (name.clone(), data.clone()));
+    let kept = checkpoint.tensors.iter();
+    let kept = kept.filter(|(name, _)| !name.starts_with("optimizer/"));
+    let tensors = kept.map(|(name, data)| (name.clone(), data.clone()));
     let tensors: BTreeMap<String, TensorData> = tensors.collect();
     state.update(|state| state.load_tensors(&tensors, 0))
 }
@@ -248,13 +159,10 @@ fn expect_model<M: Module + 'static>(
     Ok(checkpoint.expect("model/", expected)?)
 }
 
-fn model_specs(tensors: &BTreeMap<String, TensorData>) -> Vec<TensorSpec> {
-    let model = tensors
-        .iter()
-        .filter(|(name, _)| name.starts_with("model/"));
-    model
-        .map(|(name, data)| TensorSpec::of(name, data))
-        .collect()
+fn model_specs(tensors: &BTreeMap<String, TensorData>) -> impl Iterator<Item = TensorSpec> {
+    let model = tensors.iter();
+    let model = model.filter(|(name, _)| name.starts_with("model/"));
+    model.map(|(name, data)| TensorSpec::of(name, data))
 }
 
 /// A slot has one element per element of its parameter; anything else would fail in the middle of

@@ -6,7 +6,7 @@ use burn::module::Module;
 use distribute_core::checkpoint::Checkpoint;
 use distribute_core::{Mirrored, Result, Strategy, TrainState};
 
-use super::control::{AnyState, Callbacks, Run};
+use super::control::{Callbacks, Run};
 use super::local::Local;
 use super::meter::Meter;
 use super::remote::{Remote, RemoteSteps, accumulates};
@@ -145,30 +145,31 @@ impl<'a, S: Strategy + ?Sized> Fit<'a, S> {
     fn run_on<M, E>(self, state: &mut Mirrored<TrainState<M>>, mut engine: E) -> Result<History>
     where
         M: Module + Sync + 'static,
-        E: Engine<S, M>,
+        E: Engine<M>,
     {
+        let host = state.host_metadata();
+        let (step, learning_rate) = (host.step(), host.learning_rate());
         let run = Run {
             strategy: self.strategy.handle(),
             progress: Progress {
                 position: self.start,
-                step: state.step(),
+                step,
                 epochs: self.epochs,
                 batches_per_epoch: engine.batches(Mode::Train),
                 validation_batches: 0,
                 validation_batches_in_all: engine.batches(Mode::Evaluate),
             },
-            step_before: state.step(),
+            max_steps: self.max_steps,
+            step_before: step,
             meter: Meter::default(),
-            learning_rate: state.host_metadata().learning_rate(),
-            last_learning_rate: state.host_metadata().learning_rate(),
+            learning_rate,
+            last_learning_rate: learning_rate,
             seed: self.seed,
             global_batch_size: engine.global_batch_size(),
             stop: None,
         };
         let mut session = Session {
-            strategy: self.strategy,
             state,
-            max_steps: self.max_steps,
             callbacks: Callbacks::new(self.callbacks),
             run,
         };

@@ -3,17 +3,22 @@
 
 use distribute_core::checkpoint::Checkpoint;
 use distribute_core::{Error, Result, Strategy, WorkerGroup};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use super::snapshot::refuse;
 use super::{BatchSource, Batches, Outcome};
 
-/// What a worker reports between epochs.
-#[derive(Debug, Serialize, Deserialize)]
-struct WorkerReport {
-    stop: Option<Outcome>,
-    /// The bits of the learning rate of the next step.
-    learning_rate: u64,
+/// What all workers say, worker 0's first; they all call it. Of a process alone what it says.
+pub(super) fn all_of<T: Serialize + DeserializeOwned>(
+    strategy: &dyn Strategy,
+    call: &str,
+    own: T,
+) -> Result<Vec<T>> {
+    match strategy.workers() {
+        None => Ok(vec![own]),
+        Some(workers) => workers.all_gather_json(call, &own),
+    }
 }
 
 /// The first worker's reason to stop, on all workers; `None` if none has one. All call it.
@@ -21,66 +26,43 @@ struct WorkerReport {
 /// # Errors
 /// If a worker goes on with another learning rate: a callback changed it there alone.
 pub(super) fn agree_on_stop(
-    workers: &WorkerGroup,
+    strategy: &dyn Strategy,
     own: Option<&Outcome>,
     learning_rate: f64,
 ) -> Result<Option<Outcome>> {
-    let report = WorkerReport {
-        stop: own.cloned(),
-        learning_rate: learning_rate.to_bits(),
-    };
-    let all = workers.all_gather_json("whether to stop training", &report)?;
-    let rates = all
-        .iter()
-        .map(|report| f64::from_bits(report.learning_rate));
-    let rates: Vec<f64> = rates.collect();
-    let differs = |rate: &f64| rate.to_bits() != rates[0].to_bits();
-    if let Some(worker) = rates.iter().position(differs) {
+    let report = (own.cloned(), learning_rate.to_bits());
+    let all = all_of(strategy, "whether to stop training", report)?;
+    if let Some(worker) = all.iter().position(|(_, rate)| *rate != all[0].1) {
+        let rate = |worker: usize| f64::from_bits(all[worker].1);
         return Err(Error::invalid(format!(
             "the learning rate is {} on worker {worker} and {} on the chief: callbacks must change \
              it on all workers, from values that all have (an epoch's record, not `logs`)",
-            rates[worker], rates[0]
+            rate(worker),
+            rate(0)
         )));
     }
-    let reasons = all.into_iter().filter_map(|report| report.stop);
-    // Nothing is saved then, by nobody.
-    let useless = |reason: &Outcome| matches!(reason, Outcome::NotFinite { .. });
-    let reasons: Vec<Outcome> = reasons.collect();
-    let chosen = reasons.iter().position(useless).unwrap_or(0);
-    Ok(reasons.into_iter().nth(chosen))
+    let reasons = all.into_iter().filter_map(|(stop, _)| stop);
+    // Nothing is saved of what is useless, by nobody.
+    Ok(reasons.min_by_key(|reason| !matches!(reason, Outcome::NotFinite { .. })))
 }
 
-/// What tells checkpoints apart.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct Identity {
-    step: u64,
-    epoch: u64,
-    batches: u64,
-    checksum: u32,
-}
-
-impl Identity {
-    fn of(checkpoint: &Checkpoint) -> Self {
-        let tensors = checkpoint.tensors.values();
-        let checksum = tensors.fold(0, |sum, data| crc32c::crc32c_append(sum, data.as_bytes()));
-        let metadata = &checkpoint.metadata;
-        Self {
-            step: metadata.step,
-            epoch: metadata.epoch,
-            batches: metadata.batches_into_epoch,
-            checksum,
-        }
-    }
+/// What tells checkpoints apart: their step, their position in the data and a checksum.
+fn identity(checkpoint: &Checkpoint) -> [u64; 4] {
+    let tensors = checkpoint.tensors.values();
+    let checksum = tensors.fold(0, |sum, data| crc32c::crc32c_append(sum, data.as_bytes()));
+    let metadata = &checkpoint.metadata;
+    let position = (metadata.epoch, metadata.batches_into_epoch);
+    [metadata.step, position.0, position.1, checksum.into()]
 }
 
 /// Refuses, on all workers, when they would not resume from the same checkpoint.
 pub(super) fn check_same_checkpoint(workers: &WorkerGroup, own: Option<&Checkpoint>) -> Result<()> {
-    let all = workers.all_gather_json("the checkpoint to resume from", &own.map(Identity::of))?;
+    let all = workers.all_gather_json("the checkpoint to resume from", &own.map(identity))?;
     let Some(worker) = all.iter().position(|identity| *identity != all[0]) else {
         return Ok(());
     };
-    let name = |identity: &Option<Identity>| match identity {
-        Some(identity) => format!("one of step {}", identity.step),
+    let name = |identity: &Option<[u64; 4]>| match identity {
+        Some([step, ..]) => format!("one of step {step}"),
         None => "none".to_string(),
     };
     let (chief, other) = (name(&all[0]), name(&all[worker]));
@@ -97,7 +79,7 @@ pub(super) fn check_same_checkpoint(workers: &WorkerGroup, own: Option<&Checkpoi
 /// The batches of an epoch, which must be equally many on all workers: where the source does not
 /// promise it, the workers exchange a word before every batch.
 pub(super) fn batches<'a, D: BatchSource + ?Sized>(
-    strategy: &(impl Strategy + ?Sized),
+    strategy: &dyn Strategy,
     source: &'a D,
     epoch: usize,
     skip: usize,
@@ -117,10 +99,7 @@ pub(super) fn batches<'a, D: BatchSource + ?Sized>(
         }
         let same = check_equal_batches(&workers, batch.is_some(), number);
         number += 1;
-        match same {
-            Ok(()) => batch,
-            Err(error) => Some(Err(error)),
-        }
+        same.map_or_else(|error| Some(Err(error)), |()| batch)
     })))
 }
 
@@ -139,7 +118,7 @@ fn check_equal_batches(workers: &WorkerGroup, own: bool, number: usize) -> Resul
 }
 
 /// An error of one worker ends the others, which wait for it.
-pub(super) fn or_abort<T>(strategy: &(impl Strategy + ?Sized), outcome: Result<T>) -> Result<T> {
+pub(super) fn or_abort<T>(strategy: &dyn Strategy, outcome: Result<T>) -> Result<T> {
     match strategy.workers() {
         None => outcome,
         Some(workers) => workers.or_abort(outcome),

@@ -1,25 +1,22 @@
 //! One replica's learner and its part of a step.
 
+use burn::data::dataloader::Progress;
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::{GradientsAccumulator, GradientsParams};
 use burn::tensor::Tensor;
 use burn_train::{Learner, LearnerModel, TrainStep};
 use distribute_core::{Gradients, ReduceOp, ReplicaContext, Result};
 
-/// What the replicas of one step have in common.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Share {
-    /// How many of them have a batch.
-    pub(crate) batches: usize,
-    /// Whether the optimizer uses the gradients collected so far.
-    pub(crate) update: bool,
-}
+type Input<M> = <M as TrainStep>::Input;
+type Output<M> = <M as TrainStep>::Output;
 
 /// One replica of a training.
 pub(crate) struct LearnerReplica<M: LearnerModel> {
     pub(crate) learner: Learner<M>,
+    /// Its batch of the next step, and how far the loader was after it.
+    pub(crate) input: Option<(Input<M>, Progress)>,
     /// What its last batch gave, until it is reported.
-    pub(crate) output: Option<<M as TrainStep>::Output>,
+    pub(crate) output: Option<(Output<M>, Progress)>,
     /// The gradients that no update has used yet.
     accumulated: GradientsAccumulator<M>,
 }
@@ -28,26 +25,28 @@ impl<M: LearnerModel> LearnerReplica<M> {
     pub(crate) fn new(learner: Learner<M>) -> Self {
         Self {
             learner,
+            input: None,
             output: None,
             accumulated: GradientsAccumulator::new(),
         }
     }
 
-    /// Computes the gradients of a batch, if there is one, and makes the update, if it is time.
+    /// Computes the gradients of its batch, if there is one, and makes the update with those
+    /// collected so far, if it is time. So many replicas have a batch.
     pub(crate) fn step(
         &mut self,
         ctx: &ReplicaContext,
-        input: Option<<M as TrainStep>::Input>,
-        share: Share,
+        batches: usize,
+        update: bool,
     ) -> Result<()> {
-        if let Some(input) = input {
+        if let Some((input, progress)) = self.input.take() {
             let step = self.learner.train_step(input);
             let model = self.learner.model();
-            let gradients = weighted(step.grads, &model, share.batches, ctx);
+            let gradients = weighted(step.grads, &model, batches, ctx);
             self.accumulated.accumulate(&model, gradients);
-            self.output = Some(step.item);
+            self.output = Some((step.item, progress));
         }
-        if share.update {
+        if update {
             let gradients = self.accumulated.grads();
             let gradients = mean(gradients, &self.learner.model(), ctx)?;
             self.learner.lr_step();

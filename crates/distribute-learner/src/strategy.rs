@@ -2,17 +2,16 @@
 
 use std::sync::Arc;
 
-use burn::data::dataloader::Progress;
 use burn::module::Module;
 use burn_train::{
-    EventProcessorTraining, InferenceStep, Interrupter, Learner, LearnerEvent, LearnerModel,
+    EventProcessorTraining, InferenceStep, Learner, LearnerEvent, LearnerModel,
     SupervisedLearningStrategy, SupervisedTrainingEventProcessor, TrainLoader, TrainingComponents,
-    TrainingItem, ValidLoader,
+    TrainingError, TrainingItem, ValidLoader,
 };
 use distribute_core::{Error, Result, Strategy, check_running_statistics};
 
 use crate::replica::LearnerReplica;
-use crate::train_epoch::{TrainEpoch, training_error};
+use crate::train_epoch::training_error;
 
 /// A strategy of ours in the place of burn's own in burn's `SupervisedTraining`.
 ///
@@ -123,14 +122,13 @@ impl LearnerStrategy {
 
     /// A learner per replica, the first of them `learner` itself.
     fn replicate<M: LearnerModel>(&self, learner: Learner<M>) -> Vec<LearnerReplica<M>> {
-        let devices = self.strategy.replicas().iter().skip(1);
-        let mut replicas: Vec<_> = devices
-            .map(|replica| {
-                let mut copy = learner.clone();
-                copy.fork(&replica.device);
-                LearnerReplica::new(copy)
-            })
-            .collect();
+        let others = self.strategy.replicas().iter().skip(1);
+        let copies = others.map(|replica| {
+            let mut copy = learner.clone();
+            copy.fork(&replica.device);
+            LearnerReplica::new(copy)
+        });
+        let mut replicas: Vec<_> = copies.collect();
         replicas.insert(0, LearnerReplica::new(learner));
         replicas
     }
@@ -172,30 +170,40 @@ impl<M: LearnerModel> SupervisedLearningStrategy<M> for LearnerStrategy {
                 break;
             }
         }
-        let model = run.primary().model();
+        let model = run.replicas[0].learner.model();
         (model, run.components.event_processor)
     }
 }
 
 /// One training, epoch by epoch.
-struct Run<'a, M: LearnerModel> {
-    strategy: &'a dyn Strategy,
-    replicas: Vec<LearnerReplica<M>>,
-    train: TrainLoader<M>,
+pub(crate) struct Run<'a, M: LearnerModel> {
+    pub(crate) strategy: &'a dyn Strategy,
+    pub(crate) replicas: Vec<LearnerReplica<M>>,
+    pub(crate) train: TrainLoader<M>,
     valid: ValidLoader<M>,
-    components: TrainingComponents<M>,
+    pub(crate) components: TrainingComponents<M>,
 }
 
 impl<M: LearnerModel> Run<'_, M> {
-    /// The learner that is validated and saved.
-    fn primary(&self) -> &Learner<M> {
-        &self.replicas[0].learner
+    /// Tells metrics and renderers something; an error of theirs ends the training.
+    pub(crate) fn tell<E: Into<TrainingError>>(
+        &mut self,
+        tell: impl FnOnce(&mut SupervisedTrainingEventProcessor<M>) -> Result<(), E>,
+    ) {
+        let told = tell(&mut self.components.event_processor);
+        self.components.interrupter.fail_on_error(told);
     }
 
     /// Trains and validates once; says whether training goes on.
     fn epoch(&mut self, epoch: usize) -> bool {
-        let interrupter = self.components.interrupter.clone();
-        self.train_split(epoch, &interrupter);
+        let start = LearnerEvent::StartSplit {
+            epoch_number: epoch,
+            total_items: self.train.num_items(),
+        };
+        self.tell(|events| events.process_train(start));
+        self.train();
+        self.tell(|events| events.process_train(LearnerEvent::EndSplit(epoch)));
+        let interrupter = &self.components.interrupter;
         if interrupter.should_stop() {
             if let Some(stop) = interrupter.interruption() {
                 let reason = stop.reason.as_deref().unwrap_or("no reason given");
@@ -203,70 +211,50 @@ impl<M: LearnerModel> Run<'_, M> {
             }
             return false;
         }
-        self.validation_split(epoch, &interrupter);
-        let events = &mut self.components.event_processor;
-        interrupter.fail_on_error(events.process_train(LearnerEvent::EndEpoch(epoch)));
-        self.save_or_stop(epoch, &interrupter)
-    }
-
-    fn train_split(&mut self, epoch: usize, interrupter: &Interrupter) {
-        let events = &mut self.components.event_processor;
-        interrupter.fail_on_error(events.process_train(LearnerEvent::StartSplit {
+        let start = LearnerEvent::StartSplit {
             epoch_number: epoch,
-            total_items: self.train.num_items(),
-        }));
-        TrainEpoch {
-            strategy: self.strategy,
-            replicas: &mut self.replicas,
-            events,
-            interrupter,
-            accumulation: self.components.grad_accumulation.unwrap_or(1),
-        }
-        .run(&self.train);
-        interrupter.fail_on_error(events.process_train(LearnerEvent::EndSplit(epoch)));
+            total_items: self.valid.num_items(),
+        };
+        self.tell(|events| events.process_valid(start));
+        self.validate();
+        self.tell(|events| events.process_valid(LearnerEvent::EndSplit(epoch)));
+        self.tell(|events| events.process_train(LearnerEvent::EndEpoch(epoch)));
+        self.save_or_stop(epoch)
     }
 
     /// Validates replica 0's model on the calling thread.
-    fn validation_split(&mut self, epoch: usize, interrupter: &Interrupter) {
-        let model = self.primary().model().valid();
-        let events = &mut self.components.event_processor;
-        interrupter.fail_on_error(events.process_valid(LearnerEvent::StartSplit {
-            epoch_number: epoch,
-            total_items: self.valid.num_items(),
-        }));
-        let mut batches = self.valid.iter();
+    fn validate(&mut self) {
+        let model = self.replicas[0].learner.model().valid();
+        let loader = self.valid.clone();
+        let mut batches = loader.iter();
         let mut iteration = 0;
         while let Some(batch) = batches.next() {
             let batch = match batch {
                 Ok(batch) => batch,
-                Err(error) => {
-                    interrupter.fail(error);
-                    break;
-                }
+                Err(error) => return self.components.interrupter.fail(error),
             };
-            let progress: Progress = batches.progress();
             iteration += 1;
             let output = InferenceStep::step(&model, batch);
-            let item = TrainingItem::new(output, progress, Some(iteration), None);
-            interrupter.fail_on_error(events.process_valid(LearnerEvent::ProcessedItem(item)));
-            if interrupter.should_stop() {
+            let item = TrainingItem::new(output, batches.progress(), Some(iteration), None);
+            self.tell(|events| events.process_valid(LearnerEvent::ProcessedItem(item)));
+            if self.components.interrupter.should_stop() {
                 break;
             }
         }
-        interrupter.fail_on_error(events.process_valid(LearnerEvent::EndSplit(epoch)));
     }
 
     /// What burn does between two epochs; says whether there is another one.
-    fn save_or_stop(&mut self, epoch: usize, interrupter: &Interrupter) -> bool {
-        let learner = &self.replicas[0].learner;
-        let parts = &mut self.components;
+    fn save_or_stop(&mut self, epoch: usize) -> bool {
+        let parts = &self.components;
         if parts.checkpointer.is_some() || parts.early_stopping.is_some() {
             // Both read metrics of this epoch.
-            interrupter.fail_on_error(parts.event_processor.flush());
+            self.tell(EventProcessorTraining::flush);
         }
-        if interrupter.should_stop() {
+        let parts = &mut self.components;
+        if parts.interrupter.should_stop() {
             return false;
         }
+        let learner = &self.replicas[0].learner;
         if let Some(checkpointer) = &mut parts.checkpointer {
             checkpointer.checkpoint(learner, epoch, &parts.event_store);
         }

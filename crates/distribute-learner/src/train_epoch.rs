@@ -1,125 +1,92 @@
 //! One pass over the training data.
 
-use std::iter;
 use std::sync::{Mutex, PoisonError};
 
 use burn::data::dataloader::{DataLoaderIterator, Progress};
 use burn::data::dataset::DatasetError;
 use burn_train::train::WorkerFailure;
 use burn_train::{
-    EventProcessorTraining, Interrupter, LearnerEvent, LearnerModel,
-    SupervisedTrainingEventProcessor, TrainLoader, TrainStep, TrainingError, TrainingItem,
+    EventProcessorTraining, LearnerEvent, LearnerModel, TrainStep, TrainingError, TrainingItem,
 };
-use distribute_core::{Error, Result, Strategy, StrategyExt};
+use distribute_core::{Error, Result, StrategyExt};
 
-use crate::replica::{LearnerReplica, Share};
+use crate::strategy::Run;
 
-type Input<M> = <M as TrainStep>::Input;
-
-/// One epoch over all replicas.
-pub(crate) struct TrainEpoch<'a, M: LearnerModel> {
-    pub(crate) strategy: &'a dyn Strategy,
-    pub(crate) replicas: &'a mut [LearnerReplica<M>],
-    pub(crate) events: &'a mut SupervisedTrainingEventProcessor<M>,
-    pub(crate) interrupter: &'a Interrupter,
-    /// The number of steps whose gradients one update sums.
-    pub(crate) accumulation: usize,
-}
-
-/// The batches of one step and how far the loader was after each of them; fewer than there are
-/// replicas once the loader is exhausted.
-struct Hand<M: LearnerModel> {
-    inputs: Vec<Input<M>>,
-    progress: Vec<Progress>,
-}
-
-impl<M: LearnerModel> TrainEpoch<'_, M> {
+impl<M: LearnerModel> Run<'_, M> {
     /// Trains on every batch of the loader, or until the interrupter says stop.
-    pub(crate) fn run(mut self, loader: &TrainLoader<M>) {
+    pub(crate) fn train(&mut self) {
+        let loader = self.train.clone();
+        let interrupter = self.components.interrupter.clone();
+        let accumulation = self.components.grad_accumulation.unwrap_or(1);
         let mut batches = loader.iter();
         let mut iteration = 0;
         let mut waiting = 0;
         loop {
-            let hand = match self.deal(&mut *batches) {
-                Ok(hand) => hand,
-                Err(error) => return self.interrupter.fail(error),
+            let (dealt, is_last) = match self.deal(&mut *batches) {
+                Ok(dealt) => dealt,
+                Err(error) => return interrupter.fail(error),
             };
-            let exhausted = hand.inputs.len() < self.replicas.len();
-            if hand.inputs.is_empty() && waiting == 0 {
+            let exhausted = dealt < self.replicas.len();
+            if dealt == 0 && waiting == 0 {
                 return;
             }
             waiting += 1;
             // The progress tells one step earlier than the missing batch that it was the last
             // one. Not every loader's does; then the update takes a step without batches.
-            let last = exhausted || hand.progress.last().is_some_and(Progress::is_completed);
-            let update = last || waiting >= self.accumulation;
-            if let Err(error) = self.step(hand.inputs, update) {
-                return self.interrupter.fail(training_error(&error));
+            let update = exhausted || is_last || waiting >= accumulation;
+            if let Err(error) = self.step(dealt, update) {
+                return interrupter.fail(training_error(&error));
             }
             if update {
                 waiting = 0;
             }
-            self.report(hand.progress, &mut iteration);
-            if exhausted || self.interrupter.should_stop() {
+            self.report(&mut iteration);
+            if exhausted || interrupter.should_stop() {
                 return;
             }
         }
     }
 
-    /// The next batch for each replica.
+    /// Gives each replica its next batch; says how many there were, fewer than replicas once the
+    /// loader is exhausted, and whether the loader calls one the last.
     fn deal(
-        &self,
-        batches: &mut dyn DataLoaderIterator<Input<M>>,
-    ) -> Result<Hand<M>, DatasetError> {
-        let mut hand = Hand {
-            inputs: Vec::with_capacity(self.replicas.len()),
-            progress: Vec::with_capacity(self.replicas.len()),
-        };
-        while hand.inputs.len() < self.replicas.len() {
+        &mut self,
+        batches: &mut dyn DataLoaderIterator<<M as TrainStep>::Input>,
+    ) -> Result<(usize, bool), DatasetError> {
+        let mut dealt = (0, false);
+        for replica in &mut self.replicas {
             let Some(input) = batches.next() else { break };
-            hand.inputs.push(input?);
-            hand.progress.push(batches.progress());
+            let (input, progress) = (input?, batches.progress());
+            dealt = (dealt.0 + 1, Progress::is_completed(&progress));
+            replica.input = Some((input, progress));
         }
-        Ok(hand)
+        Ok(dealt)
     }
 
     /// Runs one step on all replicas, also on those that have no batch.
-    fn step(&mut self, inputs: Vec<Input<M>>, update: bool) -> Result<()> {
-        let share = Share {
-            batches: inputs.len(),
-            update,
-        };
-        let inputs = inputs
-            .into_iter()
-            .map(Some)
-            .chain(iter::repeat_with(|| None));
+    fn step(&mut self, batches: usize, update: bool) -> Result<()> {
         // No arguments of the step: a replica and what burn loads are not made of tensors.
-        let items = self.replicas.iter_mut().zip(inputs);
-        let items: Vec<_> = items.map(|item| Mutex::new(Some(item))).collect();
+        let replicas: Vec<_> = self.replicas.iter_mut().map(Mutex::new).collect();
         let step = self.strategy.run((), |ctx, ()| {
-            let item = items[ctx.local_id()].lock();
-            let item = item.unwrap_or_else(PoisonError::into_inner).take();
-            let twice = || Error::invalid("a strategy ran a replica twice");
-            let (replica, input) = item.ok_or_else(twice)?;
-            replica.step(ctx, input, share)
+            let replica = replicas[ctx.local_id()].lock();
+            let mut replica = replica.unwrap_or_else(PoisonError::into_inner);
+            replica.step(ctx, batches, update)
         });
         step.map(drop)
     }
 
     /// One event per batch, in the order of the loader.
-    fn report(&mut self, progress: Vec<Progress>, iteration: &mut usize) {
+    fn report(&mut self, iteration: &mut usize) {
         let rate = self.replicas[0].learner.lr_current();
-        let outputs = self
-            .replicas
-            .iter_mut()
-            .map(|replica| replica.output.take());
-        for (output, progress) in outputs.flatten().zip(progress) {
+        let outputs = self.replicas.iter_mut();
+        for (output, progress) in outputs.filter_map(|replica| replica.output.take()) {
             *iteration += 1;
             let rate = Some(rate.clone());
             let item = TrainingItem::new(output, progress, Some(*iteration), rate);
-            let event = LearnerEvent::ProcessedItem(item);
-            self.interrupter
-                .fail_on_error(self.events.process_train(event));
+            let processed = LearnerEvent::ProcessedItem(item);
+            let parts = &mut self.components;
+            let told = parts.event_processor.process_train(processed);
+            parts.interrupter.fail_on_error(told);
         }
     }
 }

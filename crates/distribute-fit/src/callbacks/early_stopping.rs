@@ -7,8 +7,9 @@ use distribute_core::Result;
 use serde::{Deserialize, Serialize};
 
 use super::monitor::{Direction, Monitor};
+use crate::exact::Exact;
 use crate::snapshot::unreadable_state;
-use crate::{Callback, CallbackState, Control, EpochRecord, Outcome, exact};
+use crate::{Callback, CallbackState, Control, EpochRecord, Outcome};
 
 /// Ends training when the watched value has not improved for some epochs
 /// (Keras: `EarlyStopping`).
@@ -31,8 +32,7 @@ pub struct EarlyStopping {
 /// What a checkpoint keeps.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 struct Watched {
-    #[serde(with = "exact::option")]
-    best: Option<f64>,
+    best: Option<Exact>,
     best_epoch: usize,
     epochs_without_improvement: usize,
 }
@@ -77,7 +77,7 @@ impl EarlyStopping {
 
     /// The best value and its epoch (from 0), if there was one.
     pub fn best(&self) -> Option<(f64, usize)> {
-        let best = self.progress.best?;
+        let Exact(best) = self.progress.best?;
         Some((best, self.progress.best_epoch))
     }
 }
@@ -90,9 +90,10 @@ impl Callback for EarlyStopping {
             return Ok(());
         }
         let progress = &mut self.progress;
-        if self.monitor.improves(value, progress.best) {
+        let best = progress.best.map(|best| best.0);
+        if self.monitor.improves(value, best) {
             *progress = Watched {
-                best: Some(value),
+                best: Some(Exact(value)),
                 best_epoch: record.epoch,
                 epochs_without_improvement: 0,
             };
@@ -108,7 +109,7 @@ impl Callback for EarlyStopping {
             run.stop(Outcome::EarlyStopped {
                 monitor: self.monitor.name.clone(),
                 best_epoch: progress.best_epoch,
-                best: progress.best.unwrap_or(f64::NAN),
+                best: best.unwrap_or(f64::NAN),
             });
         }
         Ok(())

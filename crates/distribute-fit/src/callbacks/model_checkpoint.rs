@@ -5,16 +5,16 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use burn::tensor::TensorData;
-use distribute_core::checkpoint::{
-    Checkpoint, CheckpointManager, SaveHandle, Saved, latest, load_latest,
-};
+use distribute_core::checkpoint::{Checkpoint, CheckpointManager, SaveHandle, Saved, latest};
 use distribute_core::{Error, Result, Strategy};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::monitor::{Direction, Monitor};
 use crate::exact::Exact;
 use crate::snapshot::unreadable_state;
+use crate::worker_sync::all_of;
 use crate::{Callback, CallbackState, Control, EpochRecord, FitError, Outcome, Position};
 
 /// Saves checkpoints of the whole run (Keras: `ModelCheckpoint` and `BackupAndRestore` in one).
@@ -39,7 +39,6 @@ use crate::{Callback, CallbackState, Control, EpochRecord, FitError, Outcome, Po
 pub struct ModelCheckpoint {
     /// `None` on a worker that is not the chief.
     manager: Option<CheckpointManager>,
-    directory: PathBuf,
     saver: Option<SaveHandle>,
     every: Every,
     best_only: Option<Monitor>,
@@ -64,9 +63,8 @@ impl ModelCheckpoint {
     /// # Errors
     /// [`Error::Checkpoint`] if it cannot be created or written, or if somebody else saves there.
     pub fn new(directory: impl Into<PathBuf>) -> Result<Self> {
-        let directory = directory.into();
-        let manager = CheckpointManager::open(&directory)?;
-        Ok(Self::with_manager(directory, Some(manager)))
+        let manager = CheckpointManager::open(directory)?;
+        Ok(Self::with_manager(Some(manager)))
     }
 
     /// [`new`](Self::new) under any strategy, with one worker or several: the chief saves, and all
@@ -82,15 +80,14 @@ impl ModelCheckpoint {
         let Some(workers) = strategy.workers() else {
             return Self::new(directory);
         };
-        let open = || CheckpointManager::open(&directory).map_err(Error::from);
+        let open = || Ok(CheckpointManager::open(&directory)?);
         let manager = workers.open_shared(&directory, open)?;
-        Ok(Self::with_manager(directory, manager))
+        Ok(Self::with_manager(manager))
     }
 
-    fn with_manager(directory: PathBuf, manager: Option<CheckpointManager>) -> Self {
+    fn with_manager(manager: Option<CheckpointManager>) -> Self {
         Self {
             manager,
-            directory,
             saver: None,
             every: Every::Epochs(1),
             best_only: None,
@@ -170,10 +167,7 @@ impl ModelCheckpoint {
     fn save(&mut self, run: &mut Control<'_>) -> Result<()> {
         let progress = run.progress();
         let here = (progress.step, progress.position);
-        if self.last == Some(here) {
-            return Ok(());
-        }
-        if run.is_useless()? {
+        if self.last == Some(here) || run.is_useless()? {
             return Ok(());
         }
         match self.manager.clone() {
@@ -189,10 +183,8 @@ impl ModelCheckpoint {
     /// chief's process with it, and believe in a save that fails. Unless they have agreed to end
     /// like this, an interruption ends that wait; the save is none the worse for it.
     fn finish(&mut self, outcome: &Outcome, run: &Control<'_>) -> Result<()> {
-        let finished = match self.saver.take() {
-            None => Ok(None),
-            Some(saver) => saver.finish().map_err(Error::from),
-        };
+        let saver = self.saver.take();
+        let finished: Result<_> = saver.map_or(Ok(None), |saver| Ok(saver.finish()?));
         if let Some(workers) = run.strategy().workers() {
             let said = finished.as_ref().err().map(ToString::to_string);
             if !workers.is_chief() && *outcome != Outcome::Interrupted {
@@ -206,18 +198,12 @@ impl ModelCheckpoint {
                 all => all?,
             };
             workers.hold();
-            if let Some(cause) = all
-                .into_iter()
-                .flatten()
-                .next()
-                .filter(|_| finished.is_ok())
-            {
+            let of_others = all.into_iter().flatten().next();
+            if let Some(cause) = of_others.filter(|_| finished.is_ok()) {
                 return Err(Error::Stopped { cause });
             }
         }
-        if let Some(saved) = finished? {
-            self.saved = Some(saved);
-        }
+        self.saved = finished?.or(self.saved.take());
         Ok(())
     }
 
@@ -227,14 +213,13 @@ impl ModelCheckpoint {
         check_finite(&checkpoint)?;
         checkpoint.metadata.model.name.clone_from(&self.model_name);
         checkpoint.metadata.extra.extend(self.extra.clone());
-        if let Some(saved) = self.saved_best() {
+        if let (Some(monitor), Some(best)) = (&self.best_only, self.best) {
+            let saved = json!({ "monitor": monitor.name, "value": Exact(best) });
             let extra = &mut checkpoint.metadata.extra;
-            extra.insert(BEST_KEY.to_string(), to_json(&saved)?);
+            extra.insert(BEST_KEY.to_string(), saved);
         }
         let saver = self.saver.get_or_insert_with(|| SaveHandle::new(manager));
-        if let Some(saved) = saver.save(checkpoint)? {
-            self.saved = Some(saved);
-        }
+        self.saved = saver.save(checkpoint)?.or(self.saved.take());
         Ok(())
     }
 
@@ -251,55 +236,46 @@ impl ModelCheckpoint {
         workers.save_agreed()
     }
 
-    /// The newest checkpoint of the directory if the run continues from it, as the chief sees it.
+    /// What the chief finds in its directory, on all workers.
+    fn of_chief<T: Serialize + DeserializeOwned>(
+        &self,
+        run: &Control<'_>,
+        call: &str,
+        find: impl FnOnce(&CheckpointManager) -> Result<Option<T>>,
+    ) -> Result<Option<T>> {
+        let own = self.manager.as_ref().map_or(Ok(None), find)?;
+        let all = all_of(run.strategy(), call, own)?;
+        Ok(all.into_iter().next().flatten())
+    }
+
+    /// Whether the run continues from the newest checkpoint of the directory.
     fn find_last(&self, run: &Control<'_>) -> Result<bool> {
         let step = run.progress().step;
-        let is_newest = || -> Result<bool> {
-            let newest = latest(&self.directory)?;
-            Ok(newest.found.is_some_and(|entry| entry.step == step))
-        };
-        let Some(workers) = run.strategy().workers() else {
-            return is_newest();
-        };
-        let own = workers.is_chief() && is_newest()?;
-        let all = workers.all_gather_json("whether the newest checkpoint is this run's", &own)?;
-        Ok(all.first() == Some(&true))
+        let call = "whether the newest checkpoint is this run's";
+        let found = self.of_chief(run, call, |manager| {
+            let newest = latest(manager.path())?.found;
+            Ok(Some(newest.is_some_and(|entry| entry.step == step)))
+        });
+        Ok(found? == Some(true))
     }
 
-    /// The best value, as a checkpoint of this directory says it.
-    fn saved_best(&self) -> Option<SavedBest> {
-        Some(SavedBest {
-            monitor: self.best_only.as_ref()?.name.clone(),
-            value: Exact(self.best?),
-        })
-    }
-
-    /// The best value whose checkpoint is in the directory, as the chief sees it: another
-    /// callback's checkpoint, which the run goes on from, may be older or newer than that.
+    /// The best value whose checkpoint is in the directory: another callback's checkpoint, which
+    /// the run goes on from, may be older or newer than that.
     fn find_best(&self, run: &Control<'_>) -> Result<Option<f64>> {
-        let newest = || -> Result<Option<Exact>> {
-            let newest = load_latest(&self.directory)?;
-            let Some((_, checkpoint)) = newest.found else {
+        let best = self.of_chief(run, "the best value so far", |manager| {
+            let Some((_, checkpoint)) = manager.load_latest()?.found else {
                 return Ok(None);
             };
             let Some(saved) = checkpoint.metadata.extra.get(BEST_KEY) else {
                 // Of a version that kept it with the states of the callbacks.
                 return Ok(self.best.map(Exact));
             };
-            let saved: SavedBest =
-                serde_json::from_value(saved.clone()).map_err(unreadable_state)?;
-            let same = Some(&saved.monitor) == self.best_only.as_ref().map(|own| &own.name);
+            let saved = SavedBest::deserialize(saved).map_err(unreadable_state)?;
+            let monitor = self.best_only.as_ref();
+            let same = monitor.is_some_and(|own| own.name == saved.monitor);
             Ok(same.then_some(saved.value))
-        };
-        let Some(workers) = run.strategy().workers() else {
-            return Ok(newest()?.map(|best| best.0));
-        };
-        let own = match workers.is_chief() {
-            true => newest()?,
-            false => None,
-        };
-        let all = workers.all_gather_json("the best value so far", &own)?;
-        Ok(all.into_iter().next().flatten().map(|best| best.0))
+        });
+        Ok(best?.map(|best| best.0))
     }
 }
 
@@ -313,14 +289,10 @@ fn has_begun(run: &Control<'_>) -> bool {
 const BEST_KEY: &str = "best_only";
 
 /// What a checkpoint of the best value says about it.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Deserialize)]
 struct SavedBest {
     monitor: String,
     value: Exact,
-}
-
-fn to_json(value: &impl Serialize) -> Result<Value> {
-    serde_json::to_value(value).map_err(Error::internal)
 }
 
 impl Callback for ModelCheckpoint {
@@ -333,14 +305,15 @@ impl Callback for ModelCheckpoint {
         }
         let progress = run.progress();
         self.last_time = Instant::now();
-        if self.best_only.is_some() && has_begun(run) {
+        if !has_begun(run) {
+            return Ok(());
+        }
+        if self.best_only.is_some() {
             self.best = self.find_best(run)?;
         }
-        if has_begun(run) {
-            // A run that goes on from a checkpoint of this directory has nothing new to save yet.
-            let found = self.find_last(run)?;
-            self.last = found.then_some((progress.step, progress.position));
-        }
+        // A run that goes on from a checkpoint of this directory has nothing new to save yet.
+        let found = self.find_last(run)?;
+        self.last = found.then_some((progress.step, progress.position));
         Ok(())
     }
 
@@ -379,8 +352,7 @@ impl Callback for ModelCheckpoint {
 
     fn on_train_end(&mut self, outcome: &Outcome, run: &mut Control<'_>) -> Result<()> {
         let useless = matches!(outcome, Outcome::NotFinite { .. });
-        let nothing_done = !has_begun(run);
-        if self.best_only.is_none() && !useless && !nothing_done {
+        if self.best_only.is_none() && !useless && has_begun(run) {
             self.save(run)?;
         }
         self.finish(outcome, run)
@@ -411,15 +383,15 @@ impl Callback for ModelCheckpoint {
 
 /// A model that has diverged never comes back, and must not push good checkpoints out.
 fn check_finite(checkpoint: &Checkpoint) -> Result<()> {
-    let parameters = checkpoint.tensors.iter();
-    for (name, data) in parameters.filter(|(name, _)| name.starts_with("model/")) {
-        if !is_finite(data) {
-            return Err(FitError::WeightsNotFinite {
-                parameter: name.trim_start_matches("model/").to_string(),
-                step: checkpoint.metadata.step,
-            }
-            .into());
+    for (name, data) in &checkpoint.tensors {
+        let Some(parameter) = name.strip_prefix("model/").filter(|_| !is_finite(data)) else {
+            continue;
+        };
+        return Err(FitError::WeightsNotFinite {
+            parameter: parameter.to_string(),
+            step: checkpoint.metadata.step,
         }
+        .into());
     }
     Ok(())
 }

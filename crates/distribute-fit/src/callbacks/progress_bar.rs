@@ -47,7 +47,8 @@ impl ProgressBar {
     /// On standard error: a bar on a terminal, plain lines elsewhere.
     pub fn new() -> Self {
         if io::stderr().is_terminal() {
-            Self::drawn_on(ProgressDrawTarget::stderr())
+            let target = ProgressDrawTarget::stderr();
+            Self::on(Output::Bar(Bar::with_draw_target(None, target)))
         } else {
             Self::plain(io::stderr())
         }
@@ -55,16 +56,12 @@ impl ProgressBar {
 
     /// Plain lines, without a bar, wherever `output` leads.
     pub fn plain(output: impl Write + 'static) -> Self {
-        Self {
-            output: Output::Plain(Box::new(output)),
-            table: Table::default(),
-            last_shown: None,
-        }
+        Self::on(Output::Plain(Box::new(output)))
     }
 
-    fn drawn_on(target: ProgressDrawTarget) -> Self {
+    fn on(output: Output) -> Self {
         Self {
-            output: Output::Bar(Bar::with_draw_target(None, target)),
+            output,
             table: Table::default(),
             last_shown: None,
         }
@@ -75,9 +72,7 @@ impl ProgressBar {
             Output::Bar(bar) => bar.println(line),
             Output::Plain(output) => writeln!(output, "{line}")
                 .and_then(|()| output.flush())
-                .map_err(|error| {
-                    FitError::file(Path::new("the progress output"), "write to", error)
-                })?,
+                .map_err(FitError::file(Path::new("the progress output"), "write to"))?,
         }
         Ok(())
     }
@@ -164,11 +159,8 @@ impl Callback for ProgressBar {
             return Ok(());
         };
         if progress.validation_batches == 1 {
-            start(
-                bar,
-                "validation".to_string(),
-                progress.validation_batches_in_all,
-            );
+            let length = progress.validation_batches_in_all;
+            start(bar, "validation".to_string(), length);
         }
         bar.set_position(progress.validation_batches as u64);
         Ok(())

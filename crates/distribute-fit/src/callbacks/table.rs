@@ -17,11 +17,8 @@ impl Table {
     /// The lines to print for an epoch: the header comes with the first one, and again when the
     /// columns change.
     pub(super) fn lines(&mut self, record: &EpochRecord, epochs: usize) -> Vec<String> {
-        let columns: Vec<String> = record
-            .logs
-            .iter()
-            .map(|(name, _)| name.to_string())
-            .collect();
+        let names = record.logs.iter().map(|(name, _)| name.to_string());
+        let columns: Vec<String> = names.collect();
         let mut lines = Vec::new();
         if self.columns != columns {
             self.columns = columns;
@@ -45,16 +42,12 @@ impl Table {
         for (name, value) in record.logs.iter() {
             line += &format!("  {:>width$}", number(value), width = width(name));
         }
-        let rate = record.examples_per_second();
-        let rate = if rate.is_finite() {
-            format!("{rate:.0}")
-        } else {
-            "-".to_string()
+        let rate = match record.examples_per_second() {
+            rate if rate.is_finite() => format!("{rate:.0}"),
+            _ => "-".to_string(),
         };
-        line + &format!(
-            "  {rate:>12}  {:>8}",
-            duration(record.training_time + record.validation_time)
-        )
+        let time = duration(record.training_time + record.validation_time);
+        line + &format!("  {rate:>12}  {time:>8}")
     }
 }
 
@@ -74,11 +67,9 @@ pub(super) fn number(value: f64) -> String {
 
 /// Short logs for one line.
 pub(super) fn short(logs: &Logs) -> String {
-    let parts: Vec<_> = logs
-        .iter()
-        .map(|(name, value)| format!("{name} {}", number(value)))
-        .collect();
-    parts.join("  ")
+    let parts = logs.iter();
+    let parts = parts.map(|(name, value)| format!("{name} {}", number(value)));
+    parts.collect::<Vec<_>>().join("  ")
 }
 
 fn duration(time: Duration) -> String {

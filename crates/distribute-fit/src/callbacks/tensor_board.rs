@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::SystemTime;
 
-use distribute_core::{Error, Result};
+use distribute_core::Result;
 
 use crate::tensorboard::EventWriter;
 use crate::{Callback, Control, EpochRecord, Outcome};
@@ -42,22 +42,23 @@ impl TensorBoard {
         self.every_steps = (steps > 0).then_some(steps);
         self
     }
+
+    fn flush(&mut self) -> Result<()> {
+        let writers = [Some(&mut self.train), self.validation.as_mut()];
+        let mut writers = writers.into_iter().flatten();
+        Ok(writers.try_for_each(EventWriter::flush)?)
+    }
 }
 
 impl Callback for TensorBoard {
     fn on_batch_end(&mut self, run: &mut Control<'_>) -> Result<()> {
-        let step = run.progress().step;
-        if !self
-            .every_steps
-            .is_some_and(|every| run.reached_multiple_of(every))
-        {
-            return Ok(());
+        let due = |every| run.reached_multiple_of(every);
+        if self.every_steps.is_some_and(due) {
+            let (loss, step) = (run.logs()?.loss(), run.progress().step);
+            self.train
+                .scalar("batch_loss", loss as f32, step, SystemTime::now())?;
         }
-        let loss = run.logs()?.loss();
-        let now = SystemTime::now();
-        self.train
-            .scalar("batch_loss", loss as f32, step, now)
-            .map_err(Error::from)
+        Ok(())
     }
 
     fn on_epoch_end(&mut self, record: &EpochRecord, _: &mut Control<'_>) -> Result<()> {
@@ -67,18 +68,14 @@ impl Callback for TensorBoard {
             let (writer, name) = match name.strip_prefix("val_") {
                 None => (&mut self.train, name),
                 Some(name) => {
-                    if self.validation.is_none() {
-                        let directory = self.directory.join("validation");
-                        self.validation = Some(EventWriter::create(directory)?);
-                    }
-                    let Some(writer) = &mut self.validation else {
-                        continue;
+                    let writer = match self.validation.take() {
+                        None => EventWriter::create(self.directory.join("validation"))?,
+                        Some(writer) => writer,
                     };
-                    (writer, name)
+                    (self.validation.insert(writer), name)
                 }
             };
-            let tag = format!("epoch_{name}");
-            writer.scalar(&tag, value as f32, epoch, now)?;
+            writer.scalar(&format!("epoch_{name}"), value as f32, epoch, now)?;
         }
         let rate = record.learning_rate as f32;
         self.train.scalar("epoch_learning_rate", rate, epoch, now)?;
@@ -87,14 +84,5 @@ impl Callback for TensorBoard {
 
     fn on_train_end(&mut self, _: &Outcome, _: &mut Control<'_>) -> Result<()> {
         self.flush()
-    }
-}
-
-impl TensorBoard {
-    fn flush(&mut self) -> Result<()> {
-        self.train.flush()?;
-        self.validation
-            .as_mut()
-            .map_or(Ok(()), |writer| writer.flush().map_err(Error::from))
     }
 }

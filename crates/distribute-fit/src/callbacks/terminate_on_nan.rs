@@ -8,23 +8,17 @@ use crate::{Callback, Control, EpochRecord, Outcome};
 /// (Keras: `TerminateOnNaN`), at the latest at the end of an epoch. Nothing is saved then.
 ///
 /// Looking at the loss waits for the step; on a GPU look less often.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 #[must_use]
 pub struct TerminateOnNan {
     every_batches: usize,
-}
-
-impl Default for TerminateOnNan {
-    fn default() -> Self {
-        Self::every_batches(1)
-    }
 }
 
 impl TerminateOnNan {
     /// Looks at the loss after every `batches`-th batch; 0 counts as 1.
     pub fn every_batches(batches: usize) -> Self {
         Self {
-            every_batches: batches.max(1),
+            every_batches: batches,
         }
     }
 }
@@ -40,7 +34,8 @@ impl Callback for TerminateOnNan {
 
     fn on_batch_end(&mut self, run: &mut Control<'_>) -> Result<()> {
         let progress = run.progress();
-        let due = progress.position.batches.is_multiple_of(self.every_batches);
+        let every = self.every_batches.max(1);
+        let due = progress.position.batches.is_multiple_of(every);
         // Without examples (an empty batch at the start) there is no loss yet.
         let loss = if due { run.loss_so_far()? } else { None };
         if loss.is_some_and(|loss| !loss.is_finite()) {

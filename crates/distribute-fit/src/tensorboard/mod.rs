@@ -60,11 +60,7 @@ impl EventWriter {
     }
 
     fn create_at(directory: &Path, now: SystemTime) -> Result<Self, FitError> {
-        fs::create_dir_all(directory).map_err(|source| FitError::EventFile {
-            path: directory.to_path_buf(),
-            operation: "create",
-            source,
-        })?;
+        fs::create_dir_all(directory).map_err(failed(directory, "create"))?;
         let (path, file) = create_file(directory, now)?;
         let mut writer = Self {
             path,
@@ -127,7 +123,7 @@ impl EventWriter {
     ///
     /// [`FitError::EventFile`]; what was not written is kept and tried again by the next call.
     pub fn flush(&mut self) -> Result<(), FitError> {
-        self.file.flush().map_err(|source| self.io_error(source))
+        self.file.flush().map_err(failed(&self.path, "write"))
     }
 
     fn summary(
@@ -162,15 +158,17 @@ impl EventWriter {
         let record = record::encode(&event.encode_to_vec());
         self.file
             .write_all(&record)
-            .map_err(|source| self.io_error(source))
+            .map_err(failed(&self.path, "write"))
     }
+}
 
-    fn io_error(&self, source: io::Error) -> FitError {
-        FitError::EventFile {
-            path: self.path.clone(),
-            operation: "write",
-            source,
-        }
+/// What the file system refuses.
+fn failed(path: &Path, operation: &'static str) -> impl FnOnce(io::Error) -> FitError {
+    let path = path.to_path_buf();
+    move |source| FitError::EventFile {
+        path,
+        operation,
+        source,
     }
 }
 
@@ -196,13 +194,7 @@ fn create_file(directory: &Path, now: SystemTime) -> Result<(PathBuf, File), Fit
         match File::create_new(&path) {
             Ok(file) => return Ok((path, file)),
             Err(source) if source.kind() == io::ErrorKind::AlreadyExists => count += 1,
-            Err(source) => {
-                return Err(FitError::EventFile {
-                    path,
-                    operation: "create",
-                    source,
-                });
-            }
+            Err(source) => return Err(failed(&path, "create")(source)),
         }
     }
 }
