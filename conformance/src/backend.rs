@@ -74,6 +74,7 @@ impl Backend {
     }
 
     /// Other devices; the closure is given the index among a case's replicas.
+    #[must_use]
     pub fn on(mut self, device: impl Fn(usize) -> LogicalDevice + Send + Sync + 'static) -> Self {
         self.device = Arc::new(device);
         self

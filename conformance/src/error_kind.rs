@@ -3,8 +3,7 @@
 //! TensorFlow's Python classes are coarse (a `ValueError` is nearly anything), so the stable part
 //! of the message decides first, and the class where no message is known.
 
-use distribute_core::trace::TraceError;
-use distribute_core::{Error, VariableError};
+use distribute_core::Error;
 
 use crate::case::{Case, Expected};
 use crate::outcome::{Checked, Failure, Outcome};
@@ -104,7 +103,7 @@ impl ErrorKind {
     pub(crate) fn of(error: &Error) -> Self {
         match error.root_cause() {
             Error::InvalidArgument { .. } => Argument,
-            Error::Shape { .. } | Error::Trace(TraceError::Uneven { .. }) => Shape,
+            Error::Shape { .. } | Error::UnevenArguments { .. } => Shape,
             Error::Axis { .. } => Axis,
             Error::DType { .. } => DType,
             Error::NotDistributed { .. } => NotDistributed,
@@ -112,14 +111,11 @@ impl ErrorKind {
             Error::InsideStep { .. } => InsideStep,
             Error::ReplicaMissing { .. } => ReplicaMissing,
             Error::Step(_) => Step,
-            Error::Variable(error) => match error {
-                VariableError::UnsupportedSynchronization { .. } => NoSynchronization,
-                VariableError::MeanOfIntegers { .. } => MeanOfIntegers,
-                VariableError::AggregationRequired { .. } => NoAggregation,
-                VariableError::NoCommonValue { .. } => NoCommonValue,
-                VariableError::UpdateOfSum { .. } => UpdateOfSum,
-                _ => Self::Other,
-            },
+            Error::UnsupportedSynchronization { .. } => NoSynchronization,
+            Error::MeanOfIntegers { .. } => MeanOfIntegers,
+            Error::AggregationRequired { .. } => NoAggregation,
+            Error::NoCommonValue { .. } => NoCommonValue,
+            Error::UpdateOfSum { .. } => UpdateOfSum,
             _ => Self::Other,
         }
     }

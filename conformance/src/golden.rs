@@ -145,11 +145,7 @@ pub enum GoldenError {
 
 distribute_error::debug_as_message!(GoldenError);
 
-impl From<GoldenError> for distribute_core::Error {
-    fn from(error: GoldenError) -> Self {
-        Self::input(error)
-    }
-}
+distribute_core::wrap_errors!(Input: GoldenError);
 
 fn names() -> String {
     let names: Vec<_> = FamilyName::ALL.iter().map(|family| family.name()).collect();

@@ -53,11 +53,7 @@ pub enum SelectionError {
 
 distribute_error::debug_as_message!(SelectionError);
 
-impl From<SelectionError> for distribute_core::Error {
-    fn from(error: SelectionError) -> Self {
-        Self::step(error)
-    }
-}
+distribute_core::wrap_errors!(Step: SelectionError);
 
 impl Selection {
     /// Runs the selected cases. Takes some seconds for all of them.

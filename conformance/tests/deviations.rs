@@ -12,7 +12,7 @@ use distribute_core::collectives::{GroupOptions, in_process};
 use distribute_core::{
     DefaultStrategy, Error, HierarchicalCopy, LogicalDevice, MirroredStrategy,
     MultiWorkerMirroredStrategy, PerReplica, ReduceOp, Replicated, Strategy, StrategyExt,
-    TensorData, VariableAggregation, VariableError, VariableOptions,
+    TensorData, VariableAggregation, VariableOptions,
 };
 use distribute_data::fit::callbacks::ModelCheckpoint;
 
@@ -55,9 +55,11 @@ fn deviation_no_drift() {
         .unwrap();
     let result = strategy.run((), |ctx, ()| variable.assign(ctx, ctx.replica_id() as f32));
     let error = result.unwrap_err();
-    let wanted = VariableError::AggregationRequired { op: "assign" };
     assert!(
-        matches!(error.root_cause(), Error::Variable(found) if *found == wanted),
+        matches!(
+            error.root_cause(),
+            Error::AggregationRequired { op: "assign" }
+        ),
         "{error:?}"
     );
     let copies = variable.local_values().unwrap();

@@ -1,44 +1,153 @@
 //! What users see of errors and values: `?` works on every error of the crates, an error that
 //! `main` returns is a sentence, and a value shows what it holds.
 
+use std::error::Error as StdError;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
 use burn::module::{Module, Param};
 use burn::tensor::{Int, TensorData};
+use distribute_collectives::CollectiveError;
+use distribute_collectives::flight_record::FlightRecordError;
 use distribute_core::checkpoint::{CheckpointError, CheckpointManager};
+use distribute_core::cluster::ClusterError;
 use distribute_core::{
     DistributedVariable, Error, Mirrored, MirroredStrategy, PerReplica, Result, Sgd, Strategy,
     StrategyExt, Tensor, TrainState, VariableOptions,
 };
+use distribute_data::fit::FitError;
 use distribute_data::readers;
+use distribute_ps::PsError;
+use distribute_tpu_xla::TpuError;
+use distribute_tpu_xla::lower::LowerError;
+use distribute_tpu_xla::pjrt::PjrtError;
+use distribute_tpu_xla::stablehlo::StableHloError;
 
-fn converts<E>()
+/// The messages of what caused an error, outermost first.
+fn causes(error: &(dyn StdError + 'static)) -> Vec<String> {
+    let causes = std::iter::successors(error.source(), |error| (*error).source());
+    causes.map(ToString::to_string).collect()
+}
+
+/// `?` on an error keeps its message and causes, and tells none of them twice.
+fn passed_on<E: StdError + 'static>(error: E)
 where
     Error: From<E>,
 {
+    let own = (error.to_string(), causes(&error));
+    let pass_on = |error: E| -> Result<()> { Err(error)? };
+    let error = pass_on(error).unwrap_err();
+    assert_eq!((error.to_string(), causes(&error)), own);
+    assert!(error.wrapped().is_some(), "{error}");
+    let (message, causes) = own;
+    let printed = format!("{error:?}");
+    assert!(printed.starts_with(&message), "{printed}");
+    for (index, cause) in causes.iter().enumerate() {
+        assert_eq!(printed.matches(cause).count(), 1, "{printed}");
+        assert_ne!(*cause, message);
+        assert!(!causes[..index].contains(cause), "{printed}");
+    }
 }
 
-/// Every public error of a crate that knows `distribute-core`, or that it knows.
+/// A cause that the message of the error around it tells, too.
+fn full() -> io::Error {
+    io::Error::new(io::ErrorKind::StorageFull, "the disk is full")
+}
+
 #[test]
-fn every_error_of_the_crates_converts() {
-    converts::<distribute_core::VariableError>();
-    converts::<CheckpointError>();
-    converts::<distribute_data::fit::FitError>();
-    converts::<distribute_data::tensorboard::TensorBoardError>();
-    converts::<distribute_core::cluster::ClusterError>();
-    converts::<distribute_core::trace::TraceError>();
-    converts::<distribute_collectives::CollectiveError>();
-    converts::<distribute_collectives::flight_record::FlightRecordError>();
-    converts::<readers::ReadError>();
-    converts::<distribute_data::ShardError>();
-    converts::<distribute_data::DataError>();
-    converts::<distribute_keras::ModelError>();
-    converts::<distribute_ps::PsError>();
-    converts::<distribute_tpu_xla::TpuError>();
-    converts::<conformance::GoldenError>();
-    converts::<conformance::SelectionError>();
+fn errors_of_data_and_files_are_passed_on() {
+    let path = || PathBuf::from("some/file");
+    passed_on(full());
+    passed_on(CheckpointError::DiskFull {
+        path: path(),
+        source: full(),
+    });
+    passed_on(readers::ReadError::Io {
+        path: path(),
+        source: full(),
+    });
+    passed_on(distribute_data::DataError::Thread { source: full() });
+    passed_on(distribute_data::DataError::Unshardable);
+    passed_on(FitError::EventFile {
+        path: path(),
+        operation: "write",
+        source: full(),
+    });
+    passed_on(distribute_keras::ModelError::Io {
+        path: path(),
+        source: full(),
+    });
+    passed_on(FlightRecordError::Io {
+        path: "some/file".to_string(),
+        reason: full().to_string(),
+    });
+    let golden = || conformance::GoldenError::Read {
+        path: path(),
+        source: full(),
+    };
+    passed_on(golden());
+    passed_on(conformance::SelectionError::Golden(golden()));
+}
+
+#[test]
+fn errors_of_jobs_are_passed_on() {
+    passed_on(ClusterError::NoResolvers);
+    passed_on(CollectiveError::Poisoned {
+        cause: Box::new(CollectiveError::Aborted {
+            rank: 1,
+            reason: "enough".to_string(),
+        }),
+    });
+    passed_on(distribute_launch::LaunchError::LogDirectory {
+        path: PathBuf::from("some/file"),
+        source: full(),
+    });
+    passed_on(distribute_ps::rpc::ConnectError::Unavailable(
+        "nobody listens".to_string(),
+    ));
+    passed_on(PsError::Closure {
+        closure: 3,
+        step: "train".to_string(),
+        worker: 1,
+        source: Arc::new(PsError::step(full())),
+    });
+    // One of core comes out as it went in.
+    let inner = PsError::from(Error::input(full()));
+    assert!(matches!(Error::from(inner), Error::Input(_)));
+}
+
+#[test]
+fn errors_of_compiled_steps_are_passed_on() {
+    let donated = || StableHloError::DonatedTwice {
+        first: 0,
+        second: 1,
+        output: 2,
+    };
+    let plugin = PjrtError::InvalidArgument("no such device".to_string());
+    passed_on(TpuError::Pjrt(plugin.clone()));
+    passed_on(plugin);
+    passed_on(LowerError::from(donated()));
+    let error = Error::from(donated());
+    assert!(error.to_string().ends_with(&donated().to_string()));
+    passed_on(LowerError::Invalid {
+        operation: "Float.Add".to_string(),
+        position: 3,
+        origin: None,
+        source: Box::new(donated()),
+    });
+    let error = Error::from(TpuError::Timeout {
+        limit: Duration::from_secs(1),
+    });
+    assert!(matches!(
+        TpuError::of(&error),
+        Some(TpuError::Timeout { .. })
+    ));
 }
 
 fn no_checkpoints() -> Result<()> {
-    let file = tempfile::NamedTempFile::new().map_err(Error::step)?;
+    let file = tempfile::NamedTempFile::new()?;
     CheckpointManager::open(file.path().join("below a file"))?;
     Ok(())
 }

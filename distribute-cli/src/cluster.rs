@@ -20,15 +20,17 @@ const RESTART_VARIABLES: [&str; 2] = ["DISTRIBUTE_RESTART", "SLURM_RESTART_COUNT
 
 /// The error of workers whose flags ask for different connections; it names these flags.
 fn other_options(refused: &CollectiveError) -> Failure {
-    let text = refused.to_string();
-    let said = |word: &str| text.contains(&format!("{word} "));
-    let flag = match (said("transport"), said("algorithm") || said("order")) {
+    let differs = |name: &str| refused.differing_options().iter().any(|it| it == name);
+    let flag = match (
+        differs("transport"),
+        differs("algorithm") || differs("order"),
+    ) {
         (true, true) => "--transport and --communication",
         (true, false) => "--transport",
         (false, true) => "--communication",
         (false, false) => "flags",
     };
-    Failure::usage(format!("{text}; give all workers the same {flag}"))
+    Failure::usage(format!("{refused}; give all workers the same {flag}"))
 }
 
 /// The index of this start of the job, from 0, as its launcher says.
@@ -146,7 +148,9 @@ impl ClusterArgs {
             builder = builder.flight_records(directory);
         }
         builder.build().map_err(|error| match &error {
-            Error::Collective(refused) if refused.is_other_options() => other_options(refused),
+            Error::Collective(refused) if !refused.differing_options().is_empty() => {
+                other_options(refused)
+            }
             _ => error.into(),
         })
     }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use burn::tensor::Int;
-use distribute_core::{Device, Error, Result, Tensor, TensorData};
+use distribute_core::{Device, Result, Tensor, TensorData};
 use distribute_data::readers::{self, CsvHeader, CsvOptions, Examples, ImageColor, TrainTest};
 use distribute_data::{Dataset, Weighted};
 
@@ -180,8 +180,8 @@ impl Dataset for Classified {
 
     fn batch(&self, indices: &[usize], device: &Device) -> Result<Self::Batch> {
         let count = indices.len();
-        let values = self.examples.features_f32(indices).map_err(Error::input)?;
-        let labels = self.examples.labels_i64(indices).map_err(Error::input)?;
+        let values = self.examples.features_f32(indices)?;
+        let labels = self.examples.labels_i64(indices)?;
         let values = TensorData::new(values, [count, self.values]);
         let labels = TensorData::new(labels, [count]);
         Ok((

@@ -89,10 +89,11 @@ impl Failure {
 
     /// The end of a wait by a signal: what a shell reports for that.
     pub(crate) fn by_signal(mut self, signal: i32) -> Self {
-        self.code = u8::try_from(128 + signal).unwrap_or(FAILED);
-        if !self.message.contains("interrupted") {
+        let says_so = self.is_interruption || self.code == PREEMPTED;
+        if !says_so {
             self.message = format!("interrupted: {}", self.message);
         }
+        self.code = u8::try_from(128 + signal).unwrap_or(FAILED);
         self
     }
 
@@ -156,9 +157,9 @@ impl Failure {
 
 fn is_interruption(error: &(dyn StdError + 'static)) -> bool {
     let of_servers = |error: &PsError| matches!(error.root_cause(), PsError::Interrupted { .. });
-    let is_it = |error: &Error| match error.root_cause() {
-        Error::Step(step) => step.downcast_ref::<PsError>().is_some_and(of_servers),
-        other => other.is_interruption(),
+    let is_it = |error: &Error| {
+        let wrapped = error.wrapped().and_then(|error| error.downcast_ref());
+        wrapped.map_or_else(|| error.is_interruption(), of_servers)
     };
     any_cause(error, is_it, of_servers)
 }

@@ -8,7 +8,6 @@ use distribute_core::Error;
 use distribute_core::checkpoint::CheckpointError;
 use distribute_data::fit::FitError;
 use distribute_data::readers::ReadError;
-use distribute_data::tensorboard::TensorBoardError;
 use distribute_keras::ModelError;
 use distribute_ps::PsError;
 
@@ -41,19 +40,15 @@ fn of_core(error: &Error) -> bool {
         Error::DifferentConfigurations { .. }
         | Error::DifferentModels { .. }
         | Error::NotShared { .. } => true,
-        // They hide the error they are made of from `source`.
-        Error::Checkpoint(error) | Error::Fit(error) | Error::Input(error) => {
-            is_permanent(&**error)
-        }
-        _ => false,
+        // `source` goes on with the cause of the error that they are made of.
+        other => other.wrapped().is_some_and(is_permanent),
     }
 }
 
 fn of_fit(error: &FitError) -> bool {
     match error {
         FitError::Resume { .. } => true,
-        FitError::File { source, .. }
-        | FitError::TensorBoard(TensorBoardError::Io { source, .. }) => of_file(source),
+        FitError::File { source, .. } | FitError::EventFile { source, .. } => of_file(source),
         _ => false,
     }
 }

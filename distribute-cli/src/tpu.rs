@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use distribute_core::{Error, Strategy};
-use distribute_tpu_xla::pjrt::{Device, ErrorCode, PjrtError, Plugin, PluginSearch, Topology};
+use distribute_tpu_xla::pjrt::{Device, ErrorCode, Plugin, PluginSearch, Topology};
 use distribute_tpu_xla::stablehlo::Precision;
 use distribute_tpu_xla::{
     CompileReport, TpuClusterResolver, TpuCompiler, TpuConnection, TpuError, TpuStrategy,
@@ -141,28 +141,13 @@ pub(crate) fn connect(
     resolver: &TpuClusterResolver,
     plugin: Option<&Path>,
 ) -> Result<TpuConnection, Failure> {
-    resolver.connect_with(plugin).map_err(|error| {
-        // It may be about something else, such as a TPU that is only an address.
-        let says_so = |cause: &PjrtError| error.to_string().ends_with(&cause.to_string());
-        let details = match Plugin::locate(plugin) {
-            Err(cause) if says_so(&cause) => searched(&cause),
-            _ => Vec::new(),
-        };
-        Failure::from(error).with_details(details)
-    })
+    resolver.connect_with(plugin).map_err(not_found)
 }
 
-/// Where a plugin was looked for.
-fn searched(error: &PjrtError) -> Vec<String> {
-    match error {
-        PjrtError::NotFound { searched } => searched.clone(),
-        _ => Vec::new(),
-    }
-}
-
-fn not_found(error: PjrtError) -> Failure {
-    let details = searched(&error);
-    Failure::from(TpuError::from(error)).with_details(details)
+fn not_found(error: impl Into<TpuError>) -> Failure {
+    let error = error.into();
+    let searched = error.searched().to_vec();
+    Failure::from(error).with_details(searched)
 }
 
 /// Steps that are compiled for a TPU that is not there.

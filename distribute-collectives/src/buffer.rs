@@ -91,14 +91,19 @@ pub trait Element: bytemuck::Pod + Send + Sync + Arithmetic + sealed::Sealed {
 /// A type that reductions are computed in.
 pub trait Accumulator: Element<Acc = Self> {
     /// `self + other`; integers wrap around.
+    #[must_use]
     fn sum(self, other: Self) -> Self;
     /// The smaller value; NaN wins.
+    #[must_use]
     fn minimum(self, other: Self) -> Self;
     /// The larger value; NaN wins.
+    #[must_use]
     fn maximum(self, other: Self) -> Self;
     /// `self * other`; integers wrap around.
+    #[must_use]
     fn product(self, other: Self) -> Self;
     /// `self / world_size`; integers truncate toward zero.
+    #[must_use]
     fn divide(self, world_size: usize) -> Self;
 }
 

@@ -92,6 +92,7 @@ impl CommunicationOptions {
 
     /// These options with every field replaced that `other` sets to something else than the
     /// default: 0 bytes, no timeout and `Auto` do not override, a timeout of zero does.
+    #[must_use]
     pub fn merge(&self, other: &CommunicationOptions) -> CommunicationOptions {
         let mut merged = *self;
         if other.bytes_per_pack != 0 {

@@ -155,6 +155,8 @@ pub enum CollectiveError {
         address: String,
         /// Which credential or property differs, and what to do.
         reason: String,
+        /// The names of the options that differ (`transport`, `algorithm`), if that is the reason.
+        options: Vec<String>,
     },
 
     /// The bytes of a peer make no sense: another program, or data damaged on the way.
@@ -234,9 +236,6 @@ pub struct MissingRank {
     pub reason: String,
 }
 
-/// How the reason of a refusal begins if options differ.
-pub(crate) const OTHER_OPTIONS: &str = "it has the options";
-
 fn missing_ranks(missing: &[MissingRank]) -> String {
     let one = |m: &MissingRank| format!("rank {} at {} ({})", m.rank, m.address, m.reason);
     missing.iter().map(one).collect::<Vec<_>>().join(", ")
@@ -252,10 +251,14 @@ impl CollectiveError {
         }
     }
 
-    /// Whether the ranks of a group of processes were given other options, such as another
-    /// transport or algorithm, so that no group of them can form. The reason shows both.
-    pub fn is_other_options(&self) -> bool {
-        matches!(self, Self::Refused { reason, .. } if reason.starts_with(OTHER_OPTIONS))
+    /// The names of the options in which the ranks of a group of processes differ, such as
+    /// `transport` or `algorithm`, so that no group of them can form; empty after any other error.
+    /// The message shows both values.
+    pub fn differing_options(&self) -> &[String] {
+        match self {
+            Self::Refused { options, .. } => options,
+            _ => &[],
+        }
     }
 
     /// Whether the group is unusable after this error.

@@ -60,6 +60,7 @@ impl<T: Transport> TransportCommunicator<T> {
     }
 
     /// What [`Algorithm::Auto`] decides from; all ranks must give the same.
+    #[must_use]
     pub fn with_topology(mut self, topology: Topology) -> Self {
         self.topology = topology;
         self

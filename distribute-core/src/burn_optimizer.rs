@@ -12,9 +12,9 @@ use distribute_collectives::ReduceOp;
 use crate::parameters;
 use crate::remote::RemoteStore;
 use crate::replicate::{PartVisitor, StatePart, take_state};
-use crate::trace::{StateVisitor, TraceError};
+use crate::trace::StateVisitor;
 use crate::train_state::check_running_statistics;
-use crate::{Error, Gradients, ReplicaContext, Replicate, Result, WorkerGroup};
+use crate::{Error, Gradients, ReplicaContext, Replicate, Result, VariablePlacement, WorkerGroup};
 
 /// A model with one of burn's optimizers; used like [`TrainState`](crate::TrainState).
 ///
@@ -113,14 +113,14 @@ impl<M: Module> StatePart for BurnTrainState<M> {
 
     fn visit_state(&mut self, _: &mut dyn StateVisitor) -> Result<()> {
         let instead = "use a `TrainState`";
-        Err(TraceError::unsupported("an optimizer of burn", instead).into())
+        Err(Error::not_compilable("an optimizer of burn", instead))
     }
 
     fn take_from_chief(&mut self, workers: &WorkerGroup) -> Result<()> {
         take_state(workers, &mut self.model, self.step)
     }
 
-    fn check_replicas(&self, replicas: usize) -> Result<()> {
+    fn place(&mut self, _: VariablePlacement, replicas: usize) -> Result<()> {
         check_running_statistics(&self.model, replicas)
     }
 

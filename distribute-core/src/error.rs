@@ -1,5 +1,6 @@
 //! The one error type of the crate: what failed, on which replica, and what to do next.
 
+use std::error::Error as StdError;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -7,11 +8,13 @@ use std::sync::Arc;
 use distribute_collectives::flight_record::FlightRecordError;
 use distribute_collectives::{CollectiveError, ReduceOp};
 
-use crate::VariableError;
 use crate::checkpoint::CheckpointError;
 
 /// The result of everything in this crate that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// An error of another crate or of the caller.
+type Wrapped = Arc<dyn StdError + Send + Sync>;
 
 /// Everything that can go wrong in a strategy.
 ///
@@ -19,8 +22,10 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// wrapping off.
 ///
 /// `?` makes one of every error of the crates that know this one: checkpoints, readers of data,
-/// callbacks, collectives, clusters, parameter servers, TPUs. `Debug`, which `main` prints, is the
-/// message with its causes.
+/// callbacks, collectives, clusters, parameter servers, TPUs, launchers, the standard library's
+/// files. All are wrapped in one way: the message is theirs, [`source`](StdError::source) goes on
+/// with their cause, and [`Error::wrapped`] is the error itself. `Debug`, which `main` prints, is
+/// the message with its causes.
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -176,12 +181,151 @@ pub enum Error {
         /// The chief's directory.
         path: PathBuf,
     },
-    /// A variable was created or used in a way that its options do not allow.
+    /// Synchronization NONE under a strategy that distributes variables.
+    #[error(
+        "variable synchronization NONE is not possible under {strategy}: use AUTO, ON_WRITE or \
+         ON_READ"
+    )]
+    UnsupportedSynchronization {
+        /// The strategy.
+        strategy: String,
+    },
+    /// Aggregation MEAN of elements that have no fractions.
+    #[error(
+        "a variable of {dtype} elements cannot be aggregated with MEAN: use SUM or \
+         ONLY_FIRST_REPLICA, or a floating-point type"
+    )]
+    MeanOfIntegers {
+        /// The element type.
+        dtype: String,
+    },
+    /// Several replicas update a variable that has no aggregation. TensorFlow lets the copies of a
+    /// mirrored variable drift apart here; this library does not.
+    #[error(
+        "{op}: the replicas' values cannot become one without an aggregation; create the variable \
+         with SUM, MEAN or ONLY_FIRST_REPLICA, or with synchronization ON_READ"
+    )]
+    AggregationRequired {
+        /// The update.
+        op: &'static str,
+    },
+    /// An on-read variable without aggregation was used outside of a step.
+    #[error(
+        "{op}: the copies of an ON_READ variable with aggregation NONE have no common value; read \
+         them in a step, or create the variable with an aggregation"
+    )]
+    NoCommonValue {
+        /// The call.
+        op: &'static str,
+    },
+    /// `assign_add` or `assign_sub` outside of a step on an on-read variable that is summed: it is
+    /// not defined which copy the amount goes to.
+    #[error(
+        "{op} on an ON_READ variable with aggregation SUM is not possible outside of a step: \
+         assign the new total instead"
+    )]
+    UpdateOfSum {
+        /// The update.
+        op: &'static str,
+    },
+    /// The copies of an on-write variable took different numbers of updates, because a run failed
+    /// between them.
+    #[error(
+        "{op}: the copies of the variable may differ since a failed run; assign it anew outside of \
+         a step"
+    )]
+    Diverged {
+        /// The call.
+        op: &'static str,
+    },
+    /// The step reads a tensor on the host, which has no value while the step is captured.
+    #[error(
+        "the step reads {what} on the host while it is captured, when tensors have no values yet \
+         (`into_data`, `into_scalar`, a branch on a value); return the tensor from the step and \
+         read it from the result of `run`"
+    )]
+    HostRead {
+        /// What is read.
+        what: String,
+    },
+    /// The step uses something that a compiled step cannot do.
+    #[error("{what} cannot be part of a compiled step: {instead}")]
+    NotCompilable {
+        /// The operation or value.
+        what: String,
+        /// What to do instead.
+        instead: String,
+    },
+    /// The step computes something else than when it was compiled.
+    #[error(
+        "the step computes something else than when it was compiled: it captures a value that has \
+         changed since ({what}), and up to {calls} calls have used the old one; pass the value to \
+         `run` as an argument: a number as it is, a tensor as `Replicated`"
+    )]
+    StepChanged {
+        /// What is another one.
+        what: &'static str,
+        /// The calls since the program was last compared with the step.
+        calls: u64,
+    },
+    /// The step draws random numbers on the host, or is another one each time for another reason.
+    #[error(
+        "the step draws random numbers on the host while it is captured: {what}; they would be \
+         constants of the program, the same in every step and on every replica; use \
+         `distribute_core::dropout` or `Tensor::random` on `ctx.device()`, which the program draws \
+         anew in every step, or draw before the step and pass the values to `run` as an argument"
+    )]
+    RandomOnHost {
+        /// What is drawn, and where.
+        what: String,
+    },
+    /// The step panicked while it was captured.
+    #[error("the step panicked while it was captured: {message}")]
+    CapturePanicked {
+        /// The panic's message.
+        message: String,
+    },
+    /// The replicas' parts of an argument differ in shape; one program serves all of them.
+    #[error(
+        "replica {replica} got {found} where replica 0 got {expected}: a compiled step runs the \
+         same program on every replica; use `pad_remainder` or `drop_remainder`, or batches whose \
+         last one divides evenly"
+    )]
+    UnevenArguments {
+        /// The first replica that differs.
+        replica: usize,
+        /// Shape and type on replica 0.
+        expected: String,
+        /// Shape and type on that replica.
+        found: String,
+    },
+    /// The argument shapes changed so often that the step was compiled more than the limit allows.
+    #[error(
+        "the step was compiled {compiled} times, which is the limit: its arguments change in shape \
+         or its plain numbers in value from call to call ({last}); pass changing numbers as \
+         tensors and keep shapes the same, or raise the limit"
+    )]
+    TooManyPrograms {
+        /// How often it was compiled.
+        compiled: usize,
+        /// The arguments of the last call.
+        last: String,
+    },
+    /// Copying a training state from the device failed; the host's copy is an old one.
+    #[error("the value is on the device and could not be read: {cause}")]
+    Fetch {
+        /// The failure.
+        cause: String,
+    },
+    /// Recording the graph failed.
+    #[error("capture: {message}")]
+    Capture {
+        /// burn's message.
+        message: String,
+    },
+    /// Lowering, compiling or running the program failed.
     #[error(transparent)]
-    Variable(#[from] VariableError),
-    /// A step could not be captured, compiled or run as a compiled program.
-    #[error(transparent)]
-    Trace(#[from] crate::trace::TraceError),
+    Backend(Wrapped),
     /// A collective operation failed.
     #[error(transparent)]
     Collective(#[from] CollectiveError),
@@ -195,17 +339,17 @@ pub enum Error {
     #[error(transparent)]
     Cluster(#[from] crate::cluster::ClusterError),
     /// A checkpoint could not be written or read.
-    #[error("{0}")]
-    Checkpoint(Arc<dyn std::error::Error + Send + Sync>),
+    #[error(transparent)]
+    Checkpoint(Wrapped),
     /// Reading input data failed.
-    #[error("{0}")]
-    Input(Arc<dyn std::error::Error + Send + Sync>),
+    #[error(transparent)]
+    Input(Wrapped),
     /// The training loop or one of its callbacks gave up.
-    #[error("{0}")]
-    Fit(Arc<dyn std::error::Error + Send + Sync>),
+    #[error(transparent)]
+    Fit(Wrapped),
     /// An error of the caller's own step.
-    #[error("{0}")]
-    Step(Arc<dyn std::error::Error + Send + Sync>),
+    #[error(transparent)]
+    Step(Wrapped),
     /// A failure that is not the caller's: a device or the machine has failed, or this library has
     /// a bug.
     #[error(
@@ -214,23 +358,44 @@ pub enum Error {
     )]
     Internal {
         /// What could not be done.
-        source: Arc<dyn std::error::Error + Send + Sync>,
+        source: Wrapped,
     },
 }
 
 distribute_error::debug_as_message!(Error);
 
-impl From<CheckpointError> for Error {
-    fn from(error: CheckpointError) -> Self {
-        Self::Checkpoint(Arc::new(error))
-    }
+/// Makes `?` wrap errors of another crate in a variant of [`Error`]: the one way in which it is
+/// done.
+///
+/// ```
+/// #[derive(Debug)]
+/// struct NoLabels;
+/// # impl std::fmt::Display for NoLabels {
+/// #     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+/// #         f.write_str("no labels")
+/// #     }
+/// # }
+/// impl std::error::Error for NoLabels {}
+/// distribute_core::wrap_errors!(Input: NoLabels);
+///
+/// let failed = || -> distribute_core::Result<()> { Err(NoLabels)? };
+/// assert!(matches!(failed(), Err(distribute_core::Error::Input(_))));
+/// ```
+#[macro_export]
+macro_rules! wrap_errors {
+    ($variant:ident: $($error:ty),+) => {$(
+        impl ::std::convert::From<$error> for $crate::Error {
+            fn from(error: $error) -> Self {
+                Self::$variant(::std::sync::Arc::new(error))
+            }
+        }
+    )+};
 }
 
-impl From<FlightRecordError> for Error {
-    fn from(error: FlightRecordError) -> Self {
-        Self::input(error)
-    }
-}
+wrap_errors!(Checkpoint: CheckpointError);
+wrap_errors!(Input: FlightRecordError);
+// A file or a socket of the caller's own step.
+wrap_errors!(Step: std::io::Error);
 
 impl Error {
     /// An [`Error::InvalidArgument`].
@@ -242,20 +407,49 @@ impl Error {
 
     /// Wraps an error of the caller's own code, so that a step can use `?` on it through
     /// `map_err(Error::step)`.
-    pub fn step(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
+    pub fn step(error: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         Self::Step(Arc::from(error.into()))
     }
 
     /// An [`Error::Internal`]: wraps what can only fail with the device or by a bug.
-    pub fn internal(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
+    pub fn internal(error: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         Self::Internal {
             source: Arc::from(error.into()),
         }
     }
 
     /// Wraps an error of a data source.
-    pub fn input(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
+    pub fn input(error: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         Self::Input(Arc::from(error.into()))
+    }
+
+    pub(crate) fn host_read(what: impl fmt::Display) -> Self {
+        Self::HostRead {
+            what: what.to_string(),
+        }
+    }
+
+    pub(crate) fn not_compilable(what: impl fmt::Display, instead: impl fmt::Display) -> Self {
+        Self::NotCompilable {
+            what: what.to_string(),
+            instead: instead.to_string(),
+        }
+    }
+
+    /// The error of another crate, or of the caller, that this one wraps, on whatever replica: it
+    /// is told apart by its type.
+    pub fn wrapped(&self) -> Option<&(dyn StdError + 'static)> {
+        match self.root_cause() {
+            Self::Checkpoint(error)
+            | Self::Input(error)
+            | Self::Fit(error)
+            | Self::Step(error)
+            | Self::Backend(error)
+            | Self::Internal { source: error } => Some(&**error),
+            Self::Collective(error) => Some(error),
+            Self::Cluster(error) => Some(error),
+            _ => None,
+        }
     }
 
     /// The innermost error: without the replica it happened on.

@@ -96,7 +96,7 @@ pub use strategy::{
 pub use train_state::{Applied, TrainState, check_running_statistics};
 pub use values::{Mirrored, PerReplica};
 pub use variable::{
-    AssignTo, DistributedVariable, VariableAggregation, VariableContext, VariableError,
-    VariableKind, VariableOptions, VariableSynchronization, VariableValue,
+    AssignTo, DistributedVariable, VariableAggregation, VariableContext, VariableKind,
+    VariableOptions, VariableSynchronization, VariableValue,
 };
 pub use workers::WorkerGroup;

@@ -4,8 +4,8 @@ use burn::module::Module;
 use burn::tensor::Device;
 
 use crate::remote::{self, RemoteStore};
-use crate::trace::{self, StateVisitor, TraceError};
-use crate::{Error, Result, WorkerGroup, module_tensors};
+use crate::trace::{self, StateVisitor};
+use crate::{Error, Result, VariablePlacement, WorkerGroup, module_tensors};
 
 /// What is called for each part of a value, with its path: `generator` for a field of that name,
 /// empty for the value itself.
@@ -25,6 +25,7 @@ pub type PartVisitor<'a> = &'a mut dyn FnMut(&str, &mut dyn StatePart) -> Result
 pub trait Replicate: Sized {
     /// A copy for a replica on `device`. Parameters keep their ids and become leaves of their
     /// own in the autodiff graph; their storage is shared until one side is changed.
+    #[must_use]
     fn replicate(&self, device: &Device) -> Self;
 
     /// Takes over the value of another replica, keeping what is this replica's own (the sums of
@@ -65,7 +66,7 @@ pub trait StatePart {
     /// Walks its tensors and numbers, for a strategy that compiles steps.
     ///
     /// # Errors
-    /// [`TraceError::Unsupported`] for a part that cannot be captured, and the visitor's own.
+    /// [`Error::NotCompilable`] for a part that cannot be captured, and the visitor's own.
     fn visit_state(&mut self, visitor: &mut dyn StateVisitor) -> Result<()>;
 
     /// Takes over the newest values of what lives elsewhere, before a run that may change it.
@@ -76,12 +77,13 @@ pub trait StatePart {
         Ok(())
     }
 
-    /// Looks whether so many replicas can train copies of it, when a strategy's scope has built it.
+    /// Prepares it for copies on so many replicas that train, when a strategy's scope has built it,
+    /// and for where the strategy keeps variables.
     ///
     /// # Errors
-    /// If they would share what each must have of its own.
-    fn check_replicas(&self, replicas: usize) -> Result<()> {
-        let _ = replicas;
+    /// If the copies would share what each must have of its own.
+    fn place(&mut self, placement: VariablePlacement, replicas: usize) -> Result<()> {
+        let _ = (placement, replicas);
         Ok(())
     }
 
@@ -146,7 +148,7 @@ impl StatePart for Unknown {
     }
 
     fn visit_state(&mut self, _: &mut dyn StateVisitor) -> Result<()> {
-        Err(TraceError::unsupported(self.name, INSTEAD).into())
+        Err(Error::not_compilable(self.name, INSTEAD))
     }
 }
 
@@ -164,8 +166,8 @@ pub(crate) trait ReplicateExt: Replicate {
         self.walk("", &mut |_, part| part.refresh_remote())
     }
 
-    fn check_replicas(&mut self, replicas: usize) -> Result<()> {
-        self.walk("", &mut |_, part| part.check_replicas(replicas))
+    fn place(&mut self, placement: VariablePlacement, replicas: usize) -> Result<()> {
+        self.walk("", &mut |_, part| part.place(placement, replicas))
     }
 
     fn visit_state(&mut self, visitor: &mut dyn StateVisitor) -> Result<()> {

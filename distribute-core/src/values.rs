@@ -9,7 +9,7 @@ use crate::replicate::{Replicate, ReplicateExt};
 use crate::shown::{Shown, write_components};
 use crate::strategy::StrategyId;
 use crate::sync::lock;
-use crate::trace::{self, OnDevice, TraceError};
+use crate::trace::{self, OnDevice};
 use crate::{Error, Result};
 
 /// One value per local replica, in replica order; the values may differ
@@ -187,7 +187,7 @@ impl<T: Replicate> Mirrored<T> {
     /// device. If that fails the value is marked as [poisoned](Self::poisoned).
     ///
     /// # Errors
-    /// [`TraceError::Fetch`] if the value cannot be copied from the device; never elsewhere.
+    /// [`Error::Fetch`] if the value cannot be copied from the device; never elsewhere.
     pub fn primary(&self) -> Result<&T> {
         Ok(&self.values()?[0])
     }
@@ -210,7 +210,7 @@ impl<T: Replicate> Mirrored<T> {
                 let cause = error.to_string();
                 tracing::error!("{cause}");
                 *lock(&self.poison) = Some(cause.clone());
-                Err(TraceError::Fetch { cause }.into())
+                Err(Error::Fetch { cause })
             }
         }
     }

@@ -4,6 +4,7 @@
 //! [`Batching::auto_shard`](crate::Batching::auto_shard) divides a dataset that is read by index in
 //! the same way. These functions are for streams, and to say what TensorFlow would do.
 
+use crate::DataError;
 use crate::split::{batch_sizes_for_worker, per_replica_sizes};
 
 /// How a dataset is divided between workers (TensorFlow: `tf.data.experimental.AutoShardPolicy`).
@@ -60,45 +61,6 @@ pub struct Worker {
     pub replicas_per_worker: usize,
 }
 
-/// Why a dataset cannot be divided between workers.
-#[derive(Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum ShardError {
-    /// The policy FILE for a dataset that is not read from files (TensorFlow: `NotFoundError`).
-    #[error(
-        "cannot divide the dataset by file: it is not read from files; use the policy DATA or OFF"
-    )]
-    Unshardable,
-    /// There are fewer files than workers (TensorFlow: `InvalidArgumentError`).
-    #[error(
-        "cannot divide {files} file(s) between {workers} workers; write at least {workers} files, \
-         or use the policy DATA or OFF"
-    )]
-    TooFewFiles {
-        /// The files of the dataset.
-        files: usize,
-        /// The workers.
-        workers: usize,
-    },
-    /// A dataset with a shard hint under another policy (TensorFlow: `FailedPreconditionError`).
-    #[error("the dataset says where it is to be divided, which needs the policy HINT")]
-    HintIgnored,
-    /// A batch size of 0, no worker or replica, or a worker index out of range.
-    #[error("{what}")]
-    Invalid {
-        /// What is wrong.
-        what: String,
-    },
-}
-
-distribute_error::debug_as_message!(ShardError);
-
-impl From<ShardError> for distribute_core::Error {
-    fn from(error: ShardError) -> Self {
-        Self::input(error)
-    }
-}
-
 /// The batches that one worker sees, one after the other. Its replicas take one each per step;
 /// [`steps_of_worker`] adds the empty batches that it gets while others still have some.
 ///
@@ -109,24 +71,24 @@ impl From<ShardError> for distribute_core::Error {
 /// were.
 ///
 /// # Errors
-/// [`ShardError`]. With fewer files than workers only the workers that have a file report it, as
+/// [`DataError`]. With fewer files than workers only the workers that have a file report it, as
 /// in TensorFlow; the others see nothing.
 pub fn auto_shard<T: Clone>(
     policy: AutoShardPolicy,
     dataset: &BatchedSource<T>,
     worker: Worker,
-) -> Result<Vec<Vec<T>>, ShardError> {
+) -> Result<Vec<Vec<T>>, DataError> {
     let sizes = batch_sizes_for_worker(
         dataset.global_batch_size,
         worker.workers,
         worker.replicas_per_worker,
         worker.index,
     )
-    .map_err(|error| ShardError::Invalid {
+    .map_err(|error| DataError::InvalidShard {
         what: error.to_string(),
     })?;
     if dataset.global_batch_size == 0 {
-        return Err(ShardError::Invalid {
+        return Err(DataError::InvalidShard {
             what: "the batch size is 0; pass at least 1 element".into(),
         });
     }
@@ -137,7 +99,7 @@ pub fn auto_shard<T: Clone>(
     match (policy, &dataset.source) {
         (AutoShardPolicy::Auto | AutoShardPolicy::File, Source::Files(files)) => {
             if files.len() < worker.workers && worker.index < files.len() {
-                return Err(ShardError::TooFewFiles {
+                return Err(DataError::TooFewFiles {
                     files: files.len(),
                     workers: worker.workers,
                 });
@@ -145,11 +107,11 @@ pub fn auto_shard<T: Clone>(
             let own = files.iter().skip(worker.index).step_by(worker.workers);
             Ok(cut(&dataset.batches(own.flatten()), &sizes))
         }
-        (AutoShardPolicy::File, _) => Err(ShardError::Unshardable),
+        (AutoShardPolicy::File, _) => Err(DataError::Unshardable),
         (AutoShardPolicy::Hint, Source::Hinted(elements)) => {
             Ok(cut(&dataset.batches(&every_nth(elements)), &sizes))
         }
-        (_, Source::Hinted(_)) => Err(ShardError::HintIgnored),
+        (_, Source::Hinted(_)) => Err(DataError::HintIgnored),
         (AutoShardPolicy::Auto | AutoShardPolicy::Data, source) => {
             let batches = dataset.batches(source.all());
             let mut own = Vec::new();
@@ -229,7 +191,7 @@ pub fn steps_of_worker<T: Clone>(
     policy: AutoShardPolicy,
     dataset: &BatchedSource<T>,
     worker: Worker,
-) -> Result<Vec<Vec<Vec<T>>>, ShardError> {
+) -> Result<Vec<Vec<Vec<T>>>, DataError> {
     let replicas = worker.replicas_per_worker.max(1);
     let own = auto_shard(policy, dataset, worker)?;
     let others = (0..worker.workers).filter_map(|index| {

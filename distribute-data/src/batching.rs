@@ -143,7 +143,8 @@ impl Batching {
     ///
     /// - DATA: every worker takes its replicas' parts of each global batch, so the batches do not
     ///   depend on the number of workers.
-    /// - FILE: every worker reads files of its own ([`Dataset::files`](crate::Dataset::files)) and cuts its own stream.
+    /// - FILE: every worker reads files of its own ([`Dataset::files`](crate::Dataset::files)) and
+    ///   cuts its own stream.
     /// - OFF: every worker reads everything.
     /// - AUTO, the default: FILE for datasets that say which files they are read from (none of
     ///   this crate's readers does: they hold everything in memory), else DATA.

@@ -62,7 +62,7 @@ impl Dataset for ImageDataset {
     }
 
     fn batch(&self, indices: &[usize], device: &Device) -> Result<Self::Batch> {
-        let mut values = self.examples.features_f32(indices).map_err(Error::input)?;
+        let mut values = self.examples.features_f32(indices)?;
         if self.channels > 1 {
             values = channels_first(&values, self.channels, self.height * self.width);
         }
@@ -162,7 +162,7 @@ impl<const D: usize, const L: usize> Dataset for ValueDataset<D, L> {
     }
 
     fn batch(&self, indices: &[usize], device: &Device) -> Result<Self::Batch> {
-        let labels = self.examples.labels_f32(indices).map_err(Error::input)?;
+        let labels = self.examples.labels_f32(indices)?;
         let shape = batch_shape(indices, self.examples.label_shape());
         Ok((
             features(&self.examples, indices, device)?,
@@ -181,7 +181,7 @@ fn with_rank<const D: usize>(examples: Examples) -> Result<Examples> {
     }
     if D == 2 && shape.len() != 1 {
         let flat = [shape.iter().product()];
-        return examples.with_feature_shape(&flat).map_err(Error::input);
+        return Ok(examples.with_feature_shape(&flat)?);
     }
     if shape.len() + 1 != D {
         return Err(Error::invalid(format!(
@@ -207,7 +207,7 @@ fn features<const D: usize>(
     indices: &[usize],
     device: &Device,
 ) -> Result<Tensor<D>> {
-    let values = examples.features_f32(indices).map_err(Error::input)?;
+    let values = examples.features_f32(indices)?;
     let shape = batch_shape(indices, examples.feature_shape());
     Ok(Tensor::from_data(TensorData::new(values, shape), device))
 }
@@ -218,7 +218,7 @@ pub(crate) fn classes(
     indices: &[usize],
     device: &Device,
 ) -> Result<Tensor<1, Int>> {
-    let labels = examples.labels_i64(indices).map_err(Error::input)?;
+    let labels = examples.labels_i64(indices)?;
     let data = TensorData::new(labels, [indices.len()]);
     Ok(Tensor::from_data(data, device))
 }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use distribute_core::{Error, Result};
+use distribute_core::Result;
 
 use crate::ImageDataset;
 use crate::readers::{TrainTest, digits_split, read_mnist_folder};
@@ -59,7 +59,7 @@ impl Mnist {
     /// # Errors
     /// A [`ReadError`](crate::readers::ReadError) inside `Error::Input`.
     pub fn open(folder: impl AsRef<Path>) -> Result<Self> {
-        let examples = read_mnist_folder(folder, Some(10)).map_err(Error::input)?;
+        let examples = read_mnist_folder(folder, Some(10))?;
         Ok(Self { examples })
     }
 }
@@ -84,7 +84,7 @@ impl FashionMnist {
     /// # Errors
     /// A [`ReadError`](crate::readers::ReadError) inside `Error::Input`.
     pub fn open(folder: impl AsRef<Path>) -> Result<Self> {
-        let examples = read_mnist_folder(folder, Some(10)).map_err(Error::input)?;
+        let examples = read_mnist_folder(folder, Some(10))?;
         Ok(Self { examples })
     }
 }
@@ -95,7 +95,7 @@ impl Digits {
     /// # Errors
     /// None with the embedded bytes intact.
     pub fn open() -> Result<Self> {
-        let examples = digits_split().map_err(Error::input)?;
+        let examples = digits_split()?;
         Ok(Self { examples })
     }
 }

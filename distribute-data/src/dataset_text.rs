@@ -38,7 +38,7 @@ impl Vocabulary {
         }
         let all: Vec<usize> = (0..examples.len()).collect();
         let mut counts: HashMap<String, usize> = HashMap::new();
-        for text in examples.texts(&all).map_err(Error::input)? {
+        for text in examples.texts(&all)? {
             for word in words(text) {
                 *counts.entry(word).or_default() += 1;
             }
@@ -150,7 +150,7 @@ impl Dataset for TextDataset {
     }
 
     fn batch(&self, indices: &[usize], device: &Device) -> Result<Self::Batch> {
-        let texts = self.examples.texts(indices).map_err(Error::input)?;
+        let texts = self.examples.texts(indices)?;
         let encode = |text| self.vocabulary.encode(text, self.sequence_length);
         let ids: Vec<i64> = texts.into_iter().flat_map(encode).collect();
         let shape = [indices.len(), self.sequence_length];

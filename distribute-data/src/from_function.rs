@@ -289,7 +289,7 @@ impl<B: Nest + Clone> WorkerSync<B> {
         }
         let refuse = || {
             let what = "this worker's input pipeline never had a batch to make an empty one like";
-            Error::input(DataError::EmptyBatch { what: what.into() })
+            Error::from(DataError::EmptyBatch { what: what.into() })
         };
         let (Some(specs), Some(mut empty)) = (specs, B::placeholder()) else {
             return Err(refuse());
@@ -344,7 +344,7 @@ where
 
 /// The batch without its examples: axis 0 of every tensor becomes 0, every number too.
 fn empty_like<B: Nest>(mut batch: B) -> Result<B> {
-    let refuse = |what: String| Error::input(DataError::EmptyBatch { what });
+    let refuse = |what: String| Error::from(DataError::EmptyBatch { what });
     let leaves = batch.take_leaves()?;
     let empty = leaves.into_iter().map(|leaf| {
         let mut shape = leaf.shape().to_vec();

@@ -43,6 +43,7 @@ mod dataset_openers;
 mod dataset_text;
 mod distribute;
 mod distribute_epoch;
+mod error;
 mod from_function;
 pub mod loss;
 mod order;
@@ -54,7 +55,7 @@ mod weighted;
 mod worker_agreement;
 mod worker_shard;
 
-pub use auto_shard::{AutoShardPolicy, ShardError};
+pub use auto_shard::AutoShardPolicy;
 pub use batching::Batching;
 pub use dataset::{Dataset, FnDataset};
 pub use dataset_arrays::{ArrayDataset, ImageDataset, TabularDataset, ValueDataset};
@@ -65,13 +66,13 @@ pub use distribute_epoch::Epoch;
 pub use distribute_fit as fit;
 pub use distribute_fit::tensorboard;
 pub use distribute_readers as readers;
+pub use error::DataError;
 pub use from_function::{DistributedFunction, ReplicationMode, Steps};
 pub use loss::{
     AverageLoss, LossValue, Reduction, SampleWeight, average_loss, binary_crossentropy,
     categorical_crossentropy, l2, mean_squared_error, scale_regularization_loss,
     sparse_categorical_crossentropy,
 };
-pub use prefetch::DataError;
 pub use supervised::{Accuracy, BatchMetric, BatchMetrics, LabelledBatch, Named, Supervised};
 pub use weighted::Weighted;
 

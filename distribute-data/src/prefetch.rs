@@ -7,39 +7,7 @@ use std::thread::{self, JoinHandle};
 
 use distribute_core::{Error, Result};
 
-/// What can go wrong in an input pipeline beside the reading itself.
-///
-/// Arrives inside `Error::Input`.
-#[derive(thiserror::Error)]
-#[non_exhaustive]
-pub enum DataError {
-    /// The code that makes the batches panicked.
-    #[error("making a batch panicked: {message}; the epoch ends here, later epochs start anew")]
-    Panicked {
-        /// The panic's message.
-        message: String,
-    },
-    /// The operating system gave no thread.
-    #[error("cannot start the prefetch thread: {source}; pass `.prefetch(0)` to do without one")]
-    Thread {
-        /// What the operating system said.
-        source: std::io::Error,
-    },
-    /// A batch cannot be cut to an empty one, to fill up a partial last step.
-    #[error("cannot make an empty batch like the last one: {what}")]
-    EmptyBatch {
-        /// What is wrong with it.
-        what: String,
-    },
-}
-
-distribute_error::debug_as_message!(DataError);
-
-impl From<DataError> for distribute_core::Error {
-    fn from(error: DataError) -> Self {
-        Self::input(error)
-    }
-}
+use crate::DataError;
 
 /// Items of another iterator, produced ahead of time; it ends after the first error.
 ///
@@ -84,7 +52,7 @@ impl<T: Send + 'static> Prefetch<T> {
             });
         let mode = match spawned {
             Ok(thread) => Mode::Thread(receiver, thread),
-            Err(source) => Mode::Failed(Error::input(DataError::Thread { source })),
+            Err(source) => Mode::Failed(DataError::Thread { source }.into()),
         };
         Self { mode }
     }
@@ -129,7 +97,7 @@ fn guarded<T>(items: &mut Items<T>) -> Option<Result<T>> {
     // After a panic the iterator is not used again.
     catch_unwind(AssertUnwindSafe(|| items.next())).unwrap_or_else(|payload| {
         let message = panic_message(payload.as_ref());
-        Some(Err(Error::input(DataError::Panicked { message })))
+        Some(Err(DataError::Panicked { message }.into()))
     })
 }
 

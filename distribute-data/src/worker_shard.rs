@@ -3,7 +3,8 @@
 
 use distribute_core::{Error, Result};
 
-use crate::auto_shard::{AutoShardPolicy, ShardError};
+use crate::DataError;
+use crate::auto_shard::AutoShardPolicy;
 use crate::split::{batch_sizes_for_worker, stream};
 use crate::{Batching, Dataset};
 
@@ -40,7 +41,7 @@ impl WorkerShard {
     /// for a dataset that is not read from files).
     ///
     /// # Errors
-    /// [`ShardError`]; workers with different numbers of replicas.
+    /// [`DataError`]; workers with different numbers of replicas.
     pub(crate) fn new<D: Dataset>(
         policy: AutoShardPolicy,
         dataset: &D,
@@ -53,7 +54,7 @@ impl WorkerShard {
             // A dataset of this library never says itself where it is to be divided.
             (AutoShardPolicy::Off | AutoShardPolicy::Hint, _) => None,
             (AutoShardPolicy::Auto | AutoShardPolicy::File, Some(files)) => Some(files),
-            (AutoShardPolicy::File, None) => return Err(Error::input(ShardError::Unshardable)),
+            (AutoShardPolicy::File, None) => return Err(DataError::Unshardable.into()),
         };
         if !layout.is_equal {
             return Err(Error::invalid(
@@ -63,7 +64,7 @@ impl WorkerShard {
         }
         if let Some(files) = files.as_ref().filter(|files| files.len() < layout.workers) {
             let (files, workers) = (files.len(), layout.workers);
-            return Err(Error::input(ShardError::TooFewFiles { files, workers }));
+            return Err(DataError::TooFewFiles { files, workers }.into());
         }
         let examples_of = |worker: usize| -> Vec<usize> {
             match &files {

@@ -352,7 +352,7 @@ pub enum PsError {
         what: String,
     },
     /// An error of the caller's own step.
-    #[error("{0}")]
+    #[error(transparent)]
     Step(Arc<dyn std::error::Error + Send + Sync>),
     /// Waiting took longer than the deadline.
     #[error("{op}: nothing happened within {waited:.1?}: {reason}")]
@@ -365,7 +365,7 @@ pub enum PsError {
         reason: String,
     },
     /// An error of a strategy, a state or a checkpoint.
-    #[error("{0}")]
+    #[error(transparent)]
     Core(Arc<distribute_core::Error>),
 }
 

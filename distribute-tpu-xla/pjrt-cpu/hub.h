@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <condition_variable>
 #include <list>
 #include <thread>
 
@@ -191,7 +192,10 @@ class Hub {
   }
   ~Hub() {
     {
-      std::lock_guard<std::mutex> lock(mutex_);
+      std::unique_lock<std::mutex> lock(mutex_);
+      // The ranks of this process have their results first, and it may end then. The others get
+      // theirs, but one that reads nothing does not keep this process for ever.
+      answered_.wait_for(lock, std::chrono::seconds(10), [this] { return answering_ == 0; });
       shutdown(listener_, SHUT_RDWR);
       for (int fd : sockets_) shutdown(fd, SHUT_RDWR);
     }
@@ -236,7 +240,24 @@ class Hub {
     for (int rank : ranks) shutdown(rank, SHUT_RDWR);
   }
 
-  static void Serve(const std::vector<int>& ranks) {
+  // There is one while the ranks of a group are sent their results.
+  class Answering {
+   public:
+    explicit Answering(Hub* hub) : hub_(hub) {
+      std::lock_guard<std::mutex> lock(hub_->mutex_);
+      ++hub_->answering_;
+    }
+    ~Answering() {
+      std::lock_guard<std::mutex> lock(hub_->mutex_);
+      --hub_->answering_;
+      hub_->answered_.notify_all();
+    }
+
+   private:
+    Hub* const hub_;
+  };
+
+  void Serve(const std::vector<int>& ranks) {
     for (;;) {
       std::vector<Request> requests(ranks.size());
       std::vector<Bytes> in(ranks.size());
@@ -246,6 +267,7 @@ class Hub {
         if (!ok || !ReceiveAll(ranks[i], in[i].data(), in[i].size()))
           return Fail(ranks, "rank " + std::to_string(i) + " of the group was lost");
       }
+      Answering answering(this);
       auto out = Compute(requests, in);
       if (!out.ok()) return Fail(ranks, std::string(out.status().message()));
       for (size_t i = 0; i < ranks.size(); ++i) {
@@ -265,6 +287,8 @@ class Hub {
 
   const int listener_;
   std::mutex mutex_;  // guards what follows
+  int answering_ = 0;
+  std::condition_variable answered_;
   std::map<std::string, std::vector<int>> groups_;
   std::vector<int> sockets_;
   std::list<std::thread> threads_;

@@ -1,4 +1,8 @@
 //! Turns a captured step into StableHLO and runs it through any PJRT plugin.
+//!
+//! The error of the crate is [`TpuError`]. [`pjrt`], [`stablehlo`] and [`lower`] are used without
+//! the strategy as well and know nothing of it, so each of them has its own, which `TpuError`
+//! wraps.
 #![deny(unsafe_code)]
 #![deny(
     clippy::expect_used,

@@ -4,10 +4,10 @@ use std::sync::{Mutex, PoisonError};
 
 use distribute_core::{Device, Error, InputContext, Strategy};
 use distribute_data::auto_shard::{
-    AutoShardPolicy, BatchedSource, ShardError, Source, Worker, auto_shard, steps,
+    AutoShardPolicy, BatchedSource, Source, Worker, auto_shard, steps,
 };
 use distribute_data::split::batch_sizes_for_worker;
-use distribute_data::{Batching, Dataset, FnDataset, ReplicationMode, StrategyDataExt};
+use distribute_data::{Batching, DataError, Dataset, FnDataset, ReplicationMode, StrategyDataExt};
 use serde_json::{Value, json};
 
 use super::support::expected;
@@ -453,11 +453,11 @@ fn shard(case: &Case, env: &Env<'_>) -> Checked {
     }
 }
 
-fn same_shard_error(case: &Case, error: &ShardError) -> Checked {
+fn same_shard_error(case: &Case, error: &DataError) -> Checked {
     let class = match error {
-        ShardError::Unshardable => "NotFoundError",
-        ShardError::TooFewFiles { .. } => "InvalidArgumentError",
-        ShardError::HintIgnored => "FailedPreconditionError",
+        DataError::Unshardable => "NotFoundError",
+        DataError::TooFewFiles { .. } => "InvalidArgumentError",
+        DataError::HintIgnored => "FailedPreconditionError",
         _ => "another error",
     };
     if case.error_class() == Some(class) {

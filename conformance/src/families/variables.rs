@@ -5,8 +5,8 @@ use std::sync::{Mutex, PoisonError};
 use burn::tensor::{DType, Device, Shape, Tensor, TensorData};
 use distribute_core::{
     DefaultStrategy, DistributedVariable, Error, IndexedSlices, Leaf, PerReplica, Strategy,
-    StrategyExt, VariableAggregation, VariableContext, VariableError, VariableKind,
-    VariableOptions, VariableSynchronization,
+    StrategyExt, VariableAggregation, VariableContext, VariableKind, VariableOptions,
+    VariableSynchronization,
 };
 use serde_json::Value;
 
@@ -280,7 +280,7 @@ fn state(
     let read = variable.read(strategy);
     match (expected.get("read_cross_replica"), read) {
         (Some(expected), read) => tolerance.same(expected, &read?)?,
-        (None, Err(Error::Variable(VariableError::NoCommonValue { .. }))) => {}
+        (None, Err(Error::NoCommonValue { .. })) => {}
         (None, other) => {
             return Err(Failure::new(
                 "no common value to read",

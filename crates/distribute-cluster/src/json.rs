@@ -6,11 +6,12 @@ use std::fmt::{self, Write};
 
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 
-use super::ClusterError;
 use super::environment::shortened;
+use super::{ClusterError, MAX_TASKS};
 
-/// More than the longest value an environment variable can have on Linux (128 KiB).
-const MAX_BYTES: usize = 1 << 20;
+/// Room for as many tasks as there may be: an index, the longest name that DNS allows (253 bytes),
+/// a port and what JSON puts between them. So what a cluster is written as can be read.
+const MAX_BYTES: usize = MAX_TASKS * 288;
 
 /// A JSON value; objects keep the order of their keys, as in Python.
 #[derive(Debug, Clone, PartialEq)]

@@ -602,11 +602,25 @@ fn specs_have_limits() {
         ClusterSpec::parse(&deep),
         Err(ClusterError::Json { .. })
     ));
-    let long = " ".repeat(2 << 20);
+    let long = " ".repeat(32 << 20);
     assert!(matches!(
         ClusterSpec::parse(&long),
         Err(ClusterError::TooMany { .. })
     ));
+}
+
+#[test]
+fn the_largest_cluster_is_read_as_it_is_written() {
+    let values = format!("OMPI_COMM_WORLD_RANK=0\nOMPI_COMM_WORLD_SIZE={MAX_TASKS}");
+    let resolver = OpenMpiResolver::new(env(&format!("{values}\nMASTER_ADDR=a")));
+    let spec = resolver.cluster_spec().unwrap();
+    assert_eq!(ClusterSpec::parse(&tf_dict(&spec)).unwrap(), spec);
+    let address = format!("{}:65535", "n".repeat(253));
+    let first = i64::from(i32::MIN);
+    let indices = first..first + i64::try_from(MAX_TASKS).unwrap();
+    let sparse = indices.map(|index| (index, address.clone()));
+    let spec = ClusterSpec::sparse([("worker", sparse)]).unwrap();
+    assert_eq!(ClusterSpec::parse(&tf_dict(&spec)).unwrap(), spec);
 }
 
 #[test]

@@ -1,14 +1,10 @@
-//! What a callback of this module can fail with.
+//! The one error type of the crate.
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
-use distribute_core::Error;
-
-use crate::tensorboard::TensorBoardError;
-
-/// Why the training loop or one of its callbacks gave up; inside [`Error::Fit`].
+/// Why the training loop or one of its callbacks gave up; inside
+/// [`Error::Fit`](distribute_core::Error::Fit).
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum FitError {
@@ -25,9 +21,43 @@ pub enum FitError {
         /// The operating system's reason.
         source: io::Error,
     },
-    /// An event file could not be written.
-    #[error(transparent)]
-    TensorBoard(#[from] TensorBoardError),
+    /// The file system refused an event file of TensorBoard.
+    #[error(
+        "cannot {operation} {} ({source}): choose a writable log directory with free space",
+        path.display()
+    )]
+    EventFile {
+        /// The event file or its directory.
+        path: PathBuf,
+        /// What was attempted, a verb.
+        operation: &'static str,
+        /// The operating system's reason.
+        source: io::Error,
+    },
+    /// A tag of an event that is empty or too long.
+    #[error("tag {tag:?} has {bytes} bytes: use 1 to 4096")]
+    EventTag {
+        /// The beginning of the tag.
+        tag: String,
+        /// Its length.
+        bytes: usize,
+    },
+    /// A step beyond what an event file holds.
+    #[error("step {step} of {tag:?} is too large for an event file: count from 0")]
+    EventStep {
+        /// The tag of the event.
+        tag: String,
+        /// The step.
+        step: u64,
+    },
+    /// A histogram has no place for infinities and NaN.
+    #[error("{count} values of histogram {tag:?} are not finite: look for a diverging loss")]
+    NonFiniteHistogram {
+        /// The tag of the histogram.
+        tag: String,
+        /// How many values are NaN or infinite.
+        count: usize,
+    },
     /// A row of a CSV file could not be formatted or parsed.
     #[error("a row of the history: {what}; write it to another file")]
     Csv {
@@ -71,17 +101,7 @@ pub enum FitError {
 
 distribute_error::debug_as_message!(FitError);
 
-impl From<TensorBoardError> for Error {
-    fn from(error: TensorBoardError) -> Self {
-        FitError::from(error).into()
-    }
-}
-
-impl From<FitError> for Error {
-    fn from(error: FitError) -> Self {
-        Self::Fit(Arc::new(error))
-    }
-}
+distribute_core::wrap_errors!(Fit: FitError);
 
 impl FitError {
     pub(super) fn file(path: &Path, operation: &'static str, source: io::Error) -> Self {

@@ -86,8 +86,4 @@ pub enum ModelError {
 
 distribute_error::debug_as_message!(ModelError);
 
-impl From<ModelError> for distribute_core::Error {
-    fn from(error: ModelError) -> Self {
-        Self::input(error)
-    }
-}
+distribute_core::wrap_errors!(Input: ModelError);

@@ -156,6 +156,9 @@ pub enum LaunchError {
 
 distribute_error::debug_as_message!(LaunchError);
 
+#[cfg(feature = "core")]
+distribute_core::wrap_errors!(Step: LaunchError);
+
 /// The result of what can fail in this crate.
 pub type Result<T, E = LaunchError> = std::result::Result<T, E>;
 

@@ -42,6 +42,7 @@ impl Hosts {
 
     /// Where the other hosts reach the processes of this one (default: the address by which this
     /// host reaches host 0).
+    #[must_use]
     pub fn own_address(mut self, address: IpAddr) -> Hosts {
         self.own_address = Some(address);
         self
@@ -49,12 +50,14 @@ impl Hosts {
 
     /// Allows an address beyond loopback (default: not), where others on the network can read and
     /// change what the launchers tell each other.
+    #[must_use]
     pub fn insecure(mut self, insecure: bool) -> Hosts {
         self.is_insecure = insecure;
         self
     }
 
     /// How long to wait for all hosts (default: 5 minutes).
+    #[must_use]
     pub fn join_timeout(mut self, timeout: Duration) -> Hosts {
         self.join_timeout = timeout;
         self

@@ -49,6 +49,7 @@ impl Job {
     }
 
     /// How many workers to start. Worker 0 is the chief of a job without parameter servers.
+    #[must_use]
     pub fn workers(mut self, workers: usize) -> Job {
         self.workers = workers;
         self
@@ -58,6 +59,7 @@ impl Job {
     /// its own first one, and the other processes of the job see none. They are taken in order from
     /// what `CUDA_VISIBLE_DEVICES` names for this process, else from all of the host. Default: 0,
     /// every process sees what this one sees.
+    #[must_use]
     pub fn gpus_per_worker(mut self, gpus: usize) -> Job {
         self.gpus_per_worker = gpus;
         self
@@ -66,6 +68,7 @@ impl Job {
     /// How many parameter servers to start (default: 0). With them one more process is started, the
     /// chief, which coordinates; when it has ended with 0, workers and servers are stopped. On
     /// several hosts it is on host 0.
+    #[must_use]
     pub fn parameter_servers(mut self, parameter_servers: usize) -> Job {
         self.parameter_servers = parameter_servers;
         self
@@ -73,6 +76,7 @@ impl Job {
 
     /// Whether to start an evaluator (default: no). When all workers are done it has the grace
     /// period to end by itself.
+    #[must_use]
     pub fn evaluator(mut self, evaluator: bool) -> Job {
         self.has_evaluator = evaluator;
         self
@@ -81,6 +85,7 @@ impl Job {
     /// How often the job is started again after a failure or after exit code 42 (default: 0).
     /// Counted for the whole job. With parameter servers a worker that dies is started again alone,
     /// so often per worker and attempt.
+    #[must_use]
     pub fn max_restarts(mut self, restarts: u32) -> Job {
         self.restarts_max = restarts;
         self
@@ -89,6 +94,7 @@ impl Job {
     /// Where the log files go; the directory is made if there is none, files of an earlier job are
     /// overwritten. By default they go to a new directory below the system's temporary one, which
     /// is named on standard error, removed when the job succeeds and kept when it does not.
+    #[must_use]
     pub fn log_directory(mut self, directory: impl AsRef<Path>) -> Job {
         self.log_directory = Some(directory.as_ref().to_owned());
         self
@@ -98,12 +104,14 @@ impl Job {
     /// standard error (default: no), as `rank 1: line`, `ps 0: line` or `evaluator: line`. Equal
     /// lines within 200 ms become one: `ranks 1-3: line`. Lines of more than 64 KiB appear in
     /// pieces.
+    #[must_use]
     pub fn prefix_output(mut self, prefix: bool) -> Job {
         self.shows_all = prefix;
         self
     }
 
     /// How long a process has between SIGTERM and SIGKILL (default: 10 s).
+    #[must_use]
     pub fn grace_period(mut self, grace: Duration) -> Job {
         self.grace = grace;
         self
@@ -112,6 +120,7 @@ impl Job {
     /// Whether SIGINT, SIGTERM and SIGHUP of this process stop the job (default: yes). A program
     /// that runs a job this way ignores these signals from then on: the handlers are taken away
     /// at the end of the job, but the system's default action does not come back.
+    #[must_use]
     pub fn handle_signals(mut self, handle: bool) -> Job {
         self.handles_signals = handle;
         self
@@ -122,6 +131,7 @@ impl Job {
     /// its processes when the launcher is killed. Without it only the processes that the launcher
     /// itself started die with it (on Linux), not those that they have started. A guard that is
     /// killed is followed by another one.
+    #[must_use]
     pub fn guard<I>(mut self, command: I) -> Job
     where
         I: IntoIterator,
@@ -135,6 +145,7 @@ impl Job {
     /// this job starts is added to what the launchers of the other hosts start; worker 0 is the
     /// first one of host 0. All hosts start again together, and all of them end with the same
     /// [`Outcome`](crate::Outcome).
+    #[must_use]
     pub fn hosts(mut self, hosts: Hosts) -> Job {
         self.hosts = Some(hosts);
         self

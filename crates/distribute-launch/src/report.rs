@@ -160,7 +160,8 @@ impl AttemptResult {
 
 /// For programs that write no report: the ranks that lines of a process say were lost or did not
 /// take part: `rank 1 was lost in` and `rank(s) [1, 3] did not take part`, as errors of the
-/// collectives have it.
+/// collectives have it. Of such a program there is nothing but its text; all that depends on it is
+/// which process the report of the failure names.
 fn named(lines: &[String]) -> BTreeSet<usize> {
     let mut found = BTreeSet::new();
     for line in lines {

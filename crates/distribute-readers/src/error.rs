@@ -375,11 +375,7 @@ pub enum ReadError {
 distribute_error::debug_as_message!(ReadError);
 
 #[cfg(feature = "core")]
-impl From<ReadError> for distribute_core::Error {
-    fn from(error: ReadError) -> Self {
-        Self::input(error)
-    }
-}
+distribute_core::wrap_errors!(Input: ReadError);
 
 impl ReadError {
     pub(crate) fn io(path: &Path, source: io::Error) -> Self {

@@ -41,7 +41,7 @@ const CRATES: &[Row] = &[
     ),
     row(
         "distribute-launch",
-        MayUse::Only(&["distribute-error"]),
+        MayUse::Only(&["distribute-core", "distribute-error"]),
         false,
     ),
     row(

@@ -105,8 +105,7 @@ impl Evaluator {
         let strategy = DefaultStrategy::new();
         let state = strategy.try_scope(|device| {
             // The optimizer is never asked.
-            let state = task.state(Arc::new(Sgd::new(0.0)), args.training.seed, device);
-            state.map_err(Error::step)
+            Ok(task.state(Arc::new(Sgd::new(0.0)), args.training.seed, device)?)
         })?;
         let configuration = data_settings(&task, &data)?;
         let examples = Classified::weighted(data.test);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use distribute_core::cluster::{Cluster, ClusterResolver, TaskType};
-use distribute_core::{Error, Strategy, StrategyExt, TrainState};
+use distribute_core::{Strategy, StrategyExt, TrainState};
 use distribute_data::fit::RunInfo;
 use distribute_data::readers::TrainTest;
 use distribute_data::{Batching, StrategyDataExt};
@@ -98,7 +98,7 @@ fn register(
     let plan = task.plan.clone();
     let state = program.shared("model", move |strategy| {
         let state = strategy.try_scope(|device| {
-            let model = Sequential::initialized(&plan, seed, device).map_err(Error::step)?;
+            let model = Sequential::initialized(&plan, seed, device)?;
             Ok(TrainState::with_optimizer(model, Arc::clone(&optimizer)))
         });
         state.map_err(PsError::from)

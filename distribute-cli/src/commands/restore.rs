@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use distribute_core::checkpoint::{self, Checkpoint, CheckpointError, Entry, Newest};
-use distribute_core::{Error, Mirrored, Sgd, Strategy, StrategyExt, TrainState};
+use distribute_core::{Mirrored, Sgd, Strategy, StrategyExt, TrainState};
 use distribute_data::fit::restore_weights;
 use distribute_data::readers::Examples;
 use distribute_data::{Batching, DistributedDataset, StrategyDataExt};
@@ -60,8 +60,7 @@ pub(crate) fn restored(
     same_model(&checkpoint, &path, &task)?;
     let mut state = strategy.try_scope(|device| {
         // The optimizer is never asked; a checkpoint of any one can be used.
-        let state = task.state(Arc::new(Sgd::new(0.0)), checkpoint.metadata.seed, device);
-        state.map_err(Error::step)
+        Ok(task.state(Arc::new(Sgd::new(0.0)), checkpoint.metadata.seed, device)?)
     })?;
     restore_weights(&mut state, &checkpoint)?;
     task.dataset = task.dataset.with_header(data.csv_header)?;

@@ -65,11 +65,11 @@ pub(super) async fn keep_connected(shared: Arc<Membership>, rank: usize) {
                 read_messages(&shared, rank, joined.id, joined.inbound).await;
                 pause = PAUSE_MIN;
             }
-            Err(HandshakeFailure::Refused(_, reason) | HandshakeFailure::Unproven(reason)) => {
-                shared.refuse(Some(rank), shared.addresses[rank].clone(), reason);
-                return;
-            }
             Err(HandshakeFailure::Later(_, reason)) => shared.record_missing(rank, reason),
+            Err(failed) => {
+                let refusal = failed.refusal(shared.addresses[rank].clone());
+                return shared.refuse(Some(rank), refusal);
+            }
         }
         tokio::time::sleep(pause).await;
         pause = (pause * 3 / 2).min(PAUSE_MAX);

@@ -256,6 +256,9 @@ pub struct Refusal {
     pub address: ::prost::alloc::string::String,
     #[prost(string, tag = "2")]
     pub reason: ::prost::alloc::string::String,
+    /// The names of the options that differ, if that is the reason.
+    #[prost(string, repeated, tag = "3")]
+    pub options: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]

@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 use tonic::{Code, Status, Streaming};
 
 use crate::control::generated::envelope::Message;
-use crate::control::generated::{self as message, Envelope, Hello, Proof};
+use crate::control::generated::{self as message, Envelope, Hello, Proof, Refusal};
 use crate::control::membership::{Link, Membership, MissingReason, Phase, Sender, envelope};
 use crate::control::proof::{self, Key, Side};
 use crate::control::{Announcement, random};
-use crate::error::{OTHER_OPTIONS, Result as CollectiveResult};
+use crate::error::Result as CollectiveResult;
 
 /// The version of the messages and of the handshake. Ranks with a token and different versions
 /// still exchange proofs: where both can read them, both refuse at once.
@@ -26,6 +26,12 @@ const TOKEN_DIFFERS: &str = "its proof of the token is wrong: the two ranks have
 pub(super) enum HandshakeFailure {
     /// The peer cannot be a member of this group as both are configured.
     Refused(Code, String),
+    /// The peer has proven itself, and was given other options.
+    OtherOptions {
+        reason: String,
+        /// The names of those that differ.
+        names: Vec<String>,
+    },
     /// The peer did not prove who it is.
     Unproven(String),
     /// Not now, but perhaps later.
@@ -37,6 +43,21 @@ impl HandshakeFailure {
         HandshakeFailure::Later(Code::Unavailable, reason.into())
     }
 
+    /// What the others are told of it; the peer is at `address`.
+    pub(super) fn refusal(self, address: String) -> Refusal {
+        let (reason, options) = match self {
+            HandshakeFailure::OtherOptions { reason, names } => (reason, names),
+            HandshakeFailure::Refused(_, reason)
+            | HandshakeFailure::Unproven(reason)
+            | HandshakeFailure::Later(_, reason) => (reason, Vec::new()),
+        };
+        Refusal {
+            address,
+            reason,
+            options,
+        }
+    }
+
     /// The status that the peer's stream ends with. `peer` is what this says of the peer; the
     /// reader is that peer.
     pub(super) fn status(&self, rank: usize) -> Status {
@@ -44,6 +65,7 @@ impl HandshakeFailure {
             HandshakeFailure::Refused(code, reason) | HandshakeFailure::Later(code, reason) => {
                 (*code, reason)
             }
+            HandshakeFailure::OtherOptions { reason, .. } => (Code::InvalidArgument, reason),
             HandshakeFailure::Unproven(reason) => (Code::Unauthenticated, reason),
         };
         Status::new(code, format!("rank {rank} says of this rank: {reason}"))
@@ -140,24 +162,31 @@ fn differs(own: &Hello, peer: &Hello, expected: Option<usize>) -> Option<Handsha
     } else if expected.is_none() && !(own.rank + 1..own.world_size).contains(&peer.rank) {
         format!("it says that it is rank {}, which cannot be", peer.rank)
     } else if peer.options != own.options {
-        let (theirs, ours) = differing(&peer.options, &own.options);
-        format!("{OTHER_OPTIONS} {theirs:?}, this rank {ours:?}")
+        return Some(other_options(&peer.options, &own.options));
     } else {
         return None;
     };
     Some(invalid(reason))
 }
 
-/// The parts of two lists of options that differ.
-fn differing(theirs: &str, ours: &str) -> (String, String) {
+/// Two lists of options that differ: the parts that do, or all where one is longer.
+fn other_options(theirs: &str, ours: &str) -> HandshakeFailure {
     const BETWEEN: &str = ", ";
-    let pairs = theirs.split(BETWEEN).zip(ours.split(BETWEEN));
-    let pairs = pairs.filter(|(theirs, ours)| theirs != ours);
-    let (mine, other): (Vec<_>, Vec<_>) = pairs.unzip();
-    let same_length = theirs.split(BETWEEN).count() == ours.split(BETWEEN).count();
-    match same_length {
-        true => (mine.join(BETWEEN), other.join(BETWEEN)),
-        false => (theirs.to_string(), ours.to_string()),
+    let [mut theirs, mut ours] = [theirs, ours].map(|it| it.split(BETWEEN).collect::<Vec<_>>());
+    if theirs.len() == ours.len() {
+        let pairs = theirs.into_iter().zip(ours);
+        (theirs, ours) = pairs.filter(|(theirs, ours)| theirs != ours).unzip();
+    }
+    // "transport grpc", "4 lanes"
+    let is_name = |word: &&str| !word.starts_with(|it: char| it.is_ascii_digit());
+    let name = |option: &&str| option.split(' ').find(is_name).map(str::to_string);
+    HandshakeFailure::OtherOptions {
+        names: ours.iter().filter_map(name).collect(),
+        reason: format!(
+            "it has the options {:?}, this rank {:?}",
+            theirs.join(BETWEEN),
+            ours.join(BETWEEN)
+        ),
     }
 }
 

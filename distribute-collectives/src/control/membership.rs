@@ -10,7 +10,7 @@ use tonic::Status;
 
 use crate::communicator::AbortTarget;
 use crate::control::generated::envelope::Message;
-use crate::control::generated::{self as message, Envelope, Hello};
+use crate::control::generated::{self as message, Envelope, Hello, Refusal};
 use crate::control::proof::Key;
 use crate::control::security::Security;
 use crate::control::tls::DataTls;
@@ -96,13 +96,6 @@ pub(super) fn envelope(message: Message) -> Envelope {
     }
 }
 
-/// Why a peer and this rank do not form a group.
-#[derive(Debug, Clone, PartialEq)]
-pub(super) struct Refusal {
-    pub(super) address: String,
-    pub(super) reason: String,
-}
-
 /// The group cannot form, and this rank knows why; the others are told while they come.
 pub(super) struct JoinFailure {
     pub(super) refusal: Refusal,
@@ -117,10 +110,7 @@ impl JoinFailure {
         if let Some(notified) = self.notified.get_mut(rank)
             && !std::mem::replace(notified, true)
         {
-            link.send(Message::Refusal(message::Refusal {
-                address: self.refusal.address.clone(),
-                reason: self.refusal.reason.clone(),
-            }));
+            link.send(Message::Refusal(self.refusal.clone()));
         }
     }
 }
@@ -320,7 +310,7 @@ impl Membership {
 
     /// Ends the join of this rank, and of all others: the group cannot form. Rank `informed`
     /// knows already.
-    pub(super) fn refuse(&self, informed: Option<usize>, address: String, reason: String) {
+    pub(super) fn refuse(&self, informed: Option<usize>, refusal: Refusal) {
         let mut state = self.state();
         if state.phase == Phase::Joining {
             let State {
@@ -329,7 +319,7 @@ impl Membership {
                 ..
             } = &mut *state;
             let join_failure = join_failure.get_or_insert_with(|| JoinFailure {
-                refusal: Refusal { address, reason },
+                refusal,
                 since: Instant::now(),
                 notified: vec![false; links.len()],
             });
@@ -378,9 +368,7 @@ impl Membership {
             }
             Some(Message::Gather(part)) => self.take_part(rank, part),
             Some(Message::Goodbye(goodbye)) => self.goodbye(rank, id, &goodbye),
-            Some(Message::Refusal(refusal)) => {
-                self.refuse(Some(rank), refusal.address, refusal.reason);
-            }
+            Some(Message::Refusal(refusal)) => self.refuse(Some(rank), refusal),
             // Messages of the handshake, and those of later versions.
             Some(Message::Hello(_) | Message::Proof(_)) | None => {}
         }

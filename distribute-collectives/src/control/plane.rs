@@ -13,10 +13,10 @@ use tonic_health::server::HealthReporter;
 use crate::communicator::AbortTarget;
 use crate::control::generated::control_server::SERVICE_NAME;
 use crate::control::generated::envelope::Message;
-use crate::control::generated::{self as message, Goodbye, Hello};
+use crate::control::generated::{self as message, Goodbye, Hello, Refusal};
 use crate::control::handshake::PROTOCOL_VERSION;
 use crate::control::membership::{
-    Link, Membership, MissingReason, Parts, Phase, Refusal, State, UnprovenClaim,
+    Link, Membership, MissingReason, Parts, Phase, State, UnprovenClaim,
 };
 use crate::control::proof::Key;
 use crate::control::security::Security;
@@ -420,6 +420,7 @@ fn refused_error(shared: &Membership, refusal: Refusal) -> CollectiveError {
         rank: shared.rank,
         address: refusal.address,
         reason: refusal.reason,
+        options: refusal.options,
     }
 }
 
@@ -504,6 +505,7 @@ fn missing_reason(shared: &Membership, state: &State, rank: usize) -> String {
     for Refusal {
         address,
         reason: why,
+        ..
     } in refused
     {
         reason += &format!("; a connection from {address} was turned away: {why}");

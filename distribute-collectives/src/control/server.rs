@@ -18,7 +18,7 @@ use crate::control::connection::Connection;
 use crate::control::generated::Envelope;
 use crate::control::generated::control_server::{Control, ControlServer};
 use crate::control::handshake::{self, HandshakeFailure, STEP_TIMEOUT};
-use crate::control::membership::{Membership, Phase, QUEUE, Refusal, Sender, UnprovenClaim};
+use crate::control::membership::{Membership, Phase, QUEUE, Sender, UnprovenClaim};
 use crate::control::peers;
 
 /// The connection that a request came over.
@@ -91,10 +91,11 @@ fn turn_away(shared: &Membership, claimed: Option<usize>, failed: &HandshakeFail
     let listed = shared.addresses.get(rank).filter(|_| rank != shared.rank);
     let address = listed.cloned().unwrap_or_else(|| remote.to_string());
     match failed {
-        HandshakeFailure::Refused(code, reason) => {
+        HandshakeFailure::Refused(..) | HandshakeFailure::OtherOptions { .. } => {
             // Of two processes with one rank, only the second one has heard it by now.
-            let informed = Some(rank).filter(|_| *code != Code::AlreadyExists);
-            shared.refuse(informed, address, reason.clone());
+            let is_second = matches!(failed, HandshakeFailure::Refused(Code::AlreadyExists, _));
+            let informed = Some(rank).filter(|_| !is_second);
+            shared.refuse(informed, failed.clone().refusal(address));
         }
         HandshakeFailure::Later(_, reason) => {
             if rank > shared.rank {
@@ -106,10 +107,8 @@ fn turn_away(shared: &Membership, claimed: Option<usize>, failed: &HandshakeFail
             let mut state = shared.state();
             let known = |claim: &UnprovenClaim| claim.rank == rank;
             if state.phase == Phase::Joining && !state.unproven_claims.iter().any(known) {
-                let refusal = Refusal {
-                    address,
-                    reason: format!("{reason} (a connection from {remote} as rank {rank})"),
-                };
+                let reason = format!("{reason} (a connection from {remote} as rank {rank})");
+                let refusal = HandshakeFailure::Unproven(reason).refusal(address);
                 state.unproven_claims.push(UnprovenClaim {
                     since: Instant::now(),
                     rank,
@@ -125,7 +124,7 @@ fn turn_away(shared: &Membership, claimed: Option<usize>, failed: &HandshakeFail
 /// Notes a peer whose certificate was not accepted.
 fn note_certificate(shared: &Membership, address: String, reason: String) {
     tracing::warn!(rank = shared.rank, address, reason, "refused a certificate");
-    let refusal = Refusal { address, reason };
+    let refusal = HandshakeFailure::Unproven(reason).refusal(address);
     shared.state().note_certificate(refusal);
 }
 

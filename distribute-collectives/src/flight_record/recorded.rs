@@ -51,6 +51,7 @@ impl<C: Communicator> Recorded<C> {
     }
 
     /// Where to write the record after a fatal error.
+    #[must_use]
     pub fn directory(mut self, directory: impl Into<PathBuf>) -> Self {
         self.directory = Some(directory.into());
         self

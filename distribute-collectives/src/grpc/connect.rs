@@ -402,6 +402,7 @@ impl<'a> Connector<'a> {
                     rank: self.config.rank,
                     address: self.address(rank),
                     reason: refusal.message,
+                    options: Vec::new(),
                 });
             }
         };

@@ -154,6 +154,7 @@ impl BoundProcessGroup {
 
     /// Reaches the data port of rank `peer` at another address than the one it announces: for
     /// forwarded ports.
+    #[must_use]
     pub fn route_data(mut self, peer: usize, address: SocketAddr) -> Self {
         self.routes.insert(peer, address);
         self

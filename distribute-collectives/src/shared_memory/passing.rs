@@ -281,6 +281,7 @@ impl MemberWait<'_> {
             rank: self.rank,
             address: "shared memory of this host".to_string(),
             reason: format!("{reason}; run the same program on all ranks"),
+            options: Vec::new(),
         }
     }
 }

@@ -7,7 +7,7 @@ use distribute_collectives::{CollectiveError, CommunicationOptions};
 use serde::{Deserialize, Serialize};
 
 use super::nccl::NcclReducers;
-use super::plan::{DevicePlan, through_host};
+use super::plan::{DevicePlan, Outcome};
 use super::{DeviceReducer, DeviceReduction, NcclReducer};
 use crate::{Error, LogicalDevice, Result, WorkerGroup};
 
@@ -79,12 +79,12 @@ impl Worker<'_> {
         };
         match connected {
             Ok(reducer) => {
-                let outcome = format!("gradients stay on the devices: {}", reducer.describe());
+                let outcome = Outcome::on_devices(&*reducer);
                 workers.set_device_reducer(reducer);
-                Ok(Some(outcome))
+                Ok(Some(outcome.text))
             }
             Err(error @ CollectiveError::BackendUnavailable { .. }) if !insists => {
-                Ok(has_gpus.then(|| through_host(&error)))
+                Ok(has_gpus.then(|| Outcome::through_host(error).text))
             }
             Err(error) => Err(Error::Collective(error)),
         }

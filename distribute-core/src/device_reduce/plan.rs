@@ -14,8 +14,31 @@ use crate::{Error, LogicalDevice, Result};
 pub(crate) struct DevicePlan {
     wanted: DeviceReduction,
     reducers: Option<Arc<dyn DeviceReducers>>,
-    /// What came of it, in words. Empty where there is nothing to tell.
-    outcome: Arc<OnceLock<String>>,
+    /// What came of it. Empty where there is nothing to tell.
+    outcome: Arc<OnceLock<Outcome>>,
+}
+
+/// Which way the gradients go, and what a strategy tells of that.
+#[derive(Debug)]
+pub(crate) struct Outcome {
+    is_on_devices: bool,
+    pub(crate) text: String,
+}
+
+impl Outcome {
+    pub(crate) fn on_devices(reducer: &dyn DeviceReducer) -> Self {
+        Self {
+            is_on_devices: true,
+            text: format!("gradients stay on the devices: {}", reducer.describe()),
+        }
+    }
+
+    pub(crate) fn through_host(reason: impl fmt::Display) -> Self {
+        Self {
+            is_on_devices: false,
+            text: format!("gradients go through host memory: {reason}"),
+        }
+    }
 }
 
 impl fmt::Debug for DevicePlan {
@@ -60,14 +83,14 @@ impl DevicePlan {
         let reducers = match (wanted, own) {
             _ if !several => None,
             (DeviceReduction::HostMemory, _) if gpus > 0 => {
-                plan.tell("gradients go through host memory: asked for by name");
+                plan.tell(Outcome::through_host("asked for by name"));
                 None
             }
             (DeviceReduction::HostMemory, _) => None,
             (_, Some(own)) => Some(own),
             (_, None) if gpus == 0 => None,
             (_, None) if gpus < devices.len() => {
-                plan.tell("gradients go through host memory: some replicas are on CPUs");
+                plan.tell(Outcome::through_host("some replicas are on CPUs"));
                 None
             }
             (wanted, None) => Some(of_this_build(wanted, timeout)?),
@@ -75,24 +98,22 @@ impl DevicePlan {
         Ok(Self { reducers, ..plan })
     }
 
-    fn tell(&self, outcome: &str) {
-        if self.outcome.set(outcome.to_string()).is_ok() {
-            tracing::info!("{outcome}");
-        }
+    fn tell(&self, outcome: Outcome) {
+        self.outcome.get_or_init(|| {
+            tracing::info!("{}", outcome.text);
+            outcome
+        });
     }
 
-    /// What came of it, in words, once there is something to tell.
-    pub(crate) fn outcome(&self) -> Option<&str> {
-        self.outcome.get().map(String::as_str)
+    /// What came of it, once there is something to tell.
+    pub(crate) fn outcome(&self) -> Option<&Outcome> {
+        self.outcome.get()
     }
 
     /// Whether the replicas reduce in the memory of their devices, once the first group is made.
     #[cfg(feature = "nccl")]
     pub(crate) fn is_on_device(&self) -> bool {
-        let decided = self
-            .outcome()
-            .is_some_and(|outcome| !is_through_host(outcome));
-        self.reducers.is_some() && decided
+        self.reducers.is_some() && self.outcome().is_some_and(|outcome| outcome.is_on_devices)
     }
 
     /// The reducers of a new group. With `Auto` the first group decides for all.
@@ -104,37 +125,23 @@ impl DevicePlan {
         let Some(reducers) = &self.reducers else {
             return Ok(none());
         };
-        if generation > 0 && self.outcome().is_some_and(is_through_host) {
+        if generation > 0 && self.outcome().is_some_and(|outcome| !outcome.is_on_devices) {
             return Ok(none());
         }
         match reducers.connect(devices, generation) {
             Ok(list) => {
                 if let Some(first) = list.first() {
-                    self.tell(&format!(
-                        "gradients stay on the devices: {}",
-                        first.describe()
-                    ));
+                    self.tell(Outcome::on_devices(&**first));
                 }
                 Ok(list.into_iter().map(Some).collect())
             }
             Err(error) if self.wanted == DeviceReduction::Auto && is_unavailable(&error) => {
-                self.tell(&through_host(&error));
+                self.tell(Outcome::through_host(error));
                 Ok(none())
             }
             Err(error) => Err(error),
         }
     }
-}
-
-const THROUGH_HOST: &str = "gradients go through host memory";
-
-fn is_through_host(outcome: &str) -> bool {
-    outcome.starts_with(THROUGH_HOST)
-}
-
-/// How a strategy tells that it goes on without a device's own way.
-pub(crate) fn through_host(reason: &dyn fmt::Display) -> String {
-    format!("{THROUGH_HOST}: {reason}")
 }
 
 /// Whether something else can be used instead.

@@ -13,7 +13,7 @@ use burn::tensor::{Device, Shape, Tensor, TensorData};
 
 use crate::module_tensors::is_off_host;
 use crate::parameters::{self, TrainedTensor};
-use crate::trace::{self, TensorSpec, TraceError};
+use crate::trace::{self, TensorSpec};
 use crate::{Error, Result};
 
 pub(crate) use buffers::Flags;
@@ -148,7 +148,7 @@ impl Gradients {
     ///
     /// # Errors
     /// If the device cannot hand it out, and in a step that is compiled
-    /// ([`TraceError::HostRead`]).
+    /// ([`Error::HostRead`]).
     pub fn get(&self, index: usize) -> Result<Option<&TensorData>> {
         let entry = self.entries.get(index);
         let found = entry.and_then(|entry| Some((entry.gradient.as_ref()?, entry.shape())));
@@ -326,7 +326,7 @@ impl Gradients {
 fn on_host(number: Number) -> Result<f64> {
     match number {
         Number::Host(number) => Ok(number),
-        Number::Captured(_) => Err(TraceError::host_read("the global norm").into()),
+        Number::Captured(_) => Err(Error::host_read("the global norm")),
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 use burn::tensor::{DType, Device, Shape, Tensor, TensorData};
 
 use super::elements;
-use crate::trace::{self, CapturedTensor, TraceError};
+use crate::trace::{self, CapturedTensor};
 use crate::{Error, Result};
 
 /// One gradient, where it is. Nothing moves it but what has to.
@@ -56,7 +56,7 @@ impl Residence {
                     Ok(copy.get_or_init(|| data))
                 }
             },
-            Self::Captured(_) => Err(TraceError::host_read("a gradient").into()),
+            Self::Captured(_) => Err(Error::host_read("a gradient")),
             Self::Compiled => Err(not_here()),
         }
     }

@@ -7,10 +7,10 @@ use burn::tensor::TensorData;
 
 use crate::error::check_count;
 use crate::sync::lock;
-use crate::trace::{Given, Target};
+use crate::trace::{Receiver, Target};
 use crate::{
-    Error, Leaf, PerReplica, ReduceOp, ReplicaContext, Result, Strategy, StrategyExt, StrategyId,
-    VariableContext, scope,
+    Error, Leaf, PerReplica, ReduceOp, Result, Strategy, StrategyExt, StrategyId, VariableContext,
+    scope,
 };
 
 /// The sums of weighted values and of weights.
@@ -62,51 +62,19 @@ impl Sums {
         F: Fn(&[TensorData]) -> Result<Total> + Send + Sync + 'static,
     {
         self.check_owner(&context.strategy_id("update_state")?)?;
-        let ctx = context.replica();
-        let Some(trace) = ctx.and_then(ReplicaContext::trace) else {
-            let values = values.iter_mut().map(|value| value.take());
-            let batch = total(&values.collect::<Result<Vec<_>>>()?)?;
-            if ctx.is_none() {
-                self.used_outside();
-            }
-            // Outside of a step it is no replica's own: any of them will do.
-            add_to(
-                &self.replicas,
-                ctx.map_or(0, ReplicaContext::local_id),
-                batch,
-            );
-            return Ok(());
-        };
-        let mut given = Vec::new();
-        let mut examples = Vec::new();
-        for value in values {
-            let captured = value.traced().and_then(|tensor| tensor.captured());
-            let (one, example) = match captured {
-                Some(tensor) => {
-                    let spec = tensor.spec();
-                    let zeros = TensorData::full_dtype(spec.shape, 0.0, spec.dtype);
-                    (Given::Captured(tensor), zeros)
+        let total = Arc::new(total);
+        let (replicas, compute) = (Arc::downgrade(&self.replicas), Arc::clone(&total));
+        let receiver = Receiver {
+            target: Arc::new(WeakSums(replicas.clone())),
+            check: &|values| total(values).map(drop),
+            apply: Arc::new(move |replica, values: Vec<TensorData>| {
+                if let Some(replicas) = replicas.upgrade() {
+                    add_to(&replicas, replica, compute(&values)?);
                 }
-                None => {
-                    let data = value.take()?;
-                    (Given::Host(data.clone()), data)
-                }
-            };
-            given.push(one);
-            examples.push(example);
-        }
-        // Shapes that do not fit are an error where the step is, not after its first call.
-        total(&examples)?;
-        let replicas = Arc::downgrade(&self.replicas);
-        let target = Arc::new(WeakSums(replicas.clone()));
-        let apply = move |replica: usize, values: Vec<TensorData>| {
-            if let Some(replicas) = replicas.upgrade() {
-                add_to(&replicas, replica, total(&values)?);
-            }
-            Ok(())
+                Ok(())
+            }),
         };
-        trace.defer(given, target, Arc::new(apply));
-        Ok(())
+        context.give(values, receiver)
     }
 
     fn check_owner(&self, user: &StrategyId) -> Result<()> {

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use burn::tensor::{Bool, DType, Device, Float, Int, Tensor, TensorData};
 
-use crate::trace::{Fingerprint, TraceError, read_error};
+use crate::trace::{Fingerprint, read_error};
 use crate::{Error, Result};
 
 pub use traced::TracedTensor;
@@ -124,7 +124,7 @@ macro_rules! tensor {
             fn take(&mut self) -> Result<TensorData> {
                 // While a step is captured its tensors have no values.
                 if self.captured().is_some() {
-                    return Err(TraceError::host_read("a tensor").into());
+                    return Err(Error::host_read("a tensor"));
                 }
                 self.extract().without_autodiff().try_into_data().map_err(read_error)
             }

@@ -4,8 +4,8 @@ use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
 use burn_capture::CaptureBackend;
 
 use super::Leaf;
-use crate::Result;
-use crate::trace::{CapturedTensor, TensorSpec, TraceError, Tracked, captured, read_error};
+use crate::trace::{CapturedTensor, TensorSpec, Tracked, captured, read_error};
+use crate::{Error, Result};
 
 /// A tensor that can be an input or a result of a captured step: burn's tensors of any kind, and
 /// what stands for one in a training state.
@@ -16,7 +16,7 @@ pub trait TracedTensor {
     /// A copy of the values on the host.
     ///
     /// # Errors
-    /// [`TraceError::HostRead`] for a tensor of a captured step.
+    /// [`Error::HostRead`] for a tensor of a captured step.
     fn data(&self) -> Result<TensorData>;
 
     /// Replaces the values; the device and what autodiff knows of the tensor stay.
@@ -102,7 +102,7 @@ impl<const D: usize> TracedTensor for Tensor<D> {
 
     fn data(&self) -> Result<TensorData> {
         if captured(self).is_some() {
-            return Err(TraceError::host_read("a tensor").into());
+            return Err(Error::host_read("a tensor"));
         }
         let plain = self.clone().without_autodiff();
         plain.try_into_data().map_err(read_error)

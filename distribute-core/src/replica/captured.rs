@@ -10,9 +10,9 @@ use distribute_collectives::ReduceOp;
 use super::differentiable::Differentiable;
 use super::peers::Peers;
 use crate::trace::{
-    self, CapturedTensor, Given, HostVariable, Target, TensorSpec, Trace, TraceError,
+    self, CapturedTensor, Given, HostVariable, Receiver, Target, TensorSpec, Trace,
 };
-use crate::{Gradients, Nest, ReplicaRng, Result, WorkerGroup};
+use crate::{Error, Gradients, Leaf, Nest, ReplicaRng, Result, WorkerGroup};
 
 /// All replicas, as the captured step sees them.
 #[derive(Debug)]
@@ -61,17 +61,41 @@ impl Peers for Captured {
     }
 
     fn refuse(&self, what: &str) -> Result<()> {
-        Err(TraceError::unsupported(
+        Err(Error::not_compilable(
             format!("`{what}`"),
             "return the value from the step and call the strategy's `gather` or `reduce`, or use \
              `all_reduce`",
-        )
-        .into())
+        ))
     }
 
     fn refuse_update(&self) -> Result<()> {
         let instead = "pass the training state to `run` as `&mut Mirrored<TrainState<_>>`";
-        Err(TraceError::unsupported("a training state from outside of the step", instead).into())
+        Err(Error::not_compilable(
+            "a training state from outside of the step",
+            instead,
+        ))
+    }
+
+    fn give(&self, _: usize, values: &mut [&mut dyn Leaf], receiver: Receiver<'_>) -> Result<()> {
+        let (mut given, mut examples) = (Vec::new(), Vec::new());
+        for value in values {
+            match value.traced().and_then(|tensor| tensor.captured()) {
+                Some(tensor) => {
+                    let spec = tensor.spec();
+                    examples.push(TensorData::full_dtype(spec.shape, 0.0, spec.dtype));
+                    given.push(Given::Captured(tensor));
+                }
+                None => {
+                    let data = value.take()?;
+                    examples.push(data.clone());
+                    given.push(Given::Host(data));
+                }
+            }
+        }
+        // Shapes that do not fit are an error where the step is, not after its first call.
+        (receiver.check)(&examples)?;
+        self.trace.defer(given, receiver.target, receiver.apply);
+        Ok(())
     }
 
     fn use_replica_id(&self) {

@@ -10,8 +10,8 @@ use distribute_collectives::ReduceOp;
 
 use super::differentiable::Differentiable;
 use super::local_exchange::LocalExchange;
-use crate::trace::Trace;
-use crate::{Error, Gradients, Nest, ReplicaRng, Result};
+use crate::trace::{Receiver, Trace};
+use crate::{Error, Gradients, Leaf, Nest, ReplicaRng, Result};
 
 /// What is done with a range of parameters whose gradients are complete.
 pub(crate) type OnReduced<'a> = &'a mut dyn FnMut(Range<usize>, &mut Gradients) -> Result<()>;
@@ -79,6 +79,16 @@ pub(crate) trait Peers: Send + Debug {
     fn take_initial_value(&self, initial: &mut TensorData) -> Result<()> {
         let _ = initial;
         Ok(())
+    }
+
+    /// Hands values of a replica to the host: now, or after each call of a compiled step.
+    fn give(
+        &self,
+        local_id: usize,
+        values: &mut [&mut dyn Leaf],
+        receiver: Receiver<'_>,
+    ) -> Result<()> {
+        receiver.receive(local_id, values)
     }
 
     /// Notes that the step asks for its replica's number.

@@ -15,7 +15,7 @@ use crate::trace::Trace;
 ///
 /// In a step that is compiled only [`dropout`](crate::dropout) can use it. A number that the host
 /// draws there would be a constant of the program, the same in all steps and on all replicas, so it
-/// is [`TraceError::Random`](crate::trace::TraceError::Random).
+/// is [`Error::RandomOnHost`](crate::Error::RandomOnHost).
 #[derive(Debug, Clone)]
 pub struct ReplicaRng {
     stream: ChaCha8Rng,

@@ -10,7 +10,7 @@ use crate::replicate::ReplicateExt;
 use crate::scope::BatchFacts;
 use crate::strategy::StrategyId;
 use crate::sync::lock;
-use crate::trace::{Fingerprint, TraceError};
+use crate::trace::Fingerprint;
 use crate::{Error, Mirrored, Nest, PerReplica, Replicate, Result};
 
 /// What one replica's step receives of an argument that is lent for `'x`.
@@ -51,7 +51,7 @@ pub trait StepArgs: for<'x> Lend<'x> + Sized {
     /// Hands the argument's tensors to a call of a compiled step, and names the rest.
     ///
     /// # Errors
-    /// Those of `split`, and [`TraceError::Unsupported`] for values that a program cannot take.
+    /// Those of `split`, and [`Error::NotCompilable`] for values that a program cannot take.
     fn enter(&mut self, call: &mut Call<'_>) -> Result<()>;
 
     /// The argument with inputs of a capture in place of its tensors; after `enter`.
@@ -277,7 +277,10 @@ impl<T: Sync> StepArgs for Borrowed<'_, T> {
     }
 
     fn enter(&mut self, _: &mut Call<'_>) -> Result<()> {
-        Err(TraceError::unsupported("a value that is lent", "pass it by value").into())
+        Err(Error::not_compilable(
+            "a value that is lent",
+            "pass it by value",
+        ))
     }
 
     fn capture(&mut self, _: &mut Capture) -> Result<()> {

@@ -16,7 +16,7 @@ use crate::sync::lock;
 use crate::trace::{
     Argument, CapturedTensor, Coefficients, Collect, DeviceTensor, Fingerprint, HostState,
     OnDevice, ReadHosts, ReadOwn, ReadTensors, Replay, ResultLeaf, Source, StateChange,
-    StateVisitor, StepKey, TensorSpec, Trace, TraceError, TracedTensor, Tracer,
+    StateVisitor, StepKey, TensorSpec, Trace, TracedTensor, Tracer,
 };
 use crate::{Error, Leaf, Mirrored, Nest, Replicate, Result, host_reduce};
 
@@ -136,12 +136,11 @@ impl<'t> Call<'t> {
             .map_or(String::new(), |all| all.join(" "));
         let differs = structures.iter().position(|found| *found != structures[0]);
         if let Some(replica) = differs {
-            return Err(TraceError::Uneven {
+            return Err(Error::UnevenArguments {
                 replica,
                 expected,
                 found: structures[replica].join(" "),
-            }
-            .into());
+            });
         }
         self.fixed(format_args!("batch {expected}"));
         let first = parts.first_mut();
@@ -205,7 +204,7 @@ fn structure<T: Nest>(
         let number = leaf.take()?;
         if number.rank() != 0 {
             let instead = "make a tensor of it before the step";
-            return Err(TraceError::unsupported("host data in a batch", instead).into());
+            return Err(Error::not_compilable("host data in a batch", instead));
         }
         structure.push(format!("{:?}{:?}", number.dtype(), number.as_bytes()));
         leaf.put(number)
@@ -305,7 +304,7 @@ impl Capture {
         let foreign = || {
             let instead = "compute every new value of the state from the step's arguments, on \
                            `ctx.device()`";
-            TraceError::unsupported("a tensor of the CPU in a training state", instead)
+            Error::not_compilable("a tensor of the CPU in a training state", instead)
         };
         let before = std::mem::take(&mut captured.before);
         self.states.push(StateChange {

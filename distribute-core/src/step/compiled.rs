@@ -19,7 +19,7 @@ use crate::sync::{lock, panic_message};
 use crate::trace::{
     Argument, CapturedStep, CapturedTensor, Check, DeviceTensor, Draws, Due, Given, HostSide,
     Input, InputRole, ResultLeaf, Source, StateChange, StepInput, StepKey, StepOutput, StepProgram,
-    Trace, TraceError, Tracer, is_random, is_touch,
+    Trace, Tracer, is_random, is_touch, messages,
 };
 use crate::{Error, Nest, PerReplica, ReplicaContext, Result, Strategy, scope};
 
@@ -153,16 +153,15 @@ impl<F: FnMut(Capture) -> Result<Plan>> Capturing<'_, F> {
         let graph = device.capture_scope(|capture_scope| {
             let trace = Arc::new(Trace::new(*device, self.num_replicas));
             let capture = Capture::new(trace, &call.leaves, keeps);
-            outcome = catch_unwind(AssertUnwindSafe(|| (self.record)(capture))).unwrap_or_else(
-                |payload| Err(TraceError::of_panic(panic_message(&*payload)).into()),
-            );
+            outcome = catch_unwind(AssertUnwindSafe(|| (self.record)(capture)))
+                .unwrap_or_else(|payload| Err(messages::of_panic(panic_message(&*payload))));
             // Without a graph nothing is declared.
             let boundary = outcome.as_ref().map(Plan::boundary);
             let (inputs, outputs) = boundary.unwrap_or_default();
             capture_scope.complete(inputs, outputs)
         });
         let plan = outcome?;
-        let graph = graph.map_err(|error| TraceError::Capture {
+        let graph = graph.map_err(|error| Error::Capture {
             message: error.to_string(),
         })?;
         Ok(plan.finish(graph, self.num_replicas, tracing.generation(), call))
@@ -174,7 +173,7 @@ fn check_recorded(trace: &Trace) -> Result<()> {
     if trace.replica_id_used() && trace.num_replicas() > 1 {
         let instead = "one program serves all replicas; `ctx.replica_id_tensor()` is the number \
                        as a tensor";
-        return Err(TraceError::unsupported("`ctx.replica_id()`", instead).into());
+        return Err(Error::not_compilable("`ctx.replica_id()`", instead));
     }
     trace.refuse_draws_on_host()?;
     if trace.step_was_read() {
@@ -295,7 +294,7 @@ fn value_of(
 fn unknown_structure<R>() -> Error {
     let instead = "return tensors and numbers in tuples, vectors, maps and structs with \
                    `#[derive(Nest)]`, or implement `Nest::skeleton` for it";
-    TraceError::unsupported(std::any::type_name::<R>(), instead).into()
+    Error::not_compilable(std::any::type_name::<R>(), instead)
 }
 
 /// An error of the step or of a tensor that it reads, which may be burn's own for a read on the
@@ -303,8 +302,8 @@ fn unknown_structure<R>() -> Error {
 fn translated(error: Error) -> Error {
     match &error {
         Error::Step(source) | Error::Internal { source } => {
-            match TraceError::of_message(&format!("{source:?}")) {
-                Some(read) => read.into(),
+            match messages::of_message(&format!("{source:?}")) {
+                Some(read) => read,
                 None => error,
             }
         }

@@ -12,19 +12,20 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use burn_capture::TensorId;
 use burn_ir::OperationIr;
 
-use crate::trace::{CapturedStep, ResultLeaf, StepProgram, TensorSpec, TraceError};
+use crate::trace::{CapturedStep, ResultLeaf, StepProgram, TensorSpec};
+use crate::{Error, Result};
 
 /// # Errors
-/// [`TraceError::Random`] if two captures of one step have other literals or other operations. The
+/// [`Error::RandomOnHost`] if two captures of one step have other literals or other operations. The
 /// order of operations is no difference: a step may iterate over a `HashMap`.
 pub(crate) fn compare(
     (first, first_program): &(CapturedStep, StepProgram),
     (second, second_program): &(CapturedStep, StepProgram),
-) -> Result<(), TraceError> {
+) -> Result<()> {
     if first_program.digest == second_program.digest {
         return Ok(());
     }
-    let random = |what: String| Err(TraceError::Random { what });
+    let random = |what: String| Err(Error::RandomOnHost { what });
     if first_program.seed != second_program.seed {
         let what = "the seed of a `dropout`, from a generator that goes on from call to call: give \
                     it `ctx.rng(seed, step)`";
@@ -64,7 +65,7 @@ pub(crate) fn compare(
 }
 
 /// Compares the numbers of the host that a step gives to metrics and variables.
-fn handed_over(first: &StepProgram, second: &StepProgram) -> Result<(), TraceError> {
+fn handed_over(first: &StepProgram, second: &StepProgram) -> Result<()> {
     let given = |program: &StepProgram| -> Vec<ResultLeaf> {
         let effects = &program.host_side().effects;
         let leaves = effects.iter().flat_map(|effect| effect.leaves.iter());
@@ -78,7 +79,7 @@ fn handed_over(first: &StepProgram, second: &StepProgram) -> Result<(), TraceErr
     let (first, second) = (given(first), given(second));
     match first.len() == second.len() && first.iter().zip(&second).all(same) {
         true => Ok(()),
-        false => Err(TraceError::Random {
+        false => Err(Error::RandomOnHost {
             what: "a number that it gives to a metric or a variable".to_string(),
         }),
     }

@@ -52,7 +52,9 @@ pub trait StrategyExt: Strategy {
         let replicas = self.num_replicas_in_sync();
         // A compiled step can evaluate what it cannot train, and says so itself.
         let built = built.and_then(|mut value| match self.tracer() {
-            None => value.check_replicas(replicas).map(|()| value),
+            None => value
+                .place(self.variable_placement(), replicas)
+                .map(|()| value),
             Some(_) => Ok(value),
         });
         let mut value = match self.workers() {

@@ -143,7 +143,8 @@ impl ReplicaThreads {
 
     /// How gradients on devices are reduced, in words, where there is something to tell.
     pub(crate) fn device_reduction(&self) -> Option<&str> {
-        self.options.devices.outcome()
+        let outcome = self.options.devices.outcome();
+        outcome.map(|outcome| outcome.text.as_str())
     }
 
     /// Runs a step on all replicas and waits for them: [`Strategy::run_replicas`] of the strategy

@@ -15,7 +15,7 @@ use rand::Rng;
 
 use super::effect::{Apply, Effect, Given, HostVariable, Target};
 use super::tensor::shape_of;
-use super::{CapturedTensor, TensorSpec, TraceError};
+use super::{CapturedTensor, TensorSpec};
 use crate::sync::lock;
 use crate::{Error, Result};
 
@@ -401,11 +401,11 @@ impl Trace {
     }
 
     /// # Errors
-    /// [`TraceError::Random`] if the step has drawn numbers from a stream of its replica.
-    pub(crate) fn refuse_draws_on_host(&self) -> Result<(), TraceError> {
+    /// [`Error::RandomOnHost`] if the step has drawn numbers from a stream of its replica.
+    pub(crate) fn refuse_draws_on_host(&self) -> Result<()> {
         match self.notes().drawn_on_host {
             None => Ok(()),
-            Some(place) => Err(TraceError::Random {
+            Some(place) => Err(Error::RandomOnHost {
                 what: format!("numbers of the stream that it has asked for with `rng` at {place}"),
             }),
         }

@@ -8,8 +8,8 @@
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use super::TraceError;
 use crate::sync::lock;
+use crate::{Error, Result};
 
 /// Captures may take one part in this many of the time.
 const SHARE: u32 = 100;
@@ -85,10 +85,10 @@ impl Check {
 
     /// Refuses a change of the step that calls before this one may have missed. From now on every
     /// call is compared.
-    pub(crate) fn changed(&self, what: &'static str, due: Due) -> Result<(), TraceError> {
+    pub(crate) fn changed(&self, what: &'static str, due: Due) -> Result<()> {
         let calls = due.unchecked;
         if calls > 0 {
-            return Err(TraceError::Changed { what, calls });
+            return Err(Error::StepChanged { what, calls });
         }
         lock(&self.state).always = true;
         Ok(())

@@ -35,17 +35,33 @@ impl ResultLeaf {
 }
 
 /// Takes the values of one local replica, after a call.
-pub(crate) type Apply = Arc<dyn Fn(usize, Vec<TensorData>) -> Result<()> + Send + Sync>;
+pub type Apply = Arc<dyn Fn(usize, Vec<TensorData>) -> Result<()> + Send + Sync>;
 
 /// What an effect changes.
-pub(crate) trait Target: Send + Sync {
+pub trait Target: Send + Sync {
     /// Tells it from others, as long as it is there.
     fn address(&self) -> Option<usize>;
 }
 
+/// What a step hands values to.
+pub struct Receiver<'a> {
+    pub(crate) target: Arc<dyn Target>,
+    /// Looks whether values of these shapes fit, where the step is captured.
+    pub(crate) check: &'a dyn Fn(&[TensorData]) -> Result<()>,
+    pub(crate) apply: Apply,
+}
+
+impl Receiver<'_> {
+    /// Takes values of the host.
+    pub(crate) fn receive(&self, replica: usize, values: &mut [&mut dyn Leaf]) -> Result<()> {
+        let values = values.iter_mut().map(|value| value.take());
+        (self.apply)(replica, values.collect::<Result<_>>()?)
+    }
+}
+
 /// A tensor or number that the step has handed over.
 #[derive(Debug, Clone)]
-pub(crate) enum Given {
+pub enum Given {
     Captured(CapturedTensor),
     Host(TensorData),
 }

@@ -4,7 +4,7 @@ use burn::tensor::{Slice, TensorData};
 use burn_backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
 use burn_capture::CaptureBackend;
 
-use super::{CapturedTensor, Trace, TraceError};
+use super::{CapturedTensor, Trace};
 use crate::{Error, Nest, ReduceOp, Result, host_reduce};
 
 /// Reduces all leaves of a value over the replicas: tensors by one operation of the graph.
@@ -121,5 +121,5 @@ fn each(
 
 pub(crate) fn not_captured() -> Error {
     let instead = "compute it from the step's arguments, on `ctx.device()`";
-    TraceError::unsupported("`all_reduce` of a tensor of the CPU", instead).into()
+    Error::not_compilable("`all_reduce` of a tensor of the CPU", instead)
 }

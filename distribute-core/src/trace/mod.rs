@@ -18,7 +18,8 @@
 //!    graph in place of the leaves, the closure runs, and
 //!    [`StepArgs::collect`](crate::StepArgs::collect) asks what has become of the mutable ones.
 //!    Inputs have no values while this goes on, so reading one on the host is
-//!    [`TraceError::HostRead`] and no value of the first batch can slip into the program.
+//!    [`Error::HostRead`](crate::Error::HostRead) and no value of the first batch can slip into
+//!    the program.
 //! 3. The program runs. Its results are the new tensors of the mirrored values, which replace the
 //!    old ones on the devices and take over their memory, and the leaves of what the closure
 //!    returned.
@@ -39,10 +40,11 @@
 //! No key knows it. Metrics and variables are meant to be captured: what a step hands to them
 //! leaves the program and reaches them on the host after each call. Any other captured value must
 //! stay the same. A few calls capture the step again and compare the graphs: one that differs is
-//! another program, or [`TraceError::Changed`] if calls before may have used the old value.
+//! another program, or [`Error::StepChanged`](crate::Error::StepChanged) if calls before may have
+//! used the old value.
 //!
 //! A new step is captured twice at once. A literal that differs between the two was drawn on the
-//! host and would be the same in every step: [`TraceError::Random`].
+//! host and would be the same in every step: [`Error::RandomOnHost`](crate::Error::RandomOnHost).
 //!
 //! # What replicas share
 //!
@@ -54,16 +56,15 @@
 mod capture;
 mod check;
 mod effect;
-mod error;
 mod exchange;
 mod gradients;
 mod key;
+pub(crate) mod messages;
 mod program;
 mod state;
 mod tensor;
 
 pub use capture::{Trace, TraceDevice, ops};
-pub use error::TraceError;
 pub use key::{Fingerprint, StepGroup, StepKey};
 pub use program::{
     Argument, CapturedStep, DeviceTensor, Executable, InputRole, StepInput, StepOutput,
@@ -76,7 +77,7 @@ pub use crate::nest::TracedTensor;
 
 pub(crate) use capture::{Input, Source, is_random, is_touch};
 pub(crate) use check::{Check, Due};
-pub(crate) use effect::{Given, HostSide, HostVariable, ResultLeaf, Target};
+pub(crate) use effect::{Given, HostSide, HostVariable, Receiver, ResultLeaf, Target};
 pub(crate) use exchange::{
     all_gather, all_reduce, broadcast, combine, not_captured, of_replica, reduce,
 };

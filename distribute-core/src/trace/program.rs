@@ -29,7 +29,7 @@ pub trait Tracer: Send + Sync + Debug {
     /// Called before a step is captured again.
     ///
     /// # Errors
-    /// [`TraceError::TooManyPrograms`](super::TraceError::TooManyPrograms) if the step was compiled
+    /// [`Error::TooManyPrograms`](crate::Error::TooManyPrograms) if the step was compiled
     /// too often already.
     fn admit(&self, key: &StepKey) -> Result<()>;
 

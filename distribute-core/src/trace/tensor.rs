@@ -13,7 +13,7 @@ use burn_capture::{CaptureBackend, CaptureClient};
 use burn_router::RouterTensor;
 use serde::{Deserialize, Serialize};
 
-use super::TraceError;
+use super::messages;
 use crate::Error;
 
 /// The capture backend with autodiff.
@@ -137,8 +137,8 @@ pub(crate) fn tracked<const D: usize>(
 
 /// What an error of a host read means: a captured tensor has no value yet.
 pub(crate) fn read_error(error: impl std::error::Error + Send + Sync + 'static) -> Error {
-    match TraceError::of_message(&format!("{error:?}")) {
-        Some(traced) => traced.into(),
+    match messages::of_message(&format!("{error:?}")) {
+        Some(traced) => traced,
         None => Error::internal(error),
     }
 }

@@ -13,13 +13,13 @@ use super::update::{Update, UpdateCoefficients};
 use super::{TrainState, refuse_batch_norm};
 use crate::remote::RemoteState;
 use crate::trace::CapturedTensor;
-use crate::{Applied, Error, Gradients, ReplicaContext, Result, VariablePlacement};
+use crate::{Applied, Error, Gradients, ReplicaContext, Result};
 
 /// Slots as they came in, in the dimensions of their parameters, by their flat views.
 pub(super) type CapturedSlots = HashMap<TensorId, CapturedTensor>;
 
-/// Where the variables of a training state are, and how an update gets there: here (mirrored or
-/// central), in a step that is captured, or in a store.
+/// Where the variables of a training state are, and how an update gets there: mirrored, central, in
+/// a step that is captured, or in a store.
 pub(super) trait Placement<M>: Debug + Send + Sync {
     /// Reduces the gradients of all micro-batches over the replicas, and updates.
     fn apply(
@@ -113,7 +113,7 @@ impl<M: Module + 'static> TrainState<M> {
         &mut self,
         call: impl FnOnce(&mut dyn Placement<M>, &mut Self) -> R,
     ) -> R {
-        let mut placement = std::mem::replace(&mut self.placement, Box::new(Here));
+        let mut placement = std::mem::replace(&mut self.placement, Box::new(Mirrored));
         let result = call(&mut *placement, self);
         self.placement = placement;
         result
@@ -177,87 +177,91 @@ impl<M: Module + 'static> TrainState<M> {
     }
 }
 
-/// The variables are in this process: a copy on every replica, or one on replica 0.
+/// Every replica applies the same update to its copy.
 #[derive(Debug)]
-pub(super) struct Here;
+pub(super) struct Mirrored;
 
-impl<M: Module + 'static> Placement<M> for Here {
+impl<M: Module + 'static> Placement<M> for Mirrored {
     fn apply(
         &mut self,
         state: &mut TrainState<M>,
         ctx: &ReplicaContext,
-        gradients: Gradients,
+        mut gradients: Gradients,
     ) -> Result<Applied> {
-        ctx.peers().refuse_update()?;
-        match ctx.variable_placement() {
-            VariablePlacement::Mirrored => mirrored(state, ctx, gradients)?,
-            VariablePlacement::Central => central(state, ctx, gradients)?,
+        let peers = ctx.peers();
+        peers.refuse_update()?;
+        let coefficients = state.coefficients();
+        if state.clip_norm.is_some() {
+            // A norm is known when all gradients are.
+            peers.all_reduce_gradients(ReduceOp::Sum, &mut gradients)?;
+            state.update(gradients, coefficients)?;
+        } else {
+            state.update_with(coefficients, |update| {
+                peers.sum_gradients(&mut gradients, &mut |range, gradients| {
+                    update.apply(range, gradients)
+                })
+            })?;
         }
         Ok(Applied::Updated)
     }
 
     fn boxed(&self) -> Box<dyn Placement<M>> {
-        Box::new(Here)
+        Box::new(Mirrored)
     }
 }
 
-/// Every replica applies the same update to its copy.
-fn mirrored<M: Module + 'static>(
-    state: &mut TrainState<M>,
-    ctx: &ReplicaContext,
-    mut gradients: Gradients,
-) -> Result<()> {
-    let coefficients = state.coefficients();
-    if state.clip_norm.is_none() {
-        return state.update_with(coefficients, |update| {
-            ctx.peers()
-                .sum_gradients(&mut gradients, &mut |range, gradients| {
-                    update.apply(range, gradients)
-                })
-        });
+/// One update for all replicas: replica 0 applies it to the only copy, the others take the new
+/// tensors' handles.
+#[derive(Debug)]
+pub(super) struct Central;
+
+impl<M: Module + 'static> Placement<M> for Central {
+    fn apply(
+        &mut self,
+        state: &mut TrainState<M>,
+        ctx: &ReplicaContext,
+        mut gradients: Gradients,
+    ) -> Result<Applied> {
+        ctx.peers().reduce_gradients(&mut gradients)?;
+        let updates = ctx.local_id() == 0;
+        if updates {
+            let coefficients = state.coefficients();
+            state.update(gradients, coefficients)?;
+        }
+        let mine = updates.then(|| Handles::of(state));
+        let count = ctx.num_local();
+        let handles = ctx.exchange("apply_gradients", 0, mine, |mut all| {
+            Ok(vec![all.swap_remove(0); count])
+        })?;
+        let missing = || Error::invalid("apply_gradients: replica 0 made no update");
+        let handles = handles.ok_or_else(missing)?;
+        if !updates {
+            state.model = handles.model.fork(ctx.device());
+            state.slots = handles.slots;
+            state.step = handles.step;
+        }
+        Ok(Applied::Updated)
     }
-    // A norm is known when all gradients are.
-    ctx.peers()
-        .all_reduce_gradients(ReduceOp::Sum, &mut gradients)?;
-    state.update(gradients, coefficients)
+
+    fn boxed(&self) -> Box<dyn Placement<M>> {
+        Box::new(Central)
+    }
 }
 
 /// What replica 0 hands to the others under central storage: handles, not copies.
 #[derive(Clone)]
-struct Central<M> {
+struct Handles<M> {
     model: M,
     slots: Vec<Vec<Tensor<1>>>,
     step: u64,
 }
 
-/// One update for all replicas: replica 0 applies it to the only copy, the others take the new
-/// tensors' handles.
-fn central<M: Module + 'static>(
-    state: &mut TrainState<M>,
-    ctx: &ReplicaContext,
-    mut gradients: Gradients,
-) -> Result<()> {
-    ctx.peers().reduce_gradients(&mut gradients)?;
-    let updates = ctx.local_id() == 0;
-    if updates {
-        let coefficients = state.coefficients();
-        state.update(gradients, coefficients)?;
+impl<M: Module + 'static> Handles<M> {
+    fn of(state: &TrainState<M>) -> Self {
+        Self {
+            model: state.model.clone(),
+            slots: state.slots.clone(),
+            step: state.step,
+        }
     }
-    let mine = updates.then(|| Central {
-        model: state.model.clone(),
-        slots: state.slots.clone(),
-        step: state.step,
-    });
-    let count = ctx.num_local();
-    let central = ctx.exchange("apply_gradients", 0, mine, |mut all| {
-        Ok(vec![all.swap_remove(0); count])
-    })?;
-    let missing = || Error::invalid("apply_gradients: replica 0 made no update");
-    let central = central.ok_or_else(missing)?;
-    if !updates {
-        state.model = central.model.fork(ctx.device());
-        state.slots = central.slots;
-        state.step = central.step;
-    }
-    Ok(())
 }

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
-use apply::{Here, Placement};
+use apply::{Central, Mirrored, Placement};
 use burn::module::Module;
 use burn::tensor::{Device, Tensor, TensorData};
 
@@ -20,7 +20,7 @@ use crate::parameters::{self, Parameter};
 use crate::remote::RemoteStore;
 use crate::replicate::{PartVisitor, StatePart, take_state};
 use crate::trace::StateVisitor;
-use crate::{Error, Gradients, Replicate, Result, WorkerGroup, module_tensors};
+use crate::{Error, Gradients, Replicate, Result, VariablePlacement, WorkerGroup, module_tensors};
 
 /// A model, its optimizer's state and the step counter.
 ///
@@ -93,7 +93,7 @@ impl<M: Module + 'static> TrainState<M> {
             accumulated: None,
             half_updated: false,
             batch_norm,
-            placement: Box::new(Here),
+            placement: Box::new(Mirrored),
         }
     }
 
@@ -213,7 +213,11 @@ impl<M: Module + 'static> StatePart for TrainState<M> {
         self.visit_captured(visitor)
     }
 
-    fn check_replicas(&self, replicas: usize) -> Result<()> {
+    fn place(&mut self, placement: VariablePlacement, replicas: usize) -> Result<()> {
+        self.placement = match placement {
+            VariablePlacement::Mirrored => Box::new(Mirrored),
+            VariablePlacement::Central => Box::new(Central),
+        };
         refuse_batch_norm(self.batch_norm.as_deref(), replicas)
     }
 

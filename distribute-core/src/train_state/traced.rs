@@ -16,9 +16,9 @@ use crate::optim::Optimizer;
 use crate::parameters;
 use crate::trace::{
     self, CapturedTensor, Coefficients, Fingerprint, HostState, StateVisitor, TensorSpec, Trace,
-    TraceError, TracedTensor,
+    TracedTensor,
 };
-use crate::{Gradients, Mirrored, ReplicaContext, Result};
+use crate::{Error, Gradients, Mirrored, ReplicaContext, Result};
 
 /// What a state knows while it is captured.
 #[derive(Debug, Clone)]
@@ -226,13 +226,12 @@ impl<M: Module + 'static> HostState for TrainState<M> {
 
     fn bind(&mut self, trace: Arc<Trace>, index: usize, mutable: bool) -> Result<()> {
         if let (Some(path), true) = (&self.batch_norm, mutable) {
-            return Err(TraceError::unsupported(
+            return Err(Error::not_compilable(
                 format!("training the batch normalization `{path}`"),
                 "burn 0.22.1 keeps new running statistics where only operations that it refuses \
                  in a captured step can fetch them; use a layer or group normalization, or pass \
                  the state as `&Mirrored` where it is only evaluated",
-            )
-            .into());
+            ));
         }
         self.placement = Box::new(Captured {
             trace,

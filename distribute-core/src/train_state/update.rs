@@ -7,7 +7,7 @@ use burn::tensor::Tensor;
 
 use crate::optim::{Coefficient, Optimizer};
 use crate::parameters;
-use crate::trace::{self, CapturedTensor, TraceError};
+use crate::trace::{self, CapturedTensor};
 use crate::{Error, Gradients, Result};
 
 /// The parameters of one update. Until [`put_into`](Self::put_into) the model is as it was; the
@@ -56,7 +56,7 @@ impl<'a> Update<'a> {
         let mut parameters = Vec::new();
         parameters::visit_trained(model, |_, _, tensor| {
             parameters.push(match coefficients.is_captured {
-                false => Parameter::Here(tensor.flat()),
+                false => Parameter::Here(Box::new(tensor.flat())),
                 true => Parameter::Captured(tensor.captured().ok_or_else(foreign)?),
             });
             Ok(())
@@ -121,7 +121,7 @@ impl<'a> Update<'a> {
         parameters::map(model, |parameter: parameters::Parameter<'_>| {
             if let Some(tensor) = parameter.tensor.trained() {
                 match updated.next().flatten() {
-                    Some(Parameter::Here(flat)) => tensor.set_flat(flat),
+                    Some(Parameter::Here(flat)) => tensor.set_flat(*flat),
                     Some(Parameter::Captured(captured)) => tensor.bind(captured),
                     None => {}
                 }
@@ -134,8 +134,9 @@ impl<'a> Update<'a> {
 /// A trainable parameter and its value.
 #[derive(Clone)]
 enum Parameter {
-    /// Flattened, in the memory where it is.
-    Here(Tensor<1>),
+    /// Flattened, in the memory where it is. In a box: with the backend of GPUs in the build a
+    /// tensor is six times as large as a captured one.
+    Here(Box<Tensor<1>>),
     /// A tensor of the step that is captured.
     Captured(CapturedTensor),
 }
@@ -143,7 +144,7 @@ enum Parameter {
 impl Parameter {
     fn flat(&self) -> Tensor<1> {
         match self {
-            Self::Here(tensor) => tensor.clone(),
+            Self::Here(tensor) => Tensor::clone(tensor),
             Self::Captured(tensor) => tensor.flat(),
         }
     }
@@ -151,7 +152,7 @@ impl Parameter {
     /// The same parameter with another value.
     fn with(&self, flat: Tensor<1>) -> Result<Self> {
         let Self::Captured(old) = self else {
-            return Ok(Self::Here(flat));
+            return Ok(Self::Here(Box::new(flat)));
         };
         let new = trace::captured(&flat).ok_or_else(foreign)?;
         Ok(Self::Captured(new.reshaped(&old.spec().shape)))
@@ -160,5 +161,5 @@ impl Parameter {
 
 fn foreign() -> Error {
     let instead = "update it with tensors of the step";
-    TraceError::unsupported("a parameter that is not one of the captured state", instead).into()
+    Error::not_compilable("a parameter that is not one of the captured state", instead)
 }

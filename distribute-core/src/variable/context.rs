@@ -1,8 +1,13 @@
-//! The two contexts a variable can be used in.
+//! The two contexts that a variable or a metric can be used in.
 
+use burn::tensor::Device;
+
+use super::access::{Access, InStep, Outside};
+use super::shared::Copies;
+use super::traced::InCapture;
 use crate::strategy::StrategyId;
-use crate::{Error, PerReplica, ReduceOp, ReplicaContext, Result, Strategy};
-use burn::tensor::{Device, TensorData};
+use crate::trace::Receiver;
+use crate::{Error, Leaf, ReplicaContext, Result, Strategy};
 
 /// Where a variable is used: a step passes its [`ReplicaContext`], code outside of a step passes
 /// the strategy. Sealed: those are all there are.
@@ -10,7 +15,7 @@ pub trait VariableContext: sealed::Context {}
 
 impl<C: sealed::Context + ?Sized> VariableContext for C {}
 
-pub(super) mod sealed {
+pub(crate) mod sealed {
     use super::*;
 
     pub trait Context {
@@ -20,17 +25,20 @@ pub(super) mod sealed {
         /// If `op` is called in the wrong context.
         fn strategy_id(&self, op: &'static str) -> Result<StrategyId>;
 
-        /// The replica, in a step.
-        fn replica(&self) -> Option<&ReplicaContext>;
-
         /// Where tensors are put that are read.
         ///
         /// # Errors
         /// For a strategy without replicas.
         fn device(&self) -> Result<&Device>;
 
-        /// Reduces one copy per local replica over all replicas, outside of a step.
-        fn reduce(&self, op: ReduceOp, copies: Vec<TensorData>) -> Result<TensorData>;
+        /// A variable of this process, as it is reached from here.
+        fn access<'a>(&'a self, copies: &'a Copies) -> Box<dyn Access + 'a>;
+
+        /// Hands values to the host: now, or after each call of a compiled step.
+        ///
+        /// # Errors
+        /// What the receiver does not accept.
+        fn give(&self, values: &mut [&mut dyn Leaf], receiver: Receiver<'_>) -> Result<()>;
     }
 
     impl Context for ReplicaContext {
@@ -39,17 +47,19 @@ pub(super) mod sealed {
             crate::scope::step_strategy().ok_or_else(missing)
         }
 
-        fn replica(&self) -> Option<&ReplicaContext> {
-            Some(self)
-        }
-
         fn device(&self) -> Result<&Device> {
             Ok(ReplicaContext::device(self))
         }
 
-        fn reduce(&self, op: ReduceOp, mut copies: Vec<TensorData>) -> Result<TensorData> {
-            let missing = || Error::invalid("a variable without a copy");
-            self.all_reduce(op, copies.pop().ok_or_else(missing)?)
+        fn access<'a>(&'a self, copies: &'a Copies) -> Box<dyn Access + 'a> {
+            match self.trace() {
+                Some(trace) => Box::new(InCapture(trace)),
+                None => Box::new(InStep { ctx: self, copies }),
+            }
+        }
+
+        fn give(&self, values: &mut [&mut dyn Leaf], receiver: Receiver<'_>) -> Result<()> {
+            self.peers().give(self.local_id(), values, receiver)
         }
     }
 
@@ -59,18 +69,23 @@ pub(super) mod sealed {
             Ok(self.id())
         }
 
-        fn replica(&self) -> Option<&ReplicaContext> {
-            None
-        }
-
         fn device(&self) -> Result<&Device> {
             let missing = || Error::invalid("the strategy has no replicas");
             let first = self.replicas().first().ok_or_else(missing)?;
             Ok(&first.device)
         }
 
-        fn reduce(&self, op: ReduceOp, copies: Vec<TensorData>) -> Result<TensorData> {
-            crate::strategy::reduce::reduce(self, op, PerReplica::new(copies))
+        fn access<'a>(&'a self, copies: &'a Copies) -> Box<dyn Access + 'a> {
+            let strategy = self;
+            Box::new(Outside { strategy, copies })
+        }
+
+        /// Outside of a step a value is no replica's own: any of them will do.
+        fn give(&self, values: &mut [&mut dyn Leaf], receiver: Receiver<'_>) -> Result<()> {
+            if let Some(tracer) = self.tracer() {
+                tracer.device().next_generation();
+            }
+            receiver.receive(0, values)
         }
     }
 }

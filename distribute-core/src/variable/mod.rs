@@ -15,28 +15,31 @@
 //! would let the copies of a mirrored variable drift apart without a word (aggregation NONE), the
 //! update is an error.
 
+mod access;
 mod context;
-mod error;
 mod in_step;
 mod options;
+mod shared;
 mod traced;
 mod update;
 mod value;
 
 use std::fmt;
 use std::marker::PhantomData;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
-use burn::tensor::{DType, Device, Shape, Tensor, TensorData};
+use burn::tensor::{DType, Device, Tensor, TensorData};
 
-use crate::remote::{RemoteChange, RemoteVariable};
 use crate::shown::{Shown, write_components};
 use crate::strategy::StrategyId;
-use crate::sync::lock;
-use crate::{Error, Leaf, ReduceOp, ReplicaContext, Result, Strategy, VariablePlacement};
+use crate::trace::Given;
+use crate::{Error, Leaf, ReplicaContext, Result, Strategy};
+use access::{Access, InStore};
 pub use context::VariableContext;
-pub use error::VariableError;
+pub(crate) use context::sealed;
 pub use options::{VariableAggregation, VariableKind, VariableOptions, VariableSynchronization};
+pub(crate) use shared::Owner;
+use shared::{Home, Shared};
 use update::Update;
 use value::not_of_rank;
 pub use value::{AssignTo, VariableValue};
@@ -89,61 +92,6 @@ impl<T> Clone for DistributedVariable<T> {
     }
 }
 
-struct Shared {
-    kind: VariableKind,
-    options: VariableOptions,
-    owner: StrategyId,
-    replicas: usize,
-    shape: Shape,
-    dtype: DType,
-    copies: Vec<Mutex<Stored>>,
-    /// The strategy's, if it compiles steps: it compares them with their programs after a use of a
-    /// variable outside of a step.
-    generation: Option<Arc<dyn Strategy>>,
-    /// Where the value lives, if not here; the copy is the initial value then.
-    remote: Option<Arc<dyn RemoteVariable>>,
-}
-
-/// One copy, and how many updates it took: equal numbers mean equal mirrored copies.
-#[derive(Clone)]
-struct Stored {
-    data: TensorData,
-    version: u64,
-}
-
-/// What a variable must know of the strategy it belongs to.
-pub(crate) struct Owner {
-    id: StrategyId,
-    local_replicas: usize,
-    replicas: usize,
-    placement: VariablePlacement,
-    distributes: bool,
-    compiles: Option<Arc<dyn Strategy>>,
-}
-
-impl Owner {
-    pub(crate) fn of(strategy: &(impl Strategy + ?Sized)) -> Self {
-        Self {
-            id: strategy.id(),
-            local_replicas: strategy.replicas().len(),
-            replicas: strategy.num_replicas_in_sync(),
-            placement: strategy.variable_placement(),
-            distributes: strategy.distributes_variables(),
-            compiles: strategy.tracer().map(|_| strategy.handle()),
-        }
-    }
-
-    fn kind(&self, synchronization: VariableSynchronization) -> VariableKind {
-        let is_central = self.placement == VariablePlacement::Central;
-        match synchronization {
-            _ if !self.distributes || is_central && self.replicas == 1 => VariableKind::Plain,
-            _ if is_central => VariableKind::Aggregating,
-            VariableSynchronization::OnRead => VariableKind::SyncOnRead,
-            _ => VariableKind::Mirrored,
-        }
-    }
-}
-
 impl<T> DistributedVariable<T> {
     fn of(shared: Arc<Shared>) -> Self {
         Self {
@@ -157,7 +105,7 @@ impl<T> DistributedVariable<T> {
     /// short form.
     ///
     /// # Errors
-    /// [`VariableError::UnsupportedSynchronization`] and [`VariableError::MeanOfIntegers`].
+    /// [`Error::UnsupportedSynchronization`] and [`Error::MeanOfIntegers`].
     pub fn new(
         strategy: &(impl Strategy + ?Sized),
         mut initial: T,
@@ -172,61 +120,17 @@ impl<T> DistributedVariable<T> {
         }
         let store = strategy.remote_store();
         let remote = store.map(|store| store.variable(&initial)).transpose()?;
-        let mut variable = Self::create(&Owner::of(strategy), initial, options)?;
-        if let Some(shared) = Arc::get_mut(&mut variable.shared) {
-            shared.remote = remote;
-        }
-        Ok(variable)
-    }
-
-    /// Steps may go on with another variable than this one.
-    fn used_outside(&self) {
-        let tracer = self
-            .shared
-            .generation
-            .as_ref()
-            .and_then(|strategy| strategy.tracer());
-        if let Some(tracer) = tracer {
-            tracer.device().next_generation();
-        }
+        let shared = Shared::new(&Owner::of(strategy), initial, options, remote)?;
+        Ok(Self::of(Arc::new(shared)))
     }
 
     pub(crate) fn create(
         owner: &Owner,
         initial: TensorData,
-        mut options: VariableOptions,
+        options: VariableOptions,
     ) -> Result<Self> {
-        let kind = owner.kind(options.synchronization);
-        if kind != VariableKind::Plain {
-            check_options(owner, &initial, options)?;
-        }
-        if kind == VariableKind::Mirrored {
-            options.synchronization = VariableSynchronization::OnWrite;
-        }
-        let on_read = options.synchronization == VariableSynchronization::OnRead;
-        options.trainable.get_or_insert(!on_read);
-        let copies = match kind {
-            VariableKind::Plain | VariableKind::Aggregating => 1,
-            _ => owner.local_replicas,
-        };
-        let first = Stored {
-            data: initial,
-            version: 0,
-        };
-        let shared = Shared {
-            kind,
-            options,
-            owner: owner.id.clone(),
-            replicas: owner.replicas,
-            shape: first.data.shape().clone(),
-            dtype: first.data.dtype(),
-            copies: (0..copies).map(|_| Mutex::new(first.clone())).collect(),
-            generation: owner.compiles.clone(),
-            remote: None,
-        };
-        let variable = Self::of(Arc::new(shared));
-        variable.used_outside();
-        Ok(variable)
+        let shared = Shared::new(owner, initial, options, None)?;
+        Ok(Self::of(Arc::new(shared)))
     }
 
     /// What the strategy made of the options.
@@ -275,19 +179,10 @@ impl<T> DistributedVariable<T> {
     where
         T: VariableValue,
     {
-        let copies = match &self.shared.remote {
-            Some(remote) => vec![remote.read()?],
-            None => self.copies(),
-        };
-        let copies = copies.into_iter();
-        copies
-            .map(|copy| T::from_data(copy, &Device::flex()))
+        let values = self.shared.values()?.into_iter();
+        values
+            .map(|value| T::from_data(value, &Device::flex()))
             .collect()
-    }
-
-    fn copies(&self) -> Vec<TensorData> {
-        let copies = self.shared.copies.iter();
-        copies.map(|copy| lock(copy).data.clone()).collect()
     }
 
     /// Sets the variable.
@@ -333,43 +228,16 @@ impl<T> DistributedVariable<T> {
     /// for on-read variables is the aggregation of the copies.
     ///
     /// # Errors
-    /// [`Error::MixedStrategies`]; [`VariableError::NoCommonValue`] and
-    /// [`VariableError::Diverged`] outside of a step.
+    /// [`Error::MixedStrategies`]; [`Error::NoCommonValue`] and
+    /// [`Error::Diverged`] outside of a step.
     pub fn read<C>(&self, context: &C) -> Result<T>
     where
         T: VariableValue,
         C: VariableContext + ?Sized,
     {
-        T::from_data(self.read_data(context)?, context.device()?)
-    }
-
-    fn read_data<C>(&self, context: &C) -> Result<TensorData>
-    where
-        C: VariableContext + ?Sized,
-    {
-        self.check_owner(context, "read")?;
-        if let Some(remote) = &self.shared.remote {
-            return remote.read();
-        }
-        if let Some(ctx) = context.replica() {
-            if ctx.trace().is_some() {
-                return Err(traced::no_value_yet());
-            }
-            return Ok(lock(self.copy_of(ctx)).data.clone());
-        }
-        self.used_outside();
-        let op = match (self.kind(), self.aggregation()) {
-            (VariableKind::SyncOnRead, VariableAggregation::None) => {
-                return Err(VariableError::NoCommonValue { op: "read" }.into());
-            }
-            (VariableKind::SyncOnRead, VariableAggregation::Sum) => Some(ReduceOp::Sum),
-            (VariableKind::SyncOnRead, VariableAggregation::Mean) => Some(ReduceOp::Mean),
-            _ => None,
-        };
-        self.check_versions("read")?;
-        match op {
-            Some(op) => context.reduce(op, self.copies()),
-            None => Ok(lock(&self.shared.copies[0]).data.clone()),
+        match self.reach(context, "read")?.read(&self.shared)? {
+            Given::Host(data) => T::from_data(data, context.device()?),
+            Given::Captured(_) => Err(traced::no_value_yet()),
         }
     }
 
@@ -382,13 +250,14 @@ impl<T> DistributedVariable<T> {
         if self.shape().len() != D {
             return Err(not_of_rank(D, self.shape()));
         }
-        if let Some(trace) = ctx.trace() {
-            self.check_owner(ctx, "read")?;
-            return self.captured(trace);
-        }
-        let data = self.read_data(ctx)?;
-        let dtype = data.dtype();
-        Ok(Tensor::from_data(data, (ctx.device(), dtype)))
+        Ok(match self.reach(ctx, "read")?.read(&self.shared)? {
+            Given::Host(data) => {
+                let dtype = data.dtype();
+                Tensor::from_data(data, (ctx.device(), dtype))
+            }
+            // As a result of the step it has to be computed by an operation of the graph.
+            Given::Captured(tensor) => tensor.tracked(false).mul_scalar(1.0),
+        })
     }
 
     /// Replaces every copy by a function of it, outside of a step
@@ -407,123 +276,29 @@ impl<T> DistributedVariable<T> {
         T: VariableValue,
     {
         self.check_owner(strategy, "update")?;
-        let device = context::sealed::Context::device(strategy)?;
-        let mut change = |data: TensorData| change(T::from_data(data, device)?)?.take();
-        if let Some(remote) = &self.shared.remote {
-            let result = change(remote.read()?)?;
-            self.check_value("update", &result)?;
-            return remote.change(RemoteChange::Assign, result);
-        }
-        self.check_versions("update")?;
-        let mut results = Vec::new();
-        for copy in &self.shared.copies {
-            if results.is_empty() || self.kind() == VariableKind::SyncOnRead {
-                let result = change(lock(copy).data.clone())?;
-                self.check_value("update", &result)?;
-                results.push(result);
-            }
-        }
-        for (index, copy) in self.shared.copies.iter().enumerate() {
-            let mut copy = lock(copy);
-            copy.data = results[index.min(results.len() - 1)].clone();
-            copy.version += 1;
-        }
-        Ok(())
+        let device = sealed::Context::device(strategy)?;
+        self.shared
+            .update(|data| change(T::from_data(data, device)?)?.take())
     }
 
     fn change<C>(&self, context: &C, update: Update, mut value: impl Leaf) -> Result<()>
     where
         C: VariableContext + ?Sized,
     {
-        if let Some((ctx, trace)) = context.replica().and_then(|ctx| Some((ctx, ctx.trace()?))) {
-            self.check_owner(ctx, update.name())?;
-            return self.change_captured(trace, update, &mut value);
-        }
-        let value = value.take()?;
-        self.check_owner(context, update.name())?;
-        self.check_value(update.name(), &value)?;
-        if let Some(remote) = &self.shared.remote {
-            return remote.change(update.into(), value);
-        }
-        match context.replica() {
-            Some(ctx) => self.change_in_step(ctx, update, value),
-            None => {
-                self.used_outside();
-                self.change_all(update, value)
-            }
-        }
+        self.reach(context, update.name())?
+            .change(&self.shared, update, &mut value)
     }
 
-    fn change_in_step(
-        &self,
-        ctx: &ReplicaContext,
-        update: Update,
-        value: TensorData,
-    ) -> Result<()> {
-        let is_local = matches!(self.kind(), VariableKind::Plain | VariableKind::SyncOnRead);
-        if is_local || self.shared.replicas == 1 {
-            return apply(self.copy_of(ctx), update, &value);
-        }
-        let value = match self.aggregation() {
-            VariableAggregation::None => {
-                let op = update.name();
-                return Err(VariableError::AggregationRequired { op }.into());
-            }
-            VariableAggregation::Sum => ctx.all_reduce(ReduceOp::Sum, value)?,
-            VariableAggregation::Mean => ctx.all_reduce(ReduceOp::Mean, value)?,
-            VariableAggregation::OnlyFirstReplica => ctx.broadcast(0, value)?,
-        };
-        if self.kind() == VariableKind::Mirrored {
-            return apply(self.copy_of(ctx), update, &value);
-        }
-        // The one copy is updated once; the exchange makes the others wait for it.
-        let count = ctx.num_local();
-        ctx.exchange(update.name(), self.number(), value, |mut values| {
-            apply(&self.shared.copies[0], update, &values.swap_remove(0))?;
-            Ok(vec![(); count])
+    /// The variable as it is reached from this context.
+    fn reach<'a, C>(&'a self, context: &'a C, op: &'static str) -> Result<Box<dyn Access + 'a>>
+    where
+        C: VariableContext + ?Sized,
+    {
+        self.check_owner(context, op)?;
+        Ok(match &self.shared.home {
+            Home::Here(copies) => context.access(copies),
+            Home::Store(store) => Box::new(InStore(&**store)),
         })
-    }
-
-    /// Tells this variable from the others of this process; the same on all replicas.
-    fn number(&self) -> i64 {
-        Arc::as_ptr(&self.shared) as usize as i64
-    }
-
-    fn change_all(&self, update: Update, value: TensorData) -> Result<()> {
-        let op = update.name();
-        let mut value = value;
-        if self.kind() == VariableKind::SyncOnRead {
-            match (self.aggregation(), update) {
-                (VariableAggregation::None, _) => {
-                    return Err(VariableError::NoCommonValue { op }.into());
-                }
-                (VariableAggregation::Sum, Update::Assign) => {
-                    value = update::share(&value, self.shared.replicas);
-                }
-                (VariableAggregation::Sum, _) => {
-                    return Err(VariableError::UpdateOfSum { op }.into());
-                }
-                _ => {}
-            }
-        }
-        if update != Update::Assign {
-            self.check_versions(op)?;
-        }
-        for copy in &self.shared.copies {
-            apply(copy, update, &value)?;
-        }
-        let versions = self.shared.copies.iter().map(|copy| lock(copy).version);
-        let latest = versions.max().unwrap_or(0);
-        for copy in &self.shared.copies {
-            lock(copy).version = latest;
-        }
-        Ok(())
-    }
-
-    /// The copy that a replica reads.
-    fn copy_of(&self, ctx: &ReplicaContext) -> &Mutex<Stored> {
-        let copies = &self.shared.copies;
-        &copies[if copies.len() == 1 { 0 } else { ctx.local_id() }]
     }
 
     /// Variables of the default strategy are plain values that every strategy may use.
@@ -541,57 +316,6 @@ impl<T> DistributedVariable<T> {
             user: user.to_string(),
         })
     }
-
-    fn check_value(&self, op: &'static str, value: &TensorData) -> Result<()> {
-        if *value.shape() != self.shared.shape {
-            return Err(Error::Shape {
-                op,
-                expected: self.shared.shape.to_vec(),
-                found: value.shape().to_vec(),
-            });
-        }
-        if value.dtype() != self.shared.dtype {
-            return Err(Error::invalid(format!(
-                "{op}: the variable holds {} elements and the value {}; cast the value first",
-                self.shared.dtype.name(),
-                value.dtype().name()
-            )));
-        }
-        Ok(())
-    }
-
-    /// Finds copies of a mirrored variable that a failed run left behind. Copies of an on-read
-    /// variable may take different numbers of updates.
-    fn check_versions(&self, op: &'static str) -> Result<()> {
-        if self.kind() != VariableKind::Mirrored {
-            return Ok(());
-        }
-        let mut versions = self.shared.copies.iter().map(|copy| lock(copy).version);
-        let first = versions.next();
-        if versions.any(|version| Some(version) != first) {
-            return Err(VariableError::Diverged { op }.into());
-        }
-        Ok(())
-    }
-}
-
-fn check_options(owner: &Owner, initial: &TensorData, options: VariableOptions) -> Result<()> {
-    if options.synchronization == VariableSynchronization::None {
-        let strategy = owner.id.to_string();
-        return Err(VariableError::UnsupportedSynchronization { strategy }.into());
-    }
-    if options.aggregation == VariableAggregation::Mean && !initial.dtype().is_float() {
-        let dtype = initial.dtype().name().to_string();
-        return Err(VariableError::MeanOfIntegers { dtype }.into());
-    }
-    Ok(())
-}
-
-fn apply(copy: &Mutex<Stored>, update: Update, value: &TensorData) -> Result<()> {
-    let mut copy = lock(copy);
-    update.apply(&mut copy.data, value)?;
-    copy.version += 1;
-    Ok(())
 }
 
 /// With its values, except for a variable on parameter servers: printing asks no server.
@@ -603,9 +327,11 @@ impl<T> fmt::Debug for DistributedVariable<T> {
             .field("shape", &self.shape())
             .field("dtype", &self.dtype())
             .field("options", &self.shared.options);
-        if self.shared.remote.is_none() {
-            let values = self.copies();
-            shown.field("values", &values.iter().map(Shown).collect::<Vec<_>>());
+        if let Home::Here(copies) = &self.shared.home {
+            shown.field(
+                "values",
+                &copies.all().iter().map(Shown).collect::<Vec<_>>(),
+            );
         }
         shown.finish_non_exhaustive()
     }
@@ -621,9 +347,9 @@ impl<T> fmt::Display for DistributedVariable<T> {
             VariableKind::Aggregating => "AggregatingVariable",
             VariableKind::Plain => "Variable",
         };
-        match &self.shared.remote {
-            None => write_components(f, name, &self.copies()),
-            Some(_) => write!(f, "{name} on parameter servers"),
+        match &self.shared.home {
+            Home::Here(copies) => write_components(f, name, &copies.all()),
+            Home::Store(_) => write!(f, "{name} on parameter servers"),
         }
     }
 }

@@ -3,73 +3,73 @@
 
 use std::sync::{Arc, Weak};
 
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::TensorData;
 
+use super::access::Access;
+use super::shared::{Home, Shared};
 use super::update::Update;
-use super::{DistributedVariable, Shared, VariableAggregation, VariableError, VariableKind, apply};
-use crate::sync::lock;
-use crate::trace::{self, CapturedTensor, HostVariable, Target, TensorSpec, Trace, TraceError};
+use super::{VariableAggregation, VariableKind};
+use crate::trace::{self, CapturedTensor, Given, HostVariable, Target, TensorSpec, Trace};
 use crate::{Error, Leaf, ReduceOp, Result};
 
-impl<T> DistributedVariable<T> {
-    /// The value at this point of the captured step, which must be one of floating-point numbers.
-    pub(super) fn captured<const D: usize>(&self, trace: &Trace) -> Result<Tensor<D>> {
-        if !self.dtype().is_float() {
-            return Err(Error::DType {
-                op: "read_tensor in a compiled step",
-                dtype: self.dtype().name().to_string(),
-            });
-        }
-        // As a result of the step it has to be computed by an operation of the graph.
-        Ok(self.current(trace).tracked(false).mul_scalar(1.0))
-    }
+/// From a step that is captured: the value at that point of the step.
+pub(super) struct InCapture<'a>(pub(super) &'a Trace);
 
-    fn host(&self) -> Arc<dyn HostVariable> {
-        Arc::new(Handle(Arc::downgrade(&self.shared)))
-    }
-
-    /// The value at this point of the captured step.
-    fn current(&self, trace: &Trace) -> CapturedTensor {
+impl InCapture<'_> {
+    fn current(&self, variable: &Arc<Shared>) -> CapturedTensor {
         let spec = TensorSpec {
-            shape: self.shape().to_vec(),
-            dtype: self.dtype(),
+            shape: variable.shape.to_vec(),
+            dtype: variable.dtype,
         };
-        trace.variable(&self.host(), &spec)
+        self.0.variable(&host(variable), &spec)
     }
 
-    /// An update as operations of the graph.
-    pub(super) fn change_captured(
+    /// A value of the step or of the host as one of the graph.
+    fn captured(
         &self,
-        trace: &Trace,
-        update: Update,
+        variable: &Shared,
+        op: &'static str,
         value: &mut dyn Leaf,
-    ) -> Result<()> {
-        if self.kind() == VariableKind::Plain && trace.num_replicas() > 1 {
-            // Its one copy would take one replica's change and lose the others'.
-            return Err(TraceError::unsupported(
-                "changing a variable of no strategy on several replicas",
-                "create it with `strategy.variable`",
-            )
-            .into());
-        }
-        let captured = value.traced().and_then(|tensor| tensor.captured());
-        let value = match captured {
+    ) -> Result<CapturedTensor> {
+        let value = match value.traced().and_then(|tensor| tensor.captured()) {
             Some(tensor) => tensor,
-            None => {
-                let data = value.take()?;
-                self.check_value(update.name(), &data)?;
-                trace.constant(data)
-            }
+            None => self.0.constant(value.take()?),
         };
         let spec = value.spec();
         let zeros = TensorData::full_dtype(spec.shape, 0.0, spec.dtype);
-        self.check_value(update.name(), &zeros)?;
-        let is_local = matches!(self.kind(), VariableKind::Plain | VariableKind::SyncOnRead);
-        let value = match self.aggregation() {
-            _ if is_local || self.shared.replicas == 1 => value,
+        variable.check_value(op, &zeros)?;
+        Ok(value)
+    }
+}
+
+impl Access for InCapture<'_> {
+    /// A value of floating-point numbers.
+    fn read(&self, variable: &Arc<Shared>) -> Result<Given> {
+        if variable.dtype.is_float() {
+            return Ok(Given::Captured(self.current(variable)));
+        }
+        Err(Error::DType {
+            op: "read_tensor in a compiled step",
+            dtype: variable.dtype.name().to_string(),
+        })
+    }
+
+    /// As operations of the graph.
+    fn change(&self, variable: &Arc<Shared>, update: Update, value: &mut dyn Leaf) -> Result<()> {
+        let trace = self.0;
+        if variable.kind == VariableKind::Plain && trace.num_replicas() > 1 {
+            // Its one copy would take one replica's change and lose the others'.
+            return Err(Error::not_compilable(
+                "changing a variable of no strategy on several replicas",
+                "create it with `strategy.variable`",
+            ));
+        }
+        let op = update.name();
+        let value = self.captured(variable, op, value)?;
+        let value = match variable.options.aggregation {
+            _ if variable.is_local() => value,
             VariableAggregation::None => {
-                let op = update.name();
-                return Err(VariableError::AggregationRequired { op }.into());
+                return Err(Error::AggregationRequired { op });
             }
             VariableAggregation::Sum => trace::reduce(trace, ReduceOp::Sum, value)?,
             VariableAggregation::Mean => trace::reduce(trace, ReduceOp::Mean, value)?,
@@ -77,29 +77,33 @@ impl<T> DistributedVariable<T> {
         };
         let new = match update {
             Update::Assign => value,
-            Update::Add => trace::combine(self.current(trace), value, true),
-            Update::Sub => trace::combine(self.current(trace), value, false),
+            Update::Add => trace::combine(self.current(variable), value, true),
+            Update::Sub => trace::combine(self.current(variable), value, false),
         };
-        let shared = Arc::downgrade(&self.shared);
+        let weak = Arc::downgrade(variable);
         let store = move |replica: usize, mut values: Vec<TensorData>| {
-            let (Some(shared), Some(value)) = (shared.upgrade(), values.pop()) else {
+            let (Some(variable), Some(value)) = (weak.upgrade(), values.pop()) else {
                 return Ok(());
             };
-            let copies = &shared.copies;
-            let copy = copies.get(replica).or(copies.first());
-            copy.map_or(Ok(()), |copy| apply(copy, Update::Assign, &value))
+            match &variable.home {
+                Home::Here(copies) => copies.apply(replica, Update::Assign, &value),
+                Home::Store(_) => Ok(()),
+            }
         };
-        trace.set_variable(&self.host(), new, Arc::new(store));
+        trace.set_variable(&host(variable), new, Arc::new(store));
         Ok(())
     }
 }
 
+fn host(variable: &Arc<Shared>) -> Arc<dyn HostVariable> {
+    Arc::new(Handle(Arc::downgrade(variable)))
+}
+
 pub(super) fn no_value_yet() -> Error {
-    TraceError::unsupported(
+    Error::not_compilable(
         "`DistributedVariable::read`",
         "it returns a value, which there is none of yet; use `read_tensor`",
     )
-    .into()
 }
 
 /// A variable, as long as it is there.
@@ -114,14 +118,9 @@ impl Target for Handle {
 
 impl HostVariable for Handle {
     fn values(&self, replicas: usize) -> Option<Vec<TensorData>> {
-        let shared = self.0.upgrade()?;
-        let copy = |replica: usize| {
-            let copies = &shared.copies;
-            copies.get(replica).or(copies.first())
-        };
-        let copies = (0..replicas).map(copy);
-        copies
-            .map(|found| found.map(|copy| lock(copy).data.clone()))
-            .collect()
+        match &self.0.upgrade()?.home {
+            Home::Here(copies) => Some((0..replicas).map(|replica| copies.read(replica)).collect()),
+            Home::Store(_) => None,
+        }
     }
 }

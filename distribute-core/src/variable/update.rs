@@ -7,7 +7,7 @@ use crate::{Error, Result};
 
 /// What an update does with the copy and the value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Update {
+pub enum Update {
     Assign,
     Add,
     Sub,

@@ -4,7 +4,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use burn::prelude::*;
 use distribute_core::metric::{Mean, Metric, SparseCategoricalAccuracy, Sum};
-use distribute_core::trace::TraceError;
 use distribute_core::{
     DistributedVariable, Error, PerReplica, ReplicaContext, Replicated, Result, StrategyExt,
     VariableAggregation, VariableOptions,
@@ -82,7 +81,7 @@ fn a_late_change_is_an_error() {
     let mut decided = outcomes.filter(|outcome| outcome.is_err() || strategy.compiled() == 2);
     match decided.next() {
         Some(Err(error)) => {
-            let changed = matches!(error, Error::Trace(TraceError::Changed { .. }));
+            let changed = matches!(error, Error::StepChanged { .. });
             assert!(changed, "{error}");
             assert!(error.to_string().contains("pass the value"), "{error}");
         }
@@ -261,7 +260,10 @@ fn variables_go_in_and_come_out() {
     ];
     for refuse in refused {
         let error = strategy.run((), |ctx, ()| refuse(ctx, &none)).unwrap_err();
-        let expected = matches!(error, Error::Trace(_) | Error::Variable(_));
+        let expected = matches!(
+            error,
+            Error::NotCompilable { .. } | Error::AggregationRequired { .. }
+        );
         assert!(expected, "{error:?}");
     }
     let wrong = strategy.run((), |ctx, ()| threshold.assign(ctx, 1_i64));

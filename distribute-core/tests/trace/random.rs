@@ -7,7 +7,6 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use burn::prelude::*;
 use burn::tensor::Distribution;
 use distribute_core::metric::Mean;
-use distribute_core::trace::TraceError;
 use distribute_core::{
     Error, PerReplica, ReplicaContext, ReplicaRng, Result, Sgd, StrategyExt, TrainState, dropout,
     dropout_mask,
@@ -41,10 +40,7 @@ fn run(
 fn refusal(outcome: Result<()>) -> String {
     let error = outcome.unwrap_err();
     let found = error.root_cause();
-    assert!(
-        matches!(found, Error::Trace(TraceError::Random { .. })),
-        "{error}"
-    );
+    assert!(matches!(found, Error::RandomOnHost { .. }), "{error}");
     found.to_string()
 }
 

@@ -2,7 +2,6 @@
 
 use burn::nn::{BatchNorm, BatchNormConfig};
 use burn::prelude::*;
-use distribute_core::trace::TraceError;
 use distribute_core::{
     Adam, Error, Leaf, Nest, PerReplica, ReplicaContext, Replicated, Result, Sgd, StrategyExt,
     TensorData, TrainState,
@@ -16,7 +15,7 @@ type Batch = (Tensor<2>, Tensor<1, Int>);
 fn refused<R: Nest + Send + std::fmt::Debug + 'static>(
     replicas: usize,
     step: impl for<'x> Fn(&ReplicaContext, (&'x mut TrainState<Mlp>, Batch)) -> Result<R> + Sync,
-) -> TraceError {
+) -> Error {
     let strategy = Recording::new(replicas);
     let mut state = strategy
         .scope(|device| TrainState::new(Mlp::new(device), Adam::new(1e-3)))
@@ -31,10 +30,7 @@ fn refused<R: Nest + Send + std::fmt::Debug + 'static>(
         .run(batch(replicas, 4), |_, (x, _)| Ok(x.sum()))
         .unwrap();
     assert_eq!(after.values().len(), replicas);
-    match error.root_cause() {
-        Error::Trace(error) => error.clone(),
-        other => panic!("{other}"),
-    }
+    error.root_cause().clone()
 }
 
 #[test]
@@ -54,10 +50,7 @@ fn reading_a_tensor() {
             read(x);
             Ok(())
         });
-        assert!(
-            matches!(error, TraceError::HostRead { .. }),
-            "{index}: {error}"
-        );
+        assert!(matches!(error, Error::HostRead { .. }), "{index}: {error}");
         assert!(
             error
                 .to_string()
@@ -70,12 +63,12 @@ fn reading_a_tensor() {
         let _: f32 = state.model.forward(x).sum().into_scalar();
         Ok(())
     });
-    assert!(matches!(error, TraceError::HostRead { .. }), "{error}");
+    assert!(matches!(error, Error::HostRead { .. }), "{error}");
     let error = refused(1, |_, (state, _)| {
         let data = state.model.first.weight.val().try_into_data();
         data.map(drop).map_err(Error::step)
     });
-    assert!(matches!(error, TraceError::HostRead { .. }), "{error}");
+    assert!(matches!(error, Error::HostRead { .. }), "{error}");
 }
 
 #[test]
@@ -97,13 +90,13 @@ fn calls_that_have_no_counterpart() {
     let error = refused(2, |ctx, _| {
         ctx.merge_call((), |all: PerReplica<()>| Ok(all))
     });
-    assert!(matches!(error, TraceError::Unsupported { .. }), "{error}");
+    assert!(matches!(error, Error::NotCompilable { .. }), "{error}");
 }
 
 #[test]
 fn a_panic_is_an_error() {
     let error = refused(2, |_, _| -> Result<()> { panic!("on purpose") });
-    assert!(matches!(&error, TraceError::Panicked { message } if message == "on purpose"));
+    assert!(matches!(&error, Error::CapturePanicked { message } if message == "on purpose"));
 }
 
 #[test]
@@ -125,7 +118,7 @@ fn a_tensor_of_the_cpu_in_the_state() {
         state.model = Mlp::new(&Device::flex().autodiff());
         Ok(())
     });
-    assert!(matches!(error, TraceError::Unsupported { .. }), "{error}");
+    assert!(matches!(error, Error::NotCompilable { .. }), "{error}");
 }
 
 #[test]
@@ -133,23 +126,17 @@ fn arguments_that_a_program_cannot_take() {
     let strategy = Recording::new(2);
     let data = TensorData::from([1.0_f32]);
     let error = strategy.run(Replicated(data), |_, _| Ok(())).unwrap_err();
-    assert!(
-        matches!(error, Error::Trace(TraceError::Unsupported { .. })),
-        "{error}"
-    );
+    assert!(matches!(error, Error::NotCompilable { .. }), "{error}");
     let host = PerReplica::new(vec![
         TensorData::from([1.0_f32]),
         TensorData::from([2.0_f32]),
     ]);
     let error = strategy.run(host, |_, _| Ok(())).unwrap_err();
-    assert!(
-        matches!(error, Error::Trace(TraceError::Unsupported { .. })),
-        "{error}"
-    );
+    assert!(matches!(error, Error::NotCompilable { .. }), "{error}");
     let numbers = PerReplica::new(vec![1.0_f32, 2.0]);
     let error = strategy.run(numbers, |_, x| Ok(x)).unwrap_err();
     assert!(
-        matches!(error, Error::Trace(TraceError::Uneven { replica: 1, .. })),
+        matches!(error, Error::UnevenArguments { replica: 1, .. }),
         "{error}"
     );
     let error = strategy

@@ -14,7 +14,7 @@ use crate::client::pool::Pool;
 use crate::error::{PsError, Result};
 use crate::generated as wire;
 use crate::rpc::message::{Outgoing, ReadError, Reader, call};
-use crate::rpc::{Channel, ConnectError, RpcOptions};
+use crate::rpc::{Channel, ConnectError, ConnectionEnd, RpcOptions};
 use crate::update::RunId;
 use crate::wire_error::from_status;
 
@@ -208,7 +208,8 @@ impl Server {
 
     async fn is_alive(&self) -> Result<(), ReadError> {
         let channel = self.channel().await;
-        let mut channel = channel.map_err(|error| ReadError::Broken(error.to_string()))?;
+        let mut channel =
+            channel.map_err(|error| ReadError::Broken(ConnectionEnd::Broken(error.to_string())))?;
         let question = Outgoing::new(&wire::Empty {}, Vec::new());
         let mut reader: Reader<Incoming> = call(&mut channel, HEALTH_PATH, question).await?;
         reader.header::<wire::Empty>().await.map(drop)
@@ -227,7 +228,7 @@ impl Server {
                 Ok(reply) => return Ok(reply),
                 Err(failed) => failed,
             };
-            let reason = match failed {
+            let end = match failed {
                 ReadError::Status(status) => {
                     return Err(from_status(&status, self.index, &self.address));
                 }
@@ -235,11 +236,11 @@ impl Server {
                     let address = self.address.clone();
                     return Err(PsError::Protocol { address, what });
                 }
-                ReadError::Broken(reason) => channel.closed().unwrap_or(reason),
+                ReadError::Broken(end) => channel.closed().unwrap_or(end),
             };
             // A server that hangs would let a repetition wait once more.
-            if !may_repeat || reason.contains("keep-alive") {
-                return Err(self.unavailable(reason));
+            if !may_repeat || end == ConnectionEnd::Silent {
+                return Err(self.unavailable(end.to_string()));
             }
             may_repeat = false;
         }

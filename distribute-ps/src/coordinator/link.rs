@@ -364,7 +364,8 @@ fn cancel(
 
 /// Why a stream ended: because of its connection, or else in these words.
 fn end_reason(channel: &Channel, otherwise: &str) -> String {
-    channel.closed().unwrap_or_else(|| otherwise.to_string())
+    let end = channel.closed();
+    end.map_or_else(|| otherwise.to_string(), |end| end.to_string())
 }
 
 /// Something came from the worker, or nothing will any more.

@@ -231,6 +231,7 @@ impl ClusterCoordinator {
         let registered = self.registry.find(step)?;
         let bytes = value::encode(&arguments).map_err(|reason| {
             let step = step.to_string();
+            // A text, because serde's errors of a value are nothing else.
             match reason.contains(remote_value::AS_ARGUMENT) {
                 true => PsError::RemoteValueArgument { step },
                 false => PsError::invalid(format!(

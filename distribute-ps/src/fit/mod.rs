@@ -184,7 +184,7 @@ impl StepRegistry {
         })?;
         let training = Training::new(name.clone(), state.clone(), data);
         let of_step = training.clone();
-        self.step(name, move |worker: &WorkerContext, (task,)| {
+        self.step(name, move |worker: &WorkerContext, task| {
             of_step.run(worker, task, &objective)
         })?;
         Ok(training)

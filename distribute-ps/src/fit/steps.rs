@@ -108,7 +108,7 @@ impl RemoteSteps for Steps<'_> {
         };
         while pass.has_room(self.coordinator.num_workers()) {
             let task = pass.of.task(pass.next);
-            let value = self.coordinator.schedule(&self.step, (task,))?;
+            let value = self.coordinator.schedule(&self.step, task)?;
             pass.running.push_back((pass.next, value));
             pass.next += 1;
             pass.left -= 1;

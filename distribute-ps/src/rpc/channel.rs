@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::future::Future;
+use std::io;
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
@@ -27,11 +28,7 @@ pub enum ConnectError {
 
 distribute_error::debug_as_message!(ConnectError);
 
-impl From<ConnectError> for distribute_core::Error {
-    fn from(error: ConnectError) -> Self {
-        Self::step(error)
-    }
-}
+distribute_core::wrap_errors!(Step: ConnectError);
 
 /// One connection to a process of the job; what generated tonic clients run over.
 ///
@@ -41,36 +38,53 @@ impl From<ConnectError> for distribute_core::Error {
 pub struct Channel {
     pub(super) requests: SendRequest<Body>,
     pub(super) authority: Authority,
-    pub(super) closed: Arc<OnceLock<String>>,
+    pub(super) closed: Arc<OnceLock<ConnectionEnd>>,
 }
 
 impl Channel {
     /// Why the connection ended; `None` while it lives.
-    pub fn closed(&self) -> Option<String> {
+    pub fn closed(&self) -> Option<ConnectionEnd> {
         match self.closed.get() {
-            Some(reason) => Some(reason.clone()),
-            None if self.requests.is_closed() => Some(gone()),
+            Some(end) => Some(end.clone()),
+            None if self.requests.is_closed() => Some(ConnectionEnd::Gone),
             None => None,
         }
     }
 }
 
-pub(super) fn gone() -> String {
-    "its process ended (connection closed)".to_string()
+/// How a connection ended.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConnectionEnd {
+    /// The other side closed it.
+    #[error("its process ended (connection closed)")]
+    Gone,
+    /// The other side no longer answers keep-alive pings.
+    #[error("it does not answer keep-alive pings (stopped, or cut off)")]
+    Silent,
+    /// Anything else, in the words of the innermost cause.
+    #[error("the connection to it broke ({0})")]
+    Broken(String),
 }
 
-/// The innermost cause in words.
-pub(crate) fn reason_of(error: &(dyn std::error::Error + 'static)) -> String {
-    let is_timeout = |error: &hyper::Error| error.is_timeout();
-    if error.downcast_ref::<hyper::Error>().is_some_and(is_timeout) {
-        return "it does not answer keep-alive pings (stopped, or cut off)".to_string();
-    }
-    let chain = std::iter::successors(Some(error), |error| error.source());
-    let innermost = chain.last().map(ToString::to_string);
-    match innermost {
-        Some(text) if text.contains("reset by peer") || text.contains("broken pipe") => gone(),
-        Some(text) => format!("the connection to it broke ({text})"),
-        None => gone(),
+impl ConnectionEnd {
+    pub(crate) fn of(error: &(dyn std::error::Error + 'static)) -> Self {
+        let is_timeout = |error: &hyper::Error| error.is_timeout();
+        if error.downcast_ref::<hyper::Error>().is_some_and(is_timeout) {
+            return Self::Silent;
+        }
+        let chain = || std::iter::successors(Some(error), |error| error.source());
+        let io_kind = |error: &(dyn std::error::Error + 'static)| {
+            let wrapped = error.downcast_ref().and_then(h2::Error::get_io);
+            let found = wrapped.or_else(|| error.downcast_ref());
+            found.map(io::Error::kind)
+        };
+        match chain().find_map(io_kind) {
+            Some(io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe) => Self::Gone,
+            _ => chain()
+                .last()
+                .map_or(Self::Gone, |innermost| Self::Broken(innermost.to_string())),
+        }
     }
 }
 

@@ -7,7 +7,7 @@ use distribute_core::collectives::control::peers;
 use hyper::client::conn::http2::Builder;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 
-use crate::rpc::channel::{Channel, ConnectError, gone, reason_of};
+use crate::rpc::channel::{Channel, ConnectError, ConnectionEnd};
 use crate::rpc::handshake;
 use crate::rpc::{
     CONNECTION_WINDOW, FRAME_BYTES, HEADER_LIST_BYTES, RpcOptions, SEND_BUFFER, STREAM_WINDOW,
@@ -46,13 +46,17 @@ impl Channel {
             let (requests, driver) = builder(options)
                 .handshake(TokioIo::new(connection))
                 .await
-                .map_err(|error| ConnectError::Unavailable(reason_of(&error)))?;
+                .map_err(|error| {
+                    ConnectError::Unavailable(ConnectionEnd::of(&error).to_string())
+                })?;
             let closed = Arc::new(OnceLock::new());
             let note = closed.clone();
             tokio::spawn(async move {
                 let ended = driver.await;
-                let reason = ended.map_or_else(|error| reason_of(&error), |()| gone());
-                let _ = note.set(reason);
+                let _ = note.set(match ended {
+                    Ok(()) => ConnectionEnd::Gone,
+                    Err(error) => ConnectionEnd::of(&error),
+                });
             });
             let channel = Self {
                 requests,

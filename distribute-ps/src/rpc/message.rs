@@ -17,7 +17,7 @@ use tonic::body::Body;
 use tonic::{Code, Status};
 use tower_service::Service;
 
-use crate::rpc::channel::{Channel, reason_of};
+use crate::rpc::channel::{Channel, ConnectionEnd};
 use crate::rpc::rope::Rope;
 
 /// Bytes before a gRPC message: whether it is compressed, and its length.
@@ -121,7 +121,7 @@ impl HttpBody for Outgoing {
 #[derive(Debug)]
 pub(crate) enum ReadError {
     /// The connection or the call was broken off.
-    Broken(String),
+    Broken(ConnectionEnd),
     /// The peer answered with an error.
     Status(Status),
     /// The bytes make no sense or are too many.
@@ -158,7 +158,7 @@ where
             let next = std::future::poll_fn(|context| Pin::new(&mut self.body).poll_frame(context));
             match next.await {
                 None => self.ended = true,
-                Some(Err(error)) => return Err(ReadError::Broken(reason_of(&error))),
+                Some(Err(error)) => return Err(ReadError::Broken(ConnectionEnd::of(&error))),
                 Some(Ok(frame)) => match frame.into_data() {
                     Ok(data) => self.rest = data,
                     Err(frame) => {
@@ -285,7 +285,7 @@ pub(crate) async fn call(
     path: &'static str,
     request: Outgoing,
 ) -> Result<Reader<Incoming>, ReadError> {
-    let broken = |error: hyper::Error| ReadError::Broken(reason_of(&error));
+    let broken = |error: hyper::Error| ReadError::Broken(ConnectionEnd::of(&error));
     let request = Request::post(path)
         .header("content-type", CONTENT_TYPE)
         .header("te", "trailers")

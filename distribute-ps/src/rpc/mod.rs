@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use distribute_core::collectives::control::security::Security;
 
-pub use channel::{Channel, ConnectError};
+pub use channel::{Channel, ConnectError, ConnectionEnd};
 pub use listen::{RpcListener, RpcServer};
 pub use peer::Peer;
 

@@ -110,6 +110,7 @@ impl ServerOptions {
 
     /// Teaches the server an optimizer of one's own; `build` gets its
     /// [`config`](Optimizer::config).
+    #[must_use]
     pub fn optimizer(
         mut self,
         name: &str,

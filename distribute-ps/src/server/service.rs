@@ -97,7 +97,8 @@ fn reply(message: &impl Message) -> Outgoing {
 
 fn unread(error: ReadError) -> PsError {
     let what = match error {
-        ReadError::Broken(what) | ReadError::Nonsense(what) => what,
+        ReadError::Broken(end) => end.to_string(),
+        ReadError::Nonsense(what) => what,
         ReadError::Status(status) => status.to_string(),
     };
     PsError::Protocol {

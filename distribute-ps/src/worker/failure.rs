@@ -58,12 +58,7 @@ fn within<'a>(wrapped: &'a (dyn Error + 'static)) -> Option<&'a PsError> {
 }
 
 fn within_core(core: &distribute_core::Error) -> Option<&PsError> {
-    match core.root_cause() {
-        distribute_core::Error::Step(inner) | distribute_core::Error::Input(inner) => {
-            within(&**inner)
-        }
-        _ => None,
-    }
+    within(core.wrapped()?)
 }
 
 /// An error as bytes.

@@ -74,7 +74,7 @@ impl Registered {
             .unwrap();
         let state = registry.state("model", falling).unwrap();
         let (of_step, model) = (counter.clone(), state.clone());
-        let step = move |worker: &WorkerContext, (number,): (u64,)| {
+        let step = move |worker: &WorkerContext, number: u64| {
             work(3);
             let counter = worker.shared(&of_step)?;
             let strategy = worker.strategy()?;
@@ -128,7 +128,7 @@ impl Job {
     }
 
     fn schedule(&self, steps: u64) -> Vec<RemoteValue> {
-        let one = |number| self.coordinator.schedule("train", (number,)).unwrap();
+        let one = |number| self.coordinator.schedule("train", number).unwrap();
         (0..steps).map(one).collect()
     }
 

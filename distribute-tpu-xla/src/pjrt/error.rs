@@ -155,6 +155,14 @@ impl PjrtError {
         }
     }
 
+    /// Where a plugin was looked for, if none was found.
+    pub fn searched(&self) -> &[String] {
+        match self {
+            Self::NotFound { searched } => searched,
+            _ => &[],
+        }
+    }
+
     /// Whether the plugin cannot do this at all: its table lacks the function, or the function
     /// says `UNIMPLEMENTED`.
     pub fn is_unimplemented(&self) -> bool {

@@ -138,11 +138,13 @@ impl TensorType {
     }
 
     /// The same dimensions with another element type.
+    #[must_use]
     pub fn with_element(&self, element: ElementType) -> Self {
         Self::new(self.dims.clone(), element)
     }
 
     /// The same element type with other dimensions.
+    #[must_use]
     pub fn with_dims(&self, dims: impl Into<Vec<usize>>) -> Self {
         Self::new(dims, self.element)
     }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use burn::tensor::TensorData;
 use distribute_core::trace::{
     CapturedStep, DeviceTensor, Executable as Runnable, StepKey, StepProgram, TensorSpec,
-    TraceDevice, TraceError, Tracer,
+    TraceDevice, Tracer,
 };
 use distribute_core::{
     Error, InputContext, LogicalDevice, Replica, ReplicaStep, Result, Strategy, StrategyId,
@@ -154,10 +154,10 @@ impl Strategy for TpuCompiler {
     }
 
     fn run_replicas(&self, _: ReplicaStep<'_>) -> Result<()> {
-        Err(Error::from(TraceError::Unsupported {
+        Err(Error::NotCompilable {
             what: "`run_replicas`".to_string(),
             instead: "steps are only compiled here: call `run`".to_string(),
-        }))
+        })
     }
 }
 

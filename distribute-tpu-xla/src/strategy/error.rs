@@ -1,7 +1,6 @@
 //! Why a TPU strategy cannot be had.
 
 use distribute_core::Error;
-use distribute_core::trace::TraceError;
 
 use crate::lower::LowerError;
 use crate::pjrt::PjrtError;
@@ -16,6 +15,8 @@ pub enum TpuError {
     Initialize {
         /// Why, with what to do.
         cause: String,
+        /// Where a plugin was looked for, if that is the reason.
+        searched: Vec<String>,
     },
     /// The environment or the arguments name a TPU in a way that cannot be understood.
     #[error("{what}")]
@@ -88,12 +89,26 @@ pub enum TpuError {
 distribute_error::debug_as_message!(TpuError);
 
 impl TpuError {
+    /// [`Initialize`](Self::Initialize) for another reason than that there is no plugin.
+    pub(super) fn initialize(cause: String) -> Self {
+        Self::Initialize {
+            cause,
+            searched: Vec::new(),
+        }
+    }
+
+    /// Where a plugin was looked for, if there is none.
+    pub fn searched(&self) -> &[String] {
+        match self {
+            Self::Initialize { searched, .. } => searched,
+            Self::Pjrt(error) => error.searched(),
+            _ => &[],
+        }
+    }
+
     /// The error of this crate behind one that `run` has returned.
     pub fn of(error: &Error) -> Option<&Self> {
-        match error.root_cause() {
-            Error::Trace(TraceError::Backend(source)) => source.downcast_ref(),
-            _ => None,
-        }
+        error.wrapped()?.downcast_ref()
     }
 }
 
@@ -103,11 +118,7 @@ impl From<LowerError> for TpuError {
     }
 }
 
-impl From<TpuError> for Error {
-    fn from(error: TpuError) -> Self {
-        TraceError::backend(error).into()
-    }
-}
+distribute_core::wrap_errors!(Backend: TpuError);
 
 impl From<LowerError> for Error {
     fn from(error: LowerError) -> Self {

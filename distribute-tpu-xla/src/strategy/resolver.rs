@@ -192,15 +192,13 @@ impl TpuClusterResolver {
     /// As `connect`.
     pub fn connect_with(&self, plugin: Option<&Path>) -> Result<TpuConnection, TpuError> {
         if !self.is_here {
-            return Err(TpuError::Initialize {
-                cause: format!(
-                    "{} names the TPU {}, which is reached over the network; PJRT drives the TPU \
-                     of the machine that the program runs on: start the program on the TPU VM \
-                     itself, with `local` or without a name",
-                    self.source,
-                    self.addresses.join(", ")
-                ),
-            });
+            return Err(TpuError::initialize(format!(
+                "{} names the TPU {}, which is reached over the network; PJRT drives the TPU \
+                 of the machine that the program runs on: start the program on the TPU VM \
+                 itself, with `local` or without a name",
+                self.source,
+                self.addresses.join(", ")
+            )));
         }
         let processes = Processes {
             id: self.process_id(),

@@ -76,9 +76,8 @@ impl TpuConnection {
             addresses: self.addresses.clone(),
         };
         if system.client.devices().is_empty() {
-            return Err(TpuError::Initialize {
-                cause: "the plugin has no device".to_string(),
-            });
+            let cause = "the plugin has no device".to_string();
+            return Err(TpuError::initialize(cause));
         }
         self.check_processes(&system)?;
         tracing::info!("Running on TPU {:?}", system.addresses);
@@ -127,7 +126,7 @@ impl TpuConnection {
             named.0, named.1, found.0, found.1
         );
         if self.processes.is_certain {
-            return Err(TpuError::Initialize { cause });
+            return Err(TpuError::initialize(cause));
         }
         tracing::warn!("{cause}; the plugin is believed");
         Ok(())
@@ -146,6 +145,7 @@ impl fmt::Debug for TpuConnection {
 fn initialize(error: &PjrtError) -> TpuError {
     TpuError::Initialize {
         cause: error.to_string(),
+        searched: error.searched().to_vec(),
     }
 }
 
@@ -159,14 +159,12 @@ fn check_for_tpu(libtpu: &Path) -> Result<(), TpuError> {
         accelerators.filter(|path| is_tpu_device(path)).collect()
     };
     if devices().is_empty() {
-        return Err(TpuError::Initialize {
-            cause: format!(
-                "this machine has no TPU: there is no /dev/accel* and no numbered /dev/vfio/* \
-                 ({} was found); run the program on a TPU VM, or name another plugin with \
-                 PJRT_PLUGIN_LIBRARY_PATH",
-                libtpu.display()
-            ),
-        });
+        return Err(TpuError::initialize(format!(
+            "this machine has no TPU: there is no /dev/accel* and no numbered /dev/vfio/* \
+             ({} was found); run the program on a TPU VM, or name another plugin with \
+             PJRT_PLUGIN_LIBRARY_PATH",
+            libtpu.display()
+        )));
     }
     Ok(())
 }

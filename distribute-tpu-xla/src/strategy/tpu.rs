@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use distribute_core::collectives::CommunicationOptions;
-use distribute_core::trace::{TraceError, Tracer};
+use distribute_core::trace::Tracer;
 use distribute_core::{
     Error, InputContext, LogicalDevice, Replica, ReplicaStep, Result, Strategy, StrategyId,
     WorkerGroup,
@@ -282,10 +282,10 @@ impl Strategy for TpuStrategy {
     }
 
     fn run_replicas(&self, _: ReplicaStep<'_>) -> Result<()> {
-        Err(Error::from(TraceError::Unsupported {
+        Err(Error::NotCompilable {
             what: "`run_replicas`".to_string(),
             instead: "a TPU runs compiled steps only: call `run`".to_string(),
-        }))
+        })
     }
 }
 

@@ -11,8 +11,8 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use distribute_core::Result;
-use distribute_core::trace::{StepGroup, StepKey, StepProgram, TraceError};
+use distribute_core::trace::{StepGroup, StepKey, StepProgram};
+use distribute_core::{Error, Result};
 
 /// When a step counts as compiled too often.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -86,11 +86,10 @@ impl Programs {
     pub(crate) fn admit(&self, key: &StepKey) -> Result<()> {
         let compiled = self.state().groups.get(key.group()).copied().unwrap_or(0);
         if self.limits.most.is_some_and(|most| compiled >= most) {
-            return Err(TraceError::TooManyPrograms {
+            return Err(Error::TooManyPrograms {
                 compiled,
                 last: key.arguments(),
-            }
-            .into());
+            });
         }
         if compiled >= self.limits.warn_after {
             tracing::warn!(

@@ -22,7 +22,7 @@ use crate::outcome::{Checked, Failure, Outcome};
 pub fn run_worker() -> Result<()> {
     let mut orders = std::io::stdin().lock().lines();
     let mut next = || -> Result<Option<Value>> {
-        let Some(line) = orders.next().transpose().map_err(Error::step)? else {
+        let Some(line) = orders.next().transpose()? else {
             return Ok(None);
         };
         serde_json::from_str(&line).map(Some).map_err(Error::step)
@@ -45,8 +45,8 @@ pub fn run_worker() -> Result<()> {
         }
         let answer = outcome_message(check(&strategy, &order));
         let mut out = std::io::stdout().lock();
-        writeln!(out, "{answer}").map_err(Error::step)?;
-        out.flush().map_err(Error::step)?;
+        writeln!(out, "{answer}")?;
+        out.flush()?;
     }
     Ok(())
 }

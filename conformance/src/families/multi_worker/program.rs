@@ -22,6 +22,7 @@ impl WorkerProgram {
     }
 
     /// With an argument more.
+    #[must_use]
     pub fn arg(mut self, argument: impl Into<OsString>) -> Self {
         self.arguments.push(argument.into());
         self

@@ -4,7 +4,6 @@
 use std::collections::BTreeMap;
 
 use burn::tensor::{Device, Tensor, TensorData};
-use distribute_core::trace::TraceError;
 use distribute_core::{Error, PerReplica, ReduceOp, Replica, Result, Strategy, StrategyExt};
 use distribute_data::{Batching, FnDataset, StrategyDataExt, Weighted};
 
@@ -13,7 +12,7 @@ use super::values::take_rows;
 
 /// Whether a compiled step has refused values whose shapes differ between the replicas.
 pub(crate) fn is_uneven(error: &Error) -> bool {
-    matches!(error.root_cause(), Error::Trace(TraceError::Uneven { .. }))
+    matches!(error.root_cause(), Error::UnevenArguments { .. })
 }
 
 /// `all_reduce` of a list of values per replica. Host data cannot enter a compiled step; there it

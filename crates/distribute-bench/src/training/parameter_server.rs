@@ -33,7 +33,7 @@ fn registry(batch_size: usize) -> Result<StepRegistry, PsError> {
         let device = distribute_core::LogicalDevice::cpu(0).burn_device();
         Ok(batches(&device, batch_size, worker.worker_index()))
     })?;
-    registry.step(STEP, move |worker: &WorkerContext, (number,): (usize,)| {
+    registry.step(STEP, move |worker: &WorkerContext, number: usize| {
         let batch = worker.resource(&data)?[number % BATCHES].clone();
         worker.run(&state, batch, |ctx, (state, (x, y))| {
             let per_example = sparse_categorical_crossentropy(state.model.forward(x), y);
@@ -74,9 +74,8 @@ pub fn serve_closures(batch_size: usize, output: impl Write) -> Result<()> {
 }
 
 fn write_address(mut output: impl Write, address: &impl Display) -> Result<()> {
-    writeln!(output, "{address}")
-        .and_then(|()| output.flush())
-        .map_err(Error::step)
+    writeln!(output, "{address}")?;
+    Ok(output.flush()?)
 }
 
 /// A process of the job; killed when it is dropped.
@@ -90,19 +89,18 @@ struct Process {
 
 impl Process {
     fn start(arguments: &[&str], batch_size: usize) -> Result<Self> {
-        let program = std::env::current_exe().map_err(Error::step)?;
+        let program = std::env::current_exe()?;
         let mut child = Command::new(program)
             .args(arguments)
             .args(["--batch-size", &batch_size.to_string()])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .spawn()
-            .map_err(Error::step)?;
+            .spawn()?;
         let missing = || Error::invalid("a process without standard input and output");
         let input = child.stdin.take().ok_or_else(missing)?;
         let mut output = BufReader::new(child.stdout.take().ok_or_else(missing)?);
         let mut address = String::new();
-        output.read_line(&mut address).map_err(Error::step)?;
+        output.read_line(&mut address)?;
         Ok(Self {
             child,
             address: address.trim().to_string(),
@@ -172,7 +170,7 @@ impl ParameterServerJob {
         let mut trained = Trained::default();
         loop {
             while started.elapsed() < time && running.len() < AHEAD * self.workers {
-                running.push_back(self.coordinator.schedule(STEP, (self.scheduled,))?);
+                running.push_back(self.coordinator.schedule(STEP, self.scheduled)?);
                 self.scheduled += 1;
             }
             if running.is_empty() {

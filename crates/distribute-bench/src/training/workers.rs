@@ -38,7 +38,7 @@ impl Workers {
     /// [`Error::Step`] if the processes cannot be started.
     pub fn new(count: usize, batch_size: usize, arguments: &[&str]) -> Result<Self> {
         // Until all are ready, and so listen.
-        let ports = ReservedPorts::new(count, Ipv4Addr::LOCALHOST.into()).map_err(Error::step)?;
+        let ports = ReservedPorts::new(count, Ipv4Addr::LOCALHOST.into())?;
         let members = (0..count).map(|index| {
             let config = json!({
                 "cluster": { "worker": ports.addresses() },
@@ -118,7 +118,7 @@ impl Contender for Workers {
 
 impl Member {
     fn start(arguments: &[&str], config: Option<&Value>, batch_size: usize) -> Result<Self> {
-        let program = std::env::current_exe().map_err(Error::step)?;
+        let program = std::env::current_exe()?;
         let config = config.map(|config| ("TF_CONFIG", config.to_string()));
         let mut child = Command::new(program)
             .args(arguments)
@@ -126,8 +126,7 @@ impl Member {
             .envs(config)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .spawn()
-            .map_err(Error::step)?;
+            .spawn()?;
         let missing = || Error::invalid("a worker process without standard input and output");
         let orders = child.stdin.take().ok_or_else(missing)?;
         let results = BufReader::new(child.stdout.take().ok_or_else(missing)?);
@@ -139,14 +138,14 @@ impl Member {
     }
 
     fn order(&mut self, steps: usize) -> Result<()> {
-        writeln!(self.orders, "{steps}").map_err(Error::step)?;
-        self.orders.flush().map_err(Error::step)
+        writeln!(self.orders, "{steps}")?;
+        Ok(self.orders.flush()?)
     }
 
     /// Waits for its result; the end of the process ends this as well.
     fn result(&mut self) -> Result<Value> {
         let mut line = String::new();
-        if self.results.read_line(&mut line).map_err(Error::step)? == 0 {
+        if self.results.read_line(&mut line)? == 0 {
             return Err(Error::invalid("a worker process has ended before its time"));
         }
         serde_json::from_str(&line).map_err(Error::step)
@@ -177,8 +176,7 @@ pub fn serve_worker(batch_size: usize, output: impl Write) -> Result<()> {
 /// Those of a step, and input or output that cannot be used.
 pub fn serve_steps(mut training: impl Steps, mut output: impl Write) -> Result<()> {
     for order in std::io::stdin().lock().lines() {
-        let order = order.map_err(Error::step)?;
-        let steps: usize = order.trim().parse().map_err(Error::step)?;
+        let steps: usize = order?.trim().parse().map_err(Error::step)?;
         let (started, cpu) = (Instant::now(), process_cpu_time());
         let mut loss = f32::NAN;
         for _ in 0..steps {
@@ -192,9 +190,8 @@ pub fn serve_steps(mut training: impl Steps, mut output: impl Write) -> Result<(
             "cpu_seconds": cpu.map(|cpu| cpu.as_secs_f64()),
             "loss": loss,
         });
-        writeln!(output, "{result}")
-            .and_then(|()| output.flush())
-            .map_err(Error::step)?;
+        writeln!(output, "{result}")?;
+        output.flush()?;
     }
     Ok(())
 }

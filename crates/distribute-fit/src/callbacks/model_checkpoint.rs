@@ -2,12 +2,11 @@
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use burn::tensor::TensorData;
 use distribute_core::checkpoint::{
-    Checkpoint, CheckpointError, CheckpointManager, SaveHandle, Saved, latest, load_latest,
+    Checkpoint, CheckpointManager, SaveHandle, Saved, latest, load_latest,
 };
 use distribute_core::{Error, Result, Strategy};
 use serde::{Deserialize, Serialize};
@@ -66,7 +65,7 @@ impl ModelCheckpoint {
     /// [`Error::Checkpoint`] if it cannot be created or written, or if somebody else saves there.
     pub fn new(directory: impl Into<PathBuf>) -> Result<Self> {
         let directory = directory.into();
-        let manager = CheckpointManager::open(&directory).map_err(failed)?;
+        let manager = CheckpointManager::open(&directory)?;
         Ok(Self::with_manager(directory, Some(manager)))
     }
 
@@ -83,7 +82,7 @@ impl ModelCheckpoint {
         let Some(workers) = strategy.workers() else {
             return Self::new(directory);
         };
-        let open = || CheckpointManager::open(&directory).map_err(failed);
+        let open = || CheckpointManager::open(&directory).map_err(Error::from);
         let manager = workers.open_shared(&directory, open)?;
         Ok(Self::with_manager(directory, manager))
     }
@@ -192,7 +191,7 @@ impl ModelCheckpoint {
     fn finish(&mut self, outcome: &Outcome, run: &Control<'_>) -> Result<()> {
         let finished = match self.saver.take() {
             None => Ok(None),
-            Some(saver) => saver.finish().map_err(failed),
+            Some(saver) => saver.finish().map_err(Error::from),
         };
         if let Some(workers) = run.strategy().workers() {
             let said = finished.as_ref().err().map(ToString::to_string);
@@ -233,7 +232,7 @@ impl ModelCheckpoint {
             extra.insert(BEST_KEY.to_string(), to_json(&saved)?);
         }
         let saver = self.saver.get_or_insert_with(|| SaveHandle::new(manager));
-        if let Some(saved) = saver.save(checkpoint).map_err(failed)? {
+        if let Some(saved) = saver.save(checkpoint)? {
             self.saved = Some(saved);
         }
         Ok(())
@@ -256,7 +255,7 @@ impl ModelCheckpoint {
     fn find_last(&self, run: &Control<'_>) -> Result<bool> {
         let step = run.progress().step;
         let is_newest = || -> Result<bool> {
-            let newest = latest(&self.directory).map_err(failed)?;
+            let newest = latest(&self.directory)?;
             Ok(newest.found.is_some_and(|entry| entry.step == step))
         };
         let Some(workers) = run.strategy().workers() else {
@@ -279,7 +278,7 @@ impl ModelCheckpoint {
     /// callback's checkpoint, which the run goes on from, may be older or newer than that.
     fn find_best(&self, run: &Control<'_>) -> Result<Option<f64>> {
         let newest = || -> Result<Option<Exact>> {
-            let newest = load_latest(&self.directory).map_err(failed)?;
+            let newest = load_latest(&self.directory)?;
             let Some((_, checkpoint)) = newest.found else {
                 return Ok(None);
             };
@@ -408,10 +407,6 @@ impl Callback for ModelCheckpoint {
         self.best = best.map(|best| best.0);
         Ok(())
     }
-}
-
-fn failed(error: CheckpointError) -> Error {
-    Error::Checkpoint(Arc::new(error))
 }
 
 /// A model that has diverged never comes back, and must not push good checkpoints out.

@@ -5,8 +5,8 @@ use std::time::SystemTime;
 
 use distribute_core::{Error, Result};
 
-use crate::tensorboard::{EventWriter, TensorBoardError};
-use crate::{Callback, Control, EpochRecord, FitError, Outcome};
+use crate::tensorboard::EventWriter;
+use crate::{Callback, Control, EpochRecord, Outcome};
 
 /// Writes event files as Keras does: `epoch_loss`, `epoch_accuracy` and so on, and
 /// `epoch_learning_rate`, over the epochs (from 0); training under `<log directory>/train`,
@@ -27,7 +27,7 @@ impl TensorBoard {
     /// If they cannot be written.
     pub fn new(log_directory: impl Into<PathBuf>) -> Result<Self> {
         let directory = log_directory.into();
-        let train = EventWriter::create(directory.join("train")).map_err(failed)?;
+        let train = EventWriter::create(directory.join("train"))?;
         Ok(Self {
             directory,
             every_steps: None,
@@ -57,7 +57,7 @@ impl Callback for TensorBoard {
         let now = SystemTime::now();
         self.train
             .scalar("batch_loss", loss as f32, step, now)
-            .map_err(failed)
+            .map_err(Error::from)
     }
 
     fn on_epoch_end(&mut self, record: &EpochRecord, _: &mut Control<'_>) -> Result<()> {
@@ -69,7 +69,7 @@ impl Callback for TensorBoard {
                 Some(name) => {
                     if self.validation.is_none() {
                         let directory = self.directory.join("validation");
-                        self.validation = Some(EventWriter::create(directory).map_err(failed)?);
+                        self.validation = Some(EventWriter::create(directory)?);
                     }
                     let Some(writer) = &mut self.validation else {
                         continue;
@@ -78,14 +78,10 @@ impl Callback for TensorBoard {
                 }
             };
             let tag = format!("epoch_{name}");
-            writer
-                .scalar(&tag, value as f32, epoch, now)
-                .map_err(failed)?;
+            writer.scalar(&tag, value as f32, epoch, now)?;
         }
         let rate = record.learning_rate as f32;
-        self.train
-            .scalar("epoch_learning_rate", rate, epoch, now)
-            .map_err(failed)?;
+        self.train.scalar("epoch_learning_rate", rate, epoch, now)?;
         self.flush()
     }
 
@@ -96,13 +92,9 @@ impl Callback for TensorBoard {
 
 impl TensorBoard {
     fn flush(&mut self) -> Result<()> {
-        self.train.flush().map_err(failed)?;
+        self.train.flush()?;
         self.validation
             .as_mut()
-            .map_or(Ok(()), |writer| writer.flush().map_err(failed))
+            .map_or(Ok(()), |writer| writer.flush().map_err(Error::from))
     }
-}
-
-fn failed(error: TensorBoardError) -> Error {
-    FitError::TensorBoard(error).into()
 }

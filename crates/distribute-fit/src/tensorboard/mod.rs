@@ -29,6 +29,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use event::{Event, Summary, SummaryValue, Value, What};
 use prost::Message;
 
+use crate::FitError;
+
 /// What the first event of every file says.
 const FILE_VERSION: &str = "brain.Event:2";
 
@@ -38,51 +40,6 @@ const BUFFER_BYTES: usize = 128 * 1024;
 
 /// Longest tag in bytes.
 const MAX_TAG_BYTES: usize = 4096;
-
-/// Why an event could not be written.
-#[derive(thiserror::Error)]
-#[non_exhaustive]
-pub enum TensorBoardError {
-    /// The file system refused.
-    #[error(
-        "cannot {operation} {} ({source}): choose a writable log directory with free space",
-        path.display()
-    )]
-    Io {
-        /// The event file or its directory.
-        path: PathBuf,
-        /// What was attempted, a verb.
-        operation: &'static str,
-        /// The operating system's reason.
-        source: io::Error,
-    },
-    /// A tag that is empty or too long.
-    #[error("tag {tag:?} has {bytes} bytes: use 1 to 4096")]
-    Tag {
-        /// The beginning of the tag.
-        tag: String,
-        /// Its length.
-        bytes: usize,
-    },
-    /// A step beyond what the format holds.
-    #[error("step {step} of {tag:?} is too large for an event file: count from 0")]
-    Step {
-        /// The tag of the event.
-        tag: String,
-        /// The step.
-        step: u64,
-    },
-    /// A histogram has no place for infinities and NaN.
-    #[error("{count} values of histogram {tag:?} are not finite: look for a diverging loss")]
-    NonFinite {
-        /// The tag of the histogram.
-        tag: String,
-        /// How many values are NaN or infinite.
-        count: usize,
-    },
-}
-
-distribute_error::debug_as_message!(TensorBoardError);
 
 /// Writes one event file. Calls block only for the copy into a buffer, and for the disk when the
 /// buffer is full; dropping the writer writes what is left (and logs an error).
@@ -97,13 +54,13 @@ impl EventWriter {
     ///
     /// # Errors
     ///
-    /// [`TensorBoardError::Io`].
-    pub fn create(directory: impl AsRef<Path>) -> Result<Self, TensorBoardError> {
+    /// [`FitError::EventFile`].
+    pub fn create(directory: impl AsRef<Path>) -> Result<Self, FitError> {
         Self::create_at(directory.as_ref(), SystemTime::now())
     }
 
-    fn create_at(directory: &Path, now: SystemTime) -> Result<Self, TensorBoardError> {
-        fs::create_dir_all(directory).map_err(|source| TensorBoardError::Io {
+    fn create_at(directory: &Path, now: SystemTime) -> Result<Self, FitError> {
+        fs::create_dir_all(directory).map_err(|source| FitError::EventFile {
             path: directory.to_path_buf(),
             operation: "create",
             source,
@@ -133,14 +90,14 @@ impl EventWriter {
     ///
     /// # Errors
     ///
-    /// [`TensorBoardError::Io`], [`TensorBoardError::Tag`] or [`TensorBoardError::Step`].
+    /// [`FitError::EventFile`], [`FitError::EventTag`] or [`FitError::EventStep`].
     pub fn scalar(
         &mut self,
         tag: &str,
         value: f32,
         step: u64,
         wall_time: SystemTime,
-    ) -> Result<(), TensorBoardError> {
+    ) -> Result<(), FitError> {
         self.summary(tag, Value::SimpleValue(value), step, wall_time)
     }
 
@@ -149,17 +106,17 @@ impl EventWriter {
     ///
     /// # Errors
     ///
-    /// [`TensorBoardError::NonFinite`] (nothing is written), or as [`scalar`](Self::scalar).
+    /// [`FitError::NonFiniteHistogram`] (nothing is written), or as [`scalar`](Self::scalar).
     pub fn histogram(
         &mut self,
         tag: &str,
         values: impl IntoIterator<Item = f64>,
         step: u64,
         wall_time: SystemTime,
-    ) -> Result<(), TensorBoardError> {
+    ) -> Result<(), FitError> {
         let histogram = histogram::histogram(values).map_err(|count| {
             let tag = shortened(tag);
-            TensorBoardError::NonFinite { tag, count }
+            FitError::NonFiniteHistogram { tag, count }
         })?;
         self.summary(tag, Value::Histo(histogram), step, wall_time)
     }
@@ -168,8 +125,8 @@ impl EventWriter {
     ///
     /// # Errors
     ///
-    /// [`TensorBoardError::Io`]; what was not written is kept and tried again by the next call.
-    pub fn flush(&mut self) -> Result<(), TensorBoardError> {
+    /// [`FitError::EventFile`]; what was not written is kept and tried again by the next call.
+    pub fn flush(&mut self) -> Result<(), FitError> {
         self.file.flush().map_err(|source| self.io_error(source))
     }
 
@@ -179,14 +136,14 @@ impl EventWriter {
         value: Value,
         step: u64,
         wall_time: SystemTime,
-    ) -> Result<(), TensorBoardError> {
+    ) -> Result<(), FitError> {
         if tag.is_empty() || tag.len() > MAX_TAG_BYTES {
-            return Err(TensorBoardError::Tag {
+            return Err(FitError::EventTag {
                 tag: shortened(tag),
                 bytes: tag.len(),
             });
         }
-        let signed_step = i64::try_from(step).map_err(|_| TensorBoardError::Step {
+        let signed_step = i64::try_from(step).map_err(|_| FitError::EventStep {
             tag: shortened(tag),
             step,
         })?;
@@ -201,15 +158,15 @@ impl EventWriter {
         })
     }
 
-    fn write(&mut self, event: &Event) -> Result<(), TensorBoardError> {
+    fn write(&mut self, event: &Event) -> Result<(), FitError> {
         let record = record::encode(&event.encode_to_vec());
         self.file
             .write_all(&record)
             .map_err(|source| self.io_error(source))
     }
 
-    fn io_error(&self, source: io::Error) -> TensorBoardError {
-        TensorBoardError::Io {
+    fn io_error(&self, source: io::Error) -> FitError {
+        FitError::EventFile {
             path: self.path.clone(),
             operation: "write",
             source,
@@ -226,7 +183,7 @@ impl Drop for EventWriter {
 }
 
 /// A file of our own, even if several writers of one process start in the same second.
-fn create_file(directory: &Path, now: SystemTime) -> Result<(PathBuf, File), TensorBoardError> {
+fn create_file(directory: &Path, now: SystemTime) -> Result<(PathBuf, File), FitError> {
     let host = gethostname::gethostname();
     let host = host.to_string_lossy().replace(['/', '\\'], "_");
     // Whole seconds, ten digits: TensorBoard reads the files of a directory in order of names.
@@ -240,7 +197,7 @@ fn create_file(directory: &Path, now: SystemTime) -> Result<(PathBuf, File), Ten
             Ok(file) => return Ok((path, file)),
             Err(source) if source.kind() == io::ErrorKind::AlreadyExists => count += 1,
             Err(source) => {
-                return Err(TensorBoardError::Io {
+                return Err(FitError::EventFile {
                     path,
                     operation: "create",
                     source,

@@ -101,14 +101,14 @@ fn bad_input_is_refused_and_leaves_the_file_readable() {
     let long = "x".repeat(MAX_TAG_BYTES + 1);
     for tag in ["", long.as_str()] {
         let error = writer.scalar(tag, 0.0, 0, at(0)).unwrap_err();
-        assert!(matches!(error, TensorBoardError::Tag { .. }), "{error}");
+        assert!(matches!(error, FitError::EventTag { .. }), "{error}");
         assert!(error.to_string().len() < 200, "{error}");
     }
     let error = writer.scalar("loss", 0.0, u64::MAX, at(0)).unwrap_err();
-    assert!(matches!(error, TensorBoardError::Step { .. }), "{error}");
+    assert!(matches!(error, FitError::EventStep { .. }), "{error}");
     let error = writer.histogram("w", [f64::NAN], 0, at(0)).unwrap_err();
     assert!(
-        matches!(error, TensorBoardError::NonFinite { count: 1, .. }),
+        matches!(error, FitError::NonFiniteHistogram { count: 1, .. }),
         "{error}"
     );
     writer.flush().unwrap();

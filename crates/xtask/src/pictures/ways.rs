@@ -66,11 +66,11 @@ const GRADIENT: &[Row] = &[
         Node {
             columns: (0, 5),
             mode: Mode::Every,
-            name: "Placement for Here",
+            name: "Placement for Mirrored, Central",
             files: &["distribute-core/src/train_state/apply.rs"],
-            note: "Mirrored: every replica updates its copy. Central storage: replica 0 updates \
-                   the only one. It asks its Peers, the way to the other replicas, for the sum \
-                   (one replica, Alone, has it already):",
+            note: "Mirrored: every replica updates its copy. Central: replica 0 updates the only \
+                   one. It asks its Peers, the way to the other replicas, for the sum (one \
+                   replica, Alone, has it already):",
         },
         Node {
             columns: (6, 7),

@@ -48,6 +48,7 @@ impl<'a> DeviceBuffer<'a> {
     }
 
     /// Operations begin after what was put into `stream` before the call.
+    #[must_use]
     pub fn after(mut self, stream: Stream) -> Self {
         self.after = Some(stream);
         self

@@ -1,0 +1,265 @@
+//! What all handles of a variable share: its options, and its value where it lives.
+
+use std::fmt;
+use std::sync::{Arc, Mutex};
+
+use burn::tensor::{DType, Shape, TensorData};
+
+use super::update::Update;
+use super::{VariableAggregation, VariableKind, VariableOptions, VariableSynchronization};
+use crate::remote::{RemoteChange, RemoteVariable};
+use crate::strategy::StrategyId;
+use crate::sync::lock;
+use crate::{Error, Result, Strategy, VariablePlacement};
+
+/// What a variable must know of the strategy it belongs to.
+pub(crate) struct Owner {
+    id: StrategyId,
+    local_replicas: usize,
+    replicas: usize,
+    placement: VariablePlacement,
+    distributes: bool,
+    compiles: Option<Arc<dyn Strategy>>,
+}
+
+impl Owner {
+    pub(crate) fn of(strategy: &(impl Strategy + ?Sized)) -> Self {
+        Self {
+            id: strategy.id(),
+            local_replicas: strategy.replicas().len(),
+            replicas: strategy.num_replicas_in_sync(),
+            placement: strategy.variable_placement(),
+            distributes: strategy.distributes_variables(),
+            compiles: strategy.tracer().map(|_| strategy.handle()),
+        }
+    }
+
+    fn kind(&self, synchronization: VariableSynchronization) -> VariableKind {
+        let is_central = self.placement == VariablePlacement::Central;
+        match synchronization {
+            _ if !self.distributes || is_central && self.replicas == 1 => VariableKind::Plain,
+            _ if is_central => VariableKind::Aggregating,
+            VariableSynchronization::OnRead => VariableKind::SyncOnRead,
+            _ => VariableKind::Mirrored,
+        }
+    }
+
+    fn check(&self, initial: &TensorData, options: VariableOptions) -> Result<()> {
+        if options.synchronization == VariableSynchronization::None {
+            let strategy = self.id.to_string();
+            return Err(Error::UnsupportedSynchronization { strategy });
+        }
+        if options.aggregation == VariableAggregation::Mean && !initial.dtype().is_float() {
+            let dtype = initial.dtype().name().to_string();
+            return Err(Error::MeanOfIntegers { dtype });
+        }
+        Ok(())
+    }
+}
+
+pub struct Shared {
+    pub(super) kind: VariableKind,
+    pub(super) options: VariableOptions,
+    pub(super) owner: StrategyId,
+    pub(super) replicas: usize,
+    pub(super) shape: Shape,
+    pub(super) dtype: DType,
+    pub(super) home: Home,
+    /// The strategy's, if it compiles steps: it compares them with their programs after a use of a
+    /// variable outside of a step.
+    generation: Option<Arc<dyn Strategy>>,
+}
+
+/// Where the value lives.
+pub enum Home {
+    /// In this process.
+    Here(Copies),
+    /// On a parameter server.
+    Store(Arc<dyn RemoteVariable>),
+}
+
+/// The copies in this process: one, or one per local replica.
+pub struct Copies(Vec<Mutex<Stored>>);
+
+/// One copy, and how many updates it took: equal numbers mean equal mirrored copies.
+#[derive(Clone)]
+struct Stored {
+    data: TensorData,
+    version: u64,
+}
+
+impl Shared {
+    pub(super) fn new(
+        owner: &Owner,
+        initial: TensorData,
+        mut options: VariableOptions,
+        store: Option<Arc<dyn RemoteVariable>>,
+    ) -> Result<Self> {
+        let kind = owner.kind(options.synchronization);
+        if kind != VariableKind::Plain {
+            owner.check(&initial, options)?;
+        }
+        if kind == VariableKind::Mirrored {
+            options.synchronization = VariableSynchronization::OnWrite;
+        }
+        let on_read = options.synchronization == VariableSynchronization::OnRead;
+        options.trainable.get_or_insert(!on_read);
+        let copies = match kind {
+            VariableKind::Plain | VariableKind::Aggregating => 1,
+            _ => owner.local_replicas,
+        };
+        let shared = Self {
+            kind,
+            options,
+            owner: owner.id.clone(),
+            replicas: owner.replicas,
+            shape: initial.shape().clone(),
+            dtype: initial.dtype(),
+            home: store.map_or_else(|| Home::Here(Copies::new(copies, initial)), Home::Store),
+            generation: owner.compiles.clone(),
+        };
+        shared.used_outside();
+        Ok(shared)
+    }
+
+    /// Steps may go on with another variable than this one.
+    pub(super) fn used_outside(&self) {
+        let strategy = self.generation.as_ref();
+        if let Some(tracer) = strategy.and_then(|strategy| strategy.tracer()) {
+            tracer.device().next_generation();
+        }
+    }
+
+    /// Whether an update in a step needs no other replica.
+    pub(super) fn is_local(&self) -> bool {
+        let is_own = matches!(self.kind, VariableKind::Plain | VariableKind::SyncOnRead);
+        is_own || self.replicas == 1
+    }
+
+    /// The copies in this process, or the store's value.
+    pub(super) fn values(&self) -> Result<Vec<TensorData>> {
+        match &self.home {
+            Home::Here(copies) => Ok(copies.all()),
+            Home::Store(store) => Ok(vec![store.read()?]),
+        }
+    }
+
+    /// Replaces each copy by a function of it; equal ones by one result.
+    pub(super) fn update(
+        &self,
+        mut change: impl FnMut(TensorData) -> Result<TensorData>,
+    ) -> Result<()> {
+        let mut change = |data| {
+            let result = change(data)?;
+            self.check_value("update", &result)?;
+            Ok(result)
+        };
+        match &self.home {
+            Home::Store(store) => store.change(RemoteChange::Assign, change(store.read()?)?),
+            Home::Here(copies) => {
+                self.used_outside();
+                self.check_versions(copies, "update")?;
+                copies.replace(self.kind == VariableKind::SyncOnRead, &mut change)
+            }
+        }
+    }
+
+    pub(super) fn check_value(&self, op: &'static str, value: &TensorData) -> Result<()> {
+        if *value.shape() != self.shape {
+            return Err(Error::Shape {
+                op,
+                expected: self.shape.to_vec(),
+                found: value.shape().to_vec(),
+            });
+        }
+        if value.dtype() != self.dtype {
+            return Err(Error::invalid(format!(
+                "{op}: the variable holds {} elements and the value {}; cast the value first",
+                self.dtype.name(),
+                value.dtype().name()
+            )));
+        }
+        Ok(())
+    }
+
+    /// Finds copies of a mirrored variable that a failed run left behind. Copies of an on-read
+    /// variable may take different numbers of updates.
+    pub(super) fn check_versions(&self, copies: &Copies, op: &'static str) -> Result<()> {
+        if self.kind != VariableKind::Mirrored {
+            return Ok(());
+        }
+        let mut versions = copies.0.iter().map(|copy| lock(copy).version);
+        let first = versions.next();
+        if versions.any(|version| Some(version) != first) {
+            return Err(Error::Diverged { op });
+        }
+        Ok(())
+    }
+}
+
+impl Copies {
+    fn new(count: usize, initial: TensorData) -> Self {
+        let first = Stored {
+            data: initial,
+            version: 0,
+        };
+        Self((0..count).map(|_| Mutex::new(first.clone())).collect())
+    }
+
+    pub(super) fn all(&self) -> Vec<TensorData> {
+        let copies = self.0.iter();
+        copies.map(|copy| lock(copy).data.clone()).collect()
+    }
+
+    /// The copy that a replica reads.
+    fn of(&self, replica: usize) -> &Mutex<Stored> {
+        &self.0[if self.0.len() == 1 { 0 } else { replica }]
+    }
+
+    pub(super) fn read(&self, replica: usize) -> TensorData {
+        lock(self.of(replica)).data.clone()
+    }
+
+    /// Updates the copy that a replica reads.
+    pub(super) fn apply(&self, replica: usize, update: Update, value: &TensorData) -> Result<()> {
+        let mut copy = lock(self.of(replica));
+        update.apply(&mut copy.data, value)?;
+        copy.version += 1;
+        Ok(())
+    }
+
+    /// Updates all copies, which have taken equally many updates then.
+    pub(super) fn apply_all(&self, update: Update, value: &TensorData) -> Result<()> {
+        for replica in 0..self.0.len() {
+            self.apply(replica, update, value)?;
+        }
+        let versions = self.0.iter().map(|copy| lock(copy).version);
+        let latest = versions.max().unwrap_or(0);
+        for copy in &self.0 {
+            lock(copy).version = latest;
+        }
+        Ok(())
+    }
+
+    fn replace(
+        &self,
+        each_its_own: bool,
+        change: &mut dyn FnMut(TensorData) -> Result<TensorData>,
+    ) -> Result<()> {
+        let changed = if each_its_own { self.0.len() } else { 1 };
+        let old = (0..changed).map(|replica| self.read(replica));
+        let results = old.map(change).collect::<Result<Vec<_>>>()?;
+        for (copy, result) in self.0.iter().zip(results.iter().cycle()) {
+            let mut copy = lock(copy);
+            copy.data = result.clone();
+            copy.version += 1;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "variable of {}", self.owner)
+    }
+}

@@ -1,0 +1,57 @@
+//! The one error type of the crate.
+
+/// What can go wrong in an input pipeline beside the reading itself, and why a dataset cannot be
+/// divided between workers.
+///
+/// Arrives inside `Error::Input`.
+#[derive(thiserror::Error)]
+#[non_exhaustive]
+pub enum DataError {
+    /// The code that makes the batches panicked.
+    #[error("making a batch panicked: {message}; the epoch ends here, later epochs start anew")]
+    Panicked {
+        /// The panic's message.
+        message: String,
+    },
+    /// The operating system gave no thread.
+    #[error("cannot start the prefetch thread: {source}; pass `.prefetch(0)` to do without one")]
+    Thread {
+        /// What the operating system said.
+        source: std::io::Error,
+    },
+    /// A batch cannot be cut to an empty one, to fill up a partial last step.
+    #[error("cannot make an empty batch like the last one: {what}")]
+    EmptyBatch {
+        /// What is wrong with it.
+        what: String,
+    },
+    /// The policy FILE for a dataset that is not read from files (TensorFlow: `NotFoundError`).
+    #[error(
+        "cannot divide the dataset by file: it is not read from files; use the policy DATA or OFF"
+    )]
+    Unshardable,
+    /// There are fewer files than workers (TensorFlow: `InvalidArgumentError`).
+    #[error(
+        "cannot divide {files} file(s) between {workers} workers; write at least {workers} files, \
+         or use the policy DATA or OFF"
+    )]
+    TooFewFiles {
+        /// The files of the dataset.
+        files: usize,
+        /// The workers.
+        workers: usize,
+    },
+    /// A dataset with a shard hint under another policy (TensorFlow: `FailedPreconditionError`).
+    #[error("the dataset says where it is to be divided, which needs the policy HINT")]
+    HintIgnored,
+    /// A batch size of 0, no worker or replica, or a worker index out of range.
+    #[error("{what}")]
+    InvalidShard {
+        /// What is wrong.
+        what: String,
+    },
+}
+
+distribute_error::debug_as_message!(DataError);
+
+distribute_core::wrap_errors!(Input: DataError);
