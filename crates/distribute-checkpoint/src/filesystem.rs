@@ -31,46 +31,24 @@ pub(super) enum Lock {
     Unsupported,
 }
 
-/// The file system, as far as checkpoints need it.
+/// The file system, as far as checkpoints need it: the operating system's, but for what an
+/// implementation replaces.
 pub(super) trait FileSystem: Send + Sync {
-    fn create_dir_all(&self, path: &Path) -> io::Result<()>;
-    /// Fails if anything exists at `path`.
-    fn create_dir(&self, path: &Path) -> io::Result<()>;
-    /// Fails if anything exists at `path`.
-    fn create_file(&self, path: &Path) -> io::Result<Box<dyn WritableFile>>;
-    /// Fails with `InvalidInput` if `path` is not a regular file.
-    fn open_file(&self, path: &Path) -> io::Result<ReadableFile>;
-    fn is_dir(&self, path: &Path) -> bool;
-    fn file_names(&self, path: &Path) -> io::Result<Vec<OsString>>;
-    /// Makes created, renamed and removed names in `path` durable.
-    fn sync_dir(&self, path: &Path) -> io::Result<()>;
-    fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
-    fn remove_dir_all(&self, path: &Path) -> io::Result<()>;
-    fn lock(&self, path: &Path) -> io::Result<Lock>;
-}
-
-/// The operating system's file system.
-pub(super) struct OsFileSystem;
-
-impl WritableFile for File {
-    fn sync(&mut self) -> io::Result<()> {
-        self.sync_all()
-    }
-}
-
-impl FileSystem for OsFileSystem {
     fn create_dir_all(&self, path: &Path) -> io::Result<()> {
         fs::create_dir_all(path)
     }
 
+    /// Fails if anything exists at `path`.
     fn create_dir(&self, path: &Path) -> io::Result<()> {
         fs::create_dir(path)
     }
 
+    /// Fails if anything exists at `path`.
     fn create_file(&self, path: &Path) -> io::Result<Box<dyn WritableFile>> {
         Ok(Box::new(File::create_new(path)?))
     }
 
+    /// Fails with `InvalidInput` if `path` is not a regular file.
     fn open_file(&self, path: &Path) -> io::Result<ReadableFile> {
         // Opening a named pipe would block for ever, so look before opening.
         if !fs::metadata(path)?.is_file() {
@@ -97,6 +75,7 @@ impl FileSystem for OsFileSystem {
             .collect()
     }
 
+    /// Makes created, renamed and removed names in `path` durable.
     #[cfg(unix)]
     fn sync_dir(&self, path: &Path) -> io::Result<()> {
         File::open(path)?.sync_all()
@@ -136,6 +115,17 @@ impl FileSystem for OsFileSystem {
             }
             Err(TryLockError::Error(error)) => Err(error),
         }
+    }
+}
+
+/// The operating system's file system.
+pub(super) struct OsFileSystem;
+
+impl FileSystem for OsFileSystem {}
+
+impl WritableFile for File {
+    fn sync(&mut self) -> io::Result<()> {
+        self.sync_all()
     }
 }
 

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::error::CheckpointError;
 use super::filesystem::{FileSystem, Lock, OsFileSystem};
-use super::marker::{FileRecord, HashingWriter, Marker};
+use super::marker::{FileRecord, Hashing, Marker};
 use super::reader::{
     Entry, MAX_METADATA_BYTES, Newest, list_in, load_in, looks_complete, newest_in,
 };
@@ -287,7 +287,7 @@ impl Inner {
         content: &dyn Fn(&mut dyn Write) -> std::io::Result<()>,
     ) -> Result<FileRecord, CheckpointError> {
         let write = || {
-            let mut writer = HashingWriter::new(self.fs.create_file(path)?);
+            let mut writer = Hashing::new(self.fs.create_file(path)?);
             content(&mut writer)?;
             writer.finish()
         };

@@ -81,15 +81,15 @@ impl Marker {
     }
 }
 
-/// Writes a file and keeps its size and hash.
-pub(super) struct HashingWriter {
-    file: Box<dyn WritableFile>,
+/// Writes or reads a file and keeps the size and hash of what went through.
+pub(super) struct Hashing<F> {
+    file: F,
     hasher: Sha256,
     bytes: u64,
 }
 
-impl HashingWriter {
-    pub(super) fn new(file: Box<dyn WritableFile>) -> Self {
+impl<F> Hashing<F> {
+    pub(super) fn new(file: F) -> Self {
         Self {
             file,
             hasher: Sha256::new(),
@@ -97,23 +97,34 @@ impl HashingWriter {
         }
     }
 
+    fn passed(&mut self, content: &[u8]) -> usize {
+        self.hasher.update(content);
+        self.bytes += content.len() as u64;
+        content.len()
+    }
+
+    /// What went through.
+    pub(super) fn record(self) -> FileRecord {
+        FileRecord {
+            bytes: self.bytes,
+            sha256: hex(&self.hasher.finalize()),
+        }
+    }
+}
+
+impl Hashing<Box<dyn WritableFile>> {
     /// Blocks until the content is on the disk.
     pub(super) fn finish(mut self) -> io::Result<FileRecord> {
         self.file.flush()?;
         self.file.sync()?;
-        Ok(FileRecord {
-            bytes: self.bytes,
-            sha256: hex(&self.hasher.finalize()),
-        })
+        Ok(self.record())
     }
 }
 
-impl Write for HashingWriter {
+impl Write for Hashing<Box<dyn WritableFile>> {
     fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
         let written = self.file.write(buffer)?;
-        self.hasher.update(&buffer[..written]);
-        self.bytes += written as u64;
-        Ok(written)
+        Ok(self.passed(&buffer[..written]))
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -121,42 +132,16 @@ impl Write for HashingWriter {
     }
 }
 
-/// Reads a file and keeps the hash of what was read.
-pub(super) struct HashingReader {
-    reader: Box<dyn Read>,
-    hasher: Sha256,
-}
-
-impl HashingReader {
-    pub(super) fn new(reader: Box<dyn Read>) -> Self {
-        Self {
-            reader,
-            hasher: Sha256::new(),
-        }
-    }
-
-    /// The SHA-256 of what was read, in hexadecimal.
-    pub(super) fn finish(self) -> String {
-        hex(&self.hasher.finalize())
-    }
-}
-
-impl Read for HashingReader {
+impl Read for Hashing<Box<dyn Read>> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let read = self.reader.read(buffer)?;
-        self.hasher.update(&buffer[..read]);
-        Ok(read)
+        let read = self.file.read(buffer)?;
+        Ok(self.passed(&buffer[..read]))
     }
 }
 
 /// Lowercase hexadecimal.
 pub(super) fn hex(bytes: &[u8]) -> String {
-    use std::fmt::Write as _;
-    bytes.iter().fold(String::new(), |mut text, byte| {
-        // Writing to a string cannot fail.
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

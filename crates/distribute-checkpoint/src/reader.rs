@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use super::error::{CheckpointError, READ};
 use super::filesystem::{FileSystem, OsFileSystem, ReadableFile};
-use super::marker::{FileRecord, HashingReader, MAX_MARKER_BYTES, Marker};
+use super::marker::{FileRecord, Hashing, MAX_MARKER_BYTES, Marker};
 use super::tensor_file::read_tensors;
 use super::{Checkpoint, FORMAT_VERSION, MARKER_FILE, METADATA_FILE, Metadata, TENSORS_FILE};
 
@@ -208,7 +208,7 @@ pub(super) fn load_in(fs: &dyn FileSystem, path: &Path) -> Result<Checkpoint, Ch
 pub(super) fn verify_in(fs: &dyn FileSystem, path: &Path) -> Result<(), CheckpointError> {
     let (marker, _) = read_metadata(fs, path)?;
     let (file, record, file_path) = open_recorded(fs, path, &marker, TENSORS_FILE)?;
-    let mut reader = HashingReader::new(file.reader);
+    let mut reader = Hashing::new(file.reader);
     io::copy(&mut reader, &mut io::sink())
         .map_err(|error| CheckpointError::from_io(&file_path, READ, error))?;
     check_hash(&file_path, reader, record)
@@ -227,7 +227,7 @@ pub(super) fn looks_complete(fs: &dyn FileSystem, path: &Path) -> bool {
 fn read_metadata(fs: &dyn FileSystem, path: &Path) -> Result<(Marker, Metadata), CheckpointError> {
     let marker = read_marker(fs, path)?;
     let (file, record, file_path) = open_recorded(fs, path, &marker, METADATA_FILE)?;
-    let mut reader = HashingReader::new(file.reader);
+    let mut reader = Hashing::new(file.reader);
     let bytes = read_at_most(&file_path, &mut reader, MAX_METADATA_BYTES)?;
     check_hash(&file_path, reader, record)?;
     let metadata: Metadata = serde_json::from_slice(&bytes)
@@ -312,10 +312,10 @@ fn read_at_most(
 
 fn check_hash(
     path: &Path,
-    reader: HashingReader,
+    reader: Hashing<Box<dyn Read>>,
     record: &FileRecord,
 ) -> Result<(), CheckpointError> {
-    if reader.finish() == record.sha256 {
+    if reader.record().sha256 == record.sha256 {
         Ok(())
     } else {
         Err(CheckpointError::corrupt(path, "its SHA-256 does not match"))

@@ -16,7 +16,7 @@ use safetensors::tensor::{Metadata as Header, TensorInfo};
 
 use super::error::{CheckpointError, READ};
 use super::filesystem::ReadableFile;
-use super::marker::{FileRecord, HashingReader};
+use super::marker::{FileRecord, Hashing};
 
 /// Upper bound of the header: about 100,000 tensors. Enforced when saving too, so that nothing is
 /// written that could not be read again.
@@ -114,7 +114,7 @@ pub(super) fn read_tensors(
     record: &FileRecord,
 ) -> Result<BTreeMap<String, TensorData>, CheckpointError> {
     let file_bytes = file.bytes;
-    let mut reader = HashingReader::new(file.reader);
+    let mut reader = Hashing::new(file.reader);
     let header = read_header(path, &mut reader, file_bytes)?;
     let dtypes = special_dtypes(path, &header)?;
     let mut tensors = BTreeMap::new();
@@ -133,7 +133,7 @@ pub(super) fn read_tensors(
         let tensor = read_tensor(path, &mut reader, &name, info, dtype)?;
         tensors.insert(name, tensor);
     }
-    if reader.finish() != record.sha256 {
+    if reader.record().sha256 != record.sha256 {
         return Err(CheckpointError::corrupt(path, "its SHA-256 does not match"));
     }
     Ok(tensors)

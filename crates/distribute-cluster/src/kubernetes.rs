@@ -1,10 +1,7 @@
 //! Pods of a Kubernetes Indexed Job or of a JobSet.
 
 use super::environment::{Environment, Variables, shortened};
-use super::resolver::{given, own_master};
-use super::{
-    ClusterError, ClusterResolver, ClusterSpec, DEFAULT_PORT, Description, MAX_TASKS, MasterTarget,
-};
+use super::{ClusterError, ClusterResolver, ClusterSpec, DEFAULT_PORT, Description, MAX_TASKS};
 
 const INDEX: [&str; 1] = ["JOB_COMPLETION_INDEX"];
 const COMPLETIONS: [&str; 1] = ["JOB_COMPLETIONS"];
@@ -332,20 +329,10 @@ impl ClusterResolver for KubernetesResolver {
         Ok(Some(i64::try_from(index).unwrap_or(i64::MAX)))
     }
 
-    fn master_for(&self, target: &MasterTarget) -> Result<String, ClusterError> {
-        own_master(self, target)
-    }
-
     fn describe(&self) -> Description {
-        let overrides = [
-            given("port_base", self.port.as_ref()),
-            given("completions", self.completions.as_ref()),
-            given("subdomain", self.subdomain.as_ref()),
-        ];
-        Description {
-            resolver: "Kubernetes",
-            variables: self.env.set_among(&ALL),
-            overrides: overrides.into_iter().flatten().collect(),
-        }
+        Description::new("Kubernetes", self.env.set_among(&ALL))
+            .given("port_base", self.port)
+            .given("completions", self.completions)
+            .given("subdomain", self.subdomain.as_ref())
     }
 }

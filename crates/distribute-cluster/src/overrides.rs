@@ -1,6 +1,5 @@
 //! What a flag says wins over what was detected.
 
-use super::resolver::given;
 use super::{
     Accelerators, ClusterError, ClusterKind, ClusterResolver, ClusterSpec, Description,
     MasterTarget,
@@ -80,14 +79,12 @@ impl ClusterResolver for Overridden {
     }
 
     fn describe(&self) -> Description {
-        let mut description = self.inner.describe();
-        let own = [
-            given("cluster", self.overrides.cluster_spec.as_ref()),
-            given("task_type", self.overrides.task_type.as_ref()),
-            given("task_id", self.overrides.task_id.as_ref()),
-            given("rpc_layer", self.overrides.rpc_layer.as_ref()),
-        ];
-        description.overrides.extend(own.into_iter().flatten());
+        let own = &self.overrides;
+        let description = self.inner.describe();
         description
+            .given("cluster", own.cluster_spec.as_ref())
+            .given("task_type", own.task_type.as_ref())
+            .given("task_id", own.task_id)
+            .given("rpc_layer", own.rpc_layer.as_ref())
     }
 }

@@ -1,10 +1,7 @@
 //! Launchers that number the processes but do not say where each of them is: Open MPI, torchrun.
 
 use super::environment::{Environment, Variables};
-use super::resolver::own_master;
-use super::{
-    ClusterError, ClusterResolver, ClusterSpec, DEFAULT_PORT, Description, MAX_TASKS, MasterTarget,
-};
+use super::{ClusterError, ClusterResolver, ClusterSpec, DEFAULT_PORT, Description, MAX_TASKS};
 
 /// Ends the addresses of tasks that are not known yet (a name that never resolves, RFC 2606).
 const UNKNOWN: &str = ".invalid:0";
@@ -168,10 +165,6 @@ impl ClusterResolver for TorchrunResolver {
         self.ranks().map(|ranks| Some(ranks.index()))
     }
 
-    fn master_for(&self, target: &MasterTarget) -> Result<String, ClusterError> {
-        own_master(self, target)
-    }
-
     fn describe(&self) -> Description {
         let [rank, size, local] = Self::NAMES;
         let names = [
@@ -182,15 +175,8 @@ impl ClusterResolver for TorchrunResolver {
             "MASTER_PORT",
             Self::AGENT_STORE,
         ];
-        Description {
-            resolver: "torchrun variables",
-            variables: self.env.set_among(&names),
-            overrides: self
-                .port_base
-                .map(|p| ("port_base", p.to_string()))
-                .into_iter()
-                .collect(),
-        }
+        Description::new("torchrun variables", self.env.set_among(&names))
+            .given("port_base", self.port_base)
     }
 }
 
@@ -270,22 +256,9 @@ impl ClusterResolver for OpenMpiResolver {
         self.ranks().map(|ranks| Some(ranks.index()))
     }
 
-    fn master_for(&self, target: &MasterTarget) -> Result<String, ClusterError> {
-        own_master(self, target)
-    }
-
     fn describe(&self) -> Description {
         let [rank, size, local] = Self::NAMES;
-        Description {
-            resolver: "Open MPI",
-            variables: self
-                .env
-                .set_among(&[rank, size, local, "MASTER_ADDR", "MASTER_PORT"]),
-            overrides: self
-                .port_base
-                .map(|p| ("port_base", p.to_string()))
-                .into_iter()
-                .collect(),
-        }
+        let names = [rank, size, local, "MASTER_ADDR", "MASTER_PORT"];
+        Description::new("Open MPI", self.env.set_among(&names)).given("port_base", self.port_base)
     }
 }

@@ -41,7 +41,9 @@ pub trait ClusterResolver: fmt::Debug + Send + Sync {
     /// # Errors
     ///
     /// [`ClusterError::NoSuchJob`], [`ClusterError::NoSuchTask`], and those of the other methods.
-    fn master_for(&self, target: &MasterTarget) -> Result<String, ClusterError>;
+    fn master_for(&self, target: &MasterTarget) -> Result<String, ClusterError> {
+        own_master(self, target)
+    }
 
     /// [`Self::master_for`] this process' own task.
     ///
@@ -112,6 +114,25 @@ pub struct Description {
     pub overrides: Vec<(&'static str, String)>,
 }
 
+impl Description {
+    /// A description in which nothing is replaced.
+    pub(super) fn new(resolver: &'static str, variables: Vec<(String, String)>) -> Self {
+        let overrides = Vec::new();
+        Self {
+            resolver,
+            variables,
+            overrides,
+        }
+    }
+
+    /// Adds what was given for `name`, if anything was.
+    pub(super) fn given(mut self, name: &'static str, value: Option<impl ToString>) -> Self {
+        let given = value.map(|value| (name, value.to_string()));
+        self.overrides.extend(given);
+        self
+    }
+}
+
 impl fmt::Display for Description {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.resolver)?;
@@ -153,7 +174,7 @@ pub(super) fn address_of(
 /// What resolvers that know their own task answer: the address of the task asked for, else of
 /// the own one, and nothing if that is not known either.
 pub(super) fn own_master(
-    resolver: &dyn ClusterResolver,
+    resolver: &(impl ClusterResolver + ?Sized),
     target: &MasterTarget,
 ) -> Result<String, ClusterError> {
     let task_type = target
@@ -173,12 +194,4 @@ pub(super) fn own_master(
         .as_deref()
         .filter(|layer| !layer.is_empty());
     Ok(master_url(&address, layer.or(own_layer.as_deref())))
-}
-
-/// `name` and the value's text, if there is one: an entry of [`Description::overrides`].
-pub(super) fn given<T: ToString>(
-    name: &'static str,
-    value: Option<&T>,
-) -> Option<(&'static str, String)> {
-    value.map(|value| (name, value.to_string()))
 }

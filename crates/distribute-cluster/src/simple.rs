@@ -1,6 +1,6 @@
 //! A cluster that the program itself describes.
 
-use super::resolver::{given, master_url};
+use super::resolver::master_url;
 use super::{Accelerators, ClusterError, ClusterResolver, ClusterSpec, Description, MasterTarget};
 
 /// Answers what it was given (TensorFlow's `SimpleClusterResolver`).
@@ -113,20 +113,14 @@ impl ClusterResolver for SimpleResolver {
 
     fn describe(&self) -> Description {
         let spec = (!self.spec.is_empty()).then_some(&self.spec);
-        let overrides = [
-            given("cluster", spec),
-            given("task_type", self.task_type.as_ref()),
-            given("task_id", self.task_id.as_ref()),
-            given("rpc_layer", self.rpc_layer.as_ref()),
-        ];
-        Description {
-            resolver: if spec.is_some() {
-                "given by the program"
-            } else {
-                "one process"
-            },
-            variables: Vec::new(),
-            overrides: overrides.into_iter().flatten().collect(),
-        }
+        let resolver = match spec {
+            Some(_) => "given by the program",
+            None => "one process",
+        };
+        Description::new(resolver, Vec::new())
+            .given("cluster", spec)
+            .given("task_type", self.task_type.as_ref())
+            .given("task_id", self.task_id)
+            .given("rpc_layer", self.rpc_layer.as_ref())
     }
 }

@@ -3,10 +3,9 @@
 use std::collections::{BTreeMap, HashSet};
 
 use super::environment::{Environment, Variables};
-use super::resolver::{given, own_master};
 use super::{
     Accelerators, ClusterError, ClusterResolver, ClusterSpec, DEFAULT_PORT, Description, MAX_TASKS,
-    MasterTarget, expand_hostlist, expand_tasks_per_node,
+    expand_hostlist, expand_tasks_per_node,
 };
 
 const RANK: [&str; 1] = ["SLURM_PROCID"];
@@ -325,10 +324,6 @@ impl ClusterResolver for SlurmResolver {
         self.task().map(|(_, index)| Some(index))
     }
 
-    fn master_for(&self, target: &MasterTarget) -> Result<String, ClusterError> {
-        own_master(self, target)
-    }
-
     fn rpc_layer(&self) -> Result<Option<String>, ClusterError> {
         Ok(Some(self.rpc_layer.clone()))
     }
@@ -348,24 +343,14 @@ impl ClusterResolver for SlurmResolver {
         }
         names.push(DISTRIBUTION);
         let other_port = Some(self.port_base).filter(|&port| port != DEFAULT_PORT);
-        let overrides = [
-            given("port_base", other_port.as_ref()),
-            given("gpus_per_node", self.gpus_per_node.as_ref()),
-            given("gpus_per_task", self.gpus_per_task.as_ref()),
-            given(
-                "hosts",
-                self.hosts.as_ref().map(|hosts| hosts.join(",")).as_ref(),
-            ),
-            given("tasks_per_node", self.tasks_per_node.as_ref()),
-            given(
-                "jobs",
-                self.jobs.as_ref().map(|jobs| format!("{jobs:?}")).as_ref(),
-            ),
-        ];
-        Description {
-            resolver: "SLURM",
-            variables: self.env.set_among(&names),
-            overrides: overrides.into_iter().flatten().collect(),
-        }
+        let hosts = self.hosts.as_ref().map(|hosts| hosts.join(","));
+        let jobs = self.jobs.as_ref().map(|jobs| format!("{jobs:?}"));
+        Description::new("SLURM", self.env.set_among(&names))
+            .given("port_base", other_port)
+            .given("gpus_per_node", self.gpus_per_node)
+            .given("gpus_per_task", self.gpus_per_task)
+            .given("hosts", hosts)
+            .given("tasks_per_node", self.tasks_per_node)
+            .given("jobs", jobs)
     }
 }

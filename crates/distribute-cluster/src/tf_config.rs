@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::environment::{Environment, Variables};
 use super::json::Json;
-use super::resolver::{address_of, given, master_url};
+use super::resolver::{address_of, master_url};
 use super::{
     Accelerators, ClusterError, ClusterResolver, ClusterSpec, Description, MasterTarget, Tasks,
 };
@@ -186,16 +186,10 @@ impl ClusterResolver for TfConfigResolver {
     }
 
     fn describe(&self) -> Description {
-        let overrides = [
-            given("task_type", self.task_type.as_ref()),
-            given("task_id", self.task_id.as_ref()),
-            given("rpc_layer", self.rpc_layer.as_ref()),
-        ];
-        Description {
-            resolver: "TF_CONFIG",
-            variables: self.env.set_among(&[VARIABLE]),
-            overrides: overrides.into_iter().flatten().collect(),
-        }
+        Description::new("TF_CONFIG", self.env.set_among(&[VARIABLE]))
+            .given("task_type", self.task_type.as_ref())
+            .given("task_id", self.task_id)
+            .given("rpc_layer", self.rpc_layer.as_ref())
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
-use super::resolver::{given, master_url};
+use super::resolver::master_url;
 use super::{
     Accelerators, ClusterError, ClusterResolver, ClusterSpec, Description, MasterTarget, Tasks,
 };
@@ -135,25 +135,15 @@ impl ClusterResolver for UnionResolver {
     }
 
     fn describe(&self) -> Description {
-        let parts: Vec<_> = self
-            .resolvers
-            .iter()
-            .map(|resolver| resolver.describe())
-            .collect();
-        let overrides = [
-            given("task_type", self.task_type.as_ref()),
-            given("task_id", self.task_id.as_ref()),
-            given("rpc_layer", self.rpc_layer.as_ref()),
-        ];
-        let inner = parts.iter().flat_map(|part| part.overrides.clone());
-        Description {
-            resolver: "union",
-            variables: parts
-                .iter()
-                .flat_map(|part| part.variables.clone())
-                .collect(),
-            overrides: inner.chain(overrides.into_iter().flatten()).collect(),
+        let mut union = Description::new("union", Vec::new());
+        for part in self.resolvers.iter().map(|resolver| resolver.describe()) {
+            union.variables.extend(part.variables);
+            union.overrides.extend(part.overrides);
         }
+        union
+            .given("task_type", self.task_type.as_ref())
+            .given("task_id", self.task_id)
+            .given("rpc_layer", self.rpc_layer.as_ref())
     }
 }
 
