@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use burn::module::Module;
+use burn_train::train::WorkerFailure;
 use burn_train::{
     EventProcessorTraining, InferenceStep, Learner, LearnerEvent, LearnerModel,
     SupervisedLearningStrategy, SupervisedTrainingEventProcessor, TrainLoader, TrainingComponents,
@@ -11,7 +12,6 @@ use burn_train::{
 use distribute_core::{Error, Result, Strategy, check_running_statistics};
 
 use crate::replica::LearnerReplica;
-use crate::train_epoch::training_error;
 
 /// A strategy of ours in the place of burn's own in burn's `SupervisedTraining`.
 ///
@@ -290,4 +290,17 @@ mod tests {
         let error = training_error(&Error::invalid("no threads"));
         assert!(error.to_string().contains("no threads"), "{error}");
     }
+}
+
+/// Our error as burn reports one: of its kinds the failure of a worker is the one that carries a
+/// text. An error that belongs to no replica is reported for the first one.
+pub(crate) fn training_error(error: &Error) -> TrainingError {
+    let device_id = match error {
+        Error::Replica { replica, .. } | Error::ReplicaPanicked { replica, .. } => *replica,
+        _ => 0,
+    };
+    TrainingError::Workers(vec![WorkerFailure {
+        device_id,
+        message: error.to_string(),
+    }])
 }

@@ -4,13 +4,10 @@ use std::sync::{Mutex, PoisonError};
 
 use burn::data::dataloader::{DataLoaderIterator, Progress};
 use burn::data::dataset::DatasetError;
-use burn_train::train::WorkerFailure;
-use burn_train::{
-    EventProcessorTraining, LearnerEvent, LearnerModel, TrainStep, TrainingError, TrainingItem,
-};
-use distribute_core::{Error, Result, StrategyExt};
+use burn_train::{EventProcessorTraining, LearnerEvent, LearnerModel, TrainStep, TrainingItem};
+use distribute_core::{Result, StrategyExt};
 
-use crate::strategy::Run;
+use crate::strategy::{Run, training_error};
 
 impl<M: LearnerModel> Run<'_, M> {
     /// Trains on every batch of the loader, or until the interrupter says stop.
@@ -89,17 +86,4 @@ impl<M: LearnerModel> Run<'_, M> {
             parts.interrupter.fail_on_error(told);
         }
     }
-}
-
-/// Our error as burn reports one: of its kinds the failure of a worker is the one that carries a
-/// text. An error that belongs to no replica is reported for the first one.
-pub(crate) fn training_error(error: &Error) -> TrainingError {
-    let device_id = match error {
-        Error::Replica { replica, .. } | Error::ReplicaPanicked { replica, .. } => *replica,
-        _ => 0,
-    };
-    TrainingError::Workers(vec![WorkerFailure {
-        device_id,
-        message: error.to_string(),
-    }])
 }
