@@ -9,7 +9,7 @@ use distribute_core::checkpoint::{self, Checkpoint, CheckpointError};
 use distribute_core::{
     Configuration, DefaultStrategy, Error, Mirrored, Sgd, StrategyExt, TrainState,
 };
-use distribute_data::fit::{Evaluation, FitError, evaluate, json_number, restore_weights};
+use distribute_data::fit::{Evaluation, evaluate, json_number, restore_weights};
 use distribute_data::tensorboard::EventWriter;
 use distribute_data::{Batching, DistributedDataset, StrategyDataExt};
 use serde_json::json;
@@ -113,7 +113,7 @@ impl Evaluator {
         let log = match &args.files.log_dir {
             Some(directory) => {
                 let writer = EventWriter::create(directory.join("evaluator"));
-                Some(writer.map_err(|error| Error::from(FitError::from(error)))?)
+                Some(writer.map_err(Error::from)?)
             }
             None => None,
         };
@@ -177,6 +177,6 @@ impl Evaluator {
             }
             log.flush()
         };
-        write().map_err(|error| Error::from(FitError::from(error)).into())
+        write().map_err(|error| Error::from(error).into())
     }
 }
