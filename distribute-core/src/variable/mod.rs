@@ -193,7 +193,8 @@ impl<T> DistributedVariable<T> {
     ///
     /// # Errors
     /// [`Error::Shape`] and [`Error::DType`] for a value of another shape or type,
-    /// [`Error::MixedStrategies`], and [`Error::AggregationRequired`] where the options do not allow it.
+    /// [`Error::MixedStrategies`], and [`Error::AggregationRequired`] where the options do not
+    /// allow it.
     pub fn assign<C>(&self, context: &C, value: impl AssignTo<T>) -> Result<()>
     where
         C: VariableContext + ?Sized,
