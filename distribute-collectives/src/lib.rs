@@ -87,7 +87,7 @@ pub use communicator::{
     chunk_range,
 };
 pub use error::{CollectiveError, MissingRank, Result, Searched};
-pub use header::OperationHeader;
+pub use header::{HeaderError, OperationHeader};
 pub use in_process::{
     InProcessCommunicator, InProcessTransport, in_process, in_process_transports,
 };
