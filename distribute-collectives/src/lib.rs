@@ -47,6 +47,7 @@ mod bookkeeping;
 mod buffer;
 mod communication;
 mod communicator;
+pub mod contract;
 pub mod control;
 mod error;
 pub mod flight_record;
