@@ -28,24 +28,31 @@ use crate::reduce::ReduceOp;
 /// Elements of a buffer: few enough for one message, and enough for many.
 const ELEMENTS: [usize; 2] = [3, 30_000];
 
-/// What a rank calls. The number is that of elements; the flag is set on the rank that differs.
-type Call = fn(&mut dyn Communicator, usize, bool) -> Result<()>;
-
-/// What all ranks must get.
+/// What a rank calls, with a number of elements in each buffer.
 #[derive(Clone, Copy)]
-enum Expected {
-    /// A mismatch in this operation, as the other ranks call it, that names both values.
-    Mismatch(OperationKind, [&'static str; 2]),
-    /// The call is refused and the group goes on.
-    Refused(OperationKind),
+enum Call {
+    /// Of buffers with so many times the elements, and so many more in the last one.
+    AllReduce(ReduceOp, &'static [usize], usize),
+    AllReduceIntegers,
+    ReduceScatter(ReduceOp),
+    GatherFloats,
+    GatherBytes,
+    /// From a root; without one from a rank that does not exist.
+    Broadcast(Option<usize>),
+    /// To a root; without one to a rank that does not exist.
+    Reduce(Option<usize>),
+    Barrier,
 }
 
 /// One way in which ranks disagree; see [`cases`].
 #[derive(Clone, Copy)]
 pub struct Case {
     name: &'static str,
-    expected: Expected,
-    call: Call,
+    usual: Call,
+    /// What the highest rank calls.
+    odd: Call,
+    /// What the mismatch names; none where the call is refused and the group goes on.
+    values: Option<[&'static str; 2]>,
     elements: usize,
 }
 
@@ -103,34 +110,19 @@ pub fn check(
 
 /// All cases: each way to disagree, with few and with many elements.
 pub fn cases() -> impl Iterator<Item = Case> {
-    let all = CASES.iter();
-    all.flat_map(|case| ELEMENTS.map(|elements| Case { elements, ..*case }))
+    let all = CASES
+        .iter()
+        .flat_map(|case| ELEMENTS.map(|elements| (case, elements)));
+    all.map(|((name, usual, odd, values), elements)| Case {
+        name,
+        usual: *usual,
+        odd: *odd,
+        values: *values,
+        elements,
+    })
 }
 
 impl Case {
-    const fn mismatch(
-        name: &'static str,
-        kind: OperationKind,
-        values: [&'static str; 2],
-        call: Call,
-    ) -> Case {
-        Case {
-            name,
-            expected: Expected::Mismatch(kind, values),
-            call,
-            elements: 0,
-        }
-    }
-
-    const fn refused(name: &'static str, kind: OperationKind, call: Call) -> Case {
-        Case {
-            name,
-            expected: Expected::Refused(kind),
-            call,
-            elements: 0,
-        }
-    }
-
     /// Plays one rank of a new group of at least two; all ranks play the same case. The highest
     /// rank is the one that differs.
     ///
@@ -139,13 +131,17 @@ impl Case {
     pub fn check(self, communicator: &mut dyn Communicator) -> Result<(), ContractError> {
         let (rank, size) = (communicator.rank(), communicator.world_size());
         sum(communicator).map_err(|cause| self.no_group(cause))?;
-        let called = (self.call)(communicator, self.elements, rank + 1 == size);
-        let Err(error) = called else {
+        let call = if rank + 1 == size {
+            self.odd
+        } else {
+            self.usual
+        };
+        let Err(error) = call.make(communicator, self.elements) else {
             return Err(self.outcome(rank, "a result"));
         };
-        let kept = match (self.expected, &error) {
+        let kept = match (&self.values, &error) {
             (
-                Expected::Mismatch(kind, values),
+                Some(values),
                 CollectiveError::Mismatch {
                     rank_a,
                     rank_b,
@@ -155,17 +151,17 @@ impl Case {
                 },
             ) => {
                 let named = values.iter().all(|value| what.contains(value));
-                rank_a < rank_b && rank_b + 1 == size && *op == kind && named
+                rank_a < rank_b && rank_b + 1 == size && *op == self.usual.kind() && named
             }
-            (Expected::Refused(kind), CollectiveError::InvalidArgument { op, .. }) => *op == kind,
+            (None, CollectiveError::InvalidArgument { op, .. }) => *op == self.usual.kind(),
             _ => false,
         };
         if !kept {
             return Err(self.outcome(rank, &error));
         }
-        match (self.expected, sum(communicator)) {
-            (Expected::Refused(_), Ok(())) => Ok(()),
-            (Expected::Mismatch(..), Err(later)) if later.root_cause() == &error => Ok(()),
+        match (self.values, sum(communicator)) {
+            (None, Ok(())) => Ok(()),
+            (Some(_), Err(later)) if later.root_cause() == &error => Ok(()),
             (_, Ok(())) => Err(self.outcome(rank, "the error, and then another result")),
             (_, Err(later)) => Err(self.outcome(rank, format!("{error}, and then {later}"))),
         }
@@ -177,12 +173,13 @@ impl Case {
     }
 
     fn outcome(self, rank: usize, found: impl fmt::Display) -> ContractError {
-        let expected = match self.expected {
-            Expected::Mismatch(kind, [a, b]) => format!(
+        let kind = self.usual.kind();
+        let expected = match self.values {
+            Some([a, b]) => format!(
                 "a mismatch in {kind} with the highest rank that names {a:?} and {b:?}, and then \
                  the same cause again"
             ),
-            Expected::Refused(kind) => format!("a refusal of {kind}, and then a sum"),
+            None => format!("a refusal of {kind}, and then a sum"),
         };
         ContractError::Outcome {
             case: self.to_string(),
@@ -219,147 +216,105 @@ fn sum(communicator: &mut dyn Communicator) -> Result<()> {
     })
 }
 
-/// All-reduces ones in buffers of these lengths.
-fn reduce(communicator: &mut dyn Communicator, op: ReduceOp, lengths: &[usize]) -> Result<()> {
-    let mut memory: Vec<Vec<f32>> = lengths.iter().map(|length| vec![1.0; *length]).collect();
-    let mut buffers: Vec<Buffer<'_>> = memory.iter_mut().map(|one| (&mut one[..]).into()).collect();
-    communicator.all_reduce(op, &mut buffers)
-}
+impl Call {
+    fn kind(self) -> OperationKind {
+        match self {
+            Call::AllReduce(..) | Call::AllReduceIntegers => OperationKind::AllReduce,
+            Call::ReduceScatter(_) => OperationKind::ReduceScatter,
+            Call::GatherFloats | Call::GatherBytes => OperationKind::AllGather,
+            Call::Broadcast(_) => OperationKind::Broadcast,
+            Call::Reduce(_) => OperationKind::Reduce,
+            Call::Barrier => OperationKind::Barrier,
+        }
+    }
 
-fn broadcast(communicator: &mut dyn Communicator, root: usize, elements: usize) -> Result<()> {
-    let mut memory = vec![1.0_f32; elements];
-    communicator.broadcast(root, &mut [(&mut memory[..]).into()])
-}
-
-fn reduce_to(communicator: &mut dyn Communicator, root: usize, elements: usize) -> Result<()> {
-    let mut memory = vec![1.0_f32; elements];
-    communicator.reduce(ReduceOp::Sum, root, &mut [(&mut memory[..]).into()])
-}
-
-const CASES: [Case; 15] = [
-    Case::mismatch(
-        "operation",
-        OperationKind::AllReduce,
-        ["all_reduce", "broadcast"],
-        |rank, n, odd| match odd {
-            false => reduce(rank, ReduceOp::Sum, &[n]),
-            true => broadcast(rank, 0, n),
-        },
-    ),
-    Case::mismatch(
-        "operation of all elements",
-        OperationKind::AllReduce,
-        ["all_reduce", "reduce_scatter"],
-        |rank, n, odd| match odd {
-            false => reduce(rank, ReduceOp::Sum, &[n]),
-            true => {
-                let mut memory = vec![1.0_f32; n];
-                rank.reduce_scatter(ReduceOp::Sum, (&mut memory[..]).into())
-                    .map(drop)
+    fn make(self, communicator: &mut dyn Communicator, elements: usize) -> Result<()> {
+        let beyond = communicator.world_size();
+        let mut ones = vec![1.0_f32; elements];
+        let own = &mut ones[..];
+        match self {
+            Call::AllReduce(op, parts, more) => {
+                let mut parts: Vec<_> = parts
+                    .iter()
+                    .map(|times| vec![1.0; times * elements])
+                    .collect();
+                if let Some(last) = parts.last_mut() {
+                    last.resize(last.len() + more, 1.0_f32);
+                }
+                let parts = parts.iter_mut().map(|part| Buffer::F32(part));
+                communicator.all_reduce(op, &mut parts.collect::<Vec<_>>())
             }
-        },
+            Call::AllReduceIntegers => {
+                let mut ones = vec![1_i32; elements];
+                communicator.all_reduce(ReduceOp::Sum, &mut [(&mut ones[..]).into()])
+            }
+            Call::ReduceScatter(op) => communicator.reduce_scatter(op, own.into()).map(drop),
+            Call::GatherFloats => communicator.all_gather(own).map(drop),
+            Call::GatherBytes => communicator
+                .all_gather(bytemuck::cast_slice::<_, u8>(own))
+                .map(drop),
+            Call::Broadcast(root) => {
+                communicator.broadcast(root.unwrap_or(beyond), &mut [own.into()])
+            }
+            Call::Reduce(root) => {
+                let root = root.unwrap_or(beyond);
+                communicator.reduce(ReduceOp::Sum, root, &mut [own.into()])
+            }
+            Call::Barrier => communicator.barrier(),
+        }
+    }
+}
+
+const SUM: Call = Call::AllReduce(ReduceOp::Sum, &[1], 0);
+const MAX: Call = Call::AllReduce(ReduceOp::Max, &[1], 0);
+const ONE_MORE: Call = Call::AllReduce(ReduceOp::Sum, &[1], 1);
+const IN_ONE: Call = Call::AllReduce(ReduceOp::Sum, &[3], 0);
+const SHORT_FIRST: Call = Call::AllReduce(ReduceOp::Sum, &[1, 2], 0);
+const LONG_FIRST: Call = Call::AllReduce(ReduceOp::Sum, &[2, 1], 0);
+const MIN_OF_SHARES: Call = Call::ReduceScatter(ReduceOp::Min);
+const MEAN_OF_SHARES: Call = Call::ReduceScatter(ReduceOp::Mean);
+const FROM: [Call; 3] = [
+    Call::Broadcast(Some(0)),
+    Call::Broadcast(Some(1)),
+    Call::Broadcast(None),
+];
+const TO: [Call; 2] = [Call::Reduce(Some(0)), Call::Reduce(None)];
+
+/// What differs, what all ranks but the highest call, what that one calls, and what the mismatch
+/// names.
+const CASES: [(&str, Call, Call, Option<[&str; 2]>); 14] = [
+    ("operation", SUM, FROM[0], Some(["all_reduce", "broadcast"])),
+    (
+        "kind of reduction",
+        SUM,
+        MIN_OF_SHARES,
+        Some(["all_reduce", "reduce_scatter"]),
     ),
-    Case::mismatch(
-        "reduction",
-        OperationKind::AllReduce,
-        ["sum", "max"],
-        |rank, n, odd| reduce(rank, if odd { ReduceOp::Max } else { ReduceOp::Sum }, &[n]),
-    ),
-    Case::mismatch(
+    ("reduction", SUM, MAX, Some(["sum", "max"])),
+    (
         "reduction of shares",
-        OperationKind::ReduceScatter,
-        ["min", "mean"],
-        |rank, n, odd| {
-            let op = if odd { ReduceOp::Mean } else { ReduceOp::Min };
-            let mut memory = vec![1.0_f32; n];
-            rank.reduce_scatter(op, (&mut memory[..]).into()).map(drop)
-        },
+        MIN_OF_SHARES,
+        MEAN_OF_SHARES,
+        Some(["min", "mean"]),
     ),
-    Case::mismatch(
-        "dtype",
-        OperationKind::AllReduce,
-        ["f32", "i32"],
-        |rank, n, odd| match odd {
-            false => reduce(rank, ReduceOp::Sum, &[n]),
-            true => rank.all_reduce(ReduceOp::Sum, &mut [(&mut vec![1_i32; n][..]).into()]),
-        },
-    ),
-    Case::mismatch(
+    ("dtype", SUM, Call::AllReduceIntegers, Some(["f32", "i32"])),
+    (
         "dtype of a gathering",
-        OperationKind::AllGather,
-        ["f32", "u8"],
-        |rank, n, odd| match odd {
-            false => rank.all_gather(&vec![1.0_f32; n]).map(drop),
-            true => rank.all_gather(&vec![1_u8; 4 * n]).map(drop),
-        },
+        Call::GatherFloats,
+        Call::GatherBytes,
+        Some(["f32", "u8"]),
     ),
-    Case::mismatch(
-        "count",
-        OperationKind::AllReduce,
-        ["count", "3"],
-        |rank, n, odd| reduce(rank, ReduceOp::Sum, &[n + usize::from(odd)]),
-    ),
-    Case::mismatch(
-        "number of buffers",
-        OperationKind::AllReduce,
-        ["1", "2"],
-        |rank, n, odd| match odd {
-            false => reduce(rank, ReduceOp::Sum, &[3 * n]),
-            true => reduce(rank, ReduceOp::Sum, &[n, 2 * n]),
-        },
-    ),
-    Case::mismatch(
+    ("count", SUM, ONE_MORE, Some(["count", "3"])),
+    ("number of buffers", IN_ONE, SHORT_FIRST, Some(["1", "2"])),
+    (
         "layout",
-        OperationKind::AllReduce,
-        ["lengths", "buffers"],
-        |rank, n, odd| match odd {
-            false => reduce(rank, ReduceOp::Sum, &[n, 2 * n]),
-            true => reduce(rank, ReduceOp::Sum, &[2 * n, n]),
-        },
+        SHORT_FIRST,
+        LONG_FIRST,
+        Some(["lengths", "buffers"]),
     ),
-    Case::mismatch(
-        "root",
-        OperationKind::Broadcast,
-        ["0", "1"],
-        |rank, n, odd| broadcast(rank, usize::from(odd), n),
-    ),
-    Case::mismatch(
-        "root of a reduction",
-        OperationKind::Reduce,
-        ["0", "1"],
-        |rank, n, odd| reduce_to(rank, usize::from(odd), n),
-    ),
-    Case::mismatch(
-        "root, which is no rank",
-        OperationKind::Broadcast,
-        ["0", "1000"],
-        |rank, n, odd| broadcast(rank, if odd { 1000 } else { 0 }, n),
-    ),
-    Case::mismatch(
-        "order",
-        OperationKind::Barrier,
-        ["barrier", "all_reduce"],
-        |rank, n, odd| match odd {
-            false => rank
-                .barrier()
-                .and_then(|()| reduce(rank, ReduceOp::Sum, &[n])),
-            true => reduce(rank, ReduceOp::Sum, &[n]).and_then(|()| rank.barrier()),
-        },
-    ),
-    Case::refused(
-        "root than any rank",
-        OperationKind::Broadcast,
-        |rank, n, _| {
-            let beyond = rank.world_size();
-            broadcast(rank, beyond, n)
-        },
-    ),
-    Case::refused(
-        "root of a reduction than any rank",
-        OperationKind::Reduce,
-        |rank, n, _| {
-            let beyond = rank.world_size();
-            reduce_to(rank, beyond, n)
-        },
-    ),
+    ("root", FROM[0], FROM[1], Some(["0", "1"])),
+    ("root, which is no rank", TO[0], TO[1], Some(["root", "0"])),
+    ("order", Call::Barrier, SUM, Some(["barrier", "all_reduce"])),
+    ("root than any rank", FROM[2], FROM[2], None),
+    ("root of a reduction than any rank", TO[1], TO[1], None),
 ];
