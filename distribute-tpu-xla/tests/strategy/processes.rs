@@ -10,6 +10,7 @@ use std::{env, fs};
 
 use burn::prelude::*;
 use distribute_core::checkpoint::Checkpoint;
+use distribute_core::collectives::contract;
 use distribute_core::metric::Mean;
 use distribute_core::{
     Adam, Error, PerReplica, ReduceOp, Result, Strategy, StrategyExt, TensorData, TrainState,
@@ -36,6 +37,7 @@ const STEPS: usize = 24;
 /// One of the processes of a test.
 struct Process {
     id: usize,
+    system: TpuSystem,
     strategy: TpuStrategy,
     folder: PathBuf,
 }
@@ -62,6 +64,7 @@ fn this_process() -> Option<Process> {
     Some(Process {
         id,
         strategy: builder.build().unwrap(),
+        system,
         folder: PathBuf::from(variable(FOLDER)?),
     })
 }
@@ -321,6 +324,17 @@ fn a_process_with_other_shapes_is_an_error_of_all() {
             Some(TpuError::DifferentPrograms { process: 1, .. })
         );
         assert!(expected, "{error}");
+    });
+}
+
+#[test]
+fn processes_that_disagree_get_an_error_and_never_a_number() {
+    let test = "processes_that_disagree_get_an_error_and_never_a_number";
+    in_processes(test, 1, |Process { system, .. }| {
+        for case in contract::cases() {
+            let group = system.communicator(Duration::from_secs(60));
+            case.check(&mut *group.unwrap()).unwrap();
+        }
     });
 }
 
