@@ -62,6 +62,7 @@ pub enum HeaderError {
 /// A transport sends it (or compares it in shared memory) and turns the first difference into
 /// [`CollectiveError::Mismatch`] on every rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
 pub struct OperationHeader {
     /// The generation of the group; a restart makes a new one.
     pub generation: u64,

@@ -1,5 +1,6 @@
 //! Tensors in the memory of all replicas' devices.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,23 +10,33 @@ use distribute_core::{Error, Result};
 
 use super::TpuError;
 use super::context::ExecutionContext;
+use super::step_check::StepChecks;
 use crate::pjrt::{Buffer, Client, Device, ElementType, PjrtError};
 
 /// One buffer per replica of this process.
-#[derive(Debug)]
 pub(crate) struct DeviceArray {
     spec: TensorSpec,
     buffers: Vec<Buffer>,
     /// How long to wait for the values.
     timeout: Option<Duration>,
+    /// The step that computes it; read when that step was the same on all processes.
+    step: Option<(Arc<StepChecks>, u64)>,
 }
 
 impl DeviceArray {
-    pub(crate) fn new(spec: TensorSpec, buffers: Vec<Buffer>, timeout: Option<Duration>) -> Self {
+    /// A result of a step.
+    pub(crate) fn computed(
+        context: &ExecutionContext,
+        spec: TensorSpec,
+        buffers: Vec<Buffer>,
+        step: u64,
+    ) -> Self {
+        let checks = context.step_checks.clone();
         Self {
             spec,
             buffers,
-            timeout,
+            timeout: context.timeout,
+            step: checks.map(|checks| (checks, step)),
         }
     }
 
@@ -40,6 +51,7 @@ impl DeviceArray {
             },
             buffers: copies.collect::<Result<_, _>>()?,
             timeout: context.timeout,
+            step: None,
         })
     }
 
@@ -66,12 +78,22 @@ impl DeviceArray {
             },
             buffers: copies.collect::<Result<_, _>>()?,
             timeout: context.timeout,
+            step: None,
         })
     }
 
     /// The buffer of one replica.
     pub(crate) fn buffer(&self, replica: usize) -> Option<&Buffer> {
         self.buffers.get(replica)
+    }
+}
+
+impl fmt::Debug for DeviceArray {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeviceArray")
+            .field("spec", &self.spec)
+            .field("buffers", &self.buffers)
+            .finish_non_exhaustive()
     }
 }
 
@@ -83,6 +105,9 @@ impl DeviceTensor for DeviceArray {
     fn read(&self, replica: usize) -> Result<TensorData> {
         let missing = || TpuError::Internal(format!("no buffer of replica {replica}"));
         let buffer = self.buffer(replica).ok_or_else(missing)?;
+        if let Some((checks, step)) = &self.step {
+            checks.verify(*step)?;
+        }
         if let Some(limit) = self.timeout
             && !buffer.wait_timeout(limit).map_err(TpuError::from)?
         {

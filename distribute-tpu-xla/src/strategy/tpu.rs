@@ -13,6 +13,7 @@ use distribute_core::{
 
 use super::context::ExecutionContext;
 use super::slice::{SliceCommunicator, global_id, process_of};
+use super::step_check::StepChecks;
 use super::tracer::XlaTracer;
 use super::{TpuError, TpuSystem, refuse_replicas};
 use crate::pjrt::{Device, Executable};
@@ -169,6 +170,10 @@ impl TpuStrategyBuilder<'_> {
             devices: Arc::clone(&devices),
             assignment: chosen.iter().map(global_id).collect(),
             workers: workers.clone(),
+            step_checks: (processes > 1).then(|| {
+                let processes = chosen.iter().map(process_of).collect();
+                Arc::new(StepChecks::new(processes, self.timeout))
+            }),
             timeout: (processes > 1).then_some(self.timeout),
             checks_steps: self.checks_steps,
             precision: self.precision,

@@ -276,7 +276,8 @@ impl Buffer {
     }
 
     /// Fills `bytes`, which has the size of the whole array. After an error that is not the
-    /// plugin's the plugin may still write to them: a copy has begun, and nothing says when it ends.
+    /// plugin's the plugin may still write to them: a copy has begun, and nothing says when it
+    /// ends.
     fn read_into(&self, bytes: &mut [u8]) -> Result<()> {
         let minor_to_major: Vec<i64> = (0..self.dims().len() as i64).rev().collect();
         let mut layout = row_major(&minor_to_major);
