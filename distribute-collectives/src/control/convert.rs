@@ -114,11 +114,7 @@ fn error_message(own_rank: usize, error: &CollectiveError) -> notice::Failure {
             elapsed,
         } => notice::Failure::Interrupted(message::Interrupted {
             rank: *rank as u32,
-            missing: missing
-                .iter()
-                .take(MISSING_MAX)
-                .map(missing_message)
-                .collect(),
+            missing: missing_messages(missing),
             elapsed_us: micros(*elapsed),
         }),
         // No other error ends a group by itself; the sender is then the one that ended it.
@@ -129,12 +125,14 @@ fn error_message(own_rank: usize, error: &CollectiveError) -> notice::Failure {
     }
 }
 
-fn missing_message(missing: &MissingRank) -> message::Missing {
-    message::Missing {
+fn missing_messages(missing: &[MissingRank]) -> Vec<message::Missing> {
+    let missing = missing.iter().take(MISSING_MAX);
+    let message = |missing: &MissingRank| message::Missing {
         rank: missing.rank as u32,
         address: missing.address.clone(),
         reason: shortened(&missing.reason),
-    }
+    };
+    missing.map(message).collect()
 }
 
 fn missing_rank(missing: &message::Missing) -> MissingRank {
