@@ -1,7 +1,7 @@
 //! The loop with several workers, which are threads here.
 
 mod fit;
-#[path = "../../../../distribute-core/tests/multi_worker/group.rs"]
+#[path = "../../../../distribute-core/tests/all/multi_worker/group.rs"]
 mod group;
 mod interrupted;
 #[expect(

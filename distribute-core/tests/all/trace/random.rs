@@ -14,7 +14,7 @@ use distribute_core::{
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use crate::support::{Mlp, Recording, batch};
+use crate::trace::support::{Mlp, Recording, batch};
 
 type State = TrainState<Mlp>;
 

@@ -7,7 +7,7 @@ use distribute_core::{
     dropout,
 };
 
-use crate::support::{Mlp, Recording, batch, operations};
+use crate::trace::support::{Mlp, Recording, batch, operations};
 
 type Batch = (Tensor<2>, Tensor<1, Int>);
 

@@ -8,8 +8,8 @@ use distribute_core::{
     Error, MultiWorkerMirroredStrategy, ReduceOp, Replicate, Strategy, StrategyExt,
 };
 
-use crate::group::{THREADS, cluster, free_addresses, try_workers};
-use crate::options::LATE;
+use crate::multi_worker::group::{THREADS, cluster, free_addresses, try_workers};
+use crate::multi_worker::options::LATE;
 
 #[test]
 fn a_worker_with_another_model_is_told_which_parameter_differs() {
@@ -125,7 +125,7 @@ fn a_late_worker_is_named_by_all_replicas_of_the_others() {
     let (come, late) = std::sync::mpsc::channel::<()>();
     let late = std::sync::Arc::new(std::sync::Mutex::new(late));
     let started = Instant::now();
-    let outcomes = crate::group::try_workers_with(
+    let outcomes = crate::multi_worker::group::try_workers_with(
         LATE,
         &[2, 1],
         move |strategy| {

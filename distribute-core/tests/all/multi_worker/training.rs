@@ -14,8 +14,8 @@ use distribute_core::{
 };
 use rstest::rstest;
 
-use crate::group::{Between, SHARED_MEMORY, THREADS, workers};
-use crate::options::{GRPC, workers_of_cluster, workers_with};
+use crate::multi_worker::group::{Between, SHARED_MEMORY, THREADS, workers};
+use crate::multi_worker::options::{GRPC, workers_of_cluster, workers_with};
 
 const GLOBAL_BATCH: usize = 24;
 

@@ -7,7 +7,7 @@ use distribute_core::{
     TensorData, TrainState,
 };
 
-use crate::support::{Mlp, Recording, batch, uneven};
+use crate::trace::support::{Mlp, Recording, batch, uneven};
 
 type Batch = (Tensor<2>, Tensor<1, Int>);
 

@@ -9,7 +9,7 @@ use distribute_core::{
     VariableAggregation, VariableOptions,
 };
 
-use crate::support::{Recording, batch, operations};
+use crate::trace::support::{Recording, batch, operations};
 
 type Batch = (Tensor<2>, Tensor<1, Int>);
 

@@ -5,7 +5,7 @@ use std::sync::mpsc;
 use distribute_core::collectives::ProcessTransport;
 use distribute_core::{MultiWorkerMirroredStrategy, MultiWorkerMirroredStrategyBuilder, Result};
 
-use crate::group::{Between, LIMIT, cluster, free_addresses, try_workers_with};
+use crate::multi_worker::group::{Between, LIMIT, cluster, free_addresses, try_workers_with};
 
 pub const GRPC: Between = Between(Some(ProcessTransport::Grpc), 60.0);
 /// Threads that give up soon.

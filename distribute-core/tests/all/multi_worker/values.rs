@@ -8,7 +8,7 @@ use distribute_core::{
     TensorData, VariableAggregation, VariableOptions,
 };
 
-use crate::group::{THREADS, workers};
+use crate::multi_worker::group::{THREADS, workers};
 
 /// Three replicas: two of worker 0, one of worker 1.
 const REPLICAS: [usize; 2] = [2, 1];
