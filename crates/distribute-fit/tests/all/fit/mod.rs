@@ -3,7 +3,6 @@
 
 mod anywhere;
 mod callbacks;
-mod common;
 mod files;
 mod resume;
 mod training;

@@ -12,8 +12,8 @@ use distribute_fit::callbacks::{Interrupt, ModelCheckpoint};
 use distribute_fit::{Callback, Control, Fit, Outcome};
 use tempfile::TempDir;
 
-use crate::group::{cluster, free_addresses};
-use crate::points::{Points, new_state, objective};
+use crate::common::{Points, new_state, objective};
+use crate::multi_worker::group::{cluster, free_addresses};
 
 /// How long a wait may go on that is to end: a second, and what a busy machine takes.
 const AT_ONCE: Duration = Duration::from_secs(3);

@@ -8,7 +8,7 @@ use distribute_core::{Adam, PerReplica, Result, Sgd, StrategyExt, TrainState};
 use distribute_fit::callbacks::LearningRateScheduler;
 use distribute_fit::{BatchSource, Batches, Fit, Objective, StepContext, restore, snapshot};
 
-#[path = "../../../distribute-core/tests/all/remote/store.rs"]
+#[path = "../../../../distribute-core/tests/all/remote/store.rs"]
 mod store;
 
 use store::{Remotely, Store, layer, one_device, step};

@@ -17,8 +17,8 @@ use distribute_fit::{
 use rstest::rstest;
 use tempfile::TempDir;
 
-use crate::group::{Between, SHARED_MEMORY, THREADS, try_workers, workers};
-use crate::points::{BATCHES, Batch, Mlp, Points, everything, new_state, objective};
+use crate::common::{BATCHES, Batch, Mlp, Points, everything, new_state, objective};
+use crate::multi_worker::group::{Between, SHARED_MEMORY, THREADS, try_workers, workers};
 
 const EPOCHS: usize = 3;
 
