@@ -520,7 +520,11 @@ fn no_thread_is_left_behind() {
     const CHILD: &str = "DISTRIBUTE_DATA_TEST_CHILD";
     if std::env::var_os(CHILD).is_none() {
         let status = std::process::Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "no_thread_is_left_behind", "--test-threads=1"])
+            .args([
+                "--exact",
+                "distribution::no_thread_is_left_behind",
+                "--test-threads=1",
+            ])
             .env(CHILD, "1")
             .status();
         assert!(status.unwrap().success());

@@ -1,8 +1,6 @@
 //! Input pipelines of several workers that end after different numbers of steps. Workers are
 //! threads here.
 
-mod workers_common;
-
 use burn::nn::{Linear, LinearConfig};
 use distribute_core::{
     Device, Error, InputContext, Nest, ReduceOp, Result, Sgd, Strategy, StrategyExt, Tensor,
@@ -14,7 +12,8 @@ use distribute_data::{
     AverageLoss, Batching, Dataset, FnDataset, ReplicationMode, StrategyDataExt, Weighted,
 };
 use rstest::rstest;
-use workers_common::workers;
+
+use crate::common::workers;
 
 #[derive(Nest, Clone)]
 struct Batch {

@@ -1,8 +1,6 @@
 //! What `fit` and `evaluate` report is the mean over the examples, whatever the loss was divided
 //! by; and a loss that is not one per example is refused.
 
-mod workers_common;
-
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::TensorData;
 use distribute_core::{
@@ -16,7 +14,8 @@ use distribute_data::{
     mean_squared_error, scale_regularization_loss,
 };
 use rstest::rstest;
-use workers_common::workers;
+
+use crate::common::workers;
 
 type Batch = (Tensor<2>, Tensor<1>);
 
