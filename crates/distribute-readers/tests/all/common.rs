@@ -1,5 +1,4 @@
 //! Writers of the small files that the tests of the readers read.
-#![allow(dead_code, reason = "each test program uses its own part")]
 
 use std::fs;
 use std::io::{Cursor, Write};

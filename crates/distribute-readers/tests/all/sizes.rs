@@ -1,8 +1,6 @@
 //! Sizes are compared before values are read, and what cannot be held is said to be that; and
 //! whether a table's first line is a header.
 
-mod readers_common;
-
 use std::fs::File;
 use std::io::Write;
 use std::path::Path;
@@ -13,9 +11,10 @@ use distribute_readers::{
 };
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use readers_common::*;
 use rstest::rstest;
 use tempfile::tempdir;
+
+use crate::common::*;
 
 /// Bytes that deflate leaves as long as they are.
 fn noise(count: usize) -> Vec<u8> {
@@ -126,7 +125,7 @@ fn memory_that_is_not_there_is_said_to_be_missing() {
     let status = std::process::Command::new("sh")
         .args([
             "-c",
-            "ulimit -v 200000 && exec \"$0\" --exact with_little_memory",
+            "ulimit -v 200000 && exec \"$0\" --exact sizes::with_little_memory",
         ])
         .arg(std::env::current_exe().unwrap())
         .env("RUST_TEST_THREADS", "1")

@@ -1,7 +1,5 @@
 //! What the readers make of correct files.
 
-mod readers_common;
-
 use std::fs;
 
 use distribute_readers::{
@@ -11,9 +9,10 @@ use distribute_readers::{
 };
 use image::ImageFormat;
 use proptest::prelude::*;
-use readers_common::*;
 use rstest::rstest;
 use tempfile::tempdir;
+
+use crate::common::*;
 
 fn big_endian<const N: usize, T: Copy>(values: &[T], bytes: fn(T) -> [u8; N]) -> Vec<u8> {
     values.iter().flat_map(|&value| bytes(value)).collect()

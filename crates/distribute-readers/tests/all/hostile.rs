@@ -1,7 +1,5 @@
 //! No bytes make a reader panic, and no header makes it allocate what the file cannot hold.
 
-mod readers_common;
-
 use distribute_readers::{
     CsvOptions, ImageColor, ReadError, parse_csv, parse_idx, parse_npy, parse_npz, parse_text_csv,
     read_image_folder,
@@ -9,8 +7,9 @@ use distribute_readers::{
 use image::ImageFormat;
 use proptest::prelude::*;
 use proptest::sample::Index;
-use readers_common::*;
 use tempfile::tempdir;
+
+use crate::common::*;
 
 /// Reads `bytes` with every reader; the results do not matter.
 fn read_all(bytes: &[u8]) {
@@ -151,7 +150,7 @@ fn giant_headers_allocate_next_to_nothing() {
     let status = std::process::Command::new("sh")
         .args([
             "-c",
-            "ulimit -v 1048576 && exec \"$0\" --exact giant_headers",
+            "ulimit -v 1048576 && exec \"$0\" --exact hostile::giant_headers",
         ])
         .arg(program)
         .status()

@@ -1,7 +1,5 @@
 //! Bad files give one line that says what, where and what to do.
 
-mod readers_common;
-
 use std::fs;
 use std::path::Path;
 
@@ -10,8 +8,9 @@ use distribute_readers::{
     parse_npz, parse_text_csv, read_csv, read_idx, read_image_folder, read_mnist_folder, read_npz,
 };
 use image::ImageFormat;
-use readers_common::*;
 use tempfile::tempdir;
+
+use crate::common::*;
 
 /// The messages, with the temporary folder written as `DIR`, and none longer than two lines of a
 /// wide terminal.

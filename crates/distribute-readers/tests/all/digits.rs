@@ -34,7 +34,7 @@ fn the_content_is_that_of_the_source() {
         .map(|label| label as u8)
         .collect();
     // The same hashes stand in src/data/digits-SOURCE.txt.
-    let source = include_str!("../src/data/digits-SOURCE.txt");
+    let source = include_str!("../../src/data/digits-SOURCE.txt");
     for (bytes, hash) in [
         (
             &pixels,
