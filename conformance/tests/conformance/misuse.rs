@@ -67,7 +67,7 @@ fn rustc() -> PathBuf {
 fn libraries() -> Vec<(&'static str, String)> {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo
-        .args(["test", "--workspace", "--no-run", "--test", "misuse"])
+        .args(["test", "--workspace", "--no-run", "--test", "conformance"])
         .args(["--offline", "--quiet", "--message-format", "json"])
         .current_dir(directory());
     // Set for this test alone; build scripts that watch them would run again.
