@@ -13,6 +13,7 @@ use super::TpuError;
 use crate::pjrt::Buffer;
 
 /// The steps of a strategy that were started, and what is known of them.
+#[derive(Debug)]
 pub(crate) struct StepChecks {
     /// The process of each replica.
     processes: Vec<usize>,
@@ -20,7 +21,7 @@ pub(crate) struct StepChecks {
     state: Mutex<State>,
 }
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct State {
     /// Steps that were started.
     started: u64,
@@ -31,6 +32,7 @@ struct State {
 }
 
 /// A step that runs, or has run.
+#[derive(Debug)]
 struct StartedStep {
     step: u64,
     /// The numbers of the programs that all replicas run, once it has ended.
