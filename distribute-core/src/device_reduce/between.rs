@@ -1,15 +1,11 @@
 //! NCCL between workers: all use it, or none.
 
-use std::sync::Arc;
-
-use distribute_collectives::nccl::{NcclCommunicator, SharedGroup};
 use distribute_collectives::{CollectiveError, CommunicationOptions};
 use serde::{Deserialize, Serialize};
 
-use super::nccl::NcclReducers;
-use super::plan::{DevicePlan, Outcome};
-use super::{DeviceReducer, DeviceReduction, NcclReducer};
-use crate::{Error, LogicalDevice, Result, WorkerGroup};
+use super::plan::{DevicePlan, Outcome, is_unavailable};
+use crate::device::{JoinWorkers, SharedGroup};
+use crate::{DeviceReduction, Result, WorkerGroup};
 
 /// What a worker tells the others before they decide together.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -26,34 +22,31 @@ struct Offer {
 pub(crate) struct Worker<'a> {
     pub(crate) group: Option<SharedGroup>,
     pub(crate) wanted: DeviceReduction,
-    pub(crate) devices: &'a [LogicalDevice],
+    pub(crate) replicas: usize,
     /// How its own replicas reduce.
     pub(crate) plan: &'a DevicePlan,
-    pub(crate) reducers: Option<Arc<NcclReducers>>,
+    /// Its way to the others, if all of its replicas are on GPUs.
+    pub(crate) join: Option<JoinWorkers>,
     pub(crate) options: CommunicationOptions,
 }
 
 impl Worker<'_> {
     fn offer(&self) -> Offer {
-        let gpu = |reducers: &Arc<NcclReducers>| {
-            let gpus = self.devices.iter().map(|device| (reducers.gpu)(*device));
-            gpus.collect::<Option<Vec<_>>>()
-        };
-        let gpus = self.reducers.as_ref().and_then(gpu);
+        let has_gpus = self.join.is_some();
         let refusal = if self.wanted == DeviceReduction::HostMemory {
             Some("RING was asked for")
-        } else if gpus.is_none() {
+        } else if !has_gpus {
             Some("it has a replica that is not on a GPU")
         } else if self.group.is_none() {
             Some("its group is a communicator of the caller's")
-        } else if self.devices.len() > 1 && !self.plan.is_on_device() {
+        } else if self.replicas > 1 && !self.plan.is_on_device() {
             Some("its own replicas reduce through host memory")
         } else {
             None
         };
         Offer {
             insists: self.wanted == DeviceReduction::Nccl,
-            has_gpus: gpus.is_some(),
+            has_gpus,
             refusal: refusal.map(String::from),
         }
     }
@@ -73,9 +66,9 @@ impl Worker<'_> {
                 Some(format!("worker {worker}: {refusal}"))
             })
             .collect();
-        let connected = match refusals.is_empty() {
-            true => self.nccl(),
-            false => Err(CollectiveError::unavailable("NCCL", refusals.join("; "))),
+        let connected = match (self.join, self.group) {
+            (Some(join), Some(group)) if refusals.is_empty() => join(group, self.options),
+            _ => Err(CollectiveError::unavailable("NCCL", refusals.join("; ")).into()),
         };
         match connected {
             Ok(reducer) => {
@@ -83,24 +76,10 @@ impl Worker<'_> {
                 workers.set_device_reducer(reducer);
                 Ok(Some(outcome.text))
             }
-            Err(error @ CollectiveError::BackendUnavailable { .. }) if !insists => {
+            Err(error) if !insists && is_unavailable(&error) => {
                 Ok(has_gpus.then(|| Outcome::through_host(error).text))
             }
-            Err(error) => Err(Error::Collective(error)),
+            Err(error) => Err(error),
         }
-    }
-
-    fn nccl(self) -> Result<Box<dyn DeviceReducer>, CollectiveError> {
-        let unavailable = |reason| CollectiveError::unavailable("NCCL", reason);
-        let (Some(group), Some(reducers)) = (self.group, self.reducers) else {
-            return Err(unavailable("this worker has no GPU"));
-        };
-        let Some(device) = self.devices.first().copied() else {
-            return Err(unavailable("this worker has no replica"));
-        };
-        let gpu = (reducers.gpu)(device).unwrap_or_default();
-        let communicator = NcclCommunicator::new(group, reducers.options(gpu))?;
-        let reducer = NcclReducer::new(communicator, (reducers.memory)(device), self.options);
-        Ok(Box::new(reducer))
     }
 }

@@ -5,12 +5,11 @@ use std::sync::{Arc, OnceLock};
 
 use distribute_collectives::CollectiveError;
 
-use super::{DeviceReducer, DeviceReducers, DeviceReduction};
-use crate::{Error, LogicalDevice, Result};
+use crate::{DeviceReducer, DeviceReducers, DeviceReduction, Error, LogicalDevice, Result};
 
 /// How the replicas of one process reduce gradients. Made once per strategy, used for each of its
 /// groups.
-#[derive(Clone, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct DevicePlan {
     wanted: DeviceReduction,
     reducers: Option<Arc<dyn DeviceReducers>>,
@@ -41,16 +40,6 @@ impl Outcome {
     }
 }
 
-impl fmt::Debug for DevicePlan {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DevicePlan")
-            .field("wanted", &self.wanted)
-            .field("reducers", &self.reducers)
-            .field("outcome", &self.outcome)
-            .finish()
-    }
-}
-
 /// The reducers of the replicas; `None` for those whose gradients go through host memory.
 type Reducers = Vec<Option<Box<dyn DeviceReducer>>>;
 
@@ -65,37 +54,32 @@ impl DevicePlan {
         devices: &[LogicalDevice],
         timeout: std::time::Duration,
     ) -> Result<Self> {
-        let gpus = devices.iter().filter(|device| device.is_gpu()).count();
+        let kinds = devices.iter().filter_map(|device| device.gpu_kind());
+        let (gpus, kind) = (kinds.clone().count(), kinds.clone().next());
         let by_name = matches!(wanted, DeviceReduction::Nccl | DeviceReduction::Burn);
         if by_name && own.is_none() && gpus < devices.len() {
-            return Err(unavailable(
-                wanted,
-                "it reduces the memory of GPUs, and a replica of this strategy is on a CPU; put \
-                 every replica on a GPU, or use auto",
-            ));
+            let reason = "it reduces the memory of GPUs, and a replica of this strategy is on a \
+                          CPU; put every replica on a GPU, or use auto";
+            return Err(CollectiveError::unavailable(wanted.to_string(), reason).into());
         }
+        let (reducers, reason) = match (own, kind) {
+            _ if devices.len() < 2 => (None, ""),
+            _ if wanted == DeviceReduction::HostMemory => (None, "asked for by name"),
+            (Some(own), _) => (Some(own), ""),
+            (None, Some(kind)) if gpus == devices.len() => {
+                (Some(kind.reducers(wanted, timeout)), "")
+            }
+            _ => (None, "some replicas are on CPUs"),
+        };
         let plan = Self {
             wanted,
-            reducers: None,
+            reducers,
             outcome: Arc::default(),
         };
-        let several = devices.len() > 1;
-        let reducers = match (wanted, own) {
-            _ if !several => None,
-            (DeviceReduction::HostMemory, _) if gpus > 0 => {
-                plan.tell(Outcome::through_host("asked for by name"));
-                None
-            }
-            (DeviceReduction::HostMemory, _) => None,
-            (_, Some(own)) => Some(own),
-            (_, None) if gpus == 0 => None,
-            (_, None) if gpus < devices.len() => {
-                plan.tell(Outcome::through_host("some replicas are on CPUs"));
-                None
-            }
-            (wanted, None) => Some(of_this_build(wanted, timeout)?),
-        };
-        Ok(Self { reducers, ..plan })
+        if gpus > 0 && !reason.is_empty() {
+            plan.tell(Outcome::through_host(reason));
+        }
+        Ok(plan)
     }
 
     fn tell(&self, outcome: Outcome) {
@@ -111,7 +95,6 @@ impl DevicePlan {
     }
 
     /// Whether the replicas reduce in the memory of their devices, once the first group is made.
-    #[cfg(feature = "nccl")]
     pub(crate) fn is_on_device(&self) -> bool {
         self.reducers.is_some() && self.outcome().is_some_and(|outcome| outcome.is_on_devices)
     }
@@ -150,28 +133,4 @@ pub(crate) fn is_unavailable(error: &Error) -> bool {
         error,
         Error::Collective(CollectiveError::BackendUnavailable { .. })
     )
-}
-
-fn unavailable(wanted: DeviceReduction, reason: &str) -> Error {
-    CollectiveError::unavailable(wanted.to_string(), reason).into()
-}
-
-/// The reducers of GPUs that this build has.
-#[cfg(feature = "cuda")]
-fn of_this_build(
-    wanted: DeviceReduction,
-    timeout: std::time::Duration,
-) -> Result<Arc<dyn DeviceReducers>> {
-    Ok(match wanted {
-        DeviceReduction::Burn => Arc::new(crate::cuda::BurnReducers),
-        _ => Arc::new(crate::cuda::nccl_reducers(timeout)),
-    })
-}
-
-#[cfg(not(feature = "cuda"))]
-fn of_this_build(
-    wanted: DeviceReduction,
-    _: std::time::Duration,
-) -> Result<Arc<dyn DeviceReducers>> {
-    Err(unavailable(wanted, crate::device::WITHOUT_CUDA))
 }

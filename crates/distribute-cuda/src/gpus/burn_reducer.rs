@@ -4,9 +4,7 @@ use std::sync::Arc;
 
 use burn::tensor::distributed::{ReduceOperation, all_reduce};
 use burn::tensor::{Device, Tensor};
-use distribute_collectives::ReduceOp;
-
-use crate::{DeviceReducer, DeviceReducers, Error, LogicalDevice, Result};
+use distribute_core::{DeviceReducer, DeviceReducers, Error, LogicalDevice, ReduceOp, Result};
 
 /// Reducers over burn's collective, which is NCCL in burn's own streams.
 ///
@@ -15,7 +13,7 @@ use crate::{DeviceReducer, DeviceReducers, Error, LogicalDevice, Result};
 /// not come is found by the exchange through the host that goes before, and one that is lost after
 /// that makes the others wait.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct BurnReducers;
+pub(super) struct BurnReducers;
 
 struct BurnReducer {
     devices: Arc<[Device]>,

@@ -5,11 +5,11 @@
 
 use std::path::Path;
 
-use distribute_collectives::CollectiveError;
-use distribute_collectives::nccl::{NcclOptions, NcclUnavailable, Searched, driver};
+use distribute_core::collectives::CollectiveError;
+use distribute_core::collectives::nccl::{NcclOptions, NcclUnavailable, Searched, driver};
+use distribute_core::{Error, Result};
 
 use super::libraries;
-use crate::error::{Error, Result};
 
 fn unavailable(reason: String, searched: Vec<Searched>) -> Error {
     Error::Collective(CollectiveError::BackendUnavailable {
@@ -32,7 +32,7 @@ fn of_driver(error: NcclUnavailable) -> Error {
 ///
 /// # Errors
 /// A library is missing, or the driver does not work.
-pub(crate) fn available() -> Result<usize> {
+pub(super) fn available() -> Result<usize> {
     let found = driver(&NcclOptions::new(0)).map_err(of_driver)?;
     for (library, what) in [
         ("cuda", libraries::has_driver()),
@@ -50,7 +50,7 @@ pub(crate) fn available() -> Result<usize> {
 ///
 /// # Errors
 /// As [`available`], and a number that no GPU has.
-pub(crate) fn check(index: usize) -> Result<()> {
+pub(super) fn check(index: usize) -> Result<()> {
     let count = available()?;
     if index < count {
         return Ok(());
