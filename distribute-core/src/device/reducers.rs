@@ -34,14 +34,20 @@ impl From<CommunicationImplementation> for DeviceReduction {
     }
 }
 
-impl fmt::Display for DeviceReduction {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+impl DeviceReduction {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
             Self::Auto => "auto",
             Self::HostMemory => "host-memory",
             Self::Nccl => "nccl",
             Self::Burn => "burn",
-        })
+        }
+    }
+}
+
+impl fmt::Display for DeviceReduction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
     }
 }
 
@@ -50,7 +56,7 @@ impl FromStr for DeviceReduction {
 
     fn from_str(text: &str) -> Result<Self> {
         let all = [Self::Auto, Self::HostMemory, Self::Nccl, Self::Burn];
-        let found = all.into_iter().find(|way| way.to_string() == text);
+        let found = all.into_iter().find(|way| way.name() == text);
         found.ok_or_else(|| {
             Error::invalid(format!(
                 "unknown device reduction `{text}`: use auto, host-memory, nccl or burn"

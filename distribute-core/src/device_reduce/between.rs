@@ -32,21 +32,18 @@ pub(crate) struct Worker<'a> {
 
 impl Worker<'_> {
     fn offer(&self) -> Offer {
-        let has_gpus = self.join.is_some();
-        let refusal = if self.wanted == DeviceReduction::HostMemory {
-            Some("RING was asked for")
-        } else if !has_gpus {
-            Some("it has a replica that is not on a GPU")
-        } else if self.group.is_none() {
-            Some("its group is a communicator of the caller's")
-        } else if self.replicas > 1 && !self.plan.is_on_device() {
-            Some("its own replicas reduce through host memory")
-        } else {
-            None
+        let refusal = match (&self.join, &self.group) {
+            _ if self.wanted == DeviceReduction::HostMemory => Some("RING was asked for"),
+            (None, _) => Some("it has a replica that is not on a GPU"),
+            (_, None) => Some("its group is a communicator of the caller's"),
+            _ if self.replicas > 1 && !self.plan.is_on_device() => {
+                Some("its own replicas reduce through host memory")
+            }
+            _ => None,
         };
         Offer {
             insists: self.wanted == DeviceReduction::Nccl,
-            has_gpus,
+            has_gpus: self.join.is_some(),
             refusal: refusal.map(String::from),
         }
     }

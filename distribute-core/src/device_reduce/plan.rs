@@ -96,7 +96,7 @@ impl DevicePlan {
 
     /// Whether the replicas reduce in the memory of their devices, once the first group is made.
     pub(crate) fn is_on_device(&self) -> bool {
-        self.reducers.is_some() && self.outcome().is_some_and(|outcome| outcome.is_on_devices)
+        self.outcome().is_some_and(|outcome| outcome.is_on_devices)
     }
 
     /// The reducers of a new group. With `Auto` the first group decides for all.
@@ -105,12 +105,10 @@ impl DevicePlan {
     /// What was asked for by name cannot be used, or a later group cannot be made.
     pub(crate) fn connect(&self, devices: &[LogicalDevice], generation: u64) -> Result<Reducers> {
         let none = || devices.iter().map(|_| None).collect();
-        let Some(reducers) = &self.reducers else {
+        let may_be = self.outcome().is_none_or(|outcome| outcome.is_on_devices);
+        let Some(reducers) = self.reducers.as_ref().filter(|_| may_be) else {
             return Ok(none());
         };
-        if generation > 0 && self.outcome().is_some_and(|outcome| !outcome.is_on_devices) {
-            return Ok(none());
-        }
         match reducers.connect(devices, generation) {
             Ok(list) => {
                 if let Some(first) = list.first() {
