@@ -238,4 +238,55 @@ mod tests {
             }
         }
     }
+
+    #[derive(Debug)]
+    struct Named(&'static str);
+
+    impl GpuKind for Named {
+        fn name(&self) -> &'static str {
+            self.0
+        }
+
+        fn burn_device(&self, _: usize) -> Device {
+            Device::flex()
+        }
+
+        fn check(&self, _: usize) -> Result<()> {
+            Ok(())
+        }
+
+        fn reducers(
+            &self,
+            _: DeviceReduction,
+            _: std::time::Duration,
+        ) -> std::sync::Arc<dyn DeviceReducers> {
+            unreachable!("nothing is reduced")
+        }
+    }
+
+    #[test]
+    fn gpus_are_read_by_the_names_of_their_kinds() {
+        let kinds: [&'static dyn GpuKind; 2] = [&Named("cuda"), &Named("rocm")];
+        let read = |text: &str| LogicalDevice::parse(text, &kinds);
+        for (text, name) in [
+            ("cuda:1", "cuda:1"),
+            ("/device:GPU:1", "cuda:1"),
+            ("ROCm:2", "rocm:2"),
+            ("cpu:3", "cpu:3"),
+        ] {
+            assert_eq!(read(text).unwrap().to_string(), name);
+        }
+        assert_eq!(
+            read("gpu:1").unwrap(),
+            LogicalDevice::Gpu(&Named("cuda"), 1)
+        );
+        assert_ne!(read("rocm:1").unwrap(), read("cuda:1").unwrap());
+        let mut order = ["rocm:0", "cuda:1", "cpu:9", "cuda:0"].map(|text| read(text).unwrap());
+        order.sort();
+        let order = order.map(|device| device.to_string());
+        assert_eq!(order, ["cpu:9", "cuda:0", "cuda:1", "rocm:0"]);
+        let error = read("xpu:0").unwrap_err().to_string();
+        let known = "cpu:0, cpu:1, ... and cuda:0, cuda:1, ... and rocm:0, rocm:1, ... (one";
+        assert!(error.contains(known), "{error}");
+    }
 }

@@ -10,8 +10,8 @@ use distribute_core::collectives::{
     ProcessTransport, in_process,
 };
 use distribute_core::{
-    Error, MirroredStrategy, MultiWorkerMirroredStrategy, MultiWorkerMirroredStrategyBuilder,
-    Result, Strategy,
+    Error, LogicalDevice, MirroredStrategy, MultiWorkerMirroredStrategy,
+    MultiWorkerMirroredStrategyBuilder, Result, Strategy,
 };
 use rstest::rstest;
 
@@ -126,6 +126,25 @@ fn gradients_stay_on_the_devices(
     // One call per step and replica between workers; two more (sum and broadcast) in each.
     let calls = if replicas == 1 { 12 } else { 6 * (2 + 4 + 4) };
     assert_eq!(memory.calls(), calls);
+    fake.assert_clean();
+}
+
+/// Nothing but the devices says who reduces.
+#[rstest]
+fn workers_on_gpus_reduce_as_their_devices_say(#[values(1, 2)] replicas: usize) {
+    let (fake, memory) = (Fake::new(""), HostMemory::default());
+    let kind = crate::gpus::gpus(&memory, &fake);
+    let found = workers(|worker, builder| {
+        let gpus = worker * replicas..(worker + 1) * replicas;
+        builder.devices(gpus.map(|index| LogicalDevice::Gpu(kind, index)))
+    });
+    for found in found {
+        let found = found.unwrap();
+        close(&found.weights, &expected(2 * replicas));
+        let stays = |told: &String| told.starts_with("gradients stay on the devices: ");
+        assert!(found.told.iter().all(stays), "{:?}", found.told);
+        assert_eq!(found.told.len(), replicas);
+    }
     fake.assert_clean();
 }
 
