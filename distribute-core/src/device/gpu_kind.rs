@@ -31,9 +31,9 @@ pub trait GpuKind: fmt::Debug + Send + Sync {
     /// places that were searched.
     fn check(&self, index: usize) -> Result<()>;
 
-    /// What reduces gradients between GPUs of this kind, as `wanted`: anything but
-    /// [`HostMemory`](DeviceReduction::HostMemory). A replica waits for the others as long as
-    /// `timeout`. What cannot be used is an error of [`DeviceReducers::connect`].
+    /// What reduces gradients between GPUs of this kind: what is `wanted` by name, or else what
+    /// the kind does best. A replica waits for the others as long as `timeout`. What cannot be used
+    /// is an error of [`DeviceReducers::connect`].
     fn reducers(&self, wanted: DeviceReduction, timeout: Duration) -> Arc<dyn DeviceReducers>;
 }
 

@@ -69,13 +69,6 @@ impl LogicalDevice {
         }
     }
 
-    pub(crate) fn gpu_kind(self) -> Option<&'static dyn GpuKind> {
-        match self {
-            Self::Cpu(_) => None,
-            Self::Gpu(kind, _) => Some(kind),
-        }
-    }
-
     /// Refuses a device that is not there.
     ///
     /// # Errors
@@ -86,10 +79,6 @@ impl LogicalDevice {
             Self::Cpu(_) => Ok(()),
             Self::Gpu(kind, index) => kind.check(index),
         }
-    }
-
-    pub(crate) fn check_all(devices: &[Self]) -> Result<()> {
-        devices.iter().try_for_each(|device| device.check())
     }
 
     /// Reads the name of a CPU device, as [`from_str`](Self::from_str) does, or that of a GPU of

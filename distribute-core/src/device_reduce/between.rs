@@ -4,8 +4,8 @@ use distribute_collectives::{CollectiveError, CommunicationOptions};
 use serde::{Deserialize, Serialize};
 
 use super::plan::{DevicePlan, Outcome, is_unavailable};
-use crate::device::{JoinWorkers, SharedGroup};
-use crate::{DeviceReduction, Result, WorkerGroup};
+use crate::device::SharedGroup;
+use crate::{DeviceReduction, LogicalDevice, Result, WorkerGroup};
 
 /// What a worker tells the others before they decide together.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -18,43 +18,36 @@ struct Offer {
     refusal: Option<String>,
 }
 
-/// What a worker brings.
-pub(crate) struct Worker<'a> {
-    pub(crate) group: Option<SharedGroup>,
-    pub(crate) wanted: DeviceReduction,
-    pub(crate) replicas: usize,
-    /// How its own replicas reduce.
-    pub(crate) plan: &'a DevicePlan,
-    /// Its way to the others, if all of its replicas are on GPUs.
-    pub(crate) join: Option<JoinWorkers>,
-    pub(crate) options: CommunicationOptions,
-}
-
-impl Worker<'_> {
-    fn offer(&self) -> Offer {
-        let refusal = match (&self.join, &self.group) {
+impl DevicePlan {
+    /// Decides with the other workers how gradients are reduced between them, and connects them:
+    /// beside `shared`, a handle of their group, which a group of the caller's does not have. All
+    /// of them call it together. Returns what came of it in words, if there is something to tell.
+    ///
+    /// # Errors
+    /// On all workers, if one was asked for NCCL by name and it cannot be used.
+    pub(crate) fn join_workers(
+        &self,
+        workers: &WorkerGroup,
+        shared: Option<SharedGroup>,
+        devices: &[LogicalDevice],
+        options: CommunicationOptions,
+    ) -> Result<Option<String>> {
+        let join = (self.reducers.as_ref()).and_then(|own| own.between_workers(devices));
+        let refusal = match (&join, &shared) {
             _ if self.wanted == DeviceReduction::HostMemory => Some("RING was asked for"),
             (None, _) => Some("it has a replica that is not on a GPU"),
             (_, None) => Some("its group is a communicator of the caller's"),
-            _ if self.replicas > 1 && !self.plan.is_on_device() => {
+            _ if devices.len() > 1 && !self.is_on_device() => {
                 Some("its own replicas reduce through host memory")
             }
             _ => None,
         };
-        Offer {
+        let offer = Offer {
             insists: self.wanted == DeviceReduction::Nccl,
-            has_gpus: self.join.is_some(),
+            has_gpus: join.is_some(),
             refusal: refusal.map(String::from),
-        }
-    }
-
-    /// Decides with the other workers and connects them. All of them call it together. Returns what
-    /// came of it in words, if there is something to tell.
-    ///
-    /// # Errors
-    /// On all workers, if one was asked for NCCL by name and it cannot be used.
-    pub(crate) fn connect(self, workers: &WorkerGroup) -> Result<Option<String>> {
-        let offers = workers.all_gather_json("who reduces gradients", &self.offer())?;
+        };
+        let offers = workers.all_gather_json("who reduces gradients", &offer)?;
         let insists = offers.iter().any(|offer| offer.insists);
         let has_gpus = offers.iter().any(|offer| offer.has_gpus);
         let refusals: Vec<String> = (offers.iter().enumerate())
@@ -63,20 +56,21 @@ impl Worker<'_> {
                 Some(format!("worker {worker}: {refusal}"))
             })
             .collect();
-        let connected = match (self.join, self.group) {
-            (Some(join), Some(group)) if refusals.is_empty() => join(group, self.options),
+        let connected = match (join, shared) {
+            (Some(join), Some(shared)) if refusals.is_empty() => join(shared, options),
             _ => Err(CollectiveError::unavailable("NCCL", refusals.join("; ")).into()),
         };
-        match connected {
+        let outcome = match connected {
             Ok(reducer) => {
                 let outcome = Outcome::on_devices(&*reducer);
                 workers.set_device_reducer(reducer);
-                Ok(Some(outcome.text))
+                outcome
             }
-            Err(error) if !insists && is_unavailable(&error) => {
-                Ok(has_gpus.then(|| Outcome::through_host(error).text))
-            }
-            Err(error) => Err(error),
-        }
+            Err(error) if insists || !is_unavailable(&error) => return Err(error),
+            Err(_) if !has_gpus => return Ok(None),
+            Err(error) => Outcome::through_host(error),
+        };
+        tracing::info!("between workers: {}", outcome.text);
+        Ok(Some(outcome.text))
     }
 }

@@ -9,7 +9,6 @@ mod between;
 mod nccl;
 mod plan;
 
-pub(crate) use between::Worker;
 #[cfg(feature = "nccl")]
 pub use nccl::{NcclReducer, NcclReducers, TensorMemory};
 pub(crate) use plan::DevicePlan;

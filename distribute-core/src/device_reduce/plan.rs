@@ -11,8 +11,11 @@ use crate::{DeviceReducer, DeviceReducers, DeviceReduction, Error, LogicalDevice
 /// groups.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct DevicePlan {
-    wanted: DeviceReduction,
-    reducers: Option<Arc<dyn DeviceReducers>>,
+    pub(super) wanted: DeviceReduction,
+    /// The caller's own, or those of the kind of GPU that all replicas are on.
+    pub(super) reducers: Option<Arc<dyn DeviceReducers>>,
+    /// Whether the replicas of the process are reduced with them.
+    between_replicas: bool,
     /// What came of it. Empty where there is nothing to tell.
     outcome: Arc<OnceLock<Outcome>>,
 }
@@ -54,30 +57,38 @@ impl DevicePlan {
         devices: &[LogicalDevice],
         timeout: std::time::Duration,
     ) -> Result<Self> {
-        let kinds = devices.iter().filter_map(|device| device.gpu_kind());
-        let (gpus, kind) = (kinds.clone().count(), kinds.clone().next());
+        let kinds = devices.iter().filter_map(|device| match device {
+            LogicalDevice::Gpu(kind, _) => Some(*kind),
+            LogicalDevice::Cpu(_) => None,
+        });
+        let kinds: Vec<_> = kinds.collect();
+        let gpus = kinds.len();
         let by_name = matches!(wanted, DeviceReduction::Nccl | DeviceReduction::Burn);
         if by_name && own.is_none() && gpus < devices.len() {
             let reason = "it reduces the memory of GPUs, and a replica of this strategy is on a \
                           CPU; put every replica on a GPU, or use auto";
             return Err(CollectiveError::unavailable(wanted.to_string(), reason).into());
         }
-        let (reducers, reason) = match (own, kind) {
-            _ if devices.len() < 2 => (None, ""),
-            _ if wanted == DeviceReduction::HostMemory => (None, "asked for by name"),
-            (Some(own), _) => (Some(own), ""),
-            (None, Some(kind)) if gpus == devices.len() => {
-                (Some(kind.reducers(wanted, timeout)), "")
+        let reducers = match kinds.first() {
+            Some(kind) if own.is_none() && gpus == devices.len() => {
+                Some(kind.reducers(wanted, timeout))
             }
-            _ => (None, "some replicas are on CPUs"),
+            _ => own,
         };
+        let refusal = match &reducers {
+            _ if wanted == DeviceReduction::HostMemory => Some("asked for by name"),
+            None => Some("some replicas are on CPUs"),
+            Some(_) => None,
+        };
+        let several = devices.len() > 1;
         let plan = Self {
             wanted,
             reducers,
+            between_replicas: several && refusal.is_none(),
             outcome: Arc::default(),
         };
-        if gpus > 0 && !reason.is_empty() {
-            plan.tell(Outcome::through_host(reason));
+        if let Some(refusal) = refusal.filter(|_| several && gpus > 0) {
+            plan.tell(Outcome::through_host(refusal));
         }
         Ok(plan)
     }
@@ -106,7 +117,11 @@ impl DevicePlan {
     pub(crate) fn connect(&self, devices: &[LogicalDevice], generation: u64) -> Result<Reducers> {
         let none = || devices.iter().map(|_| None).collect();
         let may_be = self.outcome().is_none_or(|outcome| outcome.is_on_devices);
-        let Some(reducers) = self.reducers.as_ref().filter(|_| may_be) else {
+        let reducers = self
+            .reducers
+            .as_ref()
+            .filter(|_| self.between_replicas && may_be);
+        let Some(reducers) = reducers else {
             return Ok(none());
         };
         match reducers.connect(devices, generation) {

@@ -153,7 +153,7 @@ pub(super) fn distinct_or_all(devices: Option<Vec<LogicalDevice>>) -> Result<Vec
             names.join(", ")
         )));
     }
-    LogicalDevice::check_all(&devices)?;
+    devices.iter().try_for_each(|device| device.check())?;
     Ok(devices)
 }
 

@@ -14,9 +14,9 @@ use super::mirrored::{distinct_or_all, replicas_on};
 use super::replica_threads::ReplicaThreads;
 use super::{Replica, ReplicaStep, Strategy, StrategyId};
 use crate::cluster::{Cluster, ProcessEnvironment, TaskType, detect};
-use crate::device::{Joined, SharedGroup, with_handle};
-use crate::device_reduce::{DevicePlan, Worker};
-use crate::{DeviceReducers, DeviceReduction, Error, LogicalDevice, Result, WorkerGroup};
+use crate::device::{Joined, with_handle};
+use crate::device_reduce::DevicePlan;
+use crate::{DeviceReducers, Error, LogicalDevice, Result, WorkerGroup};
 
 /// One or more replicas in each of several worker processes; every replica has a copy of every
 /// variable, and gradients are summed over all replicas of all workers before each update
@@ -291,8 +291,8 @@ impl MultiWorkerMirroredStrategyBuilder {
         let threads = Arc::new(threads);
         let inter_worker = match &workers {
             Some(workers) if cfg!(feature = "nccl") => {
-                let shared = shared.flatten();
-                workers.or_abort(self.inter_worker(workers, shared, &devices, &plan))?
+                let (shared, options) = (shared.flatten(), self.communication);
+                workers.or_abort(plan.join_workers(workers, shared, &devices, options))?
             }
             _ => None,
         };
@@ -305,39 +305,9 @@ impl MultiWorkerMirroredStrategyBuilder {
         })
     }
 
-    /// Decides with the other workers how gradients are reduced between them.
-    fn inter_worker(
-        &self,
-        workers: &WorkerGroup,
-        group: Option<SharedGroup>,
-        devices: &[LogicalDevice],
-        plan: &DevicePlan,
-    ) -> Result<Option<String>> {
-        let reducers = match (&self.reducers, devices.first()) {
-            (Some(own), _) => Some(Arc::clone(own)),
-            (None, Some(LogicalDevice::Gpu(kind, _))) => {
-                Some(kind.reducers(DeviceReduction::Nccl, self.timeout))
-            }
-            _ => None,
-        };
-        let worker = Worker {
-            group,
-            wanted: self.communication.implementation.into(),
-            replicas: devices.len(),
-            plan,
-            join: reducers.and_then(|reducers| reducers.between_workers(devices)),
-            options: self.communication,
-        };
-        let outcome = worker.connect(workers)?;
-        if let Some(outcome) = &outcome {
-            tracing::info!("between workers: {outcome}");
-        }
-        Ok(outcome)
-    }
-
     /// Whether NCCL may be meant for the gradients of these devices.
     fn has_gpus(&self, devices: &[LogicalDevice]) -> bool {
-        self.reducers.is_some() || devices.iter().any(|device| device.gpu_kind().is_some())
+        self.reducers.is_some() || devices.iter().any(|device| device.gpu_index().is_some())
     }
 
     /// The group of the workers; `None` for the only one.

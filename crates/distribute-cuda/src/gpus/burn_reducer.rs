@@ -22,7 +22,7 @@ struct BurnReducer {
 impl DeviceReducers for BurnReducers {
     fn connect(&self, devices: &[LogicalDevice], _: u64) -> Result<Vec<Box<dyn DeviceReducer>>> {
         // burn panics in the first step otherwise.
-        super::presence::check_burn_nccl()?;
+        super::presence::check_library("nccl")?;
         let all: Arc<[Device]> = devices.iter().map(|device| device.burn_device()).collect();
         let reducers = devices.iter().map(|_| {
             let devices = Arc::clone(&all);

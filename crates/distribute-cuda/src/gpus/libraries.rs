@@ -1,19 +1,14 @@
 //! The libraries that burn's bindings find.
 
-/// Whether burn's bindings find the driver.
-pub(super) fn has_driver() -> bool {
+/// Whether burn's bindings find a library by the names that they look for.
+pub(super) fn is_there(library: &str) -> bool {
     // SAFETY: loads the library as its first use by burn would, and calls nothing in it.
-    unsafe { cudarc::driver::sys::is_culib_present() }
-}
-
-/// Whether burn's bindings find the run-time compiler.
-pub(super) fn has_compiler() -> bool {
-    // SAFETY: as above.
-    unsafe { cudarc::nvrtc::sys::is_culib_present() }
-}
-
-/// Whether burn's bindings find NCCL.
-pub(super) fn has_nccl() -> bool {
-    // SAFETY: as above.
-    unsafe { cudarc::nccl::sys::is_culib_present() }
+    unsafe {
+        match library {
+            "cuda" => cudarc::driver::sys::is_culib_present(),
+            "nvrtc" => cudarc::nvrtc::sys::is_culib_present(),
+            "nccl" => cudarc::nccl::sys::is_culib_present(),
+            _ => false,
+        }
+    }
 }
