@@ -404,8 +404,13 @@ fn processes_that_run_other_steps_get_an_error_and_never_a_number() {
         }
         let error = reduced(&strategy, ["sum", "max"][id], [4, 8]).unwrap_err();
         assert!(TpuError::of(&error).is_some(), "{error:?}");
-        // One runs a step that it has compiled, the other one compiles another.
-        let strategy = TpuStrategy::new(&process.system).unwrap();
+    });
+}
+
+#[test]
+fn a_process_that_compiles_while_the_other_runs_is_an_error_of_both() {
+    let test = "a_process_that_compiles_while_the_other_runs_is_an_error_of_both";
+    in_processes(test, 1, |Process { id, strategy, .. }| {
         reduced(&strategy, "sum", [4, 8]).unwrap();
         let error = reduced(&strategy, "sum", [[4, 8], [2, 8]][id]).unwrap_err();
         assert!(TpuError::of(error.root_cause()).is_some(), "{error:?}");
