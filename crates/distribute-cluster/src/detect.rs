@@ -4,8 +4,8 @@ use std::fmt;
 
 use super::environment::{Environment, Variables};
 use super::{
-    ClusterKind, ClusterResolver, KubernetesResolver, OpenMpiResolver, Overridden, Overrides,
-    SimpleResolver, SlurmResolver, TfConfigResolver, TorchrunResolver,
+    ClusterKind, ClusterResolver, KubernetesResolver, Overridden, Overrides, RankResolver,
+    SimpleResolver, SlurmResolver, TfConfigResolver,
 };
 
 /// A kind of cluster that was not chosen although some of its variables are set.
@@ -82,42 +82,21 @@ pub fn detect_with(env: impl Environment + 'static, overrides: Overrides) -> Det
         (kind, reason) = (wanted, "asked for".to_string());
     }
     let inner = resolver(kind, env, overrides.port_base);
-    let resolver: Box<dyn ClusterResolver> = if has_answers(&overrides) {
-        Box::new(Overridden::new(inner, overrides))
-    } else {
-        inner
-    };
     Detected {
         kind,
         reason,
-        resolver,
+        resolver: Box::new(Overridden::new(inner, overrides)),
         passed_over,
     }
 }
 
-fn has_answers(overrides: &Overrides) -> bool {
-    overrides.cluster_spec.is_some()
-        || overrides.task_type.is_some()
-        || overrides.task_id.is_some()
-        || overrides.rpc_layer.is_some()
-}
-
 fn resolver(kind: ClusterKind, env: Variables, port: Option<u16>) -> Box<dyn ClusterResolver> {
-    macro_rules! with_port {
-        ($type:ident) => {{
-            let resolver = $type::with_variables(env);
-            Box::new(match port {
-                Some(port) => resolver.port_base(port),
-                None => resolver,
-            })
-        }};
-    }
     match kind {
-        ClusterKind::TfConfig => Box::new(TfConfigResolver::with_variables(env)),
-        ClusterKind::Torchrun => with_port!(TorchrunResolver),
-        ClusterKind::OpenMpi => with_port!(OpenMpiResolver),
-        ClusterKind::Slurm => with_port!(SlurmResolver),
-        ClusterKind::Kubernetes => with_port!(KubernetesResolver),
+        ClusterKind::TfConfig => Box::new(TfConfigResolver::new(env)),
+        ClusterKind::Torchrun => Box::new(RankResolver::torchrun(env).port_base(port)),
+        ClusterKind::OpenMpi => Box::new(RankResolver::open_mpi(env).port_base(port)),
+        ClusterKind::Slurm => Box::new(SlurmResolver::new(env).port_base(port)),
+        ClusterKind::Kubernetes => Box::new(KubernetesResolver::new(env).port_base(port)),
         ClusterKind::OneProcess => Box::new(SimpleResolver::default()),
     }
 }
@@ -156,7 +135,7 @@ fn tf_config(env: &Variables) -> Found {
         Ok(Some(_)) => "TF_CONFIG is set".to_string(),
         Err(error) => error.to_string(),
     };
-    match TfConfigResolver::with_variables(env.clone()).cluster_spec() {
+    match TfConfigResolver::new(env.clone()).cluster_spec() {
         Ok(spec) if spec.is_empty() => Found::Partly("TF_CONFIG names no cluster".to_string()),
         _ => Found::Yes(text),
     }

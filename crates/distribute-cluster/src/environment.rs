@@ -1,11 +1,11 @@
 //! Where variables come from: the process, or a map in a test.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::env::{self, VarError};
 use std::fmt;
 use std::sync::Arc;
 
-use super::ClusterError;
+use super::{ClusterError, DEFAULT_PORT};
 
 /// A set of environment variables.
 ///
@@ -41,12 +41,6 @@ impl Environment for BTreeMap<String, String> {
     }
 }
 
-impl Environment for HashMap<String, String> {
-    fn var(&self, name: &str) -> Result<Option<String>, ClusterError> {
-        Ok(self.get(name).cloned())
-    }
-}
-
 impl<E: Environment + ?Sized> Environment for Arc<E> {
     fn var(&self, name: &str) -> Result<Option<String>, ClusterError> {
         (**self).var(name)
@@ -56,6 +50,12 @@ impl<E: Environment + ?Sized> Environment for Arc<E> {
 /// Variables that resolvers share.
 #[derive(Clone)]
 pub(super) struct Variables(Arc<dyn Environment>);
+
+impl Environment for Variables {
+    fn var(&self, name: &str) -> Result<Option<String>, ClusterError> {
+        self.get(name)
+    }
+}
 
 impl fmt::Debug for Variables {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -73,7 +73,7 @@ impl Variables {
     }
 
     /// The first of these variables that is set, with its name.
-    pub(super) fn first(
+    fn first(
         &self,
         names: &[&'static str],
     ) -> Result<Option<(&'static str, String)>, ClusterError> {
@@ -85,17 +85,14 @@ impl Variables {
         Ok(None)
     }
 
-    /// [`Self::first`], or an error that says what to do.
+    /// The value of the first of these variables that is set, or an error that says what to do.
     pub(super) fn require(
         &self,
         names: &[&'static str],
         hint: &'static str,
-    ) -> Result<(&'static str, String), ClusterError> {
-        self.first(names)?
-            .ok_or_else(|| ClusterError::MissingVariable {
-                variables: names.join(" or "),
-                hint,
-            })
+    ) -> Result<String, ClusterError> {
+        let first = self.first(names)?.map(|(_, value)| value);
+        first.ok_or_else(|| ClusterError::missing(names, hint))
     }
 
     /// A number of at most `max` from the first of these variables that is set.
@@ -104,10 +101,17 @@ impl Variables {
         names: &[&'static str],
         max: usize,
     ) -> Result<Option<usize>, ClusterError> {
-        let Some((name, value)) = self.first(names)? else {
-            return Ok(None);
-        };
-        parse_number(name, &value, max).map(Some)
+        let first = self.first(names)?;
+        first
+            .map(|(name, value)| parse_number(name, &value, max))
+            .transpose()
+    }
+
+    /// The port in the first of these variables that is set, else [`DEFAULT_PORT`].
+    pub(super) fn port(&self, names: &[&'static str]) -> Result<u16, ClusterError> {
+        let number = self.number(names, usize::from(u16::MAX))?;
+        let port = number.and_then(|number| u16::try_from(number).ok());
+        Ok(port.unwrap_or(DEFAULT_PORT))
     }
 
     /// [`Self::number`], or an error that says what to do.
@@ -117,8 +121,8 @@ impl Variables {
         max: usize,
         hint: &'static str,
     ) -> Result<usize, ClusterError> {
-        let (name, value) = self.require(names, hint)?;
-        parse_number(name, &value, max)
+        self.number(names, max)?
+            .ok_or_else(|| ClusterError::missing(names, hint))
     }
 
     /// Whether a variable is set (to whatever).
@@ -137,20 +141,21 @@ impl Variables {
 }
 
 fn parse_number(variable: &str, value: &str, max: usize) -> Result<usize, ClusterError> {
+    let invalid = |why: &str| ClusterError::invalid_variable(variable, value, why);
     let text = value.trim();
-    let invalid = |why: String| ClusterError::InvalidVariable {
-        variable: variable.to_string(),
-        value: shortened(value),
-        why,
-    };
-    if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_digit()) {
-        return Err(invalid("a whole number is needed".to_string()));
+    if !is_digits(text) {
+        return Err(invalid("a whole number is needed"));
     }
     let number = text.parse().unwrap_or(usize::MAX);
     if number > max {
-        return Err(invalid(format!("at most {max} is allowed")));
+        return Err(invalid(&format!("at most {max} is allowed")));
     }
     Ok(number)
+}
+
+/// Whether text is a number without a sign.
+pub(super) fn is_digits(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 /// Text that is short enough for an error message.

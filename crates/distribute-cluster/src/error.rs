@@ -1,5 +1,7 @@
 //! What can be wrong with a description of a cluster.
 
+use super::environment::shortened;
+
 /// A cluster, or this process' place in it, cannot be worked out.
 ///
 /// Variants name what TensorFlow refuses, in its sense; the class of TensorFlow's exception is
@@ -294,6 +296,53 @@ pub enum ClusterError {
 }
 
 distribute_error::debug_as_message!(ClusterError);
+
+impl ClusterError {
+    pub(super) fn missing(variables: &[&str], hint: &'static str) -> Self {
+        Self::MissingVariable {
+            variables: variables.join(" or "),
+            hint,
+        }
+    }
+
+    pub(super) fn invalid_variable(variable: &str, value: &str, why: impl Into<String>) -> Self {
+        Self::InvalidVariable {
+            variable: variable.to_string(),
+            value: shortened(value),
+            why: why.into(),
+        }
+    }
+
+    pub(super) fn invalid_index(what: impl Into<String>, text: impl Into<String>) -> Self {
+        let (what, text) = (what.into(), text.into());
+        Self::InvalidIndex { what, text }
+    }
+
+    /// Refuses more than `limit` of something.
+    pub(super) fn check_limit(
+        count: usize,
+        limit: usize,
+        what: impl Into<String>,
+    ) -> Result<(), Self> {
+        if count > limit {
+            let what = what.into();
+            return Err(Self::TooMany { what, limit });
+        }
+        Ok(())
+    }
+
+    /// Refuses a rank that none of `size` processes has.
+    pub(super) fn check_rank(variable: &'static str, rank: usize, size: usize) -> Result<(), Self> {
+        if rank >= size {
+            return Err(Self::RankTooBig {
+                variable,
+                rank,
+                size,
+            });
+        }
+        Ok(())
+    }
+}
 
 fn name(job: Option<&str>) -> String {
     job.map_or_else(|| "(unknown)".to_string(), |job| format!("'{job}'"))

@@ -1,5 +1,6 @@
 //! What a flag says wins over what was detected.
 
+use super::resolver::{given_or, own_master};
 use super::{
     Accelerators, ClusterError, ClusterKind, ClusterResolver, ClusterSpec, Description,
     MasterTarget,
@@ -26,12 +27,12 @@ pub struct Overrides {
 #[derive(Debug)]
 pub struct Overridden {
     inner: Box<dyn ClusterResolver>,
-    overrides: Overrides,
+    /// What is replaced. Its `kind` and `port_base` are the business of [`super::detect_with`].
+    pub overrides: Overrides,
 }
 
 impl Overridden {
-    /// Replaces what `overrides` has; its `kind` and `port_base` are the business of
-    /// [`super::detect_with`].
+    /// Replaces what `overrides` has.
     pub fn new(inner: Box<dyn ClusterResolver>, overrides: Overrides) -> Self {
         Self { inner, overrides }
     }
@@ -45,17 +46,16 @@ impl ClusterResolver for Overridden {
 
     fn task_type(&self) -> Result<Option<String>, ClusterError> {
         let given = self.overrides.task_type.clone();
-        given.map_or_else(|| self.inner.task_type(), |task_type| Ok(Some(task_type)))
+        given_or(given, || self.inner.task_type())
     }
 
     fn task_id(&self) -> Result<Option<i64>, ClusterError> {
-        let given = self.overrides.task_id;
-        given.map_or_else(|| self.inner.task_id(), |task_id| Ok(Some(task_id)))
+        given_or(self.overrides.task_id, || self.inner.task_id())
     }
 
     fn master_for(&self, target: &MasterTarget) -> Result<String, ClusterError> {
         if self.overrides.cluster_spec.is_some() {
-            return super::resolver::own_master(self, target);
+            return own_master(self, target);
         }
         let own = &self.overrides;
         self.inner.master_for(&MasterTarget {
@@ -67,7 +67,7 @@ impl ClusterResolver for Overridden {
 
     fn rpc_layer(&self) -> Result<Option<String>, ClusterError> {
         let given = self.overrides.rpc_layer.clone();
-        given.map_or_else(|| self.inner.rpc_layer(), |layer| Ok(Some(layer)))
+        given_or(given, || self.inner.rpc_layer())
     }
 
     fn environment(&self) -> Option<String> {

@@ -101,6 +101,12 @@ impl MasterTarget {
             rpc_layer: None,
         }
     }
+
+    /// The address with the protocol asked for in front, else with that of the resolver.
+    pub(super) fn url(&self, address: &str, own_layer: Option<String>) -> String {
+        let asked = self.rpc_layer.clone().filter(|layer| !layer.is_empty());
+        master_url(address, asked.or(own_layer).as_deref())
+    }
 }
 
 /// Which resolver was used, what it read and what replaced it. `Display` is one line.
@@ -117,11 +123,10 @@ pub struct Description {
 impl Description {
     /// A description in which nothing is replaced.
     pub(super) fn new(resolver: &'static str, variables: Vec<(String, String)>) -> Self {
-        let overrides = Vec::new();
         Self {
             resolver,
             variables,
-            overrides,
+            overrides: Vec::new(),
         }
     }
 
@@ -156,19 +161,12 @@ pub(super) fn master_url(address: &str, rpc_layer: Option<&str>) -> String {
     }
 }
 
-/// The address of a task that may not be known, with the errors that TensorFlow has for it.
-pub(super) fn address_of(
-    spec: &ClusterSpec,
-    task_type: Option<&str>,
-    task_id: Option<i64>,
-) -> Result<String, ClusterError> {
-    let job = task_type.ok_or(ClusterError::NoSuchJob { job: None })?;
-    spec.num_tasks(job)?;
-    let index = task_id.ok_or_else(|| ClusterError::NoSuchTask {
-        job: job.to_string(),
-        index: None,
-    })?;
-    spec.task_address(job, index).map(str::to_string)
+/// What was given, else what is read.
+pub(super) fn given_or<T>(
+    given: Option<T>,
+    read: impl FnOnce() -> Result<Option<T>, ClusterError>,
+) -> Result<Option<T>, ClusterError> {
+    given.map_or_else(read, |given| Ok(Some(given)))
 }
 
 /// What resolvers that know their own task answer: the address of the task asked for, else of
@@ -177,21 +175,12 @@ pub(super) fn own_master(
     resolver: &(impl ClusterResolver + ?Sized),
     target: &MasterTarget,
 ) -> Result<String, ClusterError> {
-    let task_type = target
-        .task_type
-        .clone()
-        .map_or_else(|| resolver.task_type(), |t| Ok(Some(t)))?;
-    let task_id = target
-        .task_id
-        .map_or_else(|| resolver.task_id(), |id| Ok(Some(id)))?;
+    let task_type = given_or(target.task_type.clone(), || resolver.task_type())?;
+    let task_id = given_or(target.task_id, || resolver.task_id())?;
     let (Some(task_type), Some(task_id)) = (task_type, task_id) else {
         return Ok(String::new());
     };
-    let address = address_of(&resolver.cluster_spec()?, Some(&task_type), Some(task_id))?;
-    let own_layer = resolver.rpc_layer()?;
-    let layer = target
-        .rpc_layer
-        .as_deref()
-        .filter(|layer| !layer.is_empty());
-    Ok(master_url(&address, layer.or(own_layer.as_deref())))
+    let spec = resolver.cluster_spec()?;
+    let address = spec.task_address(&task_type, task_id)?;
+    Ok(target.url(address, resolver.rpc_layer()?))
 }

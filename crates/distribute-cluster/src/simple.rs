@@ -1,6 +1,5 @@
 //! A cluster that the program itself describes.
 
-use super::resolver::master_url;
 use super::{Accelerators, ClusterError, ClusterResolver, ClusterSpec, Description, MasterTarget};
 
 /// Answers what it was given (TensorFlow's `SimpleClusterResolver`).
@@ -92,11 +91,7 @@ impl ClusterResolver for SimpleResolver {
             (Some(job), Some(index)) => self.spec.task_address(job, index)?,
             _ => &self.master,
         };
-        let layer = target
-            .rpc_layer
-            .as_deref()
-            .filter(|layer| !layer.is_empty());
-        Ok(master_url(master, layer.or(self.rpc_layer.as_deref())))
+        Ok(target.url(master, self.rpc_layer.clone()))
     }
 
     fn rpc_layer(&self) -> Result<Option<String>, ClusterError> {
