@@ -33,12 +33,8 @@ pub struct Detected {
 
 impl fmt::Display for Detected {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "cluster from {} ({})",
-            self.resolver.describe(),
-            self.reason
-        )?;
+        let (found, reason) = (self.resolver.describe(), &self.reason);
+        write!(f, "cluster from {found} ({reason})")?;
         for PassedOver { kind, why } in &self.passed_over {
             write!(f, "\nnot from {kind}: {why}")?;
         }
@@ -56,34 +52,29 @@ pub fn detect(env: impl Environment + 'static) -> Detected {
 pub fn detect_with(env: impl Environment + 'static, overrides: Overrides) -> Detected {
     let env = Variables::new(env);
     let mut passed_over = Vec::new();
-    let (mut kind, mut reason) = (
-        ClusterKind::OneProcess,
-        "no launcher's variables".to_string(),
-    );
-    for candidate in ClusterKind::ALL {
-        match look(candidate, &env) {
+    let none = "no launcher's variables".to_string();
+    let (mut chosen, mut reason) = (ClusterKind::OneProcess, none);
+    for kind in ClusterKind::ALL {
+        match look(kind, &env) {
             Found::Yes(why) => {
-                (kind, reason) = (candidate, why);
+                (chosen, reason) = (kind, why);
                 break;
             }
-            Found::Partly(why) => passed_over.push(PassedOver {
-                kind: candidate,
-                why,
-            }),
+            Found::Partly(why) => passed_over.push(PassedOver { kind, why }),
             Found::No => {}
         }
     }
     if let Some(wanted) = overrides.kind {
-        if wanted != kind && kind != ClusterKind::OneProcess {
+        if wanted != chosen && chosen != ClusterKind::OneProcess {
             let why = format!("{wanted} was asked for, although {reason}");
-            passed_over.push(PassedOver { kind, why });
+            passed_over.push(PassedOver { kind: chosen, why });
         }
         passed_over.retain(|other| other.kind != wanted);
-        (kind, reason) = (wanted, "asked for".to_string());
+        (chosen, reason) = (wanted, "asked for".to_string());
     }
-    let inner = resolver(kind, env, overrides.port_base);
+    let inner = resolver(chosen, env, overrides.port_base);
     Detected {
-        kind,
+        kind: chosen,
         reason,
         resolver: Box::new(Overridden::new(inner, overrides)),
         passed_over,
@@ -127,7 +118,7 @@ fn look(kind: ClusterKind, env: &Variables) -> Found {
 }
 
 fn tf_config(env: &Variables) -> Found {
-    let text = match env.get("TF_CONFIG") {
+    let text = match env.var("TF_CONFIG") {
         Ok(None) => return Found::No,
         Ok(Some(text)) if text.trim().is_empty() => {
             return Found::Partly("TF_CONFIG is empty".to_string());
@@ -172,14 +163,11 @@ fn slurm(env: &Variables) -> Found {
 }
 
 fn kubernetes(env: &Variables) -> Found {
-    match (
-        env.has("JOB_COMPLETION_INDEX"),
-        env.has("KUBERNETES_SERVICE_HOST"),
-    ) {
-        (true, _) => Found::Yes("in a pod of an Indexed Job".to_string()),
-        (false, true) if env.has("JOBSET_NAME") => {
-            Found::Partly("in a JobSet, but JOB_COMPLETION_INDEX is not set".to_string())
-        }
-        _ => Found::No,
+    if env.has("JOB_COMPLETION_INDEX") {
+        Found::Yes("in a pod of an Indexed Job".to_string())
+    } else if env.has("KUBERNETES_SERVICE_HOST") && env.has("JOBSET_NAME") {
+        Found::Partly("in a JobSet, but JOB_COMPLETION_INDEX is not set".to_string())
+    } else {
+        Found::No
     }
 }

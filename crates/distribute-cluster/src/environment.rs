@@ -5,7 +5,7 @@ use std::env::{self, VarError};
 use std::fmt;
 use std::sync::Arc;
 
-use super::{ClusterError, DEFAULT_PORT};
+use super::{ClusterError, DEFAULT_PORT, Result};
 
 /// A set of environment variables.
 ///
@@ -16,7 +16,7 @@ pub trait Environment: Send + Sync {
     /// # Errors
     ///
     /// [`ClusterError::NotUnicode`] if the value is not valid UTF-8.
-    fn var(&self, name: &str) -> Result<Option<String>, ClusterError>;
+    fn var(&self, name: &str) -> Result<Option<String>>;
 }
 
 /// The variables of this process.
@@ -24,7 +24,7 @@ pub trait Environment: Send + Sync {
 pub struct ProcessEnvironment;
 
 impl Environment for ProcessEnvironment {
-    fn var(&self, name: &str) -> Result<Option<String>, ClusterError> {
+    fn var(&self, name: &str) -> Result<Option<String>> {
         match env::var(name) {
             Ok(value) => Ok(Some(value)),
             Err(VarError::NotPresent) => Ok(None),
@@ -36,13 +36,13 @@ impl Environment for ProcessEnvironment {
 }
 
 impl Environment for BTreeMap<String, String> {
-    fn var(&self, name: &str) -> Result<Option<String>, ClusterError> {
+    fn var(&self, name: &str) -> Result<Option<String>> {
         Ok(self.get(name).cloned())
     }
 }
 
 impl<E: Environment + ?Sized> Environment for Arc<E> {
-    fn var(&self, name: &str) -> Result<Option<String>, ClusterError> {
+    fn var(&self, name: &str) -> Result<Option<String>> {
         (**self).var(name)
     }
 }
@@ -52,8 +52,8 @@ impl<E: Environment + ?Sized> Environment for Arc<E> {
 pub(super) struct Variables(Arc<dyn Environment>);
 
 impl Environment for Variables {
-    fn var(&self, name: &str) -> Result<Option<String>, ClusterError> {
-        self.get(name)
+    fn var(&self, name: &str) -> Result<Option<String>> {
+        self.0.var(name)
     }
 }
 
@@ -68,17 +68,10 @@ impl Variables {
         Self(Arc::new(env))
     }
 
-    pub(super) fn get(&self, name: &str) -> Result<Option<String>, ClusterError> {
-        self.0.var(name)
-    }
-
     /// The first of these variables that is set, with its name.
-    fn first(
-        &self,
-        names: &[&'static str],
-    ) -> Result<Option<(&'static str, String)>, ClusterError> {
+    fn first(&self, names: &[&'static str]) -> Result<Option<(&'static str, String)>> {
         for &name in names {
-            if let Some(value) = self.get(name)? {
+            if let Some(value) = self.var(name)? {
                 return Ok(Some((name, value)));
             }
         }
@@ -86,21 +79,13 @@ impl Variables {
     }
 
     /// The value of the first of these variables that is set, or an error that says what to do.
-    pub(super) fn require(
-        &self,
-        names: &[&'static str],
-        hint: &'static str,
-    ) -> Result<String, ClusterError> {
+    pub(super) fn require(&self, names: &[&'static str], hint: &'static str) -> Result<String> {
         let first = self.first(names)?.map(|(_, value)| value);
         first.ok_or_else(|| ClusterError::missing(names, hint))
     }
 
     /// A number of at most `max` from the first of these variables that is set.
-    pub(super) fn number(
-        &self,
-        names: &[&'static str],
-        max: usize,
-    ) -> Result<Option<usize>, ClusterError> {
+    pub(super) fn number(&self, names: &[&'static str], max: usize) -> Result<Option<usize>> {
         let first = self.first(names)?;
         first
             .map(|(name, value)| parse_number(name, &value, max))
@@ -108,7 +93,7 @@ impl Variables {
     }
 
     /// The port in the first of these variables that is set, else [`DEFAULT_PORT`].
-    pub(super) fn port(&self, names: &[&'static str]) -> Result<u16, ClusterError> {
+    pub(super) fn port(&self, names: &[&'static str]) -> Result<u16> {
         let number = self.number(names, usize::from(u16::MAX))?;
         let port = number.and_then(|number| u16::try_from(number).ok());
         Ok(port.unwrap_or(DEFAULT_PORT))
@@ -120,19 +105,19 @@ impl Variables {
         names: &[&'static str],
         max: usize,
         hint: &'static str,
-    ) -> Result<usize, ClusterError> {
+    ) -> Result<usize> {
         self.number(names, max)?
             .ok_or_else(|| ClusterError::missing(names, hint))
     }
 
     /// Whether a variable is set (to whatever).
     pub(super) fn has(&self, name: &str) -> bool {
-        !matches!(self.get(name), Ok(None))
+        !matches!(self.var(name), Ok(None))
     }
 
     /// The variables among `names` that are set, for a description.
     pub(super) fn set_among(&self, names: &[&str]) -> Vec<(String, String)> {
-        let set = names.iter().filter_map(|&name| match self.get(name) {
+        let set = names.iter().filter_map(|&name| match self.var(name) {
             Ok(value) => Some((name.to_string(), value?)),
             Err(_) => Some((name.to_string(), "(not valid UTF-8)".to_string())),
         });
@@ -140,7 +125,7 @@ impl Variables {
     }
 }
 
-fn parse_number(variable: &str, value: &str, max: usize) -> Result<usize, ClusterError> {
+fn parse_number(variable: &str, value: &str, max: usize) -> Result<usize> {
     let invalid = |why: &str| ClusterError::invalid_variable(variable, value, why);
     let text = value.trim();
     if !is_digits(text) {

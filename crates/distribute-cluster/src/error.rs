@@ -2,6 +2,9 @@
 
 use super::environment::shortened;
 
+/// The result of what can fail for a [`ClusterError`].
+pub type Result<T, E = ClusterError> = std::result::Result<T, E>;
+
 /// A cluster, or this process' place in it, cannot be worked out.
 ///
 /// Variants name what TensorFlow refuses, in its sense; the class of TensorFlow's exception is
@@ -298,6 +301,11 @@ pub enum ClusterError {
 distribute_error::debug_as_message!(ClusterError);
 
 impl ClusterError {
+    pub(super) fn no_such_task(job: &str, index: Option<i64>) -> Self {
+        let job = job.to_string();
+        Self::NoSuchTask { job, index }
+    }
+
     pub(super) fn missing(variables: &[&str], hint: &'static str) -> Self {
         Self::MissingVariable {
             variables: variables.join(" or "),
@@ -319,11 +327,7 @@ impl ClusterError {
     }
 
     /// Refuses more than `limit` of something.
-    pub(super) fn check_limit(
-        count: usize,
-        limit: usize,
-        what: impl Into<String>,
-    ) -> Result<(), Self> {
+    pub(super) fn check_limit(count: usize, limit: usize, what: impl Into<String>) -> Result<()> {
         if count > limit {
             let what = what.into();
             return Err(Self::TooMany { what, limit });
@@ -332,7 +336,7 @@ impl ClusterError {
     }
 
     /// Refuses a rank that none of `size` processes has.
-    pub(super) fn check_rank(variable: &'static str, rank: usize, size: usize) -> Result<(), Self> {
+    pub(super) fn check_rank(variable: &'static str, rank: usize, size: usize) -> Result<()> {
         if rank >= size {
             return Err(Self::RankTooBig {
                 variable,

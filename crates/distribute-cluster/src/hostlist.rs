@@ -1,7 +1,7 @@
 //! SLURM's short forms: `node[001-003,007],x` for hosts and `2(x3),1` for tasks per node.
 
 use super::environment::{is_digits, shortened};
-use super::{ClusterError, MAX_TASKS};
+use super::{ClusterError, MAX_TASKS, Result};
 
 /// The longest host name that DNS allows.
 const MAX_NAME: usize = 253;
@@ -15,7 +15,7 @@ const MAX_NAME: usize = 253;
 ///
 /// [`ClusterError::Hostlist`] for a list that cannot be read, [`ClusterError::BackwardsRange`]
 /// for `[3-1]`, [`ClusterError::TooMany`] beyond [`MAX_TASKS`] hosts.
-pub fn expand_hostlist(list: &str) -> Result<Vec<String>, ClusterError> {
+pub fn expand_hostlist(list: &str) -> Result<Vec<String>> {
     let mut hosts = Vec::new();
     for part in split(list).map_err(|why| unreadable(list, why))? {
         expand_part(list, part, &mut hosts)?;
@@ -55,7 +55,7 @@ fn split(list: &str) -> Result<Vec<&str>, &'static str> {
     Ok(parts)
 }
 
-fn expand_part(list: &str, part: &str, hosts: &mut Vec<String>) -> Result<(), ClusterError> {
+fn expand_part(list: &str, part: &str, hosts: &mut Vec<String>) -> Result<()> {
     let odd = |why: &str| unreadable(list, format!("'{}': {why}", shortened(part)));
     let Some((prefix, rest)) = part.split_once('[') else {
         if part.contains(']') {
@@ -85,7 +85,7 @@ fn expand_part(list: &str, part: &str, hosts: &mut Vec<String>) -> Result<(), Cl
     Ok(())
 }
 
-fn number(list: &str, digits: &str) -> Result<u64, ClusterError> {
+fn number(list: &str, digits: &str) -> Result<u64> {
     let number = digits
         .parse()
         .ok()
@@ -93,7 +93,7 @@ fn number(list: &str, digits: &str) -> Result<u64, ClusterError> {
     number.ok_or_else(|| unreadable(list, format!("'{}' is not a number", shortened(digits))))
 }
 
-fn push(list: &str, host: String, hosts: &mut Vec<String>) -> Result<(), ClusterError> {
+fn push(list: &str, host: String, hosts: &mut Vec<String>) -> Result<()> {
     if host.len() > MAX_NAME {
         let why = format!("a name of {} bytes; {MAX_NAME} is the most", host.len());
         return Err(unreadable(list, why));
@@ -102,7 +102,7 @@ fn push(list: &str, host: String, hosts: &mut Vec<String>) -> Result<(), Cluster
     check_hosts(hosts.len())
 }
 
-fn check_hosts(hosts: usize) -> Result<(), ClusterError> {
+fn check_hosts(hosts: usize) -> Result<()> {
     ClusterError::check_limit(hosts, MAX_TASKS, "hosts in the host list")
 }
 
@@ -113,7 +113,7 @@ fn check_hosts(hosts: usize) -> Result<(), ClusterError> {
 ///
 /// [`ClusterError::TasksPerNode`] for a list that cannot be read, [`ClusterError::TooMany`]
 /// beyond [`MAX_TASKS`] nodes or tasks.
-pub fn expand_tasks_per_node(list: &str) -> Result<Vec<usize>, ClusterError> {
+pub fn expand_tasks_per_node(list: &str) -> Result<Vec<usize>> {
     let unreadable = || ClusterError::TasksPerNode {
         text: shortened(list),
     };

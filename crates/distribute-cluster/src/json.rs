@@ -8,7 +8,7 @@ use serde::de::value::SeqAccessDeserializer;
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 
 use super::environment::{is_digits, shortened};
-use super::{ClusterError, MAX_TASKS};
+use super::{ClusterError, MAX_TASKS, Result};
 
 /// Room for as many tasks as there may be: an index, the longest name that DNS allows (253 bytes),
 /// a port and what JSON puts between them. So what a cluster is written as can be read.
@@ -28,7 +28,7 @@ pub(super) enum Json {
 
 impl Json {
     /// Parses text; `what` names it in errors.
-    pub(super) fn parse(what: &str, text: &str) -> Result<Self, ClusterError> {
+    pub(super) fn parse(what: &str, text: &str) -> Result<Self> {
         ClusterError::check_limit(text.len(), MAX_BYTES, format!("bytes in {what}"))?;
         serde_json::from_str(text).map_err(|error| ClusterError::Json {
             what: what.to_string(),
@@ -50,7 +50,7 @@ impl Json {
 
     /// Python's `self[key] if key in self else None`: a list or a string without the key in it
     /// counts as having no such entry, everything else that is no object is an error.
-    pub(super) fn get(&self, what: &str, key: &str) -> Result<Option<&Self>, ClusterError> {
+    pub(super) fn get(&self, what: &str, key: &str) -> Result<Option<&Self>> {
         let fails = match self {
             Self::Object(entries) => return Ok(entries.get(key)),
             Self::List(items) => items
@@ -67,7 +67,7 @@ impl Json {
     }
 
     /// A string, or nothing for `null`.
-    pub(super) fn optional_text(&self, what: &str) -> Result<Option<String>, ClusterError> {
+    pub(super) fn optional_text(&self, what: &str) -> Result<Option<String>> {
         match self {
             Self::Null => Ok(None),
             Self::Text(text) => Ok(Some(text.clone())),
@@ -79,7 +79,7 @@ impl Json {
     }
 
     /// Python's `int(self)`.
-    pub(super) fn index(&self, what: &str) -> Result<i64, ClusterError> {
+    pub(super) fn index(&self, what: &str) -> Result<i64> {
         match self {
             Self::Int(number) => Ok(*number),
             Self::Bool(flag) => Ok(i64::from(*flag)),
@@ -125,11 +125,11 @@ impl Json {
 /// # Errors
 ///
 /// [`ClusterError::InvalidIndex`] for other text, and for numbers beyond 64 bits.
-pub fn parse_task_index(text: &str) -> Result<i64, ClusterError> {
+pub fn parse_task_index(text: &str) -> Result<i64> {
     parse_index("task index", text)
 }
 
-pub(super) fn parse_index(what: &str, text: &str) -> Result<i64, ClusterError> {
+pub(super) fn parse_index(what: &str, text: &str) -> Result<i64> {
     let trimmed = text.trim();
     let digits = trimmed.strip_prefix(['+', '-']).unwrap_or(trimmed);
     let index = digits

@@ -3,8 +3,7 @@
 use indexmap::IndexMap;
 
 use super::environment::{Environment, Variables, shortened};
-use super::resolver::given_or;
-use super::{ClusterError, ClusterResolver, ClusterSpec, Description, MAX_TASKS, TaskType};
+use super::{ClusterError, ClusterResolver, ClusterSpec, Description, MAX_TASKS, Result, TaskType};
 
 const INDEX: [&str; 1] = ["JOB_COMPLETION_INDEX"];
 const HOSTNAME: &str = "HOSTNAME";
@@ -55,8 +54,6 @@ const ALL: [&str; 10] = [
 pub struct KubernetesResolver {
     env: Variables,
     port: Option<u16>,
-    completions: Option<usize>,
-    subdomain: Option<String>,
 }
 
 /// Task types and their pods, in order.
@@ -76,8 +73,6 @@ impl KubernetesResolver {
         Self {
             env: Variables::new(env),
             port: None,
-            completions: None,
-            subdomain: None,
         }
     }
 
@@ -87,51 +82,34 @@ impl KubernetesResolver {
         self
     }
 
-    /// The pods of the job, whatever `JOB_COMPLETIONS` says.
-    pub fn completions(mut self, completions: usize) -> Self {
-        self.completions = Some(completions);
-        self
-    }
-
-    /// The headless service, whatever `JOB_SUBDOMAIN` says.
-    pub fn subdomain(mut self, subdomain: impl Into<String>) -> Self {
-        self.subdomain = Some(subdomain.into());
-        self
-    }
-
-    fn pods(&self) -> Result<Pods, ClusterError> {
+    fn pods(&self) -> Result<Pods> {
         let hint = "run the pods as a Job with completionMode: Indexed";
         let index = self.env.require_number(&INDEX, usize::MAX, hint)?;
-        match self.env.get(JOBSET)? {
+        match self.env.var(JOBSET)? {
             Some(jobset) => self.jobset(jobset.trim(), index),
             None => self.indexed_job(index),
         }
     }
 
-    fn completions_or(&self, default: Option<usize>) -> Result<usize, ClusterError> {
+    fn completions_or(&self, default: Option<usize>) -> Result<usize> {
         let hint = "set it to the Job's `completions` in the manifest: Kubernetes does not";
-        let read = || self.env.number(&COMPLETIONS, MAX_TASKS);
-        let completions = given_or(self.completions, read)?.or(default);
+        let completions = self.env.number(&COMPLETIONS, MAX_TASKS)?.or(default);
         completions.ok_or_else(|| ClusterError::missing(&COMPLETIONS, hint))
     }
 
-    fn given_subdomain(&self) -> Result<Option<String>, ClusterError> {
-        given_or(self.subdomain.clone(), || self.env.get(SUBDOMAIN))
-    }
-
-    fn hostname(&self) -> Result<String, ClusterError> {
+    fn hostname(&self) -> Result<String> {
         let hint = "Kubernetes sets it to the pod's name";
         self.env.require(&[HOSTNAME], hint)
     }
 
-    fn indexed_job(&self, index: usize) -> Result<Pods, ClusterError> {
+    fn indexed_job(&self, index: usize) -> Result<Pods> {
         let hostname = self.hostname()?;
         let job = hostname.strip_suffix(&format!("-{index}")).ok_or_else(|| {
             let why = format!("a pod of an Indexed Job with index {index} is called JOB-{index}");
             ClusterError::invalid_variable(HOSTNAME, &hostname, why)
         })?;
         let completions = self.completions_or(None)?;
-        let subdomain = self.given_subdomain()?;
+        let subdomain = self.env.var(SUBDOMAIN)?;
         if subdomain.is_none() && completions > 1 {
             let hint = "pods find each other through a headless service: set `subdomain` in the \
                         pod template and this variable to its name";
@@ -148,10 +126,10 @@ impl KubernetesResolver {
         })
     }
 
-    fn jobset(&self, jobset: &str, index: usize) -> Result<Pods, ClusterError> {
-        let subdomain = self.given_subdomain()?.or(Some(jobset.to_string()));
+    fn jobset(&self, jobset: &str, index: usize) -> Result<Pods> {
+        let subdomain = self.env.var(SUBDOMAIN)?.or(Some(jobset.to_string()));
         let (job, job_index) = self.replicated_job(jobset)?;
-        let (jobs, task) = match self.env.get(JOBSET_JOBS)? {
+        let (jobs, task) = match self.env.var(JOBSET_JOBS)? {
             Some(list) => listed_jobs(jobset, &list, (&job, job_index, index))?,
             None => {
                 let replicas = self.env.number(&REPLICAS, MAX_TASKS)?;
@@ -177,8 +155,8 @@ impl KubernetesResolver {
     }
 
     /// The name and replica of the job that this pod belongs to.
-    fn replicated_job(&self, jobset: &str) -> Result<(String, usize), ClusterError> {
-        let job = self.env.get(REPLICATED_JOB)?;
+    fn replicated_job(&self, jobset: &str) -> Result<(String, usize)> {
+        let job = self.env.var(REPLICATED_JOB)?;
         let job_index = self.env.number(&JOB_INDEX, MAX_TASKS)?;
         if let (Some(job), Some(job_index)) = (&job, job_index) {
             return Ok((job.clone(), job_index));
@@ -206,7 +184,7 @@ fn task_type(job: &str) -> &str {
     }
 }
 
-fn check_count(pods: usize) -> Result<(), ClusterError> {
+fn check_count(pods: usize) -> Result<()> {
     ClusterError::check_limit(pods, MAX_TASKS, "pods")
 }
 
@@ -215,7 +193,7 @@ fn listed_jobs(
     jobset: &str,
     list: &str,
     (own, replica, index): (&str, usize, usize),
-) -> Result<(Jobs, (String, usize)), ClusterError> {
+) -> Result<(Jobs, (String, usize))> {
     let invalid = |why: &str| ClusterError::invalid_variable(JOBSET_JOBS, list, why);
     if replica != 0 {
         return Err(invalid(
@@ -246,7 +224,7 @@ fn listed_jobs(
 }
 
 impl ClusterResolver for KubernetesResolver {
-    fn cluster_spec(&self) -> Result<ClusterSpec, ClusterError> {
+    fn cluster_spec(&self) -> Result<ClusterSpec> {
         let Pods {
             jobs, subdomain, ..
         } = self.pods()?;
@@ -258,18 +236,15 @@ impl ClusterResolver for KubernetesResolver {
         }))
     }
 
-    fn task_type(&self) -> Result<Option<String>, ClusterError> {
+    fn task_type(&self) -> Result<Option<String>> {
         self.pods().map(|pods| Some(pods.task.0))
     }
 
-    fn task_id(&self) -> Result<Option<i64>, ClusterError> {
+    fn task_id(&self) -> Result<Option<i64>> {
         self.pods().map(|pods| i64::try_from(pods.task.1).ok())
     }
 
     fn describe(&self) -> Description {
-        Description::new("Kubernetes", self.env.set_among(&ALL))
-            .given("port_base", self.port)
-            .given("completions", self.completions)
-            .given("subdomain", self.subdomain.as_ref())
+        Description::new("Kubernetes", self.env.set_among(&ALL)).given("port_base", self.port)
     }
 }

@@ -63,7 +63,7 @@ mod union;
 
 pub use detect::{Detected, PassedOver, detect, detect_with};
 pub use environment::{Environment, ProcessEnvironment};
-pub use error::ClusterError;
+pub use error::{ClusterError, Result};
 pub use hostlist::{expand_hostlist, expand_tasks_per_node};
 pub use json::parse_task_index;
 pub use kind::ClusterKind;

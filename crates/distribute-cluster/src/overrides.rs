@@ -2,8 +2,7 @@
 
 use super::resolver::{given_or, own_master};
 use super::{
-    Accelerators, ClusterError, ClusterKind, ClusterResolver, ClusterSpec, Description,
-    MasterTarget,
+    Accelerators, ClusterKind, ClusterResolver, ClusterSpec, Description, MasterTarget, Result,
 };
 
 /// What to use instead of what is detected. Everything is optional.
@@ -39,21 +38,21 @@ impl Overridden {
 }
 
 impl ClusterResolver for Overridden {
-    fn cluster_spec(&self) -> Result<ClusterSpec, ClusterError> {
+    fn cluster_spec(&self) -> Result<ClusterSpec> {
         let given = self.overrides.cluster_spec.clone();
         given.map_or_else(|| self.inner.cluster_spec(), Ok)
     }
 
-    fn task_type(&self) -> Result<Option<String>, ClusterError> {
+    fn task_type(&self) -> Result<Option<String>> {
         let given = self.overrides.task_type.clone();
         given_or(given, || self.inner.task_type())
     }
 
-    fn task_id(&self) -> Result<Option<i64>, ClusterError> {
+    fn task_id(&self) -> Result<Option<i64>> {
         given_or(self.overrides.task_id, || self.inner.task_id())
     }
 
-    fn master_for(&self, target: &MasterTarget) -> Result<String, ClusterError> {
+    fn master_for(&self, target: &MasterTarget) -> Result<String> {
         if self.overrides.cluster_spec.is_some() {
             return own_master(self, target);
         }
@@ -65,7 +64,7 @@ impl ClusterResolver for Overridden {
         })
     }
 
-    fn rpc_layer(&self) -> Result<Option<String>, ClusterError> {
+    fn rpc_layer(&self) -> Result<Option<String>> {
         let given = self.overrides.rpc_layer.clone();
         given_or(given, || self.inner.rpc_layer())
     }
@@ -74,7 +73,7 @@ impl ClusterResolver for Overridden {
         self.inner.environment()
     }
 
-    fn num_accelerators(&self) -> Result<Accelerators, ClusterError> {
+    fn num_accelerators(&self) -> Result<Accelerators> {
         self.inner.num_accelerators()
     }
 

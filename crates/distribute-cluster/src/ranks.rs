@@ -1,7 +1,7 @@
 //! Launchers that number the processes but do not say where each of them is: Open MPI, torchrun.
 
 use super::environment::{Environment, Variables};
-use super::{ClusterError, ClusterResolver, ClusterSpec, Description, MAX_TASKS};
+use super::{ClusterError, ClusterResolver, ClusterSpec, Description, MAX_TASKS, Result};
 
 /// Ends the addresses of tasks that are not known yet (a name that never resolves, RFC 2606).
 const UNKNOWN: &str = ".invalid:0";
@@ -13,7 +13,7 @@ pub fn is_placeholder(address: &str) -> bool {
 }
 
 /// Checks that `tasks` tasks can listen on ports from `first` on.
-pub(super) fn check_ports(first: u16, tasks: usize) -> Result<(), ClusterError> {
+pub(super) fn check_ports(first: u16, tasks: usize) -> Result<()> {
     let last = (u64::from(first) + tasks as u64).saturating_sub(1);
     if last > u64::from(u16::MAX) {
         let first = u32::from(first);
@@ -112,7 +112,7 @@ impl RankResolver {
         self
     }
 
-    fn ranks(&self) -> Result<Ranks, ClusterError> {
+    fn ranks(&self) -> Result<Ranks> {
         let Launcher { ranks, hint, .. } = self.launcher;
         let [rank_name, size_name, local_name] = ranks;
         let rank = self.env.require_number(&[rank_name], usize::MAX, hint)?;
@@ -126,9 +126,9 @@ impl RankResolver {
         })
     }
 
-    fn host(&self, is_one_host: bool) -> Result<String, ClusterError> {
+    fn host(&self, is_one_host: bool) -> Result<String> {
         let one_host = self.launcher.one_host.filter(|_| is_one_host);
-        let host = match (self.env.get(HOST[0])?, one_host) {
+        let host = match (self.env.var(HOST[0])?, one_host) {
             (None, Some(host)) => host.to_string(),
             (host, _) => {
                 host.ok_or_else(|| ClusterError::missing(&HOST, self.launcher.host_hint))?
@@ -142,12 +142,12 @@ impl RankResolver {
         })
     }
 
-    fn port(&self) -> Result<u16, ClusterError> {
+    fn port(&self) -> Result<u16> {
         if let Some(port) = self.port_base {
             return Ok(port);
         }
         let port = self.env.port(&PORT)?;
-        let store = self.launcher.store.map(|name| self.env.get(name));
+        let store = self.launcher.store.map(|name| self.env.var(name));
         let store = store.transpose()?.flatten().unwrap_or_default();
         if store.eq_ignore_ascii_case("true") {
             check_ports(port, 2)?;
@@ -159,7 +159,7 @@ impl RankResolver {
 
 impl ClusterResolver for RankResolver {
     /// All on one host: ports from the first on. Else only worker 0's address is known.
-    fn cluster_spec(&self) -> Result<ClusterSpec, ClusterError> {
+    fn cluster_spec(&self) -> Result<ClusterSpec> {
         let Ranks {
             size, is_one_host, ..
         } = self.ranks()?;
@@ -175,11 +175,11 @@ impl ClusterResolver for RankResolver {
         ClusterSpec::new([("worker", (0..size).map(address))])
     }
 
-    fn task_type(&self) -> Result<Option<String>, ClusterError> {
+    fn task_type(&self) -> Result<Option<String>> {
         self.ranks().map(|_| Some("worker".to_string()))
     }
 
-    fn task_id(&self) -> Result<Option<i64>, ClusterError> {
+    fn task_id(&self) -> Result<Option<i64>> {
         self.ranks().map(|ranks| i64::try_from(ranks.rank).ok())
     }
 

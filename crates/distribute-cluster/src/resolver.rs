@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use super::environment::shortened;
-use super::{ClusterError, ClusterSpec};
+use super::{ClusterSpec, Result};
 
 /// Accelerators of a worker by type: `{"GPU": 2}`.
 pub type Accelerators = BTreeMap<String, usize>;
@@ -19,21 +19,21 @@ pub trait ClusterResolver: fmt::Debug + Send + Sync {
     /// # Errors
     ///
     /// Any [`ClusterError`] about the description of the cluster.
-    fn cluster_spec(&self) -> Result<ClusterSpec, ClusterError>;
+    fn cluster_spec(&self) -> Result<ClusterSpec>;
 
     /// The type of this process' task; `None` if it is not known.
     ///
     /// # Errors
     ///
     /// Any [`ClusterError`] about where it is read from.
-    fn task_type(&self) -> Result<Option<String>, ClusterError>;
+    fn task_type(&self) -> Result<Option<String>>;
 
     /// The index of this process' task among those of its type; `None` if it is not known.
     ///
     /// # Errors
     ///
     /// Any [`ClusterError`] about where it is read from.
-    fn task_id(&self) -> Result<Option<i64>, ClusterError>;
+    fn task_id(&self) -> Result<Option<i64>>;
 
     /// The address of a task for `target`, with the protocol in front (`grpc://host:port`) if
     /// there is one (TensorFlow's `master(task_type, task_id, rpc_layer)`).
@@ -41,7 +41,7 @@ pub trait ClusterResolver: fmt::Debug + Send + Sync {
     /// # Errors
     ///
     /// [`ClusterError::NoSuchJob`], [`ClusterError::NoSuchTask`], and those of the other methods.
-    fn master_for(&self, target: &MasterTarget) -> Result<String, ClusterError> {
+    fn master_for(&self, target: &MasterTarget) -> Result<String> {
         own_master(self, target)
     }
 
@@ -50,7 +50,7 @@ pub trait ClusterResolver: fmt::Debug + Send + Sync {
     /// # Errors
     ///
     /// As [`Self::master_for`].
-    fn master(&self) -> Result<String, ClusterError> {
+    fn master(&self) -> Result<String> {
         self.master_for(&MasterTarget::default())
     }
 
@@ -59,7 +59,7 @@ pub trait ClusterResolver: fmt::Debug + Send + Sync {
     /// # Errors
     ///
     /// Any [`ClusterError`] about where it is read from.
-    fn rpc_layer(&self) -> Result<Option<String>, ClusterError> {
+    fn rpc_layer(&self) -> Result<Option<String>> {
         Ok(None)
     }
 
@@ -73,7 +73,7 @@ pub trait ClusterResolver: fmt::Debug + Send + Sync {
     /// # Errors
     ///
     /// Any [`ClusterError`] about where it is read from.
-    fn num_accelerators(&self) -> Result<Accelerators, ClusterError> {
+    fn num_accelerators(&self) -> Result<Accelerators> {
         Ok(Accelerators::new())
     }
 
@@ -164,8 +164,8 @@ pub(super) fn master_url(address: &str, rpc_layer: Option<&str>) -> String {
 /// What was given, else what is read.
 pub(super) fn given_or<T>(
     given: Option<T>,
-    read: impl FnOnce() -> Result<Option<T>, ClusterError>,
-) -> Result<Option<T>, ClusterError> {
+    read: impl FnOnce() -> Result<Option<T>>,
+) -> Result<Option<T>> {
     given.map_or_else(read, |given| Ok(Some(given)))
 }
 
@@ -174,7 +174,7 @@ pub(super) fn given_or<T>(
 pub(super) fn own_master(
     resolver: &(impl ClusterResolver + ?Sized),
     target: &MasterTarget,
-) -> Result<String, ClusterError> {
+) -> Result<String> {
     let task_type = given_or(target.task_type.clone(), || resolver.task_type())?;
     let task_id = given_or(target.task_id, || resolver.task_id())?;
     let (Some(task_type), Some(task_id)) = (task_type, task_id) else {

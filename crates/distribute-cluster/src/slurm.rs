@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::environment::{Environment, Variables};
 use super::{
     Accelerators, ClusterError, ClusterResolver, ClusterSpec, DEFAULT_PORT, Description, MAX_TASKS,
-    TaskType, expand_hostlist, expand_tasks_per_node,
+    Result, TaskType, expand_hostlist, expand_tasks_per_node,
 };
 
 const RANK: [&str; 1] = ["SLURM_PROCID"];
@@ -121,11 +121,11 @@ impl SlurmResolver {
     /// # Errors
     ///
     /// As [`ClusterResolver::cluster_spec`].
-    pub fn gpu_ids(&self) -> Result<Vec<usize>, ClusterError> {
+    pub fn gpu_ids(&self) -> Result<Vec<usize>> {
         self.layout().map(|layout| layout.gpus.collect())
     }
 
-    fn layout(&self) -> Result<Layout, ClusterError> {
+    fn layout(&self) -> Result<Layout> {
         let rank = self.env.require_number(&RANK, usize::MAX, START)?;
         let hosts = self.node_names()?;
         let counts = self.tasks_of_nodes(hosts.len())?;
@@ -173,7 +173,7 @@ impl SlurmResolver {
         })
     }
 
-    fn node_names(&self) -> Result<Vec<String>, ClusterError> {
+    fn node_names(&self) -> Result<Vec<String>> {
         let hosts = match &self.hosts {
             Some(hosts) => hosts.clone(),
             None => expand_hostlist(&self.env.require(&NODES, START)?)?,
@@ -186,7 +186,7 @@ impl SlurmResolver {
         Ok(hosts)
     }
 
-    fn tasks_of_nodes(&self, hosts: usize) -> Result<Vec<usize>, ClusterError> {
+    fn tasks_of_nodes(&self, hosts: usize) -> Result<Vec<usize>> {
         let counts = match self.tasks_per_node {
             Some(tasks) => {
                 let total = tasks.saturating_mul(hosts);
@@ -203,12 +203,12 @@ impl SlurmResolver {
     }
 
     /// The GPUs of every task, if the fullest node has `tasks`.
-    fn task_gpus(&self, tasks: usize) -> Result<usize, ClusterError> {
+    fn task_gpus(&self, tasks: usize) -> Result<usize> {
         let on_node = self.env.number(&NODE_GPUS, MAX_TASKS)?;
         let available = match self.gpus_per_node.or(on_node) {
             Some(gpus) => gpus,
             None => {
-                let visible = self.env.get(VISIBLE_GPUS)?.unwrap_or_default();
+                let visible = self.env.var(VISIBLE_GPUS)?.unwrap_or_default();
                 visible
                     .split(',')
                     .filter(|id| !id.trim().is_empty())
@@ -228,8 +228,8 @@ impl SlurmResolver {
     }
 
     /// How many tasks in a row go to a node before the next one has its turn.
-    fn chunk(&self) -> Result<usize, ClusterError> {
-        let distribution = self.env.get(DISTRIBUTION)?.unwrap_or_default();
+    fn chunk(&self) -> Result<usize> {
+        let distribution = self.env.var(DISTRIBUTION)?.unwrap_or_default();
         let nodes = distribution
             .split([':', ',', '='])
             .next()
@@ -270,24 +270,24 @@ fn places(counts: &[usize], chunk: usize) -> Vec<(usize, usize)> {
 }
 
 impl ClusterResolver for SlurmResolver {
-    fn cluster_spec(&self) -> Result<ClusterSpec, ClusterError> {
+    fn cluster_spec(&self) -> Result<ClusterSpec> {
         ClusterSpec::new(self.layout()?.jobs)
     }
 
-    fn task_type(&self) -> Result<Option<String>, ClusterError> {
+    fn task_type(&self) -> Result<Option<String>> {
         self.layout().map(|layout| Some(layout.task.0))
     }
 
-    fn task_id(&self) -> Result<Option<i64>, ClusterError> {
+    fn task_id(&self) -> Result<Option<i64>> {
         self.layout()
             .map(|layout| i64::try_from(layout.task.1).ok())
     }
 
-    fn rpc_layer(&self) -> Result<Option<String>, ClusterError> {
+    fn rpc_layer(&self) -> Result<Option<String>> {
         Ok(Some(self.rpc_layer.clone()))
     }
 
-    fn num_accelerators(&self) -> Result<Accelerators, ClusterError> {
+    fn num_accelerators(&self) -> Result<Accelerators> {
         let gpus = self.layout()?.gpus.len();
         let gpus = (gpus > 0).then(|| ("GPU".to_string(), gpus));
         Ok(gpus.into_iter().collect())

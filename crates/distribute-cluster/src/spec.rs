@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::environment::shortened;
 use super::json::{Json, parse_index, python_dict, python_list, python_quoted};
-use super::{ClusterError, MAX_TASKS};
+use super::{ClusterError, MAX_TASKS, Result};
 
 /// The tasks of a cluster, by job: which there are and where they listen (TensorFlow's
 /// `tf.train.ClusterSpec`).
@@ -48,7 +48,7 @@ impl ClusterSpec {
     /// # Errors
     ///
     /// [`ClusterError::TooMany`] beyond [`MAX_TASKS`].
-    pub fn new<J, L, A>(jobs: impl IntoIterator<Item = (J, L)>) -> Result<Self, ClusterError>
+    pub fn new<J, L, A>(jobs: impl IntoIterator<Item = (J, L)>) -> Result<Self>
     where
         J: Into<String>,
         L: IntoIterator<Item = A>,
@@ -64,7 +64,7 @@ impl ClusterSpec {
     ///
     /// [`ClusterError::TooMany`] beyond [`MAX_TASKS`]; [`ClusterError::InvalidIndex`] if an index
     /// has more than 32 bits.
-    pub fn sparse<J, L, A>(jobs: impl IntoIterator<Item = (J, L)>) -> Result<Self, ClusterError>
+    pub fn sparse<J, L, A>(jobs: impl IntoIterator<Item = (J, L)>) -> Result<Self>
     where
         J: Into<String>,
         L: IntoIterator<Item = (i64, A)>,
@@ -99,11 +99,11 @@ impl ClusterSpec {
     /// [`ClusterError::Json`], [`ClusterError::NotACluster`], [`ClusterError::TasksNotAList`],
     /// [`ClusterError::AddressNotAString`], [`ClusterError::InvalidIndex`] or
     /// [`ClusterError::TooMany`], whichever TensorFlow would find first.
-    pub fn parse(json: &str) -> Result<Self, ClusterError> {
+    pub fn parse(json: &str) -> Result<Self> {
         Self::from_json(&Json::parse("the cluster", json)?)
     }
 
-    pub(super) fn from_json(json: &Json) -> Result<Self, ClusterError> {
+    pub(super) fn from_json(json: &Json) -> Result<Self> {
         let Json::Object(entries) = json else {
             return Err(ClusterError::NotACluster { found: json.kind() });
         };
@@ -148,7 +148,7 @@ impl ClusterSpec {
     /// # Errors
     ///
     /// [`ClusterError::NoSuchJob`].
-    pub fn num_tasks(&self, job: &str) -> Result<usize, ClusterError> {
+    pub fn num_tasks(&self, job: &str) -> Result<usize> {
         self.job(job).map(BTreeMap::len)
     }
 
@@ -162,7 +162,7 @@ impl ClusterSpec {
     /// # Errors
     ///
     /// [`ClusterError::NoSuchJob`].
-    pub fn task_indices(&self, job: &str) -> Result<Vec<i64>, ClusterError> {
+    pub fn task_indices(&self, job: &str) -> Result<Vec<i64>> {
         self.job(job).map(|tasks| tasks.keys().copied().collect())
     }
 
@@ -171,13 +171,9 @@ impl ClusterSpec {
     /// # Errors
     ///
     /// [`ClusterError::NoSuchJob`] or [`ClusterError::NoSuchTask`].
-    pub fn task_address(&self, job: &str, index: i64) -> Result<&str, ClusterError> {
-        let task = self.job(job)?.get(&index);
-        task.map(String::as_str)
-            .ok_or_else(|| ClusterError::NoSuchTask {
-                job: job.to_string(),
-                index: Some(index),
-            })
+    pub fn task_address(&self, job: &str, index: i64) -> Result<&str> {
+        let address = self.job(job)?.get(&index).map(String::as_str);
+        address.ok_or_else(|| ClusterError::no_such_task(job, Some(index)))
     }
 
     /// The addresses of a job by task index, with gaps where a sparse job has no task.
@@ -186,7 +182,7 @@ impl ClusterSpec {
     ///
     /// [`ClusterError::NoSuchJob`]; [`ClusterError::EmptyJob`] as TensorFlow has it;
     /// [`ClusterError::SparseJob`] if an index is negative or beyond [`MAX_TASKS`].
-    pub fn job_tasks(&self, job: &str) -> Result<Vec<Option<&str>>, ClusterError> {
+    pub fn job_tasks(&self, job: &str) -> Result<Vec<Option<&str>>> {
         let tasks = self.job(job)?;
         let (Some((&first, _)), Some((&last, _))) =
             (tasks.first_key_value(), tasks.last_key_value())
@@ -212,7 +208,13 @@ impl ClusterSpec {
             .collect()
     }
 
-    fn job(&self, job: &str) -> Result<&BTreeMap<i64, String>, ClusterError> {
+    /// The addresses of a job, none if there is no such job.
+    pub(super) fn addresses(&self, job: &str) -> impl Iterator<Item = &str> {
+        let tasks = self.jobs.get(job).into_iter();
+        tasks.flat_map(BTreeMap::values).map(String::as_str)
+    }
+
+    fn job(&self, job: &str) -> Result<&BTreeMap<i64, String>> {
         self.jobs.get(job).ok_or_else(|| ClusterError::NoSuchJob {
             job: Some(job.to_string()),
         })
@@ -228,7 +230,7 @@ fn normalised(tasks: &BTreeMap<i64, String>) -> Tasks {
     }
 }
 
-fn indexed_tasks<'a>(job: &str, tasks: &'a Json) -> Result<BTreeMap<i64, &'a Json>, ClusterError> {
+fn indexed_tasks<'a>(job: &str, tasks: &'a Json) -> Result<BTreeMap<i64, &'a Json>> {
     match tasks {
         Json::List(list) => Ok((0..).zip(list).collect()),
         Json::Object(entries) => entries

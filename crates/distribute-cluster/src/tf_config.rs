@@ -5,7 +5,7 @@ use serde::Serialize;
 use super::environment::{Environment, Variables};
 use super::json::Json;
 use super::resolver::{given_or, master_url};
-use super::{ClusterError, ClusterResolver, ClusterSpec, Description, MasterTarget, Tasks};
+use super::{ClusterError, ClusterResolver, ClusterSpec, Description, MasterTarget, Result, Tasks};
 
 const VARIABLE: &str = "TF_CONFIG";
 
@@ -41,17 +41,13 @@ impl TfConfigResolver {
         self
     }
 
-    fn config(&self) -> Result<Json, ClusterError> {
-        let text = self.env.get(VARIABLE)?;
+    fn config(&self) -> Result<Json> {
+        let text = self.env.var(VARIABLE)?;
         Json::parse(VARIABLE, text.as_deref().unwrap_or("{}"))
     }
 
     /// Reads `key` of the `task` object.
-    fn task<T>(
-        &self,
-        key: &str,
-        read: impl FnOnce(&str, &Json) -> Result<T, ClusterError>,
-    ) -> Result<Option<T>, ClusterError> {
+    fn task<T>(&self, key: &str, read: impl FnOnce(&str, &Json) -> Result<T>) -> Result<Option<T>> {
         let config = self.config()?;
         let task = config.get(VARIABLE, "task")?;
         let value = task
@@ -61,7 +57,7 @@ impl TfConfigResolver {
         value.flatten().map(read).transpose()
     }
 
-    fn text(&self, key: &str) -> Result<Option<String>, ClusterError> {
+    fn text(&self, key: &str) -> Result<Option<String>> {
         let config = self.config()?;
         let value = config.get(VARIABLE, key)?.unwrap_or(&Json::Null);
         value.optional_text(&format!("{key} in TF_CONFIG"))
@@ -69,21 +65,21 @@ impl TfConfigResolver {
 }
 
 impl ClusterResolver for TfConfigResolver {
-    fn cluster_spec(&self) -> Result<ClusterSpec, ClusterError> {
+    fn cluster_spec(&self) -> Result<ClusterSpec> {
         let config = self.config()?;
         let cluster = config.get(VARIABLE, "cluster")?;
         cluster.map_or_else(|| Ok(ClusterSpec::default()), ClusterSpec::from_json)
     }
 
-    fn task_type(&self) -> Result<Option<String>, ClusterError> {
+    fn task_type(&self) -> Result<Option<String>> {
         self.task("type", |_, value| Ok(value.python_str()))
     }
 
-    fn task_id(&self) -> Result<Option<i64>, ClusterError> {
+    fn task_id(&self) -> Result<Option<i64>> {
         self.task("index", |what, value| value.index(what))
     }
 
-    fn master_for(&self, target: &MasterTarget) -> Result<String, ClusterError> {
+    fn master_for(&self, target: &MasterTarget) -> Result<String> {
         if let Some(master) = self.text("session_master")? {
             return Ok(master);
         }
@@ -98,15 +94,12 @@ impl ClusterResolver for TfConfigResolver {
         let rpc_layer = given_or(target.rpc_layer.clone(), || self.rpc_layer())?;
         let job = task_type.ok_or(ClusterError::NoSuchJob { job: None })?;
         spec.num_tasks(&job)?;
-        let unknown = || ClusterError::NoSuchTask {
-            job: job.clone(),
-            index: None,
-        };
-        let address = spec.task_address(&job, task_id.ok_or_else(unknown)?)?;
+        let index = task_id.ok_or_else(|| ClusterError::no_such_task(&job, None))?;
+        let address = spec.task_address(&job, index)?;
         Ok(master_url(address, rpc_layer.as_deref()))
     }
 
-    fn rpc_layer(&self) -> Result<Option<String>, ClusterError> {
+    fn rpc_layer(&self) -> Result<Option<String>> {
         self.text("rpc_layer")
     }
 

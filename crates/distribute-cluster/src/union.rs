@@ -6,7 +6,8 @@ use indexmap::IndexMap;
 
 use super::resolver::given_or;
 use super::{
-    Accelerators, ClusterError, ClusterResolver, ClusterSpec, Description, MasterTarget, Tasks,
+    Accelerators, ClusterError, ClusterResolver, ClusterSpec, Description, MasterTarget, Result,
+    Tasks,
 };
 
 /// The tasks of several resolvers together (TensorFlow's `UnionResolver`). Everything but the
@@ -29,7 +30,7 @@ impl UnionResolver {
     /// # Errors
     ///
     /// [`ClusterError::NoResolvers`] if there are none.
-    pub fn new(resolvers: Vec<Box<dyn ClusterResolver>>) -> Result<Self, ClusterError> {
+    pub fn new(resolvers: Vec<Box<dyn ClusterResolver>>) -> Result<Self> {
         if resolvers.is_empty() {
             return Err(ClusterError::NoResolvers);
         }
@@ -62,7 +63,7 @@ impl UnionResolver {
 }
 
 impl ClusterResolver for UnionResolver {
-    fn cluster_spec(&self) -> Result<ClusterSpec, ClusterError> {
+    fn cluster_spec(&self) -> Result<ClusterSpec> {
         let mut jobs: IndexMap<String, Vec<Tasks>> = IndexMap::new();
         for resolver in &self.resolvers {
             let spec = resolver.cluster_spec()?;
@@ -80,17 +81,17 @@ impl ClusterResolver for UnionResolver {
         ClusterSpec::sparse(united)
     }
 
-    fn task_type(&self) -> Result<Option<String>, ClusterError> {
+    fn task_type(&self) -> Result<Option<String>> {
         let given = self.task_type.clone().filter(|name| !name.is_empty());
         given_or(given, || self.resolvers[0].task_type())
     }
 
-    fn task_id(&self) -> Result<Option<i64>, ClusterError> {
+    fn task_id(&self) -> Result<Option<i64>> {
         let given = self.task_id.filter(|&task_id| task_id != 0);
         given_or(given, || self.resolvers[0].task_id())
     }
 
-    fn master_for(&self, target: &MasterTarget) -> Result<String, ClusterError> {
+    fn master_for(&self, target: &MasterTarget) -> Result<String> {
         let (Some(job), Some(index)) = (&target.task_type, target.task_id) else {
             return self.resolvers[0].master_for(&MasterTarget {
                 rpc_layer: target.rpc_layer.clone(),
@@ -101,7 +102,7 @@ impl ClusterResolver for UnionResolver {
         Ok(target.url(spec.task_address(job, index)?, self.rpc_layer.clone()))
     }
 
-    fn rpc_layer(&self) -> Result<Option<String>, ClusterError> {
+    fn rpc_layer(&self) -> Result<Option<String>> {
         let given = self.rpc_layer.clone().filter(|layer| !layer.is_empty());
         given_or(given, || self.resolvers[0].rpc_layer())
     }
@@ -110,7 +111,7 @@ impl ClusterResolver for UnionResolver {
         self.resolvers[0].environment()
     }
 
-    fn num_accelerators(&self) -> Result<Accelerators, ClusterError> {
+    fn num_accelerators(&self) -> Result<Accelerators> {
         self.resolvers[0].num_accelerators()
     }
 
@@ -128,7 +129,7 @@ impl ClusterResolver for UnionResolver {
 }
 
 /// The tasks of one job in several clusters.
-fn unite(job: &str, parts: Vec<Tasks>) -> Result<BTreeMap<i64, String>, ClusterError> {
+fn unite(job: &str, parts: Vec<Tasks>) -> Result<BTreeMap<i64, String>> {
     let has_gaps = parts.iter().any(|tasks| matches!(tasks, Tasks::Sparse(_)));
     let mut united = BTreeMap::new();
     for tasks in parts {
