@@ -68,7 +68,7 @@ use burn::tensor::TensorData;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-pub use error::CheckpointError;
+pub use error::{CheckpointError, Result};
 pub use manager::{CheckpointManager, Saved};
 pub use reader::{Entry, Newest, Skipped, latest, list, load, load_latest, verify};
 pub use restore::{
