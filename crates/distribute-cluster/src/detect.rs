@@ -101,16 +101,14 @@ enum Found {
 fn look(kind: ClusterKind, env: &Variables) -> Found {
     match kind {
         ClusterKind::TfConfig => tf_config(env),
-        ClusterKind::Torchrun => all_or_part(
-            env,
-            &["RANK", "WORLD_SIZE", "MASTER_ADDR"],
-            "MASTER_ADDR is set",
-        ),
-        ClusterKind::OpenMpi => all_or_part(
-            env,
-            &["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"],
-            "started by Open MPI's mpirun",
-        ),
+        ClusterKind::Torchrun => {
+            let names = ["RANK", "WORLD_SIZE", "MASTER_ADDR"];
+            all_or_part(env, &names, "MASTER_ADDR is set")
+        }
+        ClusterKind::OpenMpi => {
+            let names = ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"];
+            all_or_part(env, &names, "started by Open MPI's mpirun")
+        }
         ClusterKind::Slurm => slurm(env),
         ClusterKind::Kubernetes => kubernetes(env),
         ClusterKind::OneProcess => Found::No,
@@ -146,19 +144,18 @@ fn all_or_part(env: &Variables, names: &[&str], reason: &str) -> Found {
 }
 
 fn slurm(env: &Variables) -> Found {
-    if !env.has("SLURM_PROCID") {
-        return if env.has("SLURM_JOB_ID") {
-            Found::Partly("in a SLURM job, but SLURM_PROCID is not set: use srun".to_string())
-        } else {
-            Found::No
-        };
-    }
     // The batch script itself has the job's variables and rank 0, but the other ranks were never
     // started.
-    if env.has("SLURM_STEP_NUM_TASKS") || env.has("SLURM_STEP_NODELIST") {
-        Found::Yes("started by srun".to_string())
-    } else {
-        Found::Partly("in a SLURM batch script, not in a step: use srun".to_string())
+    let is_step = env.has("SLURM_STEP_NUM_TASKS") || env.has("SLURM_STEP_NODELIST");
+    match (env.has("SLURM_PROCID"), is_step) {
+        (true, true) => Found::Yes("started by srun".to_string()),
+        (true, false) => {
+            Found::Partly("in a SLURM batch script, not in a step: use srun".to_string())
+        }
+        (false, _) if env.has("SLURM_JOB_ID") => {
+            Found::Partly("in a SLURM job, but SLURM_PROCID is not set: use srun".to_string())
+        }
+        (false, _) => Found::No,
     }
 }
 

@@ -86,10 +86,18 @@ impl Variables {
 
     /// A number of at most `max` from the first of these variables that is set.
     pub(super) fn number(&self, names: &[&'static str], max: usize) -> Result<Option<usize>> {
-        let first = self.first(names)?;
-        first
-            .map(|(name, value)| parse_number(name, &value, max))
-            .transpose()
+        let Some((name, value)) = self.first(names)? else {
+            return Ok(None);
+        };
+        let invalid = |why: &str| Err(ClusterError::invalid_variable(name, &value, why));
+        let text = value.trim();
+        if !is_digits(text) {
+            return invalid("a whole number is needed");
+        }
+        match text.parse().unwrap_or(usize::MAX) {
+            number if number > max => invalid(&format!("at most {max} is allowed")),
+            number => Ok(Some(number)),
+        }
     }
 
     /// The port in the first of these variables that is set, else [`DEFAULT_PORT`].
@@ -123,19 +131,6 @@ impl Variables {
         });
         set.collect()
     }
-}
-
-fn parse_number(variable: &str, value: &str, max: usize) -> Result<usize> {
-    let invalid = |why: &str| ClusterError::invalid_variable(variable, value, why);
-    let text = value.trim();
-    if !is_digits(text) {
-        return Err(invalid("a whole number is needed"));
-    }
-    let number = text.parse().unwrap_or(usize::MAX);
-    if number > max {
-        return Err(invalid(&format!("at most {max} is allowed")));
-    }
-    Ok(number)
 }
 
 /// Whether text is a number without a sign.

@@ -132,11 +132,9 @@ pub fn parse_task_index(text: &str) -> Result<i64> {
 pub(super) fn parse_index(what: &str, text: &str) -> Result<i64> {
     let trimmed = text.trim();
     let digits = trimmed.strip_prefix(['+', '-']).unwrap_or(trimmed);
-    let index = digits
-        .split('_')
-        .all(is_digits)
-        .then(|| trimmed.replace('_', ""));
-    let index = index.and_then(|index| index.parse().ok());
+    let is_index = digits.split('_').all(is_digits);
+    let index = trimmed.replace('_', "").parse().ok();
+    let index = index.filter(|_| is_index);
     index.ok_or_else(|| ClusterError::invalid_index(what, shortened(text)))
 }
 

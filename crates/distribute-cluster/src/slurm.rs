@@ -209,10 +209,8 @@ impl SlurmResolver {
             Some(gpus) => gpus,
             None => {
                 let visible = self.env.var(VISIBLE_GPUS)?.unwrap_or_default();
-                visible
-                    .split(',')
-                    .filter(|id| !id.trim().is_empty())
-                    .count()
+                let ids = visible.split(',').map(str::trim);
+                ids.filter(|id| !id.is_empty()).count()
             }
         };
         let share = available.checked_div(tasks).unwrap_or(0);
@@ -230,11 +228,9 @@ impl SlurmResolver {
     /// How many tasks in a row go to a node before the next one has its turn.
     fn chunk(&self) -> Result<usize> {
         let distribution = self.env.var(DISTRIBUTION)?.unwrap_or_default();
-        let nodes = distribution
-            .split([':', ',', '='])
-            .next()
-            .unwrap_or_default();
-        match nodes.trim().to_ascii_lowercase().as_str() {
+        let mut levels = distribution.split([':', ',', '=']);
+        let nodes = levels.next().unwrap_or_default().trim();
+        match nodes.to_ascii_lowercase().as_str() {
             "cyclic" => Ok(1),
             "plane" => {
                 let hint = "srun sets it for --distribution=plane";
@@ -242,13 +238,10 @@ impl SlurmResolver {
                 Ok(size.max(1))
             }
             "arbitrary" => {
+                let name = DISTRIBUTION;
                 let why = "which rank runs where is not known; use block, cyclic or plane, or set \
                            TF_CONFIG";
-                Err(ClusterError::invalid_variable(
-                    DISTRIBUTION,
-                    &distribution,
-                    why,
-                ))
+                Err(ClusterError::invalid_variable(name, &distribution, why))
             }
             _ => Ok(usize::MAX),
         }
