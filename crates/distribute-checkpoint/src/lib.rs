@@ -51,6 +51,7 @@ mod filesystem;
 mod manager;
 mod marker;
 mod reader;
+mod recorded;
 mod restore;
 mod saver;
 mod tensor_file;

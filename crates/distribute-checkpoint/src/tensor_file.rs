@@ -14,7 +14,7 @@ use safetensors::Dtype;
 use safetensors::tensor::{Metadata as Header, TensorInfo};
 
 use super::error::{CheckpointError, Result};
-use super::reader::Recorded;
+use super::recorded::Recorded;
 
 /// Upper bound of the header: about 100,000 tensors. Enforced when saving too, so that nothing is
 /// written that could not be read again.

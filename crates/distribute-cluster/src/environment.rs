@@ -137,13 +137,3 @@ impl Variables {
 pub(super) fn is_digits(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
 }
-
-/// Text that is short enough for an error message.
-pub(super) fn shortened(text: &str) -> String {
-    const MOST: usize = 120;
-    if text.chars().count() <= MOST {
-        return text.to_string();
-    }
-    let start: String = text.chars().take(MOST).collect();
-    format!("{start}... ({} bytes)", text.len())
-}

@@ -1,7 +1,5 @@
 //! What can be wrong with a description of a cluster.
 
-use super::environment::shortened;
-
 /// The result of what can fail for a [`ClusterError`].
 pub type Result<T, E = ClusterError> = std::result::Result<T, E>;
 
@@ -354,4 +352,14 @@ fn name(job: Option<&str>) -> String {
 
 fn number(index: Option<i64>) -> String {
     index.map_or_else(|| "(unknown)".to_string(), |index| index.to_string())
+}
+
+/// Text that is short enough for an error message.
+pub(super) fn shortened(text: &str) -> String {
+    const MOST: usize = 120;
+    if text.chars().count() <= MOST {
+        return text.to_string();
+    }
+    let start: String = text.chars().take(MOST).collect();
+    format!("{start}... ({} bytes)", text.len())
 }

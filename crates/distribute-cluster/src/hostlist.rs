@@ -1,6 +1,7 @@
 //! SLURM's short forms: `node[001-003,007],x` for hosts and `2(x3),1` for tasks per node.
 
-use super::environment::{is_digits, shortened};
+use super::environment::is_digits;
+use super::error::shortened;
 use super::{ClusterError, MAX_TASKS, Result};
 
 /// The longest host name that DNS allows.

@@ -7,7 +7,8 @@ use indexmap::IndexMap;
 use serde::de::value::SeqAccessDeserializer;
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 
-use super::environment::{is_digits, shortened};
+use super::environment::is_digits;
+use super::error::shortened;
 use super::{ClusterError, MAX_TASKS, Result};
 
 /// Room for as many tasks as there may be: an index, the longest name that DNS allows (253 bytes),

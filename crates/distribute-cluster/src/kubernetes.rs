@@ -2,7 +2,8 @@
 
 use indexmap::IndexMap;
 
-use super::environment::{Environment, Variables, shortened};
+use super::environment::{Environment, Variables};
+use super::error::shortened;
 use super::{ClusterError, ClusterResolver, ClusterSpec, Description, MAX_TASKS, Result, TaskType};
 
 const INDEX: [&str; 1] = ["JOB_COMPLETION_INDEX"];

@@ -106,7 +106,7 @@ impl RankResolver {
         }
     }
 
-    /// The port of rank 0, whatever `MASTER_PORT` says; [`DEFAULT_PORT`] if nothing does.
+    /// The port of rank 0, whatever `MASTER_PORT` says; [`super::DEFAULT_PORT`] if nothing does.
     pub fn port_base(mut self, port: impl Into<Option<u16>>) -> Self {
         self.port_base = port.into();
         self

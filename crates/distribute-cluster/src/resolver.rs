@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use super::environment::shortened;
+use super::error::shortened;
 use super::{ClusterSpec, Result};
 
 /// Accelerators of a worker by type: `{"GPU": 2}`.

@@ -52,7 +52,7 @@ impl FromStr for TaskType {
             .into_iter()
             .find(|task_type| task_type.as_str() == text);
         found.ok_or_else(|| ClusterError::UnrecognizedTaskType {
-            task_type: super::environment::shortened(text),
+            task_type: super::error::shortened(text),
         })
     }
 }
@@ -74,7 +74,7 @@ pub fn validate(spec: &ClusterSpec, task_type: Option<&str>, task_id: Option<i64
     if let Some(job) = spec.jobs().find(|job| TaskType::from_str(job).is_err()) {
         return Err(ClusterError::DisallowedJob {
             job: job.to_string(),
-            spec: super::environment::shortened(&spec.to_string()),
+            spec: super::error::shortened(&spec.to_string()),
         });
     }
     let known = task_type.map(TaskType::from_str).transpose()?;

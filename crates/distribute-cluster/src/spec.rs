@@ -6,7 +6,7 @@ use std::fmt;
 use indexmap::IndexMap;
 use serde::Serialize;
 
-use super::environment::shortened;
+use super::error::shortened;
 use super::json::{Json, parse_index, python_dict, python_list, python_quoted};
 use super::{ClusterError, MAX_TASKS, Result};
 
