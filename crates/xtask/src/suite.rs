@@ -15,7 +15,7 @@ use crate::cargo::{cargo_command, finish};
 /// Test programs that compute for most of their time. They give way to the others, whose deadlines
 /// are shorter, but not without limit: `conformance` and `other_inputs` make groups whose ranks
 /// have to be heard of every 3 seconds.
-const COMPUTING: [&str; 9] = [
+const COMPUTING: [&str; 8] = [
     "conformance",
     "lower",
     "misuse",
@@ -24,7 +24,6 @@ const COMPUTING: [&str; 9] = [
     "strategy",
     "strategy_leak",
     "tpu",
-    "tpu_models",
 ];
 
 /// The tests of features that are off by default: `nccl`, whose tests need no GPU or say that they
