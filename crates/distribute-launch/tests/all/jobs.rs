@@ -1,14 +1,13 @@
 //! Jobs of shell scripts from start to end.
 
-mod common;
-
 use std::collections::BTreeSet;
 use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
-use common::{read, script, see, within_limit};
 use distribute_launch::{Console, Ending, Job, LaunchError, Outcome, Role, run};
 use serde_json::Value;
+
+use crate::common::{read, script, see, within_limit};
 
 #[test]
 fn worker_0_passes_through_byte_for_byte_and_logs_hold_everything() {

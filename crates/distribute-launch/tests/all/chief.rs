@@ -1,13 +1,12 @@
 //! Jobs with parameter servers: their chief decides when they end, and workers may die.
 
-mod common;
-
 use std::net::TcpListener;
 use std::path::Path;
 
-use common::{Seen, read, script, see};
 use distribute_launch::{Ending, Hosts, Job, Outcome, Role};
 use serde_json::Value;
+
+use crate::common::{Seen, read, script, see};
 
 /// What every script here begins with: `n` counts the process's own incarnations in `DIR`, and
 /// `await FILE` waits for a file there.

@@ -2,16 +2,15 @@
 //!
 //! The launcher is this program itself, started with the name of the test that plays it.
 
-mod common;
-
 use std::io::{BufRead, BufReader, Lines};
 use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{read, script, within_limit};
 use distribute_launch::{Console, Hosts, guard_main, run};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+
+use crate::common::{read, script, within_limit};
 
 const SCRIPT: &str = "LAUNCH_TEST_SCRIPT";
 const RESTARTS: &str = "LAUNCH_TEST_RESTARTS";
@@ -44,7 +43,7 @@ fn as_launcher() {
         let program = std::env::current_exe()
             .expect("this program")
             .into_os_string();
-        let arguments = PLAY.iter().chain(&["as_guard"]).map(Into::into);
+        let arguments = PLAY.iter().chain(&["launcher::as_guard"]).map(Into::into);
         job = job.guard(std::iter::once(program).chain(arguments));
     }
     if let Ok(text) = std::env::var(HOST) {
@@ -130,7 +129,7 @@ impl Launcher {
         let mut command = with_default_signals(command);
         command
             .args(PLAY)
-            .arg("as_launcher")
+            .arg("launcher::as_launcher")
             .env(SCRIPT, text)
             .env(RESTARTS, restarts.to_string())
             .stdout(Stdio::null())

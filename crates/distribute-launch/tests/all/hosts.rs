@@ -1,15 +1,14 @@
 //! Jobs on several hosts, all of them this one: a launcher per host, in threads.
 
-mod common;
-
 use std::collections::BTreeSet;
 use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-use common::{Seen, read, script, see};
 use distribute_launch::{Hosts, Job, LaunchError, Outcome, ReservedPorts};
 use serde_json::Value;
+
+use crate::common::{Seen, read, script, see};
 
 const SECRET: &str = "a secret of more than 16 bytes";
 
