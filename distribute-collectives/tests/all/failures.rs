@@ -1,17 +1,16 @@
 //! What the other ranks see when one rank fails: an error that names it, never a hang.
 
-mod common;
-
 use std::sync::mpsc;
 use std::time::Duration;
 
-use common::{BeforeSend, Carrier, on_ranks, on_ranks_over, within_limit};
 use distribute_collectives::{
     Algorithm, Buffer, CollectiveError, Communicator, CommunicatorExt, DType, GatherTarget,
     Gathered, GroupOptions, InProcessCommunicator, OperationHeader, OperationKind, ReduceOp,
     Result, Transport, TransportCommunicator, in_process, in_process_transports,
 };
 use rstest::rstest;
+
+use crate::common::{BeforeSend, Carrier, on_ranks, on_ranks_over, within_limit};
 
 fn options(algorithm: Algorithm) -> GroupOptions {
     GroupOptions::default()

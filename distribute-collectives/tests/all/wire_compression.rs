@@ -1,10 +1,7 @@
 //! `f32` buffers that travel as half types: the same bits on all ranks, within the stated bound.
 
-mod common;
-
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use common::{BeforeSend, Random, bits, on_ranks, on_threads, within_limit};
 use distribute_collectives::{
     Algorithm, Buffer, CollectiveError, Communicator, CommunicatorExt, GroupOptions, Order,
     ReduceOp, Result, Transport, TransportCommunicator, WireType, chunk_range, in_process,
@@ -12,6 +9,8 @@ use distribute_collectives::{
 };
 use half::{bf16, f16};
 use proptest::prelude::*;
+
+use crate::common::{BeforeSend, Random, bits, on_ranks, on_threads, within_limit};
 
 #[derive(Debug, Clone)]
 struct Case {

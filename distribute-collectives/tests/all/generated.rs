@@ -1,6 +1,7 @@
 //! The committed code and descriptors of the gRPC services are those of `proto/`.
 //!
-//! `DISTRIBUTE_WRITE_GENERATED=1 cargo test --test generated` writes them anew.
+//! `DISTRIBUTE_WRITE_GENERATED=1 cargo test -p distribute-collectives --test all generated` writes
+//! them anew.
 
 use std::path::{Path, PathBuf};
 

@@ -1,17 +1,16 @@
 //! Groups whose ranks meet over loopback addresses of one process.
 
-mod common;
-
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-use common::{on_threads, within_limit};
 use distribute_collectives::{
     Algorithm, CollectiveError, Communicator, GroupOptions, LinkCost, ProcessCommunicator,
     ProcessGroupOptions, ProcessTransport, ReduceOp, Result, loopback,
 };
 use half::f16;
 use rstest::rstest;
+
+use crate::common::{on_threads, within_limit};
 
 #[rstest]
 fn a_group_meets_reduces_and_leaves(

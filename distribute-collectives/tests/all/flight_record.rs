@@ -1,12 +1,9 @@
 //! Flight records, and which rank they blame.
 
-mod common;
-
 use std::path::Path;
 use std::sync::{Barrier, Mutex};
 use std::time::Duration;
 
-use common::within_limit;
 use distribute_collectives::flight_record::{
     FlightRecordError, FlightRecorder, RECORDED_OPERATIONS, Recorded, blame,
 };
@@ -14,6 +11,8 @@ use distribute_collectives::{
     CollectiveError, Communicator, GroupOptions, InProcessCommunicator, ReduceOp, Result,
     in_process,
 };
+
+use crate::common::within_limit;
 
 fn all_reduce(endpoint: &mut dyn Communicator, len: usize) -> Result<()> {
     let mut vector = vec![1.0_f32; len];

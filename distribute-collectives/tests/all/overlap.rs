@@ -1,17 +1,16 @@
 //! Operations that are started now and waited for later.
 
-mod common;
-
 use std::ops::Range;
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex};
 
-use common::{on_ranks, within_limit};
 use distribute_collectives::overlap::{Overlapped, OwnedBuffer};
 use distribute_collectives::{
     AbortHandle, Algorithm, Buffer, CollectiveError, Communicator, DType, Description,
     GatherTarget, GroupOptions, InProcessCommunicator, ReduceOp, Result, in_process,
 };
+
+use crate::common::{on_ranks, within_limit};
 
 /// A communicator that notes its calls, waits for a permit before each barrier and panics when it
 /// is asked for a product.

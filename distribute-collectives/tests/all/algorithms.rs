@@ -1,14 +1,13 @@
 //! Every algorithm between threads against a plain loop, over random world sizes, layouts, types
 //! and segments.
 
-mod common;
-mod properties;
-
-use common::{ALGORITHMS, Carrier, Random, on_ranks};
 use distribute_collectives::{
     Algorithm, Communicator, CommunicatorExt, GroupOptions, Order, ReduceOp, reduce,
 };
 use half::bf16;
+
+use crate::common::{ALGORITHMS, Carrier, Random, on_ranks};
+use crate::properties;
 
 properties::hold_over!(Carrier::Threads, 200 cases);
 
