@@ -1,10 +1,11 @@
 //! What the benchmarks share: processes of the same program, and their processor time.
-#![allow(dead_code, reason = "each example uses its own part")]
 
 use std::error::Error;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
+
+use distribute_ps::{ParameterServer, ServerOptions};
 
 pub type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
@@ -27,6 +28,14 @@ pub fn keep_memory(arguments: &[String]) -> Result<Option<i32>> {
     let mut again = Command::new(std::env::current_exe()?);
     let status = again.args(arguments).envs(KEEP_MEMORY).status()?;
     Ok(Some(status.code().unwrap_or(1)))
+}
+
+/// A parameter server, until somebody ends it.
+pub fn serve() -> Result<()> {
+    let server = ParameterServer::bind("127.0.0.1:0", ServerOptions::default())?;
+    println!("{}", server.address());
+    server.wait(None)?;
+    Ok(())
 }
 
 /// A process of this program that says a line when it is ready. It is killed when this is dropped.

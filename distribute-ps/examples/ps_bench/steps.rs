@@ -1,30 +1,18 @@
 //! What a step costs beside its computation: one coordinator, one server and two workers, each a
 //! process, beside two training loops that do not communicate.
-//!
-//! `cargo run --release -p distribute-ps --example ps_steps -- [kind] [steps] [rounds]`
-//!
-//! - `nothing`: each closure does nothing. Printed: wall and processor time of a closure.
-//! - `transport`: each closure pulls and pushes 347,000 parameters in 8 variables (Adam) and
-//!   computes nothing. Printed: wall and processor time of a step.
-//! - `cnn`: each closure is a step of `mnist-cnn`, batch 64 (Adam). Rounds are interleaved with two
-//!   hand-written loops; printed: the ratio of steps/s, and of processor time.
-
-#[path = "processes/cnn.rs"]
-mod cnn;
-mod processes;
 
 use std::io::BufRead;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cnn::{Batches, Cnn, HandWritten, LEARNING_RATE};
 use distribute_core::{Adam, TensorData, TrainState};
 use distribute_ps::{
-    ClusterCoordinator, CoordinatorOptions, Gradient, OptimizerSpec, ParameterServer, RoundRobin,
-    ServerOptions, StepRegistry, VariableRef, VariableSpec, Versions, WorkerContext, WorkerOptions,
-    WorkerServer,
+    ClusterCoordinator, CoordinatorOptions, Gradient, OptimizerSpec, RoundRobin, StepRegistry,
+    VariableRef, VariableSpec, Versions, WorkerContext, WorkerOptions, WorkerServer,
 };
-use processes::{Process, Result, cpu_of, keep_memory, median, number};
+
+use crate::cnn::{Batches, Cnn, HandWritten, LEARNING_RATE};
+use crate::processes::{Process, Result, cpu_of, median, number};
 
 /// The variables of `transport`: a convolution and two dense layers with their biases, and some.
 const SHAPES: [&[usize]; 8] = [
@@ -103,14 +91,7 @@ fn registry() -> distribute_ps::Result<StepRegistry> {
     Ok(registry)
 }
 
-fn serve() -> Result<()> {
-    let server = ParameterServer::bind("127.0.0.1:0", ServerOptions::default())?;
-    println!("{}", server.address());
-    server.wait(None)?;
-    Ok(())
-}
-
-fn work() -> Result<()> {
+pub fn work() -> Result<()> {
     let server = WorkerServer::bind(
         "127.0.0.1:0",
         Arc::new(registry()?),
@@ -121,7 +102,7 @@ fn work() -> Result<()> {
 }
 
 /// Trains so many steps as it is told to, again and again.
-fn alone() -> Result<()> {
+pub fn alone() -> Result<()> {
     let mut training = HandWritten::new();
     println!("ready");
     for line in std::io::stdin().lock().lines() {
@@ -229,19 +210,10 @@ fn report(what: &str, steps: usize, (wall, cpu): &Spent) {
     );
 }
 
-fn main() -> Result<()> {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    match arguments.first().map(String::as_str) {
-        Some("serve") => return serve(),
-        Some("work") => return work(),
-        Some("alone") => return alone(),
-        _ => {}
-    }
-    if let Some(status) = keep_memory(&arguments)? {
-        std::process::exit(status);
-    }
+/// `[kind] [steps] [rounds]`
+pub fn run(arguments: &[String]) -> Result<()> {
     let kind = arguments.first().map_or("transport", String::as_str);
-    let (steps, rounds) = (number(&arguments, 1, 400)?, number(&arguments, 2, 5)?);
+    let (steps, rounds) = (number(arguments, 1, 400)?, number(arguments, 2, 5)?);
     let mut job = Job::start(kind)?;
     job.create_variables()?;
     job.together(kind, WORKERS * 10)?;

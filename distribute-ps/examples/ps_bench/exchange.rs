@@ -1,12 +1,4 @@
 //! Pull plus push of a model between two processes, beside raw TCP with the same bytes.
-//!
-//! `cargo run --release -p distribute-ps --example ps_bench -- [MiB] [rounds] [variables] [rule]`
-//!
-//! The rule is `sgd` or `adam`. Rounds are interleaved: raw, servers, raw, servers, ...; the median
-//! of the ratios is printed, and the processor time that both took. All processes keep freed
-//! memory, as `distribute-cli` does; `PS_BENCH_MALLOC=default` leaves the allocator alone.
-
-mod processes;
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -15,13 +7,14 @@ use std::time::{Duration, Instant};
 use distribute_core::optim::Optimizer;
 use distribute_core::{Adam, Sgd, TensorData};
 use distribute_ps::{
-    ClientOptions, Gradient, OptimizerSpec, ParameterServer, RoundRobin, RunId, RunOptions,
-    ServerOptions, UpdateId, VariableClient, VariableRef, VariableSpec,
+    ClientOptions, Gradient, OptimizerSpec, RoundRobin, RunId, RunOptions, UpdateId,
+    VariableClient, VariableRef, VariableSpec,
 };
-use processes::{Process, Result, cpu_of, keep_memory, median, number};
+
+use crate::processes::{Process, Result, cpu_of, median, number};
 
 /// Sends so many bytes, takes so many, says that it has them; again and again.
-fn serve_raw(bytes: usize) -> Result<()> {
+pub fn serve_raw(bytes: usize) -> Result<()> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     println!("{}", listener.local_addr()?);
     let (mut peer, _) = listener.accept()?;
@@ -46,13 +39,6 @@ fn raw(peer: &mut TcpStream, buffer: &mut [u8]) -> Result<(Duration, Duration)> 
     peer.write_all(buffer)?;
     peer.read_exact(&mut one)?;
     Ok((pulled, begin.elapsed() - pulled))
-}
-
-fn serve() -> Result<()> {
-    let server = ParameterServer::bind("127.0.0.1:0", ServerOptions::default())?;
-    println!("{}", server.address());
-    server.wait(None)?;
-    Ok(())
 }
 
 /// A model on a server.
@@ -111,18 +97,10 @@ impl Model {
     }
 }
 
-fn main() -> Result<()> {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    match arguments.first().map(String::as_str) {
-        Some("serve") => return serve(),
-        Some("raw") => return serve_raw(number(&arguments, 1, 100 << 20)?),
-        _ => {}
-    }
-    if let Some(status) = keep_memory(&arguments)? {
-        std::process::exit(status);
-    }
-    let (mebibytes, rounds) = (number(&arguments, 0, 100)?, number(&arguments, 1, 15)?);
-    let variables = number(&arguments, 2, 25)?;
+/// `[MiB] [rounds] [variables] [rule]`
+pub fn run(arguments: &[String]) -> Result<()> {
+    let (mebibytes, rounds) = (number(arguments, 0, 100)?, number(arguments, 1, 15)?);
+    let variables = number(arguments, 2, 25)?;
     let rule: Box<dyn Optimizer> = match arguments.get(3).map_or("sgd", String::as_str) {
         "adam" => Box::new(Adam::new(1e-3)),
         "sgd" => Box::new(Sgd::new(0.1)),
