@@ -319,7 +319,7 @@ fn what_the_devices_do_not_allow_is_refused() {
 fn compile_c(folder: &Path, source: &str, define: &str) -> Option<()> {
     let sources = concat!(
         env!("CARGO_MANIFEST_DIR"),
-        "/../distribute-tpu-xla/tests/pjrt"
+        "/../distribute-tpu-xla/tests/tpu_xla/pjrt"
     );
     let mut cc = Command::new("cc");
     cc.args(["-shared", "-fPIC", "-o"])
