@@ -50,7 +50,8 @@ pub struct CallbackState {
 ///
 /// Callbacks are called in the order they were added, on the thread that called
 /// [`Fit::run`](super::Fit::run), between steps: what they do is time that no replica trains. An
-/// error of a callback ends the run with that error.
+/// error of a callback ends the run with that error. `&mut callback` is one too: it lends a callback
+/// to a run, so that it can be looked at afterwards.
 ///
 /// ```
 /// use distribute_core::Result;
@@ -68,6 +69,7 @@ pub struct CallbackState {
 ///     }
 /// }
 /// ```
+#[auto_impl::auto_impl(&mut)]
 #[expect(unused_variables, reason = "the names say what a method gets")]
 pub trait Callback {
     /// Before the first step; after a resume everything is restored.
@@ -146,49 +148,6 @@ pub trait Callback {
     /// If it is not this callback's state.
     fn restore_state(&mut self, state: CallbackState) -> Result<()> {
         Ok(())
-    }
-}
-
-/// Lends a callback to a run, so that it can be looked at afterwards.
-impl<C: Callback + ?Sized> Callback for &mut C {
-    fn on_train_begin(&mut self, run: &mut Control<'_>) -> Result<()> {
-        (**self).on_train_begin(run)
-    }
-
-    fn on_epoch_begin(&mut self, run: &mut Control<'_>) -> Result<()> {
-        (**self).on_epoch_begin(run)
-    }
-
-    fn on_batch_end(&mut self, run: &mut Control<'_>) -> Result<()> {
-        (**self).on_batch_end(run)
-    }
-
-    fn on_validation_batch_end(&mut self, run: &mut Control<'_>) -> Result<()> {
-        (**self).on_validation_batch_end(run)
-    }
-
-    fn on_epoch_end(&mut self, record: &EpochRecord, run: &mut Control<'_>) -> Result<()> {
-        (**self).on_epoch_end(record, run)
-    }
-
-    fn on_train_end(&mut self, outcome: &Outcome, run: &mut Control<'_>) -> Result<()> {
-        (**self).on_train_end(outcome, run)
-    }
-
-    fn saves(&self) -> bool {
-        (**self).saves()
-    }
-
-    fn state_name(&self) -> Option<&'static str> {
-        (**self).state_name()
-    }
-
-    fn state(&self) -> CallbackState {
-        (**self).state()
-    }
-
-    fn restore_state(&mut self, state: CallbackState) -> Result<()> {
-        (**self).restore_state(state)
     }
 }
 
