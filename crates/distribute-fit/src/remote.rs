@@ -12,7 +12,7 @@ use distribute_core::{
 use serde::{Deserialize, Serialize};
 
 use super::control::Run;
-use super::evaluation::Evaluator;
+use super::evaluation;
 use super::meter::Meter;
 use super::objective::{BatchSums, Pass, train_on};
 use super::session::{Engine, Part, Session};
@@ -146,7 +146,7 @@ impl RemoteTask {
             })?,
             _ => {
                 state.refresh()?;
-                Evaluator::new(strategy, state)?.sums(state, self.0, batch, objective)?
+                evaluation::sums(strategy, state, self.0, batch, objective)?
             }
         };
         Ok(StepReport {
