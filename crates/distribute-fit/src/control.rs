@@ -13,7 +13,7 @@ use super::exact::Exact;
 use super::meter::Meter;
 use super::objective::Pass;
 use super::snapshot::{RunMetadata, snapshot};
-use super::waiting::{self, WaitingSums};
+use super::waiting;
 use super::worker_sync::all_of;
 use super::{EpochRecord, Logs, Mode, Outcome, Position};
 
@@ -156,8 +156,9 @@ pub(super) trait AnyState {
     fn tensors(&self) -> Result<BTreeMap<String, TensorData>>;
     /// Replaces all tensors after the same number of updates.
     fn replace(&mut self, tensors: &BTreeMap<String, TensorData>) -> Result<()>;
-    /// The gradients of micro-batches of all replicas; all workers call it together.
-    fn waiting(&self, workers: Option<&WorkerGroup>) -> Result<Vec<WaitingSums>>;
+    /// The gradients of micro-batches of all replicas, as a checkpoint names them; all workers call
+    /// it together.
+    fn waiting(&self, workers: Option<&WorkerGroup>) -> Result<BTreeMap<String, TensorData>>;
     /// The state with these gradients, and how many micro-batches wait and make an update.
     fn checkpoint(&self, workers: Option<&WorkerGroup>) -> Result<(Checkpoint, (usize, usize))>;
 }
@@ -172,19 +173,15 @@ impl<M: Module + 'static> AnyState for Mirrored<TrainState<M>> {
         self.update(|state| state.load_tensors(tensors, step))
     }
 
-    fn waiting(&self, workers: Option<&WorkerGroup>) -> Result<Vec<WaitingSums>> {
-        waiting::gathered(self.waiting_gradients()?.unwrap_or_default(), workers)
+    fn waiting(&self, workers: Option<&WorkerGroup>) -> Result<BTreeMap<String, TensorData>> {
+        let own = self.waiting_gradients()?.unwrap_or_default();
+        waiting::gathered(own, self.host_metadata().parameter_names(), workers)
     }
 
     fn checkpoint(&self, workers: Option<&WorkerGroup>) -> Result<(Checkpoint, (usize, usize))> {
-        let host = self.host_metadata();
         let mut checkpoint = snapshot(self.primary()?)?;
-        waiting::store(
-            self.waiting(workers)?,
-            host.parameter_names(),
-            &mut checkpoint,
-        );
-        Ok((checkpoint, host.accumulation()))
+        checkpoint.tensors.extend(self.waiting(workers)?);
+        Ok((checkpoint, self.host_metadata().accumulation()))
     }
 }
 
@@ -261,7 +258,7 @@ impl Control<'_> {
     /// # Errors
     /// If the objective's values cannot be read or differ in structure.
     pub fn logs(&mut self) -> Result<Logs> {
-        Ok(self.run.meter.so_far(&*self.run.strategy)?.logs())
+        Ok(self.run.meter.so_far()?.logs())
     }
 
     /// The averages of this epoch so far over all workers. All workers call it after the same
@@ -271,7 +268,7 @@ impl Control<'_> {
     /// # Errors
     /// As [`logs`](Self::logs), and a worker that was lost or does not come before the deadline.
     pub fn logs_of_all_workers(&mut self) -> Result<Logs> {
-        Ok(self.run.meter.read(&*self.run.strategy)?.logs())
+        Ok(self.run.meter.read()?.logs())
     }
 
     /// The loss of [`logs`](Self::logs); `None` before the first example.
@@ -279,13 +276,13 @@ impl Control<'_> {
     /// # Errors
     /// As [`logs`](Self::logs).
     pub fn loss_so_far(&mut self) -> Result<Option<f64>> {
-        Ok(self.run.meter.so_far(&*self.run.strategy)?.loss())
+        Ok(self.run.meter.so_far()?.loss())
     }
 
     /// Puts the averages of all workers together. A callback that saves checkpoints calls it on
     /// the workers that do not: all of them take part in one.
     pub(super) fn take_part_in_checkpoint(&mut self) -> Result<()> {
-        self.run.meter.read(&*self.run.strategy)?;
+        self.run.meter.read()?;
         self.state.waiting(self.run.strategy.workers()).map(drop)
     }
 
@@ -358,7 +355,7 @@ impl Control<'_> {
     /// # Errors
     /// If the device cannot be read.
     pub fn checkpoint(&mut self, own: CallbackState) -> Result<Checkpoint> {
-        let sums = self.run.meter.read(&*self.run.strategy)?.clone();
+        let sums = self.run.meter.read()?.clone();
         let workers = self.run.strategy.workers();
         let (mut checkpoint, (waiting, micro_batches)) = self.state.checkpoint(workers)?;
         let position = self.run.progress.position;

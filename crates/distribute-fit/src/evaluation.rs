@@ -47,14 +47,15 @@ where
     F: Fn(&StepContext<'_>, &M, D::Batch) -> Result<Objective> + Sync,
 {
     let started = Instant::now();
-    let strategy = &*strategy.handle();
-    let all = || {
-        let mut meter = Meter::default();
+    let strategy = strategy.handle();
+    let mut meter = Meter::new(&strategy);
+    let strategy = &*strategy;
+    let mut all = || {
         for (batch, rows) in worker_sync::batches(strategy, data, 0, 0)?.enumerate() {
             let pass = Pass::evaluation(Mode::Evaluate, batch);
-            meter.add(strategy, sums(strategy, state, pass, rows?, &objective)?)?;
+            meter.add(sums(strategy, state, pass, rows?, &objective)?)?;
         }
-        meter.finish(strategy, "the data")
+        meter.finish("the data")
     };
     let (logs, examples) = worker_sync::or_abort(strategy, all())?;
     Ok(Evaluation {

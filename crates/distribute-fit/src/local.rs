@@ -77,7 +77,7 @@ where
             };
             let pass = run.pass(Mode::Evaluate, run.progress.validation_batches);
             let sums = evaluation::sums(&*strategy, session.state, pass, batch?, &self.objective)?;
-            meter.add(&*strategy, sums)?;
+            meter.add(sums)?;
             Ok(true)
         })
     }
@@ -110,6 +110,6 @@ impl<M: Module + Sync + 'static> Session<'_, M> {
         if run.progress.step > run.step_before {
             run.last_learning_rate = rate;
         }
-        run.meter.add(&*run.strategy, sums)
+        run.meter.add(sums)
     }
 }

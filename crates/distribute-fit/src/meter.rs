@@ -1,6 +1,7 @@
 //! Averages of an epoch: read from the device only when somebody looks.
 
 use std::fmt;
+use std::sync::Arc;
 
 use distribute_core::{PerReplica, ReduceOp, Result, Strategy, StrategyExt};
 use serde::{Deserialize, Serialize};
@@ -69,8 +70,8 @@ impl fmt::Display for Logs {
 }
 
 /// Adds up the batches of one epoch.
-#[derive(Debug, Default)]
 pub(super) struct Meter {
+    strategy: Arc<dyn Strategy>,
     unread: Vec<PerReplica<StepSums>>,
     pub(super) sums: Sums,
 }
@@ -90,15 +91,24 @@ pub(super) struct Sums {
 }
 
 impl Meter {
+    pub(super) fn new(strategy: &Arc<dyn Strategy>) -> Self {
+        Self {
+            strategy: Arc::clone(strategy),
+            unread: Vec::new(),
+            sums: Sums::default(),
+        }
+    }
+
+    /// Forgets all batches.
+    pub(super) fn reset(&mut self) {
+        *self = Self::new(&self.strategy);
+    }
+
     /// Takes a batch's sums over; reads the device only when too many are waiting.
-    pub(super) fn add(
-        &mut self,
-        strategy: &dyn Strategy,
-        batch: PerReplica<StepSums>,
-    ) -> Result<()> {
+    pub(super) fn add(&mut self, batch: PerReplica<StepSums>) -> Result<()> {
         self.unread.push(batch);
         if self.unread.len() >= MAX_UNREAD_BATCHES {
-            self.read(strategy)?;
+            self.read()?;
         }
         Ok(())
     }
@@ -119,23 +129,23 @@ impl Meter {
     }
 
     /// Reads and adds up everything so far. Waits for the devices.
-    pub(super) fn read(&mut self, strategy: &dyn Strategy) -> Result<&Sums> {
+    pub(super) fn read(&mut self) -> Result<&Sums> {
         for batch in self.unread.drain(..) {
-            self.sums.add(Self::sums_of(strategy, batch)?)?;
+            self.sums.add(Self::sums_of(&*self.strategy, batch)?)?;
         }
         Ok(&self.sums)
     }
 
     /// All that was put together, and this worker's part of the rest, without waiting for other
     /// workers.
-    pub(super) fn so_far(&mut self, strategy: &dyn Strategy) -> Result<Sums> {
-        if strategy.workers().is_none() {
-            return self.read(strategy).cloned();
+    pub(super) fn so_far(&mut self) -> Result<Sums> {
+        if self.strategy.workers().is_none() {
+            return self.read().cloned();
         }
         let mut sums = self.sums.clone();
         // Every replica has its share of the regularization.
-        let local = strategy.replicas().len() as f64;
-        let share = strategy.num_replicas_in_sync() as f64 / local;
+        let local = self.strategy.replicas().len() as f64;
+        let share = self.strategy.num_replicas_in_sync() as f64 / local;
         for batch in &self.unread {
             let mut replicas = batch.values().iter().map(|replica| replica.clone().read());
             let Some(mut batch) = replicas.next().transpose()? else {
@@ -150,12 +160,8 @@ impl Meter {
 
     /// The averages of a whole pass over `what`, and the number of examples. Waits for the
     /// devices.
-    pub(super) fn finish(
-        &mut self,
-        strategy: &dyn Strategy,
-        what: &'static str,
-    ) -> Result<(Logs, f64)> {
-        let sums = self.read(strategy)?;
+    pub(super) fn finish(&mut self, what: &'static str) -> Result<(Logs, f64)> {
+        let sums = self.read()?;
         if sums.examples == 0.0 {
             return Err(FitError::NoExamples { what }.into());
         }
