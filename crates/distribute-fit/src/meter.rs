@@ -4,10 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 
 use distribute_core::{PerReplica, ReduceOp, Result, Strategy, StrategyExt};
-use serde::{Deserialize, Serialize};
 
-use super::objective::{BatchSums, MetricSums, StepSums, add_metrics};
-use super::{FitError, exact};
+use super::FitError;
+use super::objective::{StepSums, Sums};
 
 /// Batches whose sums may stay on the device; bounds the memory that they hold.
 const MAX_UNREAD_BATCHES: usize = 32;
@@ -76,20 +75,6 @@ pub(super) struct Meter {
     pub(super) sums: Sums,
 }
 
-/// What a checkpoint in the middle of an epoch keeps.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub(super) struct Sums {
-    /// Each batch's loss times what it was divided by.
-    #[serde(with = "exact")]
-    loss: f64,
-    /// Each batch's regularization times its examples.
-    #[serde(with = "exact")]
-    regularization: f64,
-    #[serde(with = "exact")]
-    pub(super) examples: f64,
-    metrics: Vec<MetricSums>,
-}
-
 impl Meter {
     pub(super) fn new(strategy: &Arc<dyn Strategy>) -> Self {
         Self {
@@ -114,18 +99,14 @@ impl Meter {
     }
 
     /// Takes sums over that were read already.
-    pub(super) fn add_read(&mut self, batch: BatchSums) -> Result<()> {
+    pub(super) fn add_read(&mut self, batch: Sums) -> Result<()> {
         self.sums.add(batch)
     }
 
     /// One batch's sums over the replicas. Waits for the devices.
-    pub(super) fn sums_of(
-        strategy: &dyn Strategy,
-        batch: PerReplica<StepSums>,
-    ) -> Result<BatchSums> {
-        let mut neighbours = batch.values().windows(2);
-        neighbours.try_for_each(|pair| pair[0].check_same(&pair[1]))?;
-        strategy.reduce(ReduceOp::Sum, batch)?.read()
+    pub(super) fn sums_of(strategy: &dyn Strategy, batch: PerReplica<StepSums>) -> Result<Sums> {
+        StepSums::check_same(batch.values())?;
+        StepSums::read(&[strategy.reduce(ReduceOp::Sum, batch)?], 1.0)
     }
 
     /// Reads and adds up everything so far. Waits for the devices.
@@ -147,13 +128,7 @@ impl Meter {
         let local = self.strategy.replicas().len() as f64;
         let share = self.strategy.num_replicas_in_sync() as f64 / local;
         for batch in &self.unread {
-            let mut replicas = batch.values().iter().map(|replica| replica.clone().read());
-            let Some(mut batch) = replicas.next().transpose()? else {
-                continue;
-            };
-            replicas.try_for_each(|other| batch.merge(&other?))?;
-            batch.regularization *= share;
-            sums.add(batch)?;
+            sums.add(StepSums::read(batch.values(), share)?)?;
         }
         Ok(sums)
     }
@@ -170,18 +145,6 @@ impl Meter {
 }
 
 impl Sums {
-    /// Adds one batch.
-    fn add(&mut self, batch: BatchSums) -> Result<()> {
-        self.loss += batch.sum_of_losses();
-        self.regularization += batch.regularization * batch.examples;
-        self.examples += batch.examples;
-        if self.metrics.is_empty() {
-            self.metrics = batch.metrics;
-            return Ok(());
-        }
-        add_metrics(&mut self.metrics, &batch.metrics)
-    }
-
     /// The mean loss; `None` without examples.
     pub(super) fn loss(&self) -> Option<f64> {
         let mean = (self.loss + self.regularization) / self.examples;

@@ -124,8 +124,7 @@ impl ModelCheckpoint {
     /// safely on disk.
     pub fn keep(mut self, checkpoints: usize) -> Self {
         let count = NonZeroUsize::new(checkpoints);
-        let manager = self.manager.take();
-        self.manager = manager.map(|manager| manager.with_max_to_keep(count));
+        self.manager = self.manager.map(|manager| manager.with_max_to_keep(count));
         self
     }
 
@@ -270,12 +269,6 @@ impl ModelCheckpoint {
     }
 }
 
-/// Whether anything was trained that a checkpoint could hold.
-fn has_begun(run: &Control<'_>) -> bool {
-    let progress = run.progress();
-    progress.step > 0 || progress.position != Position::default()
-}
-
 /// Where [`Metadata::extra`](distribute_core::checkpoint::Metadata::extra) has the best value.
 const BEST_KEY: &str = "best_only";
 
@@ -296,7 +289,10 @@ impl Callback for ModelCheckpoint {
         }
         let progress = run.progress();
         self.last_time = Instant::now();
-        if !has_begun(run) {
+        // Of a run that has not begun there is nothing to save.
+        let here = (progress.step, progress.position);
+        self.last = Some(here);
+        if here == (0, Position::default()) {
             return Ok(());
         }
         let (is_last, best) = self.find(run)?;
@@ -304,7 +300,7 @@ impl Callback for ModelCheckpoint {
             self.best = best.map(|best| best.0);
         }
         // A run that goes on from a checkpoint of this directory has nothing new to save yet.
-        self.last = is_last.then_some((progress.step, progress.position));
+        self.last = is_last.then_some(here);
         Ok(())
     }
 
@@ -342,8 +338,7 @@ impl Callback for ModelCheckpoint {
     }
 
     fn on_train_end(&mut self, outcome: &Outcome, run: &mut Control<'_>) -> Result<()> {
-        let useless = matches!(outcome, Outcome::NotFinite { .. });
-        if self.best_only.is_none() && !useless && has_begun(run) {
+        if self.best_only.is_none() {
             self.save(run)?;
         }
         self.finish(outcome, run)
