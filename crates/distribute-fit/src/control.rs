@@ -50,8 +50,8 @@ pub struct CallbackState {
 ///
 /// Callbacks are called in the order they were added, on the thread that called
 /// [`Fit::run`](super::Fit::run), between steps: what they do is time that no replica trains. An
-/// error of a callback ends the run with that error. `&mut callback` is one too: it lends a callback
-/// to a run, so that it can be looked at afterwards.
+/// error of a callback ends the run with that error. `&mut callback` is one too: it lends a
+/// callback to a run, so that it can be looked at afterwards.
 ///
 /// ```
 /// use distribute_core::Result;

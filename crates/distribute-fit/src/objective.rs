@@ -316,7 +316,8 @@ pub(super) struct StepSums {
 /// Name, sum, count.
 pub(super) type MetricSums = (Cow<'static, str>, Exact, Exact);
 
-/// Sums over the examples of batches, on the host: what a checkpoint in the middle of an epoch keeps.
+/// Sums over the examples of batches, on the host: what a checkpoint in the middle of an epoch
+/// keeps.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Sums {
     /// Each batch's loss times what it was divided by.

@@ -12,8 +12,8 @@ use super::snapshot::RunMetadata;
 /// One replica's sums of the gradients, by parameter; none where no loss depended on it.
 pub(super) type WaitingSums = Vec<Option<TensorData>>;
 
-/// Those of all workers, from what each has, by the names they have in a checkpoint; all workers call
-/// it together.
+/// Those of all workers, from what each has, by the names they have in a checkpoint; all workers
+/// call it together.
 pub(super) fn gathered(
     own: Vec<WaitingSums>,
     names: &[String],

@@ -234,8 +234,8 @@ impl ModelCheckpoint {
         workers.save_agreed()
     }
 
-    /// What the chief finds in its directory, on all workers: whether the newest checkpoint there is
-    /// the one that the run goes on from, and the best value.
+    /// What the chief finds in its directory, on all workers: whether the newest checkpoint there
+    /// is the one that the run goes on from, and the best value.
     fn find(&self, run: &Control<'_>) -> Result<(bool, Option<Exact>)> {
         let find = |manager: &CheckpointManager| {
             let newest = latest(manager.path())?.found;
