@@ -87,7 +87,7 @@ pub use optim::{Adam, AdamW, Sgd};
 pub use replica::{ReplicaContext, ReplicaRng};
 pub use replicate::{PartVisitor, Replicate, StatePart};
 pub use scope::{has_strategy, in_step};
-pub use step::{Borrowed, Call, Capture, CapturedState, Changes, Item, Lend, Replicated, StepArgs};
+pub use step::{Call, Capture, CapturedState, Changes, Item, Lend, Replicated, StepArgs};
 pub use strategy::{
     CentralStorageStrategy, DefaultStrategy, InputContext, MirroredStrategy,
     MirroredStrategyBuilder, MultiWorkerMirroredStrategy, MultiWorkerMirroredStrategyBuilder,
