@@ -24,9 +24,11 @@ pub fn derive_nest(input: TokenStream) -> TokenStream {
     let generics = bounded(&input.generics, &parse_quote!(::distribute_core::Nest));
     let (impl_generics, type_generics, where_clause) = generics.split_for_impl();
     let is_enum = matches!(input.data, Data::Enum(_));
-    let arms = variants(&input).map(|(pattern, bindings, _)| {
-        quote!(#pattern => { #(::distribute_core::Nest::walk(#bindings, visit)?;)* })
-    });
+    let walk = walk(
+        &input,
+        &quote!(Nest),
+        &quote!(::distribute_core::LeafVisitor<'_>),
+    );
     let fixed = variants(&input)
         .enumerate()
         .map(|(variant, (pattern, bindings, _))| {
@@ -58,14 +60,7 @@ pub fn derive_nest(input: TokenStream) -> TokenStream {
     let placeholder: Tokens = placeholder.collect();
     quote! {
         impl #impl_generics ::distribute_core::Nest for #name #type_generics #where_clause {
-            fn walk(
-                &mut self,
-                visit: &mut dyn FnMut(&mut dyn ::distribute_core::Leaf)
-                    -> ::distribute_core::Result<()>,
-            ) -> ::distribute_core::Result<()> {
-                match self { #(#arms)* }
-                Ok(())
-            }
+            #walk
 
             fn fingerprint(&self, key: &mut dyn ::distribute_core::trace::Fingerprint) {
                 let _ = &key;
@@ -123,6 +118,27 @@ pub fn derive_replicate(input: TokenStream) -> TokenStream {
         }
     }
     .into()
+}
+
+/// The method `walk` of a trait: all fields of the active variant, each with its path.
+fn walk(input: &DeriveInput, name: &Tokens, visitor: &Tokens) -> Tokens {
+    let walking = variants(input).zip(names(input));
+    let walking = walking.map(|((pattern, bindings, _), names)| {
+        quote!(#pattern => {
+            #(::distribute_core::#name::walk(#bindings, &path.field(#names), visit)?;)*
+        })
+    });
+    quote! {
+        fn walk(
+            &mut self,
+            path: &::distribute_core::NestPath<'_>,
+            visit: #visitor,
+        ) -> ::distribute_core::Result<()> {
+            let _ = (path, &visit);
+            match self { #(#walking)* }
+            Ok(())
+        }
+    }
 }
 
 /// The names of the fields, variant by variant; a field without a name has its number.

@@ -16,9 +16,9 @@ use crate::sync::lock;
 use crate::trace::{
     Argument, CapturedTensor, Coefficients, Collect, DeviceTensor, Fingerprint, HostState,
     ReadHosts, Replay, ResultLeaf, Source, StateChange, StateVisitor, StepKey, TensorSpec, Trace,
-    TracedTensor, Tracer,
+    Tracer,
 };
-use crate::{Error, Leaf, Mirrored, Nest, Replicate, Result, host_reduce};
+use crate::{Error, Leaf, Mirrored, Nest, NestPath, Replicate, Result, host_reduce};
 
 /// One tensor of the arguments.
 #[derive(Debug)]
@@ -164,18 +164,19 @@ fn structure<T: Nest>(
 ) -> Result<Vec<String>> {
     let mut structure = Vec::new();
     value.fingerprint(&mut structure);
-    value.walk(&mut |leaf| {
-        if leaf.traced().is_some() {
-            structure.extend(visit(leaf)?);
+    value.walk(&NestPath::ROOT, &mut |path, leaf| {
+        if leaf.is_tensor() {
+            structure.extend(visit(leaf).map_err(|error| error.at(path))?);
             return Ok(());
         }
-        let number = leaf.take()?;
+        let number = leaf.data()?;
         if number.rank() != 0 {
             let instead = "make a tensor of it before the step";
-            return Err(Error::not_compilable("host data in a batch", instead));
+            let error = Error::not_compilable("host data in a batch", instead);
+            return Err(error.at(path));
         }
         structure.push(format!("{:?}{:?}", number.dtype(), number.as_bytes()));
-        leaf.put(number)
+        Ok(())
     })?;
     Ok(structure)
 }
@@ -198,12 +199,12 @@ fn copy<T: Nest>(part: &mut T) -> Option<T> {
     let mut copy = part.skeleton()?;
     let mut tracking = VecDeque::new();
     let known = structure(part, |leaf| {
-        tracking.extend(leaf.traced().map(|tensor| tensor.tracking()));
+        tracking.push_back(leaf.tracking());
         Ok(None)
     });
     let found = structure(&mut copy, |leaf| {
-        if let (Some(tensor), Some(tracking)) = (leaf.traced(), tracking.pop_front()) {
-            tensor.empty(tracking);
+        if let Some(tracking) = tracking.pop_front() {
+            leaf.empty(tracking);
         }
         Ok(None)
     });
@@ -306,9 +307,9 @@ impl Capture {
 
     /// Puts inputs in place of a value's tensors.
     pub(crate) fn bind<T: Nest>(&mut self, mut value: T) -> Result<T> {
-        value.walk(&mut |leaf| {
-            if let Some(tensor) = leaf.traced() {
-                tensor.bind(self.next_input()?);
+        value.walk(&NestPath::ROOT, &mut |_, leaf| {
+            if leaf.is_tensor() {
+                leaf.bind(self.next_input()?, leaf.tracking());
             }
             Ok(())
         })?;
@@ -341,10 +342,10 @@ impl StateVisitor for Bind<'_> {
         Ok(())
     }
 
-    fn tensor(&mut self, name: &str, tensor: &mut dyn TracedTensor) -> Result<()> {
+    fn tensor(&mut self, name: &str, tensor: &mut dyn Leaf) -> Result<()> {
         let input = self.capture.next_input()?;
         self.capture.names.insert(input.id(), name.to_string());
-        tensor.bind(input);
+        tensor.bind(input, tensor.tracking());
         Ok(())
     }
 

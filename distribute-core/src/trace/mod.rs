@@ -73,8 +73,6 @@ pub use program::{
 pub use state::{Coefficients, HostState, StateVisitor, valid};
 pub use tensor::{CapturedTensor, TensorSpec, without_autodiff};
 
-pub use crate::nest::TracedTensor;
-
 pub(crate) use capture::{Input, Source, is_random, is_touch};
 pub(crate) use check::{Check, Due};
 pub(crate) use effect::{Given, HostSide, HostVariable, Receiver, ResultLeaf, Target};

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use burn::module::{Flag, Module, Param};
 use burn::tensor::{Device, TensorData};
 
-use super::{CapturedTensor, DeviceTensor, Fingerprint, Trace, TracedTensor};
+use super::{CapturedTensor, DeviceTensor, Fingerprint, Trace};
 use crate::parameters::{self, Parameter, Walk};
-use crate::{Error, Result};
+use crate::{Error, Leaf, Result};
 
 /// Walks a mirrored value: its tensors, and the parts of it that are numbers on the host.
 ///
@@ -29,7 +29,7 @@ pub trait StateVisitor {
     ///
     /// # Errors
     /// What the visitor does not accept.
-    fn tensor(&mut self, name: &str, tensor: &mut dyn TracedTensor) -> Result<()> {
+    fn tensor(&mut self, name: &str, tensor: &mut dyn Leaf) -> Result<()> {
         let _ = (name, tensor);
         Ok(())
     }
@@ -38,7 +38,7 @@ pub trait StateVisitor {
     ///
     /// # Errors
     /// What the visitor does not accept.
-    fn own_tensor(&mut self, name: &str, tensor: &mut dyn TracedTensor) -> Result<()> {
+    fn own_tensor(&mut self, name: &str, tensor: &mut dyn Leaf) -> Result<()> {
         self.tensor(name, tensor)
     }
 
@@ -140,7 +140,7 @@ struct Tracking {
 impl Walk for Tracking {
     fn parameter(&mut self, parameter: Parameter<'_>) -> Result<()> {
         if let Some(tracking) = self.tensors.pop_front() {
-            parameter.tensor.track(tracking);
+            track(parameter, tracking);
         }
         Ok(())
     }
@@ -153,11 +153,23 @@ impl Walk for Tracking {
     }
 }
 
+/// Gives a captured parameter the autodiff that the host's has.
+fn track(parameter: Parameter<'_>, tracking: (bool, bool)) {
+    if let Some(captured) = parameter.tensor.captured() {
+        parameter.tensor.bind(captured, tracking);
+    }
+}
+
 struct Remember<'a>(&'a mut Tracking);
 
 impl Walk for Remember<'_> {
     fn parameter(&mut self, parameter: Parameter<'_>) -> Result<()> {
-        self.0.tensors.push_back(parameter.tensor.tracking());
+        let (has_autodiff, keeps_gradient) = parameter.tensor.tracking();
+        // A float that keeps no gradient is a constant of the step; burn moves running statistics
+        // to the device of the input, which it refuses for captured tensors with autodiff.
+        let is_constant = parameter.tensor.spec().dtype.is_float() && !keeps_gradient;
+        let tracking = (has_autodiff && !is_constant, keeps_gradient);
+        self.0.tensors.push_back(tracking);
         Ok(())
     }
 
@@ -179,7 +191,7 @@ struct Plain;
 
 impl Walk for Plain {
     fn parameter(&mut self, parameter: Parameter<'_>) -> Result<()> {
-        parameter.tensor.track((false, false));
+        track(parameter, (false, false));
         Ok(())
     }
 
@@ -222,11 +234,11 @@ impl StateVisitor for ReadTensors<'_> {
         state.prepare()
     }
 
-    fn tensor(&mut self, _: &str, tensor: &mut dyn TracedTensor) -> Result<()> {
+    fn tensor(&mut self, _: &str, tensor: &mut dyn Leaf) -> Result<()> {
         (self.each)(vec![tensor.data()?])
     }
 
-    fn own_tensor(&mut self, _: &str, tensor: &mut dyn TracedTensor) -> Result<()> {
+    fn own_tensor(&mut self, _: &str, tensor: &mut dyn Leaf) -> Result<()> {
         let mut all = vec![tensor.data()?];
         for other in &mut self.others {
             all.push(other.next().ok_or_else(other_structure)?);
@@ -246,7 +258,7 @@ pub(crate) struct ReadOwn {
 }
 
 impl StateVisitor for ReadOwn {
-    fn own_tensor(&mut self, _: &str, tensor: &mut dyn TracedTensor) -> Result<()> {
+    fn own_tensor(&mut self, _: &str, tensor: &mut dyn Leaf) -> Result<()> {
         self.tensors.push(tensor.data()?);
         Ok(())
     }
@@ -282,7 +294,7 @@ impl StateVisitor for Fetch<'_> {
         state.prepare()
     }
 
-    fn tensor(&mut self, _: &str, tensor: &mut dyn TracedTensor) -> Result<()> {
+    fn tensor(&mut self, _: &str, tensor: &mut dyn Leaf) -> Result<()> {
         let source = self.next()?;
         match self.replica {
             0 => tensor.set_data(source.read(0)?),
@@ -290,7 +302,7 @@ impl StateVisitor for Fetch<'_> {
         }
     }
 
-    fn own_tensor(&mut self, _: &str, tensor: &mut dyn TracedTensor) -> Result<()> {
+    fn own_tensor(&mut self, _: &str, tensor: &mut dyn Leaf) -> Result<()> {
         self.has_own = true;
         let source = self.next()?;
         tensor.set_data(source.read(self.replica)?)
@@ -310,7 +322,7 @@ impl StateVisitor for Collect {
         Ok(())
     }
 
-    fn tensor(&mut self, _: &str, tensor: &mut dyn TracedTensor) -> Result<()> {
+    fn tensor(&mut self, _: &str, tensor: &mut dyn Leaf) -> Result<()> {
         self.tensors.push(tensor.captured());
         Ok(())
     }

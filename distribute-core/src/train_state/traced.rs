@@ -16,9 +16,8 @@ use crate::optim::Optimizer;
 use crate::parameters;
 use crate::trace::{
     self, CapturedTensor, Coefficients, Fingerprint, HostState, StateVisitor, TensorSpec, Trace,
-    TracedTensor,
 };
-use crate::{Error, Gradients, Mirrored, ReplicaContext, Result};
+use crate::{Error, Gradients, Leaf, Mirrored, ReplicaContext, Result};
 
 /// What a state knows while it is captured.
 #[derive(Debug, Clone)]
@@ -42,7 +41,7 @@ struct ShapedSlot<'a> {
     arrived: Option<&'a mut CapturedSlots>,
 }
 
-impl TracedTensor for ShapedSlot<'_> {
+impl Leaf for ShapedSlot<'_> {
     fn spec(&self) -> TensorSpec {
         TensorSpec {
             shape: self.shape.to_vec(),
@@ -55,12 +54,12 @@ impl TracedTensor for ShapedSlot<'_> {
         with_shape(data, Shape::from(self.shape.to_vec()))
     }
 
-    fn set_data(&mut self, data: TensorData) -> Result<()> {
+    fn put(&mut self, data: TensorData) -> Result<()> {
         let count = data.num_elements();
         self.slot.set_data(with_shape(data, Shape::new([count]))?)
     }
 
-    fn bind(&mut self, tensor: CapturedTensor) {
+    fn bind(&mut self, tensor: CapturedTensor, _: (bool, bool)) {
         let flat = tensor.reshaped(&[self.shape.iter().product()]);
         if let Some(arrived) = &mut self.arrived {
             arrived.insert(flat.id(), tensor);
@@ -181,7 +180,9 @@ impl<M: Module + 'static> TrainState<M> {
     fn visit_accumulated(&mut self, visitor: &mut dyn StateVisitor) -> Result<()> {
         let gradients = self.accumulated.iter_mut();
         let mut leaves = gradients.flat_map(|(_, gradients)| gradients.leaves());
-        leaves.try_for_each(|mut leaf| visitor.own_tensor("a gradient of micro-batches", &mut leaf))
+        leaves.try_for_each(|(_, mut leaf)| {
+            visitor.own_tensor("a gradient of micro-batches", &mut leaf)
+        })
     }
 }
 
