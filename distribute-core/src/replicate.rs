@@ -4,12 +4,39 @@ use burn::module::Module;
 use burn::tensor::Device;
 
 use crate::remote::{self, RemoteStore};
-use crate::trace::{self, StateVisitor};
-use crate::{Error, Result, VariablePlacement, WorkerGroup, module_tensors};
+use crate::trace::{self, HostState};
+use crate::{Error, Leaf, NestPath, Result, VariablePlacement, WorkerGroup, module_tensors};
 
-/// What is called for each part of a value, with its path: `generator` for a field of that name,
-/// empty for the value itself.
-pub type PartVisitor<'a> = &'a mut dyn FnMut(&str, &mut dyn StatePart) -> Result<()>;
+/// What walks a mirrored value: its parts, and the leaves of those that it goes into.
+pub trait StateVisitor {
+    /// A model or training state; [`StatePart::walk_leaves`] goes into it.
+    ///
+    /// # Errors
+    /// What the visitor does not accept.
+    fn part(&mut self, path: &NestPath<'_>, part: &mut dyn StatePart) -> Result<()>;
+
+    /// One tensor of a part.
+    ///
+    /// # Errors
+    /// What the visitor does not accept.
+    fn leaf(&mut self, path: &NestPath<'_>, leaf: &mut dyn Leaf) -> Result<()> {
+        let _ = (path, leaf);
+        Ok(())
+    }
+
+    /// One tensor of which every replica has its own: the gradients of micro-batches.
+    ///
+    /// # Errors
+    /// What the visitor does not accept.
+    fn own_leaf(&mut self, path: &NestPath<'_>, leaf: &mut dyn Leaf) -> Result<()> {
+        self.leaf(path, leaf)
+    }
+
+    /// Where a model's constants go, if the visitor puts tensors of a capture in.
+    fn capture_device(&self) -> Option<Device> {
+        None
+    }
+}
 
 /// A value that can be built once and copied to every replica.
 ///
@@ -41,9 +68,9 @@ pub trait Replicate: Sized {
     ///
     /// # Errors
     /// The visitor's.
-    fn walk(&mut self, path: &str, visit: PartVisitor<'_>) -> Result<()> {
+    fn walk(&mut self, path: &NestPath<'_>, visit: &mut dyn StateVisitor) -> Result<()> {
         let name = std::any::type_name::<Self>();
-        visit(path, &mut Unknown { name })
+        visit.part(path, &mut Unknown { name })
     }
 }
 
@@ -63,11 +90,17 @@ pub trait StatePart {
     /// Those of the store.
     fn attach_remote(&mut self, store: &dyn RemoteStore, path: &str) -> Result<()>;
 
-    /// Walks its tensors and numbers, for a strategy that compiles steps.
+    /// Walks its tensors, for a strategy that compiles steps, in an order that depends on its
+    /// structure alone.
     ///
     /// # Errors
     /// [`Error::NotCompilable`] for a part that cannot be captured, and the visitor's own.
-    fn visit_state(&mut self, visitor: &mut dyn StateVisitor) -> Result<()>;
+    fn walk_leaves(&mut self, path: &NestPath<'_>, visit: &mut dyn StateVisitor) -> Result<()>;
+
+    /// Its numbers, if it is a training state.
+    fn host(&mut self) -> Option<&mut dyn HostState> {
+        None
+    }
 
     /// Takes over the newest values of what lives elsewhere, before a run that may change it.
     ///
@@ -99,8 +132,8 @@ impl<M: Module> Replicate for M {
         self.clone().fork(device)
     }
 
-    fn walk(&mut self, path: &str, visit: PartVisitor<'_>) -> Result<()> {
-        visit(path, self)
+    fn walk(&mut self, path: &NestPath<'_>, visit: &mut dyn StateVisitor) -> Result<()> {
+        visit.part(path, self)
     }
 }
 
@@ -120,8 +153,11 @@ impl<M: Module> StatePart for M {
         Ok(())
     }
 
-    fn visit_state(&mut self, visitor: &mut dyn StateVisitor) -> Result<()> {
-        trace::visit_module(self, visitor)
+    fn walk_leaves(&mut self, path: &NestPath<'_>, visit: &mut dyn StateVisitor) -> Result<()> {
+        let capture = visit.capture_device();
+        trace::walk_module(self, capture.as_ref(), |name, leaf| {
+            visit.leaf(&path.field(name), leaf)
+        })
     }
 }
 
@@ -147,37 +183,53 @@ impl StatePart for Unknown {
         )))
     }
 
-    fn visit_state(&mut self, _: &mut dyn StateVisitor) -> Result<()> {
+    fn walk_leaves(&mut self, _: &NestPath<'_>, _: &mut dyn StateVisitor) -> Result<()> {
         Err(Error::not_compilable(self.name, INSTEAD))
+    }
+}
+
+/// A closure that is called for each part of a value, and goes into none.
+struct Parts<F>(F);
+
+impl<F: FnMut(&NestPath<'_>, &mut dyn StatePart) -> Result<()>> StateVisitor for Parts<F> {
+    fn part(&mut self, path: &NestPath<'_>, part: &mut dyn StatePart) -> Result<()> {
+        (self.0)(path, part)
     }
 }
 
 /// What strategies do with all parts of a value.
 pub(crate) trait ReplicateExt: Replicate {
+    fn visit_state(&mut self, visitor: &mut dyn StateVisitor) -> Result<()> {
+        self.walk(&NestPath::ROOT, visitor)
+    }
+
+    fn parts(
+        &mut self,
+        each: impl FnMut(&NestPath<'_>, &mut dyn StatePart) -> Result<()>,
+    ) -> Result<()> {
+        self.visit_state(&mut Parts(each))
+    }
+
     fn take_from_chief(&mut self, workers: &WorkerGroup) -> Result<()> {
-        self.walk("", &mut |_, part| part.take_from_chief(workers))
+        self.parts(|_, part| part.take_from_chief(workers))
     }
 
     fn attach_remote(&mut self, store: &dyn RemoteStore) -> Result<()> {
-        self.walk("", &mut |path, part| part.attach_remote(store, path))
+        self.parts(|path, part| part.attach_remote(store, &path.to_string()))
     }
 
     fn refresh_remote(&mut self) -> Result<()> {
-        self.walk("", &mut |_, part| part.refresh_remote())
+        self.parts(|_, part| part.refresh_remote())
     }
 
     fn place(&mut self, placement: VariablePlacement, replicas: usize) -> Result<()> {
-        self.walk("", &mut |_, part| part.place(placement, replicas))
-    }
-
-    fn visit_state(&mut self, visitor: &mut dyn StateVisitor) -> Result<()> {
-        self.walk("", &mut |_, part| part.visit_state(visitor))
+        self.parts(|_, part| part.place(placement, replicas))
     }
 
     /// The parts' versions; none if one counts no updates, or there is no part.
     fn versions(&mut self) -> Option<Vec<u64>> {
         let mut versions = Some(Vec::new());
-        let walked = self.walk("", &mut |_, part| {
+        let walked = self.parts(|_, part| {
             versions = versions.take().and_then(|mut all| {
                 all.push(part.version()?);
                 Some(all)

@@ -90,31 +90,18 @@ pub fn derive_replicate(input: TokenStream) -> TokenStream {
         );
         quote!(#pattern => { #(#copies)* #rebuild })
     });
-    let walking = variants(&input).zip(names(&input));
-    let walking = walking.map(|((pattern, bindings, _), names)| {
-        quote!(#pattern => {
-            #(::distribute_core::Replicate::walk(
-                #bindings,
-                &::distribute_core::remote::join(path, #names),
-                visit,
-            )?;)*
-        })
-    });
+    let walk = walk(
+        &input,
+        &quote!(Replicate),
+        &quote!(&mut dyn ::distribute_core::StateVisitor),
+    );
     quote! {
         impl #impl_generics ::distribute_core::Replicate for #name #type_generics #where_clause {
             fn replicate(&self, device: &::distribute_core::Device) -> Self {
                 match self { #(#arms)* }
             }
 
-            fn walk(
-                &mut self,
-                path: &str,
-                visit: ::distribute_core::PartVisitor<'_>,
-            ) -> ::distribute_core::Result<()> {
-                let _ = (path, &visit);
-                match self { #(#walking)* }
-                Ok(())
-            }
+            #walk
         }
     }
     .into()

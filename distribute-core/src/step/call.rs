@@ -9,14 +9,13 @@ use burn_capture::TensorId;
 
 use crate::error::check_count;
 use crate::nest::different_structure;
-use crate::replicate::ReplicateExt;
+use crate::replicate::{ReplicateExt, StatePart, StateVisitor};
 use crate::scope::BatchFacts;
 use crate::strategy::StrategyId;
 use crate::sync::lock;
 use crate::trace::{
-    Argument, CapturedTensor, Coefficients, Collect, DeviceTensor, Fingerprint, HostState,
-    ReadHosts, Replay, ResultLeaf, Source, StateChange, StateVisitor, StepKey, TensorSpec, Trace,
-    Tracer,
+    Argument, CapturedTensor, Coefficients, Collect, DeviceTensor, Fingerprint, ReadHosts, Replay,
+    ResultLeaf, Source, StateChange, StepKey, TensorSpec, Trace, Tracer,
 };
 use crate::{Error, Leaf, Mirrored, Nest, NestPath, Replicate, Result, host_reduce};
 
@@ -334,23 +333,25 @@ struct Bind<'a> {
 }
 
 impl StateVisitor for Bind<'_> {
-    fn host(&mut self, state: &mut dyn HostState) -> Result<()> {
-        state.prepare()?;
-        let trace = Arc::clone(&self.capture.trace);
-        state.bind(trace, self.capture.hosts, self.mutable)?;
-        self.capture.hosts += 1;
-        Ok(())
+    fn part(&mut self, path: &NestPath<'_>, part: &mut dyn StatePart) -> Result<()> {
+        if let Some(state) = part.host() {
+            state.prepare()?;
+            let trace = Arc::clone(&self.capture.trace);
+            state.bind(trace, self.capture.hosts, self.mutable)?;
+            self.capture.hosts += 1;
+        }
+        part.walk_leaves(path, self)
     }
 
-    fn tensor(&mut self, name: &str, tensor: &mut dyn Leaf) -> Result<()> {
+    fn leaf(&mut self, path: &NestPath<'_>, leaf: &mut dyn Leaf) -> Result<()> {
         let input = self.capture.next_input()?;
-        self.capture.names.insert(input.id(), name.to_string());
-        tensor.bind(input, tensor.tracking());
+        self.capture.names.insert(input.id(), path.to_string());
+        leaf.bind(input, leaf.tracking());
         Ok(())
     }
 
-    fn capture_device(&self) -> Option<&Device> {
-        Some(self.capture.trace.device())
+    fn capture_device(&self) -> Option<Device> {
+        Some(self.capture.trace.device().clone())
     }
 }
 

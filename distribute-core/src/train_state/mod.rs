@@ -18,9 +18,11 @@ use crate::checkpoint::{TensorSpec, check_slots, saved_kinds};
 use crate::optim::Optimizer;
 use crate::parameters::{self, Parameter};
 use crate::remote::RemoteStore;
-use crate::replicate::{PartVisitor, StatePart, take_state};
-use crate::trace::StateVisitor;
-use crate::{Error, Gradients, Replicate, Result, VariablePlacement, WorkerGroup, module_tensors};
+use crate::replicate::{StatePart, StateVisitor, take_state};
+use crate::trace::HostState;
+use crate::{
+    Error, Gradients, NestPath, Replicate, Result, VariablePlacement, WorkerGroup, module_tensors,
+};
 
 /// A model, its optimizer's state and the step counter.
 ///
@@ -190,8 +192,8 @@ impl<M: Module + 'static> Replicate for TrainState<M> {
         };
     }
 
-    fn walk(&mut self, path: &str, visit: PartVisitor<'_>) -> Result<()> {
-        visit(path, self)
+    fn walk(&mut self, path: &NestPath<'_>, visit: &mut dyn StateVisitor) -> Result<()> {
+        visit.part(path, self)
     }
 }
 
@@ -209,8 +211,14 @@ impl<M: Module + 'static> StatePart for TrainState<M> {
         take_state(workers, &mut self.model, self.step)
     }
 
-    fn visit_state(&mut self, visitor: &mut dyn StateVisitor) -> Result<()> {
-        self.visit_captured(visitor)
+    fn walk_leaves(&mut self, path: &NestPath<'_>, visit: &mut dyn StateVisitor) -> Result<()> {
+        StatePart::walk_leaves(&mut self.model, path, visit)?;
+        self.walk_slots(path, visit)?;
+        self.walk_accumulated(path, visit)
+    }
+
+    fn host(&mut self) -> Option<&mut dyn HostState> {
+        Some(self)
     }
 
     fn place(&mut self, placement: VariablePlacement, replicas: usize) -> Result<()> {

@@ -14,10 +14,9 @@ use super::{Applied, TrainState};
 use crate::gradients::with_shape;
 use crate::optim::Optimizer;
 use crate::parameters;
-use crate::trace::{
-    self, CapturedTensor, Coefficients, Fingerprint, HostState, StateVisitor, TensorSpec, Trace,
-};
-use crate::{Error, Gradients, Leaf, Mirrored, ReplicaContext, Result};
+use crate::replicate::StateVisitor;
+use crate::trace::{CapturedTensor, Coefficients, Fingerprint, HostState, TensorSpec, Trace};
+use crate::{Error, Gradients, Leaf, Mirrored, NestPath, ReplicaContext, Result};
 
 /// What a state knows while it is captured.
 #[derive(Debug, Clone)]
@@ -135,17 +134,11 @@ impl<M: Module + 'static> Mirrored<TrainState<M>> {
 }
 
 impl<M: Module + 'static> TrainState<M> {
-    pub(super) fn visit_captured(&mut self, visitor: &mut dyn StateVisitor) -> Result<()> {
-        visitor.host(self)?;
-        if !visitor.wants_tensors() {
-            return Ok(());
-        }
-        trace::visit_module(&mut self.model, visitor)?;
-        self.visit_slots(visitor)?;
-        self.visit_accumulated(visitor)
-    }
-
-    fn visit_slots(&mut self, visitor: &mut dyn StateVisitor) -> Result<()> {
+    pub(super) fn walk_slots(
+        &mut self,
+        path: &NestPath<'_>,
+        visit: &mut dyn StateVisitor,
+    ) -> Result<()> {
         let names = self.optimizer.slots();
         let mut shapes = Vec::new();
         parameters::visit_trained(&self.model, |_, _, tensor| {
@@ -157,32 +150,32 @@ impl<M: Module + 'static> TrainState<M> {
         for (parameter, (slots, shape)) in self.names.iter().zip(slots) {
             for (name, slot) in names.iter().zip(slots) {
                 let name = format!("{parameter} ({name})");
+                let path = path.field(&name);
                 if shape.len() == 1 {
-                    visitor.tensor(&name, slot)?;
+                    visit.leaf(&path, slot)?;
                     continue;
                 }
-                let arrived = arrived.as_deref_mut();
-                let shape = &shape;
-                visitor.tensor(
-                    &name,
-                    &mut ShapedSlot {
-                        slot,
-                        shape,
-                        arrived,
-                    },
-                )?;
+                let mut slot = ShapedSlot {
+                    slot,
+                    shape: &shape,
+                    arrived: arrived.as_deref_mut(),
+                };
+                visit.leaf(&path, &mut slot)?;
             }
         }
         Ok(())
     }
 
     /// The gradients of micro-batches that wait for the rest of their update.
-    fn visit_accumulated(&mut self, visitor: &mut dyn StateVisitor) -> Result<()> {
+    pub(super) fn walk_accumulated(
+        &mut self,
+        path: &NestPath<'_>,
+        visit: &mut dyn StateVisitor,
+    ) -> Result<()> {
+        let path = path.field("a gradient of micro-batches");
         let gradients = self.accumulated.iter_mut();
         let mut leaves = gradients.flat_map(|(_, gradients)| gradients.leaves());
-        leaves.try_for_each(|(_, mut leaf)| {
-            visitor.own_tensor("a gradient of micro-batches", &mut leaf)
-        })
+        leaves.try_for_each(|(_, mut leaf)| visit.own_leaf(&path, &mut leaf))
     }
 }
 

@@ -1,0 +1,50 @@
+//! The numbers of a training state, which stay on the host.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::{Fingerprint, Trace};
+use crate::Result;
+
+/// The numbers of a training state, which stay on the host while its tensors are on the device.
+pub trait HostState {
+    /// Brings the state into the form that all its steps share (slots that start as zeros).
+    ///
+    /// # Errors
+    /// If its parameters cannot be looked at.
+    fn prepare(&mut self) -> Result<()>;
+
+    /// Names what the program depends on: optimizer, clipping, accumulation.
+    fn fingerprint(&self, key: &mut dyn Fingerprint);
+
+    /// What computes the numbers that enter an update as tensors.
+    fn coefficients(&self) -> Arc<dyn Coefficients>;
+
+    /// Tells the state that it is part of a capture, as its `index`-th training state, and whether
+    /// the step may change it.
+    ///
+    /// # Errors
+    /// If it has parts that cannot be captured.
+    fn bind(&mut self, trace: Arc<Trace>, index: usize, mutable: bool) -> Result<()>;
+
+    /// The numbers that a step may change.
+    fn record(&self) -> Vec<u64>;
+
+    /// Makes the change that a captured step has made between two records.
+    fn replay(&mut self, before: &[u64], after: &[u64]);
+}
+
+/// Computes the numbers of an update on the host.
+pub trait Coefficients: Send + Sync {
+    /// Those of the update after `earlier` others, with this learning rate or the state's own.
+    fn of_update(&self, earlier: u64, learning_rate: Option<f64>) -> Vec<f64>;
+
+    /// A number that is another one in every step, and the same again in a run that is resumed.
+    fn position(&self) -> u64;
+}
+
+impl fmt::Debug for dyn Coefficients {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Coefficients")
+    }
+}
