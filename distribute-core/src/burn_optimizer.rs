@@ -100,7 +100,7 @@ impl<M: Module> Replicate for BurnTrainState<M> {
     }
 
     fn walk(&mut self, path: &NestPath<'_>, visit: &mut dyn StateVisitor) -> Result<()> {
-        visit.part(path, self)
+        self.walk_part(path, visit)
     }
 }
 

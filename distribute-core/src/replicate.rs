@@ -9,11 +9,14 @@ use crate::{Error, Leaf, NestPath, Result, VariablePlacement, WorkerGroup, modul
 
 /// What walks a mirrored value: its parts, and the leaves of those that it goes into.
 pub trait StateVisitor {
-    /// A model or training state; [`StatePart::walk_leaves`] goes into it.
+    /// A model or training state; whether its tensors are to be walked.
     ///
     /// # Errors
     /// What the visitor does not accept.
-    fn part(&mut self, path: &NestPath<'_>, part: &mut dyn StatePart) -> Result<()>;
+    fn enter(&mut self, path: &NestPath<'_>, part: &mut dyn StatePart) -> Result<bool> {
+        let _ = (path, part);
+        Ok(true)
+    }
 
     /// One tensor of a part.
     ///
@@ -70,7 +73,7 @@ pub trait Replicate: Sized {
     /// The visitor's.
     fn walk(&mut self, path: &NestPath<'_>, visit: &mut dyn StateVisitor) -> Result<()> {
         let name = std::any::type_name::<Self>();
-        visit.part(path, &mut Unknown { name })
+        Unknown { name }.walk_part(path, visit)
     }
 }
 
@@ -96,6 +99,21 @@ pub trait StatePart {
     /// # Errors
     /// [`Error::NotCompilable`] for a part that cannot be captured, and the visitor's own.
     fn walk_leaves(&mut self, path: &NestPath<'_>, visit: &mut dyn StateVisitor) -> Result<()>;
+
+    /// Shows the visitor this part, and then its tensors if it wants them: what
+    /// [`Replicate::walk`] of a part does.
+    ///
+    /// # Errors
+    /// Those of [`walk_leaves`](Self::walk_leaves).
+    fn walk_part(&mut self, path: &NestPath<'_>, visit: &mut dyn StateVisitor) -> Result<()>
+    where
+        Self: Sized,
+    {
+        match visit.enter(path, self)? {
+            true => self.walk_leaves(path, visit),
+            false => Ok(()),
+        }
+    }
 
     /// Its numbers, if it is a training state.
     fn host(&mut self) -> Option<&mut dyn HostState> {
@@ -133,7 +151,7 @@ impl<M: Module> Replicate for M {
     }
 
     fn walk(&mut self, path: &NestPath<'_>, visit: &mut dyn StateVisitor) -> Result<()> {
-        visit.part(path, self)
+        self.walk_part(path, visit)
     }
 }
 
@@ -192,38 +210,23 @@ impl StatePart for Unknown {
 struct Parts<F>(F);
 
 impl<F: FnMut(&NestPath<'_>, &mut dyn StatePart) -> Result<()>> StateVisitor for Parts<F> {
-    fn part(&mut self, path: &NestPath<'_>, part: &mut dyn StatePart) -> Result<()> {
-        (self.0)(path, part)
+    fn enter(&mut self, path: &NestPath<'_>, part: &mut dyn StatePart) -> Result<bool> {
+        (self.0)(path, part).map(|()| false)
     }
 }
 
-/// What strategies do with all parts of a value.
+/// What strategies do with a whole value.
 pub(crate) trait ReplicateExt: Replicate {
     fn visit_state(&mut self, visitor: &mut dyn StateVisitor) -> Result<()> {
         self.walk(&NestPath::ROOT, visitor)
     }
 
+    /// Calls a function for each part, with its path.
     fn parts(
         &mut self,
         each: impl FnMut(&NestPath<'_>, &mut dyn StatePart) -> Result<()>,
     ) -> Result<()> {
         self.visit_state(&mut Parts(each))
-    }
-
-    fn take_from_chief(&mut self, workers: &WorkerGroup) -> Result<()> {
-        self.parts(|_, part| part.take_from_chief(workers))
-    }
-
-    fn attach_remote(&mut self, store: &dyn RemoteStore) -> Result<()> {
-        self.parts(|path, part| part.attach_remote(store, &path.to_string()))
-    }
-
-    fn refresh_remote(&mut self) -> Result<()> {
-        self.parts(|_, part| part.refresh_remote())
-    }
-
-    fn place(&mut self, placement: VariablePlacement, replicas: usize) -> Result<()> {
-        self.parts(|_, part| part.place(placement, replicas))
     }
 
     /// The parts' versions; none if one counts no updates, or there is no part.

@@ -185,11 +185,15 @@ mod tests {
         let leaves = found.take_leaves().unwrap();
         let swapped = leaves.iter().rev().cloned().collect();
         let error = found.put_leaves(swapped).unwrap_err();
-        assert!(matches!(error, Error::Shape { .. }), "{error}");
+        assert!(matches!(error.root_cause(), Error::Shape { .. }), "{error}");
+        assert!(
+            error.to_string().starts_with("`0`: put a gradient back"),
+            "{error}"
+        );
         let wide = leaves
             .into_iter()
             .map(|leaf| leaf.convert_dtype(DType::F64));
         let error = found.put_leaves(wide.collect()).unwrap_err();
-        assert!(matches!(error, Error::DType { .. }), "{error}");
+        assert!(matches!(error.root_cause(), Error::DType { .. }), "{error}");
     }
 }

@@ -106,6 +106,20 @@ pub trait Nest {
     }
 }
 
+/// The same error, of the leaf of this number.
+pub(crate) fn at_leaf(value: &mut dyn Nest, index: usize, error: Error) -> Error {
+    let mut before = index;
+    let found = value.walk(&NestPath::ROOT, &mut |path, _| {
+        let is_it = before == 0;
+        before = before.saturating_sub(1);
+        if is_it {
+            return Err(error.clone().at(path));
+        }
+        Ok(())
+    });
+    found.err().unwrap_or(error)
+}
+
 /// The error for replicas that returned values of different structure.
 pub(crate) fn different_structure() -> Error {
     Error::invalid("the replicas' values differ in structure: another number of tensors inside")

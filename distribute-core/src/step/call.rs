@@ -14,7 +14,7 @@ use crate::scope::BatchFacts;
 use crate::strategy::StrategyId;
 use crate::sync::lock;
 use crate::trace::{
-    Argument, CapturedTensor, Coefficients, Collect, DeviceTensor, Fingerprint, ReadHosts, Replay,
+    Argument, CapturedTensor, Coefficients, Collect, DeviceTensor, Fingerprint, ReadHosts,
     ResultLeaf, Source, StateChange, StepKey, TensorSpec, Trace, Tracer,
 };
 use crate::{Error, Leaf, Mirrored, Nest, NestPath, Replicate, Result, host_reduce};
@@ -152,7 +152,14 @@ pub(super) fn check_state<T>(
 /// What the host knows of a mirrored value.
 pub(super) fn read_hosts(value: &mut impl Replicate) -> Result<ReadHosts> {
     let mut hosts = ReadHosts::default();
-    value.visit_state(&mut hosts)?;
+    value.parts(|_, part| {
+        if let Some(state) = part.host() {
+            state.fingerprint(&mut hosts.fingerprint);
+            hosts.coefficients.push(state.coefficients());
+            hosts.records.push(state.record());
+        }
+        Ok(())
+    })?;
     Ok(hosts)
 }
 
@@ -333,14 +340,13 @@ struct Bind<'a> {
 }
 
 impl StateVisitor for Bind<'_> {
-    fn part(&mut self, path: &NestPath<'_>, part: &mut dyn StatePart) -> Result<()> {
+    fn enter(&mut self, _: &NestPath<'_>, part: &mut dyn StatePart) -> Result<bool> {
         if let Some(state) = part.host() {
-            state.prepare()?;
             let trace = Arc::clone(&self.capture.trace);
             state.bind(trace, self.capture.hosts, self.mutable)?;
             self.capture.hosts += 1;
         }
-        part.walk_leaves(path, self)
+        Ok(true)
     }
 
     fn leaf(&mut self, path: &NestPath<'_>, leaf: &mut dyn Leaf) -> Result<()> {
@@ -404,8 +410,14 @@ impl<'a> Changes<'a> {
             }
         };
         state.copies.keep_fetched();
-        state.copies.host[0].visit_state(&mut Replay {
-            changes: change.hosts.iter(),
+        let mut changes = change.hosts.iter();
+        state.copies.host[0].parts(|_, part| {
+            if let Some(state) = part.host()
+                && let Some((before, after)) = changes.next()
+            {
+                state.replay(before, after);
+            }
+            Ok(())
         })?;
         let is_output = |new: &ResultLeaf| matches!(new, ResultLeaf::Output(_));
         let are_computed = change.tensors.iter().any(is_output);

@@ -8,12 +8,6 @@ use crate::Result;
 
 /// The numbers of a training state, which stay on the host while its tensors are on the device.
 pub trait HostState {
-    /// Brings the state into the form that all its steps share (slots that start as zeros).
-    ///
-    /// # Errors
-    /// If its parameters cannot be looked at.
-    fn prepare(&mut self) -> Result<()>;
-
     /// Names what the program depends on: optimizer, clipping, accumulation.
     fn fingerprint(&self, key: &mut dyn Fingerprint);
 

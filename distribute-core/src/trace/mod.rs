@@ -85,5 +85,5 @@ pub(crate) use exchange::{
 pub(crate) use gradients::{CapturedTape, backward, of_type};
 pub(crate) use module::walk_module;
 pub(crate) use program::{Draws, StateChange};
-pub(crate) use state::{Collect, Fetch, OnDevice, ReadHosts, ReadOwn, ReadTensors, Replay};
+pub(crate) use state::{Collect, Fetch, OnDevice, ReadHosts, ReadOwn, ReadTensors};
 pub(crate) use tensor::{Tracked, TrackedGradients, captured, read_error, tracked};

@@ -16,7 +16,7 @@ pub(crate) struct OnDevice {
     pub(crate) is_newer: bool,
 }
 
-/// Collects what the host knows of a value.
+/// What the host knows of a value.
 #[derive(Default)]
 pub(crate) struct ReadHosts {
     pub(crate) fingerprint: Vec<String>,
@@ -24,18 +24,7 @@ pub(crate) struct ReadHosts {
     pub(crate) records: Vec<Vec<u64>>,
 }
 
-impl StateVisitor for ReadHosts {
-    fn part(&mut self, _: &NestPath<'_>, part: &mut dyn StatePart) -> Result<()> {
-        if let Some(state) = part.host() {
-            state.fingerprint(&mut self.fingerprint);
-            self.coefficients.push(state.coefficients());
-            self.records.push(state.record());
-        }
-        Ok(())
-    }
-}
-
-/// Prepares the training states and copies all tensors.
+/// Copies all tensors.
 pub(crate) struct ReadTensors<'a> {
     /// Of the other replicas, what they have their own of.
     pub(crate) others: Vec<std::vec::IntoIter<TensorData>>,
@@ -44,13 +33,6 @@ pub(crate) struct ReadTensors<'a> {
 }
 
 impl StateVisitor for ReadTensors<'_> {
-    fn part(&mut self, path: &NestPath<'_>, part: &mut dyn StatePart) -> Result<()> {
-        if let Some(state) = part.host() {
-            state.prepare()?;
-        }
-        part.walk_leaves(path, self)
-    }
-
     fn leaf(&mut self, _: &NestPath<'_>, tensor: &mut dyn Leaf) -> Result<()> {
         (self.each)(vec![tensor.data()?])
     }
@@ -75,10 +57,6 @@ pub(crate) struct ReadOwn {
 }
 
 impl StateVisitor for ReadOwn {
-    fn part(&mut self, path: &NestPath<'_>, part: &mut dyn StatePart) -> Result<()> {
-        part.walk_leaves(path, self)
-    }
-
     fn own_leaf(&mut self, _: &NestPath<'_>, tensor: &mut dyn Leaf) -> Result<()> {
         self.tensors.push(tensor.data()?);
         Ok(())
@@ -111,13 +89,6 @@ impl<'a> Fetch<'a> {
 }
 
 impl StateVisitor for Fetch<'_> {
-    fn part(&mut self, path: &NestPath<'_>, part: &mut dyn StatePart) -> Result<()> {
-        if let Some(state) = part.host() {
-            state.prepare()?;
-        }
-        part.walk_leaves(path, self)
-    }
-
     fn leaf(&mut self, _: &NestPath<'_>, tensor: &mut dyn Leaf) -> Result<()> {
         let source = self.next()?;
         match self.replica {
@@ -141,31 +112,13 @@ pub(crate) struct Collect {
 }
 
 impl StateVisitor for Collect {
-    fn part(&mut self, path: &NestPath<'_>, part: &mut dyn StatePart) -> Result<()> {
-        if let Some(state) = part.host() {
-            self.records.push(state.record());
-        }
-        part.walk_leaves(path, self)
+    fn enter(&mut self, _: &NestPath<'_>, part: &mut dyn StatePart) -> Result<bool> {
+        self.records.extend(part.host().map(|state| state.record()));
+        Ok(true)
     }
 
     fn leaf(&mut self, _: &NestPath<'_>, tensor: &mut dyn Leaf) -> Result<()> {
         self.tensors.push(tensor.captured());
-        Ok(())
-    }
-}
-
-/// Makes the host's part of a step's change.
-pub(crate) struct Replay<'a> {
-    pub(crate) changes: std::slice::Iter<'a, (Vec<u64>, Vec<u64>)>,
-}
-
-impl StateVisitor for Replay<'_> {
-    fn part(&mut self, _: &NestPath<'_>, part: &mut dyn StatePart) -> Result<()> {
-        if let Some(state) = part.host()
-            && let Some((before, after)) = self.changes.next()
-        {
-            state.replay(before, after);
-        }
         Ok(())
     }
 }

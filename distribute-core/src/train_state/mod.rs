@@ -193,7 +193,7 @@ impl<M: Module + 'static> Replicate for TrainState<M> {
     }
 
     fn walk(&mut self, path: &NestPath<'_>, visit: &mut dyn StateVisitor) -> Result<()> {
-        visit.part(path, self)
+        self.walk_part(path, visit)
     }
 }
 
@@ -212,7 +212,8 @@ impl<M: Module + 'static> StatePart for TrainState<M> {
     }
 
     fn walk_leaves(&mut self, path: &NestPath<'_>, visit: &mut dyn StateVisitor) -> Result<()> {
-        StatePart::walk_leaves(&mut self.model, path, visit)?;
+        self.fill_slots()?;
+        self.model.walk_leaves(path, visit)?;
         self.walk_slots(path, visit)?;
         self.walk_accumulated(path, visit)
     }

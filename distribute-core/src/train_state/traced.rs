@@ -134,6 +134,22 @@ impl<M: Module + 'static> Mirrored<TrainState<M>> {
 }
 
 impl<M: Module + 'static> TrainState<M> {
+    /// Makes slots that start as zeros, which all steps of a compiled program share.
+    pub(super) fn fill_slots(&mut self) -> Result<()> {
+        let names = self.optimizer.slots();
+        if self.slots.iter().all(|slots| slots.len() == names.len()) {
+            return Ok(());
+        }
+        let mut slots = self.slots.iter_mut();
+        parameters::visit_trained(&self.model, |_, _, tensor| {
+            if let Some(slots) = slots.next().filter(|slots| slots.len() != names.len()) {
+                let flat = tensor.flat();
+                *slots = names.iter().map(|_| flat.zeros_like()).collect();
+            }
+            Ok(())
+        })
+    }
+
     pub(super) fn walk_slots(
         &mut self,
         path: &NestPath<'_>,
@@ -180,21 +196,6 @@ impl<M: Module + 'static> TrainState<M> {
 }
 
 impl<M: Module + 'static> HostState for TrainState<M> {
-    fn prepare(&mut self) -> Result<()> {
-        let names = self.optimizer.slots();
-        if self.slots.iter().all(|slots| slots.len() == names.len()) {
-            return Ok(());
-        }
-        let mut slots = self.slots.iter_mut();
-        parameters::visit_trained(&self.model, |_, _, tensor| {
-            if let Some(slots) = slots.next().filter(|slots| slots.len() != names.len()) {
-                let flat = tensor.flat();
-                *slots = names.iter().map(|_| flat.zeros_like()).collect();
-            }
-            Ok(())
-        })
-    }
-
     fn fingerprint(&self, key: &mut dyn Fingerprint) {
         key.fixed(format_args!(
             "{} {} clip {:?} accumulate {}/{}",
