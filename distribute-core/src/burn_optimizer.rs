@@ -11,10 +11,11 @@ use distribute_collectives::ReduceOp;
 
 use crate::parameters;
 use crate::remote::RemoteStore;
-use crate::replicate::{StatePart, StateVisitor, take_state};
+use crate::replicate::{PartVisitor, StatePart, take_state};
 use crate::train_state::check_running_statistics;
 use crate::{
-    Error, Gradients, NestPath, ReplicaContext, Replicate, Result, VariablePlacement, WorkerGroup,
+    Error, Gradients, LeafVisitor, NestPath, ReplicaContext, Replicate, Result, VariablePlacement,
+    WorkerGroup,
 };
 
 /// A model with one of burn's optimizers; used like [`TrainState`](crate::TrainState).
@@ -99,8 +100,8 @@ impl<M: Module> Replicate for BurnTrainState<M> {
         copy
     }
 
-    fn walk(&mut self, path: &NestPath<'_>, visit: &mut dyn StateVisitor) -> Result<()> {
-        self.walk_part(path, visit)
+    fn walk(&mut self, path: &NestPath<'_>, visit: PartVisitor<'_>) -> Result<()> {
+        visit(path, self)
     }
 }
 
@@ -112,7 +113,12 @@ impl<M: Module> StatePart for BurnTrainState<M> {
         ))
     }
 
-    fn walk_leaves(&mut self, _: &NestPath<'_>, _: &mut dyn StateVisitor) -> Result<()> {
+    fn walk_leaves(
+        &mut self,
+        _: &NestPath<'_>,
+        _: Option<&Device>,
+        _: LeafVisitor<'_>,
+    ) -> Result<()> {
         let instead = "use a `TrainState`";
         Err(Error::not_compilable("an optimizer of burn", instead))
     }

@@ -85,7 +85,7 @@ pub use indexed_slices::IndexedSlices;
 pub use nest::{Leaf, LeafVisitor, Nest, NestPath};
 pub use optim::{Adam, AdamW, Sgd};
 pub use replica::{ReplicaContext, ReplicaRng};
-pub use replicate::{Replicate, StatePart, StateVisitor};
+pub use replicate::{PartVisitor, Replicate, StatePart};
 pub use scope::{has_strategy, in_step};
 pub use step::{Borrowed, Call, Capture, CapturedState, Changes, Item, Lend, Replicated, StepArgs};
 pub use strategy::{

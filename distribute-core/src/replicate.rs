@@ -5,41 +5,12 @@ use burn::tensor::Device;
 
 use crate::remote::{self, RemoteStore};
 use crate::trace::{self, HostState};
-use crate::{Error, Leaf, NestPath, Result, VariablePlacement, WorkerGroup, module_tensors};
+use crate::{
+    Error, Leaf, LeafVisitor, NestPath, Result, VariablePlacement, WorkerGroup, module_tensors,
+};
 
-/// What walks a mirrored value: its parts, and the leaves of those that it goes into.
-pub trait StateVisitor {
-    /// A model or training state; whether its tensors are to be walked.
-    ///
-    /// # Errors
-    /// What the visitor does not accept.
-    fn enter(&mut self, path: &NestPath<'_>, part: &mut dyn StatePart) -> Result<bool> {
-        let _ = (path, part);
-        Ok(true)
-    }
-
-    /// One tensor of a part.
-    ///
-    /// # Errors
-    /// What the visitor does not accept.
-    fn leaf(&mut self, path: &NestPath<'_>, leaf: &mut dyn Leaf) -> Result<()> {
-        let _ = (path, leaf);
-        Ok(())
-    }
-
-    /// One tensor of which every replica has its own: the gradients of micro-batches.
-    ///
-    /// # Errors
-    /// What the visitor does not accept.
-    fn own_leaf(&mut self, path: &NestPath<'_>, leaf: &mut dyn Leaf) -> Result<()> {
-        self.leaf(path, leaf)
-    }
-
-    /// Where a model's constants go, if the visitor puts tensors of a capture in.
-    fn capture_device(&self) -> Option<Device> {
-        None
-    }
-}
+/// What is called for each part of a value, with its path.
+pub type PartVisitor<'a> = &'a mut dyn FnMut(&NestPath<'_>, &mut dyn StatePart) -> Result<()>;
 
 /// A value that can be built once and copied to every replica.
 ///
@@ -71,9 +42,9 @@ pub trait Replicate: Sized {
     ///
     /// # Errors
     /// The visitor's.
-    fn walk(&mut self, path: &NestPath<'_>, visit: &mut dyn StateVisitor) -> Result<()> {
+    fn walk(&mut self, path: &NestPath<'_>, visit: PartVisitor<'_>) -> Result<()> {
         let name = std::any::type_name::<Self>();
-        Unknown { name }.walk_part(path, visit)
+        visit(path, &mut Unknown { name })
     }
 }
 
@@ -94,26 +65,17 @@ pub trait StatePart {
     fn attach_remote(&mut self, store: &dyn RemoteStore, path: &str) -> Result<()>;
 
     /// Walks its tensors, for a strategy that compiles steps, in an order that depends on its
-    /// structure alone.
+    /// structure alone. `capture` is where a model's constants go, if tensors of a capture are put
+    /// in.
     ///
     /// # Errors
     /// [`Error::NotCompilable`] for a part that cannot be captured, and the visitor's own.
-    fn walk_leaves(&mut self, path: &NestPath<'_>, visit: &mut dyn StateVisitor) -> Result<()>;
-
-    /// Shows the visitor this part, and then its tensors if it wants them: what
-    /// [`Replicate::walk`] of a part does.
-    ///
-    /// # Errors
-    /// Those of [`walk_leaves`](Self::walk_leaves).
-    fn walk_part(&mut self, path: &NestPath<'_>, visit: &mut dyn StateVisitor) -> Result<()>
-    where
-        Self: Sized,
-    {
-        match visit.enter(path, self)? {
-            true => self.walk_leaves(path, visit),
-            false => Ok(()),
-        }
-    }
+    fn walk_leaves(
+        &mut self,
+        path: &NestPath<'_>,
+        capture: Option<&Device>,
+        visit: LeafVisitor<'_>,
+    ) -> Result<()>;
 
     /// Its numbers, if it is a training state.
     fn host(&mut self) -> Option<&mut dyn HostState> {
@@ -150,8 +112,8 @@ impl<M: Module> Replicate for M {
         self.clone().fork(device)
     }
 
-    fn walk(&mut self, path: &NestPath<'_>, visit: &mut dyn StateVisitor) -> Result<()> {
-        self.walk_part(path, visit)
+    fn walk(&mut self, path: &NestPath<'_>, visit: PartVisitor<'_>) -> Result<()> {
+        visit(path, self)
     }
 }
 
@@ -171,11 +133,13 @@ impl<M: Module> StatePart for M {
         Ok(())
     }
 
-    fn walk_leaves(&mut self, path: &NestPath<'_>, visit: &mut dyn StateVisitor) -> Result<()> {
-        let capture = visit.capture_device();
-        trace::walk_module(self, capture.as_ref(), |name, leaf| {
-            visit.leaf(&path.field(name), leaf)
-        })
+    fn walk_leaves(
+        &mut self,
+        path: &NestPath<'_>,
+        capture: Option<&Device>,
+        visit: LeafVisitor<'_>,
+    ) -> Result<()> {
+        trace::walk_module(self, capture, |name, leaf| visit(&path.field(name), leaf))
     }
 }
 
@@ -201,32 +165,33 @@ impl StatePart for Unknown {
         )))
     }
 
-    fn walk_leaves(&mut self, _: &NestPath<'_>, _: &mut dyn StateVisitor) -> Result<()> {
+    fn walk_leaves(
+        &mut self,
+        _: &NestPath<'_>,
+        _: Option<&Device>,
+        _: LeafVisitor<'_>,
+    ) -> Result<()> {
         Err(Error::not_compilable(self.name, INSTEAD))
-    }
-}
-
-/// A closure that is called for each part of a value, and goes into none.
-struct Parts<F>(F);
-
-impl<F: FnMut(&NestPath<'_>, &mut dyn StatePart) -> Result<()>> StateVisitor for Parts<F> {
-    fn enter(&mut self, path: &NestPath<'_>, part: &mut dyn StatePart) -> Result<bool> {
-        (self.0)(path, part).map(|()| false)
     }
 }
 
 /// What strategies do with a whole value.
 pub(crate) trait ReplicateExt: Replicate {
-    fn visit_state(&mut self, visitor: &mut dyn StateVisitor) -> Result<()> {
-        self.walk(&NestPath::ROOT, visitor)
-    }
-
     /// Calls a function for each part, with its path.
     fn parts(
         &mut self,
-        each: impl FnMut(&NestPath<'_>, &mut dyn StatePart) -> Result<()>,
+        mut each: impl FnMut(&NestPath<'_>, &mut dyn StatePart) -> Result<()>,
     ) -> Result<()> {
-        self.visit_state(&mut Parts(each))
+        self.walk(&NestPath::ROOT, &mut each)
+    }
+
+    /// Calls a function for each tensor of each part, see [`StatePart::walk_leaves`].
+    fn leaves(
+        &mut self,
+        capture: Option<&Device>,
+        mut each: impl FnMut(&NestPath<'_>, &mut dyn Leaf) -> Result<()>,
+    ) -> Result<()> {
+        self.parts(|path, part| part.walk_leaves(path, capture, &mut each))
     }
 
     /// The parts' versions; none if one counts no updates, or there is no part.

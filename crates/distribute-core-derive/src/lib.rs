@@ -93,7 +93,7 @@ pub fn derive_replicate(input: TokenStream) -> TokenStream {
     let walk = walk(
         &input,
         &quote!(Replicate),
-        &quote!(&mut dyn ::distribute_core::StateVisitor),
+        &quote!(::distribute_core::PartVisitor<'_>),
     );
     quote! {
         impl #impl_generics ::distribute_core::Replicate for #name #type_generics #where_clause {

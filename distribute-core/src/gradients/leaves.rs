@@ -36,6 +36,10 @@ impl Leaf for GradientLeaf<'_> {
         *self.gradient = Residence::Captured(tensor);
     }
 
+    fn is_per_replica(&self) -> bool {
+        true
+    }
+
     fn captured(&self) -> Option<CapturedTensor> {
         match &*self.gradient {
             Residence::Captured(tensor) => Some(tensor.clone()),

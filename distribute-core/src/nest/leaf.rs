@@ -50,6 +50,11 @@ pub trait Leaf {
         true
     }
 
+    /// Whether every replica has its own in a mirrored value: the gradients of micro-batches.
+    fn is_per_replica(&self) -> bool {
+        false
+    }
+
     /// The captured tensor, if it is one.
     fn captured(&self) -> Option<CapturedTensor> {
         None
@@ -82,8 +87,15 @@ pub(super) trait Kind: Autodiff {
         false
     }
 
-    fn keep_gradient<const D: usize>(tensor: Tensor<D, Self>, _: bool) -> Tensor<D, Self> {
-        tensor
+    /// The tensor with autodiff, or as it is.
+    fn tracked<const D: usize>(
+        tensor: Tensor<D, Self>,
+        (has_autodiff, _): (bool, bool),
+    ) -> Tensor<D, Self> {
+        match has_autodiff {
+            true => tensor.autodiff(),
+            false => tensor,
+        }
     }
 }
 
@@ -110,8 +122,12 @@ impl Kind for Float {
         tensor.is_require_grad()
     }
 
-    fn keep_gradient<const D: usize>(tensor: Tensor<D>, keeps_gradient: bool) -> Tensor<D> {
-        tensor.set_require_grad(keeps_gradient)
+    fn tracked<const D: usize>(tensor: Tensor<D>, tracking: (bool, bool)) -> Tensor<D> {
+        match tracking {
+            (true, true) => tensor.autodiff().require_grad(),
+            (true, false) => tensor.autodiff(),
+            _ => tensor,
+        }
     }
 }
 
@@ -187,16 +203,9 @@ impl<const D: usize, K: Kind> Leaf for Tensor<D, K> {
     }
 
     fn set_data(&mut self, data: TensorData) -> Result<()> {
-        let (has_autodiff, keeps_gradient) = self.tracking();
+        let tracking = self.tracking();
         self.put(data)?;
-        let mut value = self.clone();
-        if has_autodiff && !value.is_autodiff() {
-            value = value.autodiff();
-        }
-        *self = match keeps_gradient {
-            true => K::keep_gradient(value, true),
-            false => value,
-        };
+        *self = K::tracked(self.clone(), tracking);
         Ok(())
     }
 
@@ -212,13 +221,8 @@ impl<const D: usize, K: Kind> Leaf for Tensor<D, K> {
         *self = K::of_captured(tensor, tracking);
     }
 
-    fn empty(&mut self, (has_autodiff, keeps_gradient): (bool, bool)) {
-        let device = match has_autodiff {
-            true => Device::flex().autodiff(),
-            false => Device::flex(),
-        };
-        let empty = Tensor::empty([0; D], &device);
-        *self = K::keep_gradient(empty, has_autodiff && keeps_gradient);
+    fn empty(&mut self, tracking: (bool, bool)) {
+        *self = K::tracked(Tensor::empty([0; D], &Device::flex()), tracking);
     }
 }
 

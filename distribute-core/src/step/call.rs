@@ -4,18 +4,18 @@ use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 
-use burn::tensor::{Device, TensorData};
+use burn::tensor::TensorData;
 use burn_capture::TensorId;
 
 use crate::error::check_count;
 use crate::nest::different_structure;
-use crate::replicate::{ReplicateExt, StatePart, StateVisitor};
+use crate::replicate::ReplicateExt;
 use crate::scope::BatchFacts;
 use crate::strategy::StrategyId;
 use crate::sync::lock;
 use crate::trace::{
-    Argument, CapturedTensor, Coefficients, Collect, DeviceTensor, Fingerprint, ReadHosts,
-    ResultLeaf, Source, StateChange, StepKey, TensorSpec, Trace, Tracer,
+    Argument, CapturedTensor, Coefficients, DeviceTensor, Fingerprint, ResultLeaf, Source,
+    StateChange, StepKey, TensorSpec, Trace, Tracer,
 };
 use crate::{Error, Leaf, Mirrored, Nest, NestPath, Replicate, Result, host_reduce};
 
@@ -73,7 +73,7 @@ impl<'t> Call<'t> {
     pub(crate) fn enter_state<T: Replicate>(
         &mut self,
         state: &Mirrored<T>,
-        hosts: ReadHosts,
+        hosts: Hosts,
         mutable: bool,
     ) -> Result<()> {
         check_state(state, self.strategy, self.replicas)?;
@@ -150,8 +150,16 @@ pub(super) fn check_state<T>(
 }
 
 /// What the host knows of a mirrored value.
-pub(super) fn read_hosts(value: &mut impl Replicate) -> Result<ReadHosts> {
-    let mut hosts = ReadHosts::default();
+#[derive(Default)]
+pub(crate) struct Hosts {
+    fingerprint: Vec<String>,
+    coefficients: Vec<Arc<dyn Coefficients>>,
+    records: Vec<Vec<u64>>,
+}
+
+/// Asks the training states of a mirrored value for it.
+pub(super) fn read_hosts(value: &mut impl Replicate) -> Result<Hosts> {
+    let mut hosts = Hosts::default();
     value.parts(|_, part| {
         if let Some(state) = part.host() {
             state.fingerprint(&mut hosts.fingerprint);
@@ -264,8 +272,20 @@ impl Capture {
     ) -> Result<CapturedState<T>> {
         let mut value = state.copies.first();
         let before = read_hosts(&mut value)?.records;
-        let capture = self;
-        value.visit_state(&mut Bind { capture, mutable })?;
+        value.parts(|_, part| {
+            if let Some(state) = part.host() {
+                state.bind(Arc::clone(&self.trace), self.hosts, mutable)?;
+                self.hosts += 1;
+            }
+            Ok(())
+        })?;
+        let device = self.trace.device().clone();
+        value.leaves(Some(&device), |path, leaf| {
+            let input = self.next_input()?;
+            self.names.insert(input.id(), path.to_string());
+            leaf.bind(input, leaf.tracking());
+            Ok(())
+        })?;
         Ok(CapturedState { value, before })
     }
 
@@ -273,18 +293,21 @@ impl Capture {
         &mut self,
         captured: &mut CapturedState<T>,
     ) -> Result<()> {
-        let mut after = Collect::default();
-        captured.value.visit_state(&mut after)?;
-        let tensors: Option<Vec<_>> = after.tensors.into_iter().collect();
         let foreign = || {
             let instead = "compute every new value of the state from the step's arguments, on \
                            `ctx.device()`";
             Error::not_compilable("a tensor of the CPU in a training state", instead)
         };
+        let after = read_hosts(&mut captured.value)?.records;
+        let mut tensors = Vec::new();
+        captured.value.leaves(None, |_, leaf| {
+            tensors.push(leaf.captured().ok_or_else(foreign)?);
+            Ok(())
+        })?;
         let before = std::mem::take(&mut captured.before);
         self.states.push(StateChange {
-            hosts: before.into_iter().zip(after.records).collect(),
-            tensors: tensors.ok_or_else(foreign)?,
+            hosts: before.into_iter().zip(after).collect(),
+            tensors,
         });
         Ok(())
     }
@@ -329,35 +352,6 @@ impl Capture {
         let input = self.trace.input(Source::Leaf(index), spec);
         self.leaves.push(input.clone());
         Ok(input)
-    }
-}
-
-/// Puts inputs of a capture in place of the tensors of a mirrored value, which the step may change
-/// if it is `mutable`.
-struct Bind<'a> {
-    capture: &'a mut Capture,
-    mutable: bool,
-}
-
-impl StateVisitor for Bind<'_> {
-    fn enter(&mut self, _: &NestPath<'_>, part: &mut dyn StatePart) -> Result<bool> {
-        if let Some(state) = part.host() {
-            let trace = Arc::clone(&self.capture.trace);
-            state.bind(trace, self.capture.hosts, self.mutable)?;
-            self.capture.hosts += 1;
-        }
-        Ok(true)
-    }
-
-    fn leaf(&mut self, path: &NestPath<'_>, leaf: &mut dyn Leaf) -> Result<()> {
-        let input = self.capture.next_input()?;
-        self.capture.names.insert(input.id(), path.to_string());
-        leaf.bind(input, leaf.tracking());
-        Ok(())
-    }
-
-    fn capture_device(&self) -> Option<Device> {
-        Some(self.capture.trace.device().clone())
     }
 }
 

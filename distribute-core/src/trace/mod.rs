@@ -58,7 +58,6 @@ mod check;
 mod effect;
 mod exchange;
 mod gradients;
-mod host_state;
 mod key;
 pub(crate) mod messages;
 mod module;
@@ -67,13 +66,13 @@ mod state;
 mod tensor;
 
 pub use capture::{Trace, TraceDevice, ops};
-pub use host_state::{Coefficients, HostState};
 pub use key::{Fingerprint, StepGroup, StepKey};
 pub use module::valid;
 pub use program::{
     Argument, CapturedStep, DeviceTensor, Executable, InputRole, StepInput, StepOutput,
     StepProgram, Tracer,
 };
+pub use state::{Coefficients, HostState};
 pub use tensor::{CapturedTensor, TensorSpec, without_autodiff};
 
 pub(crate) use capture::{Input, Source, is_random, is_touch};
@@ -85,5 +84,5 @@ pub(crate) use exchange::{
 pub(crate) use gradients::{CapturedTape, backward, of_type};
 pub(crate) use module::walk_module;
 pub(crate) use program::{Draws, StateChange};
-pub(crate) use state::{Collect, Fetch, OnDevice, ReadHosts, ReadOwn, ReadTensors};
+pub(crate) use state::OnDevice;
 pub(crate) use tensor::{Tracked, TrackedGradients, captured, read_error, tracked};

@@ -18,10 +18,11 @@ use crate::checkpoint::{TensorSpec, check_slots, saved_kinds};
 use crate::optim::Optimizer;
 use crate::parameters::{self, Parameter};
 use crate::remote::RemoteStore;
-use crate::replicate::{StatePart, StateVisitor, take_state};
+use crate::replicate::{PartVisitor, StatePart, take_state};
 use crate::trace::HostState;
 use crate::{
-    Error, Gradients, NestPath, Replicate, Result, VariablePlacement, WorkerGroup, module_tensors,
+    Error, Gradients, LeafVisitor, NestPath, Replicate, Result, VariablePlacement, WorkerGroup,
+    module_tensors,
 };
 
 /// A model, its optimizer's state and the step counter.
@@ -192,8 +193,8 @@ impl<M: Module + 'static> Replicate for TrainState<M> {
         };
     }
 
-    fn walk(&mut self, path: &NestPath<'_>, visit: &mut dyn StateVisitor) -> Result<()> {
-        self.walk_part(path, visit)
+    fn walk(&mut self, path: &NestPath<'_>, visit: PartVisitor<'_>) -> Result<()> {
+        visit(path, self)
     }
 }
 
@@ -211,9 +212,14 @@ impl<M: Module + 'static> StatePart for TrainState<M> {
         take_state(workers, &mut self.model, self.step)
     }
 
-    fn walk_leaves(&mut self, path: &NestPath<'_>, visit: &mut dyn StateVisitor) -> Result<()> {
+    fn walk_leaves(
+        &mut self,
+        path: &NestPath<'_>,
+        capture: Option<&Device>,
+        visit: LeafVisitor<'_>,
+    ) -> Result<()> {
         self.fill_slots()?;
-        self.model.walk_leaves(path, visit)?;
+        self.model.walk_leaves(path, capture, visit)?;
         self.walk_slots(path, visit)?;
         self.walk_accumulated(path, visit)
     }

@@ -14,9 +14,8 @@ use super::{Applied, TrainState};
 use crate::gradients::with_shape;
 use crate::optim::Optimizer;
 use crate::parameters;
-use crate::replicate::StateVisitor;
 use crate::trace::{CapturedTensor, Coefficients, Fingerprint, HostState, TensorSpec, Trace};
-use crate::{Error, Gradients, Leaf, Mirrored, NestPath, ReplicaContext, Result};
+use crate::{Error, Gradients, Leaf, LeafVisitor, Mirrored, NestPath, ReplicaContext, Result};
 
 /// What a state knows while it is captured.
 #[derive(Debug, Clone)]
@@ -150,11 +149,7 @@ impl<M: Module + 'static> TrainState<M> {
         })
     }
 
-    pub(super) fn walk_slots(
-        &mut self,
-        path: &NestPath<'_>,
-        visit: &mut dyn StateVisitor,
-    ) -> Result<()> {
+    pub(super) fn walk_slots(&mut self, path: &NestPath<'_>, visit: LeafVisitor<'_>) -> Result<()> {
         let names = self.optimizer.slots();
         let mut shapes = Vec::new();
         parameters::visit_trained(&self.model, |_, _, tensor| {
@@ -168,7 +163,7 @@ impl<M: Module + 'static> TrainState<M> {
                 let name = format!("{parameter} ({name})");
                 let path = path.field(&name);
                 if shape.len() == 1 {
-                    visit.leaf(&path, slot)?;
+                    visit(&path, slot)?;
                     continue;
                 }
                 let mut slot = ShapedSlot {
@@ -176,7 +171,7 @@ impl<M: Module + 'static> TrainState<M> {
                     shape: &shape,
                     arrived: arrived.as_deref_mut(),
                 };
-                visit.leaf(&path, &mut slot)?;
+                visit(&path, &mut slot)?;
             }
         }
         Ok(())
@@ -186,12 +181,12 @@ impl<M: Module + 'static> TrainState<M> {
     pub(super) fn walk_accumulated(
         &mut self,
         path: &NestPath<'_>,
-        visit: &mut dyn StateVisitor,
+        visit: LeafVisitor<'_>,
     ) -> Result<()> {
         let path = path.field("a gradient of micro-batches");
         let gradients = self.accumulated.iter_mut();
         let mut leaves = gradients.flat_map(|(_, gradients)| gradients.leaves());
-        leaves.try_for_each(|(_, mut leaf)| visit.own_leaf(&path, &mut leaf))
+        leaves.try_for_each(|(_, mut leaf)| visit(&path, &mut leaf))
     }
 }
 
