@@ -220,3 +220,54 @@ pub(crate) fn take_state(
     workers.check_equal("a training state", &[updates])?;
     StatePart::take_from_chief(model, workers)
 }
+
+#[cfg(test)]
+mod tests {
+    use burn::nn::{Linear, LinearConfig};
+    use burn::tensor::Device;
+
+    use super::ReplicateExt;
+    use crate::{Adam, Replicate, TrainState};
+
+    #[derive(Replicate)]
+    struct Pair(Networks, u64);
+
+    #[derive(Replicate)]
+    struct Networks {
+        trained: TrainState<Linear>,
+        fixed: Linear,
+    }
+
+    #[test]
+    fn tensors_of_parts_have_the_paths_of_their_fields() {
+        let layer = || LinearConfig::new(2, 3).init(&Device::flex().autodiff());
+        let networks = Networks {
+            trained: TrainState::new(layer(), Adam::new(0.1)),
+            fixed: layer(),
+        };
+        let mut pair = Pair(networks, 1);
+        let (mut parts, mut leaves) = (Vec::new(), Vec::new());
+        let found = pair.parts(|path, _| {
+            parts.push(path.to_string());
+            Ok(())
+        });
+        found.unwrap();
+        assert_eq!(parts, ["0.trained", "0.fixed", "1"]);
+        let found = pair.leaves(None, |path, _| {
+            leaves.push(path.to_string());
+            Ok(())
+        });
+        found.unwrap();
+        let expected = [
+            "0.trained.weight",
+            "0.trained.bias",
+            "0.trained.weight (momentum)",
+            "0.trained.weight (velocity)",
+            "0.trained.bias (momentum)",
+            "0.trained.bias (velocity)",
+            "0.fixed.weight",
+            "0.fixed.bias",
+        ];
+        assert_eq!(leaves, expected);
+    }
+}
