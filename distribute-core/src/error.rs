@@ -117,6 +117,14 @@ pub enum Error {
         /// The error that the step returned.
         source: Arc<Error>,
     },
+    /// Something is wrong with one tensor or number inside a value.
+    #[error("`{path}`: {source}")]
+    Leaf {
+        /// Where it is in the value: `outputs.loss`.
+        path: String,
+        /// What is wrong with it.
+        source: Arc<Error>,
+    },
     /// The step of one replica panicked. The other replicas were stopped.
     #[error("replica {replica} panicked: {message}; the strategy is usable again")]
     ReplicaPanicked {
@@ -452,10 +460,10 @@ impl Error {
         }
     }
 
-    /// The innermost error: without the replica it happened on.
+    /// The innermost error: without the replica it happened on, and the part of a value.
     pub fn root_cause(&self) -> &Error {
         match self {
-            Self::Replica { source, .. } => source.root_cause(),
+            Self::Replica { source, .. } | Self::Leaf { source, .. } => source.root_cause(),
             other => other,
         }
     }

@@ -82,7 +82,7 @@ pub use error::{Error, Result};
 pub use gradients::Gradients;
 pub use host_reduce::concatenate;
 pub use indexed_slices::IndexedSlices;
-pub use nest::{Leaf, Nest};
+pub use nest::{Leaf, LeafVisitor, Nest, NestPath};
 pub use optim::{Adam, AdamW, Sgd};
 pub use replica::{ReplicaContext, ReplicaRng};
 pub use replicate::{PartVisitor, Replicate, StatePart};

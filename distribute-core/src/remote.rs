@@ -163,14 +163,6 @@ pub trait RemoteVariable: Send + Sync + Debug {
     fn change(&self, change: RemoteChange, value: TensorData) -> Result<()>;
 }
 
-/// The path of a field: `outer.field`. For `#[derive(Replicate)]`.
-pub fn join(path: &str, field: &str) -> String {
-    match path {
-        "" => field.to_string(),
-        _ => format!("{path}.{field}"),
-    }
-}
-
 /// The tensors of a model in visit order.
 pub(crate) fn tensors_of(model: &impl Module) -> Result<Vec<RemoteTensor>> {
     let tensors = module_tensors::take(model)?.into_iter();

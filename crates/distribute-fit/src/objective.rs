@@ -6,7 +6,8 @@ use std::ops::Deref;
 use burn::module::Module;
 use burn::tensor::{DType, FloatDType, Int, Tensor, TensorData};
 use distribute_core::{
-    Applied, Error, Leaf, Nest, ReplicaContext, ReplicaRng, Result, TrainState, loss, trace,
+    Applied, Error, LeafVisitor, Nest, NestPath, ReplicaContext, ReplicaRng, Result, TrainState,
+    loss, trace,
 };
 use serde::{Deserialize, Serialize};
 
@@ -360,11 +361,11 @@ impl Sums {
 }
 
 impl Nest for StepSums {
-    fn walk(&mut self, visit: &mut dyn FnMut(&mut dyn Leaf) -> Result<()>) -> Result<()> {
-        for (_, tensor) in &mut self.tensors {
-            visit(tensor)?;
+    fn walk(&mut self, path: &NestPath<'_>, visit: LeafVisitor<'_>) -> Result<()> {
+        for (place, tensor) in &mut self.tensors {
+            visit(&path.item(*place), tensor)?;
         }
-        visit(&mut self.numbers)
+        visit(&path.field("numbers"), &mut self.numbers)
     }
 
     fn skeleton(&self) -> Option<Self> {

@@ -8,9 +8,15 @@ use crate::nest::different_structure;
 use crate::{Error, Result};
 
 /// Compares the shapes of what the replicas pass to a collective call, and a number that says
-/// which call it is. The communicator itself compares element counts, which `[2, 3]` and
-/// `[3, 2]` share. Gradients of a model skip this: their shapes are those of its parameters.
-pub(super) fn compare_shapes(link: &dyn Link, call: u64, leaves: &[TensorData]) -> Result<()> {
+/// which call it is; `at` says where a leaf is. The communicator itself compares element counts,
+/// which `[2, 3]` and `[3, 2]` share. Gradients of a model skip this: their shapes are those of its
+/// parameters.
+pub(super) fn compare_shapes(
+    link: &dyn Link,
+    call: u64,
+    leaves: &[TensorData],
+    at: impl FnOnce(usize, Error) -> Error,
+) -> Result<()> {
     let mut mine = vec![i64::try_from(call).map_err(Error::internal)?];
     for size in leaves.iter().flat_map(|leaf| {
         let rank = std::iter::once(leaf.rank());
@@ -26,7 +32,7 @@ pub(super) fn compare_shapes(link: &dyn Link, call: u64, leaves: &[TensorData]) 
             "all_reduce_tensor: the replicas' backward passes reached different calls; use \
              the same results in the loss on every replica",
         )),
-        Some(found) => Err(different_shapes(&expected[1..], &found[1..])),
+        Some(found) => Err(different_shapes(&expected[1..], &found[1..], at)),
         None => Ok(()),
     }
 }
@@ -59,15 +65,22 @@ pub(super) fn compare(link: &dyn Link, op: &'static str, detail: i64) -> Result<
 }
 
 /// The first difference between two replicas' lists of (rank, dimensions...).
-fn different_shapes(expected: &[i64], found: &[i64]) -> Error {
+fn different_shapes(
+    expected: &[i64],
+    found: &[i64],
+    at: impl FnOnce(usize, Error) -> Error,
+) -> Error {
     let (expected, found) = (shapes(expected), shapes(found));
-    let differing = expected.iter().zip(&found).find(|(a, b)| a != b);
-    match differing {
-        Some((expected, found)) if expected.len() + found.len() > 0 => Error::Shape {
-            op: "all_reduce: the replicas passed different shapes",
-            expected: expected.clone(),
-            found: found.clone(),
-        },
+    let mut pairs = expected.iter().zip(&found).enumerate();
+    match pairs.find(|(_, (a, b))| a != b) {
+        Some((index, (expected, found))) if expected.len() + found.len() > 0 => {
+            let error = Error::Shape {
+                op: "all_reduce: the replicas passed different shapes",
+                expected: expected.clone(),
+                found: found.clone(),
+            };
+            at(index, error)
+        }
         _ => different_structure(),
     }
 }

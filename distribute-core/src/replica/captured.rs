@@ -79,7 +79,7 @@ impl Peers for Captured {
     fn give(&self, _: usize, values: &mut [&mut dyn Leaf], receiver: Receiver<'_>) -> Result<()> {
         let (mut given, mut examples) = (Vec::new(), Vec::new());
         for value in values {
-            match value.traced().and_then(|tensor| tensor.captured()) {
+            match value.captured() {
                 Some(tensor) => {
                     let spec = tensor.spec();
                     examples.push(TensorData::full_dtype(spec.shape, 0.0, spec.dtype));

@@ -36,7 +36,7 @@ impl HostLink {
     /// Reduces a tensor of the differentiable call of this number over all replicas.
     fn reduce(&self, op: ReduceOp, call: u64, data: TensorData) -> Result<TensorData> {
         let mut tensors = [data];
-        calls::compare_shapes(&*self.link, call, &tensors)?;
+        calls::compare_shapes(&*self.link, call, &tensors, |_, error| error)?;
         self.link.all_reduce(op, &mut tensors)?;
         let [data] = tensors;
         Ok(data)

@@ -12,6 +12,7 @@ use super::link::Link;
 use super::local_exchange::LocalExchange;
 use super::peers::{OnReduced, Peers};
 use crate::gradients::Flags;
+use crate::nest::at_leaf;
 use crate::sync::lock;
 use crate::{Error, Gradients, Nest, Result, host_reduce};
 
@@ -123,7 +124,9 @@ impl HostPeers {
 impl Peers for HostPeers {
     fn all_reduce(&self, op: ReduceOp, value: &mut dyn Nest) -> Result<()> {
         let mut leaves = prepared(op, value)?;
-        calls::compare_shapes(self.link(), 0, &leaves)?;
+        calls::compare_shapes(self.link(), 0, &leaves, |index, error| {
+            at_leaf(value, index, error)
+        })?;
         self.link().all_reduce(op, &mut leaves)?;
         value.put_leaves(leaves)
     }

@@ -21,7 +21,7 @@ use crate::trace::{
     Input, InputRole, ResultLeaf, Source, StateChange, StepInput, StepKey, StepOutput, StepProgram,
     Trace, Tracer, is_random, is_touch, messages,
 };
-use crate::{Error, Nest, PerReplica, ReplicaContext, Result, Strategy, scope};
+use crate::{Error, Nest, NestPath, PerReplica, ReplicaContext, Result, Strategy, scope};
 
 /// Runs a step as a compiled program, which is captured and compiled when there is none yet.
 pub(crate) fn run<S, A, R, F>(
@@ -300,7 +300,7 @@ fn unknown_structure<R>() -> Error {
 /// An error of the step or of a tensor that it reads, which may be burn's own for a read on the
 /// host.
 fn translated(error: Error) -> Error {
-    match &error {
+    match error.root_cause() {
         Error::Step(source) | Error::Internal { source } => {
             match messages::of_message(&format!("{source:?}")) {
                 Some(read) => read,
@@ -335,8 +335,9 @@ impl Plan {
         let states = states.collect();
         let skeleton = skeleton_of(&result)?;
         let mut results = Vec::new();
-        result.walk(&mut |leaf| {
-            results.push(outputs.given(&Given::of(leaf)?));
+        result.walk(&NestPath::ROOT, &mut |path, leaf| {
+            let given = Given::of(leaf).map_err(|error| error.at(path))?;
+            results.push(outputs.given(&given));
             Ok(())
         })?;
         let deferred = capture.trace.deferred().into_iter();

@@ -53,7 +53,7 @@ pub trait StrategyExt: Strategy {
         // A compiled step can evaluate what it cannot train, and says so itself.
         let built = built.and_then(|mut value| match self.tracer() {
             None => value
-                .place(self.variable_placement(), replicas)
+                .parts(|_, part| part.place(self.variable_placement(), replicas))
                 .map(|()| value),
             Some(_) => Ok(value),
         });
@@ -61,12 +61,12 @@ pub trait StrategyExt: Strategy {
             None => built?,
             Some(workers) => {
                 let mut value = workers.or_abort(built)?;
-                value.take_from_chief(workers)?;
+                value.parts(|_, part| part.take_from_chief(workers))?;
                 value
             }
         };
         if let Some(store) = self.remote_store() {
-            value.attach_remote(store)?;
+            value.parts(|path, part| part.attach_remote(store, &path.to_string()))?;
         }
         Ok(Mirrored::replicate(value, &devices, self.id()))
     }

@@ -68,12 +68,9 @@ pub enum Given {
 
 impl Given {
     /// A leaf of a value that the step returns.
-    pub(crate) fn of(leaf: &mut dyn Leaf) -> Result<Self> {
-        let Some(tensor) = leaf.traced() else {
-            return leaf.take().map(Self::Host);
-        };
-        let captured = tensor.captured().map(Self::Captured);
-        captured.map_or_else(|| tensor.data().map(Self::Host), Ok)
+    pub(crate) fn of(leaf: &dyn Leaf) -> Result<Self> {
+        let captured = leaf.captured().map(Self::Captured);
+        captured.map_or_else(|| leaf.data().map(Self::Host), Ok)
     }
 }
 

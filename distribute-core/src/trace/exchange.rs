@@ -5,7 +5,7 @@ use burn_backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
 use burn_capture::CaptureBackend;
 
 use super::{CapturedTensor, Trace};
-use crate::{Error, Nest, ReduceOp, Result, host_reduce};
+use crate::{Error, Leaf, Nest, NestPath, ReduceOp, Result, host_reduce};
 
 /// Reduces all leaves of a value over the replicas: tensors by one operation of the graph.
 pub(crate) fn all_reduce(trace: &Trace, op: ReduceOp, value: &mut dyn Nest) -> Result<()> {
@@ -102,18 +102,24 @@ fn each(
     tensors: impl FnOnce(Vec<CapturedTensor>) -> Result<Vec<CapturedTensor>>,
 ) -> Result<()> {
     let mut captured = Vec::new();
-    value.walk(&mut |leaf| {
-        if let Some(tensor) = leaf.traced() {
-            captured.push(tensor.captured().ok_or_else(not_captured)?);
-            return Ok(());
-        }
-        let data = leaf.take()?;
-        leaf.put(number(data)?)
+    value.walk(&NestPath::ROOT, &mut |path, leaf| {
+        let mut replace = |leaf: &mut dyn Leaf| {
+            if leaf.is_tensor() {
+                captured.push(leaf.captured().ok_or_else(not_captured)?);
+                return Ok(());
+            }
+            let data = leaf.take()?;
+            leaf.put(number(data)?)
+        };
+        replace(leaf).map_err(|error| error.at(path))
     })?;
     let mut replaced = tensors(captured)?.into_iter();
-    value.walk(&mut |leaf| {
-        if let (Some(tensor), Some(replaced)) = (leaf.traced(), replaced.next()) {
-            tensor.bind_result(replaced);
+    value.walk(&NestPath::ROOT, &mut |_, leaf| {
+        if let (true, (has_autodiff, _)) = (leaf.is_tensor(), leaf.tracking())
+            && let Some(replaced) = replaced.next()
+        {
+            // The step has computed it without a gradient.
+            leaf.bind(replaced, (has_autodiff, false));
         }
         Ok(())
     })

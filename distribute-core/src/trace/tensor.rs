@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use burn::tensor::{Bool, DType, Int, Shape, Tensor, TensorData};
+use burn::tensor::{DType, Shape, Tensor, TensorData};
 use burn_autodiff::Autodiff;
 use burn_backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
 use burn_backend::{AutodiffBackend, TensorMetadata};
@@ -57,16 +57,6 @@ impl CapturedTensor {
 
     /// As a float tensor without autodiff.
     pub(crate) fn float<const D: usize>(self) -> Tensor<D> {
-        Tensor::from_primitive::<CaptureBackend>(self.0)
-    }
-
-    /// As an integer tensor without autodiff.
-    pub(crate) fn int<const D: usize>(self) -> Tensor<D, Int> {
-        Tensor::from_primitive::<CaptureBackend>(self.0)
-    }
-
-    /// As a tensor of bools without autodiff.
-    pub(crate) fn bool<const D: usize>(self) -> Tensor<D, Bool> {
         Tensor::from_primitive::<CaptureBackend>(self.0)
     }
 

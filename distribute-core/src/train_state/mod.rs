@@ -19,8 +19,11 @@ use crate::optim::Optimizer;
 use crate::parameters::{self, Parameter};
 use crate::remote::RemoteStore;
 use crate::replicate::{PartVisitor, StatePart, take_state};
-use crate::trace::StateVisitor;
-use crate::{Error, Gradients, Replicate, Result, VariablePlacement, WorkerGroup, module_tensors};
+use crate::trace::HostState;
+use crate::{
+    Error, Gradients, LeafVisitor, NestPath, Replicate, Result, VariablePlacement, WorkerGroup,
+    module_tensors,
+};
 
 /// A model, its optimizer's state and the step counter.
 ///
@@ -190,7 +193,7 @@ impl<M: Module + 'static> Replicate for TrainState<M> {
         };
     }
 
-    fn walk(&mut self, path: &str, visit: PartVisitor<'_>) -> Result<()> {
+    fn walk(&mut self, path: &NestPath<'_>, visit: PartVisitor<'_>) -> Result<()> {
         visit(path, self)
     }
 }
@@ -209,8 +212,20 @@ impl<M: Module + 'static> StatePart for TrainState<M> {
         take_state(workers, &mut self.model, self.step)
     }
 
-    fn visit_state(&mut self, visitor: &mut dyn StateVisitor) -> Result<()> {
-        self.visit_captured(visitor)
+    fn walk_leaves(
+        &mut self,
+        path: &NestPath<'_>,
+        capture: Option<&Device>,
+        visit: LeafVisitor<'_>,
+    ) -> Result<()> {
+        self.fill_slots()?;
+        self.model.walk_leaves(path, capture, visit)?;
+        self.walk_slots(path, visit)?;
+        self.walk_accumulated(path, visit)
+    }
+
+    fn host(&mut self) -> Option<&mut dyn HostState> {
+        Some(self)
     }
 
     fn place(&mut self, placement: VariablePlacement, replicas: usize) -> Result<()> {

@@ -165,7 +165,8 @@ impl<T: crate::Replicate> Mirrored<T> {
     /// # Errors
     /// Those of the store.
     pub fn refresh(&mut self) -> Result<()> {
-        self.copies.host.iter_mut().try_for_each(T::refresh_remote)
+        let mut copies = self.copies.host.iter_mut();
+        copies.try_for_each(|copy| copy.parts(|_, part| part.refresh_remote()))
     }
 }
 

@@ -31,7 +31,7 @@ impl InCapture<'_> {
         op: &'static str,
         value: &mut dyn Leaf,
     ) -> Result<CapturedTensor> {
-        let value = match value.traced().and_then(|tensor| tensor.captured()) {
+        let value = match value.captured() {
             Some(tensor) => tensor,
             None => self.0.constant(value.take()?),
         };
