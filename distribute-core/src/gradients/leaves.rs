@@ -60,17 +60,12 @@ impl Leaf for GradientLeaf<'_> {
 
     fn put(&mut self, data: TensorData) -> Result<()> {
         if data.shape()[..] != self.spec.shape[..] {
-            return Err(Error::Shape {
-                op: "put a gradient back: it has the shape of its parameter",
-                expected: self.spec.shape.clone(),
-                found: data.shape().to_vec(),
-            });
+            let op = "put a gradient back: it has the shape of its parameter";
+            return Err(Error::shape(op, &self.spec.shape, data.shape()));
         }
         if data.dtype() != self.spec.dtype {
-            return Err(Error::DType {
-                op: "put a gradient back: it has the type of its parameter",
-                dtype: data.dtype().name().to_string(),
-            });
+            let op = "put a gradient back: it has the type of its parameter";
+            return Err(Error::dtype(op, data.dtype()));
         }
         self.set_data(data)
     }

@@ -74,11 +74,8 @@ impl Gradients {
         keeps: bool,
     ) -> Result<Self> {
         if loss.shape().num_elements() != 1 {
-            return Err(Error::Shape {
-                op: "gradient: the loss must be one number (average with `average_loss`)",
-                expected: vec![1],
-                found: loss.shape().to_vec(),
-            });
+            let op = "gradient: the loss must be one number (average with `average_loss`)";
+            return Err(Error::shape(op, &[1], &loss.shape()));
         }
         if let Some(mut tape) = trace::backward(loss) {
             let tape = tape.as_mut().map_err(|error| error.clone())?;
@@ -249,11 +246,8 @@ impl Gradients {
             .try_for_each(|rows| self.add_rows(rows))?;
         for (mine, theirs) in self.entries.iter_mut().zip(other.entries) {
             if mine.spec.shape != theirs.spec.shape {
-                return Err(Error::Shape {
-                    op: "accumulate",
-                    expected: mine.spec.shape.clone(),
-                    found: theirs.spec.shape,
-                });
+                let (expected, found) = (&mine.spec.shape, &theirs.spec.shape);
+                return Err(Error::shape("accumulate", expected, found));
             }
             let shape = mine.shape();
             mine.gradient = match (mine.gradient.take(), theirs.gradient) {

@@ -27,6 +27,15 @@ struct State {
 }
 
 impl State {
+    fn new(size: usize) -> Self {
+        Self {
+            arrived: (0..size).map(|_| None).collect(),
+            results: (0..size).map(|_| None).collect(),
+            finished: vec![false; size],
+            stopped: None,
+        }
+    }
+
     /// Whether the results of the round before have all been taken.
     fn is_free(&self) -> bool {
         self.results.iter().all(Option::is_none)
@@ -44,14 +53,8 @@ pub(crate) struct LocalExchange {
 
 impl LocalExchange {
     pub(crate) fn new(size: usize, timeout: Duration) -> Self {
-        let state = State {
-            arrived: (0..size).map(|_| None).collect(),
-            results: (0..size).map(|_| None).collect(),
-            finished: vec![false; size],
-            stopped: None,
-        };
         Self {
-            state: Mutex::new(state),
+            state: Mutex::new(State::new(size)),
             changed: Condvar::new(),
             timeout,
             size,
@@ -60,11 +63,7 @@ impl LocalExchange {
 
     /// Starts a run: nobody has finished, and nothing is left of the run before.
     pub(crate) fn begin_run(&self) {
-        let mut state = lock(&self.state);
-        state.finished.fill(false);
-        state.arrived.fill_with(|| None);
-        state.results.fill_with(|| None);
-        state.stopped = None;
+        *lock(&self.state) = State::new(self.size);
     }
 
     /// Names a replica whose step has ended, before a meeting that it will not come to.

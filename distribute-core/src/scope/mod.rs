@@ -60,7 +60,7 @@ pub fn has_strategy() -> bool {
     STACK.with_borrow(|stack| {
         stack
             .last()
-            .is_some_and(|entry| entry.strategy.id() != StrategyId::default_strategy())
+            .is_some_and(|entry| !entry.strategy.id().is_default())
     })
 }
 
@@ -86,21 +86,14 @@ impl Drop for Entered {
 /// TensorFlow's rules: the default strategy's scope and step change nothing, so any scope may open
 /// in the first and its own in the second; other strategies nest in themselves only.
 pub(crate) fn enter_scope(strategy: Arc<dyn Strategy>) -> Result<Entered> {
-    let default = StrategyId::default_strategy();
     STACK.with_borrow_mut(|stack| {
         if let Some(top) = stack.last() {
             let (outer, inner) = (top.strategy.id(), strategy.id());
-            if top.in_step && !(outer == default && inner == default) {
-                return Err(Error::InsideStep {
-                    strategy: inner.to_string(),
-                    what: "scope",
-                });
+            if top.in_step && !(outer.is_default() && inner.is_default()) {
+                return Err(inside_step(&inner, "scope"));
             }
-            if outer != inner && outer != default {
-                return Err(Error::MixedStrategies {
-                    owner: outer.to_string(),
-                    user: inner.to_string(),
-                });
+            if !outer.is_default() {
+                outer.check_user(&inner)?;
             }
         }
         stack.push(Entry::new(strategy, false));
@@ -113,18 +106,10 @@ pub(crate) fn enter_scope(strategy: Arc<dyn Strategy>) -> Result<Entered> {
 pub(crate) fn check_run(id: &StrategyId) -> Result<()> {
     STACK.with_borrow(|stack| {
         if stack.iter().any(|entry| entry.in_step) {
-            return Err(Error::InsideStep {
-                strategy: id.to_string(),
-                what: "run",
-            });
+            return Err(inside_step(id, "run"));
         }
         match stack.last().map(|top| top.strategy.id()) {
-            Some(outer) if outer != *id && outer != StrategyId::default_strategy() => {
-                Err(Error::MixedStrategies {
-                    owner: outer.to_string(),
-                    user: id.to_string(),
-                })
-            }
+            Some(outer) if !outer.is_default() => outer.check_user(id),
             _ => Ok(()),
         }
     })
@@ -132,13 +117,15 @@ pub(crate) fn check_run(id: &StrategyId) -> Result<()> {
 
 /// Refuses a call that belongs into cross-replica context inside a step.
 pub(crate) fn check_cross_replica(id: &StrategyId, what: &'static str) -> Result<()> {
-    if in_step() {
-        return Err(Error::InsideStep {
-            strategy: id.to_string(),
-            what,
-        });
+    match in_step() {
+        true => Err(inside_step(id, what)),
+        false => Ok(()),
     }
-    Ok(())
+}
+
+fn inside_step(id: &StrategyId, what: &'static str) -> Error {
+    let strategy = id.to_string();
+    Error::InsideStep { strategy, what }
 }
 
 /// The strategy whose step is running on this thread.

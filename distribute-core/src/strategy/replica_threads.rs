@@ -269,19 +269,18 @@ fn build_contexts(
             let counts = (local_id, num_local, num_replicas);
             let ops = Arc::clone(&options.cross_device_ops);
             let threads = Threads::new(Box::new(endpoint), ops);
-            let workers = options.workers.clone();
-            let link: Box<dyn Link> = match workers.clone() {
+            let link: Box<dyn Link> = match &options.workers {
                 None => Box::new(threads),
-                Some(workers) => Box::new(Workers::new(threads, workers)),
+                Some(workers) => Box::new(Workers::new(threads, workers.clone())),
             };
             let host = HostPeers::new(link, local_id, num_local, Arc::clone(&exchange));
             let peers: Box<dyn Peers> = if num_replicas == 1 {
                 Box::new(Alone)
-            } else if reducer.is_none() && workers.is_none() {
+            } else if reducer.is_none() && options.workers.is_none() {
                 Box::new(host)
             } else {
                 let device = &replica.device;
-                Box::new(Devices::new(host, device, num_replicas, reducer, workers))
+                Box::new(Devices::new(host, device, num_replicas, reducer))
             };
             ReplicaContext::new(replica, counts, options.placement, peers)
         },

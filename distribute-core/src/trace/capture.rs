@@ -364,16 +364,22 @@ impl Trace {
         for spec in &specs {
             let integers = spec.dtype.is_int() || spec.dtype.is_uint();
             if spec.dtype.is_bool() || (op == ReduceOp::Mean && integers) {
-                return Err(Error::DType {
-                    op: "all_reduce",
-                    dtype: spec.dtype.name().to_string(),
-                });
+                return Err(Error::dtype("all_reduce", spec.dtype));
             }
         }
         if self.num_replicas == 1 || tensors.is_empty() {
             return Ok(tensors);
         }
         Ok(self.record(id, tensors, &specs))
+    }
+
+    /// [`all_reduce`](Self::all_reduce) of one tensor.
+    pub(crate) fn all_reduce_one(
+        &self,
+        op: ReduceOp,
+        tensor: CapturedTensor,
+    ) -> Result<CapturedTensor> {
+        Ok(self.all_reduce(op, vec![tensor])?.swap_remove(0))
     }
 
     /// The replica's id as a tensor of shape `[1]`.

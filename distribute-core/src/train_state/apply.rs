@@ -5,7 +5,6 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use burn::module::Module;
-use burn::tensor::Tensor;
 use burn_capture::TensorId;
 use distribute_collectives::ReduceOp;
 
@@ -228,40 +227,23 @@ impl<M: Module + 'static> Placement<M> for Central {
             let coefficients = state.coefficients();
             state.update(gradients, coefficients)?;
         }
-        let mine = updates.then(|| Handles::of(state));
+        // Handles, not copies.
+        let mine = updates.then(|| (state.model.clone(), state.slots.clone(), state.step));
         let count = ctx.num_local();
         let handles = ctx.exchange("apply_gradients", 0, mine, |mut all| {
             Ok(vec![all.swap_remove(0); count])
         })?;
         let missing = || Error::invalid("apply_gradients: replica 0 made no update");
-        let handles = handles.ok_or_else(missing)?;
+        let (model, slots, step) = handles.ok_or_else(missing)?;
         if !updates {
-            state.model = handles.model.fork(ctx.device());
-            state.slots = handles.slots;
-            state.step = handles.step;
+            state.model = model.fork(ctx.device());
+            state.slots = slots;
+            state.step = step;
         }
         Ok(Applied::Updated)
     }
 
     fn boxed(&self) -> Box<dyn Placement<M>> {
         Box::new(Central)
-    }
-}
-
-/// What replica 0 hands to the others under central storage: handles, not copies.
-#[derive(Clone)]
-struct Handles<M> {
-    model: M,
-    slots: Vec<Vec<Tensor<1>>>,
-    step: u64,
-}
-
-impl<M: Module + 'static> Handles<M> {
-    fn of(state: &TrainState<M>) -> Self {
-        Self {
-            model: state.model.clone(),
-            slots: state.slots.clone(),
-            step: state.step,
-        }
     }
 }

@@ -202,13 +202,12 @@ impl<M: Module + 'static> HostState for TrainState<M> {
     }
 
     fn fingerprint(&self, key: &mut dyn Fingerprint) {
+        let (waiting, of) = self.accumulation();
         key.fixed(format_args!(
-            "{} {} clip {:?} accumulate {}/{}",
+            "{} {} clip {:?} accumulate {waiting}/{of}",
             self.optimizer.name(),
             self.optimizer.config(),
             self.clip_norm,
-            self.accumulated.as_ref().map_or(0, |(count, _)| *count),
-            self.accumulation_steps,
         ));
     }
 
@@ -217,10 +216,7 @@ impl<M: Module + 'static> HostState for TrainState<M> {
             optimizer: Arc::clone(&self.optimizer),
             learning_rate: self.learning_rate,
             step: self.step,
-            waiting: self
-                .accumulated
-                .as_ref()
-                .map_or(0, |(count, _)| *count as u64),
+            position: self.position(),
         })
     }
 
@@ -279,7 +275,7 @@ struct Numbers {
     optimizer: Arc<dyn Optimizer>,
     learning_rate: f64,
     step: u64,
-    waiting: u64,
+    position: u64,
 }
 
 impl Coefficients for Numbers {
@@ -290,6 +286,6 @@ impl Coefficients for Numbers {
     }
 
     fn position(&self) -> u64 {
-        (self.step << 16) | self.waiting
+        self.position
     }
 }

@@ -30,15 +30,14 @@ use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 
+use crate::remote::RemoteVariable;
 use crate::shown::{Shown, write_components};
-use crate::strategy::StrategyId;
 use crate::trace::Given;
 use crate::{Error, Leaf, ReplicaContext, Result, Strategy};
 use access::{Access, InStore};
 pub use context::VariableContext;
 pub(crate) use context::sealed;
 pub use options::{VariableAggregation, VariableKind, VariableOptions, VariableSynchronization};
-pub(crate) use shared::Owner;
 use shared::{Home, Shared};
 use update::Update;
 use value::not_of_rank;
@@ -88,18 +87,14 @@ pub struct DistributedVariable<T = TensorData> {
 /// The same variable.
 impl<T> Clone for DistributedVariable<T> {
     fn clone(&self) -> Self {
-        Self::of(Arc::clone(&self.shared))
+        Self {
+            shared: Arc::clone(&self.shared),
+            value: PhantomData,
+        }
     }
 }
 
 impl<T> DistributedVariable<T> {
-    fn of(shared: Arc<Shared>) -> Self {
-        Self {
-            shared,
-            value: PhantomData,
-        }
-    }
-
     /// A variable with this initial value in every copy; the chief's if there are several workers,
     /// which all call it together. [`StrategyExt::variable`](crate::StrategyExt::variable) is the
     /// short form.
@@ -120,17 +115,19 @@ impl<T> DistributedVariable<T> {
         }
         let store = strategy.remote_store();
         let remote = store.map(|store| store.variable(&initial)).transpose()?;
-        let shared = Shared::new(&Owner::of(strategy), initial, options, remote)?;
-        Ok(Self::of(Arc::new(shared)))
+        Self::create(strategy, initial, options, remote)
     }
 
-    pub(crate) fn create(
-        owner: &Owner,
+    fn create(
+        strategy: &(impl Strategy + ?Sized),
         initial: TensorData,
         options: VariableOptions,
+        store: Option<Arc<dyn RemoteVariable>>,
     ) -> Result<Self> {
-        let shared = Shared::new(owner, initial, options, None)?;
-        Ok(Self::of(Arc::new(shared)))
+        Ok(Self {
+            shared: Arc::new(Shared::new(strategy, initial, options, store)?),
+            value: PhantomData,
+        })
     }
 
     /// What the strategy made of the options.
@@ -238,7 +235,10 @@ impl<T> DistributedVariable<T> {
     {
         match self.reach(context, "read")?.read(&self.shared)? {
             Given::Host(data) => T::from_data(data, context.device()?),
-            Given::Captured(_) => Err(traced::no_value_yet()),
+            Given::Captured(_) => Err(Error::not_compilable(
+                "`DistributedVariable::read`",
+                "it returns a value, which there is none of yet; use `read_tensor`",
+            )),
         }
     }
 
@@ -309,13 +309,10 @@ impl<T> DistributedVariable<T> {
     {
         let user = context.strategy_id(op)?;
         let owner = &self.shared.owner;
-        if *owner == user || *owner == StrategyId::default_strategy() {
+        if owner.is_default() {
             return Ok(());
         }
-        Err(Error::MixedStrategies {
-            owner: owner.to_string(),
-            user: user.to_string(),
-        })
+        owner.check_user(&user)
     }
 }
 
