@@ -12,19 +12,13 @@ pub(crate) struct GradientLeaf<'a> {
     gradient: &'a mut Residence,
 }
 
-impl GradientLeaf<'_> {
-    fn host(&self) -> Result<&TensorData> {
-        self.gradient.host(&Shape::from(self.spec.shape.clone()))
-    }
-}
-
 impl TracedTensor for GradientLeaf<'_> {
     fn spec(&self) -> TensorSpec {
         self.spec.clone()
     }
 
     fn data(&self) -> Result<TensorData> {
-        self.host().cloned()
+        self.gradient.host().cloned()
     }
 
     fn set_data(&mut self, data: TensorData) -> Result<()> {
@@ -51,11 +45,11 @@ fn empty(dtype: DType) -> TensorData {
 impl Leaf for GradientLeaf<'_> {
     fn take(&mut self) -> Result<TensorData> {
         if let Residence::Captured(_) | Residence::Compiled = self.gradient {
-            self.host()?;
+            self.gradient.host()?;
         }
         let nothing = Residence::Host(empty(self.spec.dtype));
         let gradient = std::mem::replace(self.gradient, nothing);
-        gradient.into_host(&Shape::from(self.spec.shape.clone()))
+        gradient.into_host()
     }
 
     fn put(&mut self, data: TensorData) -> Result<()> {

@@ -53,15 +53,6 @@ impl Entry {
     fn shape(&self) -> Shape {
         Shape::from(self.spec.shape.clone())
     }
-
-    /// Moves the gradient to host memory.
-    fn bring_to_host(&mut self) -> Result<()> {
-        let shape = self.shape();
-        if let Some(gradient) = self.gradient.take() {
-            self.gradient = Some(Residence::Host(gradient.into_host(&shape)?));
-        }
-        Ok(())
-    }
 }
 
 impl Gradients {
@@ -148,9 +139,8 @@ impl Gradients {
     /// ([`Error::HostRead`]).
     pub fn get(&self, index: usize) -> Result<Option<&TensorData>> {
         let entry = self.entries.get(index);
-        let found = entry.and_then(|entry| Some((entry.gradient.as_ref()?, entry.shape())));
-        let host = found.map(|(gradient, shape)| gradient.host(&shape));
-        host.transpose()
+        let gradient = entry.and_then(|entry| entry.gradient.as_ref());
+        gradient.map(Residence::host).transpose()
     }
 
     /// All gradients in visit order, for changing them in place. Those on a GPU are copied to
@@ -170,11 +160,8 @@ impl Gradients {
 
     /// All gradients in visit order, and those of rows of tables.
     pub(crate) fn into_values(self) -> Result<(Vec<Option<TensorData>>, Vec<RowGradients>)> {
-        let dense = self.entries.into_iter().map(|entry| {
-            let shape = entry.shape();
-            let gradient = entry.gradient;
-            gradient.map(|found| found.into_host(&shape)).transpose()
-        });
+        let dense = self.entries.into_iter();
+        let dense = dense.map(|entry| entry.gradient.map(Residence::into_host).transpose());
         Ok((dense.collect::<Result<_>>()?, self.rows))
     }
 
@@ -188,7 +175,12 @@ impl Gradients {
 
     /// Moves all gradients to host memory. Waits for the devices.
     pub(crate) fn bring_to_host(&mut self) -> Result<()> {
-        self.entries.iter_mut().try_for_each(Entry::bring_to_host)
+        for entry in &mut self.entries {
+            if let Some(gradient) = entry.gradient.take() {
+                entry.gradient = Some(Residence::Host(gradient.into_host()?));
+            }
+        }
+        Ok(())
     }
 
     /// No gradients, of this model.
@@ -249,9 +241,8 @@ impl Gradients {
                 let (expected, found) = (&mine.spec.shape, &theirs.spec.shape);
                 return Err(Error::shape("accumulate", expected, found));
             }
-            let shape = mine.shape();
             mine.gradient = match (mine.gradient.take(), theirs.gradient) {
-                (Some(sum), Some(other)) => Some(sum.add(other, &shape)?),
+                (Some(sum), Some(other)) => Some(sum.add(other)?),
                 (mine, theirs) => mine.or(theirs),
             };
         }
@@ -333,10 +324,11 @@ fn placed(
     let Some(gradient) = gradient else {
         return Ok(None);
     };
+    let shape = Shape::from(of.spec().shape);
     if keeps || is_off_host(&gradient.device()) {
-        return Ok(Some(Residence::device(gradient)));
+        return Ok(Some(Residence::device(gradient, shape)));
     }
     let data = gradient.try_into_data().map_err(Error::internal)?;
-    let data = with_shape(data, Shape::from(of.spec().shape))?;
+    let data = with_shape(data, shape)?;
     Ok(Some(Residence::Host(data)))
 }
