@@ -143,12 +143,17 @@ impl<M: Module + 'static> TrainState<M> {
         mut gradients: Gradients,
         coefficients: UpdateCoefficients,
     ) -> Result<()> {
-        if let Some(clip_norm) = self.clip_norm {
-            gradients.clip(clip_norm)?;
-        }
+        self.clip(&mut gradients)?;
         self.update_with(coefficients, |update| {
             update.apply(0..update.len(), &mut gradients)
         })
+    }
+
+    pub(super) fn clip(&self, gradients: &mut Gradients) -> Result<()> {
+        match self.clip_norm {
+            Some(clip_norm) => gradients.clip(clip_norm).map(drop),
+            None => Ok(()),
+        }
     }
 
     fn update_with(

@@ -48,9 +48,7 @@ impl<M: Module + 'static> Placement<M> for Remote {
         _: &ReplicaContext,
         mut gradients: Gradients,
     ) -> Result<Applied> {
-        if let Some(clip_norm) = state.clip_norm {
-            gradients.clip(clip_norm)?;
-        }
+        state.clip(&mut gradients)?;
         self.send()?;
         let (dense, rows) = gradients.into_values()?;
         match self.state.push(dense, &self.base(), rows)? {
