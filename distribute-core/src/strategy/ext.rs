@@ -140,26 +140,25 @@ pub trait StrategyExt: Strategy {
         let replicas = self.replicas().len();
         let mut poison = PoisonOnError::default();
         let items = args.split(&id, replicas, &mut poison)?;
-        let items: Vec<_> = items
-            .into_iter()
-            .map(|item| Mutex::new(Some(item)))
-            .collect();
-        let results: Vec<Mutex<Option<R>>> = (0..replicas).map(|_| Mutex::new(None)).collect();
+        // What goes to each replica, and what comes back.
+        let slots = items.into_iter();
+        let slots: Vec<_> = slots.map(|item| Mutex::new((Some(item), None))).collect();
         let outcome = self.run_replicas(&|ctx| {
-            let item = lock(&items[ctx.local_id()]).take();
+            let slot = &slots[ctx.local_id()];
+            let item = lock(slot).0.take();
             let item = item.ok_or_else(|| Error::invalid("a strategy ran a replica twice"))?;
             if let Some(facts) = poison.batches.get(ctx.local_id()) {
                 scope::with_step(|notes| notes.batch.clone_from(facts));
             }
             let result = step(ctx, item)?;
-            *lock(&results[ctx.local_id()]) = Some(result);
+            lock(slot).1 = Some(result);
             Ok(())
         });
         if let Err(error) = outcome {
             poison.poison(&error);
             return Err(error);
         }
-        let results: Option<Vec<R>> = results.into_iter().map(unlocked).collect();
+        let results: Option<Vec<R>> = slots.into_iter().map(|slot| unlocked(slot).1).collect();
         let missing = || Error::invalid("a strategy left out a replica");
         results.map(PerReplica::new).ok_or_else(missing)
     }

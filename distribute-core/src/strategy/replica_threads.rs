@@ -32,9 +32,9 @@ pub fn run_on_calling_thread(
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct ReplicaThreadsBuilder {
-    timeout: Duration,
+    pub(super) timeout: Duration,
     placement: VariablePlacement,
-    cross_device_ops: Arc<dyn CrossDeviceOps>,
+    pub(super) cross_device_ops: Arc<dyn CrossDeviceOps>,
     workers: Option<WorkerGroup>,
     devices: DevicePlan,
 }
@@ -139,6 +139,10 @@ impl ReplicaThreads {
     /// The replicas, in order.
     pub fn replicas(&self) -> &[Replica] {
         &self.replicas
+    }
+
+    pub(super) fn cross_device_ops(&self) -> &dyn CrossDeviceOps {
+        &*self.options.cross_device_ops
     }
 
     /// How gradients on devices are reduced, in words, where there is something to tell.
