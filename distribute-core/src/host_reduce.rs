@@ -109,30 +109,25 @@ pub(crate) fn reduce_axes(
             "reduce over an axis: SUM or MEAN, not {op}"
         )));
     }
-    let sums = components
-        .iter()
-        .map(|data| {
-            let data = if op == ReduceOp::Mean {
-                mean_input(data)
-            } else {
-                data.clone()
-            };
-            sum_axes(data, axes)
-        })
-        .collect::<Result<Vec<_>>>()?;
-    let total = reduce(ReduceOp::Sum, sums)?;
-    if op == ReduceOp::Sum {
-        return Ok(total);
+    let mut count = 0;
+    let sums = components.iter().map(|data| {
+        let axes = normalized(data, axes)?;
+        let along = axes.iter().map(|axis| data.shape()[*axis]);
+        count += along.product::<usize>();
+        let mut sum = match op {
+            ReduceOp::Mean => mean_input(data),
+            _ => data.clone(),
+        };
+        for axis in axes.into_iter().rev() {
+            sum = for_element!("reduce", sum.dtype(), E => sum_axis::<E>(&sum, axis))?;
+        }
+        Ok(sum)
+    });
+    let total = reduce(ReduceOp::Sum, sums.collect::<Result<_>>()?)?;
+    match op {
+        ReduceOp::Mean => divide(total, count),
+        _ => Ok(total),
     }
-    let counts = components.iter().map(|data| count_along(data, axes));
-    let count: usize = counts.sum::<Result<usize>>()?;
-    divide(total, count)
-}
-
-/// The number of elements that one result element is the sum of.
-fn count_along(data: &TensorData, axes: &[i64]) -> Result<usize> {
-    let axes = normalized(data, axes)?;
-    Ok(axes.iter().map(|axis| data.shape()[*axis]).product())
 }
 
 /// Axes as positive, sorted, distinct indices.
@@ -152,13 +147,6 @@ fn normalized_axis(rank: usize, axis: i64) -> Result<usize> {
     let index = if axis < 0 { axis + signed } else { axis };
     let index = usize::try_from(index).ok().filter(|index| *index < rank);
     index.ok_or(Error::Axis { op, axis, rank })
-}
-
-fn sum_axes(mut data: TensorData, axes: &[i64]) -> Result<TensorData> {
-    for axis in normalized(&data, axes)?.into_iter().rev() {
-        data = for_element!("reduce", data.dtype(), E => sum_axis::<E>(&data, axis))?;
-    }
-    Ok(data)
 }
 
 fn sum_axis<E: Element + Kernel>(data: &TensorData, axis: usize) -> Result<TensorData> {
