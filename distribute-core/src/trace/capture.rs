@@ -224,14 +224,6 @@ impl Trace {
         notes.steps_read = notes.steps_read.saturating_sub(1);
     }
 
-    pub(crate) fn replica_id_used(&self) -> bool {
-        self.notes().replica_id_used
-    }
-
-    pub(crate) fn step_was_read(&self) -> bool {
-        self.notes().steps_read > 0
-    }
-
     /// Hands values to something on the host, after each call.
     pub(crate) fn defer(&self, given: Vec<Given>, target: Arc<dyn Target>, apply: Apply) {
         self.notes().deferred.push(Effect {
@@ -406,15 +398,25 @@ impl Trace {
         }
     }
 
-    /// # Errors
-    /// [`Error::RandomOnHost`] if the step has drawn numbers from a stream of its replica.
-    pub(crate) fn refuse_draws_on_host(&self) -> Result<()> {
-        match self.notes().drawn_on_host {
-            None => Ok(()),
-            Some(place) => Err(Error::RandomOnHost {
-                what: format!("numbers of the stream that it has asked for with `rng` at {place}"),
-            }),
+    /// Refuses what one program for all steps and replicas cannot do, and warns of what it keeps.
+    pub(crate) fn check(&self) -> Result<()> {
+        let notes = self.notes();
+        if notes.replica_id_used && self.num_replicas > 1 {
+            let instead = "one program serves all replicas; `ctx.replica_id_tensor()` is the \
+                           number as a tensor";
+            return Err(Error::not_compilable("`ctx.replica_id()`", instead));
         }
+        if let Some(place) = notes.drawn_on_host {
+            let what = format!("numbers of the stream that it has asked for with `rng` at {place}");
+            return Err(Error::RandomOnHost { what });
+        }
+        if notes.steps_read > 0 {
+            tracing::warn!(
+                "the step reads the number of updates while it is captured: the compiled program \
+                 keeps the number of this call"
+            );
+        }
+        Ok(())
     }
 
     /// All that was [mixed in](Self::seed_from).
