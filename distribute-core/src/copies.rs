@@ -4,10 +4,10 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use burn::tensor::{Device, TensorData};
 
+use crate::Result;
 use crate::replicate::{Replicate, ReplicateExt};
 use crate::sync::lock;
-use crate::trace::{DeviceTensor, Everything, OnDevice, Tracer, Visited};
-use crate::{Error, Result};
+use crate::trace::{DeviceTensor, Fetch, OnDevice, ReadOwn, ReadTensors, Tracer};
 
 /// One copy per local replica, wherever the newest one is.
 pub(crate) struct Copies<T> {
@@ -98,12 +98,13 @@ impl<T: Replicate> Copies<T> {
     /// Host copies of what is on the devices.
     fn fetch(&self, newer: &OnDevice) -> Result<Vec<T>> {
         let mut value = self.first();
-        let has_own = fetch_into(&mut value, &newer.tensors, 0)?;
+        let mut fetch = Fetch::new(&newer.tensors, 0);
+        value.visit_state(&mut fetch)?;
         let mut all: Vec<T> = Vec::with_capacity(self.devices.len());
         for (replica, device) in self.devices.iter().enumerate().skip(1) {
             let mut copy = value.replicate(device);
-            if has_own {
-                fetch_into(&mut copy, &newer.tensors, replica)?;
+            if fetch.has_own {
+                copy.visit_state(&mut Fetch::new(&newer.tensors, replica))?;
             }
             all.push(copy);
         }
@@ -136,24 +137,16 @@ impl<T: Replicate> Copies<T> {
             return Ok(there.tensors.clone());
         }
         let mut tensors = Vec::new();
-        let mut others = self.own_tensors_of_others()?;
-        self.first()
-            .visit_state(&mut Everything(|visited: Visited<'_>| {
-                let (tensor, others) = match visited {
-                    Visited::Host(state) => return state.prepare(),
-                    Visited::Tensor(tensor) => (tensor, &mut [][..]),
-                    Visited::Own(tensor) => (tensor, &mut others[..]),
-                };
-                let mut data = vec![tensor.data()?];
-                for other in others {
-                    data.push(other.next().ok_or_else(other_structure)?);
-                }
+        self.first().visit_state(&mut ReadTensors {
+            others: self.own_tensors_of_others()?,
+            each: &mut |data| {
                 tensors.push(match <[_; 1]>::try_from(data) {
                     Ok([data]) => tracer.upload(data)?,
                     Err(data) => tracer.upload_each(data)?,
                 });
                 Ok(())
-            }))?;
+            },
+        })?;
         let there = on_device.insert(OnDevice {
             tensors,
             is_newer: false,
@@ -165,47 +158,10 @@ impl<T: Replicate> Copies<T> {
     fn own_tensors_of_others(&self) -> Result<Vec<std::vec::IntoIter<TensorData>>> {
         let others = self.host.iter().zip(&self.devices).skip(1);
         let read = others.map(|(value, device)| {
-            let mut own = Vec::new();
-            let mut value = value.replicate(device);
-            value.visit_state(&mut Everything(|visited: Visited<'_>| {
-                if let Visited::Own(tensor) = visited {
-                    own.push(tensor.data()?);
-                }
-                Ok(())
-            }))?;
-            Ok(own.into_iter())
+            let mut own = ReadOwn::default();
+            value.replicate(device).visit_state(&mut own)?;
+            Ok(own.tensors.into_iter())
         });
         read.collect()
     }
-}
-
-fn other_structure() -> Error {
-    Error::invalid("the replicas' copies of a mirrored value differ in structure")
-}
-
-/// Puts the devices' values into a host copy, and tells whether the replicas have tensors of their
-/// own: all tensors for the first replica, those of their own for the others, which have the rest.
-fn fetch_into(
-    value: &mut impl Replicate,
-    tensors: &[Arc<dyn DeviceTensor>],
-    replica: usize,
-) -> Result<bool> {
-    let mut tensors = tensors.iter();
-    let mut next = || {
-        let missing = || Error::invalid("a mirrored value changed its structure on the device");
-        tensors.next().ok_or_else(missing)
-    };
-    let mut has_own = false;
-    value.visit_state(&mut Everything(|visited: Visited<'_>| match visited {
-        Visited::Host(state) => state.prepare(),
-        Visited::Tensor(tensor) => match (next()?, replica) {
-            (source, 0) => tensor.set_data(source.read(0)?),
-            _ => Ok(()),
-        },
-        Visited::Own(tensor) => {
-            has_own = true;
-            tensor.set_data(next()?.read(replica)?)
-        }
-    }))?;
-    Ok(has_own)
 }

@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{Device, Shape, Tensor, TensorData};
 
 use super::{Entry, Gradients, Residence};
 use crate::trace::{self, CapturedTensor};
@@ -36,7 +36,7 @@ impl Gradients {
         for entry in &mut self.entries {
             buffers.push(match entry.gradient.take() {
                 Some(gradient) => gradient.into_host()?,
-                None => TensorData::full_dtype(entry.shape(), 0.0, entry.spec.dtype),
+                None => TensorData::full_dtype(&entry.spec, 0.0, entry.spec.dtype),
             });
         }
         buffers.push(flags);
@@ -96,7 +96,7 @@ impl Gradients {
             .map(|entry| match entry.gradient.take() {
                 Some(gradient) => gradient.into_flat(device),
                 None => {
-                    let count = entry.shape().num_elements();
+                    let count = Shape::from(&entry.spec).num_elements();
                     Ok(Tensor::zeros([count], (device, entry.spec.dtype)))
                 }
             });
@@ -106,7 +106,7 @@ impl Gradients {
     /// Puts the reduced tensors back.
     pub(crate) fn put_tensors(&mut self, tensors: Vec<Tensor<1>>, flags: &Flags) {
         for (entry, tensor) in self.flagged(flags).zip(tensors) {
-            entry.gradient = Some(Residence::device(tensor, entry.shape()));
+            entry.gradient = Some(Residence::device(tensor, (&entry.spec).into()));
         }
     }
 

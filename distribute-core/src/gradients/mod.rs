@@ -49,12 +49,6 @@ struct Entry {
     gradient: Option<Residence>,
 }
 
-impl Entry {
-    fn shape(&self) -> Shape {
-        Shape::from(self.spec.shape.clone())
-    }
-}
-
 impl Gradients {
     /// Those of a loss with respect to a model's parameters and to rows that were looked up.
     /// `keeps` leaves them where burn has put them, also in host memory.

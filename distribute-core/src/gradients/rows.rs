@@ -1,7 +1,6 @@
 //! Gradients of rows of tables that live on parameter servers.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Gradients as BurnGradients, Tensor, TensorData};
@@ -113,12 +112,6 @@ impl Watched {
             None => return Ok(None),
         };
         Ok(Some(RowGradients { rows, values }))
-    }
-}
-
-impl fmt::Debug for Watched {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.rows.fmt(f)
     }
 }
 

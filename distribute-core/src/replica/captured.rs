@@ -15,7 +15,6 @@ use crate::trace::{
 use crate::{Error, Gradients, Leaf, Nest, ReplicaRng, Result, WorkerGroup, host_reduce};
 
 /// All replicas, as the captured step sees them.
-#[derive(Debug)]
 pub(crate) struct Captured {
     trace: Arc<Trace>,
     workers: Option<WorkerGroup>,
@@ -30,12 +29,12 @@ impl Captured {
 impl Peers for Captured {
     fn all_reduce(&self, op: ReduceOp, value: &mut dyn Nest) -> Result<()> {
         let copies = |number| host_reduce::reduce(op, vec![number; self.trace.num_replicas()]);
-        each(value, copies, |tensors| self.trace.all_reduce(op, tensors))
+        trace::each(value, copies, |tensors| self.trace.all_reduce(op, tensors))
     }
 
     fn all_gather(&self, value: &mut dyn Nest, axis: i64) -> Result<()> {
         let copies = |number| host_reduce::gather(vec![number; self.trace.num_replicas()], axis);
-        each(value, copies, |tensors| {
+        trace::each(value, copies, |tensors| {
             let tensors = tensors.into_iter();
             let gathered = tensors.map(|tensor| {
                 let spec = tensor.spec();
@@ -47,7 +46,7 @@ impl Peers for Captured {
     }
 
     fn broadcast(&self, value: &mut dyn Nest, root: usize) -> Result<()> {
-        each(value, Ok, |tensors| {
+        trace::each(value, Ok, |tensors| {
             let tensors = tensors.into_iter();
             let own = tensors.map(|tensor| trace::of_replica(&self.trace, tensor, root));
             Ok(own.collect())
@@ -118,31 +117,6 @@ impl Peers for Captured {
     fn capture(&self) -> Option<&Arc<Trace>> {
         Some(&self.trace)
     }
-}
-
-/// Replaces the tensors of a value, all at once, and its numbers, which are the same on every
-/// replica, right away.
-fn each(
-    value: &mut dyn Nest,
-    number: impl Fn(TensorData) -> Result<TensorData>,
-    tensors: impl FnOnce(Vec<CapturedTensor>) -> Result<Vec<CapturedTensor>>,
-) -> Result<()> {
-    let mut captured = Vec::new();
-    value.walk(&mut |leaf| {
-        if let Some(tensor) = leaf.traced() {
-            captured.push(tensor.captured().ok_or_else(trace::not_captured)?);
-            return Ok(());
-        }
-        let data = leaf.take()?;
-        leaf.put(number(data)?)
-    })?;
-    let mut replaced = tensors(captured)?.into_iter();
-    value.walk(&mut |leaf| {
-        if let (Some(tensor), Some(replaced)) = (leaf.traced(), replaced.next()) {
-            tensor.bind_result(replaced);
-        }
-        Ok(())
-    })
 }
 
 /// The signals of a worker, on their way into a program.

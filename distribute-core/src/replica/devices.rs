@@ -1,7 +1,6 @@
 //! Replicas whose gradients are reduced in the memory of their devices; all other values go through
 //! host memory.
 
-use std::fmt;
 use std::sync::{Arc, Mutex};
 
 use burn::tensor::{Device, Tensor, TensorData};
@@ -129,14 +128,5 @@ impl Peers for Devices {
         fn check_backward(&self) -> Result<()>;
         fn begin_run(&self);
         fn finish_run(&self, id: usize) -> Result<()>;
-    }
-}
-
-impl fmt::Debug for Devices {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Devices")
-            .field("device", &self.device)
-            .field("host", &self.host)
-            .finish_non_exhaustive()
     }
 }

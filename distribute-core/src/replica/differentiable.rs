@@ -25,7 +25,6 @@ use crate::trace::{self, CapturedTensor, Trace, Tracked};
 use crate::{Error, Leaf, Result};
 
 /// Replicas that are reached through host memory, also in a backward pass.
-#[derive(Debug)]
 pub(crate) struct HostLink {
     pub(super) link: Box<dyn Link>,
     /// The first failure of a collective call in a backward pass, which cannot return it.

@@ -16,7 +16,6 @@ use crate::sync::lock;
 use crate::{Error, Gradients, Nest, Result, WorkerGroup, host_reduce};
 
 /// The one replica of a strategy.
-#[derive(Debug)]
 pub(crate) struct Alone;
 
 impl Peers for Alone {
@@ -45,7 +44,6 @@ impl Peers for Alone {
 }
 
 /// Several replicas.
-#[derive(Debug)]
 pub(crate) struct HostPeers {
     /// Backward passes need it too.
     shared: Arc<HostLink>,

@@ -1,6 +1,5 @@
 //! How the buffers of one replica get to the others: [`Link`].
 
-use std::fmt;
 use std::ops::Range;
 
 use burn::tensor::TensorData;
@@ -12,7 +11,7 @@ use crate::{Result, WorkerGroup};
 pub(crate) type OnPack<'a> = &'a mut dyn FnMut(Range<usize>, Vec<TensorData>) -> Result<()>;
 
 /// How the host buffers of one replica get to the others.
-pub(crate) trait Link: Send + Sync + fmt::Debug {
+pub(crate) trait Link: Send + Sync {
     /// Reduces buffers over all replicas, in place, as one operation per element type.
     fn all_reduce(&self, op: ReduceOp, buffers: &mut [TensorData]) -> Result<()>;
 

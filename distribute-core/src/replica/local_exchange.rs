@@ -17,7 +17,6 @@ type Value = Box<dyn Any + Send>;
 /// A single wait; longer deadlines wait again.
 const LONGEST_WAIT: Duration = Duration::from_secs(3600);
 
-#[derive(Debug)]
 struct State {
     arrived: Vec<Option<Value>>,
     /// What the replicas have not taken yet.
@@ -43,7 +42,6 @@ impl State {
 }
 
 /// The meeting point of one group of replica threads.
-#[derive(Debug)]
 pub(crate) struct LocalExchange {
     state: Mutex<State>,
     changed: Condvar,
@@ -91,17 +89,13 @@ impl LocalExchange {
     /// order and returns one result per replica.
     ///
     /// Blocks until all replicas have called it.
-    pub(crate) fn exchange<T, R>(
+    pub(crate) fn exchange<T: Send + 'static, R: Send + 'static>(
         &self,
         op: &'static str,
         index: usize,
         value: T,
         join: impl FnOnce(Vec<T>) -> Result<Vec<R>>,
-    ) -> Result<R>
-    where
-        T: Send + 'static,
-        R: Send + 'static,
-    {
+    ) -> Result<R> {
         let deadline = Instant::now().checked_add(self.timeout);
         let mut state = lock(&self.state);
         state = self.wait(state, op, deadline, index, State::is_free)?;

@@ -21,7 +21,6 @@ use crate::sync::lock;
 use crate::{Error, Result, WorkerGroup};
 
 /// One replica's way to those of its process and of other workers.
-#[derive(Debug)]
 pub(crate) struct Workers {
     local: Threads,
     workers: WorkerGroup,

@@ -14,9 +14,9 @@ use crate::scope::BatchFacts;
 use crate::strategy::StrategyId;
 use crate::sync::lock;
 use crate::trace::{
-    Argument, CapturedTensor, Coefficients, DeviceTensor, Everything, Fingerprint, HostState,
-    Hosts, ReadHosts, ResultLeaf, Source, StateChange, StateVisitor, StepKey, TensorSpec, Trace,
-    TracedTensor, Tracer, Visited,
+    Argument, CapturedTensor, Coefficients, Collect, DeviceTensor, Fingerprint, HostState,
+    ReadHosts, Replay, ResultLeaf, Source, StateChange, StateVisitor, StepKey, TensorSpec, Trace,
+    TracedTensor, Tracer,
 };
 use crate::{Error, Leaf, Mirrored, Nest, Replicate, Result, host_reduce};
 
@@ -153,12 +153,7 @@ pub(super) fn check_state<T>(
 /// What the host knows of a mirrored value.
 pub(super) fn read_hosts(value: &mut impl Replicate) -> Result<ReadHosts> {
     let mut hosts = ReadHosts::default();
-    value.visit_state(&mut Hosts(|state: &mut dyn HostState| {
-        state.fingerprint(&mut hosts.fingerprint);
-        hosts.coefficients.push(state.coefficients());
-        hosts.records.push(state.record());
-        Ok(())
-    }))?;
+    value.visit_state(&mut hosts)?;
     Ok(hosts)
 }
 
@@ -271,17 +266,9 @@ impl Capture {
         &mut self,
         captured: &mut CapturedState<T>,
     ) -> Result<()> {
-        let (mut after, mut tensors) = (Vec::new(), Vec::new());
-        captured
-            .value
-            .visit_state(&mut Everything(|visited: Visited<'_>| {
-                match visited {
-                    Visited::Host(state) => after.push(state.record()),
-                    Visited::Tensor(new) | Visited::Own(new) => tensors.push(new.captured()),
-                }
-                Ok(())
-            }))?;
-        let tensors: Option<Vec<_>> = tensors.into_iter().collect();
+        let mut after = Collect::default();
+        captured.value.visit_state(&mut after)?;
+        let tensors: Option<Vec<_>> = after.tensors.into_iter().collect();
         let foreign = || {
             let instead = "compute every new value of the state from the step's arguments, on \
                            `ctx.device()`";
@@ -289,7 +276,7 @@ impl Capture {
         };
         let before = std::mem::take(&mut captured.before);
         self.states.push(StateChange {
-            hosts: before.into_iter().zip(after).collect(),
+            hosts: before.into_iter().zip(after.records).collect(),
             tensors: tensors.ok_or_else(foreign)?,
         });
         Ok(())
@@ -415,13 +402,9 @@ impl<'a> Changes<'a> {
             }
         };
         state.copies.keep_fetched();
-        let mut changes = change.hosts.iter();
-        state.copies.host[0].visit_state(&mut Hosts(|state: &mut dyn HostState| {
-            if let Some((before, after)) = changes.next() {
-                state.replay(before, after);
-            }
-            Ok(())
-        }))?;
+        state.copies.host[0].visit_state(&mut Replay {
+            changes: change.hosts.iter(),
+        })?;
         let is_output = |new: &ResultLeaf| matches!(new, ResultLeaf::Output(_));
         let are_computed = change.tensors.iter().any(is_output);
         state.copies.put_on_devices(tensors, are_computed);

@@ -188,11 +188,7 @@ pub trait StrategyExt: Strategy {
     /// assert!(strategy.reduce(ReduceOp::Sum, Replicated(1.5_f32)).is_err());
     /// # Ok::<(), distribute_core::Error>(())
     /// ```
-    fn reduce<V>(&self, op: ReduceOp, value: V) -> Result<V::Value>
-    where
-        V: DistributedValue,
-        V::Value: Nest,
-    {
+    fn reduce<V: DistributedValue<Value: Nest>>(&self, op: ReduceOp, value: V) -> Result<V::Value> {
         reduce(self, op, value)
     }
 
@@ -253,11 +249,7 @@ pub trait StrategyExt: Strategy {
     /// # Errors
     /// [`Error::Axis`] for scalars and axes out of range, [`Error::Shape`] if other dimensions
     /// differ, [`Error::DType`] for bool, [`Error::InsideStep`] inside a step.
-    fn gather<V>(&self, value: V, axis: i64) -> Result<V::Value>
-    where
-        V: DistributedValue,
-        V::Value: Nest,
-    {
+    fn gather<V: DistributedValue<Value: Nest>>(&self, value: V, axis: i64) -> Result<V::Value> {
         let call = format!("gather over {axis}");
         combine(self, ("gather", &call), value, |leaf| match leaf {
             Components::PerReplica(components) => host_reduce::gather(components, axis),

@@ -14,7 +14,6 @@ use distribute_collectives::ReduceOp;
 use rand::Rng;
 
 use super::effect::{Apply, Effect, Given, HostVariable, Target};
-use super::tensor::shape_of;
 use super::{CapturedTensor, TensorSpec};
 use crate::sync::lock;
 use crate::{Error, Result};
@@ -169,7 +168,7 @@ impl Trace {
     fn tensor(&self, spec: &TensorSpec) -> CapturedTensor {
         let id = self.client.create_empty_handle();
         let client = self.client.clone();
-        CapturedTensor(RouterTensor::new(id, shape_of(spec), spec.dtype, client))
+        CapturedTensor(RouterTensor::new(id, spec.into(), spec.dtype, client))
     }
 
     fn notes(&self) -> MutexGuard<'_, Notes> {
@@ -332,7 +331,7 @@ impl Trace {
         let outputs: Vec<_> = results
             .iter()
             .zip(outputs)
-            .map(|(result, spec)| TensorIr::uninit(result.id(), shape_of(spec), spec.dtype))
+            .map(|(result, spec)| TensorIr::uninit(result.id(), spec.into(), spec.dtype))
             .collect();
         let operation = CustomOpIr::new(id, &inputs, &outputs);
         self.client.register_op(OperationIr::Custom(operation));

@@ -1,11 +1,11 @@
 //! Cross-replica calls and variables as operations of a captured graph.
 
-use burn::tensor::Slice;
+use burn::tensor::{Slice, TensorData};
 use burn_backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
 use burn_capture::CaptureBackend;
 
 use super::{CapturedTensor, Trace};
-use crate::Error;
+use crate::{Error, Nest, Result};
 
 /// The value that a tensor has on one replica.
 pub(crate) fn of_replica(trace: &Trace, tensor: CapturedTensor, root: usize) -> CapturedTensor {
@@ -39,6 +39,31 @@ pub(crate) fn combine(
         (true, false) => CaptureBackend::float_sub(first.0, second.0),
         (false, true) => CaptureBackend::int_add(first.0, second.0),
         (false, false) => CaptureBackend::int_sub(first.0, second.0),
+    })
+}
+
+/// Replaces the tensors of a value, all at once, and its numbers, which are the same on every
+/// replica, right away.
+pub(crate) fn each(
+    value: &mut dyn Nest,
+    number: impl Fn(TensorData) -> Result<TensorData>,
+    tensors: impl FnOnce(Vec<CapturedTensor>) -> Result<Vec<CapturedTensor>>,
+) -> Result<()> {
+    let mut captured = Vec::new();
+    value.walk(&mut |leaf| {
+        if let Some(tensor) = leaf.traced() {
+            captured.push(tensor.captured().ok_or_else(not_captured)?);
+            return Ok(());
+        }
+        let data = leaf.take()?;
+        leaf.put(number(data)?)
+    })?;
+    let mut replaced = tensors(captured)?.into_iter();
+    value.walk(&mut |leaf| {
+        if let (Some(tensor), Some(replaced)) = (leaf.traced(), replaced.next()) {
+            tensor.bind_result(replaced);
+        }
+        Ok(())
     })
 }
 

@@ -78,8 +78,10 @@ pub use crate::nest::TracedTensor;
 pub(crate) use capture::{Input, Source, is_random, is_touch};
 pub(crate) use check::{Check, Due};
 pub(crate) use effect::{Given, HostSide, HostVariable, Receiver, ResultLeaf, Target};
-pub(crate) use exchange::{combine, not_captured, of_replica};
+pub(crate) use exchange::{combine, each, not_captured, of_replica};
 pub(crate) use gradients::{CapturedTape, backward, of_type};
 pub(crate) use program::{Draws, StateChange};
-pub(crate) use state::{Everything, Hosts, OnDevice, ReadHosts, Visited, visit_module};
+pub(crate) use state::{
+    Collect, Fetch, OnDevice, ReadHosts, ReadOwn, ReadTensors, Replay, visit_module,
+};
 pub(crate) use tensor::{Tracked, TrackedGradients, captured, read_error, tracked};

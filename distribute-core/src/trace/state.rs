@@ -5,11 +5,11 @@ use std::fmt;
 use std::sync::Arc;
 
 use burn::module::{Flag, Module, Param};
-use burn::tensor::Device;
+use burn::tensor::{Device, TensorData};
 
-use super::{DeviceTensor, Fingerprint, Trace, TracedTensor};
-use crate::Result;
+use super::{CapturedTensor, DeviceTensor, Fingerprint, Trace, TracedTensor};
 use crate::parameters::{self, Parameter, Walk};
+use crate::{Error, Result};
 
 /// Walks a mirrored value: its tensors, and the parts of it that are numbers on the host.
 ///
@@ -188,7 +188,7 @@ impl Walk for Plain {
     }
 }
 
-/// What the host knows of a value.
+/// Collects what the host knows of a value.
 #[derive(Default)]
 pub(crate) struct ReadHosts {
     pub(crate) fingerprint: Vec<String>,
@@ -196,37 +196,137 @@ pub(crate) struct ReadHosts {
     pub(crate) records: Vec<Vec<u64>>,
 }
 
-/// What [`Everything`] comes by.
-pub(crate) enum Visited<'a> {
-    Host(&'a mut dyn HostState),
-    Tensor(&'a mut dyn TracedTensor),
-    /// A tensor of which every replica has its own.
-    Own(&'a mut dyn TracedTensor),
+impl StateVisitor for ReadHosts {
+    fn host(&mut self, state: &mut dyn HostState) -> Result<()> {
+        state.fingerprint(&mut self.fingerprint);
+        self.coefficients.push(state.coefficients());
+        self.records.push(state.record());
+        Ok(())
+    }
+
+    fn wants_tensors(&self) -> bool {
+        false
+    }
 }
 
-/// Hands all that a value has to a closure.
-pub(crate) struct Everything<F>(pub(crate) F);
+/// Prepares the training states and copies all tensors.
+pub(crate) struct ReadTensors<'a> {
+    /// Of the other replicas, what they have their own of.
+    pub(crate) others: Vec<std::vec::IntoIter<TensorData>>,
+    /// Called with one value, or with that of each replica.
+    pub(crate) each: &'a mut dyn FnMut(Vec<TensorData>) -> Result<()>,
+}
 
-impl<F: FnMut(Visited<'_>) -> Result<()>> StateVisitor for Everything<F> {
+impl StateVisitor for ReadTensors<'_> {
     fn host(&mut self, state: &mut dyn HostState) -> Result<()> {
-        (self.0)(Visited::Host(state))
+        state.prepare()
     }
 
     fn tensor(&mut self, _: &str, tensor: &mut dyn TracedTensor) -> Result<()> {
-        (self.0)(Visited::Tensor(tensor))
+        (self.each)(vec![tensor.data()?])
     }
 
     fn own_tensor(&mut self, _: &str, tensor: &mut dyn TracedTensor) -> Result<()> {
-        (self.0)(Visited::Own(tensor))
+        let mut all = vec![tensor.data()?];
+        for other in &mut self.others {
+            all.push(other.next().ok_or_else(other_structure)?);
+        }
+        (self.each)(all)
     }
 }
 
-/// Hands the training states of a value to a closure, without their tensors.
-pub(crate) struct Hosts<F>(pub(crate) F);
+fn other_structure() -> Error {
+    Error::invalid("the replicas' copies of a mirrored value differ in structure")
+}
 
-impl<F: FnMut(&mut dyn HostState) -> Result<()>> StateVisitor for Hosts<F> {
+/// Copies the tensors that a replica has its own of.
+#[derive(Default)]
+pub(crate) struct ReadOwn {
+    pub(crate) tensors: Vec<TensorData>,
+}
+
+impl StateVisitor for ReadOwn {
+    fn own_tensor(&mut self, _: &str, tensor: &mut dyn TracedTensor) -> Result<()> {
+        self.tensors.push(tensor.data()?);
+        Ok(())
+    }
+}
+
+/// Puts the devices' values into a host copy.
+pub(crate) struct Fetch<'a> {
+    tensors: std::slice::Iter<'a, Arc<dyn DeviceTensor>>,
+    replica: usize,
+    /// Whether the replicas have tensors of their own.
+    pub(crate) has_own: bool,
+}
+
+impl<'a> Fetch<'a> {
+    /// Of all tensors for the first replica, and for others of those that they have their own of:
+    /// the rest is in their copy already.
+    pub(crate) fn new(tensors: &'a [Arc<dyn DeviceTensor>], replica: usize) -> Self {
+        Self {
+            tensors: tensors.iter(),
+            replica,
+            has_own: false,
+        }
+    }
+
+    fn next(&mut self) -> Result<&'a Arc<dyn DeviceTensor>> {
+        let missing = || Error::invalid("a mirrored value changed its structure on the device");
+        self.tensors.next().ok_or_else(missing)
+    }
+}
+
+impl StateVisitor for Fetch<'_> {
     fn host(&mut self, state: &mut dyn HostState) -> Result<()> {
-        (self.0)(state)
+        state.prepare()
+    }
+
+    fn tensor(&mut self, _: &str, tensor: &mut dyn TracedTensor) -> Result<()> {
+        let source = self.next()?;
+        match self.replica {
+            0 => tensor.set_data(source.read(0)?),
+            _ => Ok(()),
+        }
+    }
+
+    fn own_tensor(&mut self, _: &str, tensor: &mut dyn TracedTensor) -> Result<()> {
+        self.has_own = true;
+        let source = self.next()?;
+        tensor.set_data(source.read(self.replica)?)
+    }
+}
+
+/// Collects the tensors of a value after a captured step.
+#[derive(Default)]
+pub(crate) struct Collect {
+    pub(crate) records: Vec<Vec<u64>>,
+    pub(crate) tensors: Vec<Option<CapturedTensor>>,
+}
+
+impl StateVisitor for Collect {
+    fn host(&mut self, state: &mut dyn HostState) -> Result<()> {
+        self.records.push(state.record());
+        Ok(())
+    }
+
+    fn tensor(&mut self, _: &str, tensor: &mut dyn TracedTensor) -> Result<()> {
+        self.tensors.push(tensor.captured());
+        Ok(())
+    }
+}
+
+/// Makes the host's part of a step's change.
+pub(crate) struct Replay<'a> {
+    pub(crate) changes: std::slice::Iter<'a, (Vec<u64>, Vec<u64>)>,
+}
+
+impl StateVisitor for Replay<'_> {
+    fn host(&mut self, state: &mut dyn HostState) -> Result<()> {
+        if let Some((before, after)) = self.changes.next() {
+            state.replay(before, after);
+        }
+        Ok(())
     }
 
     fn wants_tensors(&self) -> bool {

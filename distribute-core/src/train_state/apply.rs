@@ -1,7 +1,6 @@
 //! How gradients become an update of a training state.
 
 use std::collections::HashMap;
-use std::fmt::Debug;
 use std::sync::Arc;
 
 use burn::module::Module;
@@ -19,7 +18,7 @@ pub(super) type CapturedSlots = HashMap<TensorId, CapturedTensor>;
 
 /// Where the variables of a training state are, and how an update gets there: mirrored, central, in
 /// a step that is captured, or in a store.
-pub(super) trait Placement<M>: Debug + Send + Sync {
+pub(super) trait Placement<M>: Send + Sync {
     /// Reduces the gradients of all micro-batches over the replicas, and updates.
     fn apply(
         &mut self,
@@ -182,7 +181,6 @@ impl<M: Module + 'static> TrainState<M> {
 }
 
 /// Every replica applies the same update to its copy.
-#[derive(Debug)]
 pub(super) struct Mirrored;
 
 impl<M: Module + 'static> Placement<M> for Mirrored {
@@ -216,7 +214,6 @@ impl<M: Module + 'static> Placement<M> for Mirrored {
 
 /// One update for all replicas: replica 0 applies it to the only copy, the others take the new
 /// tensors' handles.
-#[derive(Debug)]
 pub(super) struct Central;
 
 impl<M: Module + 'static> Placement<M> for Central {

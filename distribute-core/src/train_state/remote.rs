@@ -13,7 +13,7 @@ use crate::replicate::ReplicateExt;
 use crate::{Error, Gradients, Mirrored, ReplicaContext, Result, current_strategy};
 
 /// The state's place in the store, and what of it is here.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(super) struct Remote {
     state: Arc<dyn RemoteState>,
     /// Of the model's tensors in visit order.

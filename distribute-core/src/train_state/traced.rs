@@ -21,7 +21,7 @@ use crate::trace::{
 use crate::{Error, Gradients, Mirrored, ReplicaContext, Result};
 
 /// What a state knows while it is captured.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(super) struct Captured {
     trace: Arc<Trace>,
     /// Of the training states of the arguments, in order.

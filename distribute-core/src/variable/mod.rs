@@ -192,10 +192,11 @@ impl<T> DistributedVariable<T> {
     /// [`Error::Shape`] and [`Error::DType`] for a value of another shape or type,
     /// [`Error::MixedStrategies`], and [`Error::AggregationRequired`] where the options do not
     /// allow it.
-    pub fn assign<C>(&self, context: &C, value: impl AssignTo<T>) -> Result<()>
-    where
-        C: VariableContext + ?Sized,
-    {
+    pub fn assign(
+        &self,
+        context: &(impl VariableContext + ?Sized),
+        value: impl AssignTo<T>,
+    ) -> Result<()> {
         self.change(context, Update::Assign, value)
     }
 
@@ -204,10 +205,11 @@ impl<T> DistributedVariable<T> {
     ///
     /// # Errors
     /// As `assign`.
-    pub fn assign_add<C>(&self, context: &C, value: impl AssignTo<T>) -> Result<()>
-    where
-        C: VariableContext + ?Sized,
-    {
+    pub fn assign_add(
+        &self,
+        context: &(impl VariableContext + ?Sized),
+        value: impl AssignTo<T>,
+    ) -> Result<()> {
         self.change(context, Update::Add, value)
     }
 
@@ -215,10 +217,11 @@ impl<T> DistributedVariable<T> {
     ///
     /// # Errors
     /// As `assign`.
-    pub fn assign_sub<C>(&self, context: &C, value: impl AssignTo<T>) -> Result<()>
-    where
-        C: VariableContext + ?Sized,
-    {
+    pub fn assign_sub(
+        &self,
+        context: &(impl VariableContext + ?Sized),
+        value: impl AssignTo<T>,
+    ) -> Result<()> {
         self.change(context, Update::Sub, value)
     }
 
@@ -228,10 +231,9 @@ impl<T> DistributedVariable<T> {
     /// # Errors
     /// [`Error::MixedStrategies`]; [`Error::NoCommonValue`] and
     /// [`Error::Diverged`] outside of a step.
-    pub fn read<C>(&self, context: &C) -> Result<T>
+    pub fn read(&self, context: &(impl VariableContext + ?Sized)) -> Result<T>
     where
         T: VariableValue,
-        C: VariableContext + ?Sized,
     {
         match self.reach(context, "read")?.read(&self.shared)? {
             Given::Host(data) => T::from_data(data, context.device()?),
@@ -282,19 +284,22 @@ impl<T> DistributedVariable<T> {
             .update(|data| change(T::from_data(data, device)?)?.take())
     }
 
-    fn change<C>(&self, context: &C, update: Update, mut value: impl Leaf) -> Result<()>
-    where
-        C: VariableContext + ?Sized,
-    {
+    fn change(
+        &self,
+        context: &(impl VariableContext + ?Sized),
+        update: Update,
+        mut value: impl Leaf,
+    ) -> Result<()> {
         self.reach(context, update.name())?
             .change(&self.shared, update, &mut value)
     }
 
     /// The variable as it is reached from this context.
-    fn reach<'a, C>(&'a self, context: &'a C, op: &'static str) -> Result<Box<dyn Access + 'a>>
-    where
-        C: VariableContext + ?Sized,
-    {
+    fn reach<'a>(
+        &'a self,
+        context: &'a (impl VariableContext + ?Sized),
+        op: &'static str,
+    ) -> Result<Box<dyn Access + 'a>> {
         self.check_owner(context, op)?;
         Ok(match &self.shared.home {
             Home::Here(copies) => context.access(copies),
@@ -303,10 +308,11 @@ impl<T> DistributedVariable<T> {
     }
 
     /// Variables of the default strategy are plain values that every strategy may use.
-    fn check_owner<C>(&self, context: &C, op: &'static str) -> Result<()>
-    where
-        C: VariableContext + ?Sized,
-    {
+    fn check_owner(
+        &self,
+        context: &(impl VariableContext + ?Sized),
+        op: &'static str,
+    ) -> Result<()> {
         let user = context.strategy_id(op)?;
         let owner = &self.shared.owner;
         if owner.is_default() {

@@ -1,6 +1,5 @@
 //! What all handles of a variable share: its options, and its value where it lives.
 
-use std::fmt;
 use std::sync::{Arc, Mutex};
 
 use burn::tensor::{DType, Shape, TensorData};
@@ -235,11 +234,5 @@ impl Copies {
             copy.version += 1;
         }
         Ok(())
-    }
-}
-
-impl fmt::Debug for Shared {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "variable of {}", self.owner)
     }
 }
