@@ -152,19 +152,17 @@ impl fmt::Debug for Sums {
 /// Weights have the values' leading dimensions; values are averaged over the trailing dimensions
 /// that weights lack. One weight counts for all values.
 pub(super) fn batch(values: &TensorData, weights: Option<&TensorData>) -> Result<Total> {
-    let Some(weights) = weights else {
-        return Ok(Total {
-            values: values.iter::<f64>().sum(),
-            weights: to_f64(values.num_elements()),
-        });
+    let count = values.num_elements();
+    let weights = match weights {
+        Some(weights) if weights.num_elements() != 1 || count == 1 => weights,
+        one => {
+            let weight: f64 = one.map_or(1.0, |one| one.iter::<f64>().sum());
+            return Ok(Total {
+                values: values.iter::<f64>().sum::<f64>() * weight,
+                weights: to_f64(count) * weight,
+            });
+        }
     };
-    if weights.num_elements() == 1 && values.num_elements() != 1 {
-        let weight: f64 = weights.iter::<f64>().sum();
-        return Ok(Total {
-            values: values.iter::<f64>().sum::<f64>() * weight,
-            weights: to_f64(values.num_elements()) * weight,
-        });
-    }
     let leading = values.shape().get(..weights.rank());
     if leading != Some(&weights.shape()[..]) {
         let expected = leading.unwrap_or(&values.shape()[..]);

@@ -260,13 +260,8 @@ pub trait StrategyExt: Strategy {
     /// One value per local replica from a function of its replica id
     /// (TensorFlow: `experimental_distribute_values_from_function`).
     fn values_from<T>(&self, value: impl FnMut(usize) -> T) -> PerReplica<T> {
-        PerReplica::new(
-            self.replicas()
-                .iter()
-                .map(|replica| replica.id)
-                .map(value)
-                .collect(),
-        )
+        let ids = self.replicas().iter().map(|replica| replica.id);
+        PerReplica::new(ids.map(value).collect())
     }
 
     /// The components of this process' replicas

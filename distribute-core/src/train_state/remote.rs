@@ -71,11 +71,9 @@ impl<M: Module + 'static> Placement<M> for Remote {
     fn refresh(&mut self, state: &mut TrainState<M>) -> Result<()> {
         self.send()?;
         let pulled = self.state.pull(&self.known)?;
-        let (mut versions, mut values) = (Vec::new(), Vec::new());
-        for (index, version, value) in pulled.changed {
-            versions.push((index, version));
-            values.push((index, value));
-        }
+        let changed = pulled.changed.into_iter();
+        let changed = changed.map(|(index, version, value)| ((index, version), (index, value)));
+        let (versions, values): (Vec<_>, Vec<_>) = changed.unzip();
         if !values.is_empty() {
             state.model = with_values(state.model.clone(), self.known.len(), values)?;
         }

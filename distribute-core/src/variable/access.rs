@@ -10,7 +10,7 @@ use super::update::{self, Update};
 use super::{VariableAggregation, VariableKind};
 use crate::remote::RemoteVariable;
 use crate::trace::{Given, TensorSpec};
-use crate::{Error, Leaf, PerReplica, ReduceOp, ReplicaContext, Result, Strategy, strategy};
+use crate::{Error, Leaf, PerReplica, ReplicaContext, Result, Strategy, strategy};
 
 /// What can be done to a variable from where it is reached.
 pub trait Access {
@@ -87,12 +87,12 @@ pub(super) struct Outside<'a, S: ?Sized> {
 impl<S: Strategy + ?Sized> Access for Outside<'_, S> {
     fn read(&self, variable: &Arc<Shared>) -> Result<Given> {
         variable.used_outside();
-        let op = match (variable.kind, variable.options.aggregation) {
+        let aggregation = variable.options.aggregation;
+        let op = match (variable.kind, aggregation) {
             (VariableKind::SyncOnRead, VariableAggregation::None) => {
                 return Err(Error::NoCommonValue { op: "read" });
             }
-            (VariableKind::SyncOnRead, VariableAggregation::Sum) => Some(ReduceOp::Sum),
-            (VariableKind::SyncOnRead, VariableAggregation::Mean) => Some(ReduceOp::Mean),
+            (VariableKind::SyncOnRead, _) => aggregation.reduction("read")?,
             _ => None,
         };
         variable.check_versions(self.copies, "read")?;

@@ -30,14 +30,11 @@ impl WorkerGroup {
         names: &[String],
         tensors: &mut [TensorData],
     ) -> Result<()> {
-        let own: Vec<Named> = names
-            .iter()
-            .zip(tensors.iter())
-            .map(|(name, data)| Named {
-                name: name.clone(),
-                form: TensorSpec::of(data),
-            })
-            .collect();
+        let own = names.iter().zip(tensors.iter()).map(|(name, data)| Named {
+            name: name.clone(),
+            form: TensorSpec::of(data),
+        });
+        let own: Vec<Named> = own.collect();
         let all = self.all_gather_json("the parameters of a model", &own)?;
         // Every worker compares all lists, so all of them return the same error.
         for (worker, found) in all.iter().enumerate().skip(1) {
@@ -45,14 +42,8 @@ impl WorkerGroup {
                 return Err(Error::DifferentModels { worker, what });
             }
         }
-        let mut bytes: Vec<u8> = match self.is_chief() {
-            true => tensors
-                .iter()
-                .flat_map(TensorData::as_bytes)
-                .copied()
-                .collect(),
-            false => vec![0; tensors.iter().map(|data| data.as_bytes().len()).sum()],
-        };
+        let bytes = tensors.iter().flat_map(TensorData::as_bytes);
+        let mut bytes: Vec<u8> = bytes.copied().collect();
         lock(&self.shared.communicator).broadcast(0, &mut [Buffer::U8(&mut bytes)])?;
         let mut rest = bytes.as_slice();
         for (data, named) in tensors.iter_mut().zip(&own) {
