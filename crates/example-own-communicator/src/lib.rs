@@ -1,8 +1,8 @@
 //! A communicator of one's own, and the ten lines that check it.
 //!
 //! [`NaiveCommunicator`] is as simple as can be: every operation puts a copy of the rank's bytes
-//! on a table that all ranks see, waits for the others, and reads. `tests/conformance.rs` checks
-//! it against TensorFlow's recorded results.
+//! on a table that all ranks see, waits for the others, and reads. `tests/own_communicator.rs`
+//! checks it against TensorFlow's recorded results.
 #![forbid(unsafe_code)]
 #![deny(
     clippy::expect_used,

@@ -12,20 +12,10 @@ use serde_json::Value;
 
 use crate::cargo::{cargo_command, finish};
 
-/// Test programs that compute for most of their time. They give way to the others, whose deadlines
-/// are shorter, but not without limit: `conformance` and `other_inputs` make groups whose ranks
-/// have to be heard of every 3 seconds.
-const COMPUTING: [&str; 9] = [
-    "conformance",
-    "lower",
-    "misuse",
-    "other_inputs",
-    "pjrt",
-    "strategy",
-    "strategy_leak",
-    "tpu",
-    "tpu_models",
-];
+/// Test programs that compute for most of their time: they are not called `all`, as those of other
+/// crates are. They give way to the others, whose deadlines are shorter, but not without limit:
+/// `conformance` makes groups whose ranks have to be heard of every 3 seconds.
+const COMPUTING: [&str; 4] = ["conformance", "tpu", "tpu_models", "tpu_xla"];
 
 /// The tests of features that are off by default: `nccl`, whose tests need no GPU or say that they
 /// are skipped, and `mpi` where there is an MPI to build with.
@@ -347,20 +337,20 @@ mod tests {
         let metadata = json!({"packages": [
             {"targets": [
                 {"name": "one", "kind": ["lib"]},
-                {"name": "lower", "kind": ["test"]},
+                {"name": "conformance", "kind": ["test"]},
                 {"name": "nccl", "kind": ["test"], "required-features": ["nccl"]},
             ]},
             {"targets": [
-                {"name": "failures", "kind": ["test"], "required-features": []},
+                {"name": "all", "kind": ["test"], "required-features": []},
                 {"name": "tpu", "kind": ["test"]},
                 {"name": "bench", "kind": ["example"]},
             ]},
         ]});
         let lanes = Lanes::of(&programs_of(&metadata));
         let expected = Lanes {
-            waiting: vec!["test --workspace --lib --bins --test failures".to_owned()],
+            waiting: vec!["test --workspace --lib --bins --test all".to_owned()],
             computing: vec![
-                "test --workspace --test lower --test tpu".to_owned(),
+                "test --workspace --test conformance --test tpu".to_owned(),
                 "test --workspace --doc".to_owned(),
             ],
         };

@@ -5,6 +5,6 @@ mod ahead;
 mod layers;
 mod support;
 mod task;
-#[path = "../../../distribute-tpu-xla/tests/strategy/tiles.rs"]
+#[path = "../../../distribute-tpu-xla/tests/tpu_xla/strategy/tiles.rs"]
 mod tiles;
 mod weights;

@@ -1,0 +1,8 @@
+//! `fit`, `evaluate` and `predict` with their callbacks, on a small classification problem that is
+//! the same in every run.
+
+mod anywhere;
+mod callbacks;
+mod files;
+mod resume;
+mod training;

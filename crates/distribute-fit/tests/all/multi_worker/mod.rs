@@ -1,0 +1,6 @@
+//! The loop with several workers, which are threads here.
+
+mod fit;
+#[path = "../../../../../distribute-core/tests/all/multi_worker/group.rs"]
+mod group;
+mod interrupted;

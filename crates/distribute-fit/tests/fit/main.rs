@@ -1,9 +1,0 @@
-//! `fit`, `evaluate` and `predict` with their callbacks, on a small classification problem that is
-//! the same in every run.
-
-mod anywhere;
-mod callbacks;
-mod common;
-mod files;
-mod resume;
-mod training;

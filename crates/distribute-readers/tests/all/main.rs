@@ -1,0 +1,9 @@
+//! All tests of this crate's interface in one program, because linking takes longer than compiling.
+
+mod bad_input;
+mod common;
+mod digits;
+mod examples;
+mod files;
+mod hostile;
+mod sizes;

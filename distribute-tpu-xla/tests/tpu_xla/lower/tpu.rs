@@ -1,0 +1,108 @@
+//! The TPU compiler takes the programs of whole steps and of everything between replicas.
+
+use std::env;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use distribute_tpu_xla::pjrt::{CompileOptions, LibtpuEnvironment, Plugin};
+
+use crate::lower::harness::{SAVE_PROGRAMS, client};
+
+/// The folder of programs, in the process that compiles them.
+const INSIDE: &str = "DISTRIBUTE_TEST_COMPILE_PROGRAMS";
+
+/// Which tests' programs are compiled.
+const WHOSE: &str = "DISTRIBUTE_TEST_TPU_FILTER";
+
+fn libtpu() -> Option<PathBuf> {
+    let named = env::var_os("PJRT_TPU_LIBRARY").map(PathBuf::from);
+    let cached = env::var_os("HOME")
+        .map(|home| Path::new(&home).join(".cache/distribute/libtpu/0.0.51/libtpu/libtpu.so"));
+    let found = named.or(cached).filter(|path| path.is_file());
+    if found.is_none() {
+        println!("SKIPPED: no PJRT_TPU_LIBRARY: run distribute-tpu-xla/pjrt-cpu/fetch-libtpu");
+    }
+    found
+}
+
+/// This program again.
+fn again(arguments: &[&str], variable: (&str, &Path)) -> Command {
+    let mut command = Command::new(env::current_exe().expect("this program has a path"));
+    command.args(arguments).env(variable.0, variable.1);
+    command
+}
+
+fn text(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
+}
+
+#[test]
+fn programs_compile_for_a_tpu() {
+    let Some(library) = libtpu() else { return };
+    if let Some(folder) = env::var_os(INSIDE) {
+        LibtpuEnvironment::compile_only()
+            .check()
+            .expect("the variables are set");
+        return compile_all(&library, Path::new(&folder));
+    }
+    if client().is_none() {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("there is a temporary folder");
+    let filter = env::var(WHOSE).unwrap_or("lower::steps::".into());
+    let run = again(
+        &[&filter, "--skip", "lower::tpu::"],
+        (SAVE_PROGRAMS, folder.path()),
+    )
+    .output();
+    let run = run.expect("the tests start");
+    assert!(run.status.success(), "{}", text(&run));
+    let mut command = again(
+        &[
+            "--exact",
+            "lower::tpu::programs_compile_for_a_tpu",
+            "--nocapture",
+        ],
+        (INSIDE, folder.path()),
+    );
+    LibtpuEnvironment::compile_only().apply_to(&mut command);
+    let run = command.output().expect("the compiler starts");
+    assert!(
+        run.status.success() && text(&run).contains("1 passed"),
+        "{}",
+        text(&run)
+    );
+}
+
+fn compile_all(library: &Path, folder: &Path) {
+    let plugin = Plugin::load(library).expect("libtpu loads");
+    let topology = plugin
+        .topology("v5e:2x4", &[])
+        .expect("libtpu knows the topology");
+    let mut failed = Vec::new();
+    let mut count = 0;
+    for entry in std::fs::read_dir(folder).expect("the folder is there") {
+        let program = std::fs::read_to_string(entry.expect("a file").path()).expect("a text");
+        let options = CompileOptions::replicas(replicas(&program));
+        if let Err(error) = topology.compile(&program, &options) {
+            failed.push(format!("{error}\n{program}"));
+        }
+        count += 1;
+    }
+    assert!(count > 0, "no program was saved");
+    assert!(
+        failed.is_empty(),
+        "{} of {count}:\n{}",
+        failed.len(),
+        failed.join("\n")
+    );
+}
+
+/// From the module's attributes.
+fn replicas(program: &str) -> usize {
+    let (_, rest) = program
+        .split_once("mhlo.num_replicas = ")
+        .expect("the module says how many");
+    let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
+    digits.parse().expect("a number")
+}

@@ -1,0 +1,20 @@
+//! `TpuStrategy` on XLA's CPU client: the same steps as under `MirroredStrategy`, with the same
+//! weights in the end.
+
+mod ahead;
+mod bad_plugins;
+mod errors;
+mod fit;
+mod inside;
+mod kinds;
+mod messages;
+pub mod models;
+mod numerics;
+mod processes;
+mod random;
+mod reductions;
+mod reported;
+mod residency;
+pub mod support;
+mod threads;
+mod tiles;
