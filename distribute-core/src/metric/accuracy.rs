@@ -100,8 +100,8 @@ impl CategoricalAccuracy {
 }
 
 impl BinaryAccuracy {
-    /// Scores above this count as 1: 0.5, the default, for probabilities, 0 for logits. It is rounded to the type
-    /// of the scores, so that a score of 0.1 is not above a threshold of 0.1.
+    /// Scores above this count as 1: 0.5, the default, for probabilities, 0 for logits. It is
+    /// rounded to the type of the scores, so that a score of 0.1 is not above a threshold of 0.1.
     pub fn threshold(mut self, threshold: f64) -> Self {
         self.threshold = threshold;
         self
