@@ -31,8 +31,6 @@ mod burn_optimizer;
 mod configuration;
 mod copies;
 mod cross_device;
-#[cfg(feature = "cuda")]
-mod cuda;
 mod device;
 mod device_reduce;
 mod distributed_value;
@@ -68,8 +66,10 @@ pub use configuration::{Configuration, Difference};
 pub use cross_device::{
     CrossDeviceOps, DirectAllReduce, HierarchicalCopy, NcclAllReduce, ReductionToOneDevice,
 };
-pub use device::{LogicalDevice, available_cores};
-pub use device_reduce::{DeviceReducer, DeviceReducers, DeviceReduction};
+pub use device::{
+    DeviceReducer, DeviceReducers, DeviceReduction, GpuKind, JoinWorkers, LogicalDevice,
+    available_cores,
+};
 #[cfg(feature = "nccl")]
 pub use device_reduce::{NcclReducer, NcclReducers, TensorMemory};
 pub use distribute_checkpoint as checkpoint;

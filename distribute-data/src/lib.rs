@@ -7,6 +7,7 @@
 //! - [`average_loss`] and [`scale_regularization_loss`] scale a replica's loss so that the
 //!   SUM over all replicas is the loss of the global batch.
 //! - [`fit`] is the loop that trains on such data sets, with callbacks.
+//! - `cuda`, with the feature of that name, has NVIDIA GPUs as devices of replicas.
 //!
 //! ```
 //! use distribute_core::{MirroredStrategy, ReduceOp, StrategyExt};
@@ -62,6 +63,8 @@ pub use dataset_arrays::{ArrayDataset, ImageDataset, TabularDataset, ValueDatase
 pub use dataset_openers::{Digits, FashionMnist, Mnist};
 pub use dataset_text::{PADDING, TextDataset, UNKNOWN, Vocabulary};
 pub use distribute::{DistributedDataset, Position, StrategyDataExt};
+#[cfg(feature = "cuda")]
+pub use distribute_cuda as cuda;
 pub use distribute_epoch::Epoch;
 pub use distribute_fit as fit;
 pub use distribute_fit::tensorboard;

@@ -1,6 +1,8 @@
 //! What a training program names: `use distribute_data::prelude::*;`, next to that of
 //! `distribute-core`.
 
+#[cfg(feature = "cuda")]
+pub use distribute_cuda::{all_gpus, cuda};
 pub use distribute_fit::callbacks::{
     EarlyStopping, HistoryFile, Interrupt, LearningRateScheduler, ModelCheckpoint, ProgressBar,
     TensorBoard, TerminateOnNan,

@@ -70,11 +70,13 @@ const CRATES: &[Row] = &[
         MayUse::Only(&["distribute-core"]),
         true,
     ),
+    row("distribute-cuda", MayUse::Only(&["distribute-core"]), true),
     row(
         "distribute-data",
         MayUse::Only(&[
             "distribute-collectives",
             "distribute-core",
+            "distribute-cuda",
             "distribute-error",
             "distribute-readers",
             "distribute-fit",

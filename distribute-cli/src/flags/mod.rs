@@ -9,7 +9,7 @@ mod tpu;
 use std::path::PathBuf;
 
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
-use distribute_core::LogicalDevice;
+use distribute_core::{GpuKind, LogicalDevice};
 
 pub(crate) use bench::{
     AllReduceArgs, BenchCommand, BenchOutput, BenchTransport, CompiledArgs, Role, ServersArgs,
@@ -290,7 +290,7 @@ pub(crate) struct DeviceArgs {
     #[arg(long, value_name = "N", value_parser = positive, allow_negative_numbers = true)]
     pub(crate) replicas: Option<usize>,
     /// The device of each replica: cpu:0,cpu:1,... or, built with the feature cuda, cuda:0,...
-    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = device)]
     pub(crate) devices: Vec<LogicalDevice>,
 }
 
@@ -492,6 +492,16 @@ impl Command {
             Self::LaunchGuard => false,
         }
     }
+}
+
+/// The kinds of GPUs that this build has.
+const GPUS: &[&dyn GpuKind] = &[
+    #[cfg(feature = "cuda")]
+    &distribute_data::cuda::Cuda,
+];
+
+fn device(text: &str) -> distribute_core::Result<LogicalDevice> {
+    LogicalDevice::parse(text, GPUS)
 }
 
 fn positive(text: &str) -> Result<usize, String> {

@@ -77,10 +77,7 @@ impl HierarchicalCopy {
             }
             return Ok(());
         }
-        let mut whole: Vec<E> = slices
-            .iter()
-            .flat_map(|slice| slice.iter().copied())
-            .collect();
+        let mut whole: Vec<E> = slices.concat();
         let mut rest = &mut whole[..];
         let sizes = concat_and_split(rest.len(), self.num_packs)?;
         for (index, size) in sizes.into_iter().enumerate() {

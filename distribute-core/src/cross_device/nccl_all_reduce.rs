@@ -39,10 +39,7 @@ impl Default for NcclAllReduce {
 
 impl CrossDeviceOps for NcclAllReduce {
     fn name(&self) -> &str {
-        match self.reduction {
-            DeviceReduction::Burn => "burn",
-            _ => "nccl",
-        }
+        self.reduction.name()
     }
 
     fn device_reduction(&self) -> DeviceReduction {

@@ -1,15 +1,11 @@
 //! NCCL between workers: all use it, or none.
 
-use std::sync::Arc;
-
-use distribute_collectives::nccl::{NcclCommunicator, SharedGroup};
 use distribute_collectives::{CollectiveError, CommunicationOptions};
 use serde::{Deserialize, Serialize};
 
-use super::nccl::NcclReducers;
-use super::plan::{DevicePlan, Outcome};
-use super::{DeviceReducer, DeviceReduction, NcclReducer};
-use crate::{Error, LogicalDevice, Result, WorkerGroup};
+use super::plan::{DevicePlan, Outcome, is_unavailable};
+use crate::device::SharedGroup;
+use crate::{DeviceReduction, LogicalDevice, Result, WorkerGroup};
 
 /// What a worker tells the others before they decide together.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -22,49 +18,36 @@ struct Offer {
     refusal: Option<String>,
 }
 
-/// What a worker brings.
-pub(crate) struct Worker<'a> {
-    pub(crate) group: Option<SharedGroup>,
-    pub(crate) wanted: DeviceReduction,
-    pub(crate) devices: &'a [LogicalDevice],
-    /// How its own replicas reduce.
-    pub(crate) plan: &'a DevicePlan,
-    pub(crate) reducers: Option<Arc<NcclReducers>>,
-    pub(crate) options: CommunicationOptions,
-}
-
-impl Worker<'_> {
-    fn offer(&self) -> Offer {
-        let gpu = |reducers: &Arc<NcclReducers>| {
-            let gpus = self.devices.iter().map(|device| (reducers.gpu)(*device));
-            gpus.collect::<Option<Vec<_>>>()
-        };
-        let gpus = self.reducers.as_ref().and_then(gpu);
-        let refusal = if self.wanted == DeviceReduction::HostMemory {
-            Some("RING was asked for")
-        } else if gpus.is_none() {
-            Some("it has a replica that is not on a GPU")
-        } else if self.group.is_none() {
-            Some("its group is a communicator of the caller's")
-        } else if self.devices.len() > 1 && !self.plan.is_on_device() {
-            Some("its own replicas reduce through host memory")
-        } else {
-            None
-        };
-        Offer {
-            insists: self.wanted == DeviceReduction::Nccl,
-            has_gpus: gpus.is_some(),
-            refusal: refusal.map(String::from),
-        }
-    }
-
-    /// Decides with the other workers and connects them. All of them call it together. Returns what
-    /// came of it in words, if there is something to tell.
+impl DevicePlan {
+    /// Decides with the other workers how gradients are reduced between them, and connects them:
+    /// beside `shared`, a handle of their group, which a group of the caller's does not have. All
+    /// of them call it together. Returns what came of it in words, if there is something to tell.
     ///
     /// # Errors
     /// On all workers, if one was asked for NCCL by name and it cannot be used.
-    pub(crate) fn connect(self, workers: &WorkerGroup) -> Result<Option<String>> {
-        let offers = workers.all_gather_json("who reduces gradients", &self.offer())?;
+    pub(crate) fn join_workers(
+        &self,
+        workers: &WorkerGroup,
+        shared: Option<SharedGroup>,
+        devices: &[LogicalDevice],
+        options: CommunicationOptions,
+    ) -> Result<Option<String>> {
+        let join = (self.reducers.as_ref()).and_then(|own| own.between_workers(devices));
+        let refusal = match (&join, &shared) {
+            _ if self.wanted == DeviceReduction::HostMemory => Some("RING was asked for"),
+            (None, _) => Some("it has a replica that is not on a GPU"),
+            (_, None) => Some("its group is a communicator of the caller's"),
+            _ if devices.len() > 1 && !self.is_on_device() => {
+                Some("its own replicas reduce through host memory")
+            }
+            _ => None,
+        };
+        let offer = Offer {
+            insists: self.wanted == DeviceReduction::Nccl,
+            has_gpus: join.is_some(),
+            refusal: refusal.map(String::from),
+        };
+        let offers = workers.all_gather_json("who reduces gradients", &offer)?;
         let insists = offers.iter().any(|offer| offer.insists);
         let has_gpus = offers.iter().any(|offer| offer.has_gpus);
         let refusals: Vec<String> = (offers.iter().enumerate())
@@ -73,34 +56,21 @@ impl Worker<'_> {
                 Some(format!("worker {worker}: {refusal}"))
             })
             .collect();
-        let connected = match refusals.is_empty() {
-            true => self.nccl(),
-            false => Err(CollectiveError::unavailable("NCCL", refusals.join("; "))),
+        let connected = match (join, shared) {
+            (Some(join), Some(shared)) if refusals.is_empty() => join(shared, options),
+            _ => Err(CollectiveError::unavailable("NCCL", refusals.join("; ")).into()),
         };
-        match connected {
+        let outcome = match connected {
             Ok(reducer) => {
                 let outcome = Outcome::on_devices(&*reducer);
                 workers.set_device_reducer(reducer);
-                Ok(Some(outcome.text))
+                outcome
             }
-            Err(error @ CollectiveError::BackendUnavailable { .. }) if !insists => {
-                Ok(has_gpus.then(|| Outcome::through_host(error).text))
-            }
-            Err(error) => Err(Error::Collective(error)),
-        }
-    }
-
-    fn nccl(self) -> Result<Box<dyn DeviceReducer>, CollectiveError> {
-        let unavailable = |reason| CollectiveError::unavailable("NCCL", reason);
-        let (Some(group), Some(reducers)) = (self.group, self.reducers) else {
-            return Err(unavailable("this worker has no GPU"));
+            Err(error) if insists || !is_unavailable(&error) => return Err(error),
+            Err(_) if !has_gpus => return Ok(None),
+            Err(error) => Outcome::through_host(error),
         };
-        let Some(device) = self.devices.first().copied() else {
-            return Err(unavailable("this worker has no replica"));
-        };
-        let gpu = (reducers.gpu)(device).unwrap_or_default();
-        let communicator = NcclCommunicator::new(group, reducers.options(gpu))?;
-        let reducer = NcclReducer::new(communicator, (reducers.memory)(device), self.options);
-        Ok(Box::new(reducer))
+        tracing::info!("between workers: {}", outcome.text);
+        Ok(Some(outcome.text))
     }
 }

@@ -1,122 +1,14 @@
 //! Gradients that are reduced where they are: in the memory of the replicas' devices.
 //!
-//! A [`DeviceReducer`] is one replica's part in it. The crate has one over NCCL (feature `nccl`)
-//! and, with feature `cuda`, one over burn's own collective. Without one, gradients of devices go
+//! A [`DeviceReducer`](crate::DeviceReducer) is one replica's part in it: the crate has one over
+//! NCCL (feature `nccl`), and kinds of GPUs may bring others. Without one, gradients of devices go
 //! through host memory: copied there, reduced as those of CPU replicas are, and copied back.
 
-#[cfg(feature = "nccl")]
 mod between;
 #[cfg(feature = "nccl")]
 mod nccl;
 mod plan;
 
-use std::fmt;
-use std::str::FromStr;
-
-use burn::tensor::Tensor;
-use distribute_collectives::{CommunicationImplementation, ReduceOp};
-
-#[cfg(feature = "nccl")]
-pub(crate) use between::Worker;
 #[cfg(feature = "nccl")]
 pub use nccl::{NcclReducer, NcclReducers, TensorMemory};
 pub(crate) use plan::DevicePlan;
-
-use crate::{Error, LogicalDevice, Result};
-
-/// Who reduces gradients that are in the memory of devices.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-#[non_exhaustive]
-pub enum DeviceReduction {
-    /// NCCL between GPUs, and host memory where NCCL cannot be used; the reason is told.
-    #[default]
-    Auto,
-    /// This library, through host memory.
-    HostMemory,
-    /// NCCL, or an error.
-    Nccl,
-    /// burn's own collective, or an error. Between the GPUs of one process only.
-    Burn,
-}
-
-impl From<CommunicationImplementation> for DeviceReduction {
-    fn from(implementation: CommunicationImplementation) -> Self {
-        match implementation {
-            CommunicationImplementation::Auto => Self::Auto,
-            CommunicationImplementation::Ring => Self::HostMemory,
-            CommunicationImplementation::Nccl => Self::Nccl,
-        }
-    }
-}
-
-impl fmt::Display for DeviceReduction {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Auto => "auto",
-            Self::HostMemory => "host-memory",
-            Self::Nccl => "nccl",
-            Self::Burn => "burn",
-        })
-    }
-}
-
-impl FromStr for DeviceReduction {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self> {
-        let all = [Self::Auto, Self::HostMemory, Self::Nccl, Self::Burn];
-        let found = all.into_iter().find(|way| way.to_string() == text);
-        found.ok_or_else(|| {
-            Error::invalid(format!(
-                "unknown device reduction `{text}`: use auto, host-memory, nccl or burn"
-            ))
-        })
-    }
-}
-
-/// Reduces the tensors of one rank with those of the other ranks of a group, in the memory of
-/// their devices.
-///
-/// # Contract
-/// All ranks make the same calls with tensors of equal lengths and types. The tensors are
-/// flattened and on the device of the rank; work on them that was begun on the calling thread is
-/// waited for, and the results can be used when a call returns. Every rank ends with the same bits.
-/// A call ends with an error that names who is missing, in bounded time, also after
-/// [`abort`](Self::abort) on any rank.
-pub trait DeviceReducer: Send {
-    /// Combines the tensors of all ranks, element by element; every rank gets the result. Uses the
-    /// memory of the tensors where nothing else does.
-    ///
-    /// # Errors
-    /// A rank that was lost, failed or did not come, and those of the device. The group has ended
-    /// then.
-    fn all_reduce(&mut self, op: ReduceOp, tensors: Vec<Tensor<1>>) -> Result<Vec<Tensor<1>>>;
-
-    /// Gives every rank the tensors of rank `root`.
-    ///
-    /// # Errors
-    /// As [`all_reduce`](Self::all_reduce).
-    fn broadcast(&mut self, root: usize, tensors: Vec<Tensor<1>>) -> Result<Vec<Tensor<1>>>;
-
-    /// Ends the running and every later call of all ranks.
-    fn abort(&self, reason: &str);
-
-    /// What reduces, and how, for messages.
-    fn describe(&self) -> String;
-}
-
-/// Makes the reducers of the replicas of one process.
-pub trait DeviceReducers: Send + Sync + fmt::Debug {
-    /// One reducer per replica, for the `generation`-th group of the strategy, from 0: after a
-    /// failed run the strategy makes a new group.
-    ///
-    /// # Errors
-    /// [`CollectiveError::BackendUnavailable`](distribute_collectives::CollectiveError) where it
-    /// cannot work on this machine or with these devices: with [`DeviceReduction::Auto`] the
-    /// gradients go through host memory then.
-    fn connect(
-        &self,
-        devices: &[LogicalDevice],
-        generation: u64,
-    ) -> Result<Vec<Box<dyn DeviceReducer>>>;
-}

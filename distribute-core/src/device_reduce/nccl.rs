@@ -11,8 +11,7 @@ use distribute_collectives::{
     CollectiveError, CommunicationOptions, Communicator, GroupOptions, ReduceOp,
 };
 
-use super::{DeviceReducer, DeviceReducers};
-use crate::{LogicalDevice, Result};
+use crate::{DeviceReducer, DeviceReducers, JoinWorkers, LogicalDevice, Result};
 
 /// Where tensors have their elements, so that NCCL can be told.
 pub trait TensorMemory: Send {
@@ -87,8 +86,8 @@ pub struct NcclReducers {
     options: NcclOptions,
     group: GroupOptions,
     /// The GPU of a device.
-    pub(super) gpu: fn(LogicalDevice) -> Option<usize>,
-    pub(super) memory: Arc<MemoryOf>,
+    gpu: fn(LogicalDevice) -> Option<usize>,
+    memory: Arc<MemoryOf>,
 }
 
 impl fmt::Debug for NcclReducers {
@@ -121,9 +120,8 @@ impl NcclReducers {
         self
     }
 
-    /// The options of a rank beside a group of workers, which has an order of its own.
-    pub(super) fn options(&self, gpu: usize) -> NcclOptions {
-        self.options.clone().device(gpu).own_order(true)
+    fn gpus(&self, devices: &[LogicalDevice]) -> Option<Vec<usize>> {
+        devices.iter().map(|device| (self.gpu)(*device)).collect()
     }
 }
 
@@ -133,9 +131,8 @@ impl DeviceReducers for NcclReducers {
         devices: &[LogicalDevice],
         generation: u64,
     ) -> Result<Vec<Box<dyn DeviceReducer>>> {
-        let gpus: Option<Vec<usize>> = devices.iter().map(|device| (self.gpu)(*device)).collect();
         let elsewhere = || CollectiveError::unavailable("NCCL", "a replica is not on a GPU");
-        let gpus = gpus.ok_or_else(elsewhere)?;
+        let gpus = self.gpus(devices).ok_or_else(elsewhere)?;
         let group = self.group.clone().generation(generation);
         let ranks = in_process(&gpus, group, self.options.clone())?.into_iter();
         let reducers = ranks.zip(devices).map(|(rank, device)| {
@@ -144,5 +141,18 @@ impl DeviceReducers for NcclReducers {
             Box::new(reducer) as Box<dyn DeviceReducer>
         });
         Ok(reducers.collect())
+    }
+
+    fn between_workers(&self, devices: &[LogicalDevice]) -> Option<JoinWorkers> {
+        let (gpus, device) = (self.gpus(devices)?, *devices.first()?);
+        let memory = Arc::clone(&self.memory);
+        // The group of workers is not NCCL's alone, which has an order of its own.
+        let options = self.options.clone().device(*gpus.first()?).own_order(true);
+        Some(Box::new(move |group, communication| {
+            let communicator =
+                NcclCommunicator::new(group, options).map_err(CollectiveError::from)?;
+            let reducer = NcclReducer::new(communicator, memory(device), communication);
+            Ok(Box::new(reducer))
+        }))
     }
 }

@@ -5,15 +5,17 @@ use std::sync::{Arc, OnceLock};
 
 use distribute_collectives::CollectiveError;
 
-use super::{DeviceReducer, DeviceReducers, DeviceReduction};
-use crate::{Error, LogicalDevice, Result};
+use crate::{DeviceReducer, DeviceReducers, DeviceReduction, Error, LogicalDevice, Result};
 
 /// How the replicas of one process reduce gradients. Made once per strategy, used for each of its
 /// groups.
-#[derive(Clone, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct DevicePlan {
-    wanted: DeviceReduction,
-    reducers: Option<Arc<dyn DeviceReducers>>,
+    pub(super) wanted: DeviceReduction,
+    /// The caller's own, or those of the kind of GPU that all replicas are on.
+    pub(super) reducers: Option<Arc<dyn DeviceReducers>>,
+    /// Whether the replicas of the process are reduced with them.
+    between_replicas: bool,
     /// What came of it. Empty where there is nothing to tell.
     outcome: Arc<OnceLock<Outcome>>,
 }
@@ -41,16 +43,6 @@ impl Outcome {
     }
 }
 
-impl fmt::Debug for DevicePlan {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DevicePlan")
-            .field("wanted", &self.wanted)
-            .field("reducers", &self.reducers)
-            .field("outcome", &self.outcome)
-            .finish()
-    }
-}
-
 /// The reducers of the replicas; `None` for those whose gradients go through host memory.
 type Reducers = Vec<Option<Box<dyn DeviceReducer>>>;
 
@@ -65,37 +57,40 @@ impl DevicePlan {
         devices: &[LogicalDevice],
         timeout: std::time::Duration,
     ) -> Result<Self> {
-        let gpus = devices.iter().filter(|device| device.is_gpu()).count();
+        let kinds = devices.iter().filter_map(|device| match device {
+            LogicalDevice::Gpu(kind, _) => Some(*kind),
+            LogicalDevice::Cpu(_) => None,
+        });
+        let kinds: Vec<_> = kinds.collect();
+        let gpus = kinds.len();
         let by_name = matches!(wanted, DeviceReduction::Nccl | DeviceReduction::Burn);
         if by_name && own.is_none() && gpus < devices.len() {
-            return Err(unavailable(
-                wanted,
-                "it reduces the memory of GPUs, and a replica of this strategy is on a CPU; put \
-                 every replica on a GPU, or use auto",
-            ));
+            let reason = "it reduces the memory of GPUs, and a replica of this strategy is on a \
+                          CPU; put every replica on a GPU, or use auto";
+            return Err(CollectiveError::unavailable(wanted.to_string(), reason).into());
         }
-        let plan = Self {
-            wanted,
-            reducers: None,
-            outcome: Arc::default(),
+        let reducers = match kinds.first() {
+            Some(kind) if own.is_none() && gpus == devices.len() => {
+                Some(kind.reducers(wanted, timeout))
+            }
+            _ => own,
+        };
+        let refusal = match &reducers {
+            _ if wanted == DeviceReduction::HostMemory => Some("asked for by name"),
+            None => Some("some replicas are on CPUs"),
+            Some(_) => None,
         };
         let several = devices.len() > 1;
-        let reducers = match (wanted, own) {
-            _ if !several => None,
-            (DeviceReduction::HostMemory, _) if gpus > 0 => {
-                plan.tell(Outcome::through_host("asked for by name"));
-                None
-            }
-            (DeviceReduction::HostMemory, _) => None,
-            (_, Some(own)) => Some(own),
-            (_, None) if gpus == 0 => None,
-            (_, None) if gpus < devices.len() => {
-                plan.tell(Outcome::through_host("some replicas are on CPUs"));
-                None
-            }
-            (wanted, None) => Some(of_this_build(wanted, timeout)?),
+        let plan = Self {
+            wanted,
+            reducers,
+            between_replicas: several && refusal.is_none(),
+            outcome: Arc::default(),
         };
-        Ok(Self { reducers, ..plan })
+        if let Some(refusal) = refusal.filter(|_| several && gpus > 0) {
+            plan.tell(Outcome::through_host(refusal));
+        }
+        Ok(plan)
     }
 
     fn tell(&self, outcome: Outcome) {
@@ -111,9 +106,8 @@ impl DevicePlan {
     }
 
     /// Whether the replicas reduce in the memory of their devices, once the first group is made.
-    #[cfg(feature = "nccl")]
     pub(crate) fn is_on_device(&self) -> bool {
-        self.reducers.is_some() && self.outcome().is_some_and(|outcome| outcome.is_on_devices)
+        self.outcome().is_some_and(|outcome| outcome.is_on_devices)
     }
 
     /// The reducers of a new group. With `Auto` the first group decides for all.
@@ -122,12 +116,14 @@ impl DevicePlan {
     /// What was asked for by name cannot be used, or a later group cannot be made.
     pub(crate) fn connect(&self, devices: &[LogicalDevice], generation: u64) -> Result<Reducers> {
         let none = || devices.iter().map(|_| None).collect();
-        let Some(reducers) = &self.reducers else {
+        let may_be = self.outcome().is_none_or(|outcome| outcome.is_on_devices);
+        let reducers = self
+            .reducers
+            .as_ref()
+            .filter(|_| self.between_replicas && may_be);
+        let Some(reducers) = reducers else {
             return Ok(none());
         };
-        if generation > 0 && self.outcome().is_some_and(|outcome| !outcome.is_on_devices) {
-            return Ok(none());
-        }
         match reducers.connect(devices, generation) {
             Ok(list) => {
                 if let Some(first) = list.first() {
@@ -150,28 +146,4 @@ pub(crate) fn is_unavailable(error: &Error) -> bool {
         error,
         Error::Collective(CollectiveError::BackendUnavailable { .. })
     )
-}
-
-fn unavailable(wanted: DeviceReduction, reason: &str) -> Error {
-    CollectiveError::unavailable(wanted.to_string(), reason).into()
-}
-
-/// The reducers of GPUs that this build has.
-#[cfg(feature = "cuda")]
-fn of_this_build(
-    wanted: DeviceReduction,
-    timeout: std::time::Duration,
-) -> Result<Arc<dyn DeviceReducers>> {
-    Ok(match wanted {
-        DeviceReduction::Burn => Arc::new(crate::cuda::BurnReducers),
-        _ => Arc::new(crate::cuda::nccl_reducers(timeout)),
-    })
-}
-
-#[cfg(not(feature = "cuda"))]
-fn of_this_build(
-    wanted: DeviceReduction,
-    _: std::time::Duration,
-) -> Result<Arc<dyn DeviceReducers>> {
-    Err(unavailable(wanted, crate::device::WITHOUT_CUDA))
 }

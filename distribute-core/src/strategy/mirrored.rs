@@ -7,8 +7,8 @@ use std::time::Duration;
 use super::replica_threads::{ReplicaThreads, ReplicaThreadsBuilder};
 use super::{Replica, ReplicaStep, Strategy, StrategyId};
 use crate::cross_device::CrossDeviceOps;
-use crate::device_reduce::{DevicePlan, DeviceReducers};
-use crate::{Error, LogicalDevice, Result};
+use crate::device_reduce::DevicePlan;
+use crate::{DeviceReducers, Error, LogicalDevice, Result};
 
 /// One replica per device of this machine; every replica has a copy of every variable, and
 /// gradients are summed over the replicas before each update
@@ -133,7 +133,7 @@ pub(super) fn distinct_or_all(devices: Option<Vec<LogicalDevice>>) -> Result<Vec
             names.join(", ")
         )));
     }
-    LogicalDevice::check_all(&devices)?;
+    devices.iter().try_for_each(|device| device.check())?;
     Ok(devices)
 }
 

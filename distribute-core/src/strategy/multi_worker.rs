@@ -5,21 +5,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use distribute_collectives::control::security::Security;
-#[cfg(feature = "nccl")]
-use distribute_collectives::nccl::SharedGroup;
 use distribute_collectives::{
     CommunicationImplementation, CommunicationOptions, Communicator, GroupOptions, Interruption,
-    Order, ProcessCommunicator, ProcessGroupOptions, ProcessTransport,
+    Order, ProcessGroupOptions, ProcessTransport,
 };
 
 use super::mirrored::{distinct_or_all, replicas_on};
 use super::replica_threads::ReplicaThreads;
 use super::{Replica, ReplicaStep, Strategy, StrategyId};
 use crate::cluster::{Cluster, ProcessEnvironment, TaskType, detect};
+use crate::device::{Joined, with_handle};
 use crate::device_reduce::DevicePlan;
-#[cfg(feature = "nccl")]
-use crate::device_reduce::{DeviceReducers, NcclReducers, Worker};
-use crate::{Error, LogicalDevice, Result, WorkerGroup};
+use crate::{DeviceReducers, Error, LogicalDevice, Result, WorkerGroup};
 
 /// One or more replicas in each of several worker processes; every replica has a copy of every
 /// variable, and gradients are summed over all replicas of all workers before each update
@@ -107,8 +104,7 @@ pub struct MultiWorkerMirroredStrategyBuilder {
     interruption: Interruption,
     silence: Duration,
     timeout: Duration,
-    #[cfg(feature = "nccl")]
-    reducers: Option<Arc<NcclReducers>>,
+    reducers: Option<Arc<dyn DeviceReducers>>,
 }
 
 /// The beats that must all fail to come before a worker counts as lost.
@@ -141,7 +137,6 @@ impl Default for MultiWorkerMirroredStrategyBuilder {
             interruption: Interruption::default(),
             silence: Duration::from_secs(3),
             timeout: Duration::from_secs(300),
-            #[cfg(feature = "nccl")]
             reducers: None,
         }
     }
@@ -186,9 +181,9 @@ impl MultiWorkerMirroredStrategyBuilder {
         self
     }
 
-    /// NCCL on memory of one's own instead of that of burn's CUDA backend (feature `nccl`).
-    #[cfg(feature = "nccl")]
-    pub fn nccl_reducers(mut self, reducers: NcclReducers) -> Self {
+    /// Reducers of one's own for gradients in the memory of devices, such as NCCL on memory of
+    /// one's own (`NcclReducers`, feature `nccl`), instead of those that the GPUs come with.
+    pub fn device_reducers(mut self, reducers: impl DeviceReducers + 'static) -> Self {
         self.reducers = Some(Arc::new(reducers));
         self
     }
@@ -286,23 +281,21 @@ impl MultiWorkerMirroredStrategyBuilder {
             Some(_) => longest.saturating_add(MARGIN),
             None => self.timeout,
         };
-        let plan = self.plan(&devices, timeout)?;
+        let wanted = self.communication.implementation.into();
+        let plan = DevicePlan::new(wanted, self.reducers.clone(), &devices, timeout)?;
         let threads = ReplicaThreads::builder()
             .timeout(timeout)
             .workers(workers.clone())
             .devices(plan.clone())
             .build(replicas_on(first, &devices))?;
         let threads = Arc::new(threads);
-        #[cfg(feature = "nccl")]
         let inter_worker = match &workers {
-            Some(workers) => {
-                let shared = shared.flatten();
-                workers.or_abort(self.inter_worker(workers, shared, &devices, &plan))?
+            Some(workers) if cfg!(feature = "nccl") => {
+                let (shared, options) = (shared.flatten(), self.communication);
+                workers.or_abort(plan.join_workers(workers, shared, &devices, options))?
             }
-            None => None,
+            _ => None,
         };
-        #[cfg(not(feature = "nccl"))]
-        let (inter_worker, _) = (None, shared);
         Ok(MultiWorkerMirroredStrategy {
             threads,
             id: StrategyId::new("multi-worker", count),
@@ -312,55 +305,9 @@ impl MultiWorkerMirroredStrategyBuilder {
         })
     }
 
-    /// How the replicas of this worker reduce gradients among themselves.
-    fn plan(&self, devices: &[LogicalDevice], timeout: Duration) -> Result<DevicePlan> {
-        let wanted = self.communication.implementation.into();
-        #[cfg(feature = "nccl")]
-        let own = self
-            .reducers
-            .clone()
-            .map(|own| own as Arc<dyn DeviceReducers>);
-        #[cfg(not(feature = "nccl"))]
-        let own = None;
-        DevicePlan::new(wanted, own, devices, timeout)
-    }
-
-    /// Decides with the other workers how gradients are reduced between them.
-    #[cfg(feature = "nccl")]
-    fn inter_worker(
-        &mut self,
-        workers: &WorkerGroup,
-        group: Option<SharedGroup>,
-        devices: &[LogicalDevice],
-        plan: &DevicePlan,
-    ) -> Result<Option<String>> {
-        #[cfg(feature = "cuda")]
-        let reducers = (self.reducers.take())
-            .or_else(|| Some(Arc::new(crate::cuda::nccl_reducers(self.timeout))));
-        #[cfg(not(feature = "cuda"))]
-        let reducers = self.reducers.take();
-        let worker = Worker {
-            group,
-            wanted: self.communication.implementation.into(),
-            devices,
-            plan,
-            reducers,
-            options: self.communication,
-        };
-        let outcome = worker.connect(workers)?;
-        if let Some(outcome) = &outcome {
-            tracing::info!("between workers: {outcome}");
-        }
-        Ok(outcome)
-    }
-
     /// Whether NCCL may be meant for the gradients of these devices.
     fn has_gpus(&self, devices: &[LogicalDevice]) -> bool {
-        #[cfg(feature = "nccl")]
-        if self.reducers.is_some() {
-            return true;
-        }
-        devices.iter().any(|device| device.is_gpu())
+        self.reducers.is_some() || devices.iter().any(|device| device.gpu_index().is_some())
     }
 
     /// The group of the workers; `None` for the only one.
@@ -420,24 +367,6 @@ impl MultiWorkerMirroredStrategyBuilder {
         let communicator = options.bind()?.join(addresses)?;
         Ok(Some(with_handle(communicator)))
     }
-}
-
-/// The group of the workers, and another handle of it, beside which NCCL is set up.
-type Joined = (Box<dyn Communicator>, Option<SharedGroup>);
-
-/// There is none without NCCL.
-#[cfg(not(feature = "nccl"))]
-type SharedGroup = std::convert::Infallible;
-
-#[cfg(feature = "nccl")]
-fn with_handle(group: ProcessCommunicator) -> Joined {
-    let shared = SharedGroup::new(group);
-    (Box::new(shared.clone()), Some(shared))
-}
-
-#[cfg(not(feature = "nccl"))]
-fn with_handle(group: ProcessCommunicator) -> Joined {
-    (Box::new(group), None)
 }
 
 impl Strategy for MultiWorkerMirroredStrategy {

@@ -23,7 +23,7 @@ impl OneDeviceStrategy {
     /// [`BackendUnavailable`](distribute_collectives::CollectiveError::BackendUnavailable) for a
     /// device that is not there.
     pub fn new(device: LogicalDevice) -> Result<Self> {
-        LogicalDevice::check_all(&[device])?;
+        device.check()?;
         let replicas = Arc::new([Replica::new(0, device)]);
         Ok(Self {
             replicas,

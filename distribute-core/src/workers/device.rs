@@ -13,10 +13,6 @@ use crate::{DeviceReducer, Error, Result};
 impl WorkerGroup {
     /// Reduces gradients of this worker's replica 0 with those of the others from now on. All
     /// workers call it, or none.
-    #[cfg_attr(
-        not(feature = "nccl"),
-        expect(dead_code, reason = "NCCL is what makes them")
-    )]
     pub(crate) fn set_device_reducer(&self, reducer: Box<dyn DeviceReducer>) {
         let _first = self.shared.device.set(Mutex::new(reducer));
     }

@@ -7,6 +7,7 @@ mod built;
 mod common;
 mod failures;
 mod fake;
+mod gpus;
 mod memory;
 mod mirrored;
 #[path = "../odd_gradients/mod.rs"]

@@ -110,6 +110,11 @@ impl HostMemory {
         self.reducers_of(fake, fake.options())
     }
 
+    /// Reducers that use this memory for GPUs of any kind.
+    pub fn reducers_of_gpus(&self, fake: &Fake) -> NcclReducers {
+        self.with_gpus(fake, fake.options(), LogicalDevice::gpu_index)
+    }
+
     /// With other options.
     pub fn reducers_of(&self, fake: &Fake, options: NcclOptions) -> NcclReducers {
         self.with_gpus(fake, options, gpu)

@@ -10,8 +10,8 @@ use distribute_core::collectives::{
     ProcessTransport, in_process,
 };
 use distribute_core::{
-    Error, MirroredStrategy, MultiWorkerMirroredStrategy, MultiWorkerMirroredStrategyBuilder,
-    Result, Strategy,
+    Error, LogicalDevice, MirroredStrategy, MultiWorkerMirroredStrategy,
+    MultiWorkerMirroredStrategyBuilder, Result, Strategy,
 };
 use rstest::rstest;
 
@@ -114,7 +114,7 @@ fn gradients_stay_on_the_devices(
         builder
             .replicas(replicas)
             .communication_options(options(implementation, pack))
-            .nccl_reducers(memory.reducers_from(&fake, worker * replicas))
+            .device_reducers(memory.reducers_from(&fake, worker * replicas))
     });
     for found in found {
         let found = found.unwrap();
@@ -129,11 +129,30 @@ fn gradients_stay_on_the_devices(
     fake.assert_clean();
 }
 
+/// Nothing but the devices says who reduces.
+#[rstest]
+fn workers_on_gpus_reduce_as_their_devices_say(#[values(1, 2)] replicas: usize) {
+    let (fake, memory) = (Fake::new(""), HostMemory::default());
+    let kind = crate::gpus::gpus(&memory, &fake);
+    let found = workers(|worker, builder| {
+        let gpus = worker * replicas..(worker + 1) * replicas;
+        builder.devices(gpus.map(|index| LogicalDevice::Gpu(kind, index)))
+    });
+    for found in found {
+        let found = found.unwrap();
+        close(&found.weights, &expected(2 * replicas));
+        let stays = |told: &String| told.starts_with("gradients stay on the devices: ");
+        assert!(found.told.iter().all(stays), "{:?}", found.told);
+        assert_eq!(found.told.len(), replicas);
+    }
+    fake.assert_clean();
+}
+
 /// Between workers only: each has two devices of its own.
 #[test]
 fn two_workers_with_the_same_gpus_go_through_the_host_between_them() {
     let (fake, memory) = (Fake::new(""), HostMemory::default());
-    let found = workers(|_, builder| builder.replicas(2).nccl_reducers(memory.reducers(&fake)));
+    let found = workers(|_, builder| builder.replicas(2).device_reducers(memory.reducers(&fake)));
     for found in found {
         let found = found.unwrap();
         close(&found.weights, &expected(4));
@@ -156,7 +175,7 @@ fn two_workers_on_one_gpu_go_through_the_host(#[values(0, 64)] pack: usize) {
     let found = workers(|_, builder| {
         builder
             .communication_options(options(CommunicationImplementation::Auto, pack))
-            .nccl_reducers(memory.reducers(&fake))
+            .device_reducers(memory.reducers(&fake))
     });
     for found in found {
         let found = found.unwrap();
@@ -172,7 +191,7 @@ fn two_workers_on_one_gpu_go_through_the_host(#[values(0, 64)] pack: usize) {
 fn a_worker_without_nccl_is_named_to_all() {
     let (fake, memory) = (Fake::new(""), HostMemory::default());
     let found = workers(|worker, builder| match worker {
-        0 => builder.nccl_reducers(memory.reducers(&fake)),
+        0 => builder.device_reducers(memory.reducers(&fake)),
         _ => builder,
     });
     for found in found {
@@ -188,7 +207,7 @@ fn a_worker_without_nccl_is_named_to_all() {
     let found = workers(|worker, builder| match worker {
         0 => builder
             .communication_options(options(CommunicationImplementation::Nccl, 0))
-            .nccl_reducers(memory.reducers(&fake)),
+            .device_reducers(memory.reducers(&fake)),
         _ => builder,
     });
     for found in found {
@@ -214,7 +233,7 @@ fn ring_goes_through_the_host() {
     let found = workers(|worker, builder| {
         builder
             .communication_options(options(CommunicationImplementation::Ring, 0))
-            .nccl_reducers(memory.reducers_from(&fake, worker))
+            .device_reducers(memory.reducers_from(&fake, worker))
     });
     for found in found {
         let found = found.unwrap();
@@ -253,7 +272,7 @@ fn a_communicator_of_the_callers_goes_through_the_host() {
         let builder = MultiWorkerMirroredStrategy::builder();
         let builder = builder
             .communicator(Box::new(endpoint))
-            .nccl_reducers(reducers);
+            .device_reducers(reducers);
         std::thread::spawn(move || run(builder))
     });
     let threads: Vec<_> = threads.collect();

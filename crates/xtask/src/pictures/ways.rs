@@ -140,7 +140,7 @@ const GRADIENT: &[Row] = &[
             columns: (4, 5),
             mode: Mode::Devices,
             name: "DeviceReducer::all_reduce",
-            files: &["distribute-core/src/device_reduce/mod.rs"],
+            files: &["distribute-core/src/device/reducers.rs"],
             note: "by NCCL, or burn's own collective",
         },
         Node {

@@ -46,11 +46,11 @@ const UNSAFE_MODULES: &[(&str, &str)] = &[
         "memory of a GPU under types that the CPU does not have, and the driver's own count of it",
     ),
     (
-        "distribute-core/src/cuda/libraries.rs",
+        "crates/distribute-cuda/src/gpus/libraries.rs",
         "asks burn's bindings whether the system's loader finds the C libraries",
     ),
     (
-        "distribute-core/src/cuda/memory.rs",
+        "crates/distribute-cuda/src/gpus/memory.rs",
         "NCCL is told where tensors of burn's CUDA backend have their elements",
     ),
     (

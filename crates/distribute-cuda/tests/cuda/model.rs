@@ -7,8 +7,9 @@ use burn::nn::{Linear, LinearConfig, Relu};
 use burn::tensor::activation::log_softmax;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use distribute_core::{
-    LogicalDevice, Mirrored, PerReplica, ReduceOp, Result, Sgd, Strategy, StrategyExt, TrainState,
+    Mirrored, PerReplica, ReduceOp, Result, Sgd, Strategy, StrategyExt, TrainState,
 };
+use distribute_cuda::cuda;
 
 #[derive(Module, Debug)]
 pub struct Cnn {
@@ -77,7 +78,7 @@ pub fn batch(step: usize, range: std::ops::Range<usize>, device: &Device) -> Bat
 
 /// Whether there is a GPU that burn can use; says why not.
 pub fn has_gpu() -> bool {
-    match LogicalDevice::cuda(0).check() {
+    match cuda(0).check() {
         Ok(()) => true,
         Err(error) => {
             println!("SKIPPED: {error}");

@@ -1,8 +1,7 @@
 //! The same training as on the CPU.
 
-use distribute_core::{
-    LogicalDevice, MirroredStrategy, NcclAllReduce, OneDeviceStrategy, Strategy, TrainState,
-};
+use distribute_core::{MirroredStrategy, NcclAllReduce, OneDeviceStrategy, Strategy, TrainState};
+use distribute_cuda::{all_gpus, cuda};
 
 use crate::model::{Cnn, difference, has_gpu, state, train};
 use crate::odd_gradients::weights;
@@ -11,7 +10,7 @@ use crate::odd_gradients::weights;
 const TOLERANCE: f32 = 1e-3;
 
 fn on_gpu() -> MirroredStrategy {
-    let builder = MirroredStrategy::builder().devices([LogicalDevice::cuda(0)]);
+    let builder = MirroredStrategy::builder().devices([cuda(0)]);
     builder.build().expect("a GPU")
 }
 
@@ -51,7 +50,7 @@ fn one_device_is_the_same() {
     if !has_gpu() {
         return;
     }
-    let strategy = OneDeviceStrategy::new(LogicalDevice::cuda(0)).expect("a GPU");
+    let strategy = OneDeviceStrategy::new(cuda(0)).expect("a GPU");
     let (losses, _) = trained(&strategy);
     let (mirrored, _) = trained(&on_gpu());
     assert!(difference(&losses, &mirrored) < TOLERANCE);
@@ -91,7 +90,7 @@ fn several_gpus_give_what_one_gives() {
     if !has_gpu() {
         return;
     }
-    let gpus = LogicalDevice::all_gpus().expect("GPUs");
+    let gpus = all_gpus().expect("GPUs");
     if gpus.len() < 2 {
         println!("SKIPPED: one GPU, this needs two");
         return;

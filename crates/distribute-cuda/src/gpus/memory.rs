@@ -5,10 +5,10 @@ use burn::tensor::{DType, Tensor};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl_cuda::CudaRuntime;
 use cubecl_runtime::runtime::Runtime;
-use distribute_collectives::nccl::{DeviceBuffer, ElementType};
+use distribute_core::collectives::nccl::{DeviceBuffer, ElementType};
+use distribute_core::{Error, Result, TensorMemory};
 
 use super::unfused::Unfused;
-use crate::{Error, Result, TensorMemory};
 
 type Server = <CudaRuntime as Runtime>::Server;
 

@@ -4,7 +4,7 @@
 mod failures;
 mod gradients;
 mod model;
-#[path = "../odd_gradients/mod.rs"]
+#[path = "../../../../distribute-core/tests/odd_gradients/mod.rs"]
 mod odd_gradients;
 mod processes;
 mod training;

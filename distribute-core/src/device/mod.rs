@@ -2,13 +2,21 @@
 //!
 //! burn's flex backend knows one CPU device, a unit. A replica on `cpu:i` is therefore ours: a
 //! thread of its own that runs burn's single-threaded kernels. TensorFlow calls the same thing a
-//! logical device. `cuda:0`, `cuda:1`, ... are the GPUs, as the CUDA driver numbers the visible
-//! ones; a build without the feature `cuda` has no name for them.
+//! logical device. GPUs come from crates of their own, as a [`GpuKind`] each: `distribute-cuda` has
+//! `cuda:0`, `cuda:1`, ...
+
+mod gpu_kind;
+mod reducers;
+mod shared_group;
 
 use std::fmt;
 use std::str::FromStr;
 
 use burn::tensor::Device;
+
+pub use gpu_kind::GpuKind;
+pub use reducers::{DeviceReducer, DeviceReducers, DeviceReduction, JoinWorkers};
+pub(crate) use shared_group::{Joined, SharedGroup, with_handle};
 
 use crate::{Error, Result};
 
@@ -27,14 +35,9 @@ use crate::{Error, Result};
 pub enum LogicalDevice {
     /// A replica thread on the host's processors.
     Cpu(usize),
-    /// An NVIDIA GPU (feature `cuda`).
-    #[cfg(feature = "cuda")]
-    Cuda(usize),
+    /// The GPU with this number, of a kind that another crate brings.
+    Gpu(&'static dyn GpuKind, usize),
 }
-
-/// What is said about devices that a build does not have.
-#[cfg(not(feature = "cuda"))]
-pub(crate) const WITHOUT_CUDA: &str = "this build has no CUDA: build with --features cuda";
 
 impl LogicalDevice {
     /// The logical CPU device with this index.
@@ -47,25 +50,6 @@ impl LogicalDevice {
         (0..available_cores()).map(Self::Cpu).collect()
     }
 
-    /// The GPU with this number (feature `cuda`).
-    #[cfg(feature = "cuda")]
-    pub fn cuda(index: usize) -> Self {
-        Self::Cuda(index)
-    }
-
-    /// Every GPU of this machine (feature `cuda`).
-    ///
-    /// # Errors
-    /// [`BackendUnavailable`](distribute_collectives::CollectiveError::BackendUnavailable) with the
-    /// places that were searched, if there is no driver that works, or something else that burn's
-    /// CUDA backend loads is missing.
-    #[cfg(feature = "cuda")]
-    pub fn all_gpus() -> Result<Vec<Self>> {
-        Ok((0..crate::cuda::presence::available()?)
-            .map(Self::Cuda)
-            .collect())
-    }
-
     /// burn's device behind the name, without autodiff.
     ///
     /// For a GPU that is not there, burn panics at the first use of its device:
@@ -73,8 +57,7 @@ impl LogicalDevice {
     pub fn burn_device(self) -> Device {
         match self {
             Self::Cpu(_) => Device::flex(),
-            #[cfg(feature = "cuda")]
-            Self::Cuda(index) => Device::cuda(index),
+            Self::Gpu(kind, index) => kind.burn_device(index),
         }
     }
 
@@ -82,13 +65,8 @@ impl LogicalDevice {
     pub fn gpu_index(self) -> Option<usize> {
         match self {
             Self::Cpu(_) => None,
-            #[cfg(feature = "cuda")]
-            Self::Cuda(index) => Some(index),
+            Self::Gpu(_, index) => Some(index),
         }
-    }
-
-    pub(crate) fn is_gpu(self) -> bool {
-        self.gpu_index().is_some()
     }
 
     /// Refuses a device that is not there.
@@ -99,13 +77,41 @@ impl LogicalDevice {
     pub fn check(self) -> Result<()> {
         match self {
             Self::Cpu(_) => Ok(()),
-            #[cfg(feature = "cuda")]
-            Self::Cuda(index) => crate::cuda::presence::check(index),
+            Self::Gpu(kind, index) => kind.check(index),
         }
     }
 
-    pub(crate) fn check_all(devices: &[Self]) -> Result<()> {
-        devices.iter().try_for_each(|device| device.check())
+    /// Reads the name of a CPU device, as [`from_str`](Self::from_str) does, or that of a GPU of
+    /// one of these kinds. `gpu:0` is the first kind's.
+    ///
+    /// # Errors
+    /// The text is not such a name; the error says which there are.
+    pub fn parse(text: &str, gpus: &[&'static dyn GpuKind]) -> Result<Self> {
+        let unknown = || {
+            let names = gpus.iter().map(|kind| kind.name());
+            let gpus: String = names
+                .map(|name| format!(" and {name}:0, {name}:1, ..."))
+                .collect();
+            Error::invalid(format!(
+                "unknown device `{text}`: this build knows cpu:0, cpu:1, ...{gpus} (one replica \
+                 each), also as /cpu:0 or /device:CPU:0"
+            ))
+        };
+        let (name, index) = kind_and_index(text)?.ok_or_else(unknown)?;
+        let mut gpus = gpus.iter();
+        if let Some(kind) = gpus.find(|kind| name == "gpu" || name == kind.name()) {
+            return Ok(Self::Gpu(*kind, index));
+        }
+        match name.as_str() {
+            "cpu" => Ok(Self::Cpu(index)),
+            "cuda" | "gpu" => Err(Error::invalid(format!(
+                "{text}: this build has no CUDA: build with --features cuda"
+            ))),
+            "tpu" => Err(Error::invalid(format!(
+                "{text}: TPU cores are replicas of `TpuStrategy` (train --strategy tpu)"
+            ))),
+            _ => Err(unknown()),
+        }
     }
 }
 
@@ -118,8 +124,7 @@ impl fmt::Display for LogicalDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Cpu(index) => write!(f, "cpu:{index}"),
-            #[cfg(feature = "cuda")]
-            Self::Cuda(index) => write!(f, "cuda:{index}"),
+            Self::Gpu(kind, index) => write!(f, "{}:{index}", kind.name()),
         }
     }
 }
@@ -128,30 +133,10 @@ impl FromStr for LogicalDevice {
     type Err = Error;
 
     /// Reads `cpu:0`, and TensorFlow's spellings of it: `CPU:0`, `/cpu:0`, `/device:CPU:0`,
-    /// `/job:localhost/replica:0/task:0/device:CPU:0`. `gpu:0` is `cuda:0`.
+    /// `/job:localhost/replica:0/task:0/device:CPU:0`. Names of GPUs are read by
+    /// [`parse`](Self::parse), which the crates that bring GPUs call: `distribute_cuda::parse`.
     fn from_str(text: &str) -> Result<Self> {
-        let unknown = || {
-            let gpus = match cfg!(feature = "cuda") {
-                true => " and cuda:0, cuda:1, ...",
-                false => "",
-            };
-            Error::invalid(format!(
-                "unknown device `{text}`: this build knows cpu:0, cpu:1, ...{gpus} (one replica \
-                 each), also as /cpu:0 or /device:CPU:0"
-            ))
-        };
-        let (kind, index) = kind_and_index(text)?.ok_or_else(unknown)?;
-        match kind.as_str() {
-            "cpu" => Ok(Self::Cpu(index)),
-            #[cfg(feature = "cuda")]
-            "cuda" | "gpu" => Ok(Self::Cuda(index)),
-            #[cfg(not(feature = "cuda"))]
-            "cuda" | "gpu" => Err(Error::invalid(format!("{text}: {WITHOUT_CUDA}"))),
-            "tpu" => Err(Error::invalid(format!(
-                "{text}: TPU cores are replicas of `TpuStrategy` (train --strategy tpu)"
-            ))),
-            _ => Err(unknown()),
-        }
+        Self::parse(text, &[])
     }
 }
 
@@ -241,5 +226,56 @@ mod tests {
                 Err(error) => assert!(error.to_string().contains("no CUDA"), "{error}"),
             }
         }
+    }
+
+    #[derive(Debug)]
+    struct Named(&'static str);
+
+    impl GpuKind for Named {
+        fn name(&self) -> &'static str {
+            self.0
+        }
+
+        fn burn_device(&self, _: usize) -> Device {
+            Device::flex()
+        }
+
+        fn check(&self, _: usize) -> Result<()> {
+            Ok(())
+        }
+
+        fn reducers(
+            &self,
+            _: DeviceReduction,
+            _: std::time::Duration,
+        ) -> std::sync::Arc<dyn DeviceReducers> {
+            unreachable!("nothing is reduced")
+        }
+    }
+
+    #[test]
+    fn gpus_are_read_by_the_names_of_their_kinds() {
+        let kinds: [&'static dyn GpuKind; 2] = [&Named("cuda"), &Named("rocm")];
+        let read = |text: &str| LogicalDevice::parse(text, &kinds);
+        for (text, name) in [
+            ("cuda:1", "cuda:1"),
+            ("/device:GPU:1", "cuda:1"),
+            ("ROCm:2", "rocm:2"),
+            ("cpu:3", "cpu:3"),
+        ] {
+            assert_eq!(read(text).unwrap().to_string(), name);
+        }
+        assert_eq!(
+            read("gpu:1").unwrap(),
+            LogicalDevice::Gpu(&Named("cuda"), 1)
+        );
+        assert_ne!(read("rocm:1").unwrap(), read("cuda:1").unwrap());
+        let mut order = ["rocm:0", "cuda:1", "cpu:9", "cuda:0"].map(|text| read(text).unwrap());
+        order.sort();
+        let order = order.map(|device| device.to_string());
+        assert_eq!(order, ["cpu:9", "cuda:0", "cuda:1", "rocm:0"]);
+        let error = read("xpu:0").unwrap_err().to_string();
+        let known = "cpu:0, cpu:1, ... and cuda:0, cuda:1, ... and rocm:0, rocm:1, ... (one";
+        assert!(error.contains(known), "{error}");
     }
 }

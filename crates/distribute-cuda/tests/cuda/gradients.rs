@@ -4,9 +4,10 @@
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
 use distribute_core::{
-    Adam, Error, Gradients, HierarchicalCopy, LogicalDevice, Mirrored, MirroredStrategy,
-    NcclAllReduce, ReduceOp, ReplicaContext, Result, Strategy, StrategyExt, TrainState,
+    Adam, Error, Gradients, HierarchicalCopy, Mirrored, MirroredStrategy, NcclAllReduce, ReduceOp,
+    ReplicaContext, Result, Strategy, StrategyExt, TrainState,
 };
+use distribute_cuda::{all_gpus, cuda};
 
 use crate::model::{difference, has_gpu};
 use crate::odd_gradients::{Batch, Odd, batches, weights};
@@ -117,7 +118,7 @@ fn compare(configure: Configure, how: How) {
     if !has_gpu() {
         return;
     }
-    if LogicalDevice::all_gpus().expect("GPUs").len() < 2 {
+    if all_gpus().expect("GPUs").len() < 2 {
         println!("SKIPPED: one GPU");
         return;
     }
@@ -126,7 +127,7 @@ fn compare(configure: Configure, how: How) {
         .build()
         .expect("CPUs");
     let expected = train(&cpus, configure, how);
-    let gpus = [LogicalDevice::cuda(0), LogicalDevice::cuda(1)];
+    let gpus = [cuda(0), cuda(1)];
     let on = || MirroredStrategy::builder().devices(gpus);
     let all = [
         ("host", on().cross_device_ops(HierarchicalCopy::default())),

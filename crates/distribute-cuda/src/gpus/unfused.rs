@@ -10,8 +10,7 @@ use burn_cubecl::tensor::CubeTensor;
 use burn_fusion::custom::StreamId;
 use burn_fusion::{Client, Fusion, FusionBackend, NoOp};
 use burn_ir::{InitOperationIr, OperationIr};
-
-use crate::{Error, Result};
+use distribute_core::{Error, Result};
 
 /// A backend whose float tensors have, or will have, their elements in a [`CubeTensor`].
 pub(super) trait Unfused: Backend {

@@ -5,11 +5,11 @@
 
 use std::path::Path;
 
-use distribute_collectives::CollectiveError;
-use distribute_collectives::nccl::{NcclOptions, NcclUnavailable, Searched, driver};
+use distribute_core::collectives::CollectiveError;
+use distribute_core::collectives::nccl::{NcclOptions, NcclUnavailable, Searched, driver};
+use distribute_core::{Error, Result};
 
 use super::libraries;
-use crate::error::{Error, Result};
 
 fn unavailable(reason: String, searched: Vec<Searched>) -> Error {
     Error::Collective(CollectiveError::BackendUnavailable {
@@ -22,26 +22,21 @@ fn unavailable(reason: String, searched: Vec<Searched>) -> Error {
 /// As an error of the driver, not of NCCL.
 fn of_driver(error: NcclUnavailable) -> Error {
     let reason = error.to_string();
-    match error {
-        NcclUnavailable::Absent { searched, .. } => unavailable(reason, searched),
-        _ => unavailable(reason, Vec::new()),
-    }
+    let searched = match error {
+        NcclUnavailable::Absent { searched, .. } => searched,
+        _ => Vec::new(),
+    };
+    unavailable(reason, searched)
 }
 
 /// The number of GPUs that burn can use.
 ///
 /// # Errors
 /// A library is missing, or the driver does not work.
-pub(crate) fn available() -> Result<usize> {
+pub(super) fn available() -> Result<usize> {
     let found = driver(&NcclOptions::new(0)).map_err(of_driver)?;
-    for (library, what) in [
-        ("cuda", libraries::has_driver()),
-        ("nvrtc", libraries::has_compiler()),
-    ] {
-        if !what {
-            return Err(not_loaded(library));
-        }
-    }
+    check_library("cuda")?;
+    check_library("nvrtc")?;
     check_headers()?;
     Ok(found.devices.len())
 }
@@ -50,7 +45,7 @@ pub(crate) fn available() -> Result<usize> {
 ///
 /// # Errors
 /// As [`available`], and a number that no GPU has.
-pub(crate) fn check(index: usize) -> Result<()> {
+pub(super) fn check(index: usize) -> Result<()> {
     let count = available()?;
     if index < count {
         return Ok(());
@@ -62,32 +57,28 @@ pub(crate) fn check(index: usize) -> Result<()> {
     Err(of_driver(error))
 }
 
-/// A library that burn's bindings do not find by their names.
-fn not_loaded(library: &str) -> Error {
+/// Refuses a library that burn's bindings do not find: `cuda`, the driver, `nvrtc`, the run-time
+/// compiler, or `nccl`, for which they look by other names than `distribute-collectives` does:
+/// never for `libnccl.so.2`.
+///
+/// # Errors
+/// They do not find it.
+pub(super) fn check_library(library: &str) -> Result<()> {
+    if libraries::is_there(library) {
+        return Ok(());
+    }
     let names = cudarc::get_lib_name_candidates(library).into_iter();
     let searched = names.map(|path| Searched {
         path,
         reason: "the system's loader does not find it".to_string(),
     });
-    unavailable(
+    Err(unavailable(
         format!(
             "burn does not find lib{library} by the names that it looks for; install CUDA, or put a \
              folder where the library has one of them into LD_LIBRARY_PATH (docs/gpu.md)"
         ),
         searched.collect(),
-    )
-}
-
-/// burn's collective needs an NCCL that its bindings find, which look for other names than this
-/// library does: never for `libnccl.so.2`.
-///
-/// # Errors
-/// They do not find it.
-pub(super) fn check_burn_nccl() -> Result<()> {
-    match libraries::has_nccl() {
-        true => Ok(()),
-        false => Err(not_loaded("nccl")),
-    }
+    ))
 }
 
 /// The compiler reads CUDA's headers at run time. Without them kernels fail on a thread of burn's,

@@ -5,7 +5,8 @@ use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 
 use distribute_core::cluster::{Cluster, ClusterSpec, SimpleResolver};
-use distribute_core::{LogicalDevice, MirroredStrategy, MultiWorkerMirroredStrategy, Strategy};
+use distribute_core::{MirroredStrategy, MultiWorkerMirroredStrategy, Strategy};
+use distribute_cuda::cuda;
 
 use crate::model::{difference, has_gpu, state, train};
 use crate::odd_gradients::weights;
@@ -38,7 +39,7 @@ fn a_worker_of_another_test() {
         .expect("a cluster");
     let strategy = MultiWorkerMirroredStrategy::builder()
         .cluster(cluster)
-        .devices([LogicalDevice::cuda(0)])
+        .devices([cuda(0)])
         .build()
         .expect("the other worker");
     let told = strategy.device_reduction().join("; ");
@@ -95,7 +96,7 @@ fn two_processes_on_one_gpu_train_to_the_weights_of_one() {
     let found: Vec<Vec<f32>> = found.collect();
     assert_eq!(found[0], found[1], "the workers' weights differ");
     let strategy = MirroredStrategy::builder()
-        .devices([LogicalDevice::cuda(0)])
+        .devices([cuda(0)])
         .build()
         .expect("a GPU");
     let mut state = state(&strategy).expect("a state");

@@ -4,9 +4,7 @@ use std::sync::Arc;
 
 use burn::tensor::distributed::{ReduceOperation, all_reduce};
 use burn::tensor::{Device, Tensor};
-use distribute_collectives::ReduceOp;
-
-use crate::{DeviceReducer, DeviceReducers, Error, LogicalDevice, Result};
+use distribute_core::{DeviceReducer, DeviceReducers, Error, LogicalDevice, ReduceOp, Result};
 
 /// Reducers over burn's collective, which is NCCL in burn's own streams.
 ///
@@ -15,7 +13,7 @@ use crate::{DeviceReducer, DeviceReducers, Error, LogicalDevice, Result};
 /// not come is found by the exchange through the host that goes before, and one that is lost after
 /// that makes the others wait.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct BurnReducers;
+pub(super) struct BurnReducers;
 
 struct BurnReducer {
     devices: Arc<[Device]>,
@@ -24,7 +22,7 @@ struct BurnReducer {
 impl DeviceReducers for BurnReducers {
     fn connect(&self, devices: &[LogicalDevice], _: u64) -> Result<Vec<Box<dyn DeviceReducer>>> {
         // burn panics in the first step otherwise.
-        super::presence::check_burn_nccl()?;
+        super::presence::check_library("nccl")?;
         let all: Arc<[Device]> = devices.iter().map(|device| device.burn_device()).collect();
         let reducers = devices.iter().map(|_| {
             let devices = Arc::clone(&all);

@@ -1,14 +1,15 @@
 //! Machines without a GPU are told so by an error, before burn is asked.
 
 use distribute_core::collectives::CollectiveError;
-use distribute_core::{Error, LogicalDevice, MirroredStrategy, MultiWorkerMirroredStrategy};
+use distribute_core::{Error, MirroredStrategy, MultiWorkerMirroredStrategy};
+use distribute_cuda::{cuda, parse};
 
 /// Also on machines with GPUs: none has so many.
 #[test]
 fn a_gpu_that_is_not_there_is_an_error() {
-    let gpu = LogicalDevice::cuda(4000);
+    let gpu = cuda(4000);
     assert_eq!(
-        (gpu.to_string(), "cuda:4000".parse().unwrap()),
+        (gpu.to_string(), parse("cuda:4000").unwrap()),
         ("cuda:4000".to_string(), gpu)
     );
     let mirrored = MirroredStrategy::builder().devices([gpu]).build().map(drop);

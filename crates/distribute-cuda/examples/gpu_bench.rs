@@ -11,9 +11,10 @@ use std::time::Instant;
 
 use burn::optim::{GradientsParams, SgdConfig};
 use distribute_core::{
-    Device, LogicalDevice, Mirrored, MirroredStrategy, OneDeviceStrategy, PerReplica, Result,
-    Strategy, StrategyExt, TrainState,
+    Device, Mirrored, MirroredStrategy, OneDeviceStrategy, PerReplica, Result, Strategy,
+    StrategyExt, TrainState,
 };
+use distribute_cuda::cuda;
 use model::{Batch, Cnn, batch};
 
 /// Batches that every contender cycles through; on the device before the clock starts.
@@ -65,7 +66,7 @@ fn median(values: &mut [f64]) -> f64 {
 }
 
 fn main() -> Result<()> {
-    let gpu = LogicalDevice::cuda(0);
+    let gpu = cuda(0);
     let mut out = std::io::stdout().lock();
     if let Err(error) = gpu.check() {
         let _ = writeln!(out, "SKIPPED: {error}");
