@@ -5,6 +5,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use burn::tensor::DType;
 use distribute_collectives::flight_record::FlightRecordError;
 use distribute_collectives::{CollectiveError, ReduceOp};
 
@@ -429,6 +430,19 @@ impl Error {
     /// Wraps an error of a data source.
     pub fn input(error: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         Self::Input(Arc::from(error.into()))
+    }
+
+    pub(crate) fn shape(op: &'static str, expected: &[usize], found: &[usize]) -> Self {
+        Self::Shape {
+            op,
+            expected: expected.to_vec(),
+            found: found.to_vec(),
+        }
+    }
+
+    pub(crate) fn dtype(op: &'static str, dtype: DType) -> Self {
+        let dtype = dtype.name().to_string();
+        Self::DType { op, dtype }
     }
 
     pub(crate) fn host_read(what: impl fmt::Display) -> Self {

@@ -137,7 +137,7 @@ pub trait RemoteState: Send + Sync + Debug {
     fn restore(&self, tensors: &BTreeMap<String, TensorData>, step: u64) -> Result<()>;
 }
 
-/// What is done to a variable in a store.
+/// What an update does with a variable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RemoteChange {
     /// It becomes the value.

@@ -12,19 +12,13 @@ pub(crate) struct GradientLeaf<'a> {
     gradient: &'a mut Residence,
 }
 
-impl GradientLeaf<'_> {
-    fn host(&self) -> Result<&TensorData> {
-        self.gradient.host(&Shape::from(self.spec.shape.clone()))
-    }
-}
-
 impl Leaf for GradientLeaf<'_> {
     fn spec(&self) -> TensorSpec {
         self.spec.clone()
     }
 
     fn data(&self) -> Result<TensorData> {
-        self.host().cloned()
+        self.gradient.host().cloned()
     }
 
     fn set_data(&mut self, data: TensorData) -> Result<()> {
@@ -49,26 +43,21 @@ impl Leaf for GradientLeaf<'_> {
 
     fn take(&mut self) -> Result<TensorData> {
         if let Residence::Captured(_) | Residence::Compiled = self.gradient {
-            self.host()?;
+            self.gradient.host()?;
         }
         let nothing = Residence::Host(empty(self.spec.dtype));
         let gradient = std::mem::replace(self.gradient, nothing);
-        gradient.into_host(&Shape::from(self.spec.shape.clone()))
+        gradient.into_host()
     }
 
     fn put(&mut self, data: TensorData) -> Result<()> {
         if data.shape()[..] != self.spec.shape[..] {
-            return Err(Error::Shape {
-                op: "put a gradient back: it has the shape of its parameter",
-                expected: self.spec.shape.clone(),
-                found: data.shape().to_vec(),
-            });
+            let op = "put a gradient back: it has the shape of its parameter";
+            return Err(Error::shape(op, &self.spec.shape, data.shape()));
         }
         if data.dtype() != self.spec.dtype {
-            return Err(Error::DType {
-                op: "put a gradient back: it has the type of its parameter",
-                dtype: data.dtype().name().to_string(),
-            });
+            let op = "put a gradient back: it has the type of its parameter";
+            return Err(Error::dtype(op, data.dtype()));
         }
         self.set_data(data)
     }

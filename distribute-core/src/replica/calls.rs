@@ -5,6 +5,7 @@ use burn::tensor::TensorData;
 
 use super::link::Link;
 use crate::nest::different_structure;
+use crate::workers::encoding;
 use crate::{Error, Result};
 
 /// Compares the shapes of what the replicas pass to a collective call, and a number that says
@@ -17,12 +18,10 @@ pub(super) fn compare_shapes(
     leaves: &[TensorData],
     at: impl FnOnce(usize, Error) -> Error,
 ) -> Result<()> {
-    let mut mine = vec![i64::try_from(call).map_err(Error::internal)?];
-    for size in leaves.iter().flat_map(|leaf| {
-        let rank = std::iter::once(leaf.rank());
-        rank.chain(leaf.shape().iter().copied())
-    }) {
-        mine.push(i64::try_from(size).map_err(Error::internal)?);
+    let mut mine = vec![call as i64];
+    for leaf in leaves {
+        mine.push(leaf.rank() as i64);
+        mine.extend(leaf.shape().iter().map(|size| *size as i64));
     }
     let all = link.all_gather(&mine)?;
     let expected = &all[0];
@@ -70,31 +69,15 @@ fn different_shapes(
     found: &[i64],
     at: impl FnOnce(usize, Error) -> Error,
 ) -> Error {
+    let shapes = |flat| encoding::lists(flat).unwrap_or_default();
+    let sizes = |shape: &[i64]| shape.iter().map(|size| *size as usize).collect::<Vec<_>>();
     let (expected, found) = (shapes(expected), shapes(found));
     let mut pairs = expected.iter().zip(&found).enumerate();
     match pairs.find(|(_, (a, b))| a != b) {
         Some((index, (expected, found))) if expected.len() + found.len() > 0 => {
-            let error = Error::Shape {
-                op: "all_reduce: the replicas passed different shapes",
-                expected: expected.clone(),
-                found: found.clone(),
-            };
-            at(index, error)
+            let op = "all_reduce: the replicas passed different shapes";
+            at(index, Error::shape(op, &sizes(expected), &sizes(found)))
         }
         _ => different_structure(),
     }
-}
-
-fn shapes(mut encoded: &[i64]) -> Vec<Vec<usize>> {
-    let mut shapes = Vec::new();
-    while let Some((rank, rest)) = encoded.split_first() {
-        let rank = usize::try_from(*rank).unwrap_or(0).min(rest.len());
-        let (dimensions, rest) = rest.split_at(rank);
-        let dimensions = dimensions
-            .iter()
-            .map(|size| usize::try_from(*size).unwrap_or(0));
-        shapes.push(dimensions.collect());
-        encoded = rest;
-    }
-    shapes
 }

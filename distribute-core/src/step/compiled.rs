@@ -50,7 +50,7 @@ where
                 scope::with_step(|notes| notes.batch.clone_from(&capture.batch_facts));
                 step(&ctx, A::captured_item(&mut captured)?).map_err(translated)?
             };
-            check_recorded(&trace)?;
+            trace.check()?;
             A::collect(&mut captured, &mut capture)?;
             Plan::new(capture, result)
         };
@@ -166,23 +166,6 @@ impl<F: FnMut(Capture) -> Result<Plan>> Capturing<'_, F> {
         })?;
         Ok(plan.finish(graph, self.num_replicas, tracing.generation(), call))
     }
-}
-
-/// Refuses what the one program of all replicas cannot do as the step did it.
-fn check_recorded(trace: &Trace) -> Result<()> {
-    if trace.replica_id_used() && trace.num_replicas() > 1 {
-        let instead = "one program serves all replicas; `ctx.replica_id_tensor()` is the number \
-                       as a tensor";
-        return Err(Error::not_compilable("`ctx.replica_id()`", instead));
-    }
-    trace.refuse_draws_on_host()?;
-    if trace.step_was_read() {
-        tracing::warn!(
-            "the step reads the number of updates while it is captured: the compiled program \
-             keeps the number of this call"
-        );
-    }
-    Ok(())
 }
 
 /// Runs a program and puts its results where they belong.

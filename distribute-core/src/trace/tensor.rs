@@ -133,7 +133,9 @@ pub(crate) fn read_error(error: impl std::error::Error + Send + Sync + 'static) 
     }
 }
 
-/// Shape of a captured tensor, for burn's types.
-pub(super) fn shape_of(spec: &TensorSpec) -> Shape {
-    Shape::from(spec.shape.clone())
+/// For burn's types.
+impl From<&TensorSpec> for Shape {
+    fn from(spec: &TensorSpec) -> Self {
+        Self::from(spec.shape.clone())
+    }
 }

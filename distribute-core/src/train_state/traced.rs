@@ -18,7 +18,7 @@ use crate::trace::{CapturedTensor, Coefficients, Fingerprint, HostState, TensorS
 use crate::{Error, Gradients, Leaf, LeafVisitor, Mirrored, NestPath, ReplicaContext, Result};
 
 /// What a state knows while it is captured.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(super) struct Captured {
     trace: Arc<Trace>,
     /// Of the training states of the arguments, in order.
@@ -192,13 +192,12 @@ impl<M: Module + 'static> TrainState<M> {
 
 impl<M: Module + 'static> HostState for TrainState<M> {
     fn fingerprint(&self, key: &mut dyn Fingerprint) {
+        let (waiting, of) = self.accumulation();
         key.fixed(format_args!(
-            "{} {} clip {:?} accumulate {}/{}",
+            "{} {} clip {:?} accumulate {waiting}/{of}",
             self.optimizer.name(),
             self.optimizer.config(),
             self.clip_norm,
-            self.accumulated.as_ref().map_or(0, |(count, _)| *count),
-            self.accumulation_steps,
         ));
     }
 
@@ -207,10 +206,7 @@ impl<M: Module + 'static> HostState for TrainState<M> {
             optimizer: Arc::clone(&self.optimizer),
             learning_rate: self.learning_rate,
             step: self.step,
-            waiting: self
-                .accumulated
-                .as_ref()
-                .map_or(0, |(count, _)| *count as u64),
+            position: self.position(),
         })
     }
 
@@ -269,7 +265,7 @@ struct Numbers {
     optimizer: Arc<dyn Optimizer>,
     learning_rate: f64,
     step: u64,
-    waiting: u64,
+    position: u64,
 }
 
 impl Coefficients for Numbers {
@@ -280,6 +276,6 @@ impl Coefficients for Numbers {
     }
 
     fn position(&self) -> u64 {
-        (self.step << 16) | self.waiting
+        self.position
     }
 }
