@@ -216,3 +216,56 @@ fn compressed_values_are_rounded_on_the_wire_only() {
         }
     });
 }
+
+/// Two workers push at once to several servers: what is told to be refused is applied nowhere,
+/// what is told to be applied is applied everywhere, and never staler than the bound.
+#[test]
+fn an_update_of_several_servers_is_refused_by_all_or_by_none() {
+    for (servers, bound, workers) in [(2, 0, 2), (3, 1, 3), (2, 2, 4)] {
+        within_limit(move || {
+            let mut cluster = Cluster::with(servers, bounded(bound, StalenessPolicy::Refuse));
+            let shards = servers + 1;
+            let w = cluster.variable("w", shards, floats(&[12], |_| 0.0), sgd(1.0));
+            let rounds = 150;
+            let applied: usize = std::thread::scope(|scope| {
+                let work = |worker: u64| {
+                    let (client, w, cluster) = (cluster.worker(), w.clone(), &cluster);
+                    scope.spawn(move || {
+                        let mut applied = 0;
+                        for round in 0..rounds {
+                            let pulled = client.pull(std::slice::from_ref(&w), &[], None).unwrap();
+                            let base = [pulled[0].versions.clone()];
+                            let gradient = Gradient::Dense(floats(&[12], |_| -1.0));
+                            let id = cluster.id(1 + worker * rounds + round);
+                            match client.push(id, vec![(w.clone(), gradient)], &base) {
+                                Ok(done) => {
+                                    assert_eq!(done.applied, shards);
+                                    let after = done.versions[0].0.iter();
+                                    for (after, base) in after.zip(&base[0].0) {
+                                        assert!(after - 1 - base <= bound, "{after} {base}");
+                                    }
+                                    applied += 1;
+                                }
+                                Err(PsError::Stale { lag, .. }) => assert!(lag > bound),
+                                Err(other) => panic!("{other}"),
+                            }
+                        }
+                        applied
+                    })
+                };
+                let threads: Vec<_> = (0..workers).map(work).collect();
+                threads.into_iter().map(|it| it.join().unwrap()).sum()
+            });
+            assert!(applied >= 1);
+            let pulled = cluster
+                .client
+                .pull(std::slice::from_ref(&w), &[], None)
+                .unwrap();
+            assert_eq!(pulled[0].updates.0, vec![applied as u64; shards]);
+            assert_eq!(
+                values(&cluster.client.read("w").unwrap()),
+                [applied as f32; 12]
+            );
+        });
+    }
+}

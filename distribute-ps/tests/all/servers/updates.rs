@@ -1,7 +1,12 @@
 //! What pushes, pulls and assignments do.
 
-use distribute_core::TensorData;
-use distribute_ps::{Gradient, PsError};
+use burn::tensor::DType;
+use distribute_core::optim::{Coefficient, Optimizer};
+use distribute_core::{Tensor, TensorData};
+use distribute_ps::{
+    ClientOptions, Gradient, OptimizerSpec, PsError, RunOptions, ServerOptions, VariableSpec,
+    Versions,
+};
 use proptest::prelude::*;
 
 use super::common::{Cluster, adam, floats, sgd, values, within_limit};
@@ -279,5 +284,123 @@ fn a_push_without_an_optimizer_is_refused() {
             .push(cluster.id(0), vec![(plain, gradient)], &[])
             .unwrap_err();
         assert!(matches!(&error, PsError::InvalidArgument { what } if what.contains("plain")));
+    });
+}
+
+/// Adds the gradient; fails on one above 100.
+#[derive(Debug)]
+struct Brittle;
+
+impl Optimizer for Brittle {
+    fn name(&self) -> &'static str {
+        "brittle"
+    }
+
+    fn slots(&self) -> &'static [&'static str] {
+        &["sum"]
+    }
+
+    fn learning_rate(&self) -> f64 {
+        1.0
+    }
+
+    fn config(&self) -> serde_json::Value {
+        serde_json::json!({})
+    }
+
+    fn coefficients(&self, _: f64, _: u64) -> Vec<f64> {
+        Vec::new()
+    }
+
+    fn update(
+        &self,
+        _: &[Coefficient],
+        parameter: Tensor<1>,
+        gradient: Tensor<1>,
+        slots: Vec<Tensor<1>>,
+    ) -> distribute_core::Result<(Tensor<1>, Vec<Tensor<1>>)> {
+        let largest = gradient.clone().max().into_scalar::<f32>();
+        if largest > 100.0 {
+            return Err(distribute_core::Error::invalid("brittle: too large"));
+        }
+        let slots = slots.into_iter().map(|slot| slot + gradient.clone());
+        Ok((parameter + gradient.clone(), slots.collect()))
+    }
+}
+
+/// What fails in the last piece of the last variable leaves all as it was: the same update, sent
+/// again, is applied everywhere, once.
+#[test]
+fn a_push_whose_optimizer_fails_half_way_changes_nothing() {
+    /// More than one piece.
+    const COUNT: usize = (1 << 20) / 4 * 2 + 5;
+    for synchronous in [None, Some(1), Some(2)] {
+        within_limit(move || {
+            let options = ServerOptions::default()
+                .optimizer("brittle", |_| Ok(std::sync::Arc::new(Brittle) as _));
+            let mut rules = RunOptions::default();
+            rules.synchronous = synchronous;
+            let mut cluster = Cluster::start(1, rules, options, ClientOptions::default());
+            let plain = cluster.variable("plain", 1, floats(&[4], |_| 0.0), sgd(1.0));
+            let spec = Some(OptimizerSpec::of(&Brittle as &dyn Optimizer));
+            let brittle = cluster.variable("brittle", 2, floats(&[COUNT], |_| 0.0), spec);
+            let variables = [plain.clone(), brittle.clone()];
+            let versions = || -> Vec<Versions> {
+                let pulled = cluster.client.pull(&variables, &[], None).unwrap();
+                pulled.into_iter().map(|pulled| pulled.versions).collect()
+            };
+            let base = versions();
+            let push = |closure, last: f32| {
+                let of_brittle = floats(&[COUNT], |at| if at + 1 == COUNT { last } else { 1.0 });
+                let gradients = vec![
+                    (plain.clone(), Gradient::Dense(floats(&[4], |_| -1.0))),
+                    (brittle.clone(), Gradient::Dense(of_brittle)),
+                ];
+                cluster.client.push(cluster.id(closure), gradients, &base)
+            };
+            // The other gradients of the round, which stay in it.
+            let before = synchronous.unwrap_or(1) as u64 - 1;
+            for closure in 0..before {
+                assert_eq!(push(closure, 1.0).unwrap().accumulated, 3);
+            }
+            for _ in 0..2 {
+                let error = push(before, 1000.0).unwrap_err();
+                assert!(error.to_string().contains("too large"), "{error}");
+                assert_eq!(versions(), base, "{synchronous:?}");
+                assert_eq!(values(&cluster.client.read("plain").unwrap()), [0.0; 4]);
+                let brittle = values(&cluster.client.read("brittle").unwrap());
+                assert!(brittle.iter().all(|value| *value == 0.0));
+            }
+            assert_eq!(push(before, 1.0).unwrap().applied, 3);
+            assert_eq!(push(before, 1.0).unwrap().already_applied, 3);
+            assert_eq!(values(&cluster.client.read("plain").unwrap()), [1.0; 4]);
+            let brittle = values(&cluster.client.read("brittle").unwrap());
+            assert!(brittle.iter().all(|value| *value == 1.0));
+        });
+    }
+}
+
+/// An assignment that is refused may come again.
+#[test]
+fn an_assignment_before_there_is_a_value_leaves_no_id() {
+    within_limit(|| {
+        let mut cluster = Cluster::new(1);
+        let spec = VariableSpec {
+            name: "late".to_string(),
+            shape: vec![4],
+            dtype: DType::F32,
+            optimizer: None,
+        };
+        let placement = cluster.place(&[4], 2);
+        let late = cluster.client.create(&spec, &placement).unwrap();
+        let add = |closure| {
+            let one = floats(&[4], |_| 1.0);
+            cluster.client.assign_add(cluster.id(closure), &late, one)
+        };
+        assert!(matches!(add(0), Err(PsError::Uninitialized { .. })));
+        let zero = floats(&[4], |_| 0.0);
+        cluster.client.initialize(&late, zero).unwrap();
+        assert_eq!(add(0).unwrap().applied, 2);
+        assert_eq!(values(&cluster.client.read("late").unwrap()), [1.0; 4]);
     });
 }
